@@ -24,7 +24,7 @@ from megatron.vlm.arguments import parse_arguments
 from megatron.vlm.data.loader import Packs as Loaded
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pretrain import Trainer, train
-from megatron.vlm.single import alone_unless_told
+from megatron.vlm.single import set_single_rank
 from omnibal_ext.chain import KIND_OF, TIMED_PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
@@ -102,7 +102,7 @@ def run_trainer(model: str, packs: Packs, an_iteration: int, iterations: int, fo
     metrics, began = folder / "metrics.jsonl", time.perf_counter()
     words = ["--model", model, "--lr", "1e-4", "--train-iters", str(iterations), "--log-interval", "1", *AS_TRAINED]
     words += ["--global-batch-size", str(an_iteration), "--metrics-file", str(metrics), "--timelines", "3", *flags]
-    alone_unless_told()
+    set_single_rank()
     with _megatron_as_it_was(), _asked(words):
         inputs = parse_arguments(words)
         platform.take_device()

@@ -30,7 +30,7 @@ from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.executor import Executor, image_edges
 from megatron.vlm.pipeline.weight_gradients import Linear
 from megatron.vlm.profiling.kept import KeptBytes
-from megatron.vlm.profiling.profiler import Job, profile_on_this_machine
+from megatron.vlm.profiling.profiler import ProfileJob, profile_on_this_machine
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
@@ -49,7 +49,7 @@ def measure(shape: Shape, order: dict[str, Any]) -> Any:
     presets.PRESETS[shape.name] = shape.architecture
     if "cases" in order:
         return _train_all(shape, order)
-    job = Job(
+    job = ProfileJob(
         shape.name, shape.vit_budget, shape.llm_budget, steps=order["steps"], data_parallel=order["data_parallel"],
         frozen=tuple(order["frozen"]),
     )  # fmt: skip

@@ -126,7 +126,7 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
         grids=tuple(grid for grid, one in zip(pack.grids, own, strict=False) if one),
         pack=pack.pack,
         units=units,
-        own=tuple(own),
+        encodes=tuple(own),
     )
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 
 from megatron.vlm.data.media import films, images, tiles
 from megatron.vlm.data.rejects import RejectCount, Rejected
-from megatron.vlm.monitoring import mishaps
-from megatron.vlm.monitoring.mishaps import BadSamples, BadSteps, Hosts
+from megatron.vlm.monitoring import bad_samples
+from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps, Hosts
 from megatron.vlm.preprocessing import chat, record_media
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.costs.measured import EFFICIENCIES, _device
@@ -45,9 +45,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder; limits that are large are made small."""
     monkeypatch.setattr(chat, "MAX_CHARACTERS", 50)
     monkeypatch.setattr(images, "MAX_SIDE", 40)
-    monkeypatch.setattr(mishaps, "print_rank_0", lambda _: None)
-    monkeypatch.setattr(mishaps.dist, "get_world_size", lambda: 1)
-    monkeypatch.setattr(mishaps.dist, "all_gather_object", lambda out, mine: out.__setitem__(0, mine))
+    monkeypatch.setattr(bad_samples, "print_rank_0", lambda _: None)
+    monkeypatch.setattr(bad_samples.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(bad_samples.dist, "all_gather_object", lambda out, mine: out.__setitem__(0, mine))
     return tmp_path
 
 
@@ -73,13 +73,13 @@ def frames(count: int, **said: Any) -> None:
 def broken_samples(count: int) -> None:
     found = BadSamples("data", 3)
     found.found = dict.fromkeys(range(count), "gone")
-    found.share()
+    found.exchange()
 
 
 def bad_steps(count: int) -> None:
     steps = BadSteps(2, Hosts())
     for _ in range(count):
-        steps.settle("here", "lower --lr")
+        steps.skip("here", "lower --lr")
 
 
 def rejected(count: int) -> None:

@@ -74,7 +74,7 @@ class PartDataset(Dataset):
             broken=tuple(dict(why for _, why in read if why is not None).items()),
             grids=tuple(grids),
             units=units,
-            own=tuple(taken),
+            encodes=tuple(taken),
         )
 
     def _read(

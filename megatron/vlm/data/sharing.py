@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.vlm.microbatch import Cut, FeatureRoute, Microbatch, Share
+from megatron.vlm.microbatch import FeatureRoute, Microbatch, PackShard, SplitSamples
 from omnibal_ext.arrays import Ints
 from omnibal_ext.packing.shares import Shares, Span
 
@@ -46,14 +46,14 @@ def share_of(pack: Microbatch, spans: Sequence[Sequence[Span]], makers: Ints, pl
     cut, rows = _cut(pack.lengths, parts), [_rows(pack.lengths, mine) for mine in parts]
     asked, images = _tokens_of_images(pack, rows, place)
     numbers, begins, ends = zip(*parts[place], strict=True)
-    share = Share(
-        place=place,
+    share = PackShard(
+        team_rank=place,
         width=len(parts),
         pack=_sizes_alone(pack),
         segments=numbers,
         begins=begins,
         rows=torch.from_numpy(rows[place]),
-        cut=cut,
+        split=cut,
         features=feature_route(makers, asked, place),
     )
     real = {number: end - begin for number, begin, end in parts[place] if number < pack.samples}
@@ -65,7 +65,7 @@ def share_of(pack: Microbatch, spans: Sequence[Sequence[Span]], makers: Ints, pl
         useful_tokens=sum(real.values()),
         useful_squares=squares + sum(length**2 for length in cut.lengths) // len(parts),
         segment_ids=None if pack.segment_ids is None else pack.segment_ids[share.rows],
-        share=share,
+        shard=share,
         **_text(pack, share.rows),
         **images,
     )
@@ -83,10 +83,10 @@ def feature_route(makers: Ints, asked: Sequence[Ints], place: int) -> FeatureRou
     arriving[np.argsort(makers[mine], kind="stable")] = np.arange(len(mine))
     takes = np.bincount(makers[mine], minlength=places)
     return FeatureRoute(
-        leaving=torch.from_numpy(np.concatenate(leaving)),
-        gives=tuple(map(len, leaving)),
-        takes=tuple(takes.tolist()),
-        arriving=torch.from_numpy(arriving),
+        send_rows=torch.from_numpy(np.concatenate(leaving)),
+        send_counts=tuple(map(len, leaving)),
+        receive_counts=tuple(takes.tolist()),
+        receive_rows=torch.from_numpy(arriving),
     )
 
 
@@ -105,7 +105,7 @@ def _in_order(spans: Sequence[Sequence[Span]]) -> list[list[tuple[int, int, int]
     ]
 
 
-def _cut(lengths: Sequence[int], parts: Sequence[Sequence[tuple[int, int, int]]]) -> Cut:
+def _cut(lengths: Sequence[int], parts: Sequence[Sequence[tuple[int, int, int]]]) -> SplitSamples:
     places: dict[int, set[int]] = {}
     for place, mine in enumerate(parts):
         for number, *_ in mine:
@@ -115,7 +115,7 @@ def _cut(lengths: Sequence[int], parts: Sequence[Sequence[tuple[int, int, int]]]
     keys = [(number, token) for number, begin, end in arrived for token in range(begin, end)]
     order = np.lexsort(np.array(keys, np.int64).reshape(-1, 2).T[::-1])
     rows = tuple(sum(end - begin for number, begin, end in mine if number in cut) for mine in parts)
-    return Cut(tuple(cut), tuple(lengths[number] for number in cut), rows, torch.from_numpy(order))
+    return SplitSamples(tuple(cut), tuple(lengths[number] for number in cut), rows, torch.from_numpy(order))
 
 
 def _rows(lengths: Sequence[int], parts: Sequence[tuple[int, int, int]]) -> Ints:

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from megatron.vlm.checkpoint.folder import INTEGRITY, RELEASE, TRACKER, Checkpoints
-from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.checkpoint.integrity import seal_by_one_process
 from megatron.vlm.checkpoint.safe import read_contents
 from omnibal_ext.adapters import SUFFIX
 from omnibal_ext.files.checksums import verify_checksums
@@ -58,7 +58,7 @@ def write_release(
         no_dist=True,
     )
     (release / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
-    seal_alone(release, run or {})
+    seal_by_one_process(release, run or {})
     (folder / TRACKER).write_text(RELEASE)
 
 

@@ -39,7 +39,7 @@ def put_together(parts: dict[tuple[int, int], Microbatch]) -> Iterator[torch.Ten
     rows = {rank: iter(part.pixels if part.pixels is not None else ()) for rank, part in parts.items()}
     units = next(iter(parts.values())).units
     for number, size in enumerate(units):
-        (rank,) = (rank for rank, part in parts.items() if part.own[number])
+        (rank,) = (rank for rank, part in parts.items() if part.encodes[number])
         yield torch.stack([*islice(rows[rank], size)])
     assert not any(list(left) for left in rows.values())
 
@@ -55,11 +55,11 @@ def test_ranks_read_every_tile_once_and_in_order(dataset: ChatDataset, seed: int
     dealt = deal(whole.units_of_images(), microbatch, encode, TENSOR)
     for (rank, tensor), part in parts.items():
         place = encode.index(rank) * TENSOR + tensor if rank in encode else -1
-        assert part.own == tuple(worker == place for worker in dealt)
+        assert part.encodes == tuple(worker == place for worker in dealt)
         assert part.units == whole.units_of_images()
         assert (part.pack, part.samples, part.sample_ids) == (whole.pack, whole.samples, whole.sample_ids)
         assert part.pixel_statistics == whole.pixel_statistics
-        assert part.tiles == sum(part.own)
+        assert part.tiles == sum(part.encodes)
         assert rank in encode or not part.tiles
     counts = [part.tiles for (rank, _), part in parts.items() if rank in encode]
     assert max(counts) - min(counts) <= 1
@@ -79,7 +79,7 @@ def test_steps_of_films_and_images_go_with_their_grids(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate([as_film(one) for one in put_together(parts)]), as_film(whole.pixels))
     for part in parts.values():
         assert [steps * height * width for steps, height, width in part.grids] == [
-            size for size, own in zip(part.units, part.own, strict=True) if own
+            size for size, own in zip(part.units, part.encodes, strict=True) if own
         ]
     assert sum(bool(part.tiles) for part in parts.values()) == 4
 
@@ -123,7 +123,7 @@ def test_a_pack_without_images_and_an_empty_one_are_parts_of_nothing(dataset: Ch
     worker = Worker(((0,),), 0, 0, 1)
     for pack in (5, -1):
         found = PartDataset(dataset, pack_of(texts), worker)[pack, 0]
-        assert (found.tiles, found.units, found.own, found.pixels) == (0, (), (), None)
+        assert (found.tiles, found.units, found.encodes, found.pixels) == (0, (), (), None)
         assert found.samples == (len(texts) if pack == 5 else 0)
 
 

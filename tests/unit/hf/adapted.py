@@ -25,7 +25,7 @@ from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 from safetensors.torch import load_file
 from torch import Tensor
 
-from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.checkpoint.integrity import seal_by_one_process
 from megatron.vlm.defaults import preset_defaults
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face, to_peft
 from megatron.vlm.hf.folder import WeightFolder
@@ -181,7 +181,7 @@ def save(stage: Stage, folder: Path, args: Namespace) -> None:
     save_checkpoint(1, [stage], None, None, 0)
     torch.distributed.barrier()
     if torch.distributed.get_rank() == 0:
-        seal_alone(folder / "saved/iter_0000001", {"adapters": stage.chain.adapters.to_record()})  # as the trainer does
+        seal_by_one_process(folder / "saved/iter_0000001", {"adapters": stage.chain.adapters.to_record()})
     torch.distributed.barrier()
 
 

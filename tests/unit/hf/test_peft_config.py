@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.checkpoint.integrity import seal_by_one_process
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.convert import from_hugging_face, to_hugging_face, to_peft
 from megatron.vlm.hf.peft_config import MAY_BE, MUST_BE_OFF, NUMBERS, WITHOUT_EFFECT, PeftConfig
@@ -116,7 +116,7 @@ def test_adapters_of_a_layer_that_never_runs_come_back_bit_by_bit(tmp_path: Path
     shutil.copytree(ours / "release", run / "release")
     shutil.copyfile(ours / "latest_checkpointed_iteration.txt", run / "latest_checkpointed_iteration.txt")
     (run / "release/integrity.json").unlink()
-    seal_alone(run / "release", {**OurCheckpoint(ours).run, "preset": str(base), "from": str(ours)})
+    seal_by_one_process(run / "release", {**OurCheckpoint(ours).run, "preset": str(base), "from": str(ours)})
     for number, (folder, like) in enumerate(((ours, None), (ours, base), (run, None), (run, base))):
         to_peft(folder, tmp_path / f"{number}", like)
         before, after = (load_file(tmp_path / one / "adapter_model.safetensors") for one in ("peft", f"{number}"))

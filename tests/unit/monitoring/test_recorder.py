@@ -168,7 +168,7 @@ def test_ranks_of_one_machine_count_from_one_time() -> None:
 
 def test_what_ranks_of_a_team_send_each_other_lies_within_a_part_that_goes_on() -> None:
     recorder = Recorder(None, ())
-    recorder._now = timed = Timed(Action("B", 0, 0), Moment())
+    recorder._current = timed = Timed(Action("B", 0, 0), Moment())
     recorder._mark("llm", "recompute")
     with recorder._exchanging(False):
         time.sleep(0.02)
@@ -192,6 +192,6 @@ def test_what_ranks_of_a_team_send_each_other_lies_within_a_part_that_goes_on() 
     assert len(seconds) == 2
     assert seconds[0] >= 0.02
     assert seconds[1] >= 0.03
-    recorder._now = None
+    recorder._current = None
     with recorder._exchanging(False):
         pass
