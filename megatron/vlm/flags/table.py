@@ -12,15 +12,16 @@ from omnibal_ext.flags import shown, written_with_dashes
 
 HEAD = """# Flags of Megatron
 
-For those who bring a Megatron-LM command line: which of its flags work here. Flags in the first three lists may be given; every other
-flag of megatron-core's parser is refused, all of a command line together, a line each. `python -m megatron.vlm.pretrain --help` explains
-the flags that may be given, and our own. This page is printed by `python -m megatron.vlm.flags > docs/flags.md`."""
+For those who bring a Megatron-LM command line: which of its flags work here. Flags in the first three lists may be
+given; every other flag of megatron-core's parser is refused, all of a command line together, a line each.
+`python -m megatron.vlm.pretrain --help` explains the flags that may be given, and our own. This page is printed by
+`python -m megatron.vlm.flags > docs/flags.md`."""
 SECTIONS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ("Obeyed", "These do what Megatron says; the named test shows it.", "shown by", OBEYED),
     ("Set", "The value that is set is accepted; another one is refused.", "by what, and what to change", SET),
     ("Untested", "Megatron's own, not touched by our code and not run by our tests: passed on, and named in the log.",
      "what it is about", UNTESTED),
-    ("Refused", "All others. For these (`*`: anything) the line says what to do instead, for the rest the nearest flag.",
+    ("Refused", "All others. For these (`*`: anything) the line says what to do instead, else the nearest flag.",
      "instead", INSTEAD),
 )  # fmt: skip
 
