@@ -106,7 +106,7 @@ def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
     ]
     with single_process(preset, flags) as inputs:
         data = ChatDataset(folder)
-        if data.is_native:
+        if data.rule.native:
             raise UserError(f"{folder}: images are at native resolution, for which nothing is generated here")
         chain = Chain.of(inputs.args, inputs.architecture)
         stages = split_chain(chain)

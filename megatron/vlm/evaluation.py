@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream, deal
+from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream, assign_zigzag
 from omnibal_ext.packing.index.packed_index import PackedIndex
 
 EVALUATIONS = 10
@@ -42,14 +42,14 @@ class HeldOutPass:
 
     def _distributed(self) -> NDArray[np.int64]:
         """[iterations, ranks, packs] of the first stored epoch, which has every sample."""
-        if self.index.teams is not None:
+        if self.index.wide is not None:
             each = self.index.global_batch // self.data_parallel_size
             stream = PackStream(self.index, self.data_parallel_size, each, "empty")
             return stream.iterations(0, stream.first_iteration(1))
         packs = np.arange(self.index.manifest["epoch_packs"][0])
         missing = -len(packs) % self.global_batch
         filled = np.append(packs, np.full(missing, EMPTY_PACK)).reshape(-1, self.global_batch)
-        return deal(filled, self.data_parallel_size)
+        return assign_zigzag(filled, self.data_parallel_size)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron.vlm import platform
-from omnibal_ext.packing.shares import tokens_sent
+from omnibal_ext.packing.shards import tokens_sent
 
 PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
 """(mean, standard deviation) of each colour channel, in units of 0 to 1, with which a ViT was trained."""

@@ -28,11 +28,11 @@ from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.checkpoint import guard
 from megatron.vlm.checkpoint.run import describe_run
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, Packs, first_iteration, samples_before
+from megatron.vlm.data.loader import Needs, PackDataset, PackLoader, PackOrder, first_iteration, samples_before
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.ending import UnfinishedError, run_rank
 from megatron.vlm.evaluation import HeldOutPass
-from megatron.vlm.hf.beside import Beside, check_like
+from megatron.vlm.hf.export import SaveExporter, check_like
 from megatron.vlm.loss import REDUCTIONS, token_weights, weigh_samples, weighted_loss
 from megatron.vlm.microbatch import Microbatch, sequence_multiple
 from megatron.vlm.models.chain import Chain
@@ -89,7 +89,7 @@ class Trainer:
         self.teams = Teams()
         self.hosts = Hosts()
         self.bad_steps = BadSteps(args.max_bad_steps, self.hosts)
-        self.packs: dict[bool, list[Packs]] = {True: [], False: []}
+        self.packs: dict[bool, list[PackLoader]] = {True: [], False: []}
         """By whether training: the packs of each chunk of this rank."""
         self.images = ImageStreams(self.plan.tower, args.num_workers)
         """What this rank encodes of both, if the plan has a replicated tower."""
@@ -129,7 +129,7 @@ class Trainer:
         self.meter.start(args.train_iters, samples_before(stream, train.index, self.iteration), samples_per_epoch)
         rank = parallel_state.get_data_parallel_rank()
         order = PackOrder(stream, rank, self.iteration)
-        packs = Packs(train, order, args.num_workers, self.recorder.reading)
+        packs = PackLoader(train, order, args.num_workers, self.recorder.reading)
         self.packs[True].append(packs)
         self.images.add(True, packs, order, microbatches, self.recorder.reading)
         if not args.eval_packs:
@@ -137,7 +137,7 @@ class Trainer:
         held_out = self._dataset(args.eval_data, args.eval_packs, vp_stage)
         self.teams.open(held_out.index.widths)
         held_out_pass = HeldOutPass(held_out.index, args.data_parallel_size)
-        evaluated = Packs(held_out, held_out_pass.of_rank(rank), args.num_workers)
+        evaluated = PackLoader(held_out, held_out_pass.of_rank(rank), args.num_workers)
         self.packs[False].append(evaluated)
         microbatches = held_out_pass.global_batch // args.data_parallel_size
         self.images.add(False, evaluated, held_out_pass.of_rank(rank), microbatches)
@@ -206,7 +206,7 @@ class Trainer:
             if training:
                 for module in modules:
                     module.zero_grad_buffer()
-            iterators = [packs.again() for packs in self.packs[training]]
+            iterators = [packs.reread() for packs in self.packs[training]]
             arguments = {**arguments, "data_iterator": iterators if len(iterators) > 1 else iterators[0]}
             arguments |= self.images.again(training, self.packs[training][0].taken, bad_samples.note, number)
             self.executor.forget_images(training)
@@ -262,10 +262,10 @@ def main() -> None:
     with _write_locks(inputs.args), one_plan(inputs.plan, inputs.args):
         platform.take_device()
         exports = inputs.args.save_hf and not inputs.args.rank
-        train(Trainer(inputs), Beside(check_like(run.model_folder)) if exports else None)
+        train(Trainer(inputs), SaveExporter(check_like(run.model_folder)) if exports else None)
 
 
-def train(trainer: Trainer, exports: Beside | None = None) -> None:
+def train(trainer: Trainer, exports: SaveExporter | None = None) -> None:
     """Run Megatron's `pretrain` with a trainer; `exports` on the first rank."""
     args = trainer.args
     describe = partial(describe_run, args, trainer.architecture, trainer.plan)

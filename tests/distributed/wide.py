@@ -19,7 +19,7 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.teams import Teams
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.costs.exchange import HeadShares
-from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.packing.shards import shard_tokens
 
 Ints = NDArray[np.int64]
 WIDTHS = (1, 2, 4)
@@ -100,7 +100,7 @@ def part(
     if width == 1:
         missing = -whole.tokens % multiple
         return filled(whole, whole.lengths, (missing,) if missing else ())
-    shares = share_tokens(whole.lengths, width, multiple)
+    shares = shard_tokens(whole.lengths, width, multiple)
     lengths, spans = with_filler(shares, whole.lengths, multiple)
     whole = filled(whole, whole.lengths, lengths[len(whole.lengths) :])
     units = np.array([s * r * c for s, r, c in whole.grids] if whole.grids else [1] * whole.tiles, np.int64)

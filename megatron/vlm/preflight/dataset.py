@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.vlm.preprocessing.model_recipe import fits, needs, tokenizer_difference
+from megatron.vlm.preprocessing.model_recipe import is_compatible, model_settings, tokenizer_difference
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, image_token_id, read_config
@@ -56,9 +56,9 @@ def _tiling(manifest: Mapping[str, Any], architecture: Architecture, model_folde
         "normalize": manifest["normalization"],
         "image-markup": manifest["image_markup"],
     }
-    wanted = needs(architecture, model_folder, with_template=False)
+    wanted = model_settings(architecture, model_folder, with_template=False)
     for flag, value in made.items():
-        if not fits(flag, value, due := wanted[flag].value):
+        if not is_compatible(flag, value, due := wanted[flag].value):
             yield Mismatch(f"--{flag} {value}, not {due}", f"--{flag}", due)
 
 

@@ -11,7 +11,7 @@ from megatron.vlm.arguments import TrainingInputs
 from megatron.vlm.checkpoint.run import check_resumable
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import first_iteration
-from megatron.vlm.hf.beside import check_like
+from megatron.vlm.hf.export import check_like
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
 from megatron.vlm.preflight.findings import Finding, Note, run_checks

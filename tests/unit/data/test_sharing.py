@@ -18,7 +18,7 @@ from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.packing.shards import shard_tokens
 from omnibal_ext.sizes import Sizes
 from tests.unit.data.clips import TURNS, noise, write_frames
 from tests.unit.data.test_loader import pack_of
@@ -33,7 +33,7 @@ def drawn(seed: int, joined: bool) -> tuple[Microbatch, list, np.ndarray, int]:
     generator = np.random.default_rng(seed)
     width, multiple = int(generator.choice([2, 4, 8])), int(generator.choice([1, 4]))
     real = generator.integers(1, 60, generator.integers(1, 9)).tolist()
-    shares = share_tokens(real, width, multiple)
+    shares = shard_tokens(real, width, multiple)
     lengths, spans = with_filler(shares, real, multiple)
     total, words = sum(lengths), sum(real)
     shown = np.flatnonzero(generator.random(words) < 0.4)

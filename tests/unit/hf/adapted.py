@@ -157,13 +157,13 @@ def gradient_difference(stage: Stage, model: torch.nn.Module, folder: Path) -> f
     mine = {name: weight for name, weight in stage.named_parameters() if weight.requires_grad}
     worst = 0.0
     for layer in keys.layers.values():
-        if f"{layer.beside}.a" not in mine:
+        if f"{layer.adapter_name}.a" not in mine:
             continue
         a = torch.cat([expected.pop(f"{name}.lora_A.weight") for name in layer.theirs])
         parts = [expected.pop(f"{name}.lora_B.weight") for name in layer.theirs]
         b = keys.join(f"{layer.name}.weight", parts)
         for one, whole in (("a", a), ("b", b)):
-            weight = mine.pop(f"{layer.beside}.{one}")
+            weight = mine.pop(f"{layer.adapter_name}.{one}")
             assert weight.grad is not None
             if getattr(weight, "sequence_parallel", False):  # each rank has that of its tokens
                 torch.distributed.all_reduce(weight.grad)

@@ -378,7 +378,7 @@ def wanted_gradients(expected: dict[str, Tensor], keys: KeyMap) -> Iterator[tupl
             assert not any(table_name(part) in expected for part in source.theirs)
             continue
         if ".experts." not in name:
-            more_to_come = source.part is not None and source.part.number + 1 < source.part.count
+            more_to_come = source.chunk is not None and source.chunk.number + 1 < source.chunk.count
             take = expected.__getitem__ if more_to_come else expected.pop
             yield name, keys.join(name, (take(table_name(part)) for part in source.theirs))
             continue

@@ -20,7 +20,7 @@ from megatron.core.utils import get_model_config
 from PIL import Image
 
 from megatron.vlm import pretrain
-from megatron.vlm.data.loader import Packs
+from megatron.vlm.data.loader import PackLoader
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring import bad_samples
 from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps
@@ -87,7 +87,7 @@ def run(
     """An iteration as Megatron's loop starts it; its gradients."""
     for module in model:
         module.zero_grad_buffer()
-    source = Packs(Written(batches), range(len(batches)))  # type: ignore[arg-type]
+    source = PackLoader(Written(batches), range(len(batches)))  # type: ignore[arg-type]
     trainer.packs[training] = [source]
     arguments = {"model": model, "num_microbatches": len(batches), "forward_step_func": trainer.forward_step}
     trainer._run_iteration({**arguments, "data_iterator": source}, training, iteration)
@@ -157,7 +157,7 @@ def test_an_evaluation_leaves_broken_samples_out_too(case: tuple[Trainer, Any, l
     for batches in ([by_hand(whole[0], 0), whole[1]], [replace(whole[0], broken=((0, "gone"),)), whole[1]]):
         model[0].eval()
         trainer.evaluation.tally = pretrain.Tally(1)
-        source = Packs(Written(batches), range(2))  # type: ignore[arg-type]
+        source = PackLoader(Written(batches), range(2))  # type: ignore[arg-type]
         trainer.packs[False] = [source]
         arguments = {"model": model, "num_microbatches": 2, "forward_step_func": trainer.forward_step}
         trainer._run_iteration({**arguments, "data_iterator": source, "forward_only": True}, False, 0)
