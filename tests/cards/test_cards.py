@@ -18,7 +18,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import evaluations, training_intervals
 from tests.programs import CARDS, ENGINE_CARDS, ROOT, result_of, run_ranks
-from tests.system.test_one_command import build
+from tests.system.families import build
 from tests.system.test_training import tool
 
 pytest.importorskip("transformers")
@@ -45,15 +45,11 @@ class Case:
 
 TENSOR = ("--bf16", "--tensor-model-parallel-size", "2", "--sequence-parallel")
 CASES = (
-    Case("internvl3.5", CARDS, "1f1b", ranks=4, flags=TENSOR),
-    Case("qwen2.5-vl", CARDS, "1f1b", chunks=2),
-    Case("gemma-3", CARDS, "zb_h1"),
-    Case("qwen3-vl-moe", CARDS, "zb_v", chunks=2),
-    Case("internvl3.5", ENGINE_CARDS, "zb_v", chunks=2),
-    Case("qwen2.5-vl", ENGINE_CARDS, "zb_h1"),
-    Case("gemma-3", ENGINE_CARDS, "1f1b", chunks=2),
-    Case("qwen3-vl-moe", ENGINE_CARDS, "1f1b", ranks=4),
-)
+    Case("internvl3.5", CARDS, "1f1b", ranks=4, flags=TENSOR), Case("qwen2.5-vl", CARDS, "1f1b", chunks=2),
+    Case("gemma-3", CARDS, "zb_h1"), Case("qwen3-vl-moe", CARDS, "zb_v", chunks=2),
+    Case("internvl3.5", ENGINE_CARDS, "zb_v", chunks=2), Case("qwen2.5-vl", ENGINE_CARDS, "zb_h1"),
+    Case("gemma-3", ENGINE_CARDS, "1f1b", chunks=2), Case("qwen3-vl-moe", ENGINE_CARDS, "1f1b", ranks=4),
+)  # fmt: skip
 """Every family, schedule and machine; replicas, tensor parallelism."""
 
 

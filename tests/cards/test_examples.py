@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import CARDS, ROOT, run_ranks
-from tests.system.test_one_command import build
+from tests.system.families import build
 from tests.system.test_training import tool
 
 transformers = pytest.importorskip("transformers")

@@ -118,16 +118,12 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     rows = torch.tensor([one for one, size in zip(own, units, strict=True) for _ in range(size)], dtype=torch.bool)
     assert pack.pixels is not None
     return Microbatch(
-        tiles=int(rows.sum()),
-        lengths=(),
-        samples=pack.samples,
-        useful_tokens=0,
-        pixels=pack.pixels[rows],
+        tiles=int(rows.sum()), lengths=(), samples=pack.samples, useful_tokens=0, pixels=pack.pixels[rows],
         grids=tuple(grid for grid, one in zip(pack.grids, own, strict=False) if one),
         pack=pack.pack,
         units=units,
         own=tuple(own),
-    )
+    )  # fmt: skip
 
 
 def check_copies(executor: Executor, model: list[torch.nn.Module]) -> None:

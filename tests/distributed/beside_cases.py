@@ -17,15 +17,8 @@ MODELS = ("small", "wide_norm", "native", "features", "gemma", "gemma_4_inputs",
 FREEZE = ((), (), (), ("vit",), ("projector",), ("llm",), ("vit", "projector"), ("vit", "projector"))
 ADAPTED = ("llm", "vit")
 SCHEDULES = (
-    ("1f1b", 1),
-    ("1f1b", 2),
-    ("gpipe", 1),
-    ("zb_h1", 1),
-    ("zb_h2", 1),
-    ("zb_v", 2),
-    ("v_half", 2),
-    ("zb_v", 3),
-)
+    ("1f1b", 1), ("1f1b", 2), ("gpipe", 1), ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2), ("v_half", 2), ("zb_v", 3),
+)  # fmt: skip
 KEPT = ("kept", "recomputed", "again")
 MODES = ("first", "bubbles")
 

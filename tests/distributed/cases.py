@@ -19,22 +19,9 @@ from tests.programs import ENGINE, PLAIN
 from tests.unit.layout.instances import make_profile
 
 SCHEDULES = (
-    ("1f1b", 1),
-    ("1f1b", 2),
-    ("interleaved", 3),
-    ("gpipe", 1),
-    ("gpipe", 2),
-    ("zb_h1", 1),
-    ("zb_h1", 2),
-    ("zb_h2", 1),
-    ("zb_auto", 1),
-    ("zb_auto", 2),
-    ("zb_v", 2),
-    ("zb_v", 3),
-    ("v_half", 2),
-    ("v_min", 2),
-    ("zb_v_auto", 2),
-)
+    ("1f1b", 1), ("1f1b", 2), ("interleaved", 3), ("gpipe", 1), ("gpipe", 2), ("zb_h1", 1), ("zb_h1", 2), ("zb_h2", 1),
+    ("zb_auto", 1), ("zb_auto", 2), ("zb_v", 2), ("zb_v", 3), ("v_half", 2), ("v_min", 2), ("zb_v_auto", 2),
+)  # fmt: skip
 """Name and chunks a rank."""
 RECOMPUTE = ("none", "full", "cheap", "mixed")
 FREEZE = ((), (), ("vit",), ("projector",), ("llm",), ("vit", "llm"), ("vit", "projector"), ("projector", "llm"))
@@ -195,25 +182,17 @@ class Launch:
 
     def _drawn(self, questions: Sequence[Question], count: int, generator: random.Random) -> list[Case]:
         dimensions = (
-            questions,
-            SCHEDULES if self.pipeline > 1 else (("1f1b", 1), ("zb_h1", 1)),
-            RECOMPUTE,
-            (False, True) if self.tensor > 1 else (False,),
-            (False, True),
-        )
+            questions, SCHEDULES if self.pipeline > 1 else (("1f1b", 1), ("zb_h1", 1)), RECOMPUTE,
+            (False, True) if self.tensor > 1 else (False,), (False, True),
+        )  # fmt: skip
         columns = (spread(values, count, generator) for values in dimensions)
         return [
             Case(
-                question,
-                *schedule,
-                recompute,
-                share or self._shares(question),
-                overlap,
-                generator.randrange(2**31),
+                question, *schedule, recompute, share or self._shares(question), overlap, generator.randrange(2**31),
                 self.wide,
             )
             for question, schedule, recompute, share, overlap in zip(*columns, strict=True)
-        ]
+        ]  # fmt: skip
 
 
 LAUNCHES = {

@@ -37,15 +37,9 @@ def samples_of(pack: Microbatch) -> list[tuple[int, int, Microbatch]]:
         positions = (ids == harness.IMAGE_TOKEN).nonzero().squeeze(1)
         tiles = len(positions) // harness.SMALL.image_tokens_per_tile
         sample = Microbatch(
-            tiles=tiles,
-            lengths=(length,),
-            samples=1,
-            useful_tokens=length,
-            pixels=pack.pixels[tile : tile + tiles],
-            input_ids=ids,
-            image_positions=positions,
-            labels=pack.labels[start : start + length],
-        )
+            tiles=tiles, lengths=(length,), samples=1, useful_tokens=length, pixels=pack.pixels[tile : tile + tiles],
+            input_ids=ids, image_positions=positions, labels=pack.labels[start : start + length],
+        )  # fmt: skip
         found.append((start, start + length, sample))
         start, tile = start + length, tile + tiles
     return found

@@ -119,13 +119,8 @@ def filled(pack: Microbatch, lengths: Sequence[int], fillers: Sequence[int]) -> 
     pad = torch.nn.functional.pad
     lengths = (*lengths, *fillers)
     return replace(
-        pack,
-        lengths=lengths,
-        input_ids=pad(pack.input_ids[:end], (0, more)),
-        labels=pad(pack.labels[:end], (0, more)),
-        loss_mask=(mask := pad(pack.loss_mask[:end], (0, more))),
-        supervised=mask.nonzero().squeeze(1),
-        targets=torch.stack([part.sum() for part in mask.split(lengths)]),
-        segment_ids=segment_ids(lengths),
+        pack, lengths=lengths, input_ids=pad(pack.input_ids[:end], (0, more)), labels=pad(pack.labels[:end], (0, more)),
+        loss_mask=(mask := pad(pack.loss_mask[:end], (0, more))), supervised=mask.nonzero().squeeze(1),
+        targets=torch.stack([part.sum() for part in mask.split(lengths)]), segment_ids=segment_ids(lengths),
         sources=torch.zeros(len(lengths), dtype=torch.long),
-    )
+    )  # fmt: skip

@@ -139,15 +139,12 @@ def all_flags() -> dict[str, Flag]:
         if interval and not inside:
             inside = within(interval, whole)
         found[name] = Flag(
-            name,
-            action.option_strings[0],
-            allowed,
-            launcher=name not in trainer,
+            name, action.option_strings[0], allowed, launcher=name not in trainer,
             both=name in ours and name in trainer and name not in launcher.handed_on,
             switch=action.nargs == 0,
             inside=inside,
             outside=beyond(interval) if interval else ("nothing-of-this-name",),
-        )
+        )  # fmt: skip
     return found
 
 

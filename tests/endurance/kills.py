@@ -130,36 +130,11 @@ def start(
     """The one command of a run, and more of Megatron's flags; its output goes to a log beside the run's folder."""
     saves = ("--save", folder / run / "checkpoints", "--save-interval", SAVE_INTERVAL)
     words = [
-        "--preset",
-        "tiny",
-        "--from-scratch",
-        "--data",
-        folder / "data",
-        "--packs",
-        folder / "packs",
-        "--analytic",
-        "a100",
-        "--run-dir",
-        run_dir or folder / run,
-        "--nproc-per-node",
-        2,
-        "--pipeline-model-parallel-size",
-        pipeline,
-        "--eval-data",
-        folder / "held-out",
-        "--eval-packs",
-        folder / "held-out-packs",
-        "--",
-        "--lr",
-        "1e-3",
-        "--train-iters",
-        iterations,
-        "--log-interval",
-        1,
-        "--use-distributed-optimizer",
-        *saves,
-        *more,
-    ]
+        "--preset", "tiny", "--from-scratch", "--data", folder / "data", "--packs", folder / "packs", "--analytic",
+        "a100", "--run-dir", run_dir or folder / run, "--nproc-per-node", 2, "--pipeline-model-parallel-size", pipeline,
+        "--eval-data", folder / "held-out", "--eval-packs", folder / "held-out-packs", "--", "--lr", "1e-3",
+        "--train-iters", iterations, "--log-interval", 1, "--use-distributed-optimizer", *saves, *more,
+    ]  # fmt: skip
     command = [python, "-W", "ignore", str(ROOT / "tools/launch.py"), *map(str, words)]
     with (folder / f"{run}.log").open("ab") as log:
         stdout = log if output is None else output

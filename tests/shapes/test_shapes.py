@@ -22,27 +22,15 @@ from tests.programs import ROOT, environment, result_of
 pytestmark = pytest.mark.starts
 MODELS = {
     # tensor-parallel size, tiles and tokens of a pack: the paper's, two of other families, a mixture of experts
-    "internvl-chat-1.5": (4, 9, 4096),
-    "internvit-6b+llama3-8b": (1, 9, 4096),
-    "internvit-6b+internlm2-20b": (2, 9, 4096),
-    "internvit-6b+llama3-70b": (4, 9, 4096),
-    "internvit-6b+qwen1.5-110b": (8, 9, 4096),
-    "internvl3.5-8b": (2, 9, 4096),
-    "internvl3.5-30b-a3b": (2, 9, 4096),
-    "llava-1.6-llama3-8b": (2, 5, 4096),
-    "vip-llava-7b": (2, 5, 4096),
-    "qwen2.5-vl-7b": (2, 2304, 4096),
-    "mistral-small-3.1-24b": (2, 2304, 4096),
-    "glm-4.1v-9b": (2, 2304, 4096),
-    "glm-4.5v": (2, 2304, 4096),
-}
+    "internvl-chat-1.5": (4, 9, 4096), "internvit-6b+llama3-8b": (1, 9, 4096),
+    "internvit-6b+internlm2-20b": (2, 9, 4096), "internvit-6b+llama3-70b": (4, 9, 4096),
+    "internvit-6b+qwen1.5-110b": (8, 9, 4096), "internvl3.5-8b": (2, 9, 4096), "internvl3.5-30b-a3b": (2, 9, 4096),
+    "llava-1.6-llama3-8b": (2, 5, 4096), "vip-llava-7b": (2, 5, 4096), "qwen2.5-vl-7b": (2, 2304, 4096),
+    "mistral-small-3.1-24b": (2, 2304, 4096), "glm-4.1v-9b": (2, 2304, 4096), "glm-4.5v": (2, 2304, 4096),
+}  # fmt: skip
 WITHOUT_ENGINE = (
-    "internvl-chat-1.5",
-    "internvit-6b+llama3-8b",
-    "internvl3.5-8b",
-    "internvl3.5-30b-a3b",
-    "qwen2.5-vl-7b",
-)
+    "internvl-chat-1.5", "internvit-6b+llama3-8b", "internvl3.5-8b", "internvl3.5-30b-a3b", "qwen2.5-vl-7b",
+)  # fmt: skip
 """Those whose layers core's local parts build too, and count apart."""
 ITERATIONS = {
     # tensor- and pipeline-parallel size, tiles and tokens

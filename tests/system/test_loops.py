@@ -19,7 +19,7 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.options import PackOptions
 from tests.programs import ROOT, free_port, result_of, run_ranks
-from tests.system.test_one_command import PACKED, build
+from tests.system.families import PACKED, build
 from tests.system.test_training import tool
 
 pytest.importorskip("accelerate")
