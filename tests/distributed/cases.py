@@ -161,6 +161,8 @@ class Launch:
     """Cases more, of the model without a ViT."""
     wide: bool = False
     """Packs are run by several ranks together; the models are all there are."""
+    is_long: bool = False
+    """Run by `scripts/test.sh --long` alone: another launch has its ranks, over a transport as strict or stricter."""
 
     def _shares(self, question: Question) -> bool:
         return self.tensor > 1 and question.model in SHARING
@@ -201,23 +203,23 @@ LAUNCHES = {
     "tensor": Launch(2, 2, 1, seed=5, count=14, adapted=6),
     "data": Launch(2, 1, 1, seed=3, count=16, experts=2, dealt=6),
     "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16, adapted=8, layerless=6),
-    "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6),
-    "long pipeline": Launch(4, 1, 4, seed=167, count=16),
+    "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6, is_long=True),
+    "long pipeline": Launch(4, 1, 4, seed=167, count=16, is_long=True),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12, experts=4, dealt=6),
     "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE, adapted=6),
 }
 STRICT = {
-    "two ranks": Launch(2, 1, 2, seed=21, count=16, layerless=4),
-    "three ranks": Launch(3, 1, 3, seed=22, count=16),
+    "two ranks": Launch(2, 1, 2, seed=21, count=16, layerless=4, is_long=True),
+    "three ranks": Launch(3, 1, 3, seed=22, count=16, is_long=True),
     "four ranks": Launch(4, 1, 4, seed=23, count=16),
     "two pipelines": Launch(4, 1, 2, seed=25, count=16, experts=2, dealt=6),
-    "pipelines of two": Launch(4, 2, 2, seed=20, count=16),
+    "pipelines of two": Launch(4, 2, 2, seed=20, count=16, is_long=True),
     "teams": Launch(4, 1, 2, seed=34, count=16, wide=True),
 }
 """Launches over a strict transport."""
 TEAMS = {
     "teams": Launch(4, 1, 1, seed=31, count=18, experts=2, dealt=4, wide=True),
-    "teams and pipeline": Launch(4, 1, 2, seed=32, count=18, adapted=4, layerless=4, wide=True),
+    "teams and pipeline": Launch(4, 1, 2, seed=32, count=18, adapted=4, layerless=4, wide=True, is_long=True),
     "teams and tensor": Launch(4, 2, 1, seed=33, count=14, wide=True),
 }
 """Launches whose packs are run by several ranks together."""

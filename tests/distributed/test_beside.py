@@ -6,6 +6,7 @@ import pytest
 
 from tests.distributed.beside_cases import LAUNCHES
 from tests.distributed.conftest import run_program
+from tests.long import short_launches
 
 PROGRAM, STRICT = "tests.distributed.beside", "tests.distributed.strict_transport"
 
@@ -17,7 +18,7 @@ def answers_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("name", short_launches(LAUNCHES))
 def test_every_case_equals_one_process(answers_beside: Path, name: str) -> None:
     launch, flags = LAUNCHES[name], ["--distributed-timeout-minutes", "4"]
     program, words = PROGRAM, [name]
