@@ -21,6 +21,8 @@ from tests.system.test_training import make_dataset, pack, tool
 from tests.unit.hf import models
 
 TINY = preset("tiny")
+BY_PLAN = {"pipeline_model_parallel_size": None}
+"""Told by the plan alone."""
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +96,9 @@ def test_a_run_that_may_start_is_let_through(folder: Path, monkeypatch: pytest.M
         ("dataset", {"data": "demo"}, "is not a dataset: has no manifest.json; make one with tools/preprocess_data.py"),
         ("packs", {"packs": "nowhere"}, "no such folder; give a packed index that tools/pack_data.py has made"),
         ("packs", {"data": "other-data"}, "manifest.tiling.max_tiles is 32, expected 33"),
-        ("plan", {"plan": "other.json"}, "internvl-chat-1.5"),
-        ("plan", {"plan": "lossy.json"}, "vit.4"),
-        ("plan", {"freeze": "vit"}, "freeze"),
+        ("plan", {"plan": "other.json", **BY_PLAN}, "internvl-chat-1.5"),
+        ("plan", {"plan": "lossy.json", **BY_PLAN}, "layer projector (id 5) is lost"),
+        ("plan", {"freeze": "vit", **BY_PLAN}, "freeze"),
         ("flags", {"eval_packs": "packs"}, "without --eval-data"),
         ("flags", {"eval_data": "data"}, "without --eval-packs"),
         ("packs", {"global_batch_size": 3}, "packs; give --global-batch-size 4, or pack again with tools/pack_data.py"),
