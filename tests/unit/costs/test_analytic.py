@@ -1,6 +1,7 @@
 """Analytic profiles against counts done by hand, and against what was published."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 
@@ -15,9 +16,9 @@ from omnibal_ext.errors import UserError
 INTERNVL = preset("internvl-chat-1.5")
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_has_a_sound_profile_on_every_device(device: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "device"), zip(PRESETS, cycle(DEVICES), strict=False))
+def test_every_preset_has_a_sound_profile_on_a_device(device: str, name: str) -> None:
+    """On each of them in turn: what is asked of a device is not told by the model."""
     model = preset(name)
     profile = analytic_profile(model, device, 4 * model.least_tiles, 4096)
     profile.validate()

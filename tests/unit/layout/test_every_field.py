@@ -27,7 +27,7 @@ ELSEWHERE = {
     "parameters": "of the cut by parameters alone: test_partition.py",
     "expert_model_parallel_size": "chooses what is measured", "tensor_model_parallel_size": "chooses what is measured",
     "frozen": "modes: test_tables.py", "lora_rank": "chooses what is measured", "lora_targets": "modes: test_tables.py",
-    "features_joined": "test_features.py", "layers_apart": "test_full_layers.py, test_linear_layers.py",
+    "features_joined": "test_features.py", "layers_apart": "test_layers_apart.py",
     "whole_layers": "of a tower beside the pipeline: test_beside.py", "image_tiles": "likewise",
     "replica_seconds_per_byte": "likewise",
     "supervised_share": "what the head's figures are of: test_profile.py",

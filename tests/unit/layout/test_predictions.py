@@ -20,7 +20,7 @@ PREDICTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_predictions_are_of_the_played_schedule(seed: int) -> None:
     problem = random_problem(seed, memory_bytes=float("inf"))
     layout = find_layouts(problem, "profile")[0].layout
@@ -45,7 +45,7 @@ def test_predictions_are_of_the_played_schedule(seed: int) -> None:
     assert found["fraction_of_ideal"] == pytest.approx(found["ideal_seconds"] / found["step_seconds"])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_predicted_bytes_are_the_most_that_is_held_of_full_packs(seed: int) -> None:
     problem = replace(random_problem(seed, memory_bytes=float("inf")), packs=None)
     for layout in (find_layouts(problem, "profile")[0].layout, everything_again(problem)):

@@ -111,7 +111,7 @@ class DotProductAttention:
         ("transformer_engine", None),
     ],
 )
-@pytest.mark.parametrize(("lengths", "scale"), [((7,), None), ((5, 1, 9), 0.2), ((1, 1), None), ((3, 8), 1.3)])
+@pytest.mark.parametrize(("lengths", "scale"), [((5, 1, 9), 0.2), ((1, 1), None)])
 def test_every_kernel_gives_what_samples_give_alone(
     monkeypatch: pytest.MonkeyPatch,
     kernel: str,
