@@ -54,12 +54,9 @@ def edges_of_images(pipeline: int) -> list[tuple[int, int]]:
 
 
 def difference(
-    case: beside_cases.Beside,
-    answers: Mapping[cases.Question, harness.Result],
-    pipeline: int,
-    communicator: Communicator,
-    executor_of: type[Executor] | partial[Executor] = Executor,
-) -> float:
+    case: beside_cases.Beside, answers: Mapping[cases.Question, harness.Result], pipeline: int,
+    communicator: Communicator, executor_of: type[Executor] | partial[Executor] = Executor,
+) -> float:  # fmt: skip
     """Largest relative difference of the loss and any gradient, in the second of two iterations."""
     args, question = get_args(), case.case.question
     args.sequence_parallel, args.overlap_grad_reduce = case.case.sequence_parallel, case.case.overlap
@@ -82,14 +79,9 @@ def difference(
 
 
 def run_iteration(
-    model: list[torch.nn.Module],
-    plan: Plan,
-    packs: Sequence[Microbatch],
-    executor: Executor,
-    reduction: str,
-    following: Sequence[Microbatch] | None = None,
-    iteration: int = 0,
-) -> float:
+    model: list[torch.nn.Module], plan: Plan, packs: Sequence[Microbatch], executor: Executor, reduction: str,
+    following: Sequence[Microbatch] | None = None, iteration: int = 0,
+) -> float:  # fmt: skip
     """As the harness's, with the images that this rank encodes; `following` are the next iteration's packs."""
     assert plan.tower is not None
     rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()

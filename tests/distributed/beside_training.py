@@ -118,13 +118,9 @@ def unlike(weights: dict[str, Tensor], model: list[torch.nn.Module]) -> float:
 
 
 def train(
-    chain: Chain,
-    plan: Plan,
-    communicator: Communicator,
-    reduction: str,
-    evaluates: bool = False,
+    chain: Chain, plan: Plan, communicator: Communicator, reduction: str, evaluates: bool = False,
     executor_of: Callable[..., Executor] = Executor,
-) -> tuple[float, list[torch.nn.Module]]:
+) -> tuple[float, list[torch.nn.Module]]:  # fmt: skip
     """The last step's loss, and the model after it."""
     plan.validate()
     args, model = get_args(), harness.build_model(chain, plan)

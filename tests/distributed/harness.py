@@ -253,13 +253,9 @@ class Result:
 
 
 def start(
-    architecture: Architecture,
-    tensor: int,
-    pipeline: int,
-    flags: Sequence[str] = (),
-    backend: str | None = None,
+    architecture: Architecture, tensor: int, pipeline: int, flags: Sequence[str] = (), backend: str | None = None,
     experts: int = 1,
-) -> Namespace:
+) -> Namespace:  # fmt: skip
     """Initialise Megatron on these ranks and return its arguments; `backend` is another than the machine's.
 
     `experts`: the ranks that models with experts deal them over.
@@ -487,13 +483,9 @@ def executors(communicator: Communicator, **more: Any) -> MakeExecutor:
 
 
 def run_iteration(
-    model: list[torch.nn.Module],
-    plan: Plan,
-    packs: Sequence[Microbatch],
-    executor: Executor,
-    reduction: str = "token",
+    model: list[torch.nn.Module], plan: Plan, packs: Sequence[Microbatch], executor: Executor, reduction: str = "token",
     dealt: bool = False,
-) -> float:
+) -> float:  # fmt: skip
     """Forward and backward of the packs, dealt over the data-parallel ranks if they are not; the global batch's mean
     loss."""
     rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()

@@ -83,14 +83,9 @@ def seats(packs: int, ranks: int, generator: random.Random) -> list[list[tuple[i
 
 
 def part(
-    packs: Sequence[Microbatch],
-    pack: int,
-    place: int,
-    width: int,
-    multiple: int,
-    model: Architecture,
+    packs: Sequence[Microbatch], pack: int, place: int, width: int, multiple: int, model: Architecture,
     makers: Ints | None = None,
-) -> Microbatch:
+) -> Microbatch:  # fmt: skip
     """What a rank is handed of a pack; `makers` [units] make the features of its images, drawn unless given."""
     if pack < 0:
         nothing = {"pixels": packs[0].pixels[:0], "image_positions": packs[0].image_positions[:0]}

@@ -57,17 +57,9 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def train(
-    folder: Path,
-    run: str,
-    ours: Path,
-    rate: str,
-    *flags: object,
-    pipeline: int = 2,
-    tensor: int = 1,
-    load: Path | None = None,
-    adapted: tuple[str, ...] = (),
-    beside: bool = False,
-) -> list[dict[str, float]]:
+    folder: Path, run: str, ours: Path, rate: str, *flags: object, pipeline: int = 2, tensor: int = 1,
+    load: Path | None = None, adapted: tuple[str, ...] = (), beside: bool = False,
+) -> list[dict[str, float]]:  # fmt: skip
     model = preset(str(ours))
     fields = {"frozen": tuple(PARTS), "lora_rank": 4, "lora_targets": adapted} if adapted else {}
     cuts = (3,) if pipeline == 2 else ()

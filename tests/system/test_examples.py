@@ -77,13 +77,9 @@ def run(name: str, folder: Path, *more: str) -> str:
     ],
 )
 def test_a_framework_trains_on_packs_as_on_samples(
-    name: str,
-    more: tuple[str, ...],
-    needs: tuple[str, ...],
-    folder: Path,
-    expected: float,
+    name: str, more: tuple[str, ...], needs: tuple[str, ...], folder: Path, expected: float,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """Adapters too, which begin as nothing."""
     for package in needs:
         if importlib.util.find_spec(package) is None:

@@ -135,12 +135,7 @@ def test_a_family_whose_layers_carry_on_from_sample_to_sample_is_refused_by_name
     [
         ("gemma-3", "_attn_implementation", "eager", "gemma3: .* attn_implementation 'sdpa' alone, not 'eager'"),
         ("llava-1.5", "layer_types", ["full_attention", "linear_attention"], "llava: its layers of linear_attention"),
-        (
-            "internvl3.5",
-            "rope_parameters",
-            {"rope_type": "dynamic"},
-            r"has \d+ tokens, more than 30; .*tokens 30",
-        ),
+        ("internvl3.5", "rope_parameters", {"rope_type": "dynamic"}, r"has \d+ tokens, more than 30; .*tokens 30"),
     ],
 )
 def test_layers_that_would_see_beyond_a_sample_are_refused(

@@ -408,30 +408,16 @@ def test_fields_that_came_later_leave_the_hash_of_others_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("llava-1.5-7b", LLAVA_1_5),
-        ("llava-1.6-mistral-7b", LLAVA_1_6_MISTRAL),
-        ("llava-next-video-7b", LLAVA_NEXT_VIDEO),
-        ("vip-llava-7b", VIP_LLAVA),
-        ("internvl-chat-1.5", INTERNVL_CHAT),
-        ("internvl3.5-38b", INTERNVL_3_5),
-        ("qwen2.5-vl-7b", QWEN2_5_VL),
-        ("qwen2-vl-7b", QWEN2_VL),
-        ("qwen3-vl-8b", QWEN3_VL),
-        ("qwen3-vl-30b-a3b", QWEN3_VL_MOE),
-        ("qwen3.5-27b", QWEN3_5),
-        ("qwen3.6-27b", QWEN3_5),
-        ("qwen3.5-35b-a3b", QWEN3_5_MOE),
-        ("internvl3.5-30b-a3b", INTERNVL_3_5_MOE),
-        ("llava-onevision-7b", LLAVA_ONEVISION),
-        ("gemma-3-27b", GEMMA_3),
-        ("gemma-4-31b", GEMMA_4),
-        ("gemma-4-26b-a4b", GEMMA_4_MOE),
-        ("paligemma-3b-448", PALIGEMMA),
-        ("paligemma2-28b-448", PALIGEMMA_2),
-        ("gemma-4-e2b", GEMMA_4_E2B),
-        ("gemma-4-12b", GEMMA_4_UNIFIED),
+        ("llava-1.5-7b", LLAVA_1_5), ("llava-1.6-mistral-7b", LLAVA_1_6_MISTRAL),
+        ("llava-next-video-7b", LLAVA_NEXT_VIDEO), ("vip-llava-7b", VIP_LLAVA), ("internvl-chat-1.5", INTERNVL_CHAT),
+        ("internvl3.5-38b", INTERNVL_3_5), ("qwen2.5-vl-7b", QWEN2_5_VL), ("qwen2-vl-7b", QWEN2_VL),
+        ("qwen3-vl-8b", QWEN3_VL), ("qwen3-vl-30b-a3b", QWEN3_VL_MOE), ("qwen3.5-27b", QWEN3_5),
+        ("qwen3.6-27b", QWEN3_5), ("qwen3.5-35b-a3b", QWEN3_5_MOE), ("internvl3.5-30b-a3b", INTERNVL_3_5_MOE),
+        ("llava-onevision-7b", LLAVA_ONEVISION), ("gemma-3-27b", GEMMA_3), ("gemma-4-31b", GEMMA_4),
+        ("gemma-4-26b-a4b", GEMMA_4_MOE), ("paligemma-3b-448", PALIGEMMA), ("paligemma2-28b-448", PALIGEMMA_2),
+        ("gemma-4-e2b", GEMMA_4_E2B), ("gemma-4-12b", GEMMA_4_UNIFIED),
     ],
-)
+)  # fmt: skip
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
     read, known = preset(str(write(tmp_path / name, config))), PRESETS[name]
     # Dynamic scaling of the rotation begins behind 32768 tokens: up to there the models are the same.

@@ -134,14 +134,9 @@ def seconds(profile: Profile, kind: str, name: str, pack: tuple[int, int, int]) 
 
 
 def add_layer(
-    found: dict[str, np.ndarray],
-    profile: Profile,
-    at: tuple[int, int],
-    layer: int,
-    pack: tuple[int, int, int],
-    sent: tuple[int, int],
-    split: bool,
-) -> None:
+    found: dict[str, np.ndarray], profile: Profile, at: tuple[int, int], layer: int, pack: tuple[int, int, int],
+    sent: tuple[int, int], split: bool,
+) -> None:  # fmt: skip
     kind = CHAIN[layer]
     cost, units, stage = profile.layers[kind], load(profile, kind, pack), at[0]
     forward, backward = (seconds(profile, kind, name, pack) for name in ("forward", "backward"))

@@ -70,14 +70,10 @@ def even_problem(memory: float = float("inf")) -> LayoutProblem:
 @pytest.mark.parametrize(
     ("cut", "again", "limits"),
     [
-        (6, (), ["time", "time"]),
-        (7, (), ["time", "none"]),
-        (5, (), ["none", "time"]),
-        (6, (4,), ["time and memory", "none"]),
-        (7, (4,), ["time and memory", "none"]),
-        (5, (4,), ["memory", "time"]),
+        (6, (), ["time", "time"]), (7, (), ["time", "none"]), (5, (), ["none", "time"]),
+        (6, (4,), ["time and memory", "none"]), (7, (4,), ["time and memory", "none"]), (5, (4,), ["memory", "time"]),
     ],
-)
+)  # fmt: skip
 def test_a_stage_is_limited_by_the_pace_or_by_memory(cut: int, again: tuple[int, ...], limits: list[str]) -> None:
     """A rank that recomputes does it for memory; one that works as long as the slowest, but for 2 %, sets the pace."""
     problem = even_problem()
