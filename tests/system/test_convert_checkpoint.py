@@ -163,7 +163,6 @@ def test_weights_that_are_no_numbers_fail_the_check(theirs: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--from-hf", "nowhere"), "no such folder"),
         (("--from-hf", ".", "--check", "--data", "nowhere"), "nowhere: no such folder"),
         (("--from-hf", ".", "--data", "nowhere"), "--data nowhere needs --check"),
         (("--to-hf", "."), "no checkpoint here"),
