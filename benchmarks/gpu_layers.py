@@ -10,8 +10,8 @@ from megatron.vlm import platform
 from megatron.vlm.models.attention.core_attention import IsolatedAttention, choose_kernel
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.profiling.layer_costs import KindMeasurement
-from megatron.vlm.profiling.profiler import Job, profile_on_this_machine
-from megatron.vlm.profiling.step import Step
+from megatron.vlm.profiling.profiler import ProfileJob, profile_on_this_machine
+from megatron.vlm.profiling.stage_pass import StagePass
 from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from megatron.vlm.single import single_process
@@ -22,7 +22,7 @@ CALLS, ROUNDS = 10, 5
 
 def layers(model: str, budgets: tuple[int, int], steps: int, bf16: bool) -> dict[str, Any]:
     """A profile of every layer kind, the kernels it ran on, what the device reaches, and bytes it took."""
-    job = Job(model, *budgets, bf16=bf16, steps=steps, distributed_optimizer=True)
+    job = ProfileJob(model, *budgets, bf16=bf16, steps=steps, distributed_optimizer=True)
     profile = profile_on_this_machine(job, {"device": platform.device_name()})
     assert profile is not None
     with single_process(model, job.flags()) as inputs:
@@ -42,7 +42,7 @@ def layers(model: str, budgets: tuple[int, int], steps: int, bf16: bool) -> dict
 def allocated(args: Any, chain: Chain, kind: str, budgets: tuple[int, int]) -> float:
     """Bytes that the device's allocator gave to one layer's forward pass and has not got back; 0 on the CPU."""
     measured = KindMeasurement(args, chain, kind, budgets)
-    step = Step(chain, measured.module, measured.packs[0])
+    step = StagePass(chain, measured.module, measured.packs[0])
     before = torch.cuda.memory_allocated()
     step.forward()
     return (torch.cuda.memory_allocated() - before) / measured.count

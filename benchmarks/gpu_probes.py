@@ -13,7 +13,7 @@ from torch import Tensor
 from megatron.vlm.microbatch import Segments, segments_of
 from megatron.vlm.models.attention.core_attention import KERNELS, Kernel, choose_kernel, kernels_here
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.profiling.step import Step, wrapped_stage
+from megatron.vlm.profiling.stage_pass import StagePass, wrapped_stage
 from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from megatron.vlm.single import single_process
@@ -106,7 +106,7 @@ def waits(name: str) -> dict[str, str]:
         chain = Chain.of(inputs.args, few)
         pack = synthetic_pack(few, 256 if few.vision.native else 2, equal_lengths(1024, 4))
         for kind in dict.fromkeys(chain.kinds):
-            step = Step(chain, _all_of(chain, kind), pack)
+            step = StagePass(chain, _all_of(chain, kind), pack)
             both = (step.forward, step.backward)
             [each() for each in both]
             torch.cuda.synchronize()
@@ -146,7 +146,7 @@ def host(models: list[str]) -> dict[str, dict[str, float]]:
                 module, timer = _all_of(chain, kind), Timer()
                 device = []
                 for _ in range(WARM_UP + 5):
-                    step = Step(chain, module, pack)
+                    step = StagePass(chain, module, pack)
                     device.append(timer(step.forward, step.backward))
                 columns = (*timer.host_seconds, *map(median, zip(*device[WARM_UP:], strict=True)))
                 names = ("host_forward", "host_backward", "device_forward", "device_backward")

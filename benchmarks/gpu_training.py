@@ -21,10 +21,10 @@ from megatron.training import checkpointing, training
 from benchmarks.gpu_packs import LEARNT, Packs, RandomPacks
 from megatron.vlm import platform
 from megatron.vlm.arguments import parse_arguments
-from megatron.vlm.data.loader import Packs as Loaded
+from megatron.vlm.data.loader import PackLoader
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pretrain import Trainer, train
-from megatron.vlm.single import alone_unless_told
+from megatron.vlm.single import set_single_rank
 from omnibal_ext.chain import KIND_OF, TIMED_PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
@@ -59,7 +59,7 @@ class RandomTrainer(Trainer):
     def datasets(self, *_: Any, **__: Any) -> tuple[Iterator[Microbatch], None, None]:
         """The packs from where a checkpoint left off, without end."""
         self.meter.start(self.args.train_iters, 0, 1.0)
-        self.packs[True].append(Loaded(self.random_packs, count(self.args.consumed_train_samples), 0))
+        self.packs[True].append(PackLoader(self.random_packs, count(self.args.consumed_train_samples), 0))
         return self.packs[True][-1], None, None
 
 
@@ -102,7 +102,7 @@ def run_trainer(model: str, packs: Packs, an_iteration: int, iterations: int, fo
     metrics, began = folder / "metrics.jsonl", time.perf_counter()
     words = ["--model", model, "--lr", "1e-4", "--train-iters", str(iterations), "--log-interval", "1", *AS_TRAINED]
     words += ["--global-batch-size", str(an_iteration), "--metrics-file", str(metrics), "--timelines", "3", *flags]
-    alone_unless_told()
+    set_single_rank()
     with _megatron_as_it_was(), _asked(words):
         inputs = parse_arguments(words)
         platform.take_device()

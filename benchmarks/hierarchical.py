@@ -18,7 +18,7 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.pack_epoch import Epoch
 from omnibal_ext.packing.packers.isf import pack_isf
-from omnibal_ext.packing.packs import ATTENTION, Packs, pack_loads
+from omnibal_ext.packing.packs import ATTENTION, PackList, pack_loads
 from omnibal_ext.packing.widths import sample_widths
 from omnibal_ext.sizes import Sizes
 
@@ -26,21 +26,21 @@ from omnibal_ext.sizes import Sizes
 def hierarchical_epoch(
     corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, epoch: int
 ) -> Epoch:
-    """Pack and seat an epoch of samples that may all share packs; in place of `pack_epoch`, without its costs."""
+    """Pack samples that may all share packs into an epoch and assign slots; replaces `pack_epoch`, without costs."""
     seed, samples = options.seed + epoch, np.flatnonzero(reasons == 0)
     sizes = corpus.sizes.take(samples)
     of_samples = sample_widths(sizes, options, options.widths)
     budgets = options.vit_budget, options.llm_budget
     packs, widths = pack_hierarchical(sizes, *budgets, options.widths, of_samples, seed=seed)
-    packs = Packs(packs.pack_offsets, samples[packs.sample_ids])
+    packs = PackList(packs.pack_offsets, samples[packs.sample_ids])
     loads = pack_loads(packs, corpus.sizes)
-    seats = hierarchical_iterations(loads, widths, options.data_parallel_size, options.micro_batches, seed)
-    return Epoch(packs, loads, [len(seats)], packs, widths, seats)
+    slots = hierarchical_iterations(loads, widths, options.data_parallel_size, options.micro_batches, seed)
+    return Epoch(packs, loads, [len(slots)], packs, widths, slots)
 
 
 def pack_hierarchical(
     sizes: Sizes, vit_budget: int, llm_budget: int, widths: Sequence[int], of_samples: Ints, *, seed: int
-) -> tuple[Packs, Ints]:
+) -> tuple[PackList, Ints]:
     """Pack all samples level by level; return the packs and the width of each, [P].
 
     1. A sample belongs to the lowest level that holds it, `of_samples` [N] (algorithm 5).
@@ -48,7 +48,7 @@ def pack_hierarchical(
        next one first and in it the longest first, whatever fits (algorithm 6).
     """
     left = {width: np.flatnonzero(of_samples == width) for width in widths}
-    done: list[Packs] = []
+    done: list[PackList] = []
     of_packs: list[Ints] = []
     for level in reversed(range(len(widths))):
         width = widths[level]
@@ -57,12 +57,12 @@ def pack_hierarchical(
         packs = [own[found.sample_ids[a:b]].tolist() for a, b in pairwise(found.pack_offsets)]
         for below in reversed(widths[:level]):
             left[below] = _fill(packs, left[below], sizes, width * vit_budget, width * llm_budget)
-        done.append(Packs.of_lists(packs))
+        done.append(PackList.from_lists(packs))
         of_packs.append(np.full(len(packs), width, np.int64))
-    return Packs.concatenate(done), np.concatenate(of_packs)
+    return PackList.concatenate(done), np.concatenate(of_packs)
 
 
-def _pack(sizes: Sizes, vit_budget: int, llm_budget: int, few: bool, seed: int) -> Packs:
+def _pack(sizes: Sizes, vit_budget: int, llm_budget: int, few: bool, seed: int) -> PackList:
     """Pack a level by ISF; best fit in random order where samples are few and large, as ISF leaves much room then."""
     if not few:
         return pack_isf(sizes, vit_budget, llm_budget, seed=seed)
@@ -81,7 +81,7 @@ def _pack(sizes: Sizes, vit_budget: int, llm_budget: int, few: bool, seed: int) 
         packs[pack].append(sample)
         tiles_left[pack] -= tiles
         bisect.insort(room, (left - tokens, pack))
-    return Packs.of_lists(packs)
+    return PackList.from_lists(packs)
 
 
 def _fill(packs: list[list[int]], pool: Ints, sizes: Sizes, vit_budget: int, llm_budget: int) -> Ints:
@@ -117,7 +117,7 @@ def hierarchical_iterations(loads: Ints, widths: Ints, data_parallel_size: int, 
         own = np.flatnonzero(widths == width)
         own = own[np.argsort(loads[own, ATTENTION], kind="stable")]
         teams = data_parallel_size // width
-        seats = np.append(own, np.full(-len(own) % (teams * micro_batches), -1))
-        rounds = seats.reshape(-1, micro_batches, teams).transpose(0, 2, 1)
+        slots = np.append(own, np.full(-len(own) % (teams * micro_batches), -1))
+        rounds = slots.reshape(-1, micro_batches, teams).transpose(0, 2, 1)
         tables.append(np.repeat(rounds, width, axis=1))
     return np.random.default_rng((seed, 1)).permutation(np.concatenate(tables))

@@ -39,7 +39,7 @@ machine.install()
 
 from megatron.vlm import platform  # noqa: E402 (the machine comes first)
 from megatron.vlm.models.chain import Chain  # noqa: E402
-from megatron.vlm.profiling.step import Step, wrapped_stage  # noqa: E402
+from megatron.vlm.profiling.stage_pass import StagePass, wrapped_stage  # noqa: E402
 from megatron.vlm.profiling.synthetic import synthetic_pack  # noqa: E402
 from megatron.vlm.single import single_process  # noqa: E402
 from omnibal_ext.architectures.architecture import Architecture  # noqa: E402
@@ -79,7 +79,7 @@ def host_seconds(model: Architecture, layers: int, rounds: int) -> dict[str, tup
         chain = Chain.of(inputs.args, small)
         pack = synthetic_pack(small, 4 if small.vision.native else 1, [8])
         firsts = {tower: chain.kinds.index(tower) for tower in TOWERS}
-        steps = {tower: Step(chain, wrapped_stage(chain, at, at + layers), pack) for tower, at in firsts.items()}
+        steps = {tower: StagePass(chain, wrapped_stage(chain, at, at + layers), pack) for tower, at in firsts.items()}
         with torch.compiler.set_stance("force_eager"):  # what a pack knows is made while there are cards
             for step in steps.values():
                 step.forward()

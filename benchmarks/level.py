@@ -1,11 +1,11 @@
-"""What it brings to level an index again for twice as many ranks, on published and on made-up lengths.
+"""What it brings to rebalance an index for twice as many ranks, on published and on made-up lengths.
 
     python benchmarks/level.py [--samples 20000] [--corpus "heavy tails" ...]
 
 Each corpus is packed for eight ranks of two and of four packs, and run by sixteen of one and of two: as its packs are
-dealt anew there, after `tools/level_packs.py`, and packed again for sixteen. `wait` is the share of device time that
+assigned anew there, after `tools/level_packs.py`, and packed again for sixteen. `wait` is the share of device time that
 ranks wait in an epoch, and DistRatio the worst of tiles and tokens. Published lengths are those of OmniBal's authors
-(folder $OMNIBAL_LENGTHS). The last line is the ratio of waiting, levelled to not levelled, over all corpora.
+(folder $OMNIBAL_LENGTHS). The last line is the ratio of waiting, rebalanced to not rebalanced, over all corpora.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
-from omnibal_ext.packing.index.level_again import Ranks, level_again, write_levelled
 from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.index.rebalanced import RankLayout, rebalance, write_rebalanced
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.metrics import dist_ratio, rank_loads, wait
 from omnibal_ext.packing.packs import TILES, TOKENS
@@ -43,7 +43,7 @@ def corpus_of(name: str, samples: int) -> tuple[Sizes, tuple[int, int]]:
     return sizes.take(np.sort(np.random.default_rng(0).permutation(len(sizes))[:samples])), budgets
 
 
-def measured(index: PackedIndex, ranks: Ranks) -> tuple[float, float]:
+def measured(index: PackedIndex, ranks: RankLayout) -> tuple[float, float]:
     """What ranks wait in an epoch, and the worse DistRatio."""
     iterations = epoch_iterations(PackStream(index, *ranks))
     loads = [rank_loads(iterations, np.asarray(index.loads)[:, load]) for load in (TILES, TOKENS)]
@@ -51,16 +51,16 @@ def measured(index: PackedIndex, ranks: Ranks) -> tuple[float, float]:
 
 
 def compare(name: str, samples: int, micro_batches: int, folder: Path) -> list[tuple[float, float]]:
-    """Measure at the ranks packed for, at twice as many, there levelled again, and packed for these."""
+    """Measure at the ranks packed for, at twice as many, there rebalanced, and packed for these."""
     sizes, budgets = corpus_of(name, samples)
     options = PackOptions("balanced", *budgets, data_parallel_size=RANKS, micro_batches=micro_batches)
     more = replace(options, data_parallel_size=2 * RANKS, micro_batches=micro_batches // 2)
     index, anew = (build_index(sizes, folder / f"{one.data_parallel_size}", one)[0] for one in (options, more))
     ranks, others = (
-        Ranks(each.data_parallel_size, each.micro_batches, each.last_iteration) for each in (options, more)
+        RankLayout(each.data_parallel_size, each.micro_batches, each.last_iteration) for each in (options, more)
     )
     found = [measured(index, ranks), measured(index, others)]
-    write_levelled(index, others, level_again(index, PackStream(index, *others).order, others))
+    write_rebalanced(index, others, rebalance(index, PackStream(index, *others).order, others))
     return [*found, measured(index, others), measured(anew, others)]
 
 

@@ -46,11 +46,11 @@ from omnibal_ext.layout.workload import packs_of_loads
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering.deal_to_ranks import deal
+from omnibal_ext.packing.ordering.assign_ranks import assign_zigzag
 from omnibal_ext.packing.ordering.metrics import rank_loads
 from omnibal_ext.packing.pack_epoch import Epoch, pack_epoch
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS
-from omnibal_ext.packing.share_loads import share_loads, tokens_cut
+from omnibal_ext.packing.shard_loads import shard_loads, tokens_cut
 from omnibal_ext.sizes import Sizes
 
 K = 1024
@@ -181,7 +181,7 @@ def costs_of(study: str, setting: Setting) -> Profile:
 
 
 def packed(study: str, setting: Setting, method: Method, sizes: Sizes, micro_batches: int) -> Epoch:
-    """One epoch, seated."""
+    """One epoch, with slots assigned."""
     widths = tuple(2**n for n in range(setting.widest.bit_length()))
     chosen = {"one": widths[-1:], "two": tuple(sorted({1, widths[-1]})), "all": widths}[method.widths]
     hbp = method.packing == "hbp"
@@ -195,21 +195,21 @@ def packed(study: str, setting: Setting, method: Method, sizes: Sizes, micro_bat
     return packer(Corpus.of(sizes), np.zeros(len(sizes), np.int8), options, costs, 0)
 
 
-def seats_of(epoch: Epoch, ranks: int, micro_batches: int, method: Method) -> tuple[Ints, Ints]:
+def slots_of(epoch: Epoch, ranks: int, micro_batches: int, method: Method) -> tuple[Ints, Ints]:
     """Widths of packs, and who runs what: [P], [iterations, ranks, microbatches]."""
-    if epoch.seats is None or epoch.widths is None:
+    if epoch.slots is None or epoch.widths is None:
         order = np.append(np.arange(len(epoch.packs)), [-1] * (-len(epoch.packs) % (ranks * micro_batches)))
-        return np.ones(len(epoch.packs), np.int64), deal(order.reshape(-1, ranks * micro_batches), ranks)
+        return np.ones(len(epoch.packs), np.int64), assign_zigzag(order.reshape(-1, ranks * micro_batches), ranks)
     if method.shuffled:
         random = np.random.default_rng(2).integers(0, 2**31, epoch.loads.shape)
         return epoch.widths, hierarchical_iterations(random, epoch.widths, ranks, micro_batches, 2)
-    return epoch.widths, epoch.seats
+    return epoch.widths, epoch.slots
 
 
 def loads_of_ranks(epoch: Epoch, widths: Ints, sizes: Sizes, method: Method, setting: Setting) -> Ints:
     """Tiles, tokens, squares of a rank of each pack, and tokens that it sends: [P, 4]."""
     if method.cut_only:
-        loads = share_loads(epoch.packs, sizes, widths)
+        loads = shard_loads(epoch.packs, sizes, widths)
     else:  # an even share of every sample
         sent = epoch.loads[:, TOKENS] * (widths - 1) // widths**2
         loads = np.column_stack([-(-epoch.loads[:, :3] // widths[:, None]), sent])
@@ -229,7 +229,7 @@ def layout_of(problem: LayoutProblem, setting: Setting) -> Layout:
 
 
 def play(name: str, setting: Setting, method: Method, sizes: Sizes, more: float = 1.0) -> Found:
-    """Pack, seat and play an epoch, of so many times the packs a step that budgets make it.
+    """Pack an epoch, assign its slots and play it, of so many times the packs a step that budgets make it.
 
     Raises UserError where nothing fits.
     """
@@ -238,27 +238,27 @@ def play(name: str, setting: Setting, method: Method, sizes: Sizes, more: float 
     problem = LayoutProblem(profile, setting.pipeline, micro_batches, memory_bytes=H100.memory_bytes)
     layout = layout_of(problem, setting)
     epoch = packed(name, setting, method, sizes, micro_batches)
-    widths, seats = seats_of(epoch, study.ranks(setting), micro_batches, method)
-    counted = (seats >= 0).all(axis=(1, 2)) | (method.packing == "balanced")
+    widths, slots = slots_of(epoch, study.ranks(setting), micro_batches, method)
+    counted = (slots >= 0).all(axis=(1, 2)) | (method.packing == "balanced")
     loads = loads_of_ranks(epoch, widths, sizes, method, setting)
-    problem = replace(problem, packs=packs_of_loads(loads[:, :3], seats, loads[:, 3], widths))
+    problem = replace(problem, packs=packs_of_loads(loads[:, :3], slots, loads[:, 3], widths))
     work = work_of(problem, layout)
     seconds = np.where(counted, problem.iteration_seconds(layout), work.mean(axis=1))
-    tokens = rank_loads(seats, epoch.loads[:, TOKENS] / widths).sum(axis=1)
+    tokens = rank_loads(slots, epoch.loads[:, TOKENS] / widths).sum(axis=1)
     beyond = np.append(0, np.cumsum(np.where(sizes.tokens > BEYOND, sizes.tokens, 0)[epoch.packs.sample_ids]))
     beyond = np.diff(beyond[epoch.packs.pack_offsets])
     travel = tokens_cut(epoch.packs, sizes, widths) if method.cut_only else epoch.loads[:, TOKENS] * (widths > 1)
     step = float(tokens[counted].mean())
     if more == 1 and FEWER * step < study.batch:
         return play(name, setting, method, sizes, study.batch / step)
-    attention, long = rank_loads(seats, loads[:, ATTENTION])[counted], rank_loads(seats, beyond / widths).sum(axis=1)
+    attention, long = rank_loads(slots, loads[:, ATTENTION])[counted], rank_loads(slots, beyond / widths).sum(axis=1)
     busy, work = float(seconds[counted].sum()), work[counted]
     return Found(
         rate=float(tokens.sum() / seconds.sum()),
         wait=float(1 - work.mean(axis=1).sum() / work.max(axis=1).sum()),
         idle=float(1 - work.mean(axis=1).sum() / busy),
         attention=float(np.mean(1 - attention.mean(axis=1) / attention.max(axis=1))),
-        travelling=float(rank_loads(seats, travel / widths).sum() / tokens.sum()),
+        travelling=float(rank_loads(slots, travel / widths).sum() / tokens.sum()),
         long=float(np.std((long / tokens)[counted])),
         step=step,
         setting=setting,

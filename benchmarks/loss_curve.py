@@ -32,7 +32,7 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.kd_tree import halve
-from omnibal_ext.packing.packs import TILES, Packs
+from omnibal_ext.packing.packs import TILES, PackList
 from omnibal_ext.run_metrics import training_intervals
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,7 +70,7 @@ def pack(corpus: Corpus, like: PackedIndex, folder: Path, order: str, seed: int)
         return build_index(corpus, folder, options, built_from)[0]
     found, _ = build_index(corpus, folder, replace(options, seconds=0.0), built_from)
     loads, batch = np.array(found.loads), found.global_batch
-    packs = Packs(np.array(found.pack_offsets), np.array(found.sample_ids))
+    packs = PackList(np.array(found.pack_offsets), np.array(found.sample_ids))
     chosen = alike(loads, batch, seed) if order == "alike" else np.random.default_rng(seed).permutation(len(packs))
     manifest = {name: value for name, value in found.manifest.items() if name not in ("checksums", "sha256")}
     return write_index(folder, packs.reordered(chosen), loads[chosen], manifest, (), over=True)

@@ -28,17 +28,24 @@ from benchmarks.spread_bound import least_spread, tile_seconds_of
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import WAIT, PackOptions
-from omnibal_ext.packing.ordering import pipeline
-from omnibal_ext.packing.ordering.deal_to_ranks import deal
+from omnibal_ext.packing.ordering import order_packs as ordering
+from omnibal_ext.packing.ordering.assign_ranks import assign_zigzag
 from omnibal_ext.packing.ordering.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
-from omnibal_ext.packing.ordering.spread import Features, missing_kinds, over, pack_features, random_spread, spread_of
+from omnibal_ext.packing.ordering.spread import (
+    Features,
+    iteration_spread,
+    missing_kinds,
+    pack_features,
+    random_spread,
+    relative_to,
+)
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.first_fit import pack_first_fit
 from omnibal_ext.packing.packers.isf import pack_isf
-from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs, pack_loads
+from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 
 MICRO_BATCHES = (1, 4, 16)
@@ -53,12 +60,12 @@ def costs_of(name: str, model: str) -> PackCosts:
     return PackCosts({**costs.parts, "vision": {"tiles": costs.parts["vision"]["tiles"] / PATCHES_A_TILE}})
 
 
-def sources_of(sizes: Sizes) -> tuple[Sizes, tuple[Source, ...]]:
+def sources_of(sizes: Sizes) -> tuple[Sizes, tuple[CorpusSource, ...]]:
     """Sort the samples into three sources that differ in size, as the files of a real corpus do."""
     leaning = sizes.tokens * np.random.default_rng(1).lognormal(0, 1, len(sizes))
     order = np.argsort(leaning, kind="stable")
     parts = (len(sizes) // 2, len(sizes) // 3, len(sizes) - len(sizes) // 2 - len(sizes) // 3)
-    return sizes.take(order), tuple(Source(f"source {number}", count) for number, count in enumerate(parts))
+    return sizes.take(order), tuple(CorpusSource(f"source {number}", count) for number, count in enumerate(parts))
 
 
 class Random(NamedTuple):
@@ -69,10 +76,10 @@ class Random(NamedTuple):
     missing: Floats  # [kinds] share of iterations without the kind
 
     @classmethod
-    def of(cls, corpus: Corpus, found: Packs, batch: int) -> "Random":
+    def of(cls, corpus: Corpus, found: PackList, batch: int) -> "Random":
         """Of iterations of so many packs, and the samples that these hold."""
         samples, drawn = len(corpus.sizes), len(corpus.sizes) / len(found) * batch
-        alone = Packs(np.arange(samples + 1), np.arange(samples))
+        alone = PackList(np.arange(samples + 1), np.arange(samples))
         each, packs = (pack_features(corpus, one, pack_loads(one, corpus.sizes), LOADS) for one in (alone, found))
         return cls(
             random_spread(each.values, drawn, samples),
@@ -100,9 +107,9 @@ def measured(
     """Measure an order of packs, whole iterations only."""
     batch = shape.global_batch
     groups = order[: len(order) // batch * batch].reshape(-1, batch)
-    spread, sizes = spread_of(groups, features.values), features.sizes
-    by_samples, by_packs = over(spread, random.samples), over(spread, random.packs)
-    iterations = deal(groups, shape.data_parallel_size)
+    spread, sizes = iteration_spread(groups, features.values), features.sizes
+    by_samples, by_packs = relative_to(spread, random.samples), relative_to(spread, random.packs)
+    iterations = assign_zigzag(groups, shape.data_parallel_size)
     return Measures(
         wait(rank_loads(iterations, seconds)),
         float(by_samples[:sizes].max()),
@@ -131,10 +138,10 @@ def compare_orders(
 
 
 def _row(
-    name: str, corpus: Corpus, found: Packs, options: PackOptions, costs: PackCosts
+    name: str, corpus: Corpus, found: PackList, options: PackOptions, costs: PackCosts
 ) -> tuple[list[object], float, float]:
     ranks, batch = options.data_parallel_size, options.global_batch
-    packs = pipeline.ordered(corpus, found, options, costs, seed=0)
+    packs = ordering.order_packs(corpus, found, options, costs, seed=0)
     loads = pack_loads(packs, corpus.sizes)
     features, seconds = pack_features(corpus, packs, loads, LOADS), costs.waited_for(loads, LOADS, options.one_sum)
     order = np.arange(len(packs))
@@ -144,9 +151,9 @@ def _row(
     own, random, grouped = (
         measured(one, loads, seconds, features, expected, options) for one in (order, chance, length)
     )
-    iterations = deal(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
+    iterations = assign_zigzag(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
     least = least_spread(iterations, loads, seconds, tile_seconds_of(costs), max(options.wait, own.wait))
-    least *= float(over(random_spread(features.values, batch, len(packs)), expected.packs)[: len(LOADS)].max())
+    least *= float(relative_to(random_spread(features.values, batch, len(packs)), expected.packs)[: len(LOADS)].max())
     row: list[object] = [name, ranks, options.micro_batches, len(iterations)]
     row += [f"{random.wait:.4f}", f"{grouped.wait:.4f}", f"{own.wait:.4f}"]
     spreads = grouped.sizes, own.sizes, own.sizes_found, least, own.sources, own.sources_found
@@ -187,7 +194,7 @@ def main() -> None:
     parser.add_argument("--whole-packs", action="store_true", help="let no samples change iterations")
     arguments = parser.parse_args()
     if arguments.whole_packs:
-        pipeline.worth_swapping = lambda *_: False
+        ordering.worth_swapping = lambda *_: False
     compare_packs(arguments.samples)
     columns = (
         "corpus", "ranks", "micro", "steps", "wait: random", "by length", "ours", "sizes: by length", "ours",

@@ -38,14 +38,14 @@ from benchmarks.packing_grid import costs_of
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import WAIT, PackOptions
-from omnibal_ext.packing.ordering.deal_to_ranks import deal
+from omnibal_ext.packing.ordering.assign_ranks import assign_zigzag
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
-from omnibal_ext.packing.ordering.pipeline import ordered
+from omnibal_ext.packing.ordering.order_packs import order_packs
 from omnibal_ext.packing.packers.balanced import pack_balanced
-from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+from omnibal_ext.packing.packs import LOADS, PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 
 Pattern = tuple[int, ...]  # types of the samples of a pack, ascending
@@ -113,7 +113,13 @@ class Prices(NamedTuple):
 
 
 def problem_of(
-    sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: Packs, unit: int, step: float, deviations: Floats
+    sizes: Sizes,
+    budgets: tuple[int, int],
+    costs: PackCosts,
+    packs: PackList,
+    unit: int,
+    step: float,
+    deviations: Floats,
 ) -> Problem:
     """Count the types of samples, whose tokens are whole units; levels are a `step` apart where most of `packs` are.
 
@@ -144,7 +150,7 @@ def problem_of(
     )
 
 
-def patterns_of(packs: Packs, sizes: Sizes, problem: Problem, unit: int) -> list[Pattern]:
+def patterns_of(packs: PackList, sizes: Sizes, problem: Problem, unit: int) -> list[Pattern]:
     """Return the types of the samples of each pack."""
     number = {(int(t), int(n)): k for k, (t, n, _) in enumerate(problem.sizes)}
     types = [number[int(t), int(n)] for t, n in zip(sizes.tiles, sizes.tokens // unit, strict=True)]
@@ -326,10 +332,10 @@ def least_spread(problem: Problem, known: set[Placed]) -> float:
         packs += new
 
 
-def our_packs(name: str, sizes: Sizes, options: PackOptions, costs: PackCosts) -> tuple[Packs, Packs]:
+def our_packs(name: str, sizes: Sizes, options: PackOptions, costs: PackCosts) -> tuple[PackList, PackList]:
     """Return packs as they are found, and our packs in our order."""
     found = pack_balanced(sizes, options.vit_budget, options.llm_budget, seed=0)
-    return found, ordered(Corpus(sizes, (Source(name, len(sizes)),)), found, options, costs, seed=0)
+    return found, order_packs(Corpus(sizes, (CorpusSource(name, len(sizes)),)), found, options, costs, seed=0)
 
 
 def compare(name: str, model: str, samples: int, ranks: int) -> list[object]:
@@ -344,7 +350,7 @@ def compare(name: str, model: str, samples: int, ranks: int) -> list[object]:
     groups = np.arange(len(packs) // ranks * ranks).reshape(-1, ranks)
     random = pack_loads(found, sizes).std(axis=0) / math.sqrt(ranks)
     spread = (loads[groups].mean(axis=1).std(axis=0) / random).tolist()
-    waiting = wait(rank_loads(deal(groups, ranks), costs.waited_for(loads, LOADS, True)))
+    waiting = wait(rank_loads(assign_zigzag(groups, ranks), costs.waited_for(loads, LOADS, True)))
     problem = problem_of(sizes, budgets, costs, packs, unit, step, random)
     least = least_spread(problem, placed(problem, patterns_of(packs, sizes, problem, unit), ranks))
     figures = [f"{value:.2f}" for value in (*spread, max(spread), least)]

@@ -30,11 +30,11 @@ from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.executor import Executor, image_edges
 from megatron.vlm.pipeline.weight_gradients import Linear
 from megatron.vlm.profiling.kept import KeptBytes
-from megatron.vlm.profiling.profiler import Job, profile_on_this_machine
+from megatron.vlm.profiling.profiler import ProfileJob, profile_on_this_machine
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.dealing import deal
+from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Action
 from tests.distributed import beside, harness, wide
@@ -49,7 +49,7 @@ def measure(shape: Shape, order: dict[str, Any]) -> Any:
     presets.PRESETS[shape.name] = shape.architecture
     if "cases" in order:
         return _train_all(shape, order)
-    job = Job(
+    job = ProfileJob(
         shape.name, shape.vit_budget, shape.llm_budget, steps=order["steps"], data_parallel=order["data_parallel"],
         frozen=tuple(order["frozen"]),
     )  # fmt: skip
@@ -73,7 +73,7 @@ def _train_all(shape: Shape, order: dict[str, Any]) -> list[dict[str, Any]]:
         if case["contents"]:
             packs = [written(shape, *both) for both in zip(packs, case["contents"], strict=True)]
         if case["widths"]:
-            packs = _seated(packs, case["widths"], shape.architecture)
+            packs = _assigned(packs, case["widths"], shape.architecture)
         key = case["name"] + json.dumps(case["plan"])
         if key not in models:
             models[key] = _Training(args, harness.build_model(chain, plan), plan, communicator)
@@ -84,10 +84,10 @@ def _train_all(shape: Shape, order: dict[str, Any]) -> list[dict[str, Any]]:
     disturbed: list[list[float]] = [[] for _ in jobs]
     for number in range(order["rounds"]):
         for index in _turns([case["name"] for case in cases], random.Random(number)):
-            job, packs, seated = jobs[index]
+            job, packs, assigned = jobs[index]
             torch.distributed.barrier()
             started, worked = time.perf_counter(), time.process_time()
-            losses[index].append(job.iterate(packs, seated))
+            losses[index].append(job.iterate(packs, assigned))
             seconds[index].append(time.perf_counter() - started)
             work[index].append(time.process_time() - worked)
             disturbed[index].append(job.disturbed)
@@ -144,14 +144,14 @@ def written(shape: Shape, pack: Microbatch, samples: Sequence[Sequence[int]]) ->
     )  # fmt: skip
 
 
-def _seated(packs: Sequence[Microbatch], widths: Sequence[int], model: Architecture) -> list[Microbatch]:
+def _assigned(packs: Sequence[Microbatch], widths: Sequence[int], model: Architecture) -> list[Microbatch]:
     """What this data-parallel rank runs of packs, those of several ranks with images dealt as the loader does."""
-    rank, seats, mine = parallel_state.get_data_parallel_rank(), 0, []
+    rank, slots, mine = parallel_state.get_data_parallel_rank(), 0, []
     for number, (pack, width) in enumerate(zip(packs, widths, strict=True)):
-        if seats <= rank < seats + width:
-            makers = np.array(deal([1] * pack.tiles, number, tuple(range(width)), 1), np.int64)
-            mine.append(wide.teams().join(wide.part([pack], 0, rank - seats, width, 1, model, makers)))
-        seats = (seats + width) % parallel_state.get_data_parallel_world_size()
+        if slots <= rank < slots + width:
+            makers = np.array(assign_units([1] * pack.tiles, number, tuple(range(width)), 1), np.int64)
+            mine.append(wide.teams().join(wide.part([pack], 0, rank - slots, width, 1, model, makers)))
+        slots = (slots + width) % parallel_state.get_data_parallel_world_size()
     return mine
 
 
@@ -170,11 +170,11 @@ class _Training:
             config, model, overrides, use_gloo_process_groups=args.use_gloo_process_groups
         )
 
-    def iterate(self, packs: Sequence[Microbatch], seated: bool) -> float:
+    def iterate(self, packs: Sequence[Microbatch], assigned: bool) -> float:
         """What Megatron's `train_step` does; the mean loss."""
         self.optimizer.zero_grad()
         self.computed = self.had = 0.0
-        run = beside.run_iteration if self.plan.tower else partial(harness.run_iteration, dealt=seated)
+        run = beside.run_iteration if self.plan.tower else partial(harness.run_iteration, dealt=assigned)
         loss = run(self.model, self.plan, packs, self.executor, "token")
         self.optimizer.step()
         return loss

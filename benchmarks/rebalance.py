@@ -25,9 +25,9 @@ from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.ordering.metrics import wait
-from omnibal_ext.rebalance.nodes import place_batches, share_across_nodes
+from omnibal_ext.rebalance.nodes import fraction_across_nodes, place_batches
 from omnibal_ext.rebalance.phases import Phase, phases_of
-from omnibal_ext.rebalance.plan import Need, plan_step
+from omnibal_ext.rebalance.plan import PhaseInput, plan_step
 
 A_NODE = 8
 SHAPES = ((8, 4), (32, 4), (256, 4), (8, 16), (32, 16), (256, 16))
@@ -65,8 +65,10 @@ def measure(ranks: int, each: int, draws: int, phases: dict[str, Phase]) -> tupl
     for seed in range(draws):
         tiles, tokens = corpus(ranks * each, seed)
         needs = {
-            "vision": Need(phases["vision"], tiles, tiles * BYTES_A_TILE),
-            "language": Need(phases["language"], tokens, tokens * BYTES_A_TOKEN, "vision", tiles * BYTES_OF_FEATURES),
+            "vision": PhaseInput(phases["vision"], tiles, tiles * BYTES_A_TILE),
+            "language": PhaseInput(
+                phases["language"], tokens, tokens * BYTES_A_TOKEN, "vision", tiles * BYTES_OF_FEATURES
+            ),
         }
         began = time.perf_counter()
         placed = plan_step(home, needs, ranks, A_NODE)
@@ -74,13 +76,13 @@ def measure(ranks: int, each: int, draws: int, phases: dict[str, Phase]) -> tupl
         row = []
         for name, need in needs.items():
             first = longest_first(need.phase.seconds(need.units), ranks)
-            for place in (home, first, placed[name].place):
+            for place in (home, first, placed[name].rank_of):
                 row.append(wait(need.phase.of_batches(need.units, place, ranks)[None, :, None]))
             row.append(placed[name].after / least(need.phase, need.units, ranks))
             read, ours = read + placed[name].before, ours + placed[name].after
-        batch, sources = phases["language"].deal(tokens, ranks), [(home, tokens.astype(np.float64))]
+        batch, sources = phases["language"].assign(tokens, ranks), [(home, tokens.astype(np.float64))]
         there = place_batches(batch, sources, ranks, A_NODE)[batch]
-        row += [share_across_nodes(place, sources, A_NODE) for place in (batch, there)]
+        row += [fraction_across_nodes(place, sources, A_NODE) for place in (batch, there)]
         rows.append(row)
     return [*np.mean(rows, axis=0).tolist(), 1e3 * float(np.median(seconds))], read, ours
 

@@ -49,7 +49,7 @@ from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.metrics import rank_loads
 from omnibal_ext.packing.pack_epoch import pack_epoch
 from omnibal_ext.packing.packs import LOADS
-from omnibal_ext.packing.share_loads import EXCHANGED, share_loads
+from omnibal_ext.packing.shard_loads import EXCHANGED, shard_loads
 from omnibal_ext.sizes import Sizes
 
 WIDEST = 8
@@ -147,12 +147,12 @@ def epoch_seconds(case: Case, sizes: Sizes, widths: tuple[int, ...], micro_batch
     costs, none_left_out = PackCosts.of_profile(profile), np.zeros(len(sizes), np.int8)
     epoch = pack_epoch(Corpus.of(sizes), none_left_out, options, costs, 0)
     assert epoch.widths is not None
-    assert epoch.seats is not None
-    loads = share_loads(epoch.packs, sizes, epoch.widths)
+    assert epoch.slots is not None
+    loads = shard_loads(epoch.packs, sizes, epoch.widths)
     packs = PackSizes(*loads[:, :3].T, loads[:, -1], epoch.widths)
     seconds = costs.waited_for(loads, (*LOADS, EXCHANGED), one_sum=True)[:, 0]
     seconds += 2 * sum(profile.exchange_seconds(kind, packs) for kind in profile.chain)
-    return float(rank_loads(epoch.seats, seconds).max(axis=1).sum())
+    return float(rank_loads(epoch.slots, seconds).max(axis=1).sum())
 
 
 def compare_sets(name: str, case: Case, all_micro_batches: list[int]) -> float:

@@ -27,9 +27,8 @@ from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_loads
-from omnibal_ext.packing.packs import TILES
-from omnibal_ext.packing.packs import Packs as PacksOfSamples
-from omnibal_ext.packing.share_loads import share_loads
+from omnibal_ext.packing.packs import TILES, PackList
+from omnibal_ext.packing.shard_loads import shard_loads
 from omnibal_ext.plan import Plan
 from omnibal_ext.sizes import Sizes
 
@@ -100,14 +99,14 @@ def sizes_of(packs: Packs, widths: tuple[int, ...]) -> PackSizes:
     """For the simulator, as an index has them: one iteration, two ranks."""
     lengths = [length for _, samples in packs for length in samples]
     offsets = np.cumsum([0, *(len(samples) for _, samples in packs)])
-    held = PacksOfSamples(offsets, np.arange(len(lengths)))
+    held = PackList(offsets, np.arange(len(lengths)))
     ranks = np.array(widths)
-    loads = share_loads(held, Sizes.from_arrays(np.zeros(len(lengths), np.int64), np.array(lengths)), ranks)
+    loads = shard_loads(held, Sizes.from_arrays(np.zeros(len(lengths), np.int64), np.array(lengths)), ranks)
     loads[:, TILES] = -(-np.array([tiles for tiles, _ in packs]) // ranks)
-    return packs_of_loads(loads[:, :3], seats_of(widths)[None], loads[:, 3], ranks)
+    return packs_of_loads(loads[:, :3], slots_of(widths)[None], loads[:, 3], ranks)
 
 
-def seats_of(widths: tuple[int, ...]) -> NDArray[np.int64]:
+def slots_of(widths: tuple[int, ...]) -> NDArray[np.int64]:
     """Who runs what: [ranks, microbatches]."""
     numbers = np.repeat(np.arange(len(widths)), widths)
     return np.ascontiguousarray(numbers.reshape(-1, RANKS).T)

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 from transformers_packs import DEVICE, in_bf16, leave, load_model, loss_of, on_device, parser, start_ranks, trained
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.stream import Step, StreamSteps
+from megatron.vlm.data.stream import StreamStep, StreamSteps
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.rebalance.phases import phases_of
@@ -49,7 +49,7 @@ class TwoPhases(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, step: Step) -> Tensor:
+    def forward(self, step: StreamStep) -> Tensor:
         """All ranks exchange features, those without tiles or without samples too."""
         width, image = self.model.config.text_config.hidden_size, self.model.config.image_token_id
         features = torch.zeros(0, width, device=DEVICE, requires_grad=True)
@@ -90,7 +90,9 @@ def main() -> None:
     leave()
 
 
-def train(model: nn.Module, steps: Iterator[Step], lr: float) -> tuple[list[float], dict[str, float], Counter, float]:
+def train(
+    model: nn.Module, steps: Iterator[StreamStep], lr: float
+) -> tuple[list[float], dict[str, float], Counter, float]:
     """Losses; of each phase its fullest rank's seconds over those as read, and in how many steps all stay; samples a
     second."""
     wrapped = DistributedDataParallel(TwoPhases(model), find_unused_parameters=True)

@@ -1,4 +1,4 @@
-"""What samples cost: how many ViT tiles and LLM tokens each one has, and any further named sizes."""
+"""Sizes of samples: ViT tiles, LLM tokens, and any further named sizes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from omnibal_ext.reading.document import read_json
 
 REMEDY = "give a sizes file: a JSON list, or an .npz"
 MOST_ROWS, MOST_JSON = 2**30, 2**31
-"""Of a JSON list; an .npz may be larger."""
+"""Limits of a JSON list; an .npz may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Sizes:
         return len(self.tokens)
 
     def take(self, samples: NDArray[np.int64]) -> "Sizes":
-        """Return the sizes of `samples`, in that order; a sample may be named several times."""
+        """Return the sizes of `samples`, in that order; a sample may be repeated."""
         more = {name: values[samples] for name, values in self.more.items()}
         return Sizes(self.tiles[samples], self.tokens[samples], more)
 
     @classmethod
     def from_arrays(cls, tiles: Any, tokens: Any, origin: str = "sizes", **more: Any) -> "Sizes":
-        """Check integer arrays of one length and make them sizes; `more` are further ones by name.
+        """Check integer arrays of one length and return them as sizes; `more` are further sizes by name.
 
         Raises:
             UserError: naming `origin` and the first row at fault.
@@ -58,7 +58,7 @@ class Sizes:
                 raise UserError(f"{origin}: {name} {values.shape} must be a list as long as tokens {tokens.shape}")
             if len(values) and not np.issubdtype(values.dtype, np.integer):
                 raise UserError(f"{origin}: {name} must be whole numbers, found {values.dtype}")
-            bits = 48 if name in further else 32  # squares are larger; sums of all must fit 64 bits
+            bits = 48 if name in further else 32  # sums of squares are larger; sums over all samples must fit 64 bits
             wrong = np.flatnonzero((values < least) | (values >= 2 ** (bits - 1)))
             if len(wrong):
                 row = int(wrong[0])
@@ -70,11 +70,10 @@ class Sizes:
 
     @classmethod
     def load(cls, paths: Sequence[str | Path] | str | Path, more: Sequence[str] = ()) -> "Sizes":
-        """Read `.json` or `.npz` files of sizes; several are one corpus, numbered from 0 in the order given.
+        """Read `.json` or `.npz` files of sizes as one corpus, numbered from 0 in the order of `paths`.
 
-        `more` are the names of further sizes, fields or arrays like the others.
-
-        A JSON file is a list of `{"vit_num": tiles, "token_num": tokens, ...}`, an `.npz` holds `tiles` and `tokens`.
+        A JSON file is a list of `{"vit_num": tiles, "token_num": tokens, ...}`, an `.npz` holds `tiles` and `tokens`;
+        `more` names further fields or arrays.
 
         Raises:
             UserError: naming the file, and the row where a row is at fault.
@@ -84,23 +83,26 @@ class Sizes:
         return cls.concatenate([_load_one(Path(path), more) for path in paths])
 
     @classmethod
-    def concatenate(cls, parts: Sequence["Sizes"]) -> "Sizes":
-        """Put corpora one after the other."""
-        if len(parts) == 1:
-            return parts[0]
+    def concatenate(cls, corpora: Sequence["Sizes"]) -> "Sizes":
+        """Concatenate the sizes of several corpora."""
+        if len(corpora) == 1:
+            return corpora[0]
         return cls(
-            np.concatenate([part.tiles for part in parts]) if parts else np.zeros(0, np.int32),
-            np.concatenate([part.tokens for part in parts]) if parts else np.zeros(0, np.int64),
-            {name: np.concatenate([part.more[name] for part in parts]) for name in (parts[0].more if parts else ())},
+            np.concatenate([each.tiles for each in corpora]) if corpora else np.zeros(0, np.int32),
+            np.concatenate([each.tokens for each in corpora]) if corpora else np.zeros(0, np.int64),
+            {
+                name: np.concatenate([each.more[name] for each in corpora])
+                for name in (corpora[0].more if corpora else ())
+            },
         )
 
     def save(self, path: str | Path, **columns: NDArray[Any]) -> None:
-        """Write an `.npz` that `load` reads; `columns` [N] are what else there is to say about the samples."""
+        """Write an `.npz` that `load` reads; `columns` [N] are further values of the samples."""
         np.savez(path, allow_pickle=False, tiles=self.tiles, tokens=self.tokens, **self.more, **columns)
 
 
 def load_columns(path: str | Path, names: Sequence[str]) -> list[list[Any] | NDArray[Any]]:
-    """Read columns of a sizes file, one value a sample: arrays of an `.npz`, fields of the rows of a JSON list.
+    """Read columns of a sizes file, a value per sample: arrays of an `.npz`, or fields of a JSON list's rows.
 
     Raises:
         UserError: naming the file, and the row where a row is at fault.
@@ -118,7 +120,7 @@ def load_columns(path: str | Path, names: Sequence[str]) -> list[list[Any] | NDA
 
 
 def column_names(path: str | Path) -> tuple[str, ...]:
-    """Return the arrays of an `.npz` file of sizes. Raises UserError naming the file."""
+    """Return the names of an `.npz` file's arrays. Raises UserError naming the file."""
     return array_names(path, REMEDY)
 
 
@@ -128,7 +130,7 @@ def _load_one(path: Path, more: Sequence[str]) -> Sizes:
     for name, column in zip(names, columns, strict=True):
         if not isinstance(column, list):
             continue
-        # Texts among numbers would make an array as wide as the longest of them.
+        # A text among numbers would turn the array into texts as wide as the longest.
         odd = next((row for row, value in enumerate(column) if type(value) is not int), None)
         if odd is not None:
             raise UserError(f"{path}: row {odd}: {name} must be whole numbers, found {shown(column[odd])}")

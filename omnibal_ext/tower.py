@@ -1,12 +1,12 @@
 """Which rank encodes which images of a microbatch, where the vision tower stands beside the pipeline, and when.
 
-Who encodes follows from the pack, the microbatch and the plan alone (`omnibal_ext.dealing`): resuming is a position.
+Who encodes follows from the pack, the microbatch and the plan alone (`image_assignment.py`): resuming is a position.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
-from omnibal_ext.dealing import deal
+from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.schedules.actions import Action, Beside, Schedule
 
 
@@ -27,7 +27,7 @@ class Worker:
         if self.rank not in ranks:
             return [False] * len(units)
         own = ranks.index(self.rank) * self.tensor_ranks + self.tensor_rank
-        return [worker == own for worker in deal(units, microbatch, ranks, self.tensor_ranks)]
+        return [worker == own for worker in assign_units(units, microbatch, ranks, self.tensor_ranks)]
 
 
 def parts_of(parts: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ TRAINING = {
     "stage_peak_bytes": _STAGE_METER + "test_figures_of_all_ranks_are_gathered_by_replica_and_rank",
     **dict.fromkeys(
         ("replaced_samples", "skipped_steps"),
-        "tests/unit/monitoring/test_mishaps.py::test_what_went_wrong_stands_in_the_metrics",
+        "tests/unit/monitoring/test_bad_samples.py::test_what_went_wrong_stands_in_the_metrics",
     ),
 }
 """Of a line of metrics.jsonl."""

@@ -48,7 +48,7 @@ def main() -> None:
         "model": keys.architecture.name,
         "weights": len(keys.sources),
         "parameters": sum(weight.numel() for weight in keys.shapes.values()),
-        "unused_weights": len(keys.idle),
+        "unused_weights": len(keys.unused),
         "output": str(output),
         "logit_difference": difference,
         **({"merge_rounding": rounding} if rounding is not None else {}),

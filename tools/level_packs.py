@@ -10,8 +10,8 @@ from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Numbers, ToolParser
 from omnibal_ext.packing.index.dispatch import PackStream
-from omnibal_ext.packing.index.level_again import Ranks, level_again, write_levelled
 from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.index.rebalanced import RankLayout, rebalance, write_rebalanced
 from omnibal_ext.packing.options import LAST_ITERATION
 from omnibal_ext.packing.ordering.metrics import wait
 
@@ -28,15 +28,15 @@ def main() -> None:
         raise UserError(f"--data-parallel-size {size}: must divide the {index.global_batch} packs of an iteration")
     if size == index.manifest.get("data_parallel_size"):
         raise UserError(f"--data-parallel-size {size}: {arguments.packs} is packed for that; there is nothing to do")
-    if index.teams is not None:
+    if index.wide is not None:
         raise UserError(
-            f"{arguments.packs}: has packs wider than a rank, which are seated anew at any size; nothing to do"
+            f"{arguments.packs}: has packs wider than a rank, whose slots are assigned anew at any size; nothing to do"
         )
     last_iteration = arguments.last_iteration or str(index.manifest["last_iteration"])
-    ranks = Ranks(size, index.global_batch // size, last_iteration)
+    ranks = RankLayout(size, index.global_batch // size, last_iteration)
     waits = [_waits(index, ranks, since)]
     order = PackStream(index, *ranks).order
-    path = write_levelled(index, ranks, level_again(index, order, ranks, since))
+    path = write_rebalanced(index, ranks, rebalance(index, order, ranks, since))
     waits.append(_waits(index, ranks, since))
     found = {"written": str(path), "iteration": since, "wait_before": waits[0], "wait": waits[1]}
     if arguments.json:
@@ -45,7 +45,7 @@ def main() -> None:
         print_table(f"{index.folder} for {size} ranks", ("", ""), [(name, str(value)) for name, value in found.items()])
 
 
-def _waits(index: PackedIndex, ranks: Ranks, since: int) -> float:
+def _waits(index: PackedIndex, ranks: RankLayout, since: int) -> float:
     """What is waited from an iteration on."""
     stream = PackStream(index, *ranks)
     iterations = stream.iterations(since, since + min(MEASURED, stream.iterations_per_epoch))

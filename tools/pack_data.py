@@ -17,7 +17,6 @@ from omnibal_ext.files.records import write_text
 from omnibal_ext.flags import Need, Numbers, ToolParser
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons
-from omnibal_ext.packing.choices import Choice, choices, faults
 from omnibal_ext.packing.corpus import DATASET_SOURCES, Corpus
 from omnibal_ext.packing.costs import DEFAULT_DEVICE, DEFAULT_MODEL, PackCosts
 from omnibal_ext.packing.held_out import HeldOut
@@ -26,7 +25,8 @@ from omnibal_ext.packing.index.histograms import bar_line, distributions, waste_
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions
-from omnibal_ext.packing.packers.budgets import Trial, choose_budgets, read_budget
+from omnibal_ext.packing.packers.budgets import BudgetTrial, choose_budgets, read_budget
+from omnibal_ext.packing.suggestions import Suggestion, shortfalls, suggestions
 from omnibal_ext.packing.widths import NODE_RANKS, read_widths, widths_for
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
@@ -148,7 +148,7 @@ def _parser() -> ToolParser:
     iterations.add_argument(
         "--seconds", type=float, default=1.0, help="nominal time for evening, and for mixing iterations"
     )
-    costs = parser.add_argument_group("costs, by which ranks are levelled")
+    costs = parser.add_argument_group("costs, by which ranks are balanced")
     costs.add_argument("--costs", metavar="PROFILE", help="a profile.json of tools/profile_layers.py")
     costs.add_argument(
         "--analytic", metavar="DEVICE", help="or count the operations of --model on an a100, h100 or h200"
@@ -210,7 +210,7 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     return corpus, built_from
 
 
-def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Trial]:
+def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[BudgetTrial]:
     """Replace budgets left open in `arguments`; return what was tried."""
     if arguments.vit_budget is not None and arguments.llm_budget is not None:
         return []
@@ -259,14 +259,14 @@ def check_rejects(corpus: Corpus, options: PackOptions, limit: int) -> None:
     """Raise UserError if more than `limit` samples would be left out, naming the first."""
     rejects = np.flatnonzero(reject_reasons(corpus.sizes, options) * (options.oversize == "reject"))
     if len(rejects) > limit:
-        first = ", ".join(f"{name} {value}" for name, value in corpus.place(int(rejects[0])).items())
+        first = ", ".join(f"{name} {value}" for name, value in corpus.origin_of(int(rejects[0])).items())
         raise UserError(
             f"{len(rejects)} samples exceed {options.held} (the first: {first}), limit {limit} (--max-rejects): raise "
             "the budgets or the limit"
         )
 
 
-def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Trial]) -> None:
+def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[BudgetTrial]) -> None:
     """Print the measures and distributions as tables."""
     if trials:
         columns = ("vit, llm budget", "packs / lower bound", "unused", "samples a pack")
@@ -296,7 +296,7 @@ def shown(value: float) -> str:
     return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
 
 
-def advise(found: list[str], helping: list[Choice]) -> None:
+def advise(found: list[str], helping: list[Suggestion]) -> None:
     """Print in what an index falls short, and for each choice that helps what it brings and costs, as predicted."""
     for fault in found:
         say(fault)
@@ -320,8 +320,8 @@ def main() -> None:
         check_rejects(corpus, options, arguments.max_rejects)
     costs = settle_costs(arguments)
     index, summary = build_index(corpus, arguments.output_dir, options, built_from, costs)
-    found = [] if arguments.held_out_of else faults(summary, options)  # no order matters to an evaluation
-    helping = choices(corpus, options, costs, summary) if found else []
+    found = [] if arguments.held_out_of else shortfalls(summary, options)  # no order matters to an evaluation
+    helping = suggestions(corpus, options, costs, summary) if found else []
     if arguments.dump_iterations:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
         np.save(arguments.dump_iterations, epoch_iterations(stream), allow_pickle=False)

@@ -20,12 +20,18 @@ with faults_in_a_line():
     from megatron.vlm.data.media.images import NORMALIZATIONS
     from megatron.vlm.data.media.tiles import RULES, Tiling
     from megatron.vlm.data.templates import TEMPLATES
-    from megatron.vlm.preprocessing.folder_files import Choice
+    from megatron.vlm.preprocessing.folder_files import FlagValue
     from megatron.vlm.preprocessing.job import Shard, open_job
-    from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, settle, with_pixels, with_video
-    from megatron.vlm.preprocessing.preprocess import look, merge_shards, preprocess, preprocess_shard
+    from megatron.vlm.preprocessing.model_recipe import (
+        DEFAULTS,
+        check_tokenizer,
+        resolve_settings,
+        with_pixels,
+        with_video,
+    )
+    from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard, preview
     from megatron.vlm.preprocessing.samples import Recipe, open_recipe
-    from megatron.vlm.preprocessing.shorten import WAYS
+    from megatron.vlm.preprocessing.shorten import METHODS
 
 LINES_LOOKED_AT = 32
 """Of every input, by --check."""
@@ -43,7 +49,7 @@ NEEDS = (
 
 def _parser() -> ToolParser:
     parser = ToolParser(numbers=NUMBERS, needs=NEEDS, description=__doc__)
-    usual = {flag: f"(default {value}, or the model's)" for flag, value in USUAL.items()}
+    usual = {flag: f"(default {value}, or the model's)" for flag, value in DEFAULTS.items()}
     add = parser.add_argument
     add(
         "--input",
@@ -70,7 +76,7 @@ def _parser() -> ToolParser:
     add("--video-max-frames", type=int, help="most frames of a video that are seen (default: the model's)")
     add("--normalize", choices=list(NORMALIZATIONS), help=usual["normalize"])
     add("--max-tokens", type=int, help="reject longer samples, unless --shorten makes them fit")
-    add("--shorten", nargs="+", choices=WAYS, default=(), help="ways to shorten them, tried in this order")
+    add("--shorten", nargs="+", choices=METHODS, default=(), help="ways to shorten them, tried in this order")
     add("--decode-images", action="store_true", help="decode every image: slow; of a dataset that is there, again")
     add("--no-image-checksums", dest="image_checksums", action="store_false", help="read headers of images only")
     add("--system-message", help='for conversations without one; "" for none')
@@ -82,16 +88,16 @@ def _parser() -> ToolParser:
     return parser
 
 
-def choices_of(arguments: argparse.Namespace) -> dict[str, Choice]:
+def choices_of(arguments: argparse.Namespace) -> dict[str, FlagValue]:
     """What flags and model say a line is to become, and who says it."""
-    decided = ("tokenizer-model", "chat-template", *USUAL)
-    choices = settle({flag: getattr(arguments, flag.replace("-", "_")) for flag in decided}, arguments.model)
+    decided = ("tokenizer-model", "chat-template", *DEFAULTS)
+    choices = resolve_settings({flag: getattr(arguments, flag.replace("-", "_")) for flag in decided}, arguments.model)
     choices = with_pixels(choices, arguments.max_pixels)
     fields = {"fps": arguments.video_fps, "max_frames": arguments.video_max_frames}
     return with_video(choices, {field: value for field, value in fields.items() if value is not None})
 
 
-def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, Choice]) -> Recipe:
+def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, FlagValue]) -> Recipe:
     """The same as a recipe."""
     chosen = {flag: choice.value for flag, choice in choices.items()}
     tiles = (chosen["tile-size"], chosen["min-tiles"], chosen["max-tiles"], chosen["thumbnail"], chosen["tiling"])
@@ -118,7 +124,7 @@ def run(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         check_tokenizer(open_recipe(recipe), arguments.model)
     if arguments.check:
         job = open_job(arguments.input, recipe, arguments.output_dir, LINES_LOOKED_AT)
-        return {"detail": look(job, arguments.max_rejects)}
+        return {"detail": preview(job, arguments.max_rejects)}
     shared = bool(arguments.shard) or arguments.merge
     job = open_job(arguments.input, recipe, arguments.output_dir, shared=shared)
     if arguments.shard:

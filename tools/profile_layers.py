@@ -108,9 +108,9 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         os.execve(
             sys.executable, [*torchrun, *sys.argv], {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **os.environ}
         )
-    from megatron.vlm.profiling.profiler import Job, profile_on_this_machine
+    from megatron.vlm.profiling.profiler import ProfileJob, profile_on_this_machine
 
-    job = Job(
+    job = ProfileJob(
         arguments.model,
         arguments.vit_budget,
         arguments.llm_budget,

@@ -20,7 +20,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from megatron.vlm.checkpoint.folder import Checkpoints
-from megatron.vlm.checkpoint.guard import load_whole
+from megatron.vlm.checkpoint.guard import load_complete
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.anyres import FeatureOrder, order_tensors
 from megatron.vlm.microbatch import Microbatch
@@ -106,11 +106,11 @@ def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
     ]
     with single_process(preset, flags) as inputs:
         data = ChatDataset(folder)
-        if data.is_native:
+        if data.rule.native:
             raise UserError(f"{folder}: images are at native resolution, for which nothing is generated here")
         chain = Chain.of(inputs.args, inputs.architecture)
         stages = split_chain(chain)
-        load_whole(stages, None, None)
+        load_complete(stages, None, None)
         with_images = np.flatnonzero(data.sizes.tiles).tolist()
         answers = [answer for sample in with_images for answer in answers_of(data, sample)]
         generate(stages, data, answers)

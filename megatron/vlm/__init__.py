@@ -1,6 +1,6 @@
 """Balanced training of vision-language models on Megatron Core.
 
-Importing this package readies the machine (see `platform`) before anything of `megatron.core` is imported.
+Importing this package prepares the machine (see `platform`) before `megatron.core` is imported.
 """
 
 from megatron.vlm import log_noise, platform

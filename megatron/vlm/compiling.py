@@ -1,7 +1,7 @@
-"""Small functions are compiled once for all packs, which differ in their rows: axis 0 of what the functions take.
+"""Compiles small functions once for all packs, whose tensors differ in the number of rows (axis 0).
 
-Torch's compiler takes every size that it sees for one that stays, and compiles again for any number of rows once
-another comes. Told beforehand it does so at once, and a pack of another size finds all compiled.
+torch.compile treats sizes as static at first, and compiles again with dynamic rows when another size comes. Here rows
+are marked as dynamic before the first compilation.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 MOST_FORMS = 64
-"""Of a function, for each width with gradients and without: behind torch's eight it would be compiled no more."""
+"""Compilations of a function, for each width with gradients and without; torch stops after eight by default."""
 
 
 def for_any_rows(compiler: Callable[..., Any]) -> Callable[..., Any]:
-    """What takes the place of `compiler`, which is `torch.compile`: functions are compiled for any number of rows.
+    """A replacement of `compiler` (`torch.compile`) whose functions take any number of rows.
 
-    Widths stay those that a function is compiled for. What the compiler gives back as it is stays so.
+    Other axes stay static. What the compiler returns unchanged is returned unchanged.
     """
 
     def compiled(function: Any = None, **options: Any) -> Any:
@@ -32,7 +32,7 @@ def for_any_rows(compiler: Callable[..., Any]) -> Callable[..., Any]:
 
         @wraps(function)
         def launched(*arguments: Any, **named: Any) -> Any:
-            if torch.compiler.is_compiling():  # as a part of another
+            if torch.compiler.is_compiling():  # inside another compiled function
                 return function(*arguments, **named)
             _mark_rows(arguments)
             _mark_rows(named.values())
@@ -44,7 +44,7 @@ def for_any_rows(compiler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mark_rows(arguments: Iterable[Any]) -> None:
-    """Not those of weights, which stay. A size that turns out to be that of one which stays does so too."""
+    """Mark axis 0 of tensors as dynamic, not of parameters; "maybe": torch may still specialise it."""
     for one in arguments:
         if type(one) is Tensor:
             torch._dynamo.maybe_mark_dynamic(one, 0)

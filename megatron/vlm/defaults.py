@@ -1,4 +1,4 @@
-"""What model, plan and trainer fill in of Megatron's flags."""
+"""Megatron's flags that model, plan and trainer set."""
 
 from argparse import Namespace
 from typing import Any
@@ -29,7 +29,7 @@ FIXED: dict[str, Any] = {
     "eval_iters": None,
     "eval_interval": None,
 }
-"""Megatron's flags that are so of every model and plan."""
+"""Megatron's flags that are the same for every model and plan."""
 
 
 def preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) ->
     ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
     return {
         **FIXED,
-        # Megatron insists on a number of layers that its pipeline divides; the chain has its own cuts.
+        # Megatron requires a multiple of its pipeline stages; the plan cuts the chain.
         "num_layers": -(-language.layers // (ranks * chunks)) * ranks * chunks,
         "hidden_size": language.hidden_size,
         "ffn_hidden_size": language.ffn_hidden_size,
@@ -51,7 +51,7 @@ def preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) ->
         "vocab_size": language.vocab_size - 1,  # NullTokenizer adds one
         "pipeline_model_parallel_size": ranks,
         "num_virtual_stages_per_pipeline_rank": chunks if chunks > 1 else None,
-        # Weight gradients that the schedule puts off are Transformer Engine's to hold where the layers are.
+        # Transformer Engine's layers hold the inputs of delayed weight gradients themselves.
         "delay_wgrad_compute": platform.HAS_TRANSFORMER_ENGINE and splits_backward(plan.schedule),
         "seq_length": plan.llm_budget or 4096,
         "max_position_embeddings": plan.llm_budget or 4096,
@@ -61,7 +61,7 @@ def preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) ->
 
 
 def expert_defaults(language: LanguageArchitecture) -> dict[str, Any]:
-    """Megatron's flags of a mixture of experts; none of a model without."""
+    """Megatron's flags of a mixture of experts; {} for a model without."""
     experts = language.experts
     if experts is None:
         return {}

@@ -4,12 +4,12 @@
 |---|---|
 | done | 0 |
 | our fault: an exception | 1, and the traceback |
-| before its end, and nothing says why: Megatron has places where it ends a program without a number | 1 |
+| ended early without a reason: Megatron calls sys.exit() without a code in some places | 1 |
 | the user's input | 2 |
 | Ctrl-C, SIGTERM | 130, 143 |
 
-A rank ends with what started it, torchrun or another. SIGUSR1, which batch systems send before the time is up, is taken
-for SIGTERM.
+A rank ends when its parent process does, torchrun or another. SIGUSR1, which batch systems send before the time limit,
+is treated as SIGTERM.
 """
 
 import json
@@ -33,17 +33,17 @@ from omnibal_ext.lifeline import end_with
 from omnibal_ext.output import say, steady_output
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-UNSAID = "Megatron ended the run without an exit code; why, if it has said so, is in its last lines above"
-GRACE = 0.3  # seconds in which a signal reaches all ranks, before the first of them closes its connections
+NO_REASON = "Megatron ended the run without an exit code; why, if it has said so, is in its last lines above"
+GRACE = 0.3  # seconds until the first rank exits, in which a signal reaches all ranks
 
 
 class UnfinishedError(Exception):
-    """A run came to an end that is not its own, and nothing says why."""
+    """A run ended early for an unknown reason."""
 
 
 def run_rank(main: Callable[[], None]) -> None:
-    """Run one rank's `main` and end the process as the table says, if `main` does not return."""
-    # A stopped rank leaves semaphores of its data workers to Python's tracker, which frees them and would speak of it.
+    """Run one rank's `main`; if it does not return, end the process as in the table."""
+    # Else Python's resource tracker warns about semaphores of a stopped rank's data workers, which it frees.
     os.environ["PYTHONWARNINGS"] = ",".join([os.environ.get("PYTHONWARNINGS", ""), "ignore:resource_tracker"]).strip(
         ","
     )
@@ -53,29 +53,29 @@ def run_rank(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:
-        _give_up(error.lines, 2)
+        _fail(error.lines, 2)
     except (UnfinishedError, SystemExit) as ended:
         if isinstance(ended, SystemExit) and ended.code is not None:
             raise
-        _give_up([UNSAID if isinstance(ended, SystemExit) else str(ended)], 1)
+        _fail([NO_REASON if isinstance(ended, SystemExit) else str(ended)], 1)
     except Exception:
-        if stopped.is_set():  # a neighbour has gone: the watcher ends this rank too
+        if stopped.is_set():  # caused by another rank's exit: the watcher thread ends this one
             time.sleep(60 * GRACE)
-        _is_first_to_speak()  # that torchrun stops the others needs no line
+        _is_first_rank_to_print()  # then the ranks that torchrun stops print no line
         raise
 
 
-def _give_up(reasons: Sequence[str], code: int) -> NoReturn:
-    _speak(*(f"error: {reason}" for reason in reasons))
+def _fail(reasons: Sequence[str], code: int) -> NoReturn:
+    _print_once(*(f"error: {reason}" for reason in reasons))
     _tell_torchrun(f"error: {'; '.join(reasons)}")
     sys.exit(code)
 
 
 def _watch_signals() -> threading.Event:
-    """End the process at a signal, even while it waits inside a collective; the event is set meanwhile.
+    """End the process at a signal, even inside a collective; the returned event is set when a signal has come.
 
-    Python runs handlers between two of its own instructions only: a byte written by the interpreter at the signal wakes
-    a thread instead. A signal that someone else handles later (Megatron's --exit-signal-handler) is theirs.
+    Python runs signal handlers between bytecodes only, so a thread waits on the interpreter's wakeup file instead.
+    Signals for which another handler is installed later (Megatron's --exit-signal-handler) are left to it.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -89,10 +89,10 @@ def _watch_signals() -> threading.Event:
             for number in iter(lambda: reader.recv(1)[0], None):
                 if number == signal.SIGUSR1:
                     os.kill(os.getpid(), signal.SIGTERM)
-                elif _is_ours(number):
+                elif _is_handled_here(number):
                     break
             stopped.set()
-            _speak(f"stopped by {signal.Signals(number).name}; --load goes on from the last checkpoint saved")
+            _print_once(f"stopped by {signal.Signals(number).name}; --load goes on from the last checkpoint saved")
             time.sleep(GRACE)
             os._exit(128 + number)
 
@@ -101,20 +101,20 @@ def _watch_signals() -> threading.Event:
 
 
 def _leave_to_watcher(number: int, frame: FrameType | None) -> None:
-    """The handler of `SIGNALS`."""
+    """The handler of `SIGNALS`, which does nothing."""
 
 
-def _is_ours(number: int) -> bool:
+def _is_handled_here(number: int) -> bool:
     return signal.getsignal(number) is _leave_to_watcher
 
 
-def _speak(*lines: str) -> None:
-    if _is_first_to_speak():
+def _print_once(*lines: str) -> None:
+    if _is_first_rank_to_print():
         say(*lines, error=True)
 
 
-def _is_first_to_speak() -> bool:
-    """Whether no other rank of this job has spoken; ranks that cannot ask each other all speak."""
+def _is_first_rank_to_print() -> bool:
+    """Whether no other rank of this job has printed its last line; True if torchrun's store cannot be asked."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True
     with suppress(RuntimeError, ValueError):  # torchrun itself has gone
@@ -126,7 +126,7 @@ def _is_first_to_speak() -> bool:
 
 
 def _tell_torchrun(line: str) -> None:
-    """Let torchrun's report, which comes last, repeat the line as the cause."""
+    """Write the line as the cause into torchrun's error report, which is printed last."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         message = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
         Path(path).write_text(json.dumps({"message": message}))

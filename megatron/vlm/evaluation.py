@@ -1,4 +1,4 @@
-"""What an evaluation runs: one pass over the held-out packs, the same every time."""
+"""An evaluation runs one pass over the held-out packs, the same every time."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -8,19 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream, deal
+from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream, assign_zigzag
 from omnibal_ext.packing.index.packed_index import PackedIndex
 
 EVALUATIONS = 10
-"""Of a run, where --eval-interval does not say otherwise."""
+"""Evaluations of a run without --eval-interval."""
 
 
 @dataclass(frozen=True)
 class HeldOutPass:
-    """Every pack of an index once, in its order, dealt over the data-parallel ranks.
+    """Every pack of an index once, in order, distributed over the data-parallel ranks.
 
-    An iteration is a global batch of the index, or a little more where the ranks do not divide it. What is missing of
-    the last iteration are empty packs, which weigh nothing.
+    An iteration is the index's global batch, rounded up to a multiple of the ranks. The last one is filled with empty
+    packs of loss weight 0.
     """
 
     index: PackedIndex
@@ -28,33 +28,33 @@ class HeldOutPass:
 
     @property
     def global_batch(self) -> int:
-        """Packs an iteration, over all ranks; of wide packs, seats."""
+        """Packs of an iteration over all ranks; a pack of several ranks counts once for each."""
         return -(-self.index.global_batch // self.data_parallel_size) * self.data_parallel_size
 
     @property
     def iterations(self) -> int:
         """Iterations of a pass."""
-        return len(self._dealt())
+        return len(self._distributed())
 
     def of_rank(self, rank: int) -> "HeldOutOrder":
-        """The packs that a rank runs."""
-        return HeldOutOrder(self._dealt()[:, rank].ravel().tolist())
+        """The packs of a data-parallel rank."""
+        return HeldOutOrder(self._distributed()[:, rank].ravel().tolist())
 
-    def _dealt(self) -> NDArray[np.int64]:
-        """[iterations, ranks, packs]; an index that stores several epochs has every sample in the first."""
-        if self.index.teams is not None:
+    def _distributed(self) -> NDArray[np.int64]:
+        """[iterations, ranks, packs] of the first stored epoch, which has every sample."""
+        if self.index.wide is not None:
             each = self.index.global_batch // self.data_parallel_size
             stream = PackStream(self.index, self.data_parallel_size, each, "empty")
             return stream.iterations(0, stream.first_iteration(1))
         packs = np.arange(self.index.manifest["epoch_packs"][0])
         missing = -len(packs) % self.global_batch
         filled = np.append(packs, np.full(missing, EMPTY_PACK)).reshape(-1, self.global_batch)
-        return deal(filled, self.data_parallel_size)
+        return assign_zigzag(filled, self.data_parallel_size)
 
 
 @dataclass(frozen=True)
 class HeldOutOrder:
-    """One rank's packs of a pass, again and again: wherever training stands, an evaluation starts at the first."""
+    """Iterates over one rank's packs of a pass endlessly; every evaluation starts at the first."""
 
     packs: list[int]
 
@@ -64,7 +64,7 @@ class HeldOutOrder:
 
 
 def set_evaluation(args: Namespace) -> None:
-    """Fill in Megatron's flags of evaluation from --eval-data and --eval-packs; `args` are validated.
+    """Set Megatron's flags of evaluation in the validated `args` from --eval-data and --eval-packs.
 
     Raises UserError if only one of the two is given.
     """

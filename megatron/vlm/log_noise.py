@@ -1,9 +1,9 @@
-"""What others print while a run starts, so that a user sees our lines without scrolling."""
+"""Silences messages that other packages print while a run starts."""
 
 import logging
 import warnings
 
-# Said at import or once a run, of packages that are optional here or of interfaces that are Megatron's to change.
+# Warnings about packages that are optional here, or deprecated calls inside Megatron.
 OPTIONAL = (
     r"Transformer Engine and Apex are not installed",
     r"Apex is not installed",
@@ -12,7 +12,7 @@ OPTIONAL = (
     r"\s*It is recommended to use a ModelConfig",
     r"`torch.distributed.\w+` is deprecated",
 )
-# These list every weight of every bucket, every field of a configuration, every step of opening a file.
+# They log every weight of every bucket, every field of a configuration, every file opened.
 WORDY = (
     "megatron.core.distributed",
     "megatron.core.optimizer",
@@ -24,21 +24,21 @@ WORDY = (
 
 
 def silence_optional_packages() -> None:
-    """Hide the warnings that say nothing about a run; before `megatron.core` is first imported. Others stay."""
+    """Hide the `OPTIONAL` warnings; to be called before `megatron.core` is imported."""
     for message in OPTIONAL:
         warnings.filterwarnings("ignore", message)
 
 
 def quieten_start_up() -> None:
-    """Let Megatron's wordy loggers speak from warnings on; `--logging-level` is the user's way to hear them."""
+    """Set the `WORDY` loggers to warnings; `--logging-level` undoes it."""
     for name in WORDY:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def leave_out_estimates() -> None:
-    """Have Megatron's loop print no estimate of parameters and memory: it knows the language model alone.
+    """Remove the estimate of memory that Megatron's loop prints, which covers the language model only.
 
-    What a rank needs is in the checks, and what it took in the lines of each interval.
+    Our own is in the preflight checks, measured bytes in the line of each interval.
     """
     from megatron.training import training
 

@@ -1,4 +1,4 @@
-"""One pack as the model sees it: what a stage is handed for one microbatch."""
+"""The input of a stage for one microbatch: a pack, or one rank's shard of it."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -11,64 +11,63 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron.vlm import platform
-from omnibal_ext.packing.shares import tokens_sent
+from omnibal_ext.packing.shards import tokens_sent
 
 PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and deviation of each colour, from 0 to 1, over the data that a ViT was trained with."""
+"""(mean, standard deviation) of each colour channel, in units of 0 to 1, with which a ViT was trained."""
 
 
 Grid = tuple[int, int, int]
-"""Steps in time, rows and columns of patches of an image or video at native resolution; a step is a patch's frames."""
+"""(temporal, rows, columns) in patches, of an image or video at native resolution."""
 
 
 @dataclass
 class Segments(PackedSeqParams):
-    """Where the samples of a pack lie, in the form core's layers hand to the attention.
+    """Boundaries of a pack's samples, in the form that core's layers pass to the attention.
 
-    `qkv_format` stays "sbhd": core then asks the device nothing, layer by layer; only our attention reads this.
+    `qkv_format` stays "sbhd", with which core does not synchronise with the device; only our attention reads this.
     """
 
     lengths: tuple[int, ...] = ()
     causal: bool = True
     masks: tuple[Tensor | None, ...] = ()
-    """Of each segment what is added to its scores [length, length], in the place of `causal`; None: nothing. Empty: to
-    none."""
+    """For each segment a bias [length, length] added to its scores instead of `causal`, or None; (): for none."""
     rotation: tuple[Tensor, Tensor] | None = None
-    """By which query and key of each row turn (`models.rotation`); None: they do not."""
-    meeting: "Meeting | None" = None
-    """How the first rows, of samples that lie on several ranks, find the rest of these; None: there are none."""
+    """RoPE angles of each row (`models.rotation`); None: no rotation."""
+    exchange: "HeadExchange | None" = None
+    """For the first rows, of samples split over several ranks; None: no sample is split."""
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Samples that several ranks of a team hold parts of: each computes some heads of all their rows.
+class HeadExchange:
+    """The all-to-all of samples split over the ranks of a team: each rank computes some heads of all their rows.
 
-    place 0   a0 a1 a2 b0 | c c c         arrived   a0 a1 a2 b0 a3 a4 b1 b2
-    place 1   a3 a4 b1 b2 | d d d         order     a0 a1 a2 a3 a4 b0 b1 b2
+    rank 0 of the team   a0 a1 a2 b0 | c c c         received   a0 a1 a2 b0 a3 a4 b1 b2
+    rank 1               a3 a4 b1 b2 | d d d         order      a0 a1 a2 a3 a4 b0 b1 b2
     """
 
     rows: tuple[int, ...]
-    """Of every place of the team, those it holds: its first ones."""
+    """Rows of split samples on each rank of the team; they are its first ones."""
     order: Tensor
-    """int64 [sum(rows)]: which rows, as they arrive place after place, are the samples end to end."""
-    place: int
+    """int64 [sum(rows)]: indices that sort the received rows by sample and position."""
+    team_rank: int
     team: ProcessGroup
     segments: Segments
-    """The samples, whole."""
+    """The entire split samples."""
 
 
 FP8_ROWS = 32
-"""Products in eight bits take a multiple of so many tokens: 16 with scales of whole tensors, 32 with MXFP8's blocks."""
+"""FP8 matrix products need a multiple of these tokens: 16 with per-tensor scales, 32 with MXFP8 blocks."""
 
 
 def sequence_multiple(args: Namespace) -> int:
-    """What the tokens of a pack are padded up to a multiple of, on each tensor-parallel rank that holds a share."""
-    shares = args.tensor_model_parallel_size if args.sequence_parallel else 1
-    return shares * (FP8_ROWS if args.fp8 else 1)
+    """A pack's tokens are padded to a multiple of this, for sequence parallelism and FP8."""
+    shards = args.tensor_model_parallel_size if args.sequence_parallel else 1
+    return shards * (FP8_ROWS if args.fp8 else 1)
 
 
 def segment_ids(lengths: Sequence[int]) -> Tensor:
-    """[T] the number of the segment that each token is of, on the host."""
+    """[T] the segment number of each token, on the host."""
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
 
 
@@ -78,7 +77,7 @@ def segments_of(
     masks: tuple[Tensor | None, ...] = (),
     rotation: tuple[Tensor, Tensor] | None = None,
 ) -> Segments:
-    """Segments of these lengths, end to end, on this rank's device."""
+    """Consecutive segments of these lengths, on this rank's device."""
     boundaries = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
     boundaries, longest = platform.to_device(boundaries), max(lengths, default=0)
     return Segments(
@@ -95,11 +94,11 @@ def segments_of(
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The samples of a wide pack of which several ranks hold parts; see `Meeting`."""
+class SplitSamples:
+    """The samples of a pack that are split over several ranks of a team; see `HeadExchange`."""
 
     samples: tuple[int, ...]
-    """Their numbers among the pack's segments."""
+    """Their segment numbers in the pack."""
     lengths: tuple[int, ...]
     rows: tuple[int, ...]
     order: Tensor
@@ -107,33 +106,33 @@ class Cut:
 
 @dataclass(frozen=True)
 class FeatureRoute:
-    """The way of image features from the ranks of a team that make them to those whose tokens take them."""
+    """The all-to-all of image features, from the ranks of a team that encode them to those that hold their tokens."""
 
-    leaving: Tensor
-    """int64: which of the features made here go, place after place."""
-    gives: tuple[int, ...]
-    """How many go to every place."""
-    takes: tuple[int, ...]
-    """How many come from every place."""
-    arriving: Tensor
-    """int64: which of those that arrived the tokens here take, in order."""
+    send_rows: Tensor
+    """int64: indices of the features encoded here to send, by receiving rank."""
+    send_counts: tuple[int, ...]
+    """Features sent to each rank."""
+    receive_counts: tuple[int, ...]
+    """Features received from each rank."""
+    receive_rows: Tensor
+    """int64: indices that sort the received features by this rank's image tokens."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """One rank's part of a pack that a team of `width` ranks runs together."""
+class PackShard:
+    """One rank's shard of a pack that a team of `width` ranks runs together."""
 
-    place: int
+    team_rank: int
     width: int
     pack: "Microbatch"
-    """The whole pack's sizes, without its tensors."""
+    """The entire pack, without its tensors."""
     segments: tuple[int, ...]
-    """Of every segment here its number among the pack's: first those of which others hold parts too."""
+    """Segment numbers in the pack of the segments here; the split ones first."""
     begins: tuple[int, ...]
-    """Where in it the part begins."""
+    """Position in its segment of the first token here, for each of `segments`."""
     rows: Tensor
-    """int64 [T], on the host: which tokens of the pack these are."""
-    cut: Cut
+    """int64 [T], on the host: indices of these tokens in the pack."""
+    split: SplitSamples
     features: FeatureRoute
     team: ProcessGroup | None = None
 
@@ -156,37 +155,37 @@ class Microbatch:
     useful_tokens: int  # tokens of real samples, without padding
     useful_squares: int = 0  # sum of the squared lengths of real samples, without padding
     pixels: Tensor | None = None  # fp32 [tiles, 3, size, size], with videos [tiles, 3, frames, size, size]
-    # of the loader uint8 [tiles, size, size, 3] or [tiles, frames, size, size, 3]
-    pixel_statistics: PixelStatistics | None = None  # with which pixels of the loader are to be normalised
+    # from the loader uint8 [tiles, size, size, 3] or [tiles, frames, size, size, 3]
+    pixel_statistics: PixelStatistics | None = None  # to normalise the loader's pixels
     input_ids: Tensor | None = None  # [T]
     image_positions: Tensor | None = None  # [image tokens], into input_ids
-    image_sources: Tensor | None = None  # [image tokens] or [.., 4], of projected tokens, -1 a newline; None: in order
-    image_weights: Tensor | None = None  # [image tokens, 4] where sources are: shares of four features in a token
+    image_sources: Tensor | None = (
+        None  # [image tokens] or [.., 4], indices of projected tokens, -1: newline; None: in order
+    )
+    image_weights: Tensor | None = None  # [image tokens, 4] with 4 sources: their weights in a token
     labels: Tensor | None = None  # [T]
-    supervised: Tensor | None = None  # [tokens that count], into labels; None: the loss of every token is wanted
+    supervised: Tensor | None = None  # [counted tokens], into labels; None: the loss of every token is computed
     loss_mask: Tensor | None = None  # [T], 1 where the label counts
-    segment_ids: Tensor | None = None  # [T], which of the pack's `lengths` the token is of
-    targets: Tensor | None = None  # fp32 [len(lengths)], tokens to be predicted of each, where there are experts
-    sample_weights: Tensor | None = None  # fp32 [len(lengths)], of each in the loss; None: routers are not balanced
+    segment_ids: Tensor | None = None  # [T], index of the token's segment in the pack's `lengths`
+    targets: Tensor | None = None  # fp32 [len(lengths)], counted tokens of each segment, for models with experts
+    sample_weights: Tensor | None = None  # fp32 [len(lengths)], loss weight of each; None: routers are not balanced
     sample_lengths: tuple[int, ...] = ()  # [samples], without padding; (): as in `lengths`
-    sources: Tensor | None = None  # [len(lengths)], which input file of the dataset each sample came from
-    pack: int = -1  # its number in the index; -1: an empty one
-    iteration: int = 0  # of training, from 1 on, which layers draw for; 0: they go on from what was drawn before
+    sources: Tensor | None = None  # [len(lengths)], number of each sample's input file in the dataset
+    pack: int = -1  # its number in the index; -1: an empty pack
+    iteration: int = 0  # of training, from 1, seeds what layers draw; 0: random state as it is
     sample_ids: tuple[int, ...] = ()  # [samples], rows of the dataset
-    broken: tuple[tuple[int, str], ...] = ()  # samples whose images are stand-ins, and why
+    broken: tuple[tuple[int, str], ...] = ()  # (sample, reason) of those with placeholder images
     grids: tuple[Grid, ...] = ()  # of every image at native resolution, in order
-    image_starts: tuple[int, ...] = ()  # where the tokens of each image begin, where the model asks for it
-    prefixes: tuple[int, ...] = ()  # [samples], tokens before each one's answer, where the model asks for it
-    seconds: tuple[float, ...] = ()  # of each of these images between two steps in time; (): the pack has no video
-    share: Share | None = None  # of a pack that several ranks run: tiles, lengths and tokens are those here, what is
-    # said of samples one by one is of the whole pack
-    units: tuple[
-        int, ...
-    ] = ()  # of what a rank encodes of a pack: tiles of each unit of all of it (`omnibal_ext.tower`)
-    own: tuple[bool, ...] = ()  # which of these units it encodes
+    image_starts: tuple[int, ...] = ()  # first token of each image, if the model needs it
+    prefixes: tuple[int, ...] = ()  # [samples], tokens before each one's answer, if the model needs it
+    seconds: tuple[float, ...] = ()  # of each of `grids` between two temporal steps; (): no video
+    shard: PackShard | None = None  # of a pack that several ranks run: tiles, lengths and tokens are then those here,
+    # values per sample those of the entire pack
+    units: tuple[int, ...] = ()  # tiles of every unit of the entire pack, not only this rank's (`omnibal_ext.tower`)
+    encodes: tuple[bool, ...] = ()  # for each unit, whether this rank encodes it
 
     def pin_memory(self) -> "Microbatch":
-        """The same in memory that a device reads by itself; torch's DataLoader calls this in a thread of its own."""
+        """The microbatch in pinned memory; torch's DataLoader calls this in its pinning thread."""
         pinned = {name: value.pin_memory() for name, value in vars(self).items() if _has_content(value)}
         return replace(self, **pinned)
 
@@ -196,52 +195,51 @@ class Microbatch:
         return sum(self.lengths)
 
     def units_of_images(self) -> tuple[int, ...]:
-        """Tiles, or patches, of each unit of the pack's images (`omnibal_ext.tower`), in order."""
+        """Tiles or patches of each unit of the pack's images (`omnibal_ext.tower`), in order."""
         return tuple(steps * rows * columns for steps, rows, columns in self.grids) or (1,) * self.tiles
 
     @property
     def squares(self) -> int:
-        """Sum of the squared lengths of all segments: what attention runs."""
-        if self.share is None:
+        """Sum of squared lengths of all segments, to which attention FLOPs are proportional."""
+        if self.shard is None:
             return sum(length * length for length in self.lengths)
-        cut = self.share.cut
-        own = sum(length * length for length in self.lengths[self.parts :])
-        return own + sum(length * length for length in cut.lengths) // self.share.width
+        unsplit = sum(length * length for length in self.lengths[self.split_segments :])
+        return unsplit + sum(length * length for length in self.shard.split.lengths) // self.shard.width
 
     @property
     def width(self) -> int:
         """Ranks that run the pack together."""
-        return 1 if self.share is None else self.share.width
+        return 1 if self.shard is None else self.shard.width
 
     @property
-    def exchanged(self) -> int:
-        """Tokens that a rank sends to others of its team."""
-        return 0 if self.share is None else tokens_sent(sum(self.share.cut.lengths), self.width)
+    def sent_tokens(self) -> int:
+        """Tokens that a rank sends to the other ranks of its team."""
+        return 0 if self.shard is None else tokens_sent(sum(self.shard.split.lengths), self.width)
 
     @property
-    def whole(self) -> "Microbatch":
-        """The pack that this is a share of, in sizes; itself where it is one rank's."""
-        return self if self.share is None else self.share.pack
+    def full_pack(self) -> "Microbatch":
+        """The pack that this is a shard of, without tensors; itself if it is no shard."""
+        return self if self.shard is None else self.shard.pack
 
     @property
-    def parts(self) -> int:
-        """Segments, the first ones, of which other ranks hold parts too."""
-        return 0 if self.share is None else sum(number in self.share.cut.samples for number in self.share.segments)
+    def split_segments(self) -> int:
+        """Number of split segments; they are the first ones."""
+        return 0 if self.shard is None else sum(number in self.shard.split.samples for number in self.shard.segments)
 
     @property
-    def pictured(self) -> bool:
-        """Whether the whole pack has images."""
-        return self.whole.tiles > 0
+    def has_images(self) -> bool:
+        """Whether the entire pack has images."""
+        return self.full_pack.tiles > 0
 
     @property
     def counted(self) -> int:
-        """Tokens that are to be predicted; of a stage that does not know them, all useful ones."""
+        """Tokens that count in the loss; on a stage without labels, all useful ones."""
         return self.useful_tokens if self.supervised is None else len(self.supervised)
 
     @cached_property
-    def own_units(self) -> Tensor:
-        """int64, on this rank's device: the numbers of the units that it encodes."""
-        return platform.to_device(torch.tensor([number for number, own in enumerate(self.own) if own]))
+    def encoded_units(self) -> Tensor:
+        """int64, on this rank's device: numbers of the units that it encodes."""
+        return platform.to_device(torch.tensor([number for number, here in enumerate(self.encodes) if here]))
 
     @cached_property
     def segments(self) -> Segments:
@@ -250,19 +248,19 @@ class Microbatch:
 
     @cached_property
     def positions(self) -> Tensor:
-        """[T] position of every token inside its own sample."""
+        """[T] position of every token in its sample."""
         return platform.to_device(self.host_positions)
 
     @property
     def host_segment_ids(self) -> Tensor:
-        """[T] the pack's number of the segment that each token is of, on the host."""
+        """[T] each token's segment number in the pack, on the host."""
         ids = segment_ids(self.lengths)
-        return ids if self.share is None else torch.tensor(self.share.segments)[ids]
+        return ids if self.shard is None else torch.tensor(self.shard.segments)[ids]
 
     @property
     def host_positions(self) -> Tensor:
-        """The same on the host."""
-        begins = self.share.begins if self.share else (0,) * len(self.lengths)
+        """`positions` on the host."""
+        begins = self.shard.begins if self.shard else (0,) * len(self.lengths)
         pairs = zip(begins, self.lengths, strict=True)
         return torch.cat([torch.arange(begin, begin + length) for begin, length in pairs])
 

@@ -1,4 +1,4 @@
-"""The trainer: our model, data and schedule, handed to Megatron-LM's own `pretrain`.
+"""The trainer: passes our model, data and schedule to Megatron-LM's `pretrain`.
 
 torchrun --nproc-per-node 2 -m megatron.vlm.pretrain --model tiny --plan plan.json --data D --packs P ...
 """
@@ -28,17 +28,17 @@ from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.checkpoint import guard
 from megatron.vlm.checkpoint.run import describe_run
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, Packs, first_iteration, samples_before
+from megatron.vlm.data.loader import Needs, PackDataset, PackLoader, PackOrder, first_iteration, samples_before
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.ending import UnfinishedError, run_rank
 from megatron.vlm.evaluation import HeldOutPass
-from megatron.vlm.hf.beside import Beside, check_like
+from megatron.vlm.hf.export import SaveExporter, check_like
 from megatron.vlm.loss import REDUCTIONS, token_weights, weigh_samples, weighted_loss
 from megatron.vlm.microbatch import Microbatch, sequence_multiple
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.monitoring.journal import Journal, spare_the_run
-from megatron.vlm.monitoring.meters import EvaluationMeter, Pace, Tally, TrainingMeter
-from megatron.vlm.monitoring.mishaps import BadSamples, BadSteps, Hosts
+from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps, Hosts
+from megatron.vlm.monitoring.journal import Journal, survive_write_errors
+from megatron.vlm.monitoring.meters import EvaluationMeter, Tally, Throughput, TrainingMeter
 from megatron.vlm.monitoring.profile_check import ProfileCheck
 from megatron.vlm.monitoring.recorder import Recorder, recorded_iterations
 from megatron.vlm.monitoring.stage_meter import StageMeter
@@ -65,14 +65,14 @@ from omnibal_ext.schedules.actions import Action
 
 
 class Trainer:
-    """The providers that Megatron's `pretrain` asks for, over one set of inputs."""
+    """The model, data and step providers of Megatron's `pretrain`."""
 
     def __init__(self, inputs: TrainingInputs) -> None:
-        """Raises UserError where a dataset cannot be opened."""
+        """Raises UserError if a dataset cannot be opened."""
         self.args, self.architecture, self.plan = inputs.args, inputs.architecture, inputs.plan
         args, journal = self.args, Journal(self.args.metrics_file)
         operations = ModelOperations.of(self.architecture, tuple(args.freeze), Adapters.of(args))
-        pace = Pace(operations, args.world_size, peak_operations(platform.device_name()))
+        pace = Throughput(operations, args.world_size, peak_operations(platform.device_name()))
         self.meter = TrainingMeter(self.sources(args.data), args.log_interval, journal, pace)
         self.evaluation = EvaluationMeter(self.sources(args.eval_data), args.eval_iters, journal)
         self.stages = StageMeter(self.plan)
@@ -85,20 +85,20 @@ class Trainer:
         self.bad_samples = {
             True: BadSamples(args.data, args.max_bad_samples), False: BadSamples(args.eval_data, args.max_bad_samples)
         }  # fmt: skip
-        """Of the training data, and of those held out."""
+        """By whether training: of the training data, of the held-out data."""
         self.teams = Teams()
         self.hosts = Hosts()
         self.bad_steps = BadSteps(args.max_bad_steps, self.hosts)
-        self.packs: dict[bool, list[Packs]] = {True: [], False: []}
-        """Of each chunk of this rank: those trained on, and those held out."""
+        self.packs: dict[bool, list[PackLoader]] = {True: [], False: []}
+        """By whether training: the packs of each chunk of this rank."""
         self.images = ImageStreams(self.plan.tower, args.num_workers)
-        """What this rank encodes of both, where the plan has a tower beside the pipeline."""
+        """What this rank encodes of both, if the plan has a replicated tower."""
         self.iteration = 0
-        """Iterations of training behind us, those before a resume included."""
+        """Completed training iterations, including those before a resume."""
 
     @staticmethod
     def sources(data: str | None) -> tuple[str, ...]:
-        """The short names of a dataset's input files."""
+        """Short names of a dataset's input files."""
         return Sources(ChatDataset(data).manifest).names if data else ()
 
     def model(
@@ -109,7 +109,7 @@ class Trainer:
         config: TransformerConfig | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> Stage:
-        """The stage of the plan that this rank (and chunk) runs."""
+        """The plan's stage for this rank and chunk."""
         chain = Chain.of(self.args, self.architecture, config)
         stage = self.plan.stages[stage_number(self.plan.placement, vp_stage)]
         owned = owned_links(self.plan, vp_stage)
@@ -118,7 +118,7 @@ class Trainer:
     def datasets(
         self, _: Any, vp_stage: int | None = None
     ) -> tuple[Iterator[Microbatch] | None, Iterator[Microbatch] | None, None]:
-        """Training microbatches of this rank from where the checkpoint left off, held-out ones from the first."""
+        """(training microbatches of this rank from the checkpoint's position, held-out ones from the first, None)."""
         args = self.args
         train = self._dataset(args.data, args.packs, vp_stage)
         self.teams.open(train.index.widths)
@@ -129,21 +129,22 @@ class Trainer:
         self.meter.start(args.train_iters, samples_before(stream, train.index, self.iteration), samples_per_epoch)
         rank = parallel_state.get_data_parallel_rank()
         order = PackOrder(stream, rank, self.iteration)
-        packs = Packs(train, order, args.num_workers, self.recorder.reading)
+        packs = PackLoader(train, order, args.num_workers, self.recorder.reading)
         self.packs[True].append(packs)
         self.images.add(True, packs, order, microbatches, self.recorder.reading)
         if not args.eval_packs:
             return packs, None, None
         held_out = self._dataset(args.eval_data, args.eval_packs, vp_stage)
         self.teams.open(held_out.index.widths)
-        whole = HeldOutPass(held_out.index, args.data_parallel_size)
-        evaluated = Packs(held_out, whole.of_rank(rank), args.num_workers)
+        held_out_pass = HeldOutPass(held_out.index, args.data_parallel_size)
+        evaluated = PackLoader(held_out, held_out_pass.of_rank(rank), args.num_workers)
         self.packs[False].append(evaluated)
-        self.images.add(False, evaluated, whole.of_rank(rank), whole.global_batch // args.data_parallel_size)
+        microbatches = held_out_pass.global_batch // args.data_parallel_size
+        self.images.add(False, evaluated, held_out_pass.of_rank(rank), microbatches)
         return packs, evaluated, None
 
     def close(self) -> None:
-        """End the processes that read ahead, which the end of Python would wait for one by one."""
+        """End the data workers, for which Python's exit would wait one by one."""
         for packs in (*self.packs[True], *self.packs[False]):
             packs.close()
         self.images.close()
@@ -162,10 +163,10 @@ class Trainer:
     def forward_step(self, data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
         """Run one microbatch through a stage."""
         batch = self.teams.join(next(data))
-        self.recorder.saw(batch)
-        self.bad_samples[model.training].saw(batch)
+        self.recorder.add_pack(batch)
+        self.bad_samples[model.training].note(batch)
         tally = self.meter.tally if model.training else self.evaluation.tally
-        batch = self.bad_samples[model.training].silence(batch)
+        batch = self.bad_samples[model.training].without_known(batch)
         batch = replace(batch, iteration=self.iteration + 1 if model.training else 0)
         return model(weigh_samples(self.args.loss_reduction, batch)), partial(self._loss, tally, batch)
 
@@ -173,41 +174,41 @@ class Trainer:
         weights = token_weights(batch, REDUCTIONS[self.args.loss_reduction])
         tally.add(batch, losses, weights)
         total, normaliser, record = weighted_loss(losses, weights)
-        return total, self.bad_steps.saw(batch, total, normaliser), record
+        return total, self.bad_steps.note_loss(batch, total, normaliser), record
 
     def forward_backward(self, **arguments: Any) -> list[Any]:
-        """One iteration of training or of evaluation by the plan's schedule, metered."""
-        _keep_what_is_there()
+        """Run and meter one iteration of training or evaluation, by the plan's schedule."""
+        _freeze_garbage_collector()
         training = not arguments.get("forward_only")
         (self.meter if training else self.evaluation).begin_iteration()
         number = get_args().curr_iteration + 1 if training else 0
-        with self.recorder.iteration(number, [*_list(arguments["model"]), *self.executor.copies]):
-            records = self._soundly({**arguments, "forward_step_func": self.forward_step}, training, number)
+        with self.recorder.iteration(number, [*_as_list(arguments["model"]), *self.executor.copies]):
+            records = self._run_iteration({**arguments, "forward_step_func": self.forward_step}, training, number)
         if not training and self.evaluation.end_iteration():
-            self._evaluated()
+            self._end_evaluation()
         return records
 
-    def _soundly(self, arguments: dict[str, Any], training: bool, number: int) -> list[Any]:
-        """One iteration; again, without the weight of samples that turned out to be broken (`mishaps`)."""
+    def _run_iteration(self, arguments: dict[str, Any], training: bool, number: int) -> list[Any]:
+        """Run one iteration, and rerun it as long as it meets new bad samples (`monitoring.bad_samples`)."""
         meter = self.meter if training else self.evaluation
-        bad_samples, modules, before = self.bad_samples[training], _list(arguments["model"]), meter.tally.copy()
+        bad_samples, modules, before = self.bad_samples[training], _as_list(arguments["model"]), meter.tally.copy()
         for packs in self.packs[training]:
             packs.begin_iteration()
-        arguments |= self.images.begin(training, bad_samples.saw, number)
+        arguments |= self.images.begin(training, bad_samples.note, number)
         while True:
-            self.bad_steps.begin(number)
+            self.bad_steps.begin_iteration(number)
             with self.stages.iteration(training):
                 records = self.executor(**arguments)
             if not self.hosts.any(bool(bad_samples.found)):
                 return records
-            bad_samples.share()
+            bad_samples.exchange()
             meter.tally = before.copy()
             if training:
                 for module in modules:
                     module.zero_grad_buffer()
-            packs_again = [packs.again() for packs in self.packs[training]]
-            arguments = {**arguments, "data_iterator": packs_again if len(packs_again) > 1 else packs_again[0]}
-            arguments |= self.images.again(training, self.packs[training][0].taken, bad_samples.saw, number)
+            iterators = [packs.reread() for packs in self.packs[training]]
+            arguments = {**arguments, "data_iterator": iterators if len(iterators) > 1 else iterators[0]}
+            arguments |= self.images.again(training, self.packs[training][0].taken, bad_samples.note, number)
             self.executor.forget_images(training)
 
     @contextmanager
@@ -215,60 +216,62 @@ class Trainer:
         with self.stages.watch(action), self.recorder.watch(action):
             yield
 
-    def trained(self, iteration: int, skipped: bool) -> None:
-        """All gradients of an iteration are there, and have been judged; metered."""
+    def end_training_iteration(self, iteration: int, skipped: bool) -> None:
+        """End a training iteration in the meters, after its gradients were checked; `skipped`: without a step."""
         self.iteration = iteration
         if skipped:
-            self.meter.tally.losses.zero_()  # the samples were read, and taught nothing
+            self.meter.tally.losses.zero_()  # the samples count as read, their losses do not
         self.stages.end_iteration()
         more: dict[str, Any] = {}
         if self.meter.ends_interval(iteration):
-            mishaps = {"replaced_samples": len(self.bad_samples[True].known), "skipped_steps": self.bad_steps.total}
-            more = {**self.stages.end_interval(), **mishaps}
+            failures = {"replaced_samples": len(self.bad_samples[True].known), "skipped_steps": self.bad_steps.total}
+            more = {**self.stages.end_interval(), **failures}
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             self.meter.end_iteration(iteration, **more)
 
-    def _evaluated(self) -> None:
+    def _end_evaluation(self) -> None:
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-            self.meter.leave_out(self.evaluation.end_pass(self.iteration))
+            self.meter.exclude(self.evaluation.end_pass(self.iteration))
         if self.iteration == self.args.train_iters:
-            self.args.do_valid = False  # Megatron evaluates after training again: the same weights on the same packs
+            self.args.do_valid = False  # else Megatron repeats this evaluation after training
 
 
 @cache
-def _keep_what_is_there() -> None:
-    """Python's collector looks no more at what the start has made: half a million objects, at times of its own on every
-    rank, for each of which all others wait. At the end it does: Triton would list all that is left on every rank."""
+def _freeze_garbage_collector() -> None:
+    """Exclude the half a million objects of the start from garbage collection, whose pauses delay all ranks.
+
+    Undone at exit, since Triton would list what is left.
+    """
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)
 
 
-def _list(modules: Any) -> list[Any]:
+def _as_list(modules: Any) -> list[Any]:
     return modules if isinstance(modules, list) else [modules]
 
 
 def main() -> None:
-    """Train as the command line says."""
-    spare_the_run()
+    """Train with the flags of the command line."""
+    survive_write_errors()
     inputs = parse_arguments()
     run = Run(inputs)
     refuse(check_run(run))
     apply_weights(inputs.args, run.weights)
     _keep_arguments(inputs)
-    with _writing_alone(inputs.args), one_plan(inputs.plan, inputs.args):
+    with _write_locks(inputs.args), one_plan(inputs.plan, inputs.args):
         platform.take_device()
         exports = inputs.args.save_hf and not inputs.args.rank
-        train(Trainer(inputs), Beside(check_like(run.model_folder)) if exports else None)
+        train(Trainer(inputs), SaveExporter(check_like(run.model_folder)) if exports else None)
 
 
-def train(trainer: Trainer, exports: Beside | None = None) -> None:
-    """Megatron's `pretrain` with a trainer's model, data and steps; `exports` on the first rank."""
+def train(trainer: Trainer, exports: SaveExporter | None = None) -> None:
+    """Run Megatron's `pretrain` with a trainer; `exports` on the first rank."""
     args = trainer.args
     describe = partial(describe_run, args, trainer.architecture, trainer.plan)
     guard.install(describe, args.save_retain_interval, args.async_save, exports)
-    args.save_retain_interval = None  # Megatron would keep no older save to fall back on
-    trainer.bad_steps.install(trainer.trained)
+    args.save_retain_interval = None  # with it Megatron would remove the older complete save
+    trainer.bad_steps.install(trainer.end_training_iteration)
     rates.install()
     log_noise.leave_out_estimates()
     install(trainer.forward_backward)
@@ -293,8 +296,8 @@ def train(trainer: Trainer, exports: Beside | None = None) -> None:
 
 
 @contextmanager
-def _writing_alone(args: Namespace) -> Iterator[None]:
-    """One run writes in a place: its first rank holds the locks. UserError where another run is at work."""
+def _write_locks(args: Namespace) -> Iterator[None]:
+    """Lock the paths that the run writes to, on its first rank. Raises UserError if another run holds one."""
     locks = {
         f"--save {args.save}": args.save and Path(args.save) / ".saving.lock",
         f"--metrics-file {args.metrics_file}": args.metrics_file and lock_of(Path(args.metrics_file)),
@@ -308,11 +311,11 @@ def _writing_alone(args: Namespace) -> Iterator[None]:
 
 
 def _keep_arguments(inputs: TrainingInputs) -> None:
-    """On the first rank: Megatron's list of arguments goes beside the metrics; flags that no test runs are named."""
+    """On the first rank: write Megatron's arguments next to the metrics; print the flags that no test covers."""
     if inputs.args.rank:
         return
-    if beside := inputs.args.metrics_file or inputs.args.save:
-        path = Path(beside).parent / "megatron-arguments.txt"
+    if next_to := inputs.args.metrics_file or inputs.args.save:
+        path = Path(next_to).parent / "megatron-arguments.txt"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, inputs.megatron_output)

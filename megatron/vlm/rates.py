@@ -1,7 +1,7 @@
-"""Learning rates and weight decay of parts of the model, through core's own overrides of groups of weights.
+"""Learning rates and weight decay per part of the model (ViT, projector, LLM), by core's parameter group overrides.
 
-A part's rate rises and falls as the run's does, down to the same share of its own: --min-lr is scaled with it. What is
-not decayed, vectors and biases, is not decayed in any part.
+A part's rate follows the run's schedule, with --min-lr scaled by the same factor. Vectors and biases are decayed in no
+part.
 """
 
 import re
@@ -20,7 +20,7 @@ from omnibal_ext.trainer_flags import PARTS_WITH_RATES, RATES
 
 
 def trained_parts(args: Namespace) -> set[str]:
-    """The parts of the model of which weights or adapters are trained."""
+    """The parts of the model that are trained, by their weights or by adapters."""
     adapters = Adapters.of(args)
     return set(adapters.targets) if adapters.rank else set(PARTS) - set(args.freeze)
 
@@ -49,7 +49,7 @@ NEEDS = (
 
 
 def part_overrides(args: Namespace) -> dict[ParamKey, ParamGroupOverride]:
-    """What core's optimizer and scheduler take for the weights of parts that have a rate or decay of their own."""
+    """Core's overrides for the parts with a configured learning rate or weight decay."""
     found = {}
     for part in PARTS_WITH_RATES:
         rate, decay = getattr(args, f"lr_{part}"), getattr(args, f"weight_decay_{part}")
@@ -65,7 +65,7 @@ def part_overrides(args: Namespace) -> dict[ParamKey, ParamGroupOverride]:
 
 
 def _of_part(part: str) -> Callable[[Any, str], bool]:
-    """Whether a weight of that name in Megatron's modules is of a part of the model."""
+    """A predicate of core: whether a parameter, by its name, is of a part of the model."""
     links = re.compile(rf"links\.({'|'.join(PARTS[part])})[._]")
 
     def is_of(_: Any, name: str) -> bool:
@@ -75,7 +75,7 @@ def _of_part(part: str) -> Callable[[Any, str], bool]:
 
 
 def install() -> None:
-    """Let Megatron's loop make its optimizer with the overrides of parts."""
+    """Patch Megatron's loop to create its optimizer with `part_overrides`."""
     plain = training.get_megatron_optimizer_config
 
     def with_parts(args: Namespace) -> Any:

@@ -1,4 +1,4 @@
-"""Megatron on this process alone, or on the processes torchrun started, without its training loop: for tools."""
+"""Megatron without its training loop, for tools: on this process, or on those that torchrun started."""
 
 import contextlib
 import io
@@ -17,15 +17,13 @@ from megatron.vlm.arguments import TrainingInputs, parse_arguments
 
 @contextlib.contextmanager
 def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs]:
-    """Initialise Megatron for `preset` and the flags; its own messages are left out, so that stdout is the tool's.
+    """Initialise Megatron for `preset` and `flags`. Its output is dropped, and logs go to stderr: stdout is the tool's.
 
-    So is what other libraries log, which Megatron's handler would print there: from now on it goes to stderr.
-
-    Left in order, Megatron is as before and can be initialised again. Left by an error, nothing is waited for: other
-    ranks may be waiting for this one, and torchrun ends them once it has failed.
+    At a normal exit Megatron's global state is destroyed, so that it can be initialised again. After an error there is
+    no barrier: other ranks may wait for this one until torchrun ends them.
     """
     logging.root.handlers = [handler for handler in logging.root.handlers if not isinstance(handler, CustomHandler)]
-    alone_unless_told()
+    set_single_rank()
     words = [*flags, "--no-check-for-nan-in-loss-and-grad", "--lr", "0", "--train-iters", "1"]
     with _quiet():
         inputs = parse_arguments(["--model", preset, *words, "--global-batch-size", os.environ["WORLD_SIZE"]])
@@ -36,8 +34,8 @@ def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs
         torch.distributed.destroy_process_group()
 
 
-def alone_unless_told() -> None:
-    """One rank of one, with a port of its own, where torchrun has said nothing else."""
+def set_single_rank() -> None:
+    """Set the environment of a single rank with a free port, where torchrun has not set it."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)

@@ -1,8 +1,8 @@
-"""Which weights a run starts from: its own checkpoint, else those it was given, else random ones if that is asked for.
+"""Which weights a run starts from: the first of these that there is.
 
-1. A run's own checkpoint, in --load, or in --save where that has one: a requeued job goes on.
-2. The folder that --from names: first weights, a fresh optimizer, iteration 0.
-3. Random weights, with --from-scratch only.
+1. "own": the run's last checkpoint, in --load or in --save, so that a requeued job resumes.
+2. "given": the folder of --from, with a new optimizer at iteration 0. "unconverted": if it holds Hugging Face weights.
+3. "random": with --from-scratch only.
 """
 
 import os
@@ -26,7 +26,7 @@ from omnibal_ext.errors import UserError
 
 @dataclass(frozen=True)
 class Weights:
-    """What a run starts from. `iteration` is 0 unless the run goes on; `folder` is None for random weights."""
+    """What a run starts from. `iteration` is 0 unless the run resumes; `folder` is None for random weights."""
 
     kind: Literal["own", "given", "unconverted", "random"]
     folder: Path | None = None
@@ -34,14 +34,14 @@ class Weights:
 
     @property
     def model_folder(self) -> Path | None:
-        """Where the config.json and the tokenizer of the weights lie, if anywhere."""
+        """The folder with the weights' config.json and tokenizer, if there is one."""
         for folder in (self.folder / SIDE, self.folder) if self.folder else ():
             if (folder / CONFIG).is_file():
                 return folder
         return None
 
     def refuse_unconverted(self) -> None:
-        """Raise UserError for a folder of Hugging Face's: Megatron reads converted ones."""
+        """Raise UserError for Hugging Face weights, which must be converted first."""
         if self.kind == "unconverted":
             raise UserError(
                 f"--from {self.folder}: is a folder of Hugging Face's; convert it with tools/convert_checkpoint.py "
@@ -49,7 +49,7 @@ class Weights:
             )
 
     def describe(self) -> str:
-        """In a few words, for the table of checks."""
+        """A short description for the table of checks."""
         match self.kind:
             case "own":
                 return f"goes on from iteration {self.iteration} in {self.folder}"
@@ -62,19 +62,19 @@ class Weights:
 
 
 def starting_weights(args: Namespace) -> Weights:
-    """What Megatron's `load` and `save` and our --from and --from-scratch come to.
+    """The weights that --load, --save, --from and --from-scratch select.
 
-    Raises UserError if that is nothing, or if a folder that was named holds no weights.
+    Raises UserError if they select none or contradict each other, or if a named folder holds no weights.
     """
-    load, save, given = map(_path, (args.load, args.save, args.first_weights or args.pretrained_checkpoint))
+    load, save, first = map(_path, (args.load, args.save, args.first_weights or args.pretrained_checkpoint))
     if load and not load.is_dir() and load != save:
         raise UserError(f"--load {load}: no such folder; give the folder of a run's checkpoints, or leave --load out")
-    if given and args.from_scratch:
-        raise UserError(f"--from {given} and --from-scratch exclude each other; leave one out")
-    if load and Checkpoints(load).are_release:  # converted weights are no run's own
-        if given and given != load:
-            raise UserError(f"--load {load} and --from {given} both name first weights; leave one out")
-        load, given = None, load
+    if first and args.from_scratch:
+        raise UserError(f"--from {first} and --from-scratch exclude each other; leave one out")
+    if load and Checkpoints(load).are_release:  # converted weights, not a run's checkpoints
+        if first and first != load:
+            raise UserError(f"--load {load} and --from {first} both name first weights; leave one out")
+        load, first = None, load
     if load and save and load != save and Checkpoints(load).exist and Checkpoints(save).exist:
         raise UserError(
             f"--load {load} and --save {save} both hold a run's checkpoints; leave --load out to go on with the run in "
@@ -87,9 +87,9 @@ def starting_weights(args: Namespace) -> Weights:
         )
     for folder in (load, save):
         if folder and Checkpoints(folder).exist:
-            return _own(folder, args)
-    if given:
-        return _given(given)
+            return _last_checkpoint(folder, args)
+    if first:
+        return _first_weights(first)
     if args.from_scratch:
         return Weights("random")
     where = f"; --load {load} holds no checkpoint" if load else ""
@@ -100,12 +100,12 @@ def starting_weights(args: Namespace) -> Weights:
 
 
 def apply_weights(args: Namespace, weights: Weights) -> None:
-    """Say it in Megatron's words. Raises UserError for weights that are not converted."""
+    """Set Megatron's flags to load `weights`. Raises UserError if they are not converted."""
     weights.refuse_unconverted()
-    own = weights.kind == "own"
-    args.load = str(weights.folder) if own else None
+    resumes = weights.kind == "own"
+    args.load = str(weights.folder) if resumes else None
     args.pretrained_checkpoint = str(weights.folder) if weights.kind == "given" else None
-    args.exit_on_missing_checkpoint = own
+    args.exit_on_missing_checkpoint = resumes
 
 
 def check_weights(
@@ -115,11 +115,10 @@ def check_weights(
     step: int | None = None,
     adapters: Adapters = NO_ADAPTERS,
 ) -> OurCheckpoint | None:
-    """The checkpoint that the weights come from, if any: of `step` (--ckpt-step), or the newest.
+    """The checkpoint of the weights: of `step` (--ckpt-step), or the newest; None if they are not in our format.
 
-    Raises UserError unless they are of this model, its sizes and layers, and of a save that is whole; of weights that
-    were given, the one that their tracker names. Adapters that they have must be those of the run, `adapters`. Only
-    tables of contents are read.
+    Raises UserError if they are of another model, if the save is incomplete (with --from, the tracked one), or if they
+    have other adapters than the run's, `adapters`. Reads metadata only.
     """
     if weights.folder is None:
         return None
@@ -132,11 +131,11 @@ def check_weights(
                 "give the folder's own"
             )
     if weights.kind == "unconverted":
-        theirs = WeightFolder(weights.folder)
-        KeyMap.of(weights.folder, theirs.stored, theirs.absent)
+        stored = WeightFolder(weights.folder)
+        KeyMap.of(weights.folder, stored.stored, stored.absent)
         return None
     if weights.kind == "given":
-        Checkpoints(weights.folder).given(step, trust)
+        Checkpoints(weights.folder).first_weights(step, trust)
     checkpoint = OurCheckpoint(weights.folder, trust, step)
     _check_contents(checkpoint, architecture)
     _check_adapters(weights, checkpoint, adapters)
@@ -147,15 +146,15 @@ def _path(name: str | None) -> Path | None:
     return Path(os.path.normpath(name)) if name else None
 
 
-def _own(folder: Path, args: Namespace) -> Weights:
-    """The newest whole save of a run. Raises UserError if there is none, or under --fresh."""
+def _last_checkpoint(folder: Path, args: Namespace) -> Weights:
+    """The newest complete save of a run. Raises UserError if there is none, or under --fresh."""
     save = Checkpoints(folder).newest(args.ckpt_step, args.trust)
     if args.fresh:
         raise UserError(f"--fresh: {folder} holds a run's {save.path.name}; choose a new --save, or leave --fresh out")
     return Weights("own", folder, save.iteration)
 
 
-def _given(folder: Path) -> Weights:
+def _first_weights(folder: Path) -> Weights:
     if Checkpoints(folder).exist:
         return Weights("given", folder)
     if not folder.is_dir():
@@ -169,7 +168,7 @@ def _given(folder: Path) -> Weights:
 
 
 def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> None:
-    """Raise UserError naming a weight that the checkpoint lacks, has too many, or has in another size."""
+    """Raise UserError for a missing or unexpected weight, or one of another size."""
     wanted = sources(architecture, *architecture.types).keys()
     trained = f"{checkpoint.folder}: not of model {architecture.name!r}"
     if lacking := sorted(wanted - checkpoint.weights.keys()):
@@ -178,7 +177,7 @@ def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> No
         raise UserError(f"{trained}: has {len(strange)} weights more, {strange[0]} first; give its own --model")
     for name, size in _sizes(architecture).items():
         found = tuple(checkpoint.weights[name].size)
-        # Words are padded until they divide by the tensor-parallel group.
+        # The vocabulary is padded to a multiple of the tensor-parallel size.
         if found != size and not (".word_embed." in name and found[1] == size[1] and found[0] > size[0]):
             raise UserError(f"{trained}: {name} is {found}, wanted {size}; give its own --model")
 
@@ -198,7 +197,7 @@ def _check_adapters(weights: Weights, checkpoint: OurCheckpoint, adapters: Adapt
 
 
 def _sizes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights that show a model's widths."""
+    """Shapes of a few weights that have all of a model's widths."""
     perceptron = f"links.llm_{len(architecture.language.dense_layers)}.mlp"
     perceptron += ".experts.experts" * (architecture.language.experts is not None)
     shown = (

@@ -13,7 +13,7 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.packs import Packs, pack_loads
+from omnibal_ext.packing.packs import PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 
 
@@ -35,7 +35,7 @@ def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iter
             )
     stream = PackStream(index, index.global_batch // microbatches, microbatches)
     order, loads = _some_iterations(stream, iterations), np.asarray(index.rank_loads)
-    return packs_of_loads(loads, order, index.exchanged, index.teams and index.teams.pack_widths)
+    return packs_of_loads(loads, order, index.exchanged, index.wide and index.wide.pack_widths)
 
 
 def _some_iterations(stream: PackStream, iterations: int) -> Ints:
@@ -92,7 +92,7 @@ def pack_corpus(sizes: Sizes, options: PackOptions) -> PackedCorpus:
     with tempfile.TemporaryDirectory() as folder:
         index, _ = build_index(sizes, Path(folder) / "index", options)
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
-        needed = pack_loads(Packs(np.asarray(index.pack_offsets), np.asarray(index.sample_ids)), sizes)
+        needed = pack_loads(PackList(np.asarray(index.pack_offsets), np.asarray(index.sample_ids)), sizes)
         order, counts = stream.iterations(0, stream.iterations_per_epoch), np.diff(index.pack_offsets)
         return PackedCorpus(np.array(index.loads), needed, counts, order, index.vit_budget, index.llm_budget)
 

@@ -1,4 +1,4 @@
-"""A corpus to a packed index, in one call: what `tools/pack_data.py` does."""
+"""From a corpus to a packed index, in one call: the work of `tools/pack_data.py`."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,12 +15,12 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.index.packed_index import PackedIndex, Teams, refuse_other, write_index
+from omnibal_ext.packing.index.packed_index import PackedIndex, WidePackArrays, refuse_other, write_index
 from omnibal_ext.packing.index.summary import Summary, reject_names, summarise
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.pack_epoch import Epoch, pack_epoch
-from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs
-from omnibal_ext.packing.share_loads import share_loads
+from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, PackList
+from omnibal_ext.packing.shard_loads import shard_loads
 from omnibal_ext.packing.widths import sample_widths
 from omnibal_ext.sizes import Sizes
 
@@ -35,15 +35,15 @@ def build_index(
     costs: PackCosts | None = None,
     packer: Packer = pack_epoch,
 ) -> tuple[PackedIndex, Summary]:
-    """Pack a corpus and write its index; `built_from` goes into the manifest as it is.
+    """Pack a corpus and write its index; `built_from` is stored in the manifest.
 
-    1. Leave out (or set apart) the samples that fit no pack.
+    1. Leave out samples that fit no pack (or give each its own).
     2. For each epoch: take samples by weight, pack them, order the packs by iteration.
     3. Write the index, with a line for every sample left out.
 
     Args:
-        costs: what packs cost in seconds; without, what they cost a model that is large in both parts.
-        packer: packs an epoch and orders its packs, in place of ours.
+        costs: seconds of packs; by default of a model with a large ViT and a large language model.
+        packer: packs and orders an epoch, instead of `pack_epoch`.
 
     Raises:
         UserError: no sample fits the budgets, or `output_dir` holds something else.
@@ -54,7 +54,7 @@ def build_index(
 
 @contextmanager
 def _clock() -> Iterator[Callable[[], tuple[float, float]]]:
-    """Gives seconds since it began, without numba's compiling; and those of compiling."""
+    """Yield a function that returns the seconds so far without numba's compilation, and those of compilation."""
     begin, compiling = time.perf_counter(), TimingListener()
 
     def spent() -> tuple[float, float]:
@@ -93,11 +93,11 @@ def _build_index(
         del asked["narrow_first"]
     refuse_other(Path(output_dir), asked)
     epochs = [packer(corpus, reasons, options, costs, epoch) for epoch in range(options.epochs or 1)]
-    packs = Packs.concatenate([epoch.packs for epoch in epochs])
+    packs = PackList.concatenate([epoch.packs for epoch in epochs])
     loads = np.concatenate([epoch.loads for epoch in epochs])
     longest = loads.max(axis=0)
-    seats = [epoch.seats.size for epoch in epochs if epoch.seats is not None]
-    roomy = options.pad or options.oversize == "alone"  # packs may exceed the budgets asked for
+    slots = [epoch.slots.size for epoch in epochs if epoch.slots is not None]
+    roomy = options.pad or options.oversize == "alone"  # packs may exceed the requested budgets
     manifest = {
         **asked,
         "vit_budget": int(longest[TILES]) if roomy else options.vit_budget,
@@ -107,40 +107,39 @@ def _build_index(
         "one_sum": options.one_sum,
         "loads": [*LOADS, *corpus.sizes.more],
         "epoch_packs": [len(epoch.packs) for epoch in epochs],
-        **({"epoch_seats": seats} if seats else {}),
+        **({"epoch_seats": slots} if slots else {}),
         "epoch_parts": [epoch.groups for epoch in epochs],
         "rejected": int(rejected.sum()),
         "sources": [asdict(source) for source in corpus.sources],
     }
-    index = write_index(
-        output_dir, packs, loads, manifest, _rejects(corpus, reasons * rejected, options), teams=_teams(epochs, corpus)
-    )
-    return index, summarise(index, corpus, reasons * rejected, spent(), epochs[0].found)
+    rejects = _rejects(corpus, reasons * rejected, options)
+    index = write_index(output_dir, packs, loads, manifest, rejects, wide=_wide_arrays(epochs, corpus))
+    return index, summarise(index, corpus, reasons * rejected, spent(), epochs[0].built)
 
 
 def _without_needless_widths(sizes: Sizes, options: PackOptions) -> PackOptions:
-    """Return options of width 1 where no sample needs more: its index is one, whatever widths are offered."""
+    """Return options of width 1 if no sample needs more: the index is then the same as without `--widths`."""
     needless = options.method == "balanced" and options.widths[0] == 1
     if needless and (sample_widths(sizes, options, options.widths) == 1).all():
         return replace(options, widths=(1,))
     return options
 
 
-def _teams(epochs: list[Epoch], corpus: Corpus) -> Teams | None:
-    """Return who runs wide packs in which seats, packs counted through all epochs; None where packs are of one rank."""
-    widths, seats, loads, first = [], [], [], 0
+def _wide_arrays(epochs: list[Epoch], corpus: Corpus) -> WidePackArrays | None:
+    """Return the arrays of wide packs, numbered through all epochs; None if no pack is wider than a rank."""
+    widths, slots, loads, first = [], [], [], 0
     for epoch in epochs:
-        if epoch.widths is None or epoch.seats is None:
+        if epoch.widths is None or epoch.slots is None:
             return None
         widths.append(epoch.widths)
-        seats.append(np.where(epoch.seats >= 0, epoch.seats + first, epoch.seats).ravel())
-        loads.append(share_loads(epoch.packs, corpus.sizes, epoch.widths))
+        slots.append(np.where(epoch.slots >= 0, epoch.slots + first, epoch.slots).ravel())
+        loads.append(shard_loads(epoch.packs, corpus.sizes, epoch.widths))
         first += len(epoch.packs)
-    return Teams(np.concatenate(widths), np.concatenate(seats), np.concatenate(loads))
+    return WidePackArrays(np.concatenate(widths), np.concatenate(slots), np.concatenate(loads))
 
 
 def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
-    """Return the number of the reason (`reject_names`) why each sample cannot be packed, 0 where it can: int8 [N]."""
+    """Return why each sample cannot be packed, a number of `reject_names`, 0 if it can: int8 [N]."""
     reasons, ranks = np.zeros(len(sizes), np.int8), options.widths[-1]
     for number, (name, budget) in enumerate(options.budgets.items(), 3):
         if budget:
@@ -151,14 +150,14 @@ def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
 
 
 def _rejects(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions) -> Iterator[dict[str, Any]]:
-    """Say for each sample left out what it is, where it came from and why."""
+    """Yield a record for each sample left out: what it is, its origin and the reason."""
     names, ranks = reject_names(options.budgets), options.widths[-1]
     together = f" on {ranks} ranks" if options.wide else ""
     for sample in np.flatnonzero(reasons).tolist():
         tiles, tokens = int(corpus.sizes.tiles[sample]), int(corpus.sizes.tokens[sample])
         yield {
             "sample": sample,
-            **corpus.place(sample),
+            **corpus.origin_of(sample),
             "tiles": tiles,
             "tokens": tokens,
             **{name: int(values[sample]) for name, values in corpus.sizes.more.items()},

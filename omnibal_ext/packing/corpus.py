@@ -1,4 +1,4 @@
-"""A corpus: samples of one or several sources, how often each is seen, and who must not share a pack."""
+"""A corpus: samples of one or more sources, how often each is seen, and which may not share a pack."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed_by
 from omnibal_ext.sizes import Sizes, column_names
 
-MOST_EPOCHS = 10  # packed apart for the sake of fractional weights
+MOST_EPOCHS = 10  # packed separately because of fractional weights
 DATASET_SOURCES = sealed_by(
     record(
         {"sources": listing(record({"file": text, "samples": whole()}, {"weight": finite()}))},
@@ -29,13 +29,13 @@ DATASET_SOURCES = sealed_by(
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CorpusSource:
     """One input of a corpus."""
 
     name: str
     samples: int
     weight: float = 1.0
-    """Times that each sample is seen in an epoch: 2 twice, 0.5 half of the samples, the other half an epoch later."""
+    """How often an epoch sees each sample: 2: twice; 0.5: half of the samples, and the next epoch the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,18 @@ class Corpus:
     """Sizes of all samples, numbered from 0 through the sources in order."""
 
     sizes: Sizes
-    sources: tuple[Source, ...]
+    sources: tuple[CorpusSource, ...]
     groups: Ints | None = None
     """[N]; samples of different groups never share a pack."""
     lines: Ints | None = None
-    """[N]; the line of its source that each sample was, counted from 1. None: sample i of a source is its row i."""
+    """[N]; line of each sample in its source, from 1. None: sample i of a source is its row i."""
     supervised: Ints | None = None
-    """[N]; tokens of each sample that count in the loss, where they are known."""
+    """[N]; tokens of each sample that count in the loss; None: unknown."""
     kept: NDArray[np.bool_] | None = None
-    """[N]; the samples that are packed, where others are held out. None: all."""
+    """[N]; samples to pack, the others are held out. None: all."""
 
     def __post_init__(self) -> None:
-        """Raises UserError where the parts do not match."""
+        """Raises UserError if sizes, sources and groups do not match."""
         if sum(source.samples for source in self.sources) != len(self.sizes):
             raise UserError(f"sources have {sum(s.samples for s in self.sources)} samples, sizes {len(self.sizes)}")
         for source in self.sources:
@@ -65,10 +65,10 @@ class Corpus:
 
     @classmethod
     def load(cls, paths: Sequence[str | Path], more: Sequence[str] = ()) -> "Corpus":
-        """Read sizes files as the sources of one corpus, with `more` sizes than tiles and tokens."""
-        parts = [Sizes.load(path, more) for path in paths]
-        sources = (Source(str(path), len(part)) for path, part in zip(paths, parts, strict=True))
-        return cls(Sizes.concatenate(parts), tuple(sources))
+        """Read sizes files as the sources of one corpus; `more` names further sizes."""
+        files = [Sizes.load(path, more) for path in paths]
+        sources = (CorpusSource(str(path), len(sizes)) for path, sizes in zip(paths, files, strict=True))
+        return cls(Sizes.concatenate(files), tuple(sources))
 
     @classmethod
     def of_dataset(cls, folder: str | Path, more: Sequence[str] = ()) -> "Corpus":
@@ -84,22 +84,22 @@ class Corpus:
         loaded = Sizes.load(sizes, (*more, *about))
         return cls(
             Sizes(loaded.tiles, loaded.tokens, {name: loaded.more[name] for name in more}),
-            tuple(Source(source["file"], source["samples"], source.get("weight", 1.0)) for source in sources),
+            tuple(CorpusSource(source["file"], source["samples"], source.get("weight", 1.0)) for source in sources),
             lines=loaded.more["lines"],
             supervised=loaded.more.get("supervised"),
         )
 
     @property
     def supervised_share(self) -> float | None:
-        """Of all tokens, those that are learnt; None: not known."""
+        """Fraction of all tokens that count in the loss; None: unknown."""
         if self.supervised is None:
             return None
         return max(float(self.supervised.sum()) / max(1, int(self.sizes.tokens.sum())), 1e-3)
 
     @classmethod
     def of(cls, sizes: Sizes) -> "Corpus":
-        """Make a corpus of one nameless source."""
-        return cls(sizes, (Source("", len(sizes)),))
+        """Return a corpus of one unnamed source."""
+        return cls(sizes, (CorpusSource("", len(sizes)),))
 
     def weighted(self, weights: Sequence[float]) -> "Corpus":
         """Return the corpus with these weights of its sources."""
@@ -109,7 +109,7 @@ class Corpus:
         return replace(self, sources=tuple(sources))
 
     def grouped(self, values: Iterable[Any]) -> "Corpus":
-        """Return the corpus with groups: samples whose `values` [N] are written differently never share a pack."""
+        """Return the corpus with groups: samples whose `values` [N] differ as text never share a pack."""
         numbers: dict[str, int] = {}
         return replace(self, groups=np.array([numbers.setdefault(str(value), len(numbers)) for value in values]))
 
@@ -117,8 +117,8 @@ class Corpus:
         """Return the source of each sample, [N]."""
         return np.repeat(np.arange(len(self.sources)), [source.samples for source in self.sources])
 
-    def place(self, sample: int) -> dict[str, Any]:
-        """Say which file a sample came from, and which line or row of it."""
+    def origin_of(self, sample: int) -> dict[str, Any]:
+        """Return the file of a sample, and its line or row there."""
         first = 0
         for source in self.sources:
             if sample < first + source.samples:
@@ -128,34 +128,34 @@ class Corpus:
         raise IndexError(sample)
 
     def epochs_to_see_all(self) -> int:
-        """Return after how many epochs fractions of samples have come round, `MOST_EPOCHS` at most."""
+        """Return after how many epochs every sample of a fractional weight has been seen, at most `MOST_EPOCHS`."""
         for epochs in range(1, MOST_EPOCHS):
             if all(math.isclose(epochs * source.weight, round(epochs * source.weight)) for source in self.sources):
                 return epochs
         return MOST_EPOCHS
 
-    def epoch_samples(self, epoch: int, seed: int, packed: NDArray[np.bool_], most_parts: int) -> list[Ints]:
-        """Return the samples of each part of an epoch, ascending.
+    def epoch_samples(self, epoch: int, seed: int, packed: NDArray[np.bool_], most_sub_epochs: int) -> list[Ints]:
+        """Return the samples of each sub-epoch of an epoch, ascending.
 
-        1. Of n samples with weight w, epoch e takes floor((e + 1) w n) - floor(e w n): going round the source's samples
-           in a random order, from where epoch e - 1 stopped.
-        2. An epoch has as many parts as its most frequent sample is seen, `most_parts` at most. The samples taken go
-           to the parts in turn: each part has the same mix of sources, and no sample twice where parts suffice.
+        1. Epoch e takes floor((e + 1) w n) - floor(e w n) of n samples of weight w, continuing a random order of the
+           source's samples where epoch e - 1 stopped, cyclically.
+        2. An epoch has as many sub-epochs as its largest weight, rounded up, `most_sub_epochs` at most. Samples go to
+           them in turn: each has the same mix of sources, and no sample twice if there are enough sub-epochs.
 
         Args:
             packed: the samples that may be taken, [N].
-            most_parts: 1 or more.
+            most_sub_epochs: 1 or more.
         """
-        parts = min(most_parts, max(math.ceil(source.weight) for source in self.sources))
-        if parts == 1 and all(source.weight == 1.0 for source in self.sources):
+        sub_epochs = min(most_sub_epochs, max(math.ceil(source.weight) for source in self.sources))
+        if sub_epochs == 1 and all(source.weight == 1.0 for source in self.sources):
             return [np.flatnonzero(packed)]
         taken, first = [], 0
         for number, source in enumerate(self.sources):
-            own = first + np.flatnonzero(packed[first : first + source.samples])
+            eligible = first + np.flatnonzero(packed[first : first + source.samples])
             weight = Fraction(source.weight).limit_denominator(1_000_000)
-            start, end = (math.floor(turn * weight * len(own)) for turn in (epoch, epoch + 1))
-            order = np.random.default_rng((seed, 2, number)).permutation(own)
-            taken.append(order[np.sort(np.arange(start, end) % max(1, len(own)))])  # copies stand side by side
+            start, end = (math.floor(turn * weight * len(eligible)) for turn in (epoch, epoch + 1))
+            order = np.random.default_rng((seed, 2, number)).permutation(eligible)
+            taken.append(order[np.sort(np.arange(start, end) % max(1, len(eligible)))])  # copies are adjacent
             first += source.samples
         samples = np.concatenate(taken)
-        return [np.sort(samples[part::parts]) for part in range(parts)]
+        return [np.sort(samples[sub_epoch::sub_epochs]) for sub_epoch in range(sub_epochs)]

@@ -20,22 +20,22 @@ from omnibal_ext.packing.packs import LOADS, sample_loads
 from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
 from omnibal_ext.sizes import Sizes
 
-DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # weigh tiles against tokens where no others are given
-CONSTANT = "pack"  # what a part costs once, however small its share of the pack
+DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # the defaults' relative cost of tiles and tokens
+CONSTANT = "pack"  # fixed seconds of a part per pack, whatever its size
 COSTS = record({"parts": mapping(mapping(finite(-LARGEST), most=64), most=8)}, {"origin": text})
-"""What `PackCosts.to_record` makes; a fit's figure may be below 0."""
+"""Schema of `PackCosts.to_record`; a fitted figure may be negative."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackCosts:
-    """Forward and backward seconds of all layers of each part, by column of the loads, and once a pack."""
+    """Forward and backward seconds of each part of the model: per unit of each load, and fixed per pack (`pack`)."""
 
     parts: Mapping[str, Mapping[str, float]]
     origin: str = ""
 
     @classmethod
     def of_profile(cls, profile: Profile) -> "PackCosts":
-        """Add up the layers of a profile, measured or analytic."""
+        """Sum the layers of a profile, measured or analytic."""
         vision, language = {CONSTANT: 0.0, "tiles": 0.0}, {CONSTANT: 0.0, "tokens": 0.0, "attention": 0.0}
         for kind in profile.cost_kinds:
             cost, part = profile.layers[kind], vision if kind in VISION_KINDS else language
@@ -60,18 +60,18 @@ class PackCosts:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "PackCosts":
-        """Read what `to_record` made. Raises UserError where it is something else."""
+        """Read a record of `to_record`. Raises UserError if it is none."""
         checked = COSTS("costs", record)
         return cls(checked["parts"], checked.get("origin", ""))
 
     def to_record(self) -> dict[str, Any]:
-        """What the manifest of an index holds."""
+        """Return the record that the manifest of an index holds."""
         return {"origin": self.origin, "parts": {part: dict(costs) for part, costs in self.parts.items()}}
 
     def seconds(self, loads: NDArray[np.int64], names: Sequence[str]) -> Floats:
         """Return the seconds of each pack in each part, [P, parts]; `loads` [P, K] has a column for each of `names`.
 
-        A part that has nothing of a pack to do is passed by, at no cost.
+        A part without load in a pack is skipped, fixed cost included.
         """
         result = np.zeros((len(loads), len(self.parts)))
         for part, costs in enumerate(self.parts.values()):
@@ -84,7 +84,7 @@ class PackCosts:
         return np.maximum(result, 0.0)
 
     def of_samples(self, sizes: Sizes, one_sum: bool) -> Floats:
-        """Return what each sample adds to the seconds of its pack, in each part or in all: [N, parts]."""
+        """Return the seconds that each sample adds to its pack, per part, or in total with `one_sum`: [N, parts]."""
         each = {
             part: {unit: value for unit, value in costs.items() if unit != CONSTANT}
             for part, costs in self.parts.items()
@@ -92,6 +92,6 @@ class PackCosts:
         return PackCosts(each).waited_for(sample_loads(sizes), (*LOADS, *sizes.more), one_sum)
 
     def waited_for(self, loads: NDArray[np.int64], names: Sequence[str], one_sum: bool) -> Floats:
-        """Return `seconds`, or their sum over the parts where a rank runs one after the other, [P, 1]."""
+        """Return `seconds`; with `one_sum` (a rank runs one part after the other) their sum over parts, [P, 1]."""
         seconds = self.seconds(loads, names)
         return seconds.sum(axis=1, keepdims=True) if one_sum else seconds

@@ -1,4 +1,4 @@
-"""Samples of a corpus that are held out: left out of one packed index, and packed by another for evaluation."""
+"""Held-out samples of a corpus: left out of one packed index, and packed into another for evaluation."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A share of the samples, drawn by seed; `packed` if an index has these alone, else it has the rest."""
+    """A random fraction `share` of the samples; `packed`: an index packs these, otherwise it packs all others."""
 
     share: float
     seed: int
@@ -21,21 +21,21 @@ class HeldOut:
 
     @classmethod
     def left_out_by(cls, index: PackedIndex) -> "HeldOut":
-        """Return the samples that an index left out, to be packed. Raises UserError if it left none out."""
+        """Return the samples that an index left out, to be packed. Raises UserError if there are none."""
         drawn = index.manifest["built_from"].get("held_out", {})
         if drawn.get("packed", True):
             raise UserError(f"--held-out-of {index.folder}: leaves no samples out; pack it with --held-out SHARE")
         return cls(drawn["share"], drawn["seed"], packed=True)
 
     def to_record(self) -> dict[str, Any]:
-        """Return it as an index keeps it, in `built_from`."""
+        """Return the record that an index keeps in `built_from`."""
         return asdict(self)
 
     def draw(self, count: int) -> NDArray[np.bool_]:
-        """Return which of `count` samples are held out, [count]: as many as the share comes to, rounded.
+        """Return which of `count` samples are held out, [count], `share` x `count` of them, rounded.
 
         Raises:
-            UserError: none are, or all.
+            UserError: none or all would be.
         """
         held = round(self.share * count)
         if not 0 < held < count:
@@ -47,7 +47,7 @@ class HeldOut:
         return drawn
 
     def of(self, corpus: Corpus) -> Corpus:
-        """Return the corpus of which only the rest is packed; or only these, each once."""
+        """Return the corpus without the held-out samples, or, if `packed`, with these alone, each once."""
         drawn = self.draw(len(corpus.sizes))
         if self.packed:
             return replace(corpus.weighted([1.0] * len(corpus.sources)), kept=drawn)

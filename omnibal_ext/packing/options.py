@@ -15,7 +15,7 @@ WAIT = 0.003
 
 @dataclass(frozen=True, slots=True)
 class PackOptions:
-    """How to pack."""
+    """Options of a packing."""
 
     method: str = "balanced"
     vit_budget: int = 0
@@ -29,25 +29,25 @@ class PackOptions:
     samples_per_pack: int = 4
     """Of the padded methods."""
     last_iteration: str = "next_epoch"
-    """What fills the incomplete last iteration of an epoch: packs of the next epoch, or zero-weight "empty" packs."""
+    """What completes the last iteration of an epoch: packs of the "next_epoch", or "empty" packs of weight 0."""
     oversize: str = "reject"
-    """What becomes of a sample over budget: left out and written down, or kept alone in a pack of its own size."""
+    """A sample over budget: "reject" leaves it out and lists it, "alone" gives it a pack of its own."""
     epochs: int | None = None
-    """Epochs that are packed apart; a stream goes through them and starts again. None: as many as fractional weights
-    need for all samples to be seen, which is 1 without such weights."""
+    """Epochs packed separately; training cycles through them. None: as many as fractional weights need to see all
+    samples, 1 without such weights."""
     seed: int = 0
     pipeline_model_parallel_size: int | None = None
-    """With 1 a rank's seconds of all parts of the model add up, with more ranks wait for each part apart. None: apart,
-    unless there is one microbatch, with which a pipeline would stand idle."""
+    """1: a rank's seconds of all parts of the model add up; more: ranks wait for each part separately. None: the
+    latter, unless there is one microbatch, with which a pipeline would idle."""
     wait: float = WAIT
-    """Share of device time that ranks may spend waiting for the fullest one; more of it leaves iterations freer to look
+    """Fraction of device time that ranks may spend waiting for the fullest one; a larger one lets iterations look more
     like the corpus."""
     seconds: float = 1.0
-    """Nominal time for evening and for mixing iterations, which come nearer to each other. It counts steps."""
+    """Nominal seconds for equalizing packs and for mixing iterations; counts steps."""
     widths: tuple[int, ...] = (1,)
-    """Ranks that may run a pack together, ascending; such a pack, and a sample, has as many times the budgets."""
+    """Numbers of ranks that may run a pack together, ascending; such a pack has as many times the budgets."""
     narrow_first: int = 0
-    """Iterations at the start of the first epoch that have packs of one rank alone. Without wide packs all have."""
+    """First iterations of the first epoch that have only packs of width 1; has no effect without wide packs."""
 
     def __post_init__(self) -> None:
         """Raises UserError for a value out of range."""
@@ -71,7 +71,7 @@ class PackOptions:
         self._check_method_of_widths()
 
     def _check_method_of_widths(self) -> None:
-        """Raises UserError for what packs of several ranks cannot be."""
+        """Raises UserError for options that wide packs exclude."""
         if not self.wide:
             return
         shown = f"--widths {','.join(map(str, self.widths))}"
@@ -90,7 +90,7 @@ class PackOptions:
 
     @property
     def held(self) -> str:
-        """What the widest pack holds, in words."""
+        """The widest pack's budgets, as text."""
         ranks = self.widths[-1]
         together = f" on {ranks} ranks" if ranks > 1 else ""
         return f"{ranks * self.vit_budget} tiles and {ranks * self.llm_budget} tokens{together}"
@@ -102,7 +102,7 @@ class PackOptions:
 
     @property
     def pad(self) -> bool:
-        """Whether the samples of a pack are padded to the longest one."""
+        """Whether samples are padded to the longest of their pack."""
         return self.method in PADDED_METHODS
 
     @property

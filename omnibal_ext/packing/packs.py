@@ -1,4 +1,4 @@
-"""Packs as a value: which samples share a microbatch, and what each pack costs.
+"""Packs: which samples share a microbatch, and what each pack costs.
 
 sample_ids  3 0 5 | 1 4 | 2          pack_offsets  0 3 5 6
             pack 0  pack 1  pack 2
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from omnibal_ext.sizes import Sizes
 
-TILES, TOKENS, ATTENTION = 0, 1, 2  # columns of pack loads
+TILES, TOKENS, ATTENTION = 0, 1, 2  # columns of loads
+EMPTY_PACK = -1  # pack number of an empty slot: no samples, no loss
 LOADS = ("tiles", "tokens", "attention")  # their names; further sizes follow
 
 
 @dataclass(frozen=True, slots=True)
-class Packs:
+class PackList:
     """Samples of pack p are `sample_ids[pack_offsets[p]:pack_offsets[p + 1]]`; no pack is empty."""
 
     pack_offsets: NDArray[np.int64]  # [P + 1]
@@ -31,36 +32,36 @@ class Packs:
         """Samples of each pack, [P]."""
         return np.diff(self.pack_offsets)
 
-    def reordered(self, order: NDArray[np.int64]) -> "Packs":
+    def reordered(self, order: NDArray[np.int64]) -> "PackList":
         """Return the packs in another order: new pack i is old pack `order[i]`."""
         counts = self.counts[order]
         offsets = offsets_of(counts)
         # Position j of new pack i reads old position start(order[i]) + j.
         shift = np.repeat(self.pack_offsets[order] - offsets[:-1], counts)
         shift += np.arange(len(shift))
-        return Packs(offsets, self.sample_ids[shift])
+        return PackList(offsets, self.sample_ids[shift])
 
-    def part(self, first: int, end: int) -> "Packs":
-        """Return the packs from `first` to before `end`."""
+    def between(self, first: int, end: int) -> "PackList":
+        """Return packs `first` to `end` - 1."""
         offsets = self.pack_offsets[first : end + 1]
-        return Packs(offsets - offsets[0], self.sample_ids[offsets[0] : offsets[-1]])
+        return PackList(offsets - offsets[0], self.sample_ids[offsets[0] : offsets[-1]])
 
     @classmethod
-    def of_lists(cls, packs: Sequence[Sequence[int]]) -> "Packs":
-        """Make packs of lists of samples, none empty."""
+    def from_lists(cls, packs: Sequence[Sequence[int]]) -> "PackList":
+        """Make packs from lists of samples, none of them empty."""
         counts = np.array([len(pack) for pack in packs], np.int64)
         return cls(offsets_of(counts), np.array([sample for pack in packs for sample in pack], np.int64))
 
     @classmethod
-    def concatenate(cls, parts: Sequence["Packs"]) -> "Packs":
-        """Put the packs of several packings one after the other."""
+    def concatenate(cls, parts: Sequence["PackList"]) -> "PackList":
+        """Concatenate packs."""
         if not parts:
             return cls(np.zeros(1, np.int64), np.zeros(0, np.int64))
         if len(parts) == 1:
             return parts[0]
         return cls(
-            offsets_of(np.concatenate([part.counts for part in parts])),
-            np.concatenate([part.sample_ids for part in parts]),
+            offsets_of(np.concatenate([packs.counts for packs in parts])),
+            np.concatenate([packs.sample_ids for packs in parts]),
         )
 
 
@@ -72,15 +73,15 @@ def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def sample_loads(sizes: Sizes) -> NDArray[np.int64]:
-    """Return the loads of packs of one sample each: [N, K]."""
+    """Return the loads of each sample as a pack of its own, [N, K]."""
     tokens = sizes.tokens
     return np.column_stack([sizes.tiles.astype(np.int64), tokens, tokens * tokens, *sizes.more.values()])
 
 
-def pack_loads(packs: Packs, sizes: Sizes, pad: bool = False) -> NDArray[np.int64]:
-    """Return what the device runs for each pack: tiles, tokens, attention cost sum(length^2), further sizes: [P, K].
+def pack_loads(packs: PackList, sizes: Sizes, pad: bool = False) -> NDArray[np.int64]:
+    """Return what a device runs of each pack: tiles, tokens, attention sum(length^2), further sizes: [P, K].
 
-    With `pad` every sample is as long as the longest one of its pack, and is paid for at that length.
+    With `pad` every sample counts as long as the longest of its pack.
     """
     loads = np.zeros((len(packs), len(LOADS) + len(sizes.more)), np.int64)
     if len(packs) == 0:

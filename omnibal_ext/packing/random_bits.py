@@ -1,4 +1,4 @@
-"""Random numbers inside compiled loops: a function of seed and position, the same on any machine."""
+"""Random numbers for compiled loops: a function of seed and position, equal on all machines."""
 
 import numba
 import numpy as np
@@ -15,5 +15,5 @@ def hash_bits(seed: int, position: int) -> np.uint64:
 
 @numba.njit(cache=True)
 def below(limit: int, seed: int, position: int) -> int:
-    """Return a whole number from 0 to `limit` - 1."""
+    """Return an integer from 0 to `limit` - 1."""
     return int(np.int64(hash_bits(seed, position) % np.uint64(limit)))

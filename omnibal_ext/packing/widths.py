@@ -1,4 +1,4 @@
-"""How many ranks run a sample: the fewest whose budgets, taken together, hold it."""
+"""How many ranks run a sample: the fewest whose budgets together hold it."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -11,11 +11,11 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
 
 NODE_RANKS = 8
-"""Data-parallel ranks of a node where nobody says; a team that leaves it is made only where `--widths` says so."""
+"""Data-parallel ranks of a node by default; only `--widths` given as numbers makes teams that span nodes."""
 
 
 class Budgets(Protocol):
-    """What one rank holds; `omnibal_ext.packing.options.PackOptions` is one."""
+    """The budgets of one rank; `omnibal_ext.packing.options.PackOptions` has them."""
 
     @property
     def vit_budget(self) -> int:
@@ -38,7 +38,7 @@ def read_widths(text: str) -> tuple[int, ...] | None:
 def check_widths(widths: Sequence[int], data_parallel_size: int) -> None:
     """Raise UserError unless widths ascend, each divides the next, and all divide the data-parallel size.
 
-    Then teams of `width` neighbouring ranks lie inside wider ones, and every list of packs has a place for each.
+    Then a team of `width` neighbouring ranks lies within one team of any larger width.
     """
     shown = f"--widths {','.join(map(str, widths))}"
     if not widths or widths[0] < 1:
@@ -54,14 +54,14 @@ def check_widths(widths: Sequence[int], data_parallel_size: int) -> None:
 
 
 def sample_widths(sizes: Sizes, budgets: Budgets, widths: Sequence[int]) -> Ints:
-    """Return the least of `widths` that holds each sample, [N]; 0 where none does."""
+    """Return the least of `widths` that holds each sample, [N]; 0: none does."""
     needed = ranks_needed(sizes, budgets)
-    place = np.searchsorted(widths, needed)
-    return np.append(widths, 0)[place]
+    position = np.searchsorted(widths, needed)
+    return np.append(widths, 0)[position]
 
 
 def ranks_needed(sizes: Sizes, budgets: Budgets) -> Ints:
-    """Return how many ranks' budgets each sample takes, 1 or more: [N]."""
+    """Return the number of ranks whose budgets each sample needs, 1 or more, [N]."""
     needed = np.maximum(1, -(-sizes.tokens // budgets.llm_budget))
     limits = [(sizes.tiles.astype(np.int64), budgets.vit_budget)]
     limits += [(sizes.more[name], budget) for name, budget in budgets.budgets.items() if budget]
@@ -74,10 +74,9 @@ def ranks_needed(sizes: Sizes, budgets: Budgets) -> Ints:
 def widths_for(
     sizes: Sizes, budgets: Budgets, data_parallel_size: int, node_ranks: int = NODE_RANKS
 ) -> tuple[int, ...]:
-    """Return the powers of two that samples need, each of which divides the data-parallel size; 1 is always there.
+    """Return the powers of two that samples need, 1 included, each of which divides the data-parallel size.
 
-    Each divides the data-parallel ranks of a node too, so that no team leaves it. A corpus without long samples has the
-    width 1 alone.
+    Each also divides the data-parallel ranks of a node, so that no team spans nodes.
     """
     possible = [1]
     while data_parallel_size % (2 * possible[-1]) == node_ranks % (2 * possible[-1]) == 0:

@@ -1,1 +1,1 @@
-"""Batches balanced as they come: before each phase of a step the samples of all ranks are dealt anew."""
+"""Batches balanced as they come: each phase of a step assigns the samples of all ranks anew."""

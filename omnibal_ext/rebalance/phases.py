@@ -1,9 +1,9 @@
-"""One phase of a step: which rank takes which samples, so that the fullest one has the least.
+"""One phase of a step: which rank takes which samples, so that the fullest rank has the least.
 
-Two ways in which a phase runs its batch (OrchMLLM, arXiv 2503.23830, tells of both and prints neither):
+A phase runs its batch in one of two ways (both from OrchMLLM, arXiv 2503.23830, which prints neither algorithm):
 
-    packed   samples end to end, each sees itself alone: the seconds of a batch are the sum of its samples'
-    padded   all samples as long as the longest: the seconds are their number times those of the longest
+    packed   samples end to end, each attends to itself: a batch's seconds are the sum of its samples'
+    padded   all samples as long as the longest: seconds are their number times those of the longest
 """
 
 import heapq
@@ -17,64 +17,65 @@ from numpy.typing import NDArray
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.costs import PackCosts
 
-MOST_TRIES = 2_000_000
-"""Ways to divide samples of two ranks that are looked at: what a plan may take is milliseconds."""
+MOST_TRIED = 2_000_000
+"""Divisions of two ranks' samples tried, at most, so that a plan takes milliseconds."""
 MOST_DIVIDED = 10
-"""Samples of two ranks that are divided in every way there is; of more, one is swapped for one."""
+"""Up to so many samples of two ranks are divided exhaustively; of more, one is swapped for one."""
 LEAST_GAIN = 1e-4
-"""Of the mean rank: what a change must take off the fullest one."""
+"""Least reduction of the fullest rank by a change, as a fraction of the mean rank."""
 MOST_HALVINGS = 100
 
 
 class Phase(NamedTuple):
-    """What a sample of n units (patches, tokens) takes: `linear` n + `quadratic` n^2 seconds."""
+    """Seconds of a sample of n units (patches, tokens) in a phase: `linear` n + `quadratic` n^2."""
 
     linear: float
     quadratic: float = 0.0
     padded: bool = False
 
     def seconds(self, units: NDArray[np.generic]) -> Floats:
-        """Of each sample alone."""
+        """Return the seconds of each sample alone, [N]."""
         lengths = units.astype(np.float64)
         return self.linear * lengths + self.quadratic * lengths**2
 
-    def deal(self, units: NDArray[np.generic], ranks: int) -> Ints:
-        """The batch, from 0 to `ranks` - 1, of each of N samples: int64 [N]."""
+    def assign(self, units: NDArray[np.generic], ranks: int) -> Ints:
+        """Return the batch, 0 to `ranks` - 1, of each of N samples: int64 [N]."""
         seconds = self.seconds(units)
-        return level_padded(seconds, ranks) if self.padded else level(seconds, ranks)
+        return assign_padded(seconds, ranks) if self.padded else assign_packed(seconds, ranks)
 
     def of_batches(self, units: NDArray[np.generic], batch: Ints, ranks: int) -> Floats:
-        """Seconds of each batch, [ranks]."""
+        """Return the seconds of each batch, [ranks]."""
         seconds = self.seconds(units)
         if not self.padded:
-            return np.bincount(batch, seconds, ranks).astype(np.float64)  # of no sample they are whole
+            return np.bincount(batch, seconds, ranks).astype(np.float64)  # without samples bincount returns integers
         longest = np.zeros(ranks)
         np.maximum.at(longest, batch, seconds)
         return longest * np.bincount(batch, minlength=ranks)
 
 
 def phases_of(costs: PackCosts) -> dict[str, Phase]:
-    """What a sample takes of a model for images and text: of its tiles in `vision`, of its tokens in `language`."""
+    """Return the phases of a vision-language model: `vision` by a sample's tiles, `language` by its tokens."""
     vision, language = costs.parts["vision"], costs.parts["language"]
     return {"vision": Phase(vision["tiles"]), "language": Phase(language["tokens"], language["attention"])}
 
 
-def level(seconds: Floats, ranks: int) -> Ints:
-    """Deal samples so that the fullest rank has little more than the mean, or than the longest sample: rank [N].
+def assign_packed(seconds: Floats, ranks: int) -> Ints:
+    """Assign samples so that the fullest rank has little more than the mean, or than the longest sample: rank [N].
 
-    1. The longest first, each to the lightest rank: within 4/3 - 1/(3 ranks) of the best (Graham, 1969).
-    2. As long as the fullest rank has less then, and the other not as much, it and a lighter one divide their samples
-       anew: in the best of all ways where they are few, else a sample is swapped for one.
+    1. Longest first, each to the least loaded rank: within 4/3 - 1/(3 ranks) of the optimum (Graham, 1969).
+    2. While it lowers the maximum, redistribute the samples of the fullest rank and a lighter one: optimally if they
+       are few, else by swapping one sample for one.
     """
     order = np.lexsort((np.arange(len(seconds)), -seconds))
     return _level(np.ascontiguousarray(seconds, np.float64), order, ranks)
 
 
-def level_padded(seconds: Floats, ranks: int) -> Ints:
-    """Deal samples so that number x longest of the fullest rank is least: rank [N]. `seconds` are of samples alone.
+def assign_padded(seconds: Floats, ranks: int) -> Ints:
+    """Assign samples so that the greatest number x longest sample of a rank is least: rank [N].
 
-    Some best batches are runs of the samples sorted by length: of two batches the one with the longer longest can take
-    the longest of both, as many as it has. The least bound with which so many runs suffice is found by bisection.
+    `seconds` are of samples alone. Some optimal batches are runs of the samples sorted by length: of two batches, the
+    one with the longer maximum can hold the longest samples of both, as many as before. Bisection finds the least bound
+    for which as many runs as ranks suffice.
     """
     order = np.lexsort((np.arange(len(seconds)), -seconds))
     falling = np.ascontiguousarray(seconds[order], np.float64)
@@ -89,9 +90,9 @@ def level_padded(seconds: Floats, ranks: int) -> Ints:
             best, high = found, middle
         else:
             low = middle
-    places = np.empty(len(seconds), np.int64)
-    places[order] = best
-    return places
+    rank_of = np.empty(len(seconds), np.int64)
+    rank_of[order] = best
+    return rank_of
 
 
 @numba.njit(cache=True)
@@ -105,7 +106,7 @@ def _level(seconds: Floats, order: Ints, ranks: int) -> Ints:
         counts[rank] += 1
         loads[rank] += seconds[sample]
         heapq.heapreplace(lightest, (loads[rank], rank))
-    tries, worth = MOST_TRIES, LEAST_GAIN * loads.mean()
+    tries, worth = MOST_TRIED, LEAST_GAIN * loads.mean()
     changed = True
     while changed and tries > 0:
         full, changed = int(np.argmax(loads)), False
@@ -121,33 +122,33 @@ def _level(seconds: Floats, order: Ints, ranks: int) -> Ints:
                 changed = _swap(full, light, worth, seconds, loads, counts, members)
             if changed:
                 break
-    place = np.zeros(len(seconds), np.int64)
+    rank_of = np.zeros(len(seconds), np.int64)
     for rank in range(ranks):
-        place[members[rank, : counts[rank]]] = rank
-    return place
+        rank_of[members[rank, : counts[rank]]] = rank
+    return rank_of
 
 
 @numba.njit(cache=True)
 def _divide(full: int, light: int, worth: float, seconds: Floats, loads: Floats, counts: Ints, members: Ints) -> bool:
-    """Bring two ranks nearest to each other of all ways to divide their samples; False as `_swap`."""
+    """Divide two ranks' samples most equally, of all divisions; False if that gains no more than `worth`."""
     split = counts[full]
     both = np.concatenate((members[full, :split], members[light, : counts[light]]))
-    whole, had = loads[full] + loads[light], 0.0
+    total, had = loads[full] + loads[light], 0.0
     best, chosen, now = loads[full] - worth, -1, 0
-    for number in range(1, 1 << len(both)):  # by Gray's code: a sample changes sides from one to the next
+    for number in range(1, 1 << len(both)):  # in Gray code, one sample changes sides per step
         turned = 0
         while not number >> turned & 1:
             turned += 1
         now ^= 1 << turned
         had += seconds[both[turned]] * (1.0 if now >> turned & 1 else -1.0)
-        if max(had, whole - had) < best:
-            best, chosen = max(had, whole - had), now
+        if max(had, total - had) < best:
+            best, chosen = max(had, total - had), now
     if chosen < 0:
         return False
     for rank, here in ((full, 1), (light, 0)):
         counts[rank], loads[rank] = 0, 0.0
-        for place, sample in enumerate(both):
-            if chosen >> place & 1 == here:
+        for position, sample in enumerate(both):
+            if chosen >> position & 1 == here:
                 members[rank, counts[rank]] = sample
                 counts[rank] += 1
                 loads[rank] += seconds[sample]
@@ -156,27 +157,27 @@ def _divide(full: int, light: int, worth: float, seconds: Floats, loads: Floats,
 
 @numba.njit(cache=True)
 def _swap(full: int, light: int, worth: float, seconds: Floats, loads: Floats, counts: Ints, members: Ints) -> bool:
-    """Bring two ranks nearest to each other by a swap; False where the fuller one keeps all but `worth`."""
-    apart = loads[full] - loads[light]
+    """Make two ranks as equal as one swap of samples can; False if that gains no more than `worth`."""
+    gap = loads[full] - loads[light]
     best, mine, other = worth, -1, -1
     for i in range(counts[full]):
         for j in range(counts[light]):
             less = seconds[members[full, i]] - seconds[members[light, j]]
-            gain = min(less, apart - less)  # both ranks end below the fuller one by so much
+            gain = min(less, gap - less)  # both ranks end at least so far below the fuller one
             if gain > best:
                 best, mine, other = gain, i, j
     if mine < 0:
         return False
-    given, taken = members[full, mine], members[light, other]
-    members[full, mine], members[light, other] = taken, given
-    loads[full] += seconds[taken] - seconds[given]
-    loads[light] += seconds[given] - seconds[taken]
+    leaving, arriving = members[full, mine], members[light, other]
+    members[full, mine], members[light, other] = arriving, leaving
+    loads[full] += seconds[arriving] - seconds[leaving]
+    loads[light] += seconds[leaving] - seconds[arriving]
     return True
 
 
 @numba.njit(cache=True)
 def _runs(falling: Floats, bound: float) -> Ints:
-    """Cut samples, the longest first, into runs as long as `bound` allows: run [N]; [0] where one alone is too long."""
+    """Divide samples, longest first, into runs as long as `bound` allows: run [N]; [0] if one sample exceeds it."""
     run = np.empty(len(falling), np.int64)
     first, number = 0, 0
     while first < len(falling):

@@ -1,4 +1,4 @@
-"""A step of several phases: where each sample is in each of them, and what travels."""
+"""Placement of a step's samples in each of its phases, and the bytes that travel."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,64 +11,67 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.rebalance.nodes import place_batches
 from omnibal_ext.rebalance.phases import Phase
 
-LEVEL = 1.02
-"""The fullest rank over the one after dealing anew: batches that are nearer are left where they are."""
+BALANCED = 1.02
+"""Samples stay where they were read if the fullest rank then takes at most so many times its reassigned seconds."""
 
 
-class Need(NamedTuple):
-    """A phase of the samples of a step, and what it takes for it."""
+class PhaseInput(NamedTuple):
+    """A phase, and what each sample of the step brings to it."""
 
     phase: Phase
     units: NDArray[np.generic]
-    """[N] Patches or tokens of each sample; 0: the sample has no part in this phase."""
+    """[N] Patches or tokens of each sample; 0: the sample does not take part in this phase."""
     home_bytes: Floats
-    """[N] What a sample needs here of what its rank has read."""
+    """[N] Bytes of each sample's input to this phase, on the rank that read it."""
     after: str = ""
-    """An earlier phase whose outputs it needs, if any."""
+    """Earlier phase whose outputs are inputs too; "": none."""
     output_bytes: Floats | None = None
-    """[N] Of those outputs."""
+    """[N] Bytes of those outputs."""
 
 
-class Placed(NamedTuple):
-    """One phase, placed."""
+class PhasePlacement(NamedTuple):
+    """Placement of one phase."""
 
-    place: Ints
-    """[N] The rank of each sample; the one that has read it where it has no part."""
+    rank_of: Ints
+    """[N] Rank that runs each sample; the one that read it if it does not take part."""
     before: float
-    """Seconds of the fullest rank, had the samples stayed where they were read."""
+    """Seconds of the fullest rank if samples stay where they were read."""
     after: float
-    """Its seconds now."""
+    """Seconds of the fullest rank as placed."""
     stays: bool
-    """They were level as read, and nothing is dealt anew."""
+    """The samples were balanced as read and are not moved."""
 
 
-def plan_step(home: Ints, needs: Mapping[str, Need], ranks: int, ranks_per_node: int) -> dict[str, Placed]:
-    """Place every phase of a step, in their order; the same on every rank that knows the same sizes.
+def plan_step(
+    home: Ints, needs: Mapping[str, PhaseInput], ranks: int, ranks_per_node: int
+) -> dict[str, PhasePlacement]:
+    """Place the samples of every phase of a step, in order; equal sizes give the same plan on every rank.
 
-    1. Deal the samples of a phase so that no rank is fuller than it must be.
-    2. If that is worth it, give each batch to the rank for which the fewest bytes cross between nodes: inputs from
-       where they were read, outputs of an earlier phase from where that was run, so that they travel once.
+    1. Assign the samples of a phase to batches so that the fullest rank has the least.
+    2. If that is worth it, give each batch to the rank with the fewest bytes between nodes: inputs come from where they
+       were read, outputs of an earlier phase from where that ran.
 
     Args:
-        home: the rank that has read each sample, [N].
-        needs: of each phase, by its name.
+        home: rank that read each sample, [N].
+        needs: the phases, by name.
+        ranks_per_node: must divide `ranks`.
 
     Raises:
-        UserError: nodes of so many ranks do not make up all of them.
+        UserError: nodes of `ranks_per_node` do not make up `ranks`.
     """
     if ranks < 1 or ranks_per_node < 1 or ranks % ranks_per_node:
         raise UserError(f"{ranks} ranks are no whole number of nodes of {ranks_per_node} ranks")
-    placed: dict[str, Placed] = {}
+    placed: dict[str, PhasePlacement] = {}
     for name, need in needs.items():
-        own = np.flatnonzero(need.units)
-        units, homes = need.units[own], home[own]
-        batch = need.phase.deal(units, ranks)
+        members = np.flatnonzero(need.units)
+        units, homes = need.units[members], home[members]
+        batch = need.phase.assign(units, ranks)
         before, after = (float(need.phase.of_batches(units, ranks_of, ranks).max()) for ranks_of in (homes, batch))
-        place, stays = home.copy(), before <= LEVEL * after
+        rank_of, stays = home.copy(), before <= BALANCED * after
         if not stays:
-            sources = [(homes, need.home_bytes[own])]
+            sources = [(homes, need.home_bytes[members])]
             if need.after and need.output_bytes is not None:
-                sources.append((placed[need.after].place[own], need.output_bytes[own]))
-            place[own] = place_batches(batch, sources, ranks, ranks_per_node)[batch]
-        placed[name] = Placed(place, before, before if stays else after, stays)
+                sources.append((placed[need.after].rank_of[members], need.output_bytes[members]))
+            rank_of[members] = place_batches(batch, sources, ranks, ranks_per_node)[batch]
+        placed[name] = PhasePlacement(rank_of, before, before if stays else after, stays)
     return placed

@@ -21,7 +21,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.encoding import Images
 from megatron.vlm.pipeline.executor import Executor, image_edges, open_channels
-from omnibal_ext.dealing import deal
+from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.plan import Plan
 from tests.distributed import beside_cases, cases, harness, parity
 
@@ -104,7 +104,7 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     assert plan.tower is not None
     units, parts = pack.units_of_images(), plan.tower.parts[microbatch % len(plan.tower.parts)]
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
-    dealt = deal(units, microbatch, parts, parallel_state.get_tensor_model_parallel_world_size())
+    dealt = assign_units(units, microbatch, parts, parallel_state.get_tensor_model_parallel_world_size())
     worker = parts.index(here) * parallel_state.get_tensor_model_parallel_world_size() + tensor if here in parts else -1
     own = [one == worker for one in dealt]
     rows = torch.tensor([one for one, size in zip(own, units, strict=True) for _ in range(size)], dtype=torch.bool)
@@ -114,7 +114,7 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
         grids=tuple(grid for grid, one in zip(pack.grids, own, strict=False) if one),
         pack=pack.pack,
         units=units,
-        own=tuple(own),
+        encodes=tuple(own),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron.vlm.data.batches import IGNORED
-from megatron.vlm.data.stream import LANGUAGE, VISION, Step, StreamSteps
+from megatron.vlm.data.stream import LANGUAGE, VISION, StreamStep, StreamSteps
 from omnibal_ext.rebalance.phases import Phase
 
 EACH, STEPS, TOKENS_PER_TILE, WIDTH, IMAGE = 3, 4, 2, 5, 0
@@ -34,7 +34,7 @@ def samples_of(rank: int, count: int) -> Iterator[dict[str, Tensor]]:
         yield {"input_ids": ids, "labels": labels, "pixel_values": pixels}
 
 
-def run(step: Step, weights: list[Tensor]) -> tuple[Tensor, list[int]]:
+def run(step: StreamStep, weights: list[Tensor]) -> tuple[Tensor, list[int]]:
     """The sum of losses of the samples here: a tower and a model of one weight each; and which samples these are."""
     tower, words = weights
     features = torch.zeros(0, WIDTH, requires_grad=True)

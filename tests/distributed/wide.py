@@ -19,7 +19,7 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.teams import Teams
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.costs.exchange import HeadShares
-from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.packing.shards import shard_tokens
 
 Ints = NDArray[np.int64]
 WIDTHS = (1, 2, 4)
@@ -44,7 +44,7 @@ def numbers_of_a_long_film(chain: Chain, packs: Sequence[Microbatch]) -> float:
     """What a forward pass of a wide pack sends to other ranks, against what is reckoned: the difference."""
     language, place = chain.architecture.language, parallel_state.get_data_parallel_rank()
     pack = teams().join(part(packs, 6, place, 4, 1, chain.architecture))
-    assert pack.share is not None
+    assert pack.shard is not None
     sent, all_to_all = [], torch.distributed.all_to_all_single
 
     def counting(taken: Tensor, given: Tensor, takes: list[int], gives: list[int], team: Any) -> None:
@@ -57,10 +57,10 @@ def numbers_of_a_long_film(chain: Chain, packs: Sequence[Microbatch]) -> float:
             Stage(chain, 0, len(chain.kinds))(pack)
     finally:
         torch.distributed.all_to_all_single = all_to_all
-    route = pack.share.features
-    features = (sum(route.gives) - route.gives[place]) * language.hidden_size * (1 + 2)
+    route = pack.shard.features
+    features = (sum(route.send_counts) - route.send_counts[place]) * language.hidden_size * (1 + 2)
     heads = HeadShares(language.heads, language.kv_heads, 4)
-    layer = heads.numbers_sent(pack.share.cut.rows, language.head_dim, place)
+    layer = heads.numbers_sent(pack.shard.split.rows, language.head_dim, place)
     assert sum(sent) > features
     return float(abs(sum(sent) - features - language.layers * layer))
 
@@ -95,7 +95,7 @@ def part(
     if width == 1:
         missing = -whole.tokens % multiple
         return filled(whole, whole.lengths, (missing,) if missing else ())
-    shares = share_tokens(whole.lengths, width, multiple)
+    shares = shard_tokens(whole.lengths, width, multiple)
     lengths, spans = with_filler(shares, whole.lengths, multiple)
     whole = filled(whole, whole.lengths, lengths[len(whole.lengths) :])
     units = np.array([s * r * c for s, r, c in whole.grids] if whole.grids else [1] * whole.tiles, np.int64)

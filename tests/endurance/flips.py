@@ -79,7 +79,7 @@ def verdict(folder: Path, meaning: object, iteration: int) -> str:
 def read(folder: Path) -> tuple[object, ...]:
     """What a run reads: manifests, the plan, and the iteration that it goes on from. UserError where it refuses."""
     from megatron.vlm.checkpoint.folder import Checkpoints
-    from megatron.vlm.checkpoint.guard import believe
+    from megatron.vlm.checkpoint.guard import select_save
     from megatron.vlm.data.dataset import ChatDataset
     from omnibal_ext.costs.profile import Profile
     from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -89,7 +89,7 @@ def read(folder: Path) -> tuple[object, ...]:
     data.verify()
     index.verify()
     load = folder / "alone/checkpoints"
-    believe(Namespace(load=str(load), pretrained_checkpoint=None, trust=False, ckpt_step=None))
+    select_save(Namespace(load=str(load), pretrained_checkpoint=None, trust=False, ckpt_step=None))
     planned = Profile.load(folder / "alone/profile.json"), Plan.load(folder / "alone/plan.json")
     return data.manifest, index.manifest, planned, Checkpoints(load).newest().iteration
 

@@ -88,12 +88,12 @@ def change_all(folder: Path, changes: int, seed: int) -> Counter[str]:
 def verdict(folder: Path, written: dict[str, bytes]) -> str:
     """What a run says of its saves."""
     from megatron.vlm.checkpoint.folder import Checkpoints
-    from megatron.vlm.checkpoint.guard import believe
+    from megatron.vlm.checkpoint.guard import select_save
     from omnibal_ext.errors import UserError
 
     load = folder / "alone/checkpoints"
     try:
-        believe(Namespace(load=str(load), pretrained_checkpoint=None, trust=False, ckpt_step=None))
+        select_save(Namespace(load=str(load), pretrained_checkpoint=None, trust=False, ckpt_step=None))
     except UserError as error:
         return "refused" if "\n" not in str(error) else "refused in several lines"
     taken = Checkpoints(load).newest()

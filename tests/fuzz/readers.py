@@ -147,7 +147,7 @@ def _sizes(folder: Path) -> Reader:
         for name in ("sizes.json", "sizes.npz"):
             Sizes.load(folder / name)
         corpus = Corpus.of_dataset(folder)
-        corpus.place(2)
+        corpus.origin_of(2)
         corpus.epoch_samples(0, 0, np.ones(3, np.bool_), 4)
 
     return Reader({**files, "manifest.json": json.dumps(manifest).encode()}, read, _true_hashes)

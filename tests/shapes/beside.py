@@ -66,7 +66,7 @@ def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, in
     # A tower that runs ahead has the first iteration's parts to encode, and then those of the next.
     following = iter([[*parts, *parts] if frozen else parts, parts])
     trainer.images = SimpleNamespace(begin=lambda *_: images_of(next(following)))
-    trainer.bad_steps.watch(optimizer, trainer.trained)
+    trainer.bad_steps.watch(optimizer, trainer.end_training_iteration)
     run = partial(trainer.forward_backward, model=[module], num_microbatches=MICROBATCHES)
     args.curr_iteration = 0
     run(data_iterator=[iter(packs)])

@@ -67,7 +67,7 @@ def iteration(
     module = wrapped(args, chain, plan)
     get_model_config(module).finalize_model_grads_func = finalize_model_grads
     trainer, optimizer, packs = trainer_of(args, few, plan), Optimizer(), packs_of(few, tiles, tokens)
-    trainer.bad_steps.watch(optimizer, trainer.trained)
+    trainer.bad_steps.watch(optimizer, trainer.end_training_iteration)
     run = partial(trainer.forward_backward, model=[module], num_microbatches=MICROBATCHES)
     args.curr_iteration = 0
     run(data_iterator=[iter(packs)])
@@ -103,7 +103,7 @@ def trainer_of(args: Any, model: Any, plan: Any) -> Any:
 
     from megatron.vlm import platform, pretrain
     from megatron.vlm.arguments import TrainingInputs
-    from megatron.vlm.monitoring.mishaps import Hosts
+    from megatron.vlm.monitoring.bad_samples import Hosts
     from megatron.vlm.monitoring.stage_meter import WARM_UP
 
     def ask(hosts: Hosts, flag: bool, really: Any = Hosts.any) -> bool:

@@ -9,7 +9,7 @@ import sys
 import torch
 
 from examples.demo.evaluate import split_chain
-from megatron.vlm.checkpoint.guard import load_whole
+from megatron.vlm.checkpoint.guard import load_complete
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
@@ -24,7 +24,7 @@ def main() -> None:
     with single_process("tiny", flags) as inputs:
         chain = Chain.of(inputs.args, inputs.architecture)
         stages = split_chain(chain)
-        load_whole(stages, None, None)
+        load_complete(stages, None, None)
         for sample in range(len(data)):
             losses = losses_of(stages, data, sample)
             counts = torch.from_numpy(data.text(sample)[1][1:]) > 0

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from megatron.vlm.data.media import films, images, tiles
+from megatron.vlm.data.media import images, tiles, video_rules
 from megatron.vlm.data.rejects import RejectCount, Rejected
-from megatron.vlm.monitoring import mishaps
-from megatron.vlm.monitoring.mishaps import BadSamples, BadSteps, Hosts
+from megatron.vlm.monitoring import bad_samples
+from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps, Hosts
 from megatron.vlm.preprocessing import chat, record_media
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.costs.measured import EFFICIENCIES, _device
@@ -25,7 +25,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.build import build_index, reject_reasons
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packers.budgets import choose_budgets
@@ -45,9 +45,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder; limits that are large are made small."""
     monkeypatch.setattr(chat, "MAX_CHARACTERS", 50)
     monkeypatch.setattr(images, "MAX_SIDE", 40)
-    monkeypatch.setattr(mishaps, "print_rank_0", lambda _: None)
-    monkeypatch.setattr(mishaps.dist, "get_world_size", lambda: 1)
-    monkeypatch.setattr(mishaps.dist, "all_gather_object", lambda out, mine: out.__setitem__(0, mine))
+    monkeypatch.setattr(bad_samples, "print_rank_0", lambda _: None)
+    monkeypatch.setattr(bad_samples.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(bad_samples.dist, "all_gather_object", lambda out, mine: out.__setitem__(0, mine))
     return tmp_path
 
 
@@ -73,13 +73,13 @@ def frames(count: int, **said: Any) -> None:
 def broken_samples(count: int) -> None:
     found = BadSamples("data", 3)
     found.found = dict.fromkeys(range(count), "gone")
-    found.share()
+    found.exchange()
 
 
 def bad_steps(count: int) -> None:
     steps = BadSteps(2, Hosts())
     for _ in range(count):
-        steps.settle("here", "lower --lr")
+        steps.skip("here", "lower --lr")
 
 
 def rejected(count: int) -> None:
@@ -119,8 +119,8 @@ BOUNDS: dict[str, Callable[[Path, int], object]] = {
     "pixels of a side": lambda place, more: picture(place, 40 + more, 1, 1000),
     "sides of a picture": lambda place, more: tiles.square_grid(28 * LONGER + more, 28, 14, 1, 10**9),
     "pixels of a canvas": lambda place, more: tiles._within(tiles.MAX_CANVAS + more, "it"),
-    "frames of a video": lambda place, more: films.film_of(
-        films.RULES_OF_MARKUP["qwen-vl"], [float(n) for n in range(films.FRAMES - more)], 1.0
+    "frames of a video": lambda place, more: video_rules.choose_frames(
+        video_rules.VIDEO_RULES["qwen-vl"], [float(n) for n in range(video_rules.FRAMES - more)], 1.0
     ),
     "frames a second": lambda place, more: frames(3, fps=record_media.MOST_A_SECOND + more),
     "seconds of a film": lambda place, more: frames(3, times=[0, 1, record_media.LONGEST + more]),
@@ -143,7 +143,7 @@ BOUNDS: dict[str, Callable[[Path, int], object]] = {
     "memory of a layout": lambda place, more: fits(more * 1e-6),
     "layers of a chain": lambda place, more: LayoutProblem(make_profile(), 10 + more, 2),
     "share of a peak": lambda place, more: efficiency(1.0 + more * 1e-9),
-    "weight of a source": lambda place, more: Corpus(SIZES, (Source("a", 4, (0.5, 1e-300, 0.0)[1 + more]),)),
+    "weight of a source": lambda place, more: Corpus(SIZES, (CorpusSource("a", 4, (0.5, 1e-300, 0.0)[1 + more]),)),
     "microbatches": lambda place, more: PackOptions("isf", 4, 64, micro_batches=1 - more),
     "seconds of packing": lambda place, more: PackOptions("isf", 4, 64, seconds=-1e-9 * more),
     "bytes of a line": lambda place, more: line_of(place, 40 + more),

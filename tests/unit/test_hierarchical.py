@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.hierarchical import hierarchical_iterations, pack_hierarchical
-from omnibal_ext.packing.packs import Packs, pack_loads
+from omnibal_ext.packing.packs import PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 
 BUDGETS, WIDTHS = (6, 1000), (1, 2, 4)
@@ -64,7 +64,7 @@ def test_iterations_are_of_one_level_and_of_packs_of_like_attention_in_any_order
     assert any(order != sorted(order) for order in orders)
 
 
-def squares_of(packs: Packs, sizes: Sizes, own: np.ndarray) -> list[int]:
+def squares_of(packs: PackList, sizes: Sizes, own: np.ndarray) -> list[int]:
     """Sums of squared lengths of some packs, ascending."""
     offsets, samples = packs.pack_offsets, packs.sample_ids
     return sorted(int((sizes.tokens[samples[offsets[pack] : offsets[pack + 1]]] ** 2).sum()) for pack in own.tolist())

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.packing_limits import least_spread, patterns_of, placed, problem_of
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import WAIT
-from omnibal_ext.packing.packs import Packs
+from omnibal_ext.packing.packs import PackList
 from omnibal_ext.sizes import Sizes
 
 COSTS = PackCosts({"vision": {"tiles": 3.0}, "language": {"tokens": 1.0, "attention": 0.02, "pack": 0.5}})
@@ -69,7 +69,7 @@ def bound(samples: list[Sample], way: list[list[Sample]], budgets: tuple[int, in
     for sample in (sample for pack in way for sample in pack):
         ids.append(next(number for number in left if samples[number] == sample))
         left.remove(ids[-1])
-    packs = Packs(np.cumsum([0, *map(len, way)]), np.array(ids))
+    packs = PackList(np.cumsum([0, *map(len, way)]), np.array(ids))
     assert all(a < b for a, b in pairwise(packs.pack_offsets.tolist()))
     problem = problem_of(sizes, budgets, COSTS, packs, 1, 0.001, np.array(deviations))
     return least_spread(problem, placed(problem, patterns_of(packs, sizes, problem, 1), 2))

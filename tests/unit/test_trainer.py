@@ -32,7 +32,7 @@ from tests.unit.alone import megatron_alone
 from tests.unit.test_loss import closed_form
 
 CHAIN = harness.SMALL.chain
-RECOMPUTED, ATTENTION, PERCEPTRON, CHEAP = (1, 8), (2, 9), (3, 10), (4, 7)  # a ViT and an LLM layer each
+RECOMPUTED, CHEAP = (1, 8), (4, 7)  # a ViT and an LLM layer each
 CASES = {
     "vit": (("vit",), "token"),
     "projector": (("projector",), "sample"),
@@ -46,7 +46,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A trainer as the command line makes it, and the model that Megatron gets from it."""
     frozen, reduction = CASES[request.param]
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    stage = Stage((0, len(CHAIN)), RECOMPUTED, ATTENTION, PERCEPTRON, CHEAP)
+    stage = Stage((0, len(CHAIN)), RECOMPUTED, CHEAP)
     Plan(
         chain=CHAIN,
         stages=(stage,),
@@ -122,29 +122,17 @@ def test_the_loss_is_weighed_as_the_flag_says(case: tuple[Trainer, Any]) -> None
 
 
 def test_what_the_plan_recomputes_runs_twice_and_the_rest_once(case: tuple[Trainer, Any]) -> None:
-    """Counted where the work is done: a layer, its attention core, its perceptron's last projection."""
+    """Counted where the work is done: forwards of a layer."""
     trainer, model = case
-    counts = {"layer": [0] * len(CHAIN), "attention": [0] * len(CHAIN), "perceptron": [0] * len(CHAIN)}
-    stage = model[0].module
-    hooks = []
-    for link, module in enumerate(stage.links.values()):
-        watched = {"layer": module}
-        if CHAIN[link] in ("vit", "llm"):
-            watched |= {"attention": module.self_attention.core_attention, "perceptron": module.mlp.linear_fc1}
-        for what, part in watched.items():
-            hooks.append(part.register_forward_hook(counter(counts[what], link)))
+    counts = [0] * len(CHAIN)
+    links = model[0].module.links.values()
+    hooks = [module.register_forward_hook(counter(counts, link)) for link, module in enumerate(links)]
     run(trainer, model, [harness.sample_packs()[0]])
     for hook in hooks:
         hook.remove()
     # Nothing before the first trained part has a backward pass, so there is nothing to recompute for.
     idle = {"vit"} if trainer.args.freeze == ["vit"] else set()
-    for link, kind in enumerate(CHAIN):
-        whole = link in RECOMPUTED
-        twice = {"layer": whole, "attention": whole or link in ATTENTION, "perceptron": whole or link in PERCEPTRON}
-        for what, recomputed in twice.items():
-            if what == "layer" or kind in ("vit", "llm"):
-                wanted = 2 if recomputed and kind not in idle else 1
-                assert counts[what][link] == wanted, f"{what} of link {link}"
+    assert counts == [2 if link in RECOMPUTED and kind not in idle else 1 for link, kind in enumerate(CHAIN)]
 
 
 def test_cheap_outputs_are_computed_again_where_the_plan_says(
@@ -254,14 +242,14 @@ def test_two_runs_write_in_no_place_at_once(tmp_path: Path, monkeypatch: pytest.
     names = {"save": None, "metrics_file": None, "tensorboard_dir": None, "rank": 0}
     args = Namespace(**names | {place: str(tmp_path / "place")})
     flag = f"--{place.replace('_', '-')}"
-    with pretrain._writing_alone(args):
-        with pytest.raises(UserError, match=rf"{flag} .*place: in use by process"), pretrain._writing_alone(args):
+    with pretrain._write_locks(args):
+        with pytest.raises(UserError, match=rf"{flag} .*place: in use by process"), pretrain._write_locks(args):
             pass
-        with pretrain._writing_alone(Namespace(**{**vars(args), "rank": 1})):  # of the same run
+        with pretrain._write_locks(Namespace(**{**vars(args), "rank": 1})):  # of the same run
             pass
-        with pretrain._writing_alone(Namespace(**names | {place: str(tmp_path / "another")})):
+        with pretrain._write_locks(Namespace(**names | {place: str(tmp_path / "another")})):
             pass
-    with pretrain._writing_alone(args):
+    with pretrain._write_locks(args):
         pass
 
 
@@ -270,7 +258,7 @@ def test_what_the_collector_left_alone_is_freed_at_the_end(monkeypatch: pytest.M
     at_exit: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", at_exit.append)
     gc.unfreeze()  # of other tests' trainers
-    pretrain._keep_what_is_there.__wrapped__()
+    pretrain._freeze_garbage_collector.__wrapped__()
     assert gc.get_freeze_count() > 0
     for last in at_exit:
         last()

@@ -1,1 +1,1 @@
-"""Checkpoints that can be believed: which saves are whole, of what run they are, and how they are read safely."""
+"""Checkpoints: which saves are complete, which run they belong to, and loading without running code from them."""

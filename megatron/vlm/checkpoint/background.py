@@ -1,9 +1,9 @@
-"""Saves that a process beside each rank writes while it trains (--async-save), mended where Megatron's go wrong (0.19).
+"""Asynchronous saves (--async-save), written by a process per rank during training: fixes to Megatron 0.19.
 
-1. What lies in the host's memory is copied: the writer shares it, and would write what training has made of it since.
-   There lies everything where there is no CUDA, and elsewhere the steps of torch's own Adam.
-2. The writer ends with its rank. It waits at a queue that never ends, and would outlive a rank that was killed.
-3. It is a fresh interpreter, and takes a device before it has what stands in for one; unpickling `write` brings that.
+1. Tensors in host memory are copied first. The writer shares that memory and would write what training changes later.
+   These are all tensors without CUDA; with CUDA, the step counters of torch's own Adam.
+2. The writer ends with its rank. Otherwise it would wait at its queue for ever after the rank is killed.
+3. It is a fresh interpreter that uses a device at once; unpickling `write` imports our stand-in for CUDA first.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ _PREPARE = filesystem_async.FileSystemWriterAsync.prepare_write_data
 
 
 def install(asynchronous: bool) -> None:
-    """Mend the writer of saves, and give it a queue of ours for its answers."""
+    """Patch Megatron's writer of saves and its queue of results."""
     filesystem_async._results_queue = _results_queue(asynchronous)
     if asynchronous:
         async_utils.PersistentAsyncCaller.async_loop = staticmethod(write)
@@ -29,7 +29,7 @@ def install(asynchronous: bool) -> None:
 
 
 def write(*arguments: Any) -> None:
-    """What the process beside a rank does."""
+    """The main function of a rank's writer process."""
     end_with_starter()
     _LOOP(*arguments)
 
@@ -43,7 +43,7 @@ def _prepare_copies(self: Any, *arguments: Any) -> None:
 
 
 def _results_queue(asynchronous: bool) -> Any:
-    """By which the writer of a save says that it is done. The process that keeps Megatron's outlives killed ranks."""
+    """The writer's queue of results, in a process that ends with this rank; Megatron's outlives a killed rank."""
     if not asynchronous:
         return queue.SimpleQueue()  # the writer is this process
     manager = SyncManager(ctx=multiprocessing.get_context("spawn"))

@@ -1,6 +1,6 @@
-"""What a rank has twice is written once: a tied weight at both ends of the chain, each end in a chunk of its own.
+"""Writes a tied weight once that a rank holds twice, in the first and in the last chunk of its model.
 
-Core's fully parallel save chooses a rank for every shard, and would let it write each of its copies.
+Core's fully parallel save chooses one rank for every shard, but that rank would write each of its copies.
 """
 
 from typing import Any
@@ -10,20 +10,19 @@ from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, n
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict, is_main_replica
 
 
-def leave_out_copies(state: ShardedStateDict) -> None:
-    """Of shards of one tensor at one place in `state`, a rank's own, leave one to be written: the main replica if
-    that is here."""
+def drop_copies(state: ShardedStateDict) -> None:
+    """Keep one of several shards in this rank's `state` that have one key and offset: the main replica if present."""
     kept: dict[Any, ShardedTensor] = {}
     for shard in nested_values(state):
-        if isinstance(shard, ShardedTensor) and (_place(shard) not in kept or is_main_replica(shard.replica_id)):
-            kept[_place(shard)] = shard
+        if isinstance(shard, ShardedTensor) and (_position(shard) not in kept or is_main_replica(shard.replica_id)):
+            kept[_position(shard)] = shard
 
-    def once(value: Any) -> Any:
-        is_copy = isinstance(value, ShardedTensor) and kept[_place(value)] is not value
+    def without_copies(value: Any) -> Any:
+        is_copy = isinstance(value, ShardedTensor) and kept[_position(value)] is not value
         return LocalNonpersistentObject(None) if is_copy else value
 
-    dict_list_map_inplace(once, state)
+    dict_list_map_inplace(without_copies, state)
 
 
-def _place(shard: ShardedTensor) -> tuple[Any, ...]:
+def _position(shard: ShardedTensor) -> tuple[Any, ...]:
     return shard.key, shard.global_offset, str(shard.flattened_range)

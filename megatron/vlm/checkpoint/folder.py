@@ -1,13 +1,13 @@
-"""A folder of checkpoints: which saves lie there, which of them are whole, and from which one a run goes on.
+"""A folder of checkpoints: which saves it has, which of them are complete, and from which one a run resumes.
 
 FOLDER/latest_checkpointed_iteration.txt   the tracker: the iteration of the newest save, or "release"
 FOLDER/iter_0000120/                       a save of the trainer
 FOLDER/release/                            converted weights
-.../integrity.json                         written last: size and SHA-256 of the save's files, and what run it is of
+.../integrity.json                         written last: size and SHA-256 of the save's files, and facts of its run
 
-A save without its integrity.json was not written to its end; one with a file that is not listed there is not what was
-written, and core might read that file first. Megatron writes the tracker in place: a run that was
-killed there leaves an empty one, and what lies in the folder decides.
+A save without integrity.json is incomplete. One with a file that is not listed there is refused, since core might read
+that file. Megatron writes the tracker in place: a run killed while doing so leaves an empty one; then the newest save
+in the folder counts.
 """
 
 import json
@@ -29,12 +29,12 @@ from omnibal_ext.reading.seal import sealed, sealed_by
 TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
 INTEGRITY = "integrity.json"
-"""Megatron's --verify-integrity writes a file of this name; ours has its fields and more, by all ranks."""
-ASIDE = ".aside"
-"""Ends the name of a save that was newer than the one that its run was put back to."""
+"""Megatron's --verify-integrity writes a file of this name; ours has its fields and more, and all ranks hash."""
+SUPERSEDED = ".aside"
+"""Suffix of the name of a save that is newer than the one its run resumed from."""
 MOST_TRACKED = 2**10
 SMALL = 2**26
-"""Bytes of a file that is read whole wherever a save is looked at; data files are read before they are loaded."""
+"""Bytes up to which a file is hashed by every `Save.check`; data files are hashed only before they are loaded."""
 OLDER = "take an older save, or make it anew"
 _FACTS = sealed_by(
     record({"files": mapping(text), "sizes": mapping(whole()), "run": mapping(anything)}, {"save": text})
@@ -50,7 +50,7 @@ class Save:
 
     @cached_property
     def integrity(self) -> dict[str, Any]:
-        """What integrity.json says: `save`, its folder's name, `files` {name: SHA-256}, `sizes` {name: bytes}, `run`.
+        """integrity.json: `save` (folder name), `files` {name: SHA-256}, `sizes` {name: bytes}, `run`.
 
         Raises UserError if it is missing or damaged.
         """
@@ -63,16 +63,14 @@ class Save:
         return dict(found)
 
     def check(self, trust: bool = False) -> None:
-        """Raise UserError, saying what is wrong, unless all files are there, of their sizes, and no others.
+        """Raise UserError unless exactly the listed files exist, with their sizes; of small files also the checksums.
 
-        Small ones are read.
-
-        With `trust` a save without integrity.json passes: nobody can say whether it is whole.
+        With `trust` a save without integrity.json passes.
         """
         if trust and not (self.path / INTEGRITY).exists() and (self.path / ".metadata").is_file():
             return
-        own = self.path.name.removesuffix(ASIDE)
-        if (said := self.integrity.get("save", own)) != own:  # which Megatron would call the iteration of its name
+        name = self.path.name.removesuffix(SUPERSEDED)
+        if (said := self.integrity.get("save", name)) != name:  # which Megatron would call the iteration of its name
             raise UserError(f"{self.path}: is a copy of {said!r} under another name; take it away")
         listed = self.integrity["sizes"]
         if strange := sorted({path.name for path in self.path.iterdir()} - {*listed, INTEGRITY}):
@@ -88,7 +86,7 @@ class Save:
 
 
 def seal(save: Path, files: Mapping[str, tuple[int, str]], run: Mapping[str, Any]) -> None:
-    """Write a save's integrity.json: size and SHA-256 of its files. The save is whole then."""
+    """Write a save's integrity.json, which makes it complete; files: {name: (bytes, SHA-256)}."""
     facts = {
         "algorithm": "sha256",
         "save": save.name,
@@ -100,7 +98,7 @@ def seal(save: Path, files: Mapping[str, tuple[int, str]], run: Mapping[str, Any
 
 
 def facts_of(file: Path) -> tuple[int, str]:
-    """Size and SHA-256."""
+    """(bytes, SHA-256) of a file."""
     return file.stat().st_size, sha256_of(file)
 
 
@@ -112,7 +110,7 @@ class Checkpoints:
 
     @property
     def tracked(self) -> str | None:
-        """What the tracker says; None if there is none."""
+        """The tracker's content; None if there is none."""
         try:
             return read_bytes(self.folder / TRACKER, "", MOST_TRACKED).decode(errors="replace").strip()
         except UserError:
@@ -120,39 +118,39 @@ class Checkpoints:
 
     @property
     def exist(self) -> bool:
-        """Whether something has been saved there to the end."""
+        """Whether there is a tracker or a sealed save."""
         return self.tracked is not None or any((save.path / INTEGRITY).is_file() for save in self.saves())
 
     @property
     def are_release(self) -> bool:
-        """Whether these are converted weights, no run's own, whose tracker may be damaged."""
+        """Whether these are converted weights, not the saves of a run (whose tracker may be damaged)."""
         return self.tracked == RELEASE and ((self.folder / RELEASE).is_dir() or not self.saves())
 
     def saves(self) -> list[Save]:
-        """All saves of the trainer, newest first, whole or not."""
+        """All saves of the trainer, newest first, complete or not."""
         found = [(path, path.name.removeprefix("iter_")) for path in self.folder.glob("iter_*") if path.is_dir()]
-        saves = [_trainers(self.folder, int(number)) for _, number in found if number.isdecimal() and len(number) < 10]
+        saves = [_save_of(self.folder, int(number)) for _, number in found if number.isdecimal() and len(number) < 10]
         return sorted({save for save in saves if save.path.is_dir()}, key=lambda save: -save.iteration)
 
     def candidates(self, step: int | None = None) -> list[Save]:
-        """The saves that a run could go on from, best first: the one tracked, then older ones.
+        """The saves to resume from, in order of preference: the tracked one, then older ones.
 
-        Where the tracker names none that is there, all of them. `step` (--ckpt-step) names the only one.
+        If the tracker is missing, or older than all saves, all of them. `step` (--ckpt-step) allows that save only.
         """
         if step:
-            return [_trainers(self.folder, step)]
+            return [_save_of(self.folder, step)]
         if self.are_release:
             return [Save(self.folder / RELEASE, 0)]
         saves, tracked = self.saves(), self.tracked or ""
         newest = int(tracked) if tracked.isdecimal() and len(tracked) < 10 else None
         if newest is None or all(save.iteration > newest for save in saves):
             return saves
-        if all(save.iteration != newest for save in saves):  # it is gone: the one before it
+        if all(save.iteration != newest for save in saves):  # it was removed
             return [save for save in saves if save.iteration < newest]
         return [save for save in saves if save.iteration <= newest]
 
     def newest(self, step: int | None = None, trust: bool = False) -> Save:
-        """The best candidate that is whole as far as `Save.check` sees. Raises UserError if none is."""
+        """The first candidate that `Save.check` accepts. Raises UserError if there is none."""
         faults = []
         for save in self.candidates(step):
             try:
@@ -161,24 +159,24 @@ class Checkpoints:
                 faults.append(str(error))
             else:
                 return save
-        raise UserError(none_whole(self.folder, faults))
+        raise UserError(no_complete_save(self.folder, faults))
 
-    def given(self, step: int | None = None, trust: bool = False) -> Save:
-        """The best candidate, of weights that were given: no older one takes its place. Raises UserError."""
-        whole, best = self.newest(step, trust), self.candidates(step)[0]
+    def first_weights(self, step: int | None = None, trust: bool = False) -> Save:
+        """The first candidate, for --from. Raises UserError if it is damaged: an older save is no substitute there."""
+        complete, first = self.newest(step, trust), self.candidates(step)[0]
         try:
-            best.check(trust)
+            first.check(trust)
         except UserError as error:
-            raise UserError(not_given(self.folder, str(error), whole)) from None
-        return best
+            raise UserError(incomplete_first_weights(self.folder, str(error), complete)) from None
+        return first
 
     def track(self, save: Save) -> None:
-        """Let the tracker name this save."""
+        """Write this save into the tracker."""
         write_text(self.folder / TRACKER, RELEASE if save.path.name == RELEASE else str(save.iteration))
 
 
-def none_whole(folder: Path, faults: list[str]) -> str:
-    """What to say of a folder in which no save can be used."""
+def no_complete_save(folder: Path, faults: list[str]) -> str:
+    """The error message for a folder without a complete save."""
     if not faults:
         return f"{folder}: no checkpoint here; give the folder that --save named"
     return (
@@ -187,11 +185,11 @@ def none_whole(folder: Path, faults: list[str]) -> str:
     )
 
 
-def not_given(folder: Path, fault: str, whole: Save) -> str:
-    """What to say of weights that were given, of which only an older save is whole."""
-    return f"--from {folder}: {fault}; {whole.path.name} is whole: name it in {TRACKER}"
+def incomplete_first_weights(folder: Path, fault: str, complete: Save) -> str:
+    """The error message for --from if only the older save `complete` is."""
+    return f"--from {folder}: {fault}; {complete.path.name} is whole: name it in {TRACKER}"
 
 
-def _trainers(folder: Path, iteration: int) -> Save:
-    """As Megatron names it; a copy under another name is none of them."""
+def _save_of(folder: Path, iteration: int) -> Save:
+    """The save of an iteration, by Megatron's name; a copy under another name is not one."""
     return Save(folder / f"iter_{iteration:07d}", iteration)

@@ -1,10 +1,10 @@
-"""Around Megatron's saving and loading: nothing is written without room for it, nothing loaded that is not whole.
+"""Wraps Megatron's saving and loading: checks disk space before a save, and checksums before a load.
 
-Before a save    older saves that need not be kept are removed, newer ones of a run that was put back are put aside;
-                 there must be room. The newest whole save is never touched.
-After a save     every rank hashes what it wrote; integrity.json says that the save is whole; then Megatron's tracker
+Before a save    Older saves beyond the retention are removed; saves newer than the one the run resumed from are renamed
+                 (`folder.SUPERSEDED`); there must be room. The newest complete save is never touched.
+After a save     Every rank hashes what it wrote; integrity.json marks the save as complete; then Megatron's tracker
                  names it.
-Before a load    all files are read and compared; a save that is damaged is passed over for the next older one.
+Before a load    All files are hashed; a damaged save is skipped for the next older one.
 """
 
 import errno
@@ -25,10 +25,17 @@ from megatron.training.checkpointing import load_checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron.vlm.checkpoint import background
-from megatron.vlm.checkpoint.copies import leave_out_copies
-from megatron.vlm.checkpoint.folder import ASIDE, INTEGRITY, Checkpoints, Save, none_whole, not_given
-from megatron.vlm.checkpoint.integrity import damaged_files, gathered, once, seal_together
-from megatron.vlm.checkpoint.safe import guarded
+from megatron.vlm.checkpoint.copies import drop_copies
+from megatron.vlm.checkpoint.folder import (
+    INTEGRITY,
+    SUPERSEDED,
+    Checkpoints,
+    Save,
+    incomplete_first_weights,
+    no_complete_save,
+)
+from megatron.vlm.checkpoint.integrity import damaged_files, on_all_ranks, on_first_rank, seal_by_all_ranks
+from megatron.vlm.checkpoint.safe import safe_unpickling
 from megatron.vlm.models.adapters import left_out
 from omnibal_ext.errors import UserError
 from omnibal_ext.output import say
@@ -40,32 +47,33 @@ Describe = Callable[[], Mapping[str, Any]]
 
 
 class Exports(Protocol):
-    """What else is made of every save, by a process beside the first rank."""
+    """Exports of every save, made by a background process of the first rank."""
 
     def export(self, save: Path) -> None:
-        """Begin with a save that is whole."""
+        """Start to export a complete save."""
 
     def wait(self) -> None:
-        """Until nothing of the saves is read."""
+        """Wait until no save is being read."""
 
 
 def install(
     describe: Describe, retain_interval: int | None, asynchronous: bool, exports: Exports | None = None
 ) -> None:
-    """Guard the saves and loads of Megatron's loop. `describe`() is what a save says of its run.
+    """Wrap the saves and loads of Megatron's loop.
 
-    retain_interval: besides the two newest saves those of multiples of it are kept; None keeps all.
-    asynchronous: saves are written by another process (--async-save).
-    exports: on the first rank, what is made of every save.
+    describe: returns the facts of the run that are written into integrity.json.
+    retain_interval: keep the two newest saves and those of its multiples; None keeps all.
+    asynchronous: another process writes the saves (--async-save).
+    exports: what to make of every save; on the first rank only.
     """
     save, write = training.save_checkpoint, dist_checkpointing.save
 
     def guarded_save(iteration: int, *arguments: Any, **named: Any) -> None:
-        maybe_finalize_async_save(blocking=True)  # what is being written is no save yet, and would be cleared away
+        maybe_finalize_async_save(blocking=True)  # else `_make_room` would remove the unfinished one
         folder = Path(get_args().save)
         if exports:
-            exports.wait()  # older saves are removed
-        once(lambda: _make_room(folder, iteration, retain_interval))
+            exports.wait()  # `_make_room` removes saves
+        on_first_rank(lambda: _make_room(folder, iteration, retain_interval))
         try:
             save(iteration, *arguments, **named)
         except (Exception, CheckpointException) as error:
@@ -77,7 +85,7 @@ def install(
             raise
 
     def sealed_write(state: Any, path: str, *arguments: Any, **named: Any) -> Any:
-        leave_out_copies(state)
+        drop_copies(state)
         request = write(state, path, *arguments, **named)
         finish = partial(seal, Path(path), dict(describe()))
         if request is None:
@@ -87,42 +95,44 @@ def install(
         return request
 
     def seal(path: Path, run: Mapping[str, Any]) -> None:
-        seal_together(path, run)
+        seal_by_all_ranks(path, run)
         if exports:
             exports.export(path)
 
     background.install(asynchronous)
     training.save_checkpoint = guarded_save
-    training.load_checkpoint = load_whole
+    training.load_checkpoint = load_complete
     dist_checkpointing.save = sealed_write
 
 
 def is_full(folder: Path, error: BaseException) -> bool:
-    """Whether writing failed because the disk, or the user's share of it, is full. Megatron may keep that to itself."""
+    """Whether writing failed because the disk or the quota is full; Megatron's error may not say so."""
     said = "".join(traceback.format_exception(error))
     words = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
     return any(word in said for word in words) or shutil.disk_usage(folder).free < SPARE
 
 
-def load_whole(*arguments: Any, **named: Any) -> Any:
-    """Megatron's `load_checkpoint`, of the newest save that is whole to the last byte; every rank calls it.
+def load_complete(*arguments: Any, **named: Any) -> Any:
+    """Megatron's `load_checkpoint` of the newest save whose checksums all match; collective.
 
-    Adapters that it has none of stay as they were drawn. Raises UserError if there is none, or it cannot be loaded
-    safely.
+    Adapters keep their initial values if the save has none. Raises UserError if there is no such save, or if it cannot
+    be loaded safely.
     """
     args = get_args()
-    save = believe(args)
+    save = select_save(args)
     has_adapters = (save.path / INTEGRITY).exists() and save.integrity["run"].get("adapters")
     modules = () if has_adapters else (arguments[0] if isinstance(arguments[0], Sequence) else arguments[:1])
-    with guarded(args.trust), left_out(modules):
+    with safe_unpickling(args.trust), left_out(modules):
         return load_checkpoint(*arguments, **named)
 
 
-def believe(args: Namespace) -> Save:
-    """Let the tracker of --load name a save that is whole. Weights that were given must be whole as they are."""
-    own = args.load is not None
-    checkpoints = Checkpoints(Path(args.load if own else args.pretrained_checkpoint))
-    candidates = once(lambda: [(str(save.path), save.iteration) for save in checkpoints.candidates(args.ckpt_step)])
+def select_save(args: Namespace) -> Save:
+    """The newest save whose checksums match, which is tracked then (--load), or the first or none (--from)."""
+    resumes = args.load is not None
+    checkpoints = Checkpoints(Path(args.load if resumes else args.pretrained_checkpoint))
+    candidates = on_first_rank(
+        lambda: [(str(save.path), save.iteration) for save in checkpoints.candidates(args.ckpt_step)]
+    )
     faults: list[str] = []
     for path, iteration in candidates:
         save = Save(Path(path), iteration)
@@ -133,13 +143,13 @@ def believe(args: Namespace) -> Save:
         if dist.get_rank() == 0:
             say(f"warning: {fault}: passed over")
     else:
-        raise UserError(none_whole(checkpoints.folder, faults))
-    if faults and not own:
-        raise UserError(not_given(checkpoints.folder, faults[0], save))
+        raise UserError(no_complete_save(checkpoints.folder, faults))
+    if faults and not resumes:
+        raise UserError(incomplete_first_weights(checkpoints.folder, faults[0], save))
     if faults and dist.get_rank() == 0:
         say(f"warning: going on from the newest whole save, {save.path}")
-    if own and not args.ckpt_step:
-        once(lambda: _track(checkpoints, save))
+    if resumes and not args.ckpt_step:
+        on_first_rank(lambda: _track(checkpoints, save))
     return save
 
 
@@ -149,9 +159,9 @@ def _track(checkpoints: Checkpoints, save: Save) -> None:
 
 
 def _fault(save: Save, trust: bool) -> str:
-    """What is wrong with a save, found by all ranks together; "" if it is whole."""
+    """What is wrong with a save, "" if nothing; collective."""
     try:
-        gathered(lambda: save.check(trust) if dist.get_rank() == 0 else None)
+        on_all_ranks(lambda: save.check(trust) if dist.get_rank() == 0 else None)
         if trust and not (save.path / INTEGRITY).exists():
             return ""
         damaged = damaged_files(save)
@@ -161,30 +171,30 @@ def _fault(save: Save, trust: bool) -> str:
 
 
 def _make_room(folder: Path, iteration: int, retain_interval: int | None) -> None:
-    """Raise UserError if the disk has less room than the newest save took."""
+    """Remove and rename older saves. Raises UserError if the disk has less room than the newest save took."""
     folder.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(folder)
     kept = [save for save in checkpoints.candidates() if save.iteration != iteration]
-    whole = [save for save in kept if (save.path / INTEGRITY).is_file()]
+    complete = [save for save in kept if (save.path / INTEGRITY).is_file()]
     for save in checkpoints.saves():
-        if save not in kept:  # of a run that was put back to an older save, or an interrupted one
-            _put_aside(save)
-        elif retain_interval and save not in whole[:1] and save.iteration % retain_interval:
+        if save not in kept:  # newer than the save the run resumed from, or interrupted
+            _set_superseded_aside(save)
+        elif retain_interval and save not in complete[:1] and save.iteration % retain_interval:
             shutil.rmtree(save.path, ignore_errors=True)
-    if whole:
-        needed, free = sum(file.stat().st_size for file in whole[0].path.iterdir()), shutil.disk_usage(folder).free
+    if complete:
+        needed, free = sum(file.stat().st_size for file in complete[0].path.iterdir()), shutil.disk_usage(folder).free
         if needed > free:
             raise UserError(
                 f"--save {folder}: no room for the save of iteration {iteration}: {in_bytes(needed)} needed, "
-                f"{in_bytes(free)} free; make room and start again: the run goes on from {whole[0].path.name}"
+                f"{in_bytes(free)} free; make room and start again: the run goes on from {complete[0].path.name}"
             )
 
 
-def _put_aside(save: Save) -> None:
-    """Free a save's name; a whole one is kept under another."""
-    aside = save.path.with_name(f"{save.path.name}{ASIDE}")
-    shutil.rmtree(aside, ignore_errors=True)
+def _set_superseded_aside(save: Save) -> None:
+    """Rename a complete save, remove an incomplete one."""
+    renamed = save.path.with_name(f"{save.path.name}{SUPERSEDED}")
+    shutil.rmtree(renamed, ignore_errors=True)
     if (save.path / INTEGRITY).is_file():
-        save.path.rename(aside)
+        save.path.rename(renamed)
     else:
         shutil.rmtree(save.path, ignore_errors=True)

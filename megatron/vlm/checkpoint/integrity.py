@@ -1,7 +1,7 @@
-"""Checksums of a save, by all ranks: each reads what it wrote itself, or its share of what all are about to load.
+"""Checksums of a save, computed by all ranks: each hashes the files it wrote, or an equal part of those to be loaded.
 
-What it costs is one reading of the files: when saving they are in the system's cache still, and when loading they are
-there afterwards for the loading itself. SHA-256 reads 1 to 2 GB a second on a core of today, and ranks work at once.
+The files are read once more: after saving from the page cache; before loading they fill it for the load itself.
+SHA-256 takes 1 to 2 GB a second on a core, and ranks work in parallel.
 """
 
 import re
@@ -20,21 +20,21 @@ Value = TypeVar("Value")
 _DATA_FILE = re.compile(r"__(\d+)_\d+\.distcp")
 
 
-def seal_together(path: Path, run: Mapping[str, Any]) -> None:
-    """Write the integrity.json of a save whose files are all written; every rank calls it."""
+def seal_by_all_ranks(path: Path, run: Mapping[str, Any]) -> None:
+    """Write the integrity.json of a save whose files are all written; collective."""
     names = [file.name for file in path.iterdir() if file.is_file() and _writer(file.name) == dist.get_rank()]
-    shares = gathered(lambda: _facts(path, names))
-    files = {name: facts for share in shares for name, facts in share.items()}
-    once(lambda: seal(path, files, run))
+    results = on_all_ranks(lambda: _facts(path, names))
+    files = {name: facts for of_rank in results for name, facts in of_rank.items()}
+    on_first_rank(lambda: seal(path, files, run))
 
 
-def seal_alone(path: Path, run: Mapping[str, Any]) -> None:
-    """The same by one process."""
+def seal_by_one_process(path: Path, run: Mapping[str, Any]) -> None:
+    """Write the integrity.json of a save that one process wrote."""
     seal(path, _facts(path, [file.name for file in path.iterdir() if file.is_file()]), run)
 
 
 def damaged_files(save: Save) -> list[str]:
-    """The files of a save whose bytes are not those that were written; every rank calls it and reads its share."""
+    """Names of a save's files whose checksum is wrong; collective, each rank reads an equal part."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     expected = save.integrity["files"]
     by_size = sorted(expected, key=lambda name: (save.integrity["sizes"][name], name))
@@ -43,11 +43,11 @@ def damaged_files(save: Save) -> list[str]:
         found = _facts(save.path, by_size[rank::ranks])
         return [name for name, (_, checksum) in found.items() if checksum != expected[name]]
 
-    return sorted(name for share in gathered(look) for name in share)
+    return sorted(name for names in on_all_ranks(look) for name in names)
 
 
-def gathered(work: Callable[[], Value]) -> Sequence[Value]:
-    """What `work` gives on every rank. A UserError or OSError of one rank is raised on all."""
+def on_all_ranks(work: Callable[[], Value]) -> Sequence[Value]:
+    """The results of `work` of all ranks; collective. A UserError or OSError of one rank is raised on all."""
     mine: tuple[Value | None, str] = (None, "")
     try:
         mine = (work(), "")
@@ -61,9 +61,9 @@ def gathered(work: Callable[[], Value]) -> Sequence[Value]:
     return [value for value, _ in everyone]
 
 
-def once(work: Callable[[], Value]) -> Value:
-    """What `work` gives on the first rank, on all of them."""
-    values: Sequence[Value | None] = gathered(lambda: work() if dist.get_rank() == 0 else None)
+def on_first_rank(work: Callable[[], Value]) -> Value:
+    """The result of `work`, which only the first rank runs, on all ranks; collective."""
+    values: Sequence[Value | None] = on_all_ranks(lambda: work() if dist.get_rank() == 0 else None)
     return values[0]  # type: ignore[return-value]
 
 
@@ -73,7 +73,7 @@ def _facts(path: Path, names: Sequence[str]) -> dict[str, tuple[int, str]]:
 
 
 def _writer(name: str) -> int | None:
-    """The rank that wrote a file of a save."""
+    """The rank that wrote a file of a save; None for integrity.json itself."""
     if name == INTEGRITY or name.startswith(f".{INTEGRITY}"):
         return None
     data = _DATA_FILE.fullmatch(name)

@@ -1,9 +1,9 @@
-"""What a save says of its run, and what a run that goes on from it must have in common with it.
+"""The facts of its run that a save holds, and whether a run can resume from it.
 
-The save holds the hashes of model, dataset and packs, the position in them, and the flags. Model, data and packs must
-be the same, or the position means nothing; schedules of the optimizer too, unless Megatron is told which to take. The
-state of an optimizer is of use for one with the same tensors; distributed, it lies in buckets, and is of use for them
-only. What else differs is named.
+A save holds hashes of model, dataset and packs, the position in them, and the flags. Model, dataset and packs must be
+the same, or the position means nothing; so must the optimizer's schedules, unless a flag of Megatron's says which to
+use. Optimizer state fits only an optimizer with the same tensors, or if distributed with the same buckets. Other flags
+that differ are reported.
 """
 
 from argparse import Namespace
@@ -20,24 +20,24 @@ from omnibal_ext.plan import Plan
 from omnibal_ext.trainer_flags import DECAYS, RATES
 
 BEHIND = " (behind -- of tools/launch.py)"
-"""Where the launcher is given the flags that a line ends with."""
+"""Appended to remedies: tools/launch.py takes the trainer's flags there."""
 WITHOUT_EFFECT = {
     "save", "save_interval", "load", "log_interval", "tensorboard_dir", "num_workers", "logging_level",
     "eval_interval", "skip_train", "global_batch_size", "init_method_std", "embedding_init_method_std",
 }  # fmt: skip
-"""Flags that change no weight of a run that goes on, or have a check of their own."""
+"""Flags that do not change the weights of a resumed run, or have a separate check."""
 SCHEDULES = {
     "train_iters", "lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_warmup_iters", "weight_decay",
     "start_weight_decay", "end_weight_decay", "weight_decay_incr_style", "lr_wsd_decay_style", "lr_wsd_decay_iters",
     *RATES, *DECAYS,
 }  # fmt: skip
-"""Of the learning rate and weight decay: Megatron asks which of two to take."""
+"""Flags of learning rate and weight decay; where they differ, Megatron has flags that say which to use."""
 GROUPED_BY = ("lr", "min_lr")
-"""Of these, by which core 0.19 finds the state of a group of weights: with another there is none."""
+"""Flags by which core 0.19 looks up the state of a parameter group: with other values it finds none."""
 
 
 def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dict[str, Any]:
-    """What a save made now says; `args` are Megatron's, which count what was consumed."""
+    """The facts for a save made now; `args` are Megatron's, which count the consumed packs."""
     return {
         "preset": args.preset,
         "from": args.first_weights and str(Path(args.first_weights).resolve()),
@@ -54,15 +54,14 @@ def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dic
     }
 
 
-def check_goes_on(
+def check_resumable(
     run: Mapping[str, Any], args: Namespace, architecture: Architecture, plan: Plan, is_planned: bool = True
 ) -> list[str]:
-    """The flags in which a run differs from what a save says of it, as "NAME NOW (was BEFORE)".
+    """The flags that differ from those of the saved run, as "NAME NOW (was BEFORE)".
 
-    Before it `is_planned` its buckets are not known, and pass.
-
-    Raises UserError if it is no continuation: another model, dataset, packs, or schedule of the optimizer; or if the
-    optimizer's state was not saved, is another optimizer's, lies on other experts' ranks, or in other buckets.
+    `is_planned`: whether the plan is final; before that the optimizer's buckets are unknown and not compared.
+    Raises UserError if model, dataset, packs or the optimizer's schedules differ, or if the optimizer's state was not
+    saved, or is of another optimizer, expert-parallel size or bucket layout.
     """
     now = describe_run(args, architecture, plan)
     for name, what in (("model_hash", f"--model {args.preset}"), ("data", f"--data {args.data}"),
@@ -74,8 +73,8 @@ def check_goes_on(
             )
     differ = {name: f"{name} {new} (was {run['flags'][name]})" for name, new in now["flags"].items()
               if name in run.get("flags", {}) and run["flags"][name] != new}  # fmt: skip
-    takes_state = not (args.finetune or args.no_load_optim)
-    if takes_state and (rates := [differ[name] for name in GROUPED_BY if name in differ]):
+    loads_optimizer = not (args.finetune or args.no_load_optim)
+    if loads_optimizer and (rates := [differ[name] for name in GROUPED_BY if name in differ]):
         raise UserError(
             f"unlike the run so far: {', '.join(rates)}, by which Megatron finds the optimizer's state; go on with "
             f"what was, or with the weights alone: --no-load-optim --override-opt-param-scheduler{BEHIND}"
@@ -86,7 +85,7 @@ def check_goes_on(
             f"unlike the run so far: {', '.join(schedules)}; --override-opt-param-scheduler takes what is given now, "
             f"--use-checkpoint-opt-param-scheduler what was{BEHIND}"
         )
-    if takes_state:
+    if loads_optimizer:
         _check_optimizer(run.get("optimizer", {}), _optimizer(args))
         _check_expert_ranks(run.get("expert_ranks", 1), args.expert_model_parallel_size)
         if is_planned and (saved := run.get("buckets")):
@@ -95,7 +94,7 @@ def check_goes_on(
 
 
 def _check_expert_ranks(saved: int, now: int) -> None:
-    """Core keeps the state of dealt experts in an optimizer of its own, whatever the optimizer."""
+    """Core keeps the state of expert-parallel weights in a separate optimizer, whatever its kind."""
     if saved != now:
         raise UserError(
             f"--expert-model-parallel-size {now}, but the optimizer's state was saved with {saved}; go on with that, "
@@ -104,8 +103,8 @@ def _check_expert_ranks(saved: int, now: int) -> None:
 
 
 def _optimizer(args: Namespace) -> dict[str, Any]:
-    """What decides which tensors the optimizer's state has, by the flags that say it."""
-    scaler = "constant" if args.loss_scale else "dynamic" if args.fp16 else None  # none goes on with either
+    """What determines which tensors the optimizer's state has, by flag."""
+    scaler = "constant" if args.loss_scale else "dynamic" if args.fp16 else None  # None matches both
     return {
         "--optimizer": args.optimizer,
         "--sgd-momentum above 0": args.optimizer == "sgd" and args.sgd_momentum > 0,
@@ -118,7 +117,7 @@ def _optimizer(args: Namespace) -> dict[str, Any]:
 
 
 def _check_optimizer(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """`saved` is None of a run that saved no state, and empty of one that was saved before saves told of it."""
+    """`saved` is None if no state was saved, empty in saves of older versions that lack it."""
     remedy = f"take the weights without the state: --no-load-optim{BEHIND}"
     if saved is None:
         raise UserError(
@@ -138,7 +137,7 @@ def _check_optimizer(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) ->
 
 
 def _buckets(args: Namespace, plan: Plan) -> dict[str, Any] | None:
-    """What decides where the distributed optimizer keeps whose state (core's "dp_reshardable"), as JSON has it."""
+    """What determines the bucket layout of the distributed optimizer's state (core's "dp_reshardable")."""
     if not args.use_distributed_optimizer:
         return None
     largest = args.ddp_bucket_size or max(40_000_000, 1_000_000 * args.data_parallel_size)  # as core's DDP

@@ -1,4 +1,4 @@
-"""What others wrote is read without running it: a pickle may name the classes of checkpoints, and no others."""
+"""Loads checkpoints without running code from them: their pickles may name only the classes that checkpoints need."""
 
 import io
 import os
@@ -34,9 +34,9 @@ CLASSES = {
     ("pathlib", "PosixPath"),
     ("pathlib._local", "PosixPath"),  # Python 3.13
 }  # fmt: skip
-"""What a table of contents (.metadata) is made of; and torch's types of numbers."""
+"""The classes in a .metadata file; torch's dtypes and layouts are allowed too."""
 FORCED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-"""Lets torch unpickle anything wherever its caller has not forbidden it, as core has not for a file of its past."""
+"""An environment variable that lets torch unpickle anything unless `weights_only` is passed; core omits it once."""
 
 
 class _TableOfContents(pickle.Unpickler):
@@ -51,14 +51,14 @@ class _TableOfContents(pickle.Unpickler):
 
 
 def _member(kind: Any, name: str) -> Any:
-    """A member of an enumeration, which Python before 3.11.4 writes as an attribute; no attribute of anything else."""
+    """getattr for members of enumerations only, which Python before 3.11.4 pickles this way."""
     if isinstance(kind, EnumType) and name in kind.__members__:
         return kind[name]
     raise pickle.UnpicklingError("it names builtins.getattr, which no checkpoint needs of anything but enumerations")
 
 
 def read_contents(path: Path) -> Metadata:
-    """The table of contents of a save. Raises UserError if it is damaged, or would run code."""
+    """Read a save's .metadata. Raises UserError if it is damaged or names another class."""
     try:
         with path.open("rb") as file:
             contents = _TableOfContents(file).load()
@@ -72,11 +72,10 @@ def read_contents(path: Path) -> Metadata:
 
 
 @contextmanager
-def guarded(trust: bool) -> Iterator[None]:
-    """Inside, torch's reader of checkpoints unpickles nothing but what is known; with `trust` anything.
+def safe_unpickling(trust: bool) -> Iterator[None]:
+    """Inside, torch's checkpoint reader unpickles only allowed classes, whatever `FORCED` says; with `trust` anything.
 
-    Raises UserError for what is refused. Megatron's own reader allows what Megatron needs (`core.safe_globals`); the
-    environment cannot allow more.
+    Raises UserError for a refused file. Megatron's own reader keeps its list (`core.safe_globals`).
     """
     if trust:
         yield

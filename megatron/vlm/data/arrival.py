@@ -1,11 +1,11 @@
-"""How packs get to the device: bytes in pinned memory, copied while the pack before is computed.
+"""How packs get to the device: uint8 pixels in pinned memory, copied while the pack before is computed.
 
-    worker process       decode, cut, lay out: bytes, eight bits a colour
-    host                 pinned memory, a pack ahead of the device
-    device               copied beside computing, shared with the tensor-parallel ranks, normalised
+    worker process       decode and cut images: uint8
+    host                 pinned memory, one pack ahead of the device
+    device               copied on a stream of its own, broadcast to the tensor-parallel ranks, normalised
 
-Images are decoded by one rank of each tensor-parallel group, which shares the bytes: whole packs of full-width numbers
-would be four times as many, and decoding takes more of a core than all else that a rank does.
+One rank of each tensor-parallel group decodes the images, the costliest work on the CPU, and broadcasts them as uint8,
+a quarter of the bytes of normalised float32 pixels.
 """
 
 from collections import deque
@@ -26,14 +26,14 @@ from megatron.vlm.microbatch import Microbatch
 class Arrivals:
     """The packs of one iteration on one stage, in order, on this rank's device.
 
-    1. `look_ahead` reads the next pack, which waits for the one who reads, and starts to copy it. It is called when the
-       device has been given the pack before to compute, and so has work meanwhile.
-    2. `next` gives a pack that has been copied: what is computed from then on waits for the copy, the host does not.
-    3. Pixels are shared by the tensor-parallel ranks and normalised there, in the order of the schedule: these ranks
-       talk in between, and must do so in one order.
+    1. `look_ahead` waits for the reader's next pack and starts its copy. It is called after the device was given the
+       pack before, so that the device has work meanwhile.
+    2. `next` returns a copied pack: later kernels wait for the copy, the host does not.
+    3. `next` also broadcasts pixels to the tensor-parallel ranks and normalises them: a collective, and therefore in
+       the schedule's order on all of them.
 
-    Tensors come from the host, as `PackDataset` lays them out; what is on the device already stays as it is. Without
-    `normalises` pixels stay as they came, this rank's alone: who computes with them does that (`with_pixels`).
+    Tensors come from the host, as `PackDataset` makes them; those already on the device stay. If not `normalises`,
+    step 3 is left to `with_pixels`.
     """
 
     def __init__(self, packs: Iterator[Microbatch], count: int, normalises: bool = True) -> None:
@@ -41,7 +41,7 @@ class Arrivals:
         self.copied: deque[Microbatch] = deque()
 
     def look_ahead(self) -> None:
-        """Start to bring the next pack, unless there is none in this iteration or it is on its way."""
+        """Start copying the next pack, unless there is none in this iteration or it is being copied."""
         if self.left and not self.copied:
             self.left -= 1
             pack = next(self.packs)
@@ -63,19 +63,19 @@ class Arrivals:
 
 
 def tensors(pack: Microbatch) -> dict[str, Tensor]:
-    """Those of a pack, by their names, but for one that only says what another rank will bring."""
+    """A pack's tensors by name, without meta tensors, which stand for what another rank will broadcast."""
     found: dict[str, Any] = vars(pack)
     return {name: value for name, value in found.items() if isinstance(value, Tensor) and not value.is_meta}
 
 
 def to_device(pack: Microbatch) -> Microbatch:
-    """The same pack with its tensors on this rank's device, or on their way there."""
+    """The pack with its tensors on this rank's device; copies may still be running."""
     moved: dict[str, Any] = {name: tensor.to("cuda", non_blocking=True) for name, tensor in tensors(pack).items()}
     return replace(pack, **moved)
 
 
 def with_pixels(pack: Microbatch) -> Microbatch:
-    """The same pack with pixels as the model takes them, if they came as bytes; all tensor-parallel ranks together."""
+    """The pack with normalised pixels, if they are uint8. Collective over the tensor-parallel group."""
     if pack.pixels is None or pack.pixel_statistics is None:
         return pack
     pixels = normalise(_shared(pack.pixels), pack.pixel_statistics)
@@ -83,7 +83,7 @@ def with_pixels(pack: Microbatch) -> Microbatch:
 
 
 def _shared(tiles: Tensor) -> Tensor:
-    """The tiles of the tensor-parallel group's first rank; the others know their shape from the pack's sizes."""
+    """Broadcast from the tensor-parallel group's first rank; the others have a meta tensor of the shape."""
     group = parallel_state.get_tensor_model_parallel_group()
     if tiles.is_meta:
         tiles = torch.empty(tiles.shape, dtype=tiles.dtype, device="cuda")

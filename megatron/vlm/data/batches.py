@@ -1,10 +1,10 @@
-"""The words of a pack for models of transformers: one sequence, in which positions say where a sample begins.
+"""The text inputs of a pack for transformers' models: one sequence, in which `position_ids` mark where samples begin.
 
 samples          s I I t t s t t                 of a `ChatDataset`, `I` the image tokens
 input_ids        s I I t t s t t       [1, T]    end to end
-position_ids     0 1 2 3 4 0 1 2       [1, T]    from 0 in each sample: so transformers tells them apart
-labels           . . . t t . t t       [1, T]    -100 where nothing counts; models shift them by one
-use_cache        False                           with a cache of keys transformers would not look at positions
+position_ids     0 1 2 3 4 0 1 2       [1, T]    from 0 in each sample: transformers isolates attention by them
+labels           . . . t t . t t       [1, T]    -100 where there is no loss; models shift them by one
+use_cache        False                           with a KV cache transformers would ignore position_ids
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from torch import Tensor
 from omnibal_ext.errors import UserError
 
 IGNORED = -100
-"""The label that losses of PyTorch leave out."""
+"""PyTorch's `ignore_index`."""
 
 
 def join_words(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The words of samples with `input_ids` and `labels`. Raises UserError where there are none."""
+    """The text inputs of samples with `input_ids` and `labels`. Raises UserError if there are no samples."""
     if not samples:
         raise UserError("a pack without samples: its step has fewer than packs; ask for fewer ranks or micro-batches")
     return {
@@ -32,7 +32,7 @@ def join_words(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def boundaries(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Where samples begin and end, int32 [samples + 1], and the longest, as flash-attention's varlen takes them."""
+    """flash-attention's varlen arguments: cumulative lengths int32 [samples + 1], and the longest."""
     lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])
     edges = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int()
     longest = int(lengths.max())
@@ -40,5 +40,5 @@ def boundaries(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _first_left_out(labels: Tensor) -> Tensor:
-    """Shifted by one, the first label of a sample would be predicted by the sample before it."""
+    """The first label set to ignored: after the shift the sample before it would predict it."""
     return torch.cat([labels.new_full((1,), IGNORED), labels[1:]])

@@ -1,14 +1,14 @@
-"""The dataset folder: what preprocessing writes and training reads. Images stay where they are.
+"""The dataset folder: what preprocessing writes and training reads. It refers to images and does not contain them.
 
-tokens.bin/.idx     int32   the LLM's sequence of every sample, one token for each place   (core's IndexedDataset)
-                            of an image or a video
+tokens.bin/.idx     int32   token ids of every sample, one image token for each run of        (core's IndexedDataset)
+                            image tokens; `ChatDataset.text` repeats it
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
-images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}, and "place" inside the input file;
-                            "film", the frames that are seen of a video; "crcs", of its file or of each frame's
-sizes.npz                   tiles, tokens (every image with all its own) and supervised tokens of every sample, and the
-                            line of its input file that it was
+images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}; "place", its location inside the
+                            input file; "film", a video's sampled frames; "crcs", CRC-32 of its file or frames' files
+sizes.npz                   of every sample: tiles, tokens (all image tokens counted), supervised tokens, and its line
+                            number in the input file
 manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, checksums
-rejected.jsonl              {"file", "line", "reason", "detail"} of every line that was left out
+rejected.jsonl              {"file", "line", "reason", "detail"} of every rejected line
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ from megatron.vlm.data.manifest import check_manifest, read_images
 from megatron.vlm.data.media.anyres import FeatureOrder, feature_order
 from megatron.vlm.data.media.crc import ChangedError
 from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization, load_rgb
-from megatron.vlm.data.media.tiles import RULES, TiledImage, cut_tiles, places_of
-from megatron.vlm.data.media.videos import as_films, cut_frames, read_frames, require_decoder
+from megatron.vlm.data.media.tiles import RULES, Rule, TiledImage, cut_tiles, places_of
+from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
 from omnibal_ext.errors import UserError
@@ -43,13 +43,13 @@ COLUMNS = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
 
 
 class ChatDataset(Dataset):
-    """A dataset folder, memory-mapped. Sample i is row i of everything; map-style, for any DataLoader.
+    """A memory-mapped dataset folder; map-style, for any DataLoader.
 
-    Raises `UserError` if the folder is incomplete, of another version, or damaged in what says where samples lie.
+    Raises `UserError` if the folder is incomplete, of another version, or its index files are damaged.
     """
 
     def __init__(self, folder: str | Path, checks_images: bool = True) -> None:
-        """`checks_images`: those that are not what was preprocessed are as those that cannot be decoded."""
+        """`checks_images`: an image whose CRC-32 is not the recorded one counts as unreadable."""
         self.folder, self.checks_images = Path(folder), checks_images
         refuse_without_manifest(self.folder, "a dataset", "tools/preprocess_data.py")
         self.manifest = read_json(self.folder / "manifest.json", check_manifest, REMEDY)
@@ -74,9 +74,9 @@ class ChatDataset(Dataset):
         return int(self.manifest["samples"])
 
     def __getitem__(self, sample: int) -> dict[str, Any]:
-        """A sample: input_ids, labels int64 [T] (-100: does not count), pixel_values, and its images as they are cut.
+        """input_ids and labels int64 [T] (-100: no loss), pixel_values (`pixels`) and images (`images`) of a sample.
 
-        Raises as `pixels` does.
+        Raises as these do.
         """
         tokens, mask = self.text(sample)
         ids = torch.from_numpy(tokens.astype(np.int64))
@@ -93,10 +93,10 @@ class ChatDataset(Dataset):
         verify_checksums(self.folder, checksums, "preprocess again")
 
     def text(self, sample: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """What the LLM reads: tokens int32 [T], image-context ids where image features go; loss mask uint8 [T], 1 where
-        the token itself is to be predicted.
+        """Token ids int32 [T], one image token for each image feature; loss mask uint8 [T], 1 where the token itself is
+        to be predicted.
 
-        Raises UserError for an id behind the vocabulary, and where they are not as many as sizes.npz says.
+        Raises UserError for an id outside of the vocabulary, and if T is not what sizes.npz says.
         """
         tokens, mask = (self._columns[name][sample] for name in ("tokens", "loss_mask"))
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.manifest["vocab_size"]:
@@ -112,9 +112,9 @@ class ChatDataset(Dataset):
         return tokens, mask
 
     def images(self, sample: int) -> list[TiledImage]:
-        """The images of a sample and how each is cut, in the order of their marks.
+        """The images and videos of a sample, in the order of their tokens.
 
-        Raises UserError where they are no such list, or not as many tiles as the sample has.
+        Raises UserError if the list is damaged or has other tiles than sizes.npz says.
         """
         try:
             images = read_images(self._columns["images"][sample].tobytes())
@@ -125,56 +125,39 @@ class ChatDataset(Dataset):
         return images
 
     def feature_orders(self, sample: int) -> list[FeatureOrder]:
-        """For each image of a sample, which features of its own tiles its tokens are; -1 is a newline."""
+        """For each image of a sample, which of its tiles' features each token is; -1 is a newline."""
         return [self._order(image) for image in self.images(sample)]
 
     def _order(self, image: TiledImage) -> FeatureOrder:
         return feature_order(image, self.manifest["tiling"]["rule"], self.manifest["tokens_per_tile"])
 
     def image_starts(self, sample: int) -> list[int]:
-        """Where the tokens at each place of a sample's images begin, once every image has all its own."""
+        """The index in `text` of the first token of each run of image tokens."""
         marks = np.flatnonzero(np.isin(self._columns["tokens"][sample], self.image_tokens))
         features = np.array(self._repeats(sample), dtype=np.int64)
         return (marks + np.cumsum(features) - features - np.arange(len(marks))).tolist()
 
     def prefix(self, sample: int) -> int:
-        """Tokens of a sample before the first that is to be predicted, once every image, which stand before it, has all
-        its own."""
+        """Tokens in `text` before the first that is to be predicted; all images come before it."""
         mask = self._columns["loss_mask"][sample]
         return int(self.sizes.tokens[sample]) - len(mask) + int(mask.argmax())
 
     def _repeats(self, sample: int) -> list[int]:
-        """Tokens at each place of a sample's images: an image's at one, or of each of its rows or tiles, or step of a
-        video."""
+        """The length of each run of image tokens: of an image, of each of its rows or tiles, or of a video's step."""
         rule = self.manifest["tiling"]["rule"]
         shown = [(len(self._order(image)), places_of(image, rule).count) for image in self.images(sample)]
         return [features // places for features, places in shown for _ in range(places)]
 
     @property
     def image_tokens(self) -> list[int]:
-        """The tokens that features of images, and of videos, take the place of."""
+        """The ids that features of images and videos replace."""
         tokens = (self.manifest["image_token_id"], self.manifest.get("video_token_id"))
         return [token for token in tokens if token is not None]
 
     @property
-    def is_native(self) -> bool:
-        """Images are at their own size, tiles are patches."""
-        return RULES[self.manifest["tiling"]["rule"]].native
-
-    @property
-    def tells_starts(self) -> bool:
-        """The language model must know where the tokens of each image begin."""
-        return RULES[self.manifest["tiling"]["rule"]].starts
-
-    @property
-    def tells_prefixes(self) -> bool:
-        """The language model must know where the answer of each sample begins."""
-        return RULES[self.manifest["tiling"]["rule"]].prefix
-
-    @property
-    def joins_tiles(self) -> bool:
-        """The language model reads an image's tiles as one picture (LLaVA-1.6)."""
-        return RULES[self.manifest["tiling"]["rule"]].joins_tiles
+    def rule(self) -> Rule:
+        """How images were cut."""
+        return RULES[self.manifest["tiling"]["rule"]]
 
     @property
     def normalization(self) -> Normalization:
@@ -196,29 +179,29 @@ class ChatDataset(Dataset):
         """
         size = self.manifest["tile_size"]
         nothing = np.zeros((0, size, size, 3), dtype=np.uint8)
-        return as_films([nothing, *(self.image_tiles(sample, image) for image in self.images(sample))])
+        return join_tiles([nothing, *(self.image_tiles(sample, image) for image in self.images(sample))])
 
     def image_tiles(self, sample: int, image: TiledImage) -> NDArray[np.uint8]:
-        """The tiles of one of a sample's `images`, and errors, as in `tiles`; only a video's have frames."""
+        """As `tiles`, of one of a sample's `images`; only a video's tiles have a frames dimension."""
         size, rule = self.manifest["tile_size"], self.manifest["tiling"]["rule"]
         image = image if self.checks_images else replace(image, crcs=())
         source = self._sources.entry(sample)
         root = Path(source["image_root"] or "")
         path = Path(source["path"]) if image.place else root / image.path
         try:
-            return _film(root, path, image, size) if image.film else _image(path, image, size, rule)
+            return _video_tiles(root, path, image, size) if image.film else _image_tiles(path, image, size, rule)
         except ChangedError as error:
             raise UserError(f"{error}; sample {sample} of {self.folder}") from error
         except Exception as error:  # Pillow's and FFmpeg's readers raise nearly anything on a damaged file
             raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
 
 
-def _image(path: Path, image: TiledImage, size: int, rule: str) -> NDArray[np.uint8]:
+def _image_tiles(path: Path, image: TiledImage, size: int, rule: str) -> NDArray[np.uint8]:
     return cut_tiles(load_rgb(path, image.place, *image.crcs), image, size, rule)
 
 
-def _film(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:
-    """The frames of a video file, or of files of their own."""
+def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:
+    """The patches of a video file, or of a list of frame files."""
     assert video.film is not None
     if files := video.film.files:
         crcs = video.crcs or (None,) * len(files)
@@ -231,7 +214,7 @@ def _film(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.ui
 def expand_images(
     tokens: NDArray[np.int32], loss_mask: NDArray[np.uint8], image_tokens: Sequence[int], repeats: list[int]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Repeat the k-th of `image_tokens` `repeats[k]` times: the places that the projector's outputs will take.
+    """Repeat the k-th image token `repeats[k]` times: one for each of the projector's outputs.
 
     <img> CONTEXT </img> What is it?  ->  <img> CONTEXT CONTEXT ... CONTEXT </img> What is it?
     """
@@ -248,7 +231,7 @@ class ColumnWriter:
         self._builder = IndexedDatasetBuilder(str(folder / f"{name}.bin"), dtype=COLUMNS[name])
 
     def append(self, values: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Add samples of `lengths` that lie end to end in `values`."""
+        """Add samples of `lengths`, concatenated in `values`."""
         self._builder.add_document(values, lengths.tolist())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""From a packed index to the microbatches of one stage: what to read, how to lay it out, where to resume."""
+"""From a packed index to the microbatches of one pipeline stage, and where a resumed run continues."""
 
 import multiprocessing
 import os
@@ -21,23 +21,23 @@ from megatron.vlm import platform
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.anyres import order_tensors
 from megatron.vlm.data.media.tiles import FRAMES
-from megatron.vlm.data.media.videos import as_films
+from megatron.vlm.data.media.videos import join_tiles
+from megatron.vlm.data.pack_images import PackImages, SampleTiles
 from megatron.vlm.data.sharing import share_of, with_filler
 from megatron.vlm.data.sources import Sources
-from megatron.vlm.data.steps import PackSteps, Reading
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.dealing import deal
 from omnibal_ext.errors import UserError
+from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.lifeline import end_with_starter
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.packing.shards import shard_tokens
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What the layers of a stage read of a microbatch. Every stage gets the sizes."""
+    """Which tensors of a microbatch a stage's layers read. Every stage gets the sizes."""
 
     pixels: bool
     tokens: bool
@@ -46,7 +46,7 @@ class Needs:
 
     @classmethod
     def of(cls, kinds: tuple[str, ...], language: LanguageArchitecture) -> "Needs":
-        """The needs of a slice of the chain of a model with this language model."""
+        """For a slice of the chain."""
         return cls(
             pixels="patch_embed" in kinds,
             tokens="word_embed" in kinds or ("llm" in kinds and language.layer_inputs is not None),
@@ -56,7 +56,7 @@ class Needs:
 
 
 class PackDataset(Dataset):
-    """Pack number -> Microbatch, on the host; pixels as they were cut, to be normalised on the device."""
+    """Pack number -> Microbatch on the host; pixels are uint8, to be normalised on the device."""
 
     def __init__(
         self,
@@ -67,11 +67,10 @@ class PackDataset(Dataset):
         decodes: bool = True,
         rank: int = 0,
     ) -> None:
-        """T is padded up to a multiple of `sequence_multiple` (`microbatch.sequence_multiple`).
+        """T is padded to a multiple of `sequence_multiple` (`microbatch.sequence_multiple`).
 
-        The data-parallel `rank` says what is read of a pack that several run together.
-
-        Without `decodes` the pixels are another rank's to bring: a tensor without content says their shape.
+        `decodes`: if false, another rank broadcasts the pixels, and a meta tensor has their shape. `rank`: the
+        data-parallel rank, which decides its share of a wide pack.
 
         Raises UserError if the index was made from another dataset, or is damaged.
         """
@@ -98,25 +97,25 @@ class PackDataset(Dataset):
             lengths.append(filler)
         tiles = self.data.sizes.tiles[samples]
         shown = zip(samples[tiles > 0].tolist(), tiles[tiles > 0].tolist(), strict=True)
-        pixels, broken = self._pixels([Reading(sample, None, count) for sample, count in shown])
+        pixels, broken = self._pixels([SampleTiles(sample, None, count) for sample, count in shown])
         return replace(self._pack(pack, samples, real, lengths, self.needs.targets), pixels=pixels, broken=broken)
 
     def _share(self, pack: int, samples: np.ndarray, real: list[int], width: int) -> Microbatch:
-        """What this rank holds of a pack that a team of `width` runs together."""
-        place, steps = self.rank % width, PackSteps.of(self.data, samples)
-        lengths, spans = with_filler(share_tokens(real, width, self.sequence_multiple), real, self.sequence_multiple)
-        makers = np.array(deal(steps.tiles.tolist(), pack, tuple(range(width)), 1), np.int64)
-        own = steps.chosen(makers == place)
-        whole = self._pack(pack, samples, real, list(lengths), self.needs.targets or self.needs.labels)
-        share = share_of(whole, spans, makers.repeat(steps.features), place)
-        pixels, broken = self._pixels(own.readings)
-        grids = own.grids if self.data.is_native else ()
+        """This rank's share of a pack that a team of `width` ranks runs."""
+        place, steps = self.rank % width, PackImages.of(self.data, samples)
+        lengths, spans = with_filler(shard_tokens(real, width, self.sequence_multiple), real, self.sequence_multiple)
+        makers = np.array(assign_units(steps.tiles.tolist(), pack, tuple(range(width)), 1), np.int64)
+        own = steps.subset(makers == place)
+        entire = self._pack(pack, samples, real, list(lengths), self.needs.targets or self.needs.labels)
+        share = share_of(entire, spans, makers.repeat(steps.features), place)
+        pixels, broken = self._pixels(own.tiles_to_read)
+        grids = own.grids if self.data.rule.native else ()
         return replace(share, tiles=int(own.tiles.sum()), grids=grids, pixels=pixels, broken=broken)
 
     def _pack(
         self, pack: int, samples: np.ndarray, real: list[int], lengths: list[int], tells_targets: bool
     ) -> Microbatch:
-        """A pack without pixels, its segments of `lengths`."""
+        """A pack without pixels, of segments of these lengths."""
         reads = self.needs.tokens or self.needs.labels or self.needs.targets
         ids, mask = self._text(samples, lengths) if reads else (None, None)
         targets = None
@@ -132,8 +131,8 @@ class PackDataset(Dataset):
             pixel_statistics=self.data.normalization if self.needs.pixels else None,
             input_ids=ids if self.needs.tokens else None,
             image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
-            **(self._image_sources(samples) if self.needs.tokens and self.data.joins_tiles else {}),
-            prefixes=tuple(map(self.data.prefix, map(int, samples))) if self.data.tells_prefixes else (),
+            **(self._image_sources(samples) if self.needs.tokens and self.data.rule.joins_tiles else {}),
+            prefixes=tuple(map(self.data.prefix, map(int, samples))) if self.data.rule.prefix_attention else (),
             labels=None if mask is None or ids is None else torch.roll(ids, -1),
             supervised=None if mask is None else mask.nonzero().squeeze(1),
             loss_mask=mask,
@@ -143,23 +142,29 @@ class PackDataset(Dataset):
             sources=self._sources(samples, len(lengths)) if self.needs.labels else None,
             pack=pack,
             sample_ids=tuple(map(int, samples)),
-            **(self._places(samples, lengths) if self.data.tells_starts or self.data.is_native else {}),
+            **(
+                self._grids_and_starts(samples, lengths)
+                if self.data.rule.needs_image_starts or self.data.rule.native
+                else {}
+            ),
         )
 
-    def _places(self, samples: np.ndarray, lengths: list[int]) -> dict[str, Any]:
-        """Of every place of an image where its tokens begin and, at native resolution, its patches and the time: all
-        stages go by them."""
+    def _grids_and_starts(self, samples: np.ndarray, lengths: list[int]) -> dict[str, Any]:
+        """For all stages: where each run of image tokens starts and, at native resolution, its grid and the seconds
+        between a video's steps."""
         grids, starts, seconds = [], [], []
         for begin, sample in zip(np.cumsum([0, *lengths]).tolist(), map(int, samples), strict=False):
             if self.data.sizes.tiles[sample]:
-                starts += [begin + start for start in self.data.image_starts(sample) if self.data.tells_starts]
-                for image in self.data.images(sample) if self.data.is_native else ():
+                starts += [
+                    begin + start for start in self.data.image_starts(sample) if self.data.rule.needs_image_starts
+                ]
+                for image in self.data.images(sample) if self.data.rule.native else ():
                     grids += image.grids
                     seconds += [image.film.seconds if image.film else 1.0] * len(image.grids)
         return {"grids": tuple(grids), "image_starts": tuple(starts), "seconds": tuple(seconds)}
 
     def _text(self, samples: np.ndarray, lengths: list[int]) -> tuple[Tensor, Tensor]:
-        """The tokens, and of each place whether the next token of the same sample counts."""
+        """Token ids [T]; loss mask [T], 1 where the next token of the same sample is supervised."""
         ids = torch.full((sum(lengths),), self.data.manifest["pad_token_id"], dtype=torch.long)
         mask = torch.zeros(len(ids), dtype=torch.float32)
         for start, sample in zip(np.cumsum([0, *lengths]), samples, strict=False):
@@ -169,7 +174,7 @@ class PackDataset(Dataset):
         return ids, mask
 
     def _sources(self, samples: np.ndarray, segments: int) -> Tensor:
-        """Of each segment; padding, in which no token counts, is put down to the first file."""
+        """The source of each segment; padding, without supervised tokens, counts as the first file's."""
         sources = torch.zeros(segments, dtype=torch.long)
         sources[: len(samples)] = torch.from_numpy(self.sources.of(samples))
         return sources
@@ -178,47 +183,47 @@ class PackDataset(Dataset):
         return torch.isin(ids, torch.tensor(self.data.image_tokens)).nonzero().squeeze(1)
 
     def _image_sources(self, samples: np.ndarray) -> dict[str, Any]:
-        """Which of the pack's features its image tokens are: the images' own orders, one behind the other."""
+        """Which of the pack's features each image token is."""
         return order_tensors(
             (image.tiles * self.data.manifest["tokens_per_tile"], order)
             for sample in map(int, samples)
             for image, order in zip(self.data.images(sample), self.data.feature_orders(sample), strict=True)
         )
 
-    def _pixels(self, readings: Sequence[Reading]) -> tuple[Tensor | None, tuple[tuple[int, str], ...]]:
-        """The tiles, and the samples that have black ones because an image of theirs cannot be read, and why."""
+    def _pixels(self, tiles_to_read: Sequence[SampleTiles]) -> tuple[Tensor | None, tuple[tuple[int, str], ...]]:
+        """The tiles; (sample, error) where an image cannot be read and tiles are black."""
         if not self.needs.pixels:
             return None, ()
-        size, tiles = self.data.manifest["tile_size"], sum(reading.tiles for reading in readings)
+        size, tiles = self.data.manifest["tile_size"], sum(reading.tiles for reading in tiles_to_read)
         if not self.decodes or not tiles:
-            frames = (FRAMES,) if any(map(self._has_film, readings)) else ()
+            frames = (FRAMES,) if any(map(self._has_video, tiles_to_read)) else ()
             return torch.empty(tiles, *frames, size, size, 3, dtype=torch.uint8, device="meta"), ()
         cut, broken = [], []
-        for reading in readings:
+        for reading in tiles_to_read:
             try:
                 cut.append(self._tiles(reading))
             except UserError as error:
                 broken.append((reading.sample, str(error)))
-                frames = (FRAMES,) if self._has_film(reading) else ()  # the other ranks reckon with its shape
+                frames = (FRAMES,) if self._has_video(reading) else ()  # the other ranks expect this shape
                 cut.append(np.zeros((reading.tiles, *frames, size, size, 3), dtype=np.uint8))
-        return torch.from_numpy(as_films(cut)), tuple(broken)
+        return torch.from_numpy(join_tiles(cut)), tuple(broken)
 
-    def _tiles(self, reading: Reading) -> NDArray[np.uint8]:
+    def _tiles(self, reading: SampleTiles) -> NDArray[np.uint8]:
         if reading.steps is None:
             return self.data.tiles(reading.sample)
         images = zip(self.data.images(reading.sample), reading.steps, strict=False)
-        return as_films(
+        return join_tiles(
             [self.data.image_tiles(reading.sample, image.at_steps(steps)) for image, steps in images if steps]
         )
 
-    def _has_film(self, reading: Reading) -> bool:
+    def _has_video(self, reading: SampleTiles) -> bool:
         if reading.steps is not None:
             return reading.film
-        return self.data.is_native and any(image.film for image in self.data.images(reading.sample))
+        return self.data.rule.native and any(image.film for image in self.data.images(reading.sample))
 
 
 class PackOrder:
-    """The pack numbers of one data-parallel rank, from an iteration on, for ever."""
+    """The pack numbers of one data-parallel rank, from an iteration on, without end."""
 
     def __init__(self, stream: PackStream, rank: int, first_iteration: int) -> None:
         self.stream, self.rank, self.first_iteration = stream, rank, first_iteration
@@ -230,10 +235,10 @@ class PackOrder:
             iteration += 1
 
 
-class Packs:
-    """The microbatches of a rank's packs, which remembers those of an iteration so that it can be run again.
+class PackLoader:
+    """Iterates over a rank's microbatches; `reread` gives those since `begin_iteration` once more.
 
-    `reading()` is a context entered around the wait for each, for those who measure.
+    `reading()` makes a context manager for the wait for each microbatch, for timers.
     """
 
     def __init__(
@@ -243,7 +248,7 @@ class Packs:
         num_workers: int = 0,
         reading: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """`dataset[what]` is a `Microbatch` for all that `order` has, as a `PackDataset` or `PartDataset`."""
+        """`dataset` (`PackDataset`, `ImageShardDataset`) gives a `Microbatch` for every item of `order`."""
         self.dataset, self.reading = dataset, reading
         self.taken: list[Any] = []
         self._order, order = tee(order)
@@ -259,26 +264,26 @@ class Packs:
         return batch
 
     def begin_iteration(self) -> None:
-        """Forget the packs taken before."""
+        """`reread` starts here."""
         self.taken.clear()
 
     def close(self) -> None:
-        """End the processes that read ahead; there are no more packs then."""
+        """End the worker processes, and with them the iteration."""
         self._batches.close()
 
-    def again(self) -> Iterator[Microbatch]:
-        """The packs taken since, read once more."""
+    def reread(self) -> Iterator[Microbatch]:
+        """Read the microbatches since `begin_iteration` again."""
         return (self.dataset[pack] for pack in tuple(self.taken))
 
 
 def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Generator[Microbatch, None, None]:
-    """The microbatches of a rank's packs, on the host, for `Arrivals` to take.
+    """The microbatches of a rank's packs, on the host (pinned with CUDA).
 
-    Images are read ahead by `num_workers` processes; the rest is read here, which takes less than to hand it over.
+    `num_workers` processes read datasets with images; others are read here, which is faster than to transfer them.
     """
     workers = num_workers if dataset.reads_images else 0
     if workers:
-        _ready_to_fork()
+        _start_forkserver()
     loader = DataLoader(
         dataset,
         batch_size=None,
@@ -288,17 +293,17 @@ def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Ge
         persistent_workers=workers > 0,
         pin_memory=platform.HAS_CUDA,
         worker_init_fn=end_with_starter,
-        generator=torch.Generator(),  # for the workers' seeds: torch's own is dropout's where there is no CUDA
+        generator=torch.Generator(),  # for workers' seeds: on CPU the default one is dropout's
     )
     yield from loader
 
 
 @cache
-def _ready_to_fork() -> None:
-    """Start the process that workers are forks of, those for evaluations too.
+def _start_forkserver() -> None:
+    """Start the server that all workers are forked from.
 
-    It has imported what they need, and what the main module imports, which Python runs anew in each; it sees no GPU:
-    workers neither open one nor import what is for GPUs.
+    It preloads this module and the main module, which every worker would import itself otherwise. It sees no GPU, so
+    that workers neither open one nor import packages for GPUs.
     """
     main = getattr(sys.modules["__main__"].__spec__, "name", None)
     multiprocessing.set_forkserver_preload([__name__, *([main] if main else [])])
@@ -312,9 +317,9 @@ def _ready_to_fork() -> None:
 
 
 def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:
-    """Where a resumed run goes on: the packs consumed say it, at any data-parallel size.
+    """The iteration at which a resumed run continues, at any data-parallel size.
 
-    Raises UserError if the global batch changed, so that the position falls inside an iteration.
+    Raises UserError if the global batch size changed and the position is inside of an iteration.
     """
     if consumed_packs % packs_an_iteration:
         raise UserError(
@@ -325,9 +330,9 @@ def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:
 
 
 def samples_before(stream: PackStream, index: PackedIndex, iteration: int) -> int:
-    """Samples that the iterations before this one run, over all ranks; padding is none, a wide pack's count once."""
+    """Samples of all ranks before this iteration; those of a wide pack count once, empty packs have none."""
     sizes = np.append(np.diff(index.pack_offsets), 0)  # an empty pack is number -1: the last entry
     assert EMPTY_PACK == -1
-    seats = sizes / np.append([1] * index.num_packs if index.teams is None else index.teams.pack_widths, 1)
+    slots = sizes / np.append([1] * index.num_packs if index.wide is None else index.wide.pack_widths, 1)
     starts = range(0, iteration, 1000)
-    return round(sum(seats[stream.iterations(start, min(start + 1000, iteration))].sum() for start in starts))
+    return round(sum(slots[stream.iterations(start, min(start + 1000, iteration))].sum() for start in starts))

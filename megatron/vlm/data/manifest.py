@@ -1,13 +1,13 @@
-"""What the manifest of a dataset folder must hold, as data, and its own hash; what its column of images must hold."""
+"""Checks of a dataset folder's manifest and of its column of images."""
 
 from dataclasses import fields
 from typing import Any
 
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.crc import LARGEST
-from megatron.vlm.data.media.films import MOST_FRAMES_SEEN
 from megatron.vlm.data.media.images import NORMALIZATIONS, path_below_root
-from megatron.vlm.data.media.tiles import FRAMES, RULES, Film, TiledImage
+from megatron.vlm.data.media.tiles import FRAMES, RULES, TiledImage, VideoFrames
+from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN
 from megatron.vlm.data.media.videos import MOST_FRAMES, READING
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES
@@ -68,7 +68,7 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "checksums": record(dict.fromkeys(FILES, text)),
         "made_from": record({"recipe": record({"max_tokens": anything, "system_message": anything})}),
     },
-    # Of datasets made before there were videos: none.
+    # Older datasets, without videos, have none of these.
     {"video_token_id": maybe(_ID), "video_files": whole(), "video_reading": whole()},
 )
 
@@ -93,7 +93,7 @@ def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
 
 
 def is_read_alike(manifest: dict[str, Any]) -> bool:
-    """Whether frames of the dataset's video files, if it has any, are those that were chosen when it was made."""
+    """Whether today's code numbers frames of the dataset's video files, if any, as when it was made."""
     return not manifest.get("video_files") or manifest.get("video_reading") == READING
 
 
@@ -108,7 +108,7 @@ def _image_path(place: str, value: Any) -> str:
 
 
 def _place(place: str, value: Any) -> Any:
-    """[] of a file of its own; else where an image is inside the input file, see `formats.rows.Place`."""
+    """[] for an image file, else a `formats.rows.Place` inside the input file."""
     kind, *where = listing(anything, most=4)(place, value) or [None]
     if kind is not None:
         one_of("bytes", "base64", "cell")(f"{place}[0]", kind)
@@ -142,7 +142,7 @@ _IMAGES: Check[list[dict[str, Any]]] = listing(
 
 
 def read_images(content: bytes) -> list[TiledImage]:
-    """A sample's images, of the JSON list in the dataset. Raises UserError where it is none."""
+    """A sample's images, from their JSON list in the dataset. Raises UserError if it is damaged."""
     images = _IMAGES("images", decode(content))
     for number, image in enumerate(images):
         image["place"] = tuple(image.get("place", ()))
@@ -156,7 +156,7 @@ def read_images(content: bytes) -> list[TiledImage]:
     return [TiledImage(**{name: image[name] for name in _FIELDS if name in image}) for image in images]
 
 
-def _film(place: str, film: dict[str, Any] | None) -> Film | None:
+def _film(place: str, film: dict[str, Any] | None) -> VideoFrames | None:
     if film is None:
         return None
     counts = (len(film["frames"]), FRAMES * len(film["times"]), len(film["files"]))
@@ -165,4 +165,4 @@ def _film(place: str, film: dict[str, Any] | None) -> Film | None:
     if film["frames"] != sorted(set(film["frames"])):
         raise UserError(f"{place}.frames do not grow from one to the next")
     lists = {name: tuple(film[name]) for name in ("frames", "times", "files")}
-    return Film(seconds=film["seconds"], apart=film["apart"], **lists)
+    return VideoFrames(seconds=film["seconds"], apart=film["apart"], **lists)

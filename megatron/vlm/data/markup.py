@@ -1,4 +1,4 @@
-"""The words around images that models know, by the name that datasets keep of them."""
+"""The text that models expect around images, by the names in dataset manifests."""
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import ImageMarkup
@@ -8,7 +8,7 @@ MARKUPS = {markup.name: markup for family in FAMILIES for markup in family.marku
 
 
 def image_markup(name: str) -> ImageMarkup:
-    """The markup of that name; `UserError` naming the known ones if there is none."""
+    """The markup of that name. Raises `UserError` naming the known ones."""
     if name not in MARKUPS:
         raise UserError(f"unknown image markup {name!r}; known: {', '.join(MARKUPS)}")
     return MARKUPS[name]

@@ -1,4 +1,4 @@
-"""From bytes to what a ViT reads: on any device, without waiting for it."""
+"""uint8 pixels to the normalised ones that a ViT reads, on any device, without synchronising."""
 
 from functools import cache
 
@@ -10,9 +10,9 @@ from megatron.vlm.platform import to_device
 
 
 def normalise(tiles: Tensor, statistics: PixelStatistics) -> Tensor:
-    """uint8 [tiles, size, size, 3] to float32 [tiles, 3, size, size] of mean 0 and deviation 1 over a data set.
+    """uint8 [tiles, size, size, 3] -> float32 [tiles, 3, size, size], (x / 255 - mean) / deviation.
 
-    With frames: [tiles, frames, size, size, 3] to [tiles, 3, frames, size, size].
+    With frames: [tiles, frames, size, size, 3] -> [tiles, 3, frames, size, size].
     """
     pixels = tiles.movedim(-1, 1).to(torch.float32) / 255
     mean, deviation = (each.view(3, *[1] * (tiles.dim() - 2)) for each in _on_device(statistics, tiles.device))
@@ -21,6 +21,6 @@ def normalise(tiles: Tensor, statistics: PixelStatistics) -> Tensor:
 
 @cache
 def _on_device(statistics: PixelStatistics, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and deviation, each [3]; made once."""
+    """Mean and deviation, [3] each, cached."""
     mean, deviation = (torch.tensor(values) for values in statistics)
     return (mean, deviation) if device == mean.device else (to_device(mean), to_device(deviation))

@@ -1,4 +1,4 @@
-"""A verdict on a sample; counting what was rejected, and failing when it is too much."""
+"""Rejected samples: reasons, remedies, counts, and the error if there are too many."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import Check, record, text, whole
 from omnibal_ext.reading.document import read_lines
 
-FEW, ONE_IN = 10, 100
+LEAST_LIMIT, LINES_A_REJECT = 10, 100
 _ROOT = "paths start from --image-root, by default the folder of each input: name the folder in which they are"
-_AGAIN = "fetch or copy the files again"
+_COPY_AGAIN = "fetch or copy the files again"
 _FORMAT = "write the lines as docs/data.md says"
 _SMALLER = "scale or cut these files"
 REMEDIES = {
@@ -29,37 +29,37 @@ REMEDIES = {
     "too_many_characters": "cut the conversations",
     "path_outside_root": _ROOT,
     "missing_image": _ROOT,
-    "unreadable_image": "let the files be read, by this user and whole",
+    "unreadable_image": "make the files readable for this user, entirely",
     "remote_image": "fetch the images, and name the files",
-    "empty_image": _AGAIN,
+    "empty_image": _COPY_AGAIN,
     "not_an_image": "save the images as PNG, JPEG or WebP",
-    "truncated_image": _AGAIN,
+    "truncated_image": _COPY_AGAIN,
     "too_many_pixels": _SMALLER,
     "too_narrow": _SMALLER,
     "animated_image": "save the frame that is meant",
     "unscaled_pixels": "save 8 or 16 bits a pixel",
     "missing_video": _ROOT,
-    "unreadable_video": "let the files be read, by this user and whole",
+    "unreadable_video": "make the files readable for this user, entirely",
     "remote_video": "fetch the videos, and name the files",
-    "empty_video": _AGAIN,
+    "empty_video": _COPY_AGAIN,
     "not_a_video": "save the videos as MP4, MKV or WebM",
-    "truncated_video": _AGAIN,
+    "truncated_video": _COPY_AGAIN,
     "too_few_frames": "show single frames as images",
     "frames_differ": "scale the frames of a video to one size",
     "too_many_tokens": "raise --max-tokens, or have longer ones made to fit: --shorten fewer-tiles truncate",
 }
-"""What mends the input, by the reason for which lines are rejected."""
+"""Reason of a rejection -> what to change in the input."""
 REJECT: Check[dict[str, Any]] = record({"file": text, "line": whole(1), "reason": text, "detail": text})
 """A line of `rejected.jsonl`."""
 
 
 def reject_limit(lines: int, limit: int | None) -> int:
-    """How many of `lines` may be rejected: `limit`, or where nobody says, one in a hundred and ten of few."""
-    return max(FEW, lines // ONE_IN) if limit is None else limit
+    """How many of `lines` may be rejected: `limit`, by default one in a hundred and at least ten."""
+    return max(LEAST_LIMIT, lines // LINES_A_REJECT) if limit is None else limit
 
 
-class Rejected(Exception):  # noqa: N818 - it is a verdict on a sample, not a fault of the program
-    """A sample that cannot be used: a reason out of a small vocabulary, to count by, and a detail for the reader."""
+class Rejected(Exception):  # noqa: N818 - about a sample, not an error of the program
+    """A sample cannot be used: the reason, a key of `REMEDIES`, and a detail for the user."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -67,7 +67,7 @@ class Rejected(Exception):  # noqa: N818 - it is a verdict on a sample, not a fa
 
 
 class RejectCount:
-    """Rejected lines by reason, and the first of them."""
+    """Counts rejected lines by reason."""
 
     def __init__(self) -> None:
         self.by_reason: Counter[str] = Counter()
@@ -75,7 +75,7 @@ class RejectCount:
 
     @classmethod
     def of_file(cls, path: Path) -> "RejectCount":
-        """Count a whole `rejected.jsonl`."""
+        """Count the lines of a `rejected.jsonl`."""
         count = cls()
         count.add(list(read_lines(path, REJECT, "preprocess again")))
         return count
@@ -92,20 +92,20 @@ class RejectCount:
         return self.by_reason.total()
 
     def check(self, limit: int, lines: int, where: Path | None) -> None:
-        """Raise `UserError` if more than `limit` of the `lines` seen were rejected; `where` lists them.
+        """Raise `UserError`, with the remedy of the most frequent reason, if over `limit` of `lines` were rejected.
 
-        The remedy is that of the most frequent reason. Without `where` these are the first lines alone.
+        `where` is the file that lists them; None if only the first lines were read.
         """
         if self.total <= limit:
             return
         said = f"{self.total} of {lines} lines rejected, limit {limit}: {self.describe()}"
         listed = f"; all are in {where}" if where else ""
-        mended = REMEDIES.get(self.by_reason.most_common(1)[0][0], "mend the input")
+        remedy = REMEDIES.get(self.by_reason.most_common(1)[0][0], "fix the input")
         allowed = f", or allow them with --max-rejects {self.total} (what was prepared is kept)" if where else ""
-        raise UserError(f"{said}{listed}; {mended}{allowed}")
+        raise UserError(f"{said}{listed}; {remedy}{allowed}")
 
     def describe(self) -> str:
-        """The reasons, most frequent first, and one rejected line."""
+        """The reasons, most frequent first, and the first rejected line."""
         if self._first is None:
             return "none rejected"
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())

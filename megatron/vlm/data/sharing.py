@@ -1,11 +1,11 @@
-"""A pack that a team of ranks runs together: from the whole pack to what one rank holds of it.
+"""A wide pack, which a team of ranks runs together: from the entire pack to the share of one rank.
 
     pack of width 2      a a a a a | b b | c c c | f      images of a: A0 A1, of c: C0
     place 0              a a a a | b b                    makes A0, takes what its tokens show
     place 1              a | c c c | f                    makes A1 and C0
 
-Which tokens lie where says `omnibal_ext.packing.shares`, which images are whose `omnibal_ext.dealing`. Parts of samples
-that are cut come first, then whole samples, then what fills up.
+`omnibal_ext.packing.shards` assigns tokens to ranks, `omnibal_ext.image_assignment` images. A share has the spans of
+cut samples first, then entire samples, then padding.
 """
 
 from collections.abc import Sequence
@@ -17,43 +17,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.vlm.microbatch import Cut, FeatureRoute, Microbatch, Share
+from megatron.vlm.microbatch import FeatureRoute, Microbatch, PackShard, SplitSamples
 from omnibal_ext.arrays import Ints
-from omnibal_ext.packing.shares import Shares, Span
+from omnibal_ext.packing.shards import PackShards, TokenSpan
 
 
 def with_filler(
-    shares: Shares, lengths: Sequence[int], multiple: int
-) -> tuple[tuple[int, ...], tuple[tuple[Span, ...], ...]]:
-    """Lengths of a pack's segments, and the spans of every place, with what fills each place up as a segment more.
+    shares: PackShards, lengths: Sequence[int], multiple: int
+) -> tuple[tuple[int, ...], tuple[tuple[TokenSpan, ...], ...]]:
+    """Segment lengths of a pack and spans of every place, with the padding of each place as one more segment.
 
-    No place is empty: it has at least `multiple` tokens.
+    Every place gets at least `multiple` tokens.
     """
     filled, spans = list(lengths), []
     for mine, tokens in zip(shares.spans, shares.tokens, strict=True):
         filler = max(tokens, multiple) - sum(span.end - span.begin for span in mine)
-        spans.append((*mine, Span(len(filled), 0, filler)) if filler else mine)
+        spans.append((*mine, TokenSpan(len(filled), 0, filler)) if filler else mine)
         filled += [filler] if filler else []
     return tuple(filled), tuple(spans)
 
 
-def share_of(pack: Microbatch, spans: Sequence[Sequence[Span]], makers: Ints, place: int) -> Microbatch:
-    """What one place of a team holds of a pack, which comes without pixels.
+def share_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Ints, place: int) -> Microbatch:
+    """The share of one place of a team, of a pack without pixels.
 
-    `spans` are the tokens of every place; makers [features] say which place makes each feature of the pack's images.
+    `spans`: the tokens of every place. `makers` [features]: the place that computes each image feature of the pack.
     """
     parts = _in_order(spans)
     cut, rows = _cut(pack.lengths, parts), [_rows(pack.lengths, mine) for mine in parts]
     asked, images = _tokens_of_images(pack, rows, place)
     numbers, begins, ends = zip(*parts[place], strict=True)
-    share = Share(
-        place=place,
+    share = PackShard(
+        team_rank=place,
         width=len(parts),
         pack=_sizes_alone(pack),
         segments=numbers,
         begins=begins,
         rows=torch.from_numpy(rows[place]),
-        cut=cut,
+        split=cut,
         features=feature_route(makers, asked, place),
     )
     real = {number: end - begin for number, begin, end in parts[place] if number < pack.samples}
@@ -65,14 +65,15 @@ def share_of(pack: Microbatch, spans: Sequence[Sequence[Span]], makers: Ints, pl
         useful_tokens=sum(real.values()),
         useful_squares=squares + sum(length**2 for length in cut.lengths) // len(parts),
         segment_ids=None if pack.segment_ids is None else pack.segment_ids[share.rows],
-        share=share,
+        shard=share,
         **_text(pack, share.rows),
         **images,
     )
 
 
 def feature_route(makers: Ints, asked: Sequence[Ints], place: int) -> FeatureRoute:
-    """How features travel: makers [features], and the features that every place asks for, in the order it does."""
+    """How a place sends and receives features. `makers` [features]: the place that computes each; `asked`: the features
+    that each place reads, in order."""
     place_of, places = np.zeros(len(makers), np.int64), len(asked)
     for maker in range(places):
         made = makers == maker
@@ -83,15 +84,15 @@ def feature_route(makers: Ints, asked: Sequence[Ints], place: int) -> FeatureRou
     arriving[np.argsort(makers[mine], kind="stable")] = np.arange(len(mine))
     takes = np.bincount(makers[mine], minlength=places)
     return FeatureRoute(
-        leaving=torch.from_numpy(np.concatenate(leaving)),
-        gives=tuple(map(len, leaving)),
-        takes=tuple(takes.tolist()),
-        arriving=torch.from_numpy(arriving),
+        send_rows=torch.from_numpy(np.concatenate(leaving)),
+        send_counts=tuple(map(len, leaving)),
+        receive_counts=tuple(takes.tolist()),
+        receive_rows=torch.from_numpy(arriving),
     )
 
 
-def _in_order(spans: Sequence[Sequence[Span]]) -> list[list[tuple[int, int, int]]]:
-    """Of every place (segment, begin, end): parts of those that several places hold first."""
+def _in_order(spans: Sequence[Sequence[TokenSpan]]) -> list[list[tuple[int, int, int]]]:
+    """(segment, begin, end) of every place's spans, those of segments that are cut between places first."""
     holders: dict[int, set[int]] = {}
     for place, mine in enumerate(spans):
         for span in mine:
@@ -105,7 +106,7 @@ def _in_order(spans: Sequence[Sequence[Span]]) -> list[list[tuple[int, int, int]
     ]
 
 
-def _cut(lengths: Sequence[int], parts: Sequence[Sequence[tuple[int, int, int]]]) -> Cut:
+def _cut(lengths: Sequence[int], parts: Sequence[Sequence[tuple[int, int, int]]]) -> SplitSamples:
     places: dict[int, set[int]] = {}
     for place, mine in enumerate(parts):
         for number, *_ in mine:
@@ -115,11 +116,11 @@ def _cut(lengths: Sequence[int], parts: Sequence[Sequence[tuple[int, int, int]]]
     keys = [(number, token) for number, begin, end in arrived for token in range(begin, end)]
     order = np.lexsort(np.array(keys, np.int64).reshape(-1, 2).T[::-1])
     rows = tuple(sum(end - begin for number, begin, end in mine if number in cut) for mine in parts)
-    return Cut(tuple(cut), tuple(lengths[number] for number in cut), rows, torch.from_numpy(order))
+    return SplitSamples(tuple(cut), tuple(lengths[number] for number in cut), rows, torch.from_numpy(order))
 
 
 def _rows(lengths: Sequence[int], parts: Sequence[tuple[int, int, int]]) -> Ints:
-    """Which tokens of the pack a place holds, in its order."""
+    """The indices in the pack of a place's tokens, in the place's order."""
     starts = [*accumulate(lengths, initial=0)]
     return np.concatenate([np.arange(starts[n] + begin, starts[n] + end) for n, begin, end in parts])
 
@@ -135,10 +136,7 @@ def _text(pack: Microbatch, rows: Tensor) -> dict[str, Any]:
 
 
 def _tokens_of_images(pack: Microbatch, rows: Sequence[Ints], place: int) -> tuple[list[Ints], dict[str, Any]]:
-    """Which features every place asks for, and where those go that come to this one.
-
-    Where a stage reads no tokens nothing is asked for.
-    """
+    """The features that every place reads (none if the stage reads no tokens), and this place's image fields."""
     if pack.image_positions is None:
         return [np.empty(0, np.int64) for _ in rows], {}
     number = np.full(sum(pack.lengths), -1)

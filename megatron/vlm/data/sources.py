@@ -1,4 +1,4 @@
-"""Where samples came from: the input files of a dataset, by short names."""
+"""The input files of a dataset: short names, and the file of each sample."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -9,30 +9,29 @@ from numpy.typing import NDArray
 
 
 class Sources:
-    """The input files of a dataset folder, and which of them each sample came from."""
+    """A dataset's input files, and the file of each sample."""
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
-        """`manifest["sources"]`: file and count of samples of each input, in the order of the samples."""
+        """`manifest["sources"]`: file and number of samples of each input, in the samples' order."""
         entries = manifest["sources"]
         files = list(dict.fromkeys(str(entry["file"]) for entry in entries))
         self.names = short_names(files)
         self._ends = np.cumsum([entry["samples"] for entry in entries])
         self._numbers = np.array([files.index(str(entry["file"])) for entry in entries])
-
         self._entries = entries
 
     def entry(self, sample: int) -> Mapping[str, Any]:
-        """What the manifest says of the input that a sample came from."""
+        """The manifest's entry of a sample's input file."""
         found: Mapping[str, Any] = self._entries[int(np.searchsorted(self._ends, sample, side="right"))]
         return found
 
     def of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number in `names` of the file that each sample came from."""
+        """The index in `names` of each sample's input file."""
         return self._numbers[np.searchsorted(self._ends, samples, side="right")]
 
 
 def short_names(files: Sequence[str]) -> tuple[str, ...]:
-    """Of each file the last part of its path without the ending, with as many folders before it as tell them apart.
+    """Each file's name without suffix, preceded by as many parent folders as make the names distinct.
 
     a/train.jsonl, b/train.jsonl, b/more.jsonl: a/train, b/train, more
     """

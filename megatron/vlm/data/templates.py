@@ -1,29 +1,29 @@
-"""Chat templates: a conversation becomes one text, and we know which characters of it the model is to predict.
+"""Chat templates: from a conversation to one text, and the character ranges of it that are trained.
 
-A template is data. Every turn is `opening + words + end of turn + gap`; of the assistant's turns the words and the end
-of turn are trained, of all other turns nothing:
+A template is data. Every turn is `opening + words + end + gap`; of the assistant's turns the words and the end are
+trained, of other turns nothing:
 
     <s><|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n
                                                               ^^^^^^^^^^^^^^^ trained
 
-The texts are those of the models' own Hugging Face chat templates (`apply_chat_template`), to which the tests compare
-them token for token. Tools and reasoning are words of these turns (`turns.py`), where the model knows them.
+The texts equal those of the models' Hugging Face chat templates (`apply_chat_template`), token for token in the tests.
+Tools and reasoning become words of these turns (`turns.py`), where the model supports them.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from megatron.vlm.data.tool_forms import (
-    ALWAYS,
-    AROUND_ALL,
+    GLM_REASONING,
     HERMES,
     PARAMETERS,
     PRINTED_PARAMETERS,
-    WHERE_THOUGHT,
-    ThoughtForm,
+    QWEN3_5_REASONING,
+    QWEN3_REASONING,
+    ReasoningForm,
     ToolForm,
 )
-from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message, plain
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message, flatten_turns
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import MARKS, ImageMarkup, Places
 
@@ -39,25 +39,22 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A chat format. `tokens` are the special tokens it relies on; `end_of_turn` closes the assistant's words.
-
-    A role without a `Turn` is one that the model never saw.
-    """
+    """A chat format. `tokens` are its special tokens; a role without a `Turn` is not supported by the model."""
 
     name: str
     beginning: str
     turns: dict[str, Turn]
     tokens: tuple[str, ...]
     strips_words: bool = False
-    part_end: str = ""  # stands behind each part of a system message that is given in parts
-    system: str | None = None  # what the model was trained with, for conversations that bring no system turn
-    closed_by_user: bool = False  # an answer ends with the mark of a user's turn, the last one too; no program has that
-    system_varies: bool = False  # a folder's program may bring a system message of its own, which is left out
-    closes_up: bool = False  # an image that begins a turn follows its opening without the space
-    pair: bool = False  # one question with images and its answer: the text begins behind the last image
-    system_opens: bool = False  # the system's words stand, as they are, at the head of the first user's turn
-    tools: ToolForm | None = None  # how tools, calls and results are written; None: the model never saw any
-    thoughts: ThoughtForm | None = None  # how reasoning is written; None: the model never saw any
+    part_end: str = ""  # after each text of a system message that is a list of texts
+    system: str | None = None  # the default system message
+    closed_by_user: bool = False  # an answer ends with the opening of a user's turn, the last one too
+    system_varies: bool = False  # the Jinja template adds a variable system message (a date), which is left out
+    closes_up: bool = False  # no space between a turn's opening and an image that begins it
+    pair: bool = False  # one question with images and its answer; `beginning` comes after the last image
+    system_opens: bool = False  # the system message begins the first user turn, unstripped
+    tools: ToolForm | None = None  # how tools, calls and results are written; None: not supported
+    reasoning: ReasoningForm | None = None  # how reasoning is written; None: not supported
 
     @property
     def end_of_turn(self) -> str:
@@ -67,9 +64,9 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """The text of a conversation and the half-open character ranges of it that are trained, in order.
+    """The text of a conversation and its trained half-open character ranges, in order.
 
-    Its parts between `cuts` become tokens by themselves.
+    The text is tokenised separately before and after each of `cuts`.
     """
 
     text: str
@@ -106,13 +103,13 @@ def _vicuna() -> ChatTemplate:
 
 
 def _mistral() -> ChatTemplate:
-    """Mistral-Instruct 0.2's, as LLaVA-1.6 has it. Neither has a place for a system message."""
+    """Mistral-Instruct 0.2's, as in LLaVA-1.6; without a system message."""
     turns = {USER: Turn("[INST] ", end=" [/INST]"), ASSISTANT: Turn(" ", end="</s>")}
     return ChatTemplate("mistral", "<s>", turns, ("<s>", "</s>"))
 
 
 def _mistral_v7() -> ChatTemplate:
-    """Mistral Small 3's. Its program puts a message with today's date before conversations that bring none."""
+    """Mistral Small 3's. Its Jinja template adds a system message with today's date if there is none."""
     turns = {
         SYSTEM: Turn("[SYSTEM_PROMPT]", end="[/SYSTEM_PROMPT]"),
         USER: Turn("[INST]", end="[/INST]"),
@@ -122,16 +119,16 @@ def _mistral_v7() -> ChatTemplate:
     return ChatTemplate("mistral-v7", "<s>", turns, words, system_varies=True)
 
 
-def _glm(name: str, thoughts: ThoughtForm | None = None) -> ChatTemplate:
-    """GLM-4.1V's and GLM-4.5V's: generation stops where the user would speak, or at the end of the text."""
+def _glm(name: str, reasoning: ReasoningForm | None = None) -> ChatTemplate:
+    """GLM-4.1V's and GLM-4.5V's: an answer ends where the user's turn begins."""
     turns = {role: Turn(f"<|{role}|>\n", end="") for role in (SYSTEM, USER, ASSISTANT)}
     turns[ASSISTANT] = replace(turns[ASSISTANT], end="<|user|>")
     words = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")
-    return ChatTemplate(name, "[gMASK]<sop>", turns, words, closed_by_user=True, thoughts=thoughts)
+    return ChatTemplate(name, "[gMASK]<sop>", turns, words, closed_by_user=True, reasoning=reasoning)
 
 
 def _idefics3(name: str, beginning: str) -> ChatTemplate:
-    """Idefics 3's and SmolVLM's, which begin otherwise."""
+    """Idefics 3's and SmolVLM's, which differ in the beginning."""
     turns = {role: Turn(f"{role.capitalize()}: ", "<end_of_utterance>", "\n") for role in (SYSTEM, USER, ASSISTANT)}
     return ChatTemplate(name, beginning, turns, (beginning, "<end_of_utterance>"), closes_up=True)
 
@@ -152,7 +149,7 @@ def _gemma4() -> ChatTemplate:
 
 
 def _paligemma() -> ChatTemplate:
-    """No program's: what its processor makes of a prompt and a suffix."""
+    """What PaliGemma's processor makes of a prompt and a suffix; it has no chat template."""
     turns = {USER: Turn("", end="\n"), ASSISTANT: Turn("", end="<eos>")}
     return ChatTemplate("paligemma", "<bos>", turns, ("<bos>", "<eos>"), pair=True)
 
@@ -174,16 +171,16 @@ TEMPLATES = {
         _chatml("qwen-vl", system="You are a helpful assistant."),
         replace(_chatml("qwen2.5-vl", system="You are a helpful assistant."), tools=replace(HERMES, pictures=False)),
         replace(_chatml("qwen3-vl"), tools=HERMES),
-        replace(_chatml("qwen3-vl-thinking"), tools=HERMES, thoughts=WHERE_THOUGHT),
-        replace(_chatml("qwen3.5"), tools=PRINTED_PARAMETERS, thoughts=ALWAYS, strips_words=True),
-        replace(_chatml("qwen3.6"), tools=PARAMETERS, thoughts=ALWAYS, strips_words=True),
+        replace(_chatml("qwen3-vl-thinking"), tools=HERMES, reasoning=QWEN3_REASONING),
+        replace(_chatml("qwen3.5"), tools=PRINTED_PARAMETERS, reasoning=QWEN3_5_REASONING, strips_words=True),
+        replace(_chatml("qwen3.6"), tools=PARAMETERS, reasoning=QWEN3_5_REASONING, strips_words=True),
         _chatml("hermes-2-llama3", beginning="<|begin_of_text|>"),
         _llama3("llama3"),
         _llama3("llava-llama3", LLAVA_LLAMA3_SYSTEM),
         _mistral(),
         _mistral_v7(),
         _glm("glm-4.1v"),
-        _glm("glm-4.5v", AROUND_ALL),
+        _glm("glm-4.5v", GLM_REASONING),
         _vicuna(),
         replace(_vicuna(), name="llava-v1", system=LLAVA_V1_SYSTEM),
         _gemma(),
@@ -196,7 +193,7 @@ TEMPLATES = {
 
 
 def chat_template(name: str) -> ChatTemplate:
-    """The template of that name; `UserError` naming the known ones if there is none."""
+    """The template of that name. Raises `UserError` naming the known ones."""
     if name not in TEMPLATES:
         raise UserError(f"unknown chat template {name!r}; known: {', '.join(TEMPLATES)}")
     return TEMPLATES[name]
@@ -209,16 +206,16 @@ def render_chat(
     shown: Iterable[Places | Sequence[float]] = (),
     tools: Sequence[str] = (),
 ) -> RenderedChat:
-    """Write a conversation down as `template` has it, every mark as `markup` has it.
+    """Render a conversation by `template`, with image and video marks replaced by `markup`.
 
-    `shown` is, in the order of the marks, at which places an image stands, or the seconds of a video's steps;
-    without it each stands at one place. `tools` are JSON texts, for a template that has a form for them.
+    `shown`: for every mark in order, an image's `Places` or the seconds of a video's steps; default: one place each.
+    `tools`: JSON texts, if the template supports tools.
     """
     beginning = "" if template.pair else template.beginning
     pieces, trained, length, opened, closed = [beginning], [], len(beginning), False, False
     left = iter(shown)
     stripped = [_begun(_stripped(message, template), template) for message in messages]
-    for message in plain(stripped, tools, template.tools, template.thoughts):
+    for message in flatten_turns(stripped, tools, template.tools, template.reasoning):
         turn = template.turns[message.role]
         if opened:
             turn = replace(turn, opening="")
@@ -249,7 +246,7 @@ def _stripped(message: Message, template: ChatTemplate) -> Message:
 
 
 def _begun(message: Message, template: ChatTemplate) -> Message:
-    """The question of a pair, with the beginning of the text behind its last image."""
+    """Insert `beginning` after a pair's last image."""
     if not template.pair or message.role != USER:
         return message
     end = max((mark.end() for mark in MARKS.finditer(message.words)), default=0)

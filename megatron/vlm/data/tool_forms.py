@@ -1,4 +1,4 @@
-"""How models' texts show tools, calls, results and thoughts: forms as data, of the families' own chat templates.
+"""How chat templates write tools, tool calls, results and reasoning: the families' forms, as data.
 
 HERMES (Qwen2.5, Qwen3)    <tool_call>
                            {"name": "look", "arguments": {"at": 3}}
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 
 class Call(NamedTuple):
-    """A tool that the assistant calls."""
+    """One tool call of the assistant."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -31,27 +31,27 @@ class Call(NamedTuple):
 
 
 def as_json(value: Any) -> str:
-    """As transformers' chat templates write it: characters as they are, keys in their order."""
+    """JSON as transformers' chat templates write it: not escaped, keys in order."""
     return json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """What stands around tools, calls and results; several calls, or results, stand a line apart."""
+    """The text around tools, calls and results; calls, and results, are separated by newlines."""
 
     offer: tuple[str, str]
-    """Around the tools; each stands on a line of its own, as JSON."""
+    """Before and after the tools, which are one line of JSON each."""
     call: Callable[[Call], str]
     result: tuple[str, str] = ("<tool_response>\n", "\n</tool_response>")
     offers_first: bool = False
-    """Tools stand before the system's words, not behind."""
+    """Tools come before the system message, not after it."""
     gap: str = "\n"
     """Between the assistant's words and its first call."""
     pictures: bool = True
     """A result may hold images and videos."""
 
     def offered(self, tools: Sequence[str], system: str | None) -> str:
-        """The system's words (None: it says nothing) with tools, each the JSON text of one."""
+        """The system message (None: there is none) with tools (JSON texts)."""
         before, after = self.offer
         written = before + "".join(f"\n{tool}" for tool in tools) + after
         if system is None or (self.offers_first and not system):
@@ -59,35 +59,35 @@ class ToolForm:
         return f"{written}\n\n{system}" if self.offers_first else f"{system}\n\n{written}"
 
     def called(self, words: str, calls: Sequence[Call]) -> str:
-        """What stands behind the assistant's words where it calls tools."""
+        """The calls, to be appended to the assistant's words."""
         return (self.gap if words and calls else "") + "\n".join(map(self.call, calls))
 
     def returned(self, words: str) -> str:
-        """A tool's result as a user's turn says it."""
+        """A tool's result as the text of a user turn."""
         return self.result[0] + words + self.result[1]
 
     def is_result(self, words: str) -> bool:
-        """Whether a user's words are a result, written out: they are no question then."""
+        """Whether a user's words are a result in this form, and so not a question."""
         return words.startswith(self.result[0].rstrip()) and words.endswith(self.result[1].lstrip())
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtForm:
-    """Thoughts before the assistant's words, behind the user's last question: `<think>\\n...\\n</think>\\n\\n`."""
+class ReasoningForm:
+    """Reasoning before the assistant's words, after the user's last question: `<think>\\n...\\n</think>\\n\\n`."""
 
     always: bool
-    """Every answer behind that question has a place for them; otherwise the last one, and those with thoughts."""
+    """Every answer after that question has the tags; else only the last one and those with reasoning."""
     stripped: str | None
-    """Which characters are taken off both ends; None: all white space."""
+    """Characters stripped from both ends of the reasoning; None: white space."""
     around: tuple[str, str] = ("<think>\n", "\n</think>\n\n")
     earlier: bool = False
-    """Earlier answers have an empty place for them."""
+    """Earlier answers have the tags too, empty."""
 
     def written(self, reasoning: str, words: str) -> str:
-        """Thoughts and words."""
-        before, behind = self.around
+        """The reasoning in its tags, and the words."""
+        before, after = self.around
         words = words.strip() if self.earlier else words.lstrip("\n")
-        return before + reasoning.strip(self.stripped) + behind + words
+        return before + reasoning.strip(self.stripped) + after + words
 
 
 def _as_object(call: Call) -> str:
@@ -109,7 +109,7 @@ def _json_but_texts(value: Any) -> str:
 
 
 def _json_of_several(value: Any) -> str:
-    """As Qwen3.5's template has it: what is one value is written as Jinja prints it, True and None by these names."""
+    """As Qwen3.5's template does: lists and objects as JSON, other values as Python prints them (True, None)."""
     return as_json(value) if isinstance(value, dict | list) else str(value)
 
 
@@ -141,7 +141,7 @@ PARAMETERS = ToolForm(
     gap="\n\n",
 )
 PRINTED_PARAMETERS = replace(PARAMETERS, call=_by_parameters(_json_of_several))
-WHERE_THOUGHT = ThoughtForm(always=False, stripped="\n")
-ALWAYS = ThoughtForm(always=True, stripped=None)
-AROUND_ALL = ThoughtForm(always=True, stripped=None, around=("<think>", "</think>\n"), earlier=True)
+QWEN3_REASONING = ReasoningForm(always=False, stripped="\n")
+QWEN3_5_REASONING = ReasoningForm(always=True, stripped=None)
+GLM_REASONING = ReasoningForm(always=True, stripped=None, around=("<think>", "</think>\n"), earlier=True)
 """GLM-4.5V's."""

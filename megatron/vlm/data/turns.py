@@ -1,26 +1,26 @@
-"""What is said in a conversation: words, and where the model knows them, tools, calls, results and reasoning.
+"""The messages of a conversation: text and, for models that support them, tools, tool calls, results and reasoning.
 
-A message keeps these apart. `plain` writes them into words by the forms of the model's own chat template, so that what
-is left are turns of system, user and assistant: tools stand with the system's words, calls behind the assistant's,
-results in a row in one user's turn, reasoning before the assistant's words.
+A `Message` has separate fields for these. `flatten_turns` writes them into the text as the model's own chat template
+does, which leaves system, user and assistant turns: tool definitions go into the system's turn, calls after the
+assistant's words, consecutive results into one user turn, reasoning before the assistant's words.
 
-Reasoning is written behind the user's last question only: what a model thought about earlier questions it is never
-shown again, so that it is not trained either.
+Reasoning is written only after the user's last question. A model never sees its reasoning about earlier questions
+again, so it is not trained on it either.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from megatron.vlm.data.tool_forms import Call, ThoughtForm, ToolForm
+from megatron.vlm.data.tool_forms import Call, ReasoningForm, ToolForm
 
 SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn: who speaks (`SYSTEM`, `USER`, `ASSISTANT`, `TOOL`) and the words, with `<image>` marks still in them.
+    """One turn: its role (`SYSTEM`, `USER`, `ASSISTANT`, `TOOL`) and its text, with `<image>` marks in it.
 
-    Of the assistant's turns those count that are `trained`; they alone have calls and reasoning (None: not said).
+    Only assistant turns have `calls` and `reasoning` (None: not given); they count in the loss if `trained`.
     """
 
     role: str
@@ -29,37 +29,36 @@ class Message:
     calls: tuple[Call, ...] = ()
     reasoning: str | None = None
     parts: tuple[str, ...] = ()
-    """Of the system's words, where they were given in parts: some templates write these otherwise than a text."""
+    """The system message as a list of texts, if it was given so: some templates write a list differently."""
 
     @property
     def teaches(self) -> bool:
-        """Whether there is something in it that the model is to say."""
+        """Whether it has anything for the model to learn."""
         said = self.words.strip() or self.calls or (self.reasoning or "").strip()
         return self.role == ASSISTANT and self.trained and bool(said)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Everything in it that will be written."""
+        """All of its texts that will be written."""
         return (self.words, self.reasoning or "", *(text for call in self.calls for text in call.texts))
 
 
-def plain(
+def flatten_turns(
     messages: Sequence[Message],
     tools: Sequence[str] = (),
     form: ToolForm | None = None,
-    thoughts: ThoughtForm | None = None,
+    reasoning: ReasoningForm | None = None,
 ) -> list[Message]:
-    """The same conversation in words alone, as turns of `SYSTEM`, `USER` and `ASSISTANT`.
+    """The same conversation as plain `SYSTEM`, `USER` and `ASSISTANT` turns.
 
-    `tools` are JSON texts. Where there are tools, calls or results there must be a `form`, where there is reasoning a
-    form for `thoughts`.
+    `tools` are JSON texts. Tools, calls and results need a `form`; a message's reasoning needs a `reasoning` form.
     """
     written: list[Message] = []
     question = _last_question(messages, form)
     for number, message in enumerate(messages):
         if message.role == ASSISTANT:
-            answers, ends = number > question, number == len(messages) - 1
-            written.append(_said(message, form, thoughts, answers, ends))
+            is_after, is_last = number > question, number == len(messages) - 1
+            written.append(_assistant_turn(message, form, reasoning, is_after, is_last))
         elif message.role == TOOL:
             assert form
             before = f"{written.pop().words}\n" if messages[number - 1].role == TOOL else ""
@@ -75,7 +74,7 @@ def plain(
 
 
 def _last_question(messages: Sequence[Message], form: ToolForm | None) -> int:
-    """The number of the message; of the last one where nobody asks."""
+    """The index of the last user message that is not a tool result; of the last message if there is none."""
     asks = (
         number
         for number, message in enumerate(messages)
@@ -84,19 +83,20 @@ def _last_question(messages: Sequence[Message], form: ToolForm | None) -> int:
     return max(asks, default=len(messages) - 1)
 
 
-def _said(message: Message, form: ToolForm | None, thoughts: ThoughtForm | None, answers: bool, ends: bool) -> Message:
-    """The assistant's turn; `answers`: nobody asks any more, `ends`: the conversation ends with it."""
-    words, reasoning = _apart(message) if thoughts else (message.words, "")
+def _assistant_turn(
+    message: Message, form: ToolForm | None, reasoning: ReasoningForm | None, is_after_question: bool, is_last: bool
+) -> Message:
+    words, thought = _split_reasoning(message) if reasoning else (message.words, "")
     calls = form.called(words, message.calls) if form else ""
-    if thoughts and answers and (ends or reasoning or thoughts.always):
-        words = thoughts.written(reasoning, words)
-    elif thoughts and thoughts.earlier:
-        words = thoughts.written("", words)
+    if reasoning and is_after_question and (is_last or thought or reasoning.always):
+        words = reasoning.written(thought, words)
+    elif reasoning and reasoning.earlier:
+        words = reasoning.written("", words)
     return Message(ASSISTANT, words + calls, message.trained)
 
 
-def _apart(message: Message) -> tuple[str, str]:
-    """Words and reasoning; what stands before `</think>` in the words is reasoning too."""
+def _split_reasoning(message: Message) -> tuple[str, str]:
+    """Words and reasoning; text before `</think>` in the words is reasoning too."""
     words = message.words
     if message.reasoning is not None or "</think>" not in words:
         return words, message.reasoning or ""

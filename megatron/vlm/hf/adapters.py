@@ -1,11 +1,10 @@
-"""Adapters in peft's folder format, in and out; and merged into the weights that they stand beside.
+"""LoRA adapters: read and written in peft's folder format, and merged into their weights.
 
 adapter_config.json          rank r, alpha, and the names of the layers
 adapter_model.safetensors    base_model.model.LAYER.lora_A.weight [r, columns], .lora_B.weight [rows, r]
 
-LAYER is what transformers calls a layer in memory. Where theirs is one matrix and ours has several A (query, key and
-value of InternLM2 and of InternVL's own ViT), it has as many times the rank: all A below each other, and B with zeros
-where a row is of another.
+LAYER is the name of transformers' module. Query, key and value have an A each here. Where they are one matrix there
+(InternLM2, InternVL's own ViT), that matrix gets a multiple of the rank: all A stacked, and B zero in the other blocks.
 """
 
 import json
@@ -18,17 +17,17 @@ import torch
 from torch import Tensor
 
 from megatron.vlm.hf.forms import join, split
-from megatron.vlm.hf.names import Source, table_name
+from megatron.vlm.hf.names import WeightSource, table_name
 from megatron.vlm.hf.peft_config import (
-    ENDS,
     MERGE,
-    NOTHING_KEPT,
+    NO_EXTRAS,
     PREFIX,
     REMEDY,
-    Kept,
+    SUFFIXES,
     Pair,
     PeftConfig,
-    added,
+    PeftExtras,
+    add_product,
     read_pairs,
     write_tensors,
 )
@@ -46,42 +45,43 @@ WEIGHT_FILE = "adapter_model.safetensors"
 
 @dataclass(frozen=True)
 class AdaptedLayer:
-    """A linear layer of ours with adapters, and what it is at Hugging Face's."""
+    """One of our linear layers that can have adapters, and the Hugging Face layers it is made of."""
 
     name: str
     """As in our checkpoints, such as links.llm_0.self_attention.linear_qkv."""
     matrix: Matrix
-    part: str
+    target: str
+    """Of `Adapters.targets`."""
     theirs: tuple[str, ...]
-    """The layers that it is made of, as in the tables of `names`."""
+    """Hugging Face's layers, in the tables' spelling (`hf/names.py`)."""
     form: str
 
     @property
-    def beside(self) -> str:
+    def adapter_name(self) -> str:
         """The name of its adapters in our checkpoints."""
         return f"{self.name}{SUFFIX}"
 
     @property
-    def times(self) -> int:
-        """The rank of theirs over that of ours."""
+    def rank_factor(self) -> int:
+        """Rank of Hugging Face's adapters over ours."""
         return self.matrix.parts // len(self.theirs)
 
     def shapes(self, rank: int) -> dict[str, tuple[int, int]]:
-        """Of its adapters, whole, by name in our checkpoints."""
+        """Full shapes of its a and b, by name in our checkpoints."""
         a, b = (self.matrix.parts * rank, self.matrix.columns), (self.matrix.rows, rank)
-        return {f"{self.beside}.a": a, f"{self.beside}.b": b}
+        return {f"{self.adapter_name}.a": a, f"{self.adapter_name}.b": b}
 
     def split(self, a: Tensor, b: Tensor, architecture: Architecture) -> dict[str, tuple[Tensor, Tensor]]:
-        """A and B of each of theirs by name, of ours; rows and columns that fill up ranks are left out."""
+        """Our a and b -> A and B by Hugging Face layer, without the padding for tensor parallelism."""
         a, b = a[:, : self.matrix.columns], b[: self.matrix.rows]
-        b = b if self.times == 1 else wide(b, self._mask(b))
+        b = b if self.rank_factor == 1 else wide(b, self._mask(b))
         both = zip(a.chunk(len(self.theirs)), split(self.form, b, architecture), strict=True)
         return dict(zip(self.theirs, both, strict=True))
 
     def join(
         self, theirs: Mapping[str, tuple[Tensor, Tensor]], rank: int, architecture: Architecture
     ) -> tuple[Tensor, Tensor]:
-        """Our a and b, of A and B of theirs by name; zero where there is none. Raises UserError for other ranks."""
+        """A and B by Hugging Face layer -> our a and b; zeros for missing layers. Raises UserError for another rank."""
         rows = [len(part) for part in split(self.form, torch.empty(self.matrix.rows, 1, device="meta"), architecture)]
         pairs = []
         for name, count in zip(self.theirs, rows, strict=True):
@@ -92,7 +92,7 @@ class AdaptedLayer:
                     f"{name}: its adapters are {list(a.shape)} and {list(b.shape)}, its weight "
                     f"[{count}, {self.matrix.columns}]: of another model"
                 )
-            if a.shape[0] not in (rank, rank * self.times):
+            if a.shape[0] not in (rank, rank * self.rank_factor):
                 raise UserError(f"{name}: has rank {a.shape[0]}, others {rank}; adapters of one rank are read")
             pairs.append((a, b))
         a, b = torch.cat([a for a, _ in pairs]), join(self.form, [b for _, b in pairs], architecture)
@@ -100,19 +100,21 @@ class AdaptedLayer:
             return a.repeat(self.matrix.parts * rank // len(a), 1), b
         own = b.unflatten(1, (self.matrix.parts, rank))[torch.arange(len(b)), part_of_rows(self.matrix, len(b), 0)]
         if not torch.equal(wide(own, self._mask(b)), b):
-            raise UserError(f"{self.theirs[0]}: query, key and value share their A, at {self.times} times the rank")
+            raise UserError(
+                f"{self.theirs[0]}: query, key and value share their A, at {self.rank_factor} times the rank"
+            )
         return a, own
 
     def merged(self, weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-        """Our weight [rows, columns] with its adapters' product added, in fp32 (or better) and rounded once."""
-        return added(weight, a, wide(b, self._mask(b)), scale)
+        """Weight [rows, columns] + scale * b a, computed in fp32 or better and rounded once."""
+        return add_product(weight, a, wide(b, self._mask(b)), scale)
 
     def _mask(self, b: Tensor) -> Tensor:
         return rows_and_parts(self.matrix, len(b), 0).to(b.dtype)
 
 
-def adapted_layers(architecture: Architecture, sources: Mapping[str, Source]) -> dict[str, AdaptedLayer]:
-    """Every layer that can have adapters, by the name of its weight in our checkpoints."""
+def adapted_layers(architecture: Architecture, sources: Mapping[str, WeightSource]) -> dict[str, AdaptedLayer]:
+    """Weight's name in our checkpoints -> layer, for every layer that can have adapters."""
     matrices, found = adapted_matrices(architecture), {}
     names = (name.replace(".", "_") for name in layer_names(architecture.chain))
     kinds = dict(zip(names, zip(architecture.chain, architecture.cost_kinds, strict=True), strict=True))
@@ -134,29 +136,31 @@ def write_peft(
     ours: Mapping[str, Tensor],
     architecture: Architecture,
     base: str,
-    in_repository: bool,
-    kept: Kept = NOTHING_KEPT,
+    is_remote_code: bool,
+    extras: PeftExtras = NO_EXTRAS,
 ) -> None:
     """Write a folder that `peft.PeftModel.from_pretrained` loads onto the model `base`.
 
-    ours: a and b by name in our checkpoints. in_repository: the model's code is in its repository, where layers are
-    called in memory as on disk. kept: what goes back as it came.
+    `ours`: a and b by name in our checkpoints. `is_remote_code`: the model's modules are named as its weights are, as
+    code in repositories does. `extras`: what the original peft folder had besides.
     """
     tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
     for layer in layers.values():
-        pair = ours[f"{layer.beside}.a"], ours[f"{layer.beside}.b"]
+        pair = ours[f"{layer.adapter_name}.a"], ours[f"{layer.adapter_name}.b"]
         for theirs, both in layer.split(*pair, architecture).items():
-            name = theirs if in_repository else in_memory(theirs, family_of(architecture).modules)
-            tensors |= {f"{PREFIX}{name}{end}": tensor for end, tensor in zip(ENDS, both, strict=True)}
-            if layer.times > 1:
-                ranks[name] = layer.times * adapters.rank
-                alphas[name] = kept.alpha(adapters, layer.times)
-    tensors |= kept.tensors
-    layer_names = dict.fromkeys(name.removeprefix(PREFIX).removesuffix(ENDS[0]) for name in tensors if ENDS[0] in name)
+            name = theirs if is_remote_code else in_memory(theirs, family_of(architecture).modules)
+            tensors |= {f"{PREFIX}{name}{end}": tensor for end, tensor in zip(SUFFIXES, both, strict=True)}
+            if layer.rank_factor > 1:
+                ranks[name] = layer.rank_factor * adapters.rank
+                alphas[name] = extras.alpha(adapters, layer.rank_factor)
+    tensors |= extras.tensors
+    layer_names = dict.fromkeys(
+        name.removeprefix(PREFIX).removesuffix(SUFFIXES[0]) for name in tensors if SUFFIXES[0] in name
+    )
     config = {
         "peft_type": "LORA", "base_model_name_or_path": base, "r": adapters.rank,
-        "lora_alpha": kept.alpha(adapters), "use_rslora": kept.is_stabilized,
-        "lora_dropout": kept.dropout, "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
+        "lora_alpha": extras.alpha(adapters), "use_rslora": extras.is_stabilized,
+        "lora_dropout": extras.dropout, "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
         "modules_to_save": None, "target_modules": list(layer_names), "rank_pattern": ranks, "alpha_pattern": alphas,
     }  # fmt: skip
     (folder / ADAPTER).write_text(json.dumps(config, indent=2) + "\n")
@@ -164,7 +168,7 @@ def write_peft(
 
 
 def in_memory(name: str, modules: Sequence[tuple[str, str]] = ()) -> str:
-    """What transformers calls a layer in memory, of its name in the tables; `modules` are its family's own."""
+    """The name of transformers' module for a table name; `modules`: the family's (pattern, replacement)."""
     for pattern, replacement in (*modules, (r"^language_model\.model\.", "language_model.")):
         name = re.sub(pattern, replacement, name)
     return f"model.{name}"
@@ -172,52 +176,52 @@ def in_memory(name: str, modules: Sequence[tuple[str, str]] = ()) -> str:
 
 @dataclass(frozen=True)
 class PeftAdapters:
-    """What a folder of peft's holds."""
+    """The content of a peft folder."""
 
     adapters: Adapters
     ours: dict[str, Tensor]
     """a and b by name in our checkpoints."""
-    kept: Kept
+    extras: PeftExtras
     notes: list[str]
-    """What is to be said of it, a line each."""
+    """For the user, a line each."""
 
 
 def read_peft(
     folder: Path,
     layers: Mapping[str, AdaptedLayer],
     architecture: Architecture,
-    idle: Mapping[str, Sequence[int]] | None = None,
+    unused: Mapping[str, Sequence[int]] | None = None,
 ) -> PeftAdapters:
-    """The adapters of a folder that peft saved. `idle`: shapes of the model's weights that it never uses, by name.
+    """Read a folder that peft saved. `unused`: shapes of weights that the checkpoint has and the model never uses.
 
-    Layers of a part of which others have adapters, and themselves none, get zeros, which training leaves as they are.
-    Raises UserError for what is no folder of peft's, and adapters that are of another kind, model or layers than ours.
+    If some layers of a target have adapters, its other layers get zero ones. Raises UserError for a folder that is not
+    peft's, and for adapters of another type, model or layer than can be trained here.
     """
     config, found = PeftConfig.read(folder), read_pairs(folder / WEIGHT_FILE)
     for stem, (a, _) in found.items():
         config.check_layer(stem, len(a))
     known = {name: layer for layer in layers.values() for name in layer.theirs}
-    aside = _idle(found, idle or {})
-    theirs = {table_name(stem): pair for stem, pair in found.items() if stem not in aside}
+    unused_pairs = _unused(found, unused or {})
+    theirs = {table_name(stem): pair for stem, pair in found.items() if stem not in unused_pairs}
     if strange := sorted(theirs.keys() - known.keys()):
         raise UserError(f"{folder}: has adapters of {strange[0]}, which has none here (docs/training.md); {MERGE}")
-    if len(theirs) + len(aside) < len(found):
+    if len(theirs) + len(unused_pairs) < len(found):
         raise UserError(f"{folder / WEIGHT_FILE}: has a layer twice, by two names; {REMEDY}")
-    parts = {known[name].part for name in theirs}
+    parts = {known[name].target for name in theirs}
     if not parts:
         raise UserError(f"{folder}: has no adapters of layers that the model runs; leave it out")
     adapters = Adapters(config.rank, config.alpha, tuple(part for part in PARTS if part in parts))
     ours = dict[str, Tensor]()
     for layer in layers.values():
-        if layer.part in parts:
+        if layer.target in parts:
             a, b = layer.join(theirs, adapters.rank, architecture)
-            ours |= {f"{layer.beside}.a": a, f"{layer.beside}.b": b}
-    return PeftAdapters(adapters, ours, Kept(config.dropout, config.is_stabilized, aside), config.notes)
+            ours |= {f"{layer.adapter_name}.a": a, f"{layer.adapter_name}.b": b}
+    return PeftAdapters(adapters, ours, PeftExtras(config.dropout, config.is_stabilized, unused_pairs), config.notes)
 
 
-def _idle(found: Mapping[str, Pair], idle: Mapping[str, Sequence[int]]) -> dict[str, Pair]:
-    """Of the adapters that a folder has, those of idle weights. Raises UserError for another model's."""
-    shapes, kept = {table_name(name): list(shape) for name, shape in idle.items()}, {}
+def _unused(found: Mapping[str, Pair], unused: Mapping[str, Sequence[int]]) -> dict[str, Pair]:
+    """Those of a folder's adapters that belong to unused weights. Raises UserError if their shapes do not fit."""
+    shapes, kept = {table_name(name): list(shape) for name, shape in unused.items()}, {}
     for stem, (a, b) in found.items():
         shape = shapes.get(f"{table_name(stem)}.weight")
         if shape not in (None, [len(b), a.shape[1]]):

@@ -1,4 +1,4 @@
-"""Does a converted model answer as Hugging Face's own? Both in fp32, on random images and words or on a dataset's."""
+"""--check: logits of a converted model against transformers' model, in fp32, on random or a dataset's samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ TOLERANCE = 1e-4
 
 
 def check_possible(theirs: Path, with_adapters: bool = False) -> None:
-    """Raises UserError where there is no model that we know, or none of transformers to compare with."""
-    read_architecture(theirs)  # says so if this is no model's folder, or one of no family
+    """Raises UserError if the model is unknown, or transformers (peft) is missing or does not have it."""
+    read_architecture(theirs)  # raises for unknown models
     if not MODELS[read_config(config_path(theirs))["model_type"]].in_transformers:
         raise UserError(
             f"{theirs}: --check runs transformers' own models; this one's code is in its repository, and is not run. "
@@ -54,18 +54,20 @@ def check_possible(theirs: Path, with_adapters: bool = False) -> None:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Largest differences of logits, relative to the largest logit if that is above 1, as of trained weights."""
+class LogitDifference:
+    """Largest differences of logits, over max(1, largest logit)."""
 
     difference: float
-    """Of one pack by us and its samples one by one by transformers."""
+    """Between our model on one pack and transformers' on each sample."""
     rounding: float | None = None
-    """What it changes that adapters were merged into weights, and these rounded as they are written; None: were not."""
+    """Between our model with adapters and with merged, rounded weights; None: no adapters were merged."""
 
 
-def compared(ours: Path, theirs: Path, peft: Path | None = None, data: Path | None = None) -> Compared:
-    """Compare on random samples, or on two of the dataset `data`. `peft`: theirs with the adapters in that folder;
-    without it adapters of ours are compared as they were merged into theirs."""
+def compared(ours: Path, theirs: Path, peft: Path | None = None, data: Path | None = None) -> LogitDifference:
+    """Compare on random samples, or on two of the dataset `data`.
+
+    `peft`: transformers' model loads this folder's adapters; without it our adapters are compared merged.
+    """
     architecture, image_token = preset(str(theirs)), _image_token(theirs)
     samples = samples_of(data) if data else []
     if data and not samples:
@@ -74,20 +76,20 @@ def compared(ours: Path, theirs: Path, peft: Path | None = None, data: Path | No
             error=True,
         )
     samples = samples or random_samples(architecture, image_token)
-    apart, merged = _our_logits(ours, theirs, architecture, samples, image_token, is_merged=peft is None)
+    unmerged, merged = _our_logits(ours, theirs, architecture, samples, image_token, is_merged=peft is None)
     wanted = _their_logits(theirs, samples, peft, architecture.vision)
-    scale = max(1.0, largest([logits.abs() for logits in wanted]))
-    rounding = None if merged is None else farthest(apart, merged) / scale
-    return Compared(farthest(merged or apart, wanted) / scale, rounding)
+    scale = max(1.0, nan_max([logits.abs() for logits in wanted]))
+    rounding = None if merged is None else largest_difference(unmerged, merged) / scale
+    return LogitDifference(largest_difference(merged or unmerged, wanted) / scale, rounding)
 
 
-def farthest(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+def largest_difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
     """The largest difference of two models' logits."""
-    return largest([(a - b).abs() for a, b in zip(ours, theirs, strict=True)])
+    return nan_max([(a - b).abs() for a, b in zip(ours, theirs, strict=True)])
 
 
-def largest(differences: Sequence[torch.Tensor]) -> float:
-    """The largest of all of them; not a number if one is none, which Python's `max` passes over."""
+def nan_max(differences: Sequence[torch.Tensor]) -> float:
+    """The largest of all values; NaN if any is NaN (Python's `max` would skip it)."""
     return torch.stack([each.max() for each in differences]).max().item()
 
 
@@ -104,7 +106,7 @@ def _our_logits(
     image_token: int,
     is_merged: bool,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
-    """Of each sample; and where there are adapters that are to be merged, with them merged."""
+    """Logits of each sample; the same with merged adapters, if `is_merged` and there are some, else None."""
     checkpoint = OurCheckpoint(ours)
     adapters = Adapters.from_record(checkpoint.run.get("adapters"))
     flags = ["--load", str(ours), "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint", *adapters.flags]
@@ -118,11 +120,11 @@ def _our_logits(
         def logits() -> tuple[Tensor, ...]:
             return stage.eval()(batch).cpu()[:, : architecture.language.vocab_size].float().split(lengths)
 
-        apart = logits()
+        unmerged = logits()
         if not (adapters.rank and is_merged):
-            return apart, None
+            return unmerged, None
         merge(stage, {name: entry.properties.dtype for name, entry in checkpoint.weights.items()})
-        return apart, logits()
+        return unmerged, logits()
 
 
 def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
@@ -158,18 +160,18 @@ def _their_logits(
 
         model = PeftModel.from_pretrained(model, peft, torch_device="cpu").merge_and_unload()
     takes = MODELS[model.config.model_type].takes
-    given = ({**_images(sample, model.config, takes, vision), **_answer(sample)} for sample in samples)
-    return [model(input_ids=sample.ids[None], **more).logits[0] for sample, more in zip(samples, given, strict=True)]
+    inputs = ({**_images(sample, model.config, takes, vision), **_answer(sample)} for sample in samples)
+    return [model(input_ids=sample.ids[None], **more).logits[0] for sample, more in zip(samples, inputs, strict=True)]
 
 
 def _answer(sample: CheckSample) -> dict[str, Tensor]:
-    """Where it begins, for a model that sees all before it in both directions."""
+    """token_type_ids, 0 for the prefix of a prefix-LM."""
     return {"token_type_ids": (torch.arange(len(sample.ids)) >= sample.prefix).long()[None]} if sample.prefix else {}
 
 
-def whole_pictures(patches: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[tuple[int, int]]]:
-    """Images put together from their patches, square by square, and filled up to the largest: [patches, 3, size, size]
-    -> [images, 3, height, width], and height and width of each, as Pixtral's processor gives them."""
+def padded_images(patches: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[tuple[int, int]]]:
+    """Patches [patches, 3, size, size] -> images [images, 3, height, width], padded to the largest, and each one's
+    (height, width), as Pixtral's processor gives them."""
     size, pictures = patches.shape[-1], []
     for (_, rows, columns), part in zip(
         grids, patches.split([rows * columns for _, rows, columns in grids]), strict=True
@@ -183,19 +185,19 @@ def whole_pictures(patches: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list
 
 
 def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: VisionArchitecture) -> dict[str, Tensor]:
-    """Of what a model takes beside words, that which a sample has."""
+    """The model's image inputs for a sample."""
     if not len(sample.pixels):
         return {}
     pixels, is_image = sample.pixels, (sample.ids == config.image_token_id).long()[None]
     if "image_position_ids" in takes:
         return {**_with_positions(sample, vision), "mm_token_type_ids": is_image}
-    if "pixel_attention_mask" in takes:  # tiles are filled, and those of one conversation
+    if "pixel_attention_mask" in takes:  # no tile has padding
         filled = torch.ones(1, len(pixels), *pixels.shape[-2:], dtype=torch.bool)
         return {"pixel_values": pixels[None], "pixel_attention_mask": filled}
     sizes = [(height, width) for width, height in sample.sizes]
     if sample.grids and "image_sizes" in takes:
-        pixels, sizes = whole_pictures(pixels, sample.grids)
-    elif sample.grids:  # a patch is a film of equal frames, colour by colour
+        pixels, sizes = padded_images(pixels, sample.grids)
+    elif sample.grids:  # a patch holds equal frames, channel by channel
         frames = config.vision_config.temporal_patch_size
         pixels = pixels.unsqueeze(2).expand(-1, -1, frames, -1, -1).flatten(1)
     known = {
@@ -209,7 +211,7 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: Visi
 
 
 def _with_positions(sample: CheckSample, vision: VisionArchitecture) -> dict[str, Tensor]:
-    """Patches of each image from 0 to 1, colours last, and the column and row of each; filled up to the most of one."""
+    """Gemma 4: padded patches [images, most patches, numbers] of pixels from 0 to 1; (column, row) of each, or -1."""
     assert vision.native is not None
     mean, deviation = (torch.tensor(one)[:, None, None] for one in NORMALIZATIONS[vision.pixels])
     counts = [rows * columns for _, rows, columns in sample.grids]

@@ -1,4 +1,4 @@
-"""Samples on which a converted model is compared with Hugging Face's own: random ones, or a dataset's."""
+"""Samples for --check (`hf/check.py`): random ones, or a dataset's."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from omnibal_ext.errors import UserError
 
 WORDS = 16
 MOST_TRIED = 8
-"""Samples of a dataset, until one can be read."""
+"""Samples of a dataset that are tried until one can be read."""
 Sides = tuple[float, float]
 IMAGES: tuple[tuple[Sides, ...], ...] = (((2.1, 1.3), (0.7, 1.9)), (), ((1.0, 1.0),))
 """Width and height of each random sample's images, in tiles; one sample has none."""
@@ -28,27 +28,27 @@ IMAGES: tuple[tuple[Sides, ...], ...] = (((2.1, 1.3), (0.7, 1.9)), (), ((1.0, 1.
 
 @dataclass(frozen=True)
 class CheckSample:
-    """Words with image tokens in place, and the images."""
+    """Token ids with image tokens, and the images."""
 
     ids: Tensor
     """Int64 [T]."""
     pixels: Tensor
-    """Float [tiles, 3, S, S], of patches at native resolution."""
+    """Float [tiles, 3, S, S]; at native resolution tiles are patches."""
     images: tuple[tuple[int, FeatureOrder], ...]
-    """Features of each image, and which of them its tokens are."""
+    """Of each image: its number of features, and which feature each of its tokens is."""
     sizes: tuple[tuple[int, int], ...]
     """Width and height of each image in pixels."""
     grids: tuple[Grid, ...]
-    """Of each image at native resolution: 1, rows and columns of patches."""
+    """At native resolution, (1, rows, columns) of each image's patches."""
     starts: tuple[int, ...]
-    """Where the tokens of each image begin."""
+    """The index of each image's first token."""
     prefix: int = 0
-    """Tokens that see each other in both directions, before the answer."""
+    """Tokens before the answer, with bidirectional attention."""
 
 
 def samples_of(folder: Path) -> list[CheckSample]:
-    """The shortest sample of a dataset with images and the shortest without, else one: of those without videos, whose
-    images can be read. None where there are no such samples."""
+    """The dataset's shortest sample with images and its shortest without, as far as there are some; samples with videos
+    or unreadable images are skipped."""
     data = ChatDataset(folder)
     order = np.argsort(data.sizes.tokens, kind="stable")
     shown = data.sizes.tiles[order] > 0
@@ -59,7 +59,7 @@ def samples_of(folder: Path) -> list[CheckSample]:
 def _first_readable(data: ChatDataset, samples: NDArray[np.int64]) -> CheckSample | None:
     without_videos = (one for one in map(int, samples) if not any(image.film for image in data.images(one)))
     for sample in islice(without_videos, MOST_TRIED):
-        with suppress(UserError):  # whether all images can be read is not asked here
+        with suppress(UserError):  # the next sample may be readable
             return _of_dataset(data, sample)
     return None
 
@@ -72,14 +72,14 @@ def _of_dataset(data: ChatDataset, sample: int) -> CheckSample:
         data.pixels(sample),
         tuple((int(image.tiles * per_tile), order) for image, order in zip(images, orders, strict=True)),
         tuple((image.width, image.height) for image in images),
-        tuple(grid for image in images for grid in image.grids) if data.is_native else (),
+        tuple(grid for image in images for grid in image.grids) if data.rule.native else (),
         tuple(data.image_starts(sample)) if images else (),
-        data.prefix(sample) if data.tells_prefixes else 0,
+        data.prefix(sample) if data.rule.prefix_attention else 0,
     )
 
 
 def random_samples(architecture: Architecture, image_token: int) -> list[CheckSample]:
-    """Random words and pixels, with images as `IMAGES` says."""
+    """Samples of random tokens and pixels, with images of the sizes in `IMAGES`."""
     native = architecture.vision.native
     generators = [torch.Generator().manual_seed(seed) for seed in range(len(IMAGES))]
     return [
@@ -110,7 +110,7 @@ def _at_native_resolution(
     architecture: Architecture, native: NativeResolution, sides: tuple[Sides, ...], image_token: int,
     generator: torch.Generator,
 ) -> CheckSample:  # fmt: skip
-    """Images of as many patches as others have tiles, three squares a tile."""
+    """Three squares of patches for every tile of `sides`."""
     squares = [(max(1, round(3 * width)), max(1, round(3 * height))) for width, height in sides]
     grids = tuple((1, rows * native.merge, columns * native.merge) for columns, rows in squares)
     counts = [columns * rows for columns, rows in squares]
@@ -124,7 +124,7 @@ def _at_native_resolution(
 def _words_around(
     architecture: Architecture, counts: list[int], image_token: int, generator: torch.Generator
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Words, and behind them the tokens of each image and words again; where the images begin."""
+    """Random tokens before, between and after the images' tokens; the index of each image's first one."""
     ids, starts = [_words(architecture, image_token, generator)], []
     for count in counts:
         starts.append(sum(map(len, ids)))

@@ -1,8 +1,8 @@
-"""Megatron distributed checkpoints (torch_dist), a weight at a time, without Megatron and without a process group.
+"""Megatron's torch_dist checkpoints, a weight at a time, without Megatron and without a process group.
 
 OURS/latest_checkpointed_iteration.txt    "release": training starts at iteration 0 with a fresh optimizer
-OURS/release/                             weights under the chain's names, whole: any layout reads its part; checksums
-OURS/huggingface/                         what the weights came with, for --model and for the way back
+OURS/release/                             unsharded weights under the chain's names, for any layout; checksums
+OURS/huggingface/                         config.json, tokenizer and so on, for --model and for the export
 """
 
 import json
@@ -18,17 +18,17 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from megatron.vlm.checkpoint.folder import INTEGRITY, RELEASE, TRACKER, Checkpoints
-from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.checkpoint.integrity import seal_by_one_process
 from megatron.vlm.checkpoint.safe import read_contents
 from omnibal_ext.adapters import SUFFIX
 from omnibal_ext.files.checksums import verify_checksums
 
 COMMON = "common_state/shard_0_1"
-"""Where core looks for what is no tensor."""
+"""The key under which megatron.core keeps what is no tensor."""
 
 
 class _Lazily(DefaultSavePlanner):
-    """Plans with empty tensors; makes each one when its turn to be written has come."""
+    """Plans with meta tensors and makes each one when it is written."""
 
     def __init__(self, make: Callable[[str], Tensor]) -> None:
         super().__init__(flatten_state_dict=False)
@@ -43,9 +43,9 @@ class _Lazily(DefaultSavePlanner):
 def write_release(
     folder: Path, shapes: Mapping[str, Tensor], make: Callable[[str], Tensor], run: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a checkpoint of the weights named in `shapes` (tensors on the meta device), each given by `make`(name).
+    """Write a checkpoint of the weights in `shapes` (meta tensors); `make(name)` gives each one when it is written.
 
-    `run` is what it says of itself.
+    `run` is recorded as what the checkpoint says of its run.
     """
     release = folder / RELEASE
     release.mkdir(parents=True)
@@ -58,12 +58,12 @@ def write_release(
         no_dist=True,
     )
     (release / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
-    seal_alone(release, run or {})
+    seal_by_one_process(release, run or {})
     (folder / TRACKER).write_text(RELEASE)
 
 
 class OurCheckpoint:
-    """A checkpoint of the trainer or of `write_release`, of one iteration or the newest whole one.
+    """A checkpoint of the trainer or of `write_release`: of iteration `step`, or the newest complete one.
 
     Raises UserError if there is none, it cannot be read safely, or it is of another format.
     """
@@ -81,7 +81,7 @@ class OurCheckpoint:
 
     @property
     def adapters(self) -> set[str]:
-        """Of `weights`, those of adapters."""
+        """Names of adapters in `weights`."""
         return {name for name in self.weights if name.rpartition(".")[0].endswith(SUFFIX)}
 
     def verify(self) -> None:
@@ -90,17 +90,17 @@ class OurCheckpoint:
 
     @property
     def run(self) -> dict[str, Any]:
-        """What it says of the run that saved it (`megatron.vlm.checkpoint.run`); empty for converted weights."""
+        """The record of the run that saved it (`megatron.vlm.checkpoint.run`); empty for converted weights."""
         return dict(self.save.integrity["run"]) if (self.folder / INTEGRITY).exists() else {}
 
     @property
     def preset(self) -> Path | None:
-        """The --model that the checkpoint was trained with, where that is a folder."""
+        """The run's --model, if it is an existing folder."""
         return self._existing("preset")
 
     @property
     def first(self) -> Path | None:
-        """The folder of the weights that the run began with (--from), where that is still there."""
+        """The run's --from folder, if it still exists."""
         return self._existing("from")
 
     def _existing(self, name: str) -> Path | None:
@@ -108,7 +108,7 @@ class OurCheckpoint:
         return Path(folder) if folder and Path(folder).exists() else None
 
     def tensor(self, name: str) -> Tensor:
-        """One weight, whole, read now."""
+        """Read one weight, unsharded."""
         entry = self.weights[name]
         state = {name: torch.empty(entry.size, dtype=entry.properties.dtype)}
         dcp.load(state, storage_reader=self._reader, no_dist=True)
@@ -116,7 +116,7 @@ class OurCheckpoint:
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads the checkpoint's table of contents once."""
+    """Reads the checkpoint's `.metadata` once, safely."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

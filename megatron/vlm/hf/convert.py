@@ -1,7 +1,7 @@
-"""Hugging Face -> ours -> Hugging Face, with the memory of one weight.
+"""Hugging Face -> ours -> Hugging Face, with one weight in memory at a time.
 
-Ours keeps, beside the weights, a folder `huggingface/`: config.json, tokenizer and the like, the list of the weights
-with their files and shapes, and the few that the model never uses. What goes back has the same names in the same files.
+Our checkpoint has a folder `huggingface/`: config.json, tokenizer and so on, the list of the original weights with
+their files and shapes, and the few weights that the model never uses. An export has the same names in the same files.
 """
 
 import json
@@ -17,10 +17,10 @@ from torch import Tensor
 from megatron.vlm.hf.adapters import AdaptedLayer, adapted_layers, read_peft, write_peft
 from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.hf.folder import DTYPES, Stored, WeightFolder, write_index, write_weights
-from megatron.vlm.hf.forms import join, settled, split
-from megatron.vlm.hf.names import Source, is_idle, sources, table_name
-from megatron.vlm.hf.peft_config import Kept
-from megatron.vlm.hf.precision import as_kept, say_type
+from megatron.vlm.hf.forms import join, resolve_form, split
+from megatron.vlm.hf.names import WeightSource, is_unused, sources, table_name
+from megatron.vlm.hf.peft_config import PeftExtras
+from megatron.vlm.hf.precision import export_types, write_config_dtype
 from megatron.vlm.hf.shapes import weight_shape
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
@@ -35,13 +35,13 @@ from omnibal_ext.reading.document import read_json
 
 SIDE = "huggingface"
 LISTING = "weights.json"
-IDLE_FILE = "idle.safetensors"
-NOT_COPIED = (INDEX, LISTING, Kept.FIELDS)
+UNUSED_FILE = "idle.safetensors"
+NOT_COPIED = (INDEX, LISTING, PeftExtras.FIELDS)
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".distcp"}
 
 
 def _listed(place: str, value: Any) -> Any:
-    """[file, type, shape] of a weight."""
+    """Check [file, dtype, shape] of a weight."""
     file, dtype, shape = listing(anything, 3, 3)(place, value)
     weight_file(f"{place}[0]", file)
     one_of(*DTYPES)(f"{place}[1]", dtype)
@@ -50,25 +50,25 @@ def _listed(place: str, value: Any) -> Any:
 
 
 LISTED = mapping(_listed)
-"""What `LISTING` must hold."""
+"""The check of `LISTING`."""
 
 
 @dataclass(frozen=True)
 class KeyMap:
-    """Which weights of a Hugging Face folder make which of ours, by the folder's own names."""
+    """Which weights of a Hugging Face folder, by their names there, make which of ours."""
 
     architecture: Architecture
-    sources: dict[str, Source]
-    idle: list[str]
-    """Weights that the model never uses."""
+    sources: dict[str, WeightSource]
+    unused: list[str]
+    """The folder's weights that the model never uses."""
     shapes: dict[str, Tensor]
-    """Ours, on the meta device."""
+    """Our weights, on the meta device."""
 
     @classmethod
     def of(cls, folder: Path, stored: Mapping[str, Stored], absent: Mapping[str, str] | None = None) -> "KeyMap":
-        """Of the weights `stored`, with the config.json of `folder`; `absent` are others, and the files that lack them.
+        """From the weights `stored` and the config.json of `folder`; `absent`: as in `WeightFolder`.
 
-        Raises UserError naming a weight that is missing, or one that no part of the model would take.
+        Raises UserError naming a missing weight, or one that the model does not have.
         """
         architecture = read_architecture(folder)
         own = {table_name(name): name for name in stored}
@@ -80,29 +80,28 @@ class KeyMap:
             raise UserError(
                 f"{folder}: lacks {len(lacking)} weights that its {CONFIG} asks for, {lacking[0]} first{where}"
             )
-        idle = [name for table, name in own.items() if table not in taken]
-        if strange := [name for name in idle if not is_idle(table_name(name))]:
+        unused = [name for table, name in own.items() if table not in taken]
+        if strange := [name for name in unused if not is_unused(table_name(name))]:
             raise UserError(f"{folder}: has {len(strange)} weights the model has no place for, {strange[0]} first")
         found, shapes = {}, {}
         for ours, source in wanted.items():
             names = tuple(own[name] for name in source.theirs)
-            form = settled(source.form, stored[names[0]].shape, weight_shape(ours, architecture))
+            form = resolve_form(source.form, stored[names[0]].shape, weight_shape(ours, architecture))
             found[ours] = replace(source, theirs=names, form=form)
             shapes[ours] = _joined(ours, found[ours], stored, architecture)
-        return cls(architecture, found, idle, shapes)
+        return cls(architecture, found, unused, shapes)
 
     @property
     def layers(self) -> dict[str, AdaptedLayer]:
-        """The layers that can have adapters, by the name of our weight."""
+        """Our weight's name -> layer, for layers that can have adapters."""
         return adapted_layers(self.architecture, self.sources)
 
     def join(self, ours: str, tensors: Iterable[Tensor]) -> Tensor:
-        """Our weight of that name, of theirs."""
+        """Hugging Face's tensors -> our weight of that name."""
         return _join(self.sources[ours], tensors, self.architecture)
 
     def split(self, ours: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Their weights by name, of ours, or the part of them that it is; rows that only fill up a tensor-parallel
-        group are left out.
+        """Our weight -> Hugging Face's tensors (or chunks of them) by name, without padding for tensor parallelism.
 
         Raises UserError if the weight is smaller than the config.json says.
         """
@@ -117,14 +116,16 @@ class KeyMap:
         return dict(zip(source.theirs, split(source.form, tensor, self.architecture), strict=True))
 
 
-def _joined(ours: str, source: Source, stored: Mapping[str, Stored], architecture: Architecture) -> Tensor:
-    """Our weight on the meta device, if theirs are as the config.json says. Raises UserError naming them otherwise."""
+def _joined(ours: str, source: WeightSource, stored: Mapping[str, Stored], architecture: Architecture) -> Tensor:
+    """Our weight on the meta device. Raises UserError naming tensors whose shape is not the config.json's."""
     for name in source.theirs:
         if not DTYPES[stored[name].dtype].is_floating_point:
             raise UserError(f"{name} is of type {stored[name].dtype}, which no weight can be; download it again")
     wanted = weight_shape(ours, architecture)
     try:
-        found = _join(source, [_empty(stored[name]) for name in source.theirs], architecture)
+        entries = [stored[name] for name in source.theirs]
+        theirs = [torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta") for entry in entries]
+        found = _join(source, theirs, architecture)
     except (RuntimeError, IndexError, ValueError):
         found = None  # shapes that do not go together at all
     if found is None or tuple(found.shape) != wanted:
@@ -133,25 +134,20 @@ def _joined(ours: str, source: Source, stored: Mapping[str, Stored], architectur
     return found
 
 
-def _join(source: Source, tensors: Iterable[Tensor], architecture: Architecture) -> Tensor:
-    parts = [tensor if source.part is None else source.part.of(tensor) for tensor in tensors]
+def _join(source: WeightSource, tensors: Iterable[Tensor], architecture: Architecture) -> Tensor:
+    parts = [tensor if source.chunk is None else source.chunk.of(tensor) for tensor in tensors]
     return join(source.form, parts, architecture)
 
 
-def _empty(entry: Stored) -> Tensor:
-    return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
-
-
 def from_hugging_face(folder: Path, output: Path, peft: Path | None = None) -> KeyMap:
-    """Convert a folder of Hugging Face's to a checkpoint that the trainer loads at any layout; with the adapters in
-    `peft`, if that is given.
+    """Convert a Hugging Face folder, and the adapters of the folder `peft` if given, to a checkpoint for any layout.
 
-    Raises UserError if the model or its weights cannot be honoured, or the output is there already.
+    Raises UserError if the model or its weights are not supported, or the output exists.
     """
     config_path(folder)  # says so if this is no model's folder at all
     theirs = WeightFolder(folder)
     keys = KeyMap.of(folder, theirs.stored, theirs.absent)
-    unused = {name: theirs.stored[name].shape for name in keys.idle}
+    unused = {name: theirs.stored[name].shape for name in keys.unused}
     given = read_peft(peft, keys.layers, keys.architecture, unused) if peft else None
     added = given.ours if given else {}
     _make_empty(output)
@@ -166,7 +162,7 @@ def from_hugging_face(folder: Path, output: Path, peft: Path | None = None) -> K
     next(turns, None)  # closes the progress bar
     _write_side(folder, output / SIDE, theirs, keys)
     if given:
-        given.kept.write(output / SIDE)
+        given.extras.write(output / SIDE)
         for note in given.notes:
             say(note, error=True)
     return keys
@@ -188,8 +184,8 @@ def _write_side(folder: Path, side: Path, theirs: WeightFolder, keys: KeyMap) ->
         (side / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     listed = {name: [entry.file, entry.dtype, list(entry.shape)] for name, entry in theirs.stored.items()}
     (side / LISTING).write_text(json.dumps(listed, indent=1) + "\n")
-    idle = {name: theirs.stored[name] for name in keys.idle}
-    write_weights(side / IDLE_FILE, idle, ((name, theirs.tensor(name)) for name in idle))
+    unused = {name: theirs.stored[name] for name in keys.unused}
+    write_weights(side / UNUSED_FILE, unused, ((name, theirs.tensor(name)) for name in unused))
 
 
 def _copy_all_but_weights(folder: Path, output: Path) -> None:
@@ -200,48 +196,47 @@ def _copy_all_but_weights(folder: Path, output: Path) -> None:
 
 
 def to_hugging_face(folder: Path, output: Path, like: Path | None = None, step: int | None = None) -> KeyMap:
-    """Write a folder's latest checkpoint, or that of `step`, as Hugging Face's: names and files of the model it is of.
+    """Export a folder's latest checkpoint, or that of iteration `step`, to a Hugging Face folder; adapters are merged.
 
-    Adapters are merged into the weights that they stand beside.
-    That model is found beside the checkpoint, or where the training run took it from (its --model), or it is `like`:
-    a Hugging Face folder or one of ours. Raises UserError if it is not found or is another model.
+    Names and files are those of the original model: `like` (a Hugging Face folder or a checkpoint of ours), else the
+    checkpoint's `huggingface/`, else the run's --model. Raises UserError if there is none or it is another model.
     """
     ours, side, keys = _opened(folder, like, step)
-    stored, idle_weights = _listing(side)
+    stored, unused_weights = _listing(side)
     _make_empty(output)
-    stored = as_kept(stored, ours, keys.sources, keys.shapes)
-    kept = _kept(side, folder, ours)
+    stored = export_types(stored, ours, keys.sources, keys.shapes)
+    extras = _extras(side, folder, ours)
     files = sorted({entry.file for entry in stored.values()})
     for file in track(files, "writing", len(files)):
         here = {name: entry for name, entry in stored.items() if entry.file == file}
-        write_weights(output / file, here, _tensors(here, keys, ours, idle_weights, kept))
+        write_weights(output / file, here, _tensors(here, keys, ours, unused_weights, extras))
     write_index(output, stored)
     _copy_all_but_weights(side, output)
-    say_type(output, stored)
+    write_config_dtype(output, stored)
     return keys
 
 
 def to_peft(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
-    """Write the adapters of the latest checkpoint of a folder as peft does, for the model that they were trained on.
+    """Write the adapters of a folder's latest checkpoint as a peft folder for the model they were trained on.
 
-    Raises UserError if there are none, or as `to_hugging_face`.
+    Raises UserError if there are no adapters, and as `to_hugging_face` does.
     """
     ours, side, keys = _opened(folder, like)
     adapters = Adapters.from_record(ours.run.get("adapters"))
     if not adapters.rank:
         raise UserError(f"{ours.folder}: has no adapters; --to-hf writes its weights")
     _make_empty(output)
-    layers = {weight: layer for weight, layer in keys.layers.items() if layer.part in adapters.targets}
+    layers = {weight: layer for weight, layer in keys.layers.items() if layer.target in adapters.targets}
     tensors = {name: ours.tensor(name) for name in sorted(ours.adapters)}
-    in_repository = not MODELS[keys.architecture.types[0]].in_transformers
+    is_remote_code = not MODELS[keys.architecture.types[0]].in_transformers
     base = str(ours.preset or side)
-    kept = _kept(side, folder, ours)
-    write_peft(output, layers, adapters, tensors, keys.architecture, base, in_repository, kept)
+    extras = _extras(side, folder, ours)
+    write_peft(output, layers, adapters, tensors, keys.architecture, base, is_remote_code, extras)
     return keys
 
 
 def _opened(folder: Path, like: Path | None, step: int | None = None) -> tuple[OurCheckpoint, Path, KeyMap]:
-    """A checkpoint of a folder, every byte of it read; where the model it came from is described, and how."""
+    """A folder's checkpoint, verified; the folder that describes the original model, and the map of its weights."""
     ours = OurCheckpoint(folder, step=step)
     ours.verify()
     side = _find_side(folder, ours, like)
@@ -263,41 +258,43 @@ def _find_side(folder: Path, ours: OurCheckpoint, like: Path | None) -> Path:
     )
 
 
-def _kept(side: Path, folder: Path, ours: OurCheckpoint) -> Kept:
-    """What a folder of peft's had beside the adapters that are trained: here, or where these came from."""
-    return Kept.of(side, *(one / SIDE for one in (folder, ours.first) if one))
+def _extras(side: Path, folder: Path, ours: OurCheckpoint) -> PeftExtras:
+    """The extras of the peft folder that the adapters came from."""
+    return PeftExtras.of(side, *(one / SIDE for one in (folder, ours.first) if one))
 
 
 def _listing(side: Path) -> tuple[dict[str, Stored], Path]:
-    """What the exported weights are called, and the folder or file that still holds those the model never uses."""
+    """The original weights by name, and the folder or file that holds the unused ones."""
     if not (side / LISTING).is_file():
         return WeightFolder(side).stored, side
     listed = read_json(side / LISTING, LISTED, "convert again")
-    return {name: Stored(file, dtype, tuple(shape)) for name, (file, dtype, shape) in listed.items()}, side / IDLE_FILE
+    return {
+        name: Stored(file, dtype, tuple(shape)) for name, (file, dtype, shape) in listed.items()
+    }, side / UNUSED_FILE
 
 
 def _tensors(
-    here: Mapping[str, Stored], keys: KeyMap, ours: OurCheckpoint, idle_weights: Path, kept: Kept
+    here: Mapping[str, Stored], keys: KeyMap, ours: OurCheckpoint, unused_weights: Path, extras: PeftExtras
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights of one file, in the chain's order, adapters merged into them."""
+    """The tensors of one exported file, in the chain's order, adapters merged."""
     adapters, layers = Adapters.from_record(ours.run.get("adapters")), keys.layers
     begun: dict[str, list[Tensor]] = {}
     for name, source in keys.sources.items():
         if here.keys() & set(source.theirs):
             weight, layer = ours.tensor(name), layers.get(name)
-            if layer and layer.part in adapters.targets:
-                a, b = (ours.tensor(f"{layer.beside}.{one}") for one in "ab")
+            if layer and layer.target in adapters.targets:
+                a, b = (ours.tensor(f"{layer.adapter_name}.{one}") for one in "ab")
                 weight = layer.merged(weight, a, b, adapters.scale)
             for theirs, tensor in keys.split(name, weight).items():
                 if theirs not in here:
                     continue
                 one = tensor.to(DTYPES[here[theirs].dtype])
-                if source.part is None:
+                if source.chunk is None:
                     yield theirs, one
                     continue
                 begun.setdefault(theirs, []).append(one)
-                if len(begun[theirs]) == source.part.count:
-                    yield theirs, torch.cat(begun.pop(theirs), dim=source.part.axis)
-    if idle := [name for name in keys.idle if name in here]:
-        aside, scale = WeightFolder(idle_weights), adapters.scale if adapters.rank else 0.0
-        yield from ((name, kept.merged(name, aside.tensor(name), scale)) for name in idle)
+                if len(begun[theirs]) == source.chunk.count:
+                    yield theirs, torch.cat(begun.pop(theirs), dim=source.chunk.axis)
+    if unused := [name for name in keys.unused if name in here]:
+        held, scale = WeightFolder(unused_weights), adapters.scale if adapters.rank else 0.0
+        yield from ((name, extras.merged(name, held.tensor(name), scale)) for name in unused)

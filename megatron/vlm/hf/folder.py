@@ -1,6 +1,6 @@
-"""Safetensors folders, a tensor at a time: reading, and writing without ever holding a file in memory.
+"""Folders of safetensors files, read and written a tensor at a time.
 
-A file is eight bytes of length, a JSON header {name: {dtype, shape, data_offsets}}, and the tensors' bytes end to end.
+A file: the header's length in eight bytes, a JSON header {name: {dtype, shape, data_offsets}}, the tensors' bytes.
 """
 
 import json
@@ -33,7 +33,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a weight lies and what it is."""
+    """A stored weight: its file, data type and shape."""
 
     file: str
     dtype: str  # safetensors' name
@@ -46,13 +46,13 @@ class Stored:
 
 
 class WeightFolder:
-    """The weights of a Hugging Face folder or of one file, by name; until a tensor is asked for, only headers are read.
+    """The weights of a Hugging Face folder or of one file, by name; only headers are read until a tensor is asked for.
 
     Raises UserError if the folder has no safetensors weights, or one of its files is damaged.
     """
 
     absent: dict[str, str]
-    """Weights that the index names and no file holds, and where it says they lie. A model may need none of them."""
+    """Weights that are in the index and in no file -> the file that the index names. A model may need none of them."""
 
     def __init__(self, path: Path) -> None:
         self.folder = folder = path if path.is_dir() else path.parent
@@ -65,19 +65,19 @@ class WeightFolder:
         self.absent = {name: file for name, file in names.items() if name not in self.stored}
 
     def tensor(self, name: str) -> Tensor:
-        """One weight, read now."""
+        """Read one weight."""
         with safe_open(self.folder / self.stored[name].file, framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor
 
 
 def stored_weights(path: Path) -> dict[str, Stored]:
-    """The weights of one safetensors file, none of them read. Raises UserError naming the file and the weight."""
+    """The weights of one safetensors file, from its header. Raises UserError naming the file and the weight."""
     return {name: Stored(path.name, place.dtype, place.shape) for name, place in read_tensor_places(path).items()}
 
 
 def write_weights(path: Path, stored: Mapping[str, Stored], tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write one safetensors file; `tensors` come in any order, each is written at its place and let go."""
+    """Write one safetensors file; `tensors` may come in any order, each is written at its offset."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, entry in stored.items():
@@ -96,7 +96,7 @@ def write_weights(path: Path, stored: Mapping[str, Stored], tensors: Iterable[tu
 
 
 def write_index(folder: Path, stored: Mapping[str, Stored]) -> None:
-    """The index that says which file holds which weight; a single file needs none."""
+    """Write the index of several files; a single file needs none."""
     if len({entry.file for entry in stored.values()}) > 1:
         index = {
             "metadata": {"total_size": sum(entry.bytes for entry in stored.values())},

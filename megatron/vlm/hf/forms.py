@@ -1,4 +1,4 @@
-"""How the tensors of one weight lie in ours and in theirs. Every form only moves numbers: back and forth is bit-exact.
+"""How Hugging Face's tensors (theirs) and our one tensor hold the same weight. Forms only move numbers: bit-exact.
 
 query, key, value    theirs  q0 q1 q2 q3 | k0 k1 | v0 v1        ours  q0 q1 k0 v0 | q2 q3 k1 v1    (two groups)
 with a gate          theirs  q0 g0 q1 g1 q2 ... | k0 k1 | ...   ours  q0 q1 g0 g1 k0 v0 | q2 q3 g2 g3 k1 v1
@@ -10,11 +10,11 @@ squares              theirs  [out, in, side, side], any shape   ours  [out, side
 experts              theirs  [out, in] each                     ours  [experts, out, in]
 linear               theirs  q | k | v, z, b, a                 ours  q0 k0 v0 v1 z0 z1 b0 b1 a0 a1 | q1 k1 v2 v3 ...
 convolution          theirs  q | k | v                          ours  q0 k0 v0 v1 | q1 k1 v2 v3
-keys alone           theirs  q0 q1 q2 q3 | k0 k1                ours  q0 q1 k0 | q2 q3 k1    (they are values too)
+keys alone           theirs  q0 q1 q2 q3 | k0 k1                ours  q0 q1 k0 | q2 q3 k1    (keys serve as values)
 ranges               theirs  four numbers a matrix, [] each    ours  [matrices, 4]
 patches              theirs  [width, rows x columns x colours]  ours  [width, colours, 1, rows, columns]
 pixels               theirs  [rows x columns x colours]         ours  [colours x rows x columns]
-axes                 theirs  [places, 2, width]                 ours  [2, places, width]
+axes                 theirs  [positions, 2, width]              ours  [2, positions, width]
 either way           theirs  [experts, in, out], as published   ours  [experts, out, in]
                      or as ours, as transformers 5 saves
 """
@@ -26,12 +26,11 @@ import torch
 from torch import Tensor
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import LanguageArchitecture
 
 
 @dataclass(frozen=True)
 class Form:
-    """`join` makes ours of theirs; `split` makes theirs of ours, their outer shape left to the reader."""
+    """`join`: Hugging Face's tensors to one of ours. `split`: the inverse; the caller restores leading dimensions."""
 
     join: Callable[[Sequence[Tensor], Architecture], Tensor]
     split: Callable[[Tensor, Architecture], tuple[Tensor, ...]]
@@ -54,7 +53,7 @@ def _row(tensors: Sequence[Tensor], _: Architecture) -> Tensor:
 
 
 def _join_squares(tensors: Sequence[Tensor], model: Architecture) -> Tensor:
-    """Of a matrix that multiplies squares of patches: theirs patch by patch in each number, ours number by number."""
+    """A matrix over squares of patches [out, in x patches] -> [out, patches x in]."""
     weight = _same(tensors, model)
     return weight.reshape(len(weight), -1, model.shuffle**2).mT.flatten(1)
 
@@ -72,7 +71,7 @@ def _stack(tensors: Sequence[Tensor], _: Architecture) -> Tensor:
 
 
 def _stack_experts(tensors: Sequence[Tensor], _: Architecture) -> Tensor:
-    """gate and up of one expert after the other [inner, width] -> [experts, 2 * inner, width]."""
+    """gate, up of each expert in turn, each [inner, width] -> [experts, 2 * inner, width]."""
     return torch.stack([torch.cat(halves) for halves in zip(tensors[::2], tensors[1::2], strict=True)])
 
 
@@ -81,7 +80,7 @@ def _split_experts(tensor: Tensor, _: Architecture) -> tuple[Tensor, ...]:
 
 
 def _join_groups(tensors: Sequence[Tensor], groups: int) -> Tensor:
-    """Parts [groups * of each, ...], such as q, k and v -> [groups * of all, ...], group by group."""
+    """Tensors such as q, k, v, each [groups * n, ...] -> one [groups * sum of n, ...], group by group."""
     parts = [tensor.reshape(groups, -1, *tensor.shape[1:]) for tensor in tensors]
     return torch.cat(parts, dim=1).flatten(0, 1)
 
@@ -96,7 +95,7 @@ def _split_qkv(tensor: Tensor, groups: int, width: int) -> tuple[Tensor, ...]:
 
 
 def _halves(tensor: Tensor, model: Architecture) -> Tensor:
-    """Of heads whose neighbouring numbers turn together: the first numbers of all pairs, then the second ones."""
+    """Rotary pairs (0, 1), (2, 3), ... of each head -> all first numbers, then all second ones."""
     return _reordered(tensor, model, lambda turning: turning.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2))
 
 
@@ -121,7 +120,7 @@ def _split_neighbours(tensor: Tensor, model: Architecture) -> tuple[Tensor, ...]
 
 
 def _gated(tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
-    """Each head's query and gate, behind each other -> queries, gates, key and value of each group."""
+    """query | gate of each head, key, value -> queries, gates, key, value of each group."""
     both, *others = tensors
     width = architecture.language.head_dim
     heads = both.reshape(-1, 2, width, *both.shape[1:])
@@ -137,7 +136,7 @@ def _split_gated(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ..
 
 
 def _linear_parts(architecture: Architecture) -> tuple[int, list[int]]:
-    """Groups of a layer of linear attention, and the numbers of each part of one."""
+    """Groups of a linear attention layer, and the rows of q, k, v, z, b, a in one group."""
     linear = architecture.language.linear
     assert linear is not None
     values, heads = linear.heads_a_group * linear.value_width, linear.heads_a_group
@@ -178,25 +177,29 @@ def _split_patches(tensor: Tensor, _: Architecture) -> tuple[Tensor, ...]:
 
 
 def _split_keys_alone(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
-    groups, width = _far(architecture)
+    groups, width = _full(architecture)
     return _split_groups(tensor, groups, [len(tensor) // groups - width, width])
 
 
-def _vision(architecture: Architecture) -> tuple[int, int]:
-    vision = architecture.vision
-    return vision.heads, vision.hidden_size // vision.heads
+def _vision(model: Architecture) -> tuple[int, int]:
+    """Groups and head size of the ViT's attention; so `_language` and `_full`."""
+    return model.vision.heads, model.vision.hidden_size // model.vision.heads
 
 
-def _language(architecture: Architecture) -> tuple[int, int]:
-    return _of(architecture.language)
+def _language(model: Architecture) -> tuple[int, int]:
+    return model.language.kv_heads, model.language.head_dim
 
 
-def _far(architecture: Architecture) -> tuple[int, int]:
-    return _of(architecture.language.with_far_heads)
+def _full(model: Architecture) -> tuple[int, int]:
+    """Of full-attention layers among sliding-window ones (Gemma 4)."""
+    return model.language.with_far_heads.kv_heads, model.language.with_far_heads.head_dim
 
 
-def _of(language: LanguageArchitecture) -> tuple[int, int]:
-    return language.kv_heads, language.head_dim
+def _qkv(heads: Callable[[Architecture], tuple[int, int]]) -> Form:
+    return Form(
+        lambda tensors, model: _join_groups(tensors, heads(model)[0]),
+        lambda tensor, model: _split_qkv(tensor, *heads(model)),
+    )
 
 
 FORMS = {
@@ -209,23 +212,14 @@ FORMS = {
     "experts": Form(lambda tensors, _: torch.stack(list(tensors)), lambda tensor, _: tensor.unbind()),
     "stacked_experts": Form(_stack_experts, _split_experts),
     "stacked": Form(_stack, lambda tensor, _: tensor.chunk(2)),
-    "vision_qkv": Form(
-        lambda tensors, model: _join_groups(tensors, model.vision.heads),
-        lambda tensor, model: _split_qkv(tensor, *_vision(model)),
-    ),
+    "vision_qkv": _qkv(_vision),
     "vision_packed_qkv": Form(
         lambda tensors, model: _join_groups(_same(tensors, model).chunk(3), model.vision.heads),
         lambda tensor, model: (torch.cat(_split_qkv(tensor, *_vision(model))),),
     ),
-    "language_qkv": Form(
-        lambda tensors, model: _join_groups(tensors, model.language.kv_heads),
-        lambda tensor, model: _split_qkv(tensor, *_language(model)),
-    ),
-    "far_qkv": Form(
-        lambda tensors, model: _join_groups(tensors, _far(model)[0]),
-        lambda tensor, model: _split_qkv(tensor, *_far(model)),
-    ),
-    "keys_alone": Form(lambda tensors, model: _join_groups(tensors, _far(model)[0]), _split_keys_alone),
+    "language_qkv": _qkv(_language),
+    "far_qkv": _qkv(_full),
+    "keys_alone": Form(lambda tensors, model: _join_groups(tensors, _full(model)[0]), _split_keys_alone),
     "ranges": Form(
         lambda tensors, _: torch.stack(list(tensors)).reshape(-1, 4), lambda tensor, _: tensor.flatten().unbind()
     ),
@@ -244,21 +238,18 @@ FORMS = {
 }
 
 
-def settled(form: str, stored: Sequence[int], wanted: Sequence[int]) -> str:
-    """The form of a weight whose shapes are known: which way up theirs lie where they come either way.
-
-    As transformers decides: those of the shape that its model has stay as they are.
-    """
+def resolve_form(form: str, stored: Sequence[int], wanted: Sequence[int]) -> str:
+    """ "either_way" as "same" or "transposed", from the stored and the wanted shape, as transformers decides."""
     if form != "either_way":
         return form
     return "same" if tuple(stored) == tuple(wanted) else "transposed"
 
 
 def join(form: str, tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
-    """Our weight, of theirs."""
+    """Hugging Face's tensors -> our weight."""
     return FORMS[form].join(tensors, architecture)
 
 
 def split(form: str, tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
-    """Their weights, of ours."""
+    """Our weight -> Hugging Face's tensors."""
     return FORMS[form].split(tensor, architecture)

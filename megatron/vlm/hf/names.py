@@ -1,6 +1,6 @@
-"""What our weights are called at Hugging Face: the tables of the families, for a model and the names that are there.
+"""Which Hugging Face weights make each of our weights: the families' tables, applied to one model.
 
-Other spellings of a name are brought to that of the tables first.
+The tables use one spelling of a name; `table_name` converts the others (transformers' modules, older checkpoints).
 """
 
 import re
@@ -17,7 +17,7 @@ from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS
 from omnibal_ext.families.weights import Weight
 
 FIRST_EXPERT = r"^language_model\.model\.layers\.\d+\.mlp\.experts\.0\."
-"""In a name of the tables: the weights of experts lie apart."""
+"""Matches a table name if the checkpoint has one tensor for each expert, not one for all."""
 SPELLINGS = (
     (r"^model\.language_model\.", "language_model.model."),
     (r"^lm_head\.", "language_model.lm_head."),
@@ -26,93 +26,95 @@ SPELLINGS = (
     (r"^vision_tower\.vision_model\.", "vision_tower."),
     *(spelling for family in FAMILIES for spelling in family.spellings),
 )
-"""Other spellings (transformers' modules in memory, older checkpoints) of the names in the tables."""
+"""(pattern, replacement) from other spellings to the tables'."""
 
-IDLE = (
+UNUSED = (
     r"vision_tower\.(post_layernorm|head)\.",
     r"vision_tower\.encoder\.layers\.\d+\.",
     r"vision_tower\.embeddings\.position_ids$",
     r".*rotary_emb\.inv_freq$",
     *(pattern for family in FAMILIES for pattern in family.idle),
 )
-"""Weights that a checkpoint has and the model never uses (beyond those in the tables): kept aside for the way back."""
+"""Weights that checkpoints have and no model uses; kept so that an export has them again."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where one weight of ours comes from: names of theirs, as in the tables, and the form."""
+class WeightSource:
+    """The Hugging Face weights (table names) of one of ours, and the form (`hf/forms.py`) that joins them."""
 
     theirs: tuple[str, ...]
     form: str
-    part: "Part | None" = None
-    """Of theirs, which is all there is of it in ours; None: the whole."""
+    chunk: "TensorChunk | None" = None
+    """Ours is only this chunk of theirs; None: all of it."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One of `count` equal parts of a weight along an axis."""
+class TensorChunk:
+    """Chunk `number` of `count` equal ones along an axis, as `torch.chunk` cuts."""
 
     axis: int
     number: int
     count: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The part. Raises ValueError where there are no such parts."""
+        """This chunk of a tensor. Raises ValueError if the axis does not divide."""
         if tensor.dim() <= self.axis or tensor.shape[self.axis] % self.count:
-            raise ValueError(f"{list(tensor.shape)} has no {self.count} parts along axis {self.axis}")
+            raise ValueError(f"{list(tensor.shape)} has no {self.count} equal chunks along axis {self.axis}")
         size = tensor.shape[self.axis] // self.count
         return tensor.narrow(self.axis, self.number * size, size)
 
 
 def table_name(name: str) -> str:
-    """The name as in the tables."""
+    """A weight's name in the tables' spelling."""
     for pattern, replacement in SPELLINGS:
         name = re.sub(pattern, replacement, name)
     return name
 
 
-def is_idle(name: str) -> bool:
-    """Whether a weight that no table asks for is one that the model never uses."""
-    return any(re.match(pattern, name) for pattern in IDLE)
+def is_unused(name: str) -> bool:
+    """Whether a weight outside of the tables is known to be unused by the model."""
+    return any(re.match(pattern, name) for pattern in UNUSED)
 
 
-def sources(architecture: Architecture, vision: str, language: str, stored: Collection[str] = ()) -> dict[str, Source]:
-    """Every weight of the chain by its name in our checkpoints, in the chain's order.
+def sources(
+    architecture: Architecture, vision: str, language: str, stored: Collection[str] = ()
+) -> dict[str, WeightSource]:
+    """Name in our checkpoints -> source, for every weight of the chain, in its order.
 
-    `vision` is the model type of a config.json, `language` that of its language model, `stored` the names that are
-    there, as in the tables.
+    `vision` is the `model_type` of a config.json, `language` that of its language model, `stored` the table names that
+    the checkpoint has.
     """
     tower, words = MODELS[vision].part, PARTS[language]
-    apart = any(re.search(FIRST_EXPERT, name) for name in stored)
-    table = (*tower.weights, *(words.weights_apart if apart and words.weights_apart else words.weights))
+    separate = any(re.search(FIRST_EXPERT, name) for name in stored)
+    table = (*tower.weights, *(words.weights_apart if separate and words.weights_apart else words.weights))
     named, found, counts = {weight.kind for weight in table}, {}, Counter(architecture.chain)
     for cost, link in zip(architecture.cost_kinds, layer_names(architecture.chain), strict=True):
         kind, number = cost if cost in named else KIND_OF[cost], link.partition(".")[2]
-        for weight in _present(table, kind, architecture):
+        for weight in _present_weights(table, kind, architecture):
             features = range(len(architecture.vision.feature_layers)) if "{f}" in weight.ours else (0,)
             for feature in map(str, features):
                 names = tuple(
                     name.replace("{n}", number).replace("{f}", feature) for name in _of_experts(weight, architecture)
                 )
                 ours = weight.ours.replace("{f}", feature)
-                part = (
+                chunk = (
                     None
                     if weight.part_of is None
-                    else Part(weight.part_of, int(number), counts[KIND_OF.get(kind, kind)])
+                    else TensorChunk(weight.part_of, int(number), counts[KIND_OF.get(kind, kind)])
                 )
-                found[f"links.{link.replace('.', '_')}.{ours}"] = Source(names, weight.form, part)
+                found[f"links.{link.replace('.', '_')}.{ours}"] = WeightSource(names, weight.form, chunk)
     return found
 
 
 def _of_experts(weight: Weight, architecture: Architecture) -> tuple[str, ...]:
-    """Theirs of all experts in turn, where each has its own."""
+    """The Hugging Face names of a weight, expert by expert where each has its own tensor."""
     experts = architecture.language.experts
     if experts is None or "{e}" not in weight.theirs[0]:
         return weight.theirs
     return tuple(name.replace("{e}", str(expert)) for expert in range(experts.count) for name in weight.theirs)
 
 
-def _present(table: Iterable[Weight], kind: str, architecture: Architecture) -> Iterator[Weight]:
+def _present_weights(table: Iterable[Weight], kind: str, architecture: Architecture) -> Iterator[Weight]:
     for weight in table:
         if weight.kind == kind and (not weight.when or attrgetter(weight.when)(architecture)):
             yield weight

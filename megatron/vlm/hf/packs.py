@@ -1,6 +1,6 @@
-"""Packs as the models of transformers take them, in any PyTorch loop; their loss is that of the samples one by one.
+"""Packs as inputs of transformers' models, for any PyTorch loop; the loss equals that of the separate samples.
 
-Beside the words (`megatron.vlm.data.batches`), by the `model_type` of the model's configuration:
+Besides the text inputs (`megatron.vlm.data.batches`), by the `model_type` of the model's configuration:
 
 internvl                    pixel_values [tiles, 3, S, S], left out where there are none; boundaries of samples
 llava                       pixel_values
@@ -10,8 +10,8 @@ gemma3                      pixel_values; attention_mask, of each kind of layer 
 qwen2_vl, qwen2_5_vl,       pixel_values [patches, numbers], pixel_values_videos; image_grid_thw, video_grid_thw
 qwen3_vl, qwen3_vl_moe      [images, 3]; position_ids [4, 1, T]: in the sample, then in time, row and column (M-RoPE)
 
-Nothing tells a model more than it looks at: boundaries (`cu_seq_lens_q` and kin) go to the models that do not hand them
-on to their ViT, whose attention would take them for its own. The others find samples by their positions.
+Boundaries of samples (`cu_seq_lens_q` and so on) go only to models that do not pass them on to their ViT, whose
+attention would apply them to patches. Other models find the samples by `position_ids`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,17 +38,15 @@ Samples = Sequence[Mapping[str, Any]]
 class JoinPack:
     """Joins the samples of a pack: the `collate_fn` of a DataLoader over a `ChatDataset` and a `PackBatchSampler`.
 
-    Raises UserError where packs would not give the model what its samples give it one by one, and where the dataset was
-    made for another one.
+    Raises UserError if the model would compute something else on a pack than on its samples, or the dataset was made
+    for another model.
     """
 
     def __init__(self, data: ChatDataset, config: Any, reduction: str | None = None) -> None:
-        """A join for a model of this configuration (`model.config`).
-
-        Args:
-            reduction: of `weights` [1, T], what each label weighs in the mean over the global batch, one of
-                `megatron.vlm.loss.REDUCTIONS`; without one there are none in the batch, as `transformers.Trainer` hands
-                a model all that it finds.
+        """Args:
+        config: the model's (`model.config`).
+        reduction: a name of `megatron.vlm.loss.REDUCTIONS`: the batch gets `weights` [1, T], each label's weight in
+            the mean over the global batch. None: no `weights` (transformers' Trainer passes all keys to the model).
         """
         _check_layers(config)
         known = {kind: model.packs for kind, model in MODELS.items() if model.packs}
@@ -60,13 +58,13 @@ class JoinPack:
         _check_dataset(data, config, self.packs.tiling)
 
     def __call__(self, samples: Samples) -> Batch:
-        """The batch of a pack that has samples."""
+        """The batch of a pack; it must have samples."""
         batch = join_words(samples)
         pixels = [sample["pixel_values"] for sample in samples if len(sample["pixel_values"])]
         batch |= {"pixel_values": torch.cat(pixels)} if pixels and not RULES[self.packs.tiling].native else {}
         batch |= boundaries(samples) if self.packs.boundaries else {}
         for name in self.takes:
-            batch |= FURTHER[name](samples, batch, self.config)
+            batch |= EXTRA_INPUTS[name](samples, batch, self.config)
         if self.reduction is not None:
             parts = batch["labels"][0].split([len(sample["labels"]) for sample in samples])
             batch["weights"] = torch.cat([_weights(part, REDUCTIONS[self.reduction]) for part in parts])[None]
@@ -74,13 +72,13 @@ class JoinPack:
 
 
 def _sizes(samples: Samples, batch: Batch, config: Any) -> Batch:
-    """Images of one tile and of many are joined by their sizes."""
+    """Height and width of every image."""
     sizes = [(image.height, image.width) for sample in samples for image in sample["images"]]
     return {"image_sizes": torch.tensor(sizes)} if sizes else {}
 
 
 def _counts(samples: Samples, batch: Batch, config: Any) -> Batch:
-    """An image that is not alone in its sample is a single tile."""
+    """Images of each sample that has some: among several, an image is one tile."""
     counts = [len(sample["images"]) for sample in samples if sample["images"]]
     return {"batch_num_images": torch.tensor(counts)} if counts else {}
 
@@ -89,10 +87,10 @@ def _nothing(samples: Samples, batch: Batch, config: Any) -> Batch:
     return {}
 
 
-def _seen_in_both_directions(samples: Samples, batch: Batch, config: Any) -> Batch:
-    """The masks that transformers makes of one sample, bool; of a pack with images it would make others.
+def _gemma3_masks(samples: Samples, batch: Batch, config: Any) -> Batch:
+    """Gemma 3's bool masks [1, 1, T, T] per kind of layer: causal within samples, bidirectional within an image.
 
-    It reads tokens of images by their positions within a sample, where they are those of the pack.
+    transformers' own masks would be wrong for packs: it takes positions within samples for positions in the sequence.
     """
     if "pixel_values" not in batch:
         return {}
@@ -100,28 +98,28 @@ def _seen_in_both_directions(samples: Samples, batch: Batch, config: Any) -> Bat
     sample = segment_ids([len(one["input_ids"]) for one in samples])
     of_image = ids == config.image_token_id
     image = torch.where(of_image, (of_image.cumsum(0) - 1) // config.mm_tokens_per_image, -1)
-    behind = torch.arange(len(ids))[:, None] - torch.arange(len(ids))
+    distance = torch.arange(len(ids))[:, None] - torch.arange(len(ids))
     together = (image[:, None] == image) & of_image
-    seen = (sample[:, None] == sample) & ((behind >= 0) | together)
-    near = seen & (behind < config.text_config.sliding_window)
+    seen = (sample[:, None] == sample) & ((distance >= 0) | together)
+    near = seen & (distance < config.text_config.sliding_window)
     return {"attention_mask": {"full_attention": seen[None, None], "sliding_attention": near[None, None]}}
 
 
 def _patches_and_grids(samples: Samples, batch: Batch, config: Any) -> Batch:
-    """Patches of images and of videos apart, row by row, and where all tokens stand in time, row and column."""
+    """Patches and grids of images and of videos, and `position_ids` [4, 1, T]: in the sample, then M-RoPE's three."""
     found: Batch = {}
     for name, pixels, film in (("image", "pixel_values", False), ("video", "pixel_values_videos", True)):
-        parts = [part for sample in samples for part in _parts(sample, film)]
+        parts = [part for sample in samples for part in _media_of(sample, film)]
         if parts:
             found[pixels] = torch.cat([patches for _, patches in parts])
             found[f"{name}_grid_thw"] = torch.tensor([(one.steps, one.rows, one.columns) for one, _ in parts])
-    places = _places(samples, batch["input_ids"][0], config)
+    places = _token_positions(samples, batch["input_ids"][0], config)
     found["position_ids"] = torch.cat([batch["position_ids"][None], torch.from_numpy(places)[:, None]])
     return found
 
 
-def _parts(sample: Mapping[str, Any], film: bool) -> list[tuple[TiledImage, Tensor]]:
-    """The images of a sample, or its videos, with their patches [patches, 3 x frames x size x size]."""
+def _media_of(sample: Mapping[str, Any], film: bool) -> list[tuple[TiledImage, Tensor]]:
+    """A sample's images, or its videos if `film`, each with its patches [patches, 3 x frames x size x size]."""
     pixels: Tensor = sample["pixel_values"]
     if pixels.dim() == 4:  # an image's frames are equal ones
         pixels = pixels.unsqueeze(2).expand(-1, -1, FRAMES, -1, -1)
@@ -129,8 +127,8 @@ def _parts(sample: Mapping[str, Any], film: bool) -> list[tuple[TiledImage, Tens
     return [(one, part) for one, part in zip(sample["images"], patches, strict=True) if (one.film is not None) is film]
 
 
-def _places(samples: Samples, ids: Tensor, config: Any) -> np.ndarray:
-    """Time, row and column of every token in its sample, int64 [3, T]."""
+def _token_positions(samples: Samples, ids: Tensor, config: Any) -> np.ndarray:
+    """M-RoPE positions (time, row, column) of every token in its sample: int64 [3, T]."""
     shown = [image for sample in samples for image in sample["images"]]
     grids = [grid for image in shown for grid in image.grids]
     pace = getattr(config.vision_config, "tokens_per_second", None)
@@ -142,14 +140,14 @@ def _places(samples: Samples, ids: Tensor, config: Any) -> np.ndarray:
     return text_and_image_positions([len(one["input_ids"]) for one in samples], grids, starts, SQUARE, paces)
 
 
-FURTHER: dict[str, Callable[[Samples, Batch, Any], Batch]] = {
+EXTRA_INPUTS: dict[str, Callable[[Samples, Batch, Any], Batch]] = {
     "image_sizes": _sizes,
     "batch_num_images": _counts,
-    "token_type_ids": _seen_in_both_directions,
+    "token_type_ids": _gemma3_masks,
     "image_grid_thw": _patches_and_grids,
-    "mm_token_type_ids": _nothing,  # of which positions are made, where there are none
+    "mm_token_type_ids": _nothing,  # models only compute positions from it, which packs have
 }
-"""What a pack has for that which a model takes of a sample, beside words and tiles (`Model.takes`)."""
+"""How a pack gets the inputs in `Model.takes`, besides text and tiles."""
 
 
 def _weights(labels: Tensor, power: float) -> Tensor:
@@ -158,7 +156,7 @@ def _weights(labels: Tensor, power: float) -> Tensor:
 
 
 def _check_layers(config: Any) -> None:
-    """Refuse layers that look beyond a sample."""
+    """Refuse layers that would look beyond a sample."""
     language, kind = config.get_text_config(), config.model_type
     other = set(getattr(language, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if other:
@@ -174,7 +172,7 @@ def _check_layers(config: Any) -> None:
 
 
 def _check_rotation(config: Any, longest: int) -> None:
-    """Refuse a rotation that goes by the longest sample of a pack; the dataset's has so many tokens."""
+    """Refuse rotary scaling by a sequence's length if the longest sample, of so many tokens, is beyond its limit."""
     language = config.text_config
     rope = getattr(language, "rope_parameters", None) or {}
     if rope.get("rope_type") not in ("dynamic", "longrope"):
@@ -189,7 +187,7 @@ def _check_rotation(config: Any, longest: int) -> None:
 
 
 def _check_dataset(data: ChatDataset, config: Any, tiling: str) -> None:
-    """Refuse images that were cut, or have tokens, otherwise than the model has them."""
+    """Refuse a dataset whose tiles or image tokens are not this model's."""
     manifest, vision = data.manifest, config.vision_config
     native = RULES[tiling].native
     rule, size = manifest["tiling"]["rule"], vision.patch_size if native else vision.image_size
@@ -198,7 +196,7 @@ def _check_dataset(data: ChatDataset, config: Any, tiling: str) -> None:
         ("tile size", manifest["tile_size"], size if isinstance(size, int) else size[0]),
         ("image token", manifest["image_token_id"], config.image_token_id),
     ]
-    if RULES[tiling].joins_tiles:  # the model takes an image's grid from its size and a list of its own
+    if RULES[tiling].joins_tiles:  # the model derives grids from image sizes and its own list
         theirs = [tuple(side // vision.image_size for side in grid) for grid in config.image_grid_pinpoints]
         rows.append(("grids (rows, columns)", _grids(manifest["tiling"], RULES[tiling].cap), theirs))
     if native and manifest.get("video_files"):
@@ -207,12 +205,12 @@ def _check_dataset(data: ChatDataset, config: Any, tiling: str) -> None:
     if unlike:
         raise UserError(
             f"dataset {data.folder}: not made for this model of type {config.model_type!r}: {', '.join(unlike)}; "
-            f"preprocess again with its folder as --model{_without_limits(manifest, tiling)}"
+            f"preprocess again with its folder as --model{_flags_to_drop(manifest, tiling)}"
         )
 
 
-def _without_limits(manifest: Mapping[str, Any], tiling: str) -> str:
-    """The flags to leave out of a dataset whose grids were limited: the model chooses from all of its own."""
+def _flags_to_drop(manifest: Mapping[str, Any], tiling: str) -> str:
+    """Flags that limited the dataset's grids, to be dropped: the model chooses from all of its grids."""
     rule = RULES[tiling]
     made, most = manifest["tiling"], len(ANYRES_MAX_GRIDS) if rule.cap else max(map(prod, ANYRES_GRIDS))
     is_limited = rule.joins_tiles and (made["min_tiles"] > 1 or made["max_tiles"] < most)
@@ -220,6 +218,6 @@ def _without_limits(manifest: Mapping[str, Any], tiling: str) -> str:
 
 
 def _grids(tiling: Mapping[str, Any], cap: int) -> list[tuple[int, int]]:
-    """Rows and columns of the grids that a dataset's images may have had."""
+    """(rows, columns) of the grids allowed in a dataset."""
     grids = ANYRES_MAX_GRIDS if cap else ANYRES_GRIDS
     return [grid[::-1] for grid in grids if tiling["min_tiles"] <= prod(grid) <= tiling["max_tiles"]]

@@ -1,4 +1,4 @@
-"""adapter_config.json of peft's: each field is read, or changes nothing, or is refused by name."""
+"""peft's adapter_config.json: each field is read, or has no effect here, or is refused by name."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from omnibal_ext.reading.checks import finite, flag, mapping, maybe, record, sho
 from omnibal_ext.reading.document import read_json
 
 PREFIX = "base_model.model."
-ENDS = (".lora_A.weight", ".lora_B.weight")
+SUFFIXES = (".lora_A.weight", ".lora_B.weight")
 REMEDY = "give a folder that peft saved"
 MERGE = "merge it with peft (merge_and_unload), and give the merged model alone"
 LARGEST_RANK = 2**16
@@ -31,56 +31,56 @@ OPTIONAL = {
     "rank_pattern": maybe(mapping(whole(1, LARGEST_RANK))),
     "alpha_pattern": maybe(mapping(finite(1e-30))),
 }
-NUMBERS = (*NEEDED, *OPTIONAL)
-"""The fields that are read."""
+READ_FIELDS = (*NEEDED, *OPTIONAL)
+"""Fields that are read."""
 Pair = tuple[Tensor, Tensor]
 """A [rank, columns] and B [rows, rank] of a layer."""
-MAY_BE: dict[str, tuple[Any, ...]] = {
+ALLOWED_VALUES: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", "mica"),
     "fan_in_fan_out": (False, True, None),
     "ensure_weight_tying": (False, True, None),
 }
-"""Fields by whose other values the same numbers mean something else. How adapters begin is over when they are read, but
-for ways that change the model's own weights too (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA). peft itself takes back
-`fan_in_fan_out` for linear layers, and ties none that have adapters here."""
-WITHOUT_EFFECT = {
+"""Field -> supported values; under others the same tensors mean another model. Initialisations that also change the
+base weights (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) are not supported. peft ignores `fan_in_fan_out` for linear layers,
+and ties none of the layers that have adapters here."""
+IGNORED_FIELDS = {
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "megatron_core", "loftq_config",
     "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config",
 }  # fmt: skip
-"""Whatever they say: of whom and what it is, which layers were to have adapters (the names of those that have some say
-it), and the particulars of a way that another field has to choose."""
-MUST_BE_OFF = {
+"""Any value is accepted: metadata, the choice of layers (the tensors' names say which have adapters), and settings of
+methods that another field would have to switch on."""
+UNSUPPORTED = {
     "modules_to_save", "megatron_config", "trainable_token_indices", "use_dora", "velora_config",
     "alora_invocation_tokens", "use_qalora", "monteclora_config", "layer_replication", "lora_bias",
     "target_parameters", "use_bdlora", "arrow_config", "kasa_config",
 }  # fmt: skip
-"""What is more than two matrices beside a layer, or another product of them."""
+"""Must be unset: more tensors than A and B of a layer, or another product of them."""
 NAME = re.compile(r"\^?([\w.]|\\\.)+\$?")
-"""The regular expressions among the names of patterns that are read: those that say what layers are called."""
+"""Keys of rank_pattern and alpha_pattern that are read: layer names, no other regular expressions."""
 
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """What a folder's adapter_config.json says, all of which can be honoured."""
+    """A folder's adapter_config.json, of which every field is supported."""
 
     path: Path
     fields: Mapping[str, Any]
 
     @classmethod
     def read(cls, folder: Path) -> "PeftConfig":
-        """Raises UserError naming the field that is no field of peft's, or by which adapters are of another kind."""
+        """Raises UserError naming a field that peft does not have, or a value that is not supported."""
         path = folder / ADAPTER
         fields = read_json(path, record(NEEDED, OPTIONAL), REMEDY)
         for name, value in fields.items():
-            if name in (*NUMBERS, *WITHOUT_EFFECT) or (name in MAY_BE and value in MAY_BE[name]):
+            if name in (*READ_FIELDS, *IGNORED_FIELDS) or (name in ALLOWED_VALUES and value in ALLOWED_VALUES[name]):
                 continue
-            if name in MAY_BE:
-                known = ", ".join(repr(one) for one in MAY_BE[name] if one is not None)
+            if name in ALLOWED_VALUES:
+                known = ", ".join(repr(one) for one in ALLOWED_VALUES[name] if one is not None)
                 raise UserError(f"{path}: {name} is {shown(value)}; supported: {known}; else {MERGE}")
-            if value and name in MUST_BE_OFF:
+            if value and name in UNSUPPORTED:
                 raise UserError(f"{path}: {name} is {shown(value)}; plain LoRA alone is read here: {MERGE}")
             if value:
                 unknown = name if name.isidentifier() else shown(name)
@@ -93,26 +93,26 @@ class PeftConfig:
 
     @property
     def rank(self) -> int:
-        """Of layers that have none of their own."""
+        """Of layers that are not in rank_pattern."""
         return int(self.fields["r"])
 
     @property
     def is_stabilized(self) -> bool:
-        """Scales are alpha over the root of the rank (rsLoRA, arXiv 2312.03732)."""
+        """rsLoRA: the scale is alpha / sqrt(rank) (arXiv 2312.03732)."""
         return bool(self.fields.get("use_rslora"))
 
     def scale(self, rank: int, alpha: float) -> float:
-        """What the product of a layer's adapters is multiplied with."""
+        """The factor of B A."""
         return alpha / (math.sqrt(rank) if self.is_stabilized else rank)
 
     @property
     def alpha(self) -> float:
-        """That of plain adapters of the same rank and scale."""
+        """The alpha with which plain LoRA has the same scale."""
         alpha = float(self.fields["lora_alpha"])
         return alpha * math.sqrt(self.rank) if self.is_stabilized else alpha
 
     def check_layer(self, layer: str, rank: int) -> None:
-        """Raise UserError unless a layer, by its name in peft's file, has the rank said of it and the scale of all."""
+        """Raise UserError unless a layer (its name in peft's file) has the configured rank and the common scale."""
         if rank != (said := self._of("rank_pattern", layer, self.rank)):
             raise UserError(f"{self.path}: {layer} has rank {rank}, r or rank_pattern says {said}; {REMEDY}")
         of_all = self.fields["lora_alpha"]
@@ -124,18 +124,18 @@ class PeftConfig:
             )
 
     def _of(self, pattern: str, layer: str, of_all: Any) -> Any:
-        """What a pattern says of a layer: the first that its name ends with, as in peft."""
+        """The value of a pattern for a layer, by peft's rule: the first key that its name ends with."""
         found = (v for n, v in (self.fields.get(pattern) or {}).items() if re.match(rf"(.*\.)?({n})$", layer))
         return next(found, of_all)
 
     @property
     def dropout(self) -> float:
-        """Of what enters A, in peft's training."""
+        """lora_dropout."""
         return float(self.fields.get("lora_dropout", 0.0))
 
     @property
     def notes(self) -> list[str]:
-        """What training from here does otherwise than peft would, a line each."""
+        """How training here differs from peft's, a line each."""
         found = list[str]()
         if self.dropout:
             found.append(
@@ -150,76 +150,78 @@ class PeftConfig:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What of a peft folder has no place in our checkpoints, and is kept beside the first one for the way back."""
+class PeftExtras:
+    """What our checkpoints do not hold of a peft folder; kept in their `huggingface/` folder for the export."""
 
     dropout: float = 0.0
     is_stabilized: bool = False
-    idle: Mapping[str, Pair] = field(default_factory=dict)
-    """A and B of layers that the model never runs, by their names in peft's file."""
+    unused: Mapping[str, Pair] = field(default_factory=dict)
+    """A and B of layers that the model never runs, by name in peft's file."""
 
     FIELDS, WEIGHTS = "peft.json", "peft.safetensors"
 
     def write(self, side: Path) -> None:
-        """Into the folder of what a checkpoint came with."""
+        """Write into a checkpoint's `huggingface/` folder."""
         fields = {"lora_dropout": self.dropout, "use_rslora": self.is_stabilized}
         (side / self.FIELDS).write_text(json.dumps(fields) + "\n")
-        if self.idle:
+        if self.unused:
             write_tensors(side / self.WEIGHTS, self.tensors)
 
     @classmethod
-    def of(cls, *sides: Path) -> "Kept":
-        """Of the first of these folders that has some."""
+    def of(cls, *sides: Path) -> "PeftExtras":
+        """Read from the first of these folders that has them; empty if none does."""
         for side in sides:
             if (side / cls.FIELDS).is_file():
                 wanted = record({"lora_dropout": finite(0, 1), "use_rslora": flag})
                 fields = read_json(side / cls.FIELDS, wanted, "convert again")
                 weights = side / cls.WEIGHTS
-                idle = read_pairs(weights) if weights.exists() else {}
-                return cls(fields["lora_dropout"], fields["use_rslora"], idle)
+                unused = read_pairs(weights) if weights.exists() else {}
+                return cls(fields["lora_dropout"], fields["use_rslora"], unused)
         return cls()
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """These, as they stand in peft's file."""
+        """`unused` by their names in peft's file."""
         return {
-            f"{PREFIX}{name}{end}": one for name, pair in self.idle.items() for end, one in zip(ENDS, pair, strict=True)
+            f"{PREFIX}{name}{end}": one
+            for name, pair in self.unused.items()
+            for end, one in zip(SUFFIXES, pair, strict=True)
         }
 
     def alpha(self, adapters: Adapters, times: int = 1) -> float:
-        """What peft is to be told of a layer with as many times the rank, for the scale of all."""
+        """lora_alpha of a layer of `times` the rank that gives the common scale."""
         if self.is_stabilized:
             return float(f"{adapters.scale * math.sqrt(times * adapters.rank):.12g}")
         return times * adapters.alpha
 
     def merged(self, name: str, weight: Tensor, scale: float) -> Tensor:
-        """An idle weight, by its name in their folder, with its adapters."""
-        found = (pair for stem, pair in self.idle.items() if f"{table_name(stem)}.weight" == table_name(name))
+        """An unused weight (its Hugging Face name) with its adapters merged."""
+        found = (pair for stem, pair in self.unused.items() if f"{table_name(stem)}.weight" == table_name(name))
         pair = next(found, None)
-        return added(weight, *pair, scale) if pair else weight
+        return add_product(weight, *pair, scale) if pair else weight
 
 
-NOTHING_KEPT = Kept()
+NO_EXTRAS = PeftExtras()
 
 
-def added(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """A weight [rows, columns] and the scaled product of b and a, in fp32 (or better) and rounded once."""
+def add_product(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Weight [rows, columns] + scale * b a, computed in fp32 or better and rounded once."""
     kind = torch.promote_types(weight.dtype, torch.float32)
     return (weight.to(kind) + scale * (b.to(kind) @ a.to(kind))).to(weight.dtype)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """One safetensors file of what is in memory."""
+    """Write tensors as one safetensors file."""
     stored = {name: Stored(path.name, DTYPE_NAMES[one.dtype], tuple(one.shape)) for name, one in tensors.items()}
     write_weights(path, stored, tensors.items())
 
 
 def read_pairs(file: Path) -> dict[str, Pair]:
-    """A and B of each layer, by its name in peft's file. Raises UserError for weights that are neither."""
+    """A and B by layer name in peft's file. Raises UserError for any other tensor."""
     weights, found = WeightFolder(file), dict[str, Pair]()
     for name in weights.stored:
-        stem = name.removesuffix(ENDS[0]).removesuffix(ENDS[1])
-        both = [f"{stem}{end}" for end in ENDS]
+        stem = name.removesuffix(SUFFIXES[0]).removesuffix(SUFFIXES[1])
+        both = [f"{stem}{end}" for end in SUFFIXES]
         if name not in both:
             raise UserError(f"{file}: {name} is more than the A and B of linear layers: {MERGE}")
         shapes = [weights.stored[one].shape for one in both if one in weights.stored]

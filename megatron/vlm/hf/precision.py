@@ -1,4 +1,4 @@
-"""The types in which weights go back to Hugging Face's, and what the config.json beside them says of them."""
+"""Data types of exported weights, and the `dtype` of their config.json."""
 
 import json
 from collections import Counter
@@ -10,20 +10,19 @@ from typing import Any
 from megatron.vlm.checkpoint.folder import RELEASE
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.folder import DTYPE_NAMES, DTYPES, Stored
-from megatron.vlm.hf.names import Source
+from megatron.vlm.hf.names import WeightSource
 from omnibal_ext.architectures.folder import CONFIG, read_config
 
 FIELDS = ("dtype", "torch_dtype")
 """Of config.json and its sections, as transformers 5 and 4 write them."""
 
 
-def as_kept(
-    stored: Mapping[str, Stored], ours: OurCheckpoint, sources: Mapping[str, Source], joined: Mapping[str, Any]
+def export_types(
+    stored: Mapping[str, Stored], ours: OurCheckpoint, sources: Mapping[str, WeightSource], joined: Mapping[str, Any]
 ) -> dict[str, Stored]:
-    """Their weights, `stored`, in the types that they are written in: those of our checkpoint.
+    """`stored` (Hugging Face's weights) with the data types of our checkpoint.
 
-    Where nothing was trained, and one of ours was joined of weights of several types (into `joined`, the widest), each
-    goes back in its own.
+    Untrained weights keep the original types: one of ours may be joined from several types, as the widest (`joined`).
     """
     untouched, found = ours.folder.name == RELEASE and not ours.adapters, dict(stored)
     for name, source in sources.items():
@@ -33,21 +32,23 @@ def as_kept(
     return found
 
 
-def say_type(folder: Path, stored: Mapping[str, Stored]) -> None:
-    """Let a folder's config.json say the type of most parameters, wherever it says one; else at its head."""
+def write_config_dtype(folder: Path, stored: Mapping[str, Stored]) -> None:
+    """Set `dtype` in a folder's config.json, wherever it stands or at the top, to the type of most parameters."""
     counts: Counter[str] = Counter()
     for entry in stored.values():
         if DTYPES[entry.dtype].is_floating_point:
             counts[entry.dtype] += entry.bytes // DTYPES[entry.dtype].itemsize
     name = str(DTYPES[counts.most_common(1)[0][0]]).removeprefix("torch.")
     before = read_config(folder / CONFIG)
-    config = _saying(name, before)
+    config = _with_dtype(name, before)
     if not any(isinstance(config.get(field), str) for field in FIELDS):
         config[FIELDS[0]] = name
     if config != before:
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _saying(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
+def _with_dtype(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
     said = {field: name for field in FIELDS if isinstance(section.get(field), str)}
-    return {key: _saying(name, value) if isinstance(value, dict) else value for key, value in section.items()} | said
+    return {
+        key: _with_dtype(name, value) if isinstance(value, dict) else value for key, value in section.items()
+    } | said

@@ -1,4 +1,4 @@
-"""What shape each of our weights has, by the model alone: what a folder holds is held to it."""
+"""The shape of each of our weights, from the architecture; weights of a folder are checked against it."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -13,10 +13,10 @@ Shape = tuple[int, ...]
 
 
 def weight_shape(ours: str, model: Architecture) -> Shape:
-    """The whole shape of a weight by its name in our checkpoints, such as `links.vit_3.mlp.linear_fc1.weight`."""
+    """The unsharded shape of a weight, by name in our checkpoints, such as `links.vit_3.mlp.linear_fc1.weight`."""
     _, link, weight = ours.split(".", 2)
     kind, _, number = link.rpartition("_")
-    if link in _BESIDE_MATRICES:
+    if link in _OTHER_WEIGHTS:
         return _shapes(link, model)[weight]
     for name, layers in model.layers_apart.items():
         if KIND_OF[name] == kind == "llm" and int(number) in layers:
@@ -26,9 +26,9 @@ def weight_shape(ours: str, model: Architecture) -> Shape:
 
 @lru_cache(maxsize=16)
 def _shapes(kind: str, model: Architecture) -> dict[str, Shape]:
-    """Of all weights of a layer, by the name that its costs stand under."""
+    """All weights of a kind of layer (a name of `Architecture.cost_kinds`)."""
     language = model.language.by_kind.get(kind)
-    found = _attention_layer(language) if language else _BESIDE_MATRICES[kind](model)
+    found = _attention_layer(language) if language else _OTHER_WEIGHTS[kind](model)
     for matrix in matrices_of(model).get(kind, ()):
         found |= _matrix(matrix)
     return found
@@ -85,7 +85,7 @@ def _vit(model: Architecture) -> dict[str, Shape]:
 
 
 def _projector(model: Architecture) -> dict[str, Shape]:
-    """Norms; as wide as what they normalise."""
+    """Norms, as wide as their input."""
     width, out, joined = model.vision.hidden_size, model.language.hidden_size, model.joined_width
     if model.vision.native is None:
         return _norm("vision_norm", width) | _norm("norm", joined)
@@ -122,7 +122,7 @@ def _attention_layer(language: LanguageArchitecture) -> dict[str, Shape]:
 
 
 def _feed_forward(language: LanguageArchitecture) -> dict[str, Shape]:
-    """Norms in front of mixer and perceptron, and what experts have beside their matrices."""
+    """Norms before attention and MLP, and the experts' parameters that are not matrices."""
     width, experts = language.hidden_size, language.experts.count if language.experts else 0
     norms = ("perceptron_norm", "perceptron_after", "experts_norm", "experts_after")
     return {
@@ -151,7 +151,7 @@ def _head(model: Architecture) -> dict[str, Shape]:
     return {**_norm("norm", width), "linear.weight": (model.language.vocab_size, width)}
 
 
-_BESIDE_MATRICES: dict[str, Callable[[Architecture], dict[str, Shape]]] = {
+_OTHER_WEIGHTS: dict[str, Callable[[Architecture], dict[str, Shape]]] = {
     "patch_embed": _patch_embed,
     "vit": _vit,
     "projector": _projector,
@@ -159,4 +159,4 @@ _BESIDE_MATRICES: dict[str, Callable[[Architecture], dict[str, Shape]]] = {
     LINEAR: _linear_layer,
     "head": _head,
 }
-"""Shapes of the weights that no matrix is, of layers without softmax attention."""
+"""Weights that are not in `matrices_of`, of layers without softmax attention."""

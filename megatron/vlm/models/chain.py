@@ -191,7 +191,7 @@ class Chain:
 
     def features_before(self, link: int, batch: Microbatch) -> int:
         """How many features enter `link` beside the hidden states; none of a pack without tiles."""
-        return self.architecture.features_after[link - 1] if link and batch.pictured else 0
+        return self.architecture.features_after[link - 1] if link and batch.has_images else 0
 
     def hidden_shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
         """Shape of the hidden states that enter `link`, and of each feature beside them."""

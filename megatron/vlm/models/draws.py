@@ -18,7 +18,7 @@ def begin_draws(seed: int, batch: Microbatch, link: int) -> None:
     pipeline encodes the pack elsewhere. Tensor-parallel ranks draw alike; core adds their rank where they hold other
     parts.
     """
-    place = batch.share.place if batch.share else 0
+    place = batch.shard.team_rank if batch.shard else 0
     (own,) = np.random.SeedSequence((seed, batch.iteration, batch.pack + 1, place, link)).generate_state(1)
     tensor_parallel.model_parallel_cuda_manual_seed(int(own))
 

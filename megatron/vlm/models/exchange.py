@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import FeatureRoute, Meeting
+from megatron.vlm.microbatch import FeatureRoute, HeadExchange
 from omnibal_ext.costs.exchange import HeadShares
 
 
@@ -31,49 +31,49 @@ class Watched:
 watched = Watched()
 
 
-def rows_to_heads(query: Tensor, key: Tensor, value: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor, Tensor]:
+def rows_to_heads(query: Tensor, key: Tensor, value: Tensor, exchange: HeadExchange) -> tuple[Tensor, Tensor, Tensor]:
     """Of the samples that are cut this rank's rows, for all their rows, sample by sample, of the heads computed here.
 
     [n, heads, d] and twice [n, groups, d] -> [N, heads here, d] and twice [N, groups or heads here, d].
     """
-    shares, here = HeadShares(query.shape[1], key.shape[1], len(meeting.rows)), meeting.place
+    shares, here = HeadShares(query.shape[1], key.shape[1], len(exchange.rows)), exchange.team_rank
     spans = zip(shares.heads, shares.groups, strict=True)
     sent = [torch.cat([query[:, a:b], key[:, c:d], value[:, c:d]], dim=1) for (a, b), (c, d) in spans]
     heads, groups = shares.widths(here)
-    found, keys, values = _meet(sent, heads + 2 * groups, meeting).split([heads, groups, groups], dim=1)
+    found, keys, values = _meet(sent, heads + 2 * groups, exchange).split([heads, groups, groups], dim=1)
     if (places := shares.by_head(here)) is not None:
         index = platform.to_device(torch.tensor(places))
         keys, values = keys.index_select(1, index), values.index_select(1, index)
     return found.contiguous(), keys.contiguous(), values.contiguous()
 
 
-def rows_to_groups(rows: Tensor, meeting: Meeting) -> tuple[Tensor, tuple[int, int]]:
+def rows_to_groups(rows: Tensor, exchange: HeadExchange) -> tuple[Tensor, tuple[int, int]]:
     """The same of rows [n, groups, d] that are no queries, keys and values: [N, groups here, d], and which groups."""
-    shares = HeadShares(rows.shape[1], rows.shape[1], len(meeting.rows))
-    first, end = shares.heads[meeting.place]
-    return _meet([rows[:, a:b] for a, b in shares.heads], end - first, meeting), (first, end)
+    shares = HeadShares(rows.shape[1], rows.shape[1], len(exchange.rows))
+    first, end = shares.heads[exchange.team_rank]
+    return _meet([rows[:, a:b] for a, b in shares.heads], end - first, exchange), (first, end)
 
 
-def heads_to_rows(out: Tensor, heads: int, meeting: Meeting) -> Tensor:
+def heads_to_rows(out: Tensor, heads: int, exchange: HeadExchange) -> Tensor:
     """The way back: [N, heads here, d] -> this rank's rows of all heads, [n, heads, d]."""
-    shares = HeadShares(heads, heads, len(meeting.rows))
-    by_place = out[platform.to_device(torch.argsort(meeting.order))]
-    shapes = [(meeting.rows[meeting.place], end - first, out.shape[2]) for first, end in shares.heads]
-    return torch.cat(_exchange(by_place.split(meeting.rows), shapes, meeting.team), dim=1)
+    shares = HeadShares(heads, heads, len(exchange.rows))
+    by_place = out[platform.to_device(torch.argsort(exchange.order))]
+    shapes = [(exchange.rows[exchange.team_rank], end - first, out.shape[2]) for first, end in shares.heads]
+    return torch.cat(_exchange(by_place.split(exchange.rows), shapes, exchange.team), dim=1)
 
 
-def _meet(sent: Sequence[Tensor], heads: int, meeting: Meeting) -> Tensor:
+def _meet(sent: Sequence[Tensor], heads: int, exchange: HeadExchange) -> Tensor:
     """[n, heads, d] for every place -> all rows of the samples that are cut, of what is for this one: [N, heads, d]."""
-    shapes = [(rows, heads, sent[0].shape[2]) for rows in meeting.rows]
-    return torch.cat(_exchange(sent, shapes, meeting.team))[platform.to_device(meeting.order)]
+    shapes = [(rows, heads, sent[0].shape[2]) for rows in exchange.rows]
+    return torch.cat(_exchange(sent, shapes, exchange.team))[platform.to_device(exchange.order)]
 
 
 def features_to_tokens(features: Tensor, route: FeatureRoute, team: ProcessGroup) -> Tensor:
     """Features made here [made, ...] -> those that the tokens here take, in their order [taken, ...]."""
     shape = features.shape[1:]
-    sent = features[platform.to_device(route.leaving)].split(route.gives)
-    arrived = _exchange(sent, [(count, *shape) for count in route.takes], team)
-    return torch.cat(arrived)[platform.to_device(route.arriving)]
+    sent = features[platform.to_device(route.send_rows)].split(route.send_counts)
+    arrived = _exchange(sent, [(count, *shape) for count in route.receive_counts], team)
+    return torch.cat(arrived)[platform.to_device(route.receive_rows)]
 
 
 def _exchange(sent: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], team: ProcessGroup) -> list[Tensor]:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Meeting, Microbatch, Segments, segments_of
+from megatron.vlm.microbatch import HeadExchange, Microbatch, Segments, segments_of
 from megatron.vlm.models.attention.rotary import Rotary
 from megatron.vlm.models.attention.rotation import Rotation
 from megatron.vlm.models.linear.gated_delta_net import Runs
@@ -72,10 +72,10 @@ class LanguageViewer(torch.nn.Module):
 
     def forward(self, batch: Microbatch) -> LanguageView:
         """Rotation and segments of both kinds of layers. UserError where a sample is too long for the model."""
-        masks = partial(self._masks, batch.whole, {})
+        masks = partial(self._masks, batch.full_pack, {})
         far, balance = _seen(batch, partial(masks, None), self.rotary(batch, self.dtype)), Balance.of(batch)
         if not self.sliding:
-            return LanguageView(far, far, balance, Runs.of(batch, self.dtype, far.meeting) if self.linear else None)
+            return LanguageView(far, far, balance, Runs.of(batch, self.dtype, far.exchange) if self.linear else None)
         near = _seen(batch, partial(masks, self.sliding.tokens), self.near_rotary(batch, self.dtype))
         return LanguageView(far, near, balance, words=self._words(batch) if self.inputs else None)
 
@@ -128,15 +128,15 @@ def _seen(
     batch: Microbatch, masks: Callable[[Sequence[int]], tuple[Tensor | None, ...]], rotation: Rotation
 ) -> Segments:
     """The samples of a pack or share; `masks` makes those of samples by their numbers in the pack."""
-    share = batch.share
-    if share is None or not share.cut.samples:
+    share = batch.shard
+    if share is None or not share.split.samples:
         return _isolated(batch, masks(range(len(batch.lengths)) if share is None else share.segments), rotation)
     assert share.team is not None
-    cut = share.cut
+    cut = share.split
     together = _with_masks(cut.lengths, masks(cut.samples))
-    meeting = Meeting(cut.rows, cut.order, share.place, share.team, together)
-    own = _with_masks(batch.lengths[batch.parts :], masks(share.segments[batch.parts :]))
-    return replace(own, rotation=rotation, meeting=meeting)
+    exchange = HeadExchange(cut.rows, cut.order, share.team_rank, share.team, together)
+    own = _with_masks(batch.lengths[batch.split_segments :], masks(share.segments[batch.split_segments :]))
+    return replace(own, rotation=rotation, exchange=exchange)
 
 
 def _isolated(batch: Microbatch, masks: tuple[Tensor | None, ...], rotation: Rotation) -> Segments:

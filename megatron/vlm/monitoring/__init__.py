@@ -1,1 +1,1 @@
-"""What is watched while a run trains: its figures, how far it is from the plan, what goes wrong."""
+"""Monitoring of a training run: metrics, deviation from the plan and the profile, bad samples and steps."""

@@ -1,4 +1,4 @@
-"""Where a run's figures go: a line in the log, a line in metrics.jsonl, TensorBoard and W&B by Megatron's writers."""
+"""Writes a run's metrics: a log line, a line of metrics.jsonl, and TensorBoard and W&B through Megatron's writers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,18 +19,18 @@ RATES = (
     "samples_per_second", "useful_tokens_per_second", "padding", "dist_ratio_vit", "dist_ratio_llm",
     "dist_ratio_attention", "epoch", "model_tflops", "mfu", "bubble", "replaced_samples", "skipped_steps",
 )  # fmt: skip
-TOLERATED = 0.05
-"""By how much a step may differ from the profile's."""
+TOLERANCE = 0.05
+"""Relative difference between a step and the profile from which replanning is advised."""
 
 
 class Journal:
-    """Writes what the meters report; the last rank writes, as with Megatron's own figures."""
+    """Writes what the meters report, on the last rank, as Megatron does with its own metrics."""
 
     def __init__(self, metrics_file: str | None) -> None:
         self.metrics = Lines(Path(metrics_file)) if metrics_file else None
 
     def training(self, iteration: int, report: Mapping[str, Any]) -> None:
-        """An interval that ended with this iteration, see `meters.TrainingMeter`."""
+        """Write the report of the interval that ended with this iteration, see `meters.TrainingMeter`."""
         print_rank_last(printable(training_line(iteration, report)))
         self._append({"iteration": iteration, **report})
         curves = {name.replace("_", "-"): report[name] for name in RATES if name in report}
@@ -41,7 +41,7 @@ class Journal:
         write_curves(iteration, curves)
 
     def evaluation(self, iteration: int, report: Mapping[str, Any]) -> None:
-        """A pass over the held-out packs after this iteration, see `meters.EvaluationMeter`."""
+        """Write the report of an evaluation after this iteration, see `meters.EvaluationMeter`."""
         print_rank_last(printable(evaluation_line(iteration, report)))
         self._append({"iteration": iteration, "evaluation": dict(report)})
         losses = report["source_losses"].items()
@@ -50,7 +50,7 @@ class Journal:
     def profile_check(
         self, iterations: Sequence[int], model_hash: str, profile_hash: str, compared: Sequence[Compared]
     ) -> None:
-        """Seconds by part in these iterations beside those of the profile, see `profile_check`; only the last rank."""
+        """Write measured against profiled seconds by part of the model, see `ProfileCheck`; called on the last rank."""
         say(*profile_lines(iterations, compared))
         check = {"model_hash": model_hash, "profile_hash": profile_hash, "iterations": list(iterations)}
         check["parts"] = [asdict(one) for one in compared]
@@ -63,7 +63,7 @@ class Journal:
 
 
 def write_curves(iteration: int, curves: Mapping[str, float]) -> None:
-    """Hand figures to the writers that Megatron opened; on most ranks there are none."""
+    """Pass values to the writers that Megatron opened; most ranks have none."""
     if tensorboard := get_tensorboard_writer():
         for name, value in curves.items():
             tensorboard.add_scalar(name, value, iteration)
@@ -71,21 +71,21 @@ def write_curves(iteration: int, curves: Mapping[str, float]) -> None:
         wandb.log(dict(curves), iteration)
 
 
-def spare_the_run() -> None:
-    """Let TensorBoard's writers lose what they cannot write, and say so once.
+def survive_write_errors() -> None:
+    """If a TensorBoard writer fails (disk full), warn once and write no more with it; training goes on.
 
-    They write no more after that: half a record ends what is read of their file.
+    A record after an incomplete one could not be read.
     """
     with suppress(ImportError):
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         for name in ("write", "flush", "close"):
-            setattr(RecordWriter, name, _sparing(getattr(RecordWriter, name)))
+            setattr(RecordWriter, name, _dropped_on_error(getattr(RecordWriter, name)))
 
 
-def _sparing(method: Callable[..., None]) -> Callable[..., None]:
+def _dropped_on_error(method: Callable[..., None]) -> Callable[..., None]:
     @wraps(method)
-    def sparing(writer: Any, *arguments: Any) -> None:
+    def write_or_drop(writer: Any, *arguments: Any) -> None:
         if vars(writer).get("failed"):
             return
         try:
@@ -94,22 +94,22 @@ def _sparing(method: Callable[..., None]) -> Callable[..., None]:
             writer.failed = True
             say(f"warning: TensorBoard's curves cannot be written ({error.strerror}); training goes on without them")
 
-    return sparing
+    return write_or_drop
 
 
 def training_line(iteration: int, report: Mapping[str, Any]) -> str:
-    """An interval for people."""
+    """The log line of an interval."""
     return (
         f" after iteration {iteration}/{report['iterations']} | epoch {report['epoch']:.2f} | "
         f"loss {loss_text(report['loss'], 4)} | samples/s {report['samples_per_second']:.1f} | "
         f"useful tokens/s {report['useful_tokens_per_second']:,.0f} | padding {report['padding']:.1%} | "
         f"DistRatio ViT {report['dist_ratio_vit']:.4f} LLM {report['dist_ratio_llm']:.4f} "
-        f"attention {report['dist_ratio_attention']:.4f} |{_pace(report)}{_operation(report)}"
+        f"attention {report['dist_ratio_attention']:.4f} |{_throughput(report)}{_operation(report)}"
     )
 
 
 def profile_lines(iterations: Sequence[int], compared: Sequence[Compared]) -> Iterator[str]:
-    """By part of the model what the profile has and what was measured, for people; and what to do about it."""
+    """Log lines: profiled and measured seconds by part of the model, and advice if the step differs too much."""
     numbers = ", ".join(map(str, iterations))
     yield f" iterations {numbers} beside the profile, ms of a rank and iteration on average:"
     yield f"  {'part':<12}{'profile':>12}{'measured':>12}{'measured / profile':>20}"
@@ -120,7 +120,7 @@ def profile_lines(iterations: Sequence[int], compared: Sequence[Compared]) -> It
         ratio = measured / planned if planned else None
         shown = "-" if ratio is None else f"{ratio:.2f}"
         yield f"  {part:<12}{planned * 1e3:>12,.2f}{measured * 1e3:>12,.2f}{shown:>20}"
-        if part == WHOLE and ratio is not None and abs(ratio - 1) > TOLERATED:
+        if part == WHOLE and ratio is not None and abs(ratio - 1) > TOLERANCE:
             yield (
                 f" the step takes {ratio:.2f} x what the profile says: to plan again from what was measured, stop this "
                 "run and start tools/launch.py again with --replan"
@@ -128,7 +128,7 @@ def profile_lines(iterations: Sequence[int], compared: Sequence[Compared]) -> It
 
 
 def evaluation_line(iteration: int, report: Mapping[str, Any]) -> str:
-    """An evaluation for people; sources where there are several."""
+    """The log line of an evaluation, with losses by source if there are several."""
     losses = report["source_losses"]
     sources = "".join(f" {name} {loss:.4f} |" for name, loss in losses.items()) if len(losses) > 1 else ""
     found = f"loss {loss_text(report['loss'], 6)} | {report['samples']:,} samples |"
@@ -136,14 +136,14 @@ def evaluation_line(iteration: int, report: Mapping[str, Any]) -> str:
 
 
 def _operation(report: Mapping[str, Any]) -> str:
-    """The bubble, and what went wrong so far, where something did."""
+    """The bubble, and the counts of bad samples and skipped steps if any."""
     words = f" bubble {report['bubble']:.1%} |" if "bubble" in report else ""
     for name in ("replaced_samples", "skipped_steps"):
         words += f" {name.replace('_', ' ')} {report[name]} |" if report.get(name) else ""
     return words
 
 
-def _pace(report: Mapping[str, Any]) -> str:
-    """The model's own operations a second on each device, and their share of its peak where that is known."""
+def _throughput(report: Mapping[str, Any]) -> str:
+    """Model FLOP/s of each device, and MFU if the device's peak is known."""
     share = f", MFU {report['mfu']:.1%}" if "mfu" in report else ""
     return f" {report['model_tflops']:,.4g} TFLOP/s a device{share} |" if "model_tflops" in report else ""

@@ -1,4 +1,4 @@
-"""What Megatron does not log: samples, useful tokens and model FLOPs a second, padding, levelness, loss by source."""
+"""Metrics that Megatron does not log: samples/s, useful tokens/s, model FLOP/s, padding, DistRatio, loss by source."""
 
 import time
 from collections.abc import Sequence
@@ -18,24 +18,24 @@ SIZES = ("tiles", "tokens", "useful_tokens", "samples", "squares", "useful_squar
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How much of the machine the model's own work takes: operations of the samples over all devices' seconds."""
+class Throughput:
+    """Model FLOP/s of each device: the FLOPs that the samples need, without padding and recomputation."""
 
     operations: ModelOperations
     devices: int
     peak: float | None = None
-    """Operations a second of one device; None: not known, so there is no share of it."""
+    """FLOP/s of one device; None if unknown, then no MFU is reported."""
 
     def of(self, sizes: Tensor, seconds: float) -> dict[str, float]:
-        """TFLOP/s a device, and MFU where the device's peak is known; sizes as `gather` gives them."""
-        whole = dict(zip(SIZES, sizes.sum(dim=(0, 1)).tolist(), strict=True))
+        """`model_tflops` of a device, and `mfu` if its peak is known; sizes as from `gather`."""
+        totals = dict(zip(SIZES, sizes.sum(dim=(0, 1)).tolist(), strict=True))
         names = ("tiles", "useful_tokens", "useful_squares", "counted")
-        rate = self.operations.total(*(whole[name] for name in names)) / seconds / self.devices
+        rate = self.operations.total(*(totals[name] for name in names)) / seconds / self.devices
         return {"model_tflops": rate / 1e12} | ({"mfu": rate / self.peak} if self.peak else {})
 
 
 class Tally:
-    """What the microbatches of one rank held: sizes on the host, losses on the device. Adding waits for nothing."""
+    """Sums over one rank's microbatches: sizes on the host, losses on the device; `add` waits for nothing."""
 
     def __init__(self, sources: int) -> None:
         self.sizes = [0] * len(SIZES)
@@ -43,13 +43,13 @@ class Tally:
         """[sources, 2] weighted sum of the losses and sum of the weights of each source's tokens."""
 
     def copy(self) -> "Tally":
-        """The same figures, to go back to."""
+        """A copy of the sums, to restore if the iteration is rerun."""
         other = Tally(len(self.losses))
         other.sizes, other.losses = list(self.sizes), self.losses.clone()
         return other
 
     def add(self, batch: Microbatch, losses: Tensor, weights: Tensor) -> None:
-        """Add a microbatch that was run; losses and weights [T]."""
+        """Add a microbatch; losses and weights [T]."""
         assert batch.sources is not None
         assert batch.segment_ids is not None
         self.sizes = [total + getattr(batch, name) for total, name in zip(self.sizes, SIZES, strict=True)]
@@ -58,30 +58,30 @@ class Tally:
 
 
 class TrainingMeter:
-    """Reports every `interval` iterations what the training iterations since the last report were.
+    """Reports the training iterations of every `interval`.
 
-    The last pipeline stage meters (it sees every pack and its losses). The host waits for the device, and ranks for
-    each other, only at a report. An iteration that is run again (Megatron's rerun machine) counts once, as it ran last.
+    Runs on the last pipeline stage, which sees every pack and its losses. The host waits for the device, and ranks for
+    each other, only at a report. Of an iteration that is rerun (Megatron's rerun machine) only the last run counts.
     """
 
-    def __init__(self, sources: Sequence[str], interval: int, journal: Journal, pace: Pace | None = None) -> None:
-        self.sources, self.interval, self.journal, self.pace = tuple(sources), interval, journal, pace
+    def __init__(self, sources: Sequence[str], interval: int, journal: Journal, pace: Throughput | None = None) -> None:
+        self.sources, self.interval, self.journal, self.throughput = tuple(sources), interval, journal, pace
         self.closed: list[Tally] = []
         self.tally = Tally(len(self.sources))
         self.start(None, 0, 1.0)
 
     def start(self, iterations: int | None, consumed_samples: int, samples_per_epoch: float) -> None:
-        """Training of so many iterations begins, or goes on after so many samples."""
+        """Training begins, or resumes after `consumed_samples`; `iterations` is its total."""
         self.iterations = iterations
         self.consumed_samples, self.samples_per_epoch = consumed_samples, samples_per_epoch
         self.started = time.perf_counter()
 
-    def leave_out(self, seconds: float) -> None:
-        """Seconds that were spent on something else than training."""
+    def exclude(self, seconds: float) -> None:
+        """Leave seconds that were not spent on training out of the rates."""
         self.started += seconds
 
     def begin_iteration(self) -> None:
-        """Count from nothing: an iteration that was begun and not ended is run again."""
+        """Discard what an unfinished iteration counted: it is rerun."""
         self.tally = Tally(len(self.sources))
 
     def ends_interval(self, iteration: int) -> bool:
@@ -89,7 +89,7 @@ class TrainingMeter:
         return iteration % self.interval == 0 or iteration == self.iterations
 
     def end_iteration(self, iteration: int, **more: Any) -> None:
-        """Close an iteration, counted from 1; where it ends an interval, reports that, and what others say of it."""
+        """Close an iteration, counted from 1; at the end of an interval write its report, with the fields `more`."""
         self.closed.append(self.tally)
         self.tally = Tally(len(self.sources))
         if self.ends_interval(iteration):
@@ -100,7 +100,7 @@ class TrainingMeter:
         sizes, losses = gather(self.closed)
         seconds = time.perf_counter() - self.started
         report = interval_report(sizes, losses, seconds, self.sources)
-        report |= self.pace.of(sizes, seconds) if self.pace else {}
+        report |= self.throughput.of(sizes, seconds) if self.throughput else {}
         self.consumed_samples += report["samples"]
         position = {
             "iterations": self.iterations,
@@ -111,7 +111,7 @@ class TrainingMeter:
 
 
 class EvaluationMeter:
-    """Reports what a pass over the held-out packs found: the mean over all of its counted tokens, exactly."""
+    """Reports an evaluation: the exact mean loss over all counted tokens of the held-out packs."""
 
     def __init__(self, sources: Sequence[str], iterations: int, journal: Journal) -> None:
         self.sources, self.iterations, self.journal = tuple(sources), iterations, journal
@@ -120,17 +120,17 @@ class EvaluationMeter:
         self.tally = Tally(len(self.sources))
 
     def begin_iteration(self) -> None:
-        """The first one of a pass starts the clock."""
+        """Start the clock at the first iteration of a pass."""
         if self.done == 0:
             self.started = time.perf_counter()
 
     def end_iteration(self) -> bool:
-        """Whether the pass is complete; the next iteration begins another."""
+        """Whether the pass is complete; the next iteration then begins a new one."""
         self.done = (self.done + 1) % self.iterations
         return self.done == 0
 
     def end_pass(self, iteration: int) -> float:
-        """Report a pass after `iteration` iterations of training; what it took, in seconds."""
+        """Write the report of a pass after training iteration `iteration`; returns its seconds."""
         sizes, losses = gather([self.tally])
         seconds = time.perf_counter() - self.started
         samples = int(sizes[..., SIZES.index("samples")].sum())
@@ -142,16 +142,16 @@ class EvaluationMeter:
 
 
 def gather(tallies: Sequence[Tally]) -> tuple[Tensor, Tensor]:
-    """Sizes [ranks, tallies, sizes] and losses [sources, 2] over all data-parallel ranks; waits for the device once."""
+    """(sizes [ranks, tallies, sizes], losses [sources, 2]) of all data-parallel ranks; waits for the device once."""
     sizes = torch.tensor([tally.sizes for tally in tallies], dtype=torch.float64)
     losses = torch.stack([tally.losses for tally in tallies]).sum(0)
     mine = torch.cat([sizes.to(losses.device).flatten(), losses.flatten()])
-    everything = of_all_ranks(mine, parallel_state.get_data_parallel_group()).cpu()
+    everything = all_gathered(mine, parallel_state.get_data_parallel_group()).cpu()
     return everything[:, : sizes.numel()].view(-1, *sizes.shape), everything[:, sizes.numel() :].sum(0).view(-1, 2)
 
 
-def of_all_ranks(mine: Tensor, group: ProcessGroup) -> Tensor:
-    """[ranks of the group, ...]: what each of them has; alike in shape."""
+def all_gathered(mine: Tensor, group: ProcessGroup) -> Tensor:
+    """[ranks of the group, ...]: each rank's tensor; all must have one shape."""
     parts = [torch.empty_like(mine) for _ in range(group.size())]
     torch.distributed.all_gather(parts, mine.contiguous(), group=group)
     return torch.stack(parts)
@@ -160,7 +160,7 @@ def of_all_ranks(mine: Tensor, group: ProcessGroup) -> Tensor:
 def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequence[str]) -> dict[str, Any]:
     """Rates, padding and DistRatios (OmniBal, section 3) of an interval.
 
-    sizes [ranks, iterations, sizes]: what each rank ran in each iteration, see `SIZES`; losses [sources, 2] of all.
+    sizes [ranks, iterations, sizes], see `SIZES`; losses [sources, 2] summed over all ranks.
     """
     tiles, tokens, useful, samples, squares, *_ = sizes.unbind(-1)
     return {
@@ -177,9 +177,9 @@ def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequ
 
 
 def mean_losses(losses: Tensor, sources: Sequence[str]) -> dict[str, Any]:
-    """The mean loss over all tokens that count, and over those of each source that has any; losses [sources, 2].
+    """Mean loss over all counted tokens, and of each source that has any; losses [sources, 2].
 
-    None where no token counts: every step was left out, say.
+    `loss` is None if no token counts, as when every step was skipped.
     """
     totals, weights = losses.unbind(-1)
     counted = [source for source, weight in enumerate(weights.tolist()) if weight]

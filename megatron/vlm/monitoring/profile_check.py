@@ -1,9 +1,9 @@
-"""Does the plan's profile hold here? Seconds of each part of the model in a run's first iterations, beside its own.
+"""Compares the seconds of each part of the model in a run's first iterations with the plan's profile.
 
-    iterations of this start   1  2  3  [4]  5  [6]  7  [8]     recorded, as those of timeline.jsonl are
+    iterations since the start   1  2  3  [4]  5  [6]  7  [8]     [recorded], as for timeline.jsonl
 
-They are compared once, by the rank that writes metrics.jsonl: a table in the log, and a line that
-`tools/launch.py --replan` plans again from.
+The rank that writes metrics.jsonl compares once: a table in the log, and a line from which `tools/launch.py --replan`
+makes a new plan.
 """
 
 from pathlib import Path
@@ -17,11 +17,11 @@ from omnibal_ext.report.against_profile import against_profile
 from omnibal_ext.run_metrics import noted_inputs
 
 WARM_UP, COMPARED = 3, 3
-"""Iterations of a start that come first, and how many are compared."""
+"""Iterations to wait after a start, and how many are compared."""
 
 
 class ProfileCheck:
-    """Gets the recorded iterations; every rank asks it alike which these are, and one has their records."""
+    """Chooses the iterations to record, alike on every rank, and compares them on the rank that gets the records."""
 
     def __init__(self, plan: Plan, plan_path: Path, metrics_file: Path, journal: Journal) -> None:
         self.plan, self.journal = plan, journal
@@ -31,20 +31,22 @@ class ProfileCheck:
         self.done = False
 
     def wants(self, number: int) -> bool:
-        """Whether iteration `number` (0: one that is no training) is to be recorded; the first one asked for is the
-        first of this start. None of them are neighbours."""
+        """Whether to record iteration `number` (0: evaluation), never two in succession.
+
+        The first number asked for is the first iteration of this start.
+        """
         self.first = self.first or number
         return number - self.first in range(WARM_UP, WARM_UP + 2 * COMPARED, 2)
 
-    def saw(self, record: dict[str, Any]) -> None:
-        """A recorded iteration, as a line of timeline.jsonl."""
+    def add(self, record: dict[str, Any]) -> None:
+        """Take a recorded iteration, a record as in timeline.jsonl."""
         if record["iteration"] >= self.first + WARM_UP and not self.done:
             self.records.append(record)
             if len(self.records) == COMPARED:
                 self.close()
 
     def close(self) -> None:
-        """Compare what was recorded: enough of it, or training has ended."""
+        """Compare what was recorded so far; called when it is enough, or training has ended."""
         self.done, records = True, self.records
         if records and (profile := self._profile()):
             numbers = [record["iteration"] for record in records]
@@ -53,13 +55,13 @@ class ProfileCheck:
         self.records = []
 
     def _profile(self) -> Profile | None:
-        """The plan's: as the launcher noted, or beside the plan. None where it is not there: a plan can do without."""
+        """The plan's profile, where the launcher noted it or next to the plan; None if it is in neither."""
         try:
             noted: dict[str, str] = noted_inputs(self.metrics_file.parent)
         except UserError:
             noted = {}
-        beside = self.plan_path.with_name("profile.json")
-        for path in (noted.get("profile", beside), beside):
+        next_to_plan = self.plan_path.with_name("profile.json")
+        for path in (noted.get("profile", next_to_plan), next_to_plan):
             try:
                 if (profile := Profile.load(path)).hash == self.plan.profile_hash:
                     return profile

@@ -1,13 +1,13 @@
-"""Records what every rank does in some iterations: a line of timeline.jsonl each, which `tools/report.py` draws.
+"""Records what every rank does in some iterations: one line each of timeline.jsonl, which `tools/report.py` draws.
 
     {"iteration": 5, "lanes": [{"data_parallel_rank": 0, "rank": 0, "end": 0.21,
       "actions": [["F", 0, 0, 0.001, 0.013, [["vit", "forward", 0.010], ["projector", "forward", 0.002]]], ...],
       "reads": [[0.0, 0.001], ...], "held": [[0.013, 8123456], ...],
       "packs": [[tiles, tokens, sum of squared lengths, tokens sent to others of a team, its ranks], ...]}, ...]}
 
-Seconds are from when the first rank goes on after all have met before the iteration. An action is (kind, microbatch,
-chunk, start, end, pieces); reads are (start, end) of the waits for packs. A lane is a pipeline rank of a data-parallel
-rank, the first tensor-parallel one.
+Seconds count from when the first rank leaves the barrier before the iteration. An action is (kind, microbatch, chunk,
+start, end, pieces); reads are (start, end) of the waits for packs. A lane is one pipeline rank of one data-parallel
+rank, at tensor-parallel rank 0.
 """
 
 import socket
@@ -41,7 +41,7 @@ PHASES = {"F": "forward", "B": "backward", "W": "weight", "E": "forward", "V": "
 
 
 def recorded_iterations(iterations: int, count: int) -> frozenset[int]:
-    """Which ones, counted from 1: so many, evenly over a run, the first behind the warm-up, none of them neighbours."""
+    """Iterations to record, from 1: `count` spread evenly over a run after the warm-up, never two in succession."""
     first = min(WARM_UP + 1, iterations)
     steps = max(1, min(count, (iterations - first) // 2 + 1)) - 1
     evenly = {first + round(n * (iterations - first) / max(1, steps)) for n in range(steps + 1)}
@@ -50,7 +50,7 @@ def recorded_iterations(iterations: int, count: int) -> frozenset[int]:
 
 @dataclass
 class Timed:
-    """An action: its moments, and those at which another part of the model began."""
+    """An action's start and end, and the moments at which another part of the model began."""
 
     action: Action
     start: Moment
@@ -60,7 +60,7 @@ class Timed:
     held: int | None = None
 
     def record(self, origin: Moment) -> list[Any]:
-        """As in the file; waits until the device is through with it."""
+        """As in the file; waits until the device has finished the action."""
         assert self.end is not None
         phase = PHASES[self.action.kind]
         edges = [(self.start, OTHER, phase), *self.marks]
@@ -79,17 +79,17 @@ class Timed:
 class Recorder:
     """Times the actions of some iterations on this rank, and counts the bytes held; gathers and writes them.
 
-    1. Before a recorded iteration all ranks meet; when the first one goes on, that is time 0.
-    2. Moments are taken around every action and every wait for a pack, and, by hooks, where a part of the model begins:
-       forward, forward again in the backward (recomputation), backward. Nothing waits for them.
-    3. The iteration ends with the last step of an optimizer in it.
-    4. Bytes: on a device those of its allocator. Elsewhere those that autograd keeps are counted, beside weights,
-       gradients and optimizer state, in the iteration that follows: counting takes time, which is not to be recorded.
-    5. Before the next iteration, or when training ends, the figures are gathered and the last rank writes them.
+    1. Before a recorded iteration all ranks meet at a barrier; time 0 is when the first rank leaves it.
+    2. Events are recorded around every action and every wait for a pack, and, by hooks, where a part of the model
+       begins its forward, recomputation or backward. Nothing waits for them.
+    3. The iteration ends with the last optimizer step in it.
+    4. Bytes: on a GPU, the allocator's. On the CPU, what autograd saves plus weights, gradients and optimizer state,
+       counted in the following iteration, since counting takes time.
+    5. Before the next iteration, or when training ends, the last rank gathers and writes the records.
     """
 
     def __init__(self, path: Path | None, iterations: Collection[int], check: ProfileCheck | None = None) -> None:
-        """`iterations` are for the file; those that `check` wants, and that are no neighbours of them, for it alone."""
+        """Records `iterations` to `path`; for `check` those it wants that are not next to one of `iterations`."""
         self.lines, self.check = Lines(path) if path else None, check
         self.iterations = frozenset(iterations if path else ())
         self.number = 0
@@ -98,19 +98,19 @@ class Recorder:
         self.timed: list[Timed] = []
         self.packs: list[list[int]] = []
         self.reads: list[tuple[Moment, Moment]] = []
-        self.stepped: Moment | None = None
-        self.finished: Moment | None = None
+        self.step_ended: Moment | None = None
+        self.actions_ended: Moment | None = None
         self.state_bytes: dict[int, int] = {}
-        """By optimizer."""
+        """By id of the optimizer."""
         self.counting: KeptBytes | None = None
         self.fixed = 0
         self.held: list[tuple[float, float]] = []
-        self._now: Timed | None = None
+        self._current: Timed | None = None
         self._step_hook: Any = None
 
     @contextmanager
     def iteration(self, number: int, model: Sequence[Any]) -> Iterator[None]:
-        """Around the forwards and backwards of iteration `number` (0: one that is no training)."""
+        """Wraps the forwards and backwards of iteration `number` (0: evaluation)."""
         followed = number == self.number + 1 and self.number in self.iterations
         counts = self.origin is not None and allocated_bytes() is None and followed
         if self._step_hook is not None:
@@ -120,35 +120,35 @@ class Recorder:
         modules = model if isinstance(model, list) else [model]
         with ExitStack() as stack:
             if counts:
-                stack.enter_context(self._counted(modules))
-            elif self._wants(number):
+                stack.enter_context(self._counting(modules))
+            elif self._records(number):
                 stack.enter_context(self._timed(number, modules))
             yield
 
-    def _wants(self, number: int) -> bool:
+    def _records(self, number: int) -> bool:
         for_check = self.check is not None and self.check.wants(number)
         return number in self.iterations or (for_check and not {number - 1, number + 1} & self.iterations)
 
     @contextmanager
     def watch(self, action: Action) -> Iterator[None]:
-        """Around the computing of one action."""
+        """Wraps the computation of one action."""
         if self.counting is not None:
-            with self._count(self.counting):
+            with self._count_action(self.counting):
                 yield
             return
-        if not self._times:
+        if not self._is_timing:
             yield
             return
-        self._now = Timed(action, Moment())
+        self._current = Timed(action, Moment())
         yield
-        self._now.end, self._now.held = Moment(), allocated_bytes()
-        self.timed.append(self._now)
-        self._now = None
+        self._current.end, self._current.held = Moment(), allocated_bytes()
+        self.timed.append(self._current)
+        self._current = None
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around the host's wait for a pack. A device that has work meanwhile reaches both moments at once."""
-        if not self._times:
+        """Wraps the host's wait for a pack. A busy device reaches both moments at once: the wait then costs nothing."""
+        if not self._is_timing:
             yield
             return
         start = Moment()
@@ -156,17 +156,17 @@ class Recorder:
         self.reads.append((start, Moment()))
 
     @property
-    def _times(self) -> bool:
-        """Whether an iteration is being timed that is not over."""
-        return self._step_hook is not None and self.counting is None and self.finished is None
+    def _is_timing(self) -> bool:
+        """Whether the actions of an iteration are being timed."""
+        return self._step_hook is not None and self.counting is None and self.actions_ended is None
 
-    def saw(self, batch: Microbatch) -> None:
-        """A pack that is run forwards now."""
-        if self._now is not None and self._now.action.kind == "F" and self._now.action.chunk == 0:
-            self.packs.append([batch.tiles, batch.tokens, batch.squares, batch.exchanged, batch.width])
+    def add_pack(self, batch: Microbatch) -> None:
+        """Note the sizes of the pack whose forward begins."""
+        if self._current is not None and self._current.action.kind == "F" and self._current.action.chunk == 0:
+            self.packs.append([batch.tiles, batch.tokens, batch.squares, batch.sent_tokens, batch.width])
 
     def close(self) -> None:
-        """Training has ended."""
+        """Write what is left; training has ended."""
         if self.origin is not None:
             self._step_hook.remove()
             self._write()
@@ -176,21 +176,21 @@ class Recorder:
     @contextmanager
     def _timed(self, number: int, modules: Sequence[Any]) -> Iterator[None]:
         self.number, self.timed, self.packs, self.reads, self.held = number, [], [], [], []
-        self.stepped = self.finished = None
+        self.step_ended = self.actions_ended = None
         self._step_hook = register_optimizer_step_post_hook(self._after_step)
         hooks = [hook for module in modules for hook in self._mark_parts(unwrap_model(module))]
         watched.by = self._exchanging
         torch.distributed.barrier()
         self.origin, self.clock = Moment(), time.perf_counter()
         yield
-        self.finished = Moment()
+        self.actions_ended = Moment()
         watched.by = nullcontext
         for hook in hooks:
             hook.remove()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Several optimizers may step in an iteration: the last one counts."""
-        self.stepped = Moment()
+        """Of several optimizers the last step ends the iteration."""
+        self.step_ended = Moment()
         self.state_bytes[id(optimizer)] = sum(
             value.numel() * value.element_size()
             for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)
@@ -199,36 +199,36 @@ class Recorder:
     def _mark_parts(self, stage: Stage) -> Iterator[Any]:
         for link, module in stage.run_links:
             part = TIMED_PART_OF[stage.chain.kinds[link]]
-            yield module.register_forward_pre_hook(partial(self._begin, part))
-            yield module.register_forward_hook(partial(self._leave, part))
+            yield module.register_forward_pre_hook(partial(self._before_link, part))
+            yield module.register_forward_hook(partial(self._after_link, part))
 
-    def _begin(self, part: str, *_: Any) -> None:
-        if self._now is not None:
-            again = self._now.action.kind in "BV"
-            self._mark(part, "recompute" if again else "forward")
+    def _before_link(self, part: str, *_: Any) -> None:
+        if self._current is not None:
+            recomputes = self._current.action.kind in "BV"
+            self._mark(part, "recompute" if recomputes else "forward")
 
-    def _leave(self, part: str, _: Any, __: Any, output: Any) -> None:
-        if self._now is not None and isinstance(output, Tensor) and output.requires_grad:
+    def _after_link(self, part: str, _: Any, __: Any, output: Any) -> None:
+        if self._current is not None and isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(lambda _: self._mark(part, "backward"))
 
     @contextmanager
     def _exchanging(self, backward: bool) -> Iterator[None]:
-        """Around what ranks of a team send each other in the midst of a part, which goes on behind it."""
-        if self._now is None:
+        """Wraps an exchange between ranks of a team inside a part of the model, which continues after it."""
+        if self._current is None:
             yield
             return
-        kind = self._now.action.kind
-        goes_on = self._now.marks[-1][1:] if self._now.marks else (OTHER, PHASES[kind])
+        kind = self._current.action.kind
+        interrupted = self._current.marks[-1][1:] if self._current.marks else (OTHER, PHASES[kind])
         self._mark(EXCHANGE, "backward" if backward else "recompute" if kind in "BV" else "forward")
         yield
-        self._mark(*goes_on)
+        self._mark(*interrupted)
 
     def _mark(self, part: str, phase: str) -> None:
-        if self._now is not None:
-            self._now.marks.append((Moment(), part, phase))
+        if self._current is not None:
+            self._current.marks.append((Moment(), part, phase))
 
     @contextmanager
-    def _counted(self, modules: Sequence[Any]) -> Iterator[None]:
+    def _counting(self, modules: Sequence[Any]) -> Iterator[None]:
         weights = [weight for module in modules for weight in module.parameters()]
         gradients = [g for w in weights if isinstance(g := getattr(w, "main_grad", None), Tensor)]
         self.fixed = sum(self.state_bytes.values()) + sum(t.numel() * t.element_size() for t in (*weights, *gradients))
@@ -238,14 +238,14 @@ class Recorder:
         self.counting = None
 
     @contextmanager
-    def _count(self, kept: KeptBytes) -> Iterator[None]:
+    def _count_action(self, kept: KeptBytes) -> Iterator[None]:
         kept.peak = kept.bytes
         yield
         at = self.counted_from.seconds_until(Moment())
         self.held += [(at, float(self.fixed + kept.peak)), (at, float(self.fixed + kept.bytes))]
 
     def _write(self) -> None:
-        """Gather the iteration over all ranks; the last one appends it to the file, and has it compared."""
+        """Gather the iteration; the last rank appends it to the file and hands it to the profile check."""
         lanes = _gathered(self._lane() if parallel_state.get_tensor_model_parallel_rank() == 0 else None)
         self.origin = self._step_hook = None
         if not lanes:
@@ -254,11 +254,11 @@ class Recorder:
         if self.lines is not None and self.number in self.iterations:
             self.lines.append(record)
         if self.check is not None:
-            self.check.saw(record)
+            self.check.add(record)
 
     def _lane(self) -> dict[str, Any]:
         assert self.origin is not None
-        assert self.finished is not None
+        assert self.actions_ended is not None
         actions = [timed.record(self.origin) for timed in self.timed]
         allocated = [(record[4], timed.held) for record, timed in zip(actions, self.timed, strict=True)]
         return {
@@ -266,7 +266,7 @@ class Recorder:
             "clock": self.clock,
             "data_parallel_rank": parallel_state.get_data_parallel_rank(),
             "rank": parallel_state.get_pipeline_model_parallel_rank(),
-            "end": self.origin.seconds_until(self.stepped or self.finished),
+            "end": self.origin.seconds_until(self.step_ended or self.actions_ended),
             "actions": actions,
             "reads": [[self.origin.seconds_until(moment) for moment in read] for read in self.reads],
             "held": self.held or [point for point in allocated if point[1] is not None],
@@ -275,7 +275,7 @@ class Recorder:
 
 
 def _gathered(mine: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """On the last rank all ranks' lanes, in order; elsewhere none."""
+    """All ranks' lanes in order, on the last rank; elsewhere none."""
     last = torch.distributed.get_world_size() - 1
     everyone: list[Any] | None = [None] * (last + 1) if torch.distributed.get_rank() == last else None
     torch.distributed.gather_object(mine, everyone, dst=last)
@@ -284,18 +284,18 @@ def _gathered(mine: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def aligned(lanes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lanes that count from one time: where processes share a machine they share its clock, and the first one starts.
+    """Lanes with one time 0 per machine: when its first rank left the barrier.
 
-    They leave the meeting before the iteration at different times. Between machines that difference stays.
+    Ranks leave it at different times; ranks of one machine share a clock, so there the difference is removed.
     """
     first: dict[str, float] = {}
     for lane in lanes:
         first[lane["host"]] = min(first.get(lane["host"], lane["clock"]), lane["clock"])
-    return [_later(lane, lane["clock"] - first[lane["host"]]) for lane in lanes]
+    return [_shifted(lane, lane["clock"] - first[lane["host"]]) for lane in lanes]
 
 
-def _later(lane: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The lane so much later, without what only aligning needs."""
+def _shifted(lane: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The lane with all times shifted by `seconds`, without the fields that only `aligned` needs."""
     actions = [[*action[:3], action[3] + seconds, action[4] + seconds, action[5]] for action in lane["actions"]]
     reads = [[start + seconds, end + seconds] for start, end in lane["reads"]]
     held = [[at + seconds, *held] for at, *held in lane["held"]]

@@ -1,10 +1,10 @@
-"""Does training run as planned? Seconds of every stage, the bubble and bytes of every rank, beside what the plan says.
+"""Compares seconds of every stage, the bubble and peak bytes of every rank with the plan's predictions.
 
-1. The first iterations warm up: nothing is timed.
-2. In all others a moment is taken before and after every action. They are compared when the iteration has ended: by
-   then the device is through with it, as the norm of its gradients has been read.
-3. At the end of an interval the figures of its iterations are gathered over all ranks, once.
-4. A stage that in three of four iterations has another share of the work than planned is named, once.
+1. The first iterations warm up and are not timed.
+2. In all others, events are recorded before and after every action. They are read at the end of the iteration, when the
+   device has finished it, since the gradient norm has been read.
+3. At the end of an interval the timings of its iterations are gathered over all ranks.
+4. A stage whose share of the work differs from the plan in three of four iterations is reported once.
 """
 
 import statistics
@@ -19,7 +19,7 @@ from megatron.core import parallel_state
 from megatron.training import print_rank_last
 from torch import Tensor
 
-from megatron.vlm.monitoring.meters import of_all_ranks
+from megatron.vlm.monitoring.meters import all_gathered
 from megatron.vlm.platform import Moment, peak_bytes, to_device
 from omnibal_ext.output import printable
 from omnibal_ext.plan import Plan
@@ -27,38 +27,38 @@ from omnibal_ext.schedules.actions import VISION, Action
 from omnibal_ext.units import in_bytes
 
 WARM_UP = 2  # iterations
-TOLERATED = 0.2
-"""By how much a stage's share of the work may differ from the plan's."""
-SAID, JUDGED = 3, 8
-"""After so many iterations it is said how the stages are, and it is judged whether they drift, by the last ones."""
+TOLERANCE = 0.2
+"""Relative difference between a stage's measured and planned share of the work that is no drift."""
+COMPARED_AFTER, DRIFT_WINDOW = 3, 8
+"""Iterations until stages are compared with the plan; number of last iterations from which drift is judged."""
 
 
 class StageMeter:
-    """Times the actions of training; every rank calls it alike."""
+    """Times the actions of training iterations; every rank makes the same calls."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.iterations = 0
         self.timing = False
         self.actions: list[tuple[int, Moment, Moment]] = []
-        """(chunk, start, end) of each action of this iteration; a tower beside the pipeline is one chunk more."""
+        """(chunk, start, end) of each action of this iteration; a replicated tower counts as the last chunk."""
         self.timed: list[list[float]] = []
-        """An iteration each: seconds of work of each chunk of this rank, and of a tower beside the pipeline; and from
-        its first start to its last end."""
-        self.recent: deque[list[float]] = deque(maxlen=JUDGED)
-        """An iteration each: seconds of a microbatch on each stage."""
+        """[iterations][chunks + 1]: seconds of work of each chunk (a replicated tower is the last), and from the
+        first start to the last end."""
+        self.recent: deque[list[float]] = deque(maxlen=DRIFT_WINDOW)
+        """[iterations][stages]: seconds of a microbatch."""
         self.said = self.warned = False
 
     @contextmanager
     def iteration(self, training: bool) -> Iterator[None]:
-        """Around the actions of one iteration; one that is run again counts as it ran last."""
+        """Wraps the actions of one iteration; if it is rerun, only the last run counts."""
         self.actions, self.timing = [], training and self.iterations >= WARM_UP
         yield
         self.timing = False
 
     @contextmanager
     def watch(self, action: Action) -> Iterator[None]:
-        """Around the computing of one action."""
+        """Wraps the computation of one action."""
         if not self.timing:
             yield
             return
@@ -68,7 +68,7 @@ class StageMeter:
         self.actions.append((chunks if action.kind in VISION else action.chunk, started, Moment()))
 
     def end_iteration(self) -> None:
-        """An iteration of training is over, on the device too."""
+        """Read the timings of a training iteration, which the device has finished."""
         self.iterations += 1
         if not self.actions:
             return
@@ -79,18 +79,18 @@ class StageMeter:
         self.actions = []
 
     def end_interval(self) -> dict[str, Any]:
-        """What the iterations since the last call were; every rank calls it, after as many iterations.
+        """Metrics of the iterations since the last call; collective, after the same number of iterations on every rank.
 
-        bubble                 share of the ranks' time, from first start to last end of work, in which they wait
+        bubble                 idle share of the ranks' time, from the first start to the last end of work
         stage_seconds[stage]   of a microbatch, forward and backward
-        tower_seconds[rank]    of the pipeline, of all microbatches; only of a tower beside it
-        stage_peak_bytes[rank] of the pipeline, the most since the start; only where there are GPUs
+        tower_seconds[rank]    per pipeline rank, of all microbatches; with a replicated tower only
+        stage_peak_bytes[rank] per pipeline rank, since the start; on GPUs only
         """
         if not self.timed:
             return {}
-        everyone = gathered(torch.tensor(self.timed, dtype=torch.float64), peak_bytes())
+        everyone = gather_timings(torch.tensor(self.timed, dtype=torch.float64), peak_bytes())
         self.timed = []
-        stages = torch.stack([everyone.worked[:, rank, :, chunk] for rank, chunk in self._places()], dim=-1)
+        stages = torch.stack([everyone.worked[:, rank, :, chunk] for rank, chunk in self._ranks_and_chunks()], dim=-1)
         stages = stages.mean(dim=0) / self.plan.num_microbatches
         self.recent += stages.tolist()
         report = {"bubble": bubble(everyone.worked, everyone.spans), "stage_seconds": stages.mean(dim=0).tolist()}
@@ -100,64 +100,63 @@ class StageMeter:
         self._compare(report)
         return report
 
-    def _places(self) -> list[tuple[int, int]]:
+    def _ranks_and_chunks(self) -> list[tuple[int, int]]:
         return [*map(self.plan.placement.rank_and_chunk, range(len(self.plan.stages)))]
 
     def _compare(self, report: dict[str, Any]) -> None:
-        """Say once how the stages are beside the plan, and once that one of them is not as planned."""
+        """Print once how the stages compare with the plan, and once if a stage drifts."""
         if "stage_seconds" not in self.plan.predicted:
             return
-        if not self.said and len(self.recent) >= SAID:
+        if not self.said and len(self.recent) >= COMPARED_AFTER:
             self.said = True
-            print_rank_last(printable(beside_plan(self.plan, self.recent, report)))
+            print_rank_last(printable(comparison_with_plan(self.plan, self.recent, report)))
         if not self.warned and (warning := drift_warning(self.plan, self.recent)):
             self.warned = True
             print_rank_last(printable(warning))
 
 
 @dataclass(frozen=True)
-class Everyone:
-    """What all ranks of one tensor-parallel number have timed."""
+class AllRanks:
+    """Timings of all ranks that share this one's tensor-parallel rank."""
 
     worked: Tensor
-    """[data-parallel ranks, pipeline ranks, iterations, chunks] seconds; a tower beside the pipeline is one more."""
+    """[data-parallel ranks, pipeline ranks, iterations, chunks] seconds; a replicated tower is the last chunk."""
     spans: Tensor
     """[data-parallel ranks, pipeline ranks, iterations] seconds from first start to last end."""
     peaks: list[int]
-    """[pipeline ranks] bytes, of the replica that has most; 0: not known."""
+    """[pipeline ranks] bytes, the maximum over replicas; 0 if unknown."""
 
 
-def gathered(timed: Tensor, peak: int | None) -> Everyone:
-    """What this rank has timed [iterations, chunks + 1], and the bytes it held at most, of all ranks."""
+def gather_timings(timed: Tensor, peak: int | None) -> AllRanks:
+    """Gather `timed` [iterations, chunks + 1] seconds and peak bytes over pipeline and data-parallel ranks."""
     mine = torch.cat([timed.flatten(), torch.tensor([float(peak or 0)], dtype=torch.float64)])
-    pipeline = of_all_ranks(to_device(mine), parallel_state.get_pipeline_model_parallel_group())
-    replicas = of_all_ranks(pipeline, parallel_state.get_data_parallel_group()).cpu()
+    pipeline = all_gathered(to_device(mine), parallel_state.get_pipeline_model_parallel_group())
+    replicas = all_gathered(pipeline, parallel_state.get_data_parallel_group()).cpu()
     table = replicas[..., :-1].unflatten(-1, timed.shape)
-    return Everyone(table[..., :-1], table[..., -1], [int(most) for most in replicas[..., -1].amax(dim=0)])
+    return AllRanks(table[..., :-1], table[..., -1], [int(most) for most in replicas[..., -1].amax(dim=0)])
 
 
 def bubble(worked: Tensor, spans: Tensor) -> float:
-    """Mean over iterations and replicas of the share of a pipeline's time that is waiting; see `Everyone`.
+    """Idle share of a pipeline's time, mean over iterations and replicas; arguments as in `AllRanks`.
 
-    A pipeline's time is the longest span of a rank of it: that of the rank on which forwards begin and backwards end.
+    A pipeline's time is the longest span of its ranks: that of the rank where forwards begin and backwards end.
     """
-    whole = spans.amax(dim=1) * spans.shape[1]
-    return (1 - worked.sum(dim=(1, 3)) / whole.clamp(min=1e-12)).mean().item()
+    total = spans.amax(dim=1) * spans.shape[1]
+    return (1 - worked.sum(dim=(1, 3)) / total.clamp(min=1e-12)).mean().item()
 
 
 def drifts(plan: Plan, microbatch: Sequence[float]) -> list[float]:
-    """By how much each stage's share of the work differs from the plan's (0.1: a tenth more).
+    """Relative difference of each stage's share of the work from the plan's (0.1: a tenth more).
 
-    A plan is a cut: it is wrong where stages have other shares of the work than it says. A machine on which all of it
-    takes longer by one factor needs no other.
+    Shares, not seconds: a machine that is slower by one factor on all stages needs no other cut.
     """
     predicted = plan.predicted["stage_seconds"]
     pace = sum(microbatch) / max(sum(predicted), 1e-12)
     return [found / max(expected * pace, 1e-12) - 1 for found, expected in zip(microbatch, predicted, strict=True)]
 
 
-def beside_plan(plan: Plan, iterations: Sequence[Sequence[float]], report: Mapping[str, Any]) -> str:
-    """Medians over iterations of what a microbatch takes on each stage, bubble and bytes, beside what the plan says."""
+def comparison_with_plan(plan: Plan, iterations: Sequence[Sequence[float]], report: Mapping[str, Any]) -> str:
+    """The log line with each stage's median seconds of a microbatch, bubble and peak bytes, against the predictions."""
     medians, predicted = [statistics.median(stage) for stage in zip(*iterations, strict=True)], plan.predicted
     stages = [
         f"stage {number}: {found * 1e3:.1f} ms, predicted {expected * 1e3:.1f} ({drift:+.0%} of its share)"
@@ -177,17 +176,17 @@ def beside_plan(plan: Plan, iterations: Sequence[Sequence[float]], report: Mappi
 
 
 def drift_warning(plan: Plan, iterations: Sequence[Sequence[float]]) -> str:
-    """What to say of a stage that drifts in three of four iterations, to the same side; "" if none does.
+    """A warning about the stage that drifts most, in one direction in three of four iterations; "" if none does.
 
-    What disturbs a machine now and then, and packs that are not as the mean of them, are no drift.
+    So disturbances now and then, and packs far from the mean, are no drift.
     """
-    if len(iterations) < JUDGED:
+    if len(iterations) < DRIFT_WINDOW:
         return ""
     by_stage = list(zip(*(drifts(plan, microbatch) for microbatch in iterations), strict=True))
     quartiles = [statistics.quantiles(stage, n=4) for stage in by_stage]
     surely = [low if low > 0 else high if high < 0 else 0.0 for low, _, high in quartiles]
     worst = max(range(len(surely)), key=lambda number: abs(surely[number]))
-    if abs(surely[worst]) <= TOLERATED:
+    if abs(surely[worst]) <= TOLERANCE:
         return ""
     freeze = f"--freeze {' '.join(plan.frozen)} " if plan.frozen else ""
     if plan.lora_rank:

@@ -23,7 +23,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.image_rows import ImageRows
 from megatron.vlm.pipeline.tower import Tower
-from omnibal_ext.dealing import deal
+from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.tower import parts_of
 
 
@@ -203,7 +203,7 @@ class Encoding:
             copies = 1 + (self.tower.features if pack.units else 0)
             made.rows[number] = ImageRows(
                 tuple(architecture.image_tokens(size) for size in pack.units),
-                deal(pack.units, number, parts, tensor_ranks),
+                assign_units(pack.units, number, parts, tensor_ranks),
                 len(parts),
                 tensor_ranks,
                 copies,

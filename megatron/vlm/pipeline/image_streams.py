@@ -6,8 +6,8 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from megatron.vlm.data.loader import Packs
-from megatron.vlm.data.parts import Numbered, PartDataset
+from megatron.vlm.data.image_shard import ImageShardDataset, NumberedPacks
+from megatron.vlm.data.loader import PackLoader
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.encoding import Images
 from omnibal_ext.errors import UserError
@@ -22,13 +22,13 @@ class ImageStreams:
 
     def __init__(self, tower: Tower | None, num_workers: int = 0) -> None:
         self.tower, self.num_workers = tower, num_workers
-        self._streams: dict[bool, Packs] = {}
+        self._streams: dict[bool, PackLoader] = {}
         self._microbatches: dict[bool, int] = {}
 
     def add(
         self,
         training: bool,
-        packs: Packs,
+        packs: PackLoader,
         order: Iterable[int],
         microbatches: int,
         reading: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -48,8 +48,8 @@ class ImageStreams:
         tensor = parallel_state.get_tensor_model_parallel_group()
         here = parallel_state.get_pipeline_model_parallel_rank()
         worker = Worker(self.tower.parts, here, tensor.rank(), tensor.size())
-        dataset = PartDataset(packs.dataset.data, index, worker)
-        self._streams[training] = Packs(dataset, Numbered(order, microbatches), self.num_workers, reading)
+        dataset = ImageShardDataset(packs.dataset.data, index, worker)
+        self._streams[training] = PackLoader(dataset, NumberedPacks(order, microbatches), self.num_workers, reading)
         self._microbatches[training] = microbatches
 
     def begin(self, training: bool, saw: Saw, iteration: int) -> dict[str, Images]:

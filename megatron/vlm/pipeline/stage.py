@@ -11,7 +11,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.autograd import Variable
 
-from megatron.vlm.microbatch import Microbatch, Share
+from megatron.vlm.microbatch import Microbatch, PackShard
 from megatron.vlm.models.carried import Carried
 from megatron.vlm.models.chain import Chain, Links
 from megatron.vlm.models.draws import begin_draws
@@ -106,7 +106,7 @@ class Stage(MegatronModule):
         if not set(VISION_KINDS) & set(self.kinds):
             return False
         deals = self.chain.architecture.language.experts is not None and self.config.expert_model_parallel_size > 1
-        return batch.tiles == 0 or batch.share is not None or deals
+        return batch.tiles == 0 or batch.shard is not None or deals
 
     def forward(self, batch: Microbatch) -> Tensor:
         """Hidden states [s, b, h] after the last link; of the last stage, what `Head` gives."""
@@ -123,8 +123,8 @@ class Stage(MegatronModule):
             if batch.tiles and self.chain.architecture.vision.side_by_side:
                 hidden, features = self._side_by_side(link, module, hidden, features)
             step = partial(_run, module, batch, extra)
-            if self.chain.kinds[link] == "word_embed" and batch.share is not None and batch.pictured:
-                hidden, features = self._across_team(link, batch.share, hidden, features)
+            if self.chain.kinds[link] == "word_embed" and batch.shard is not None and batch.has_images:
+                hidden, features = self._across_team(link, batch.shard, hidden, features)
             if batch.tiles == 0 and self.chain.kinds[link] in VISION_KINDS:
                 hidden = _pass_by(module, hidden, self.chain.shape_before(link + 1, batch))
             else:
@@ -134,7 +134,7 @@ class Stage(MegatronModule):
                 out = step(hidden, *self.carrier.read_by(link, carried))
                 hidden = self.carrier.given_by(link, module, out, carried)
             looks = batch.tiles or self.chain.kinds[link] not in VISION_KINDS
-            if batch.pictured and looks and self.chain.architecture.vision.feature_layers:
+            if batch.has_images and looks and self.chain.architecture.vision.feature_layers:
                 hidden, features = self._with_features(link, module, hidden, features, batch, view)
         assert hidden is not None
         beside = [*features, *self.carrier.leaving(self.end, hidden, carried)]
@@ -143,7 +143,7 @@ class Stage(MegatronModule):
         return hidden.clone() if hidden._base is not None else hidden
 
     def _across_team(
-        self, link: int, share: Share, hidden: Tensor | None, features: list[Tensor]
+        self, link: int, share: PackShard, hidden: Tensor | None, features: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Of a wide pack: what this rank's ViT made, for what its tokens take; features of later layers likewise."""
         assert hidden is not None

@@ -38,9 +38,9 @@ class Teams:
 
     def join(self, batch: Microbatch) -> Microbatch:
         """The same microbatch; of a wide pack it knows its team."""
-        if batch.share is None:
+        if batch.shard is None:
             return batch
-        return replace(batch, share=replace(batch.share, team=self.groups[batch.share.width]))
+        return replace(batch, shard=replace(batch.shard, team=self.groups[batch.shard.width]))
 
 
 def _all_teams(ranks: Sequence[int], width: int) -> list[tuple[int, ...]]:

@@ -1,1 +1,1 @@
-"""What can be known of a run before its first rank starts: inputs, weights, machine. No model is built."""
+"""Checks of a run before its ranks start: inputs, weights, machine. No model is built."""

@@ -1,4 +1,4 @@
-"""Does a dataset fit the model that is to read it? Tiles, tokenizer and longest sample; all that differs at once."""
+"""Checks that a dataset fits the model: tiles, tokenizer, longest sample. Reports all differences at once."""
 
 import hashlib
 import shlex
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron.vlm.preprocessing.model_recipe import fits, needs, tokenizer_difference
+from megatron.vlm.preprocessing.model_recipe import is_compatible, model_settings, tokenizer_difference
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, image_token_id, read_config
@@ -21,7 +21,7 @@ from omnibal_ext.sizes import Sizes
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One thing that a dataset has otherwise than the model; preprocessing with `flag` `wanted` mends it."""
+    """One difference between dataset and model; preprocessing with `flag` `wanted` resolves it."""
 
     what: str
     flag: str
@@ -31,11 +31,11 @@ class Mismatch:
 def check_dataset(
     folder: Path, manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None
 ) -> str:
-    """What was compared, in a few words; `model_folder` holds the weights' config.json and tokenizer, if there is one.
+    """What was compared, for the table of checks; `model_folder`: the folder of the weights' config.json and tokenizer.
 
-    Raises UserError naming everything in which the dataset is made for another model, and the command that mends it.
+    Raises UserError with all differences, and the command that makes a fitting dataset.
     """
-    unlike = [*_recipe(manifest, architecture, model_folder), *_tokens(manifest, architecture, model_folder)]
+    unlike = [*_tiling(manifest, architecture, model_folder), *_token_ids(manifest, architecture, model_folder)]
     if unlike:
         command = preprocess_command(manifest, {mismatch.flag: mismatch.wanted for mismatch in unlike})
         raise UserError(
@@ -47,8 +47,8 @@ def check_dataset(
     return f"{manifest['samples']} samples fit; tokenizer compared {compared}"
 
 
-def _recipe(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
-    """How images were cut and written down. The chat template is the user's choice: weights can learn another."""
+def _tiling(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
+    """Differences in tiling and markup of images; not in the chat template, since a model can learn another."""
     made = {
         "tiling": manifest["tiling"]["rule"],
         "tile-size": manifest["tile_size"],
@@ -56,28 +56,30 @@ def _recipe(manifest: Mapping[str, Any], architecture: Architecture, model_folde
         "normalize": manifest["normalization"],
         "image-markup": manifest["image_markup"],
     }
-    wanted = needs(architecture, model_folder, with_template=False)
+    wanted = model_settings(architecture, model_folder, with_template=False)
     for flag, value in made.items():
-        if not fits(flag, value, due := wanted[flag].value):
+        if not is_compatible(flag, value, due := wanted[flag].value):
             yield Mismatch(f"--{flag} {value}, not {due}", f"--{flag}", due)
 
 
-def _tokens(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
-    """Its ids: inside the model's vocabulary, images at the model's token, and those of the tokenizer beside it."""
+def _token_ids(
+    manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None
+) -> Iterator[Mismatch]:
+    """Differences in token ids: beyond the vocabulary, another image token, another tokenizer."""
     file = model_tokenizer(model_folder) if model_folder else None
-    mend = ("--tokenizer-model", file or "TOKENIZER_OF_THE_MODEL")
+    remedy = ("--tokenizer-model", file or "TOKENIZER_OF_THE_MODEL")
     ids = max(manifest["vocab_size"], manifest["image_token_id"] + 1)
     if ids > architecture.language.vocab_size:
-        yield Mismatch(f"token ids up to {ids - 1}, the vocabulary ends at {architecture.language.vocab_size}", *mend)
+        yield Mismatch(f"token ids up to {ids - 1}, the vocabulary ends at {architecture.language.vocab_size}", *remedy)
     named = image_token_id(read_config(model_folder / CONFIG)) if model_folder else None
     expected = architecture.prompt.image_token_id if named is None else named
     if expected not in (None, manifest["image_token_id"]):
-        yield Mismatch(f"image token {manifest['image_token_id']}, not {expected}", *mend)
-    if file and (difference := _difference(manifest, file)):
-        yield Mismatch(f"tokenizer {manifest['tokenizer']['path']}, not {file}: {difference}", *mend)
+        yield Mismatch(f"image token {manifest['image_token_id']}, not {expected}", *remedy)
+    if file and (difference := _tokenizer_difference(manifest, file)):
+        yield Mismatch(f"tokenizer {manifest['tokenizer']['path']}, not {file}: {difference}", *remedy)
 
 
-def _difference(manifest: Mapping[str, Any], file: Path) -> str:
+def _tokenizer_difference(manifest: Mapping[str, Any], file: Path) -> str:
     made = manifest["tokenizer"]
     if hashlib.sha256(file.read_bytes()).hexdigest() == made["sha256"]:
         return ""
@@ -85,7 +87,7 @@ def _difference(manifest: Mapping[str, Any], file: Path) -> str:
 
 
 def preprocess_command(manifest: Mapping[str, Any], changes: Mapping[str, object]) -> str:
-    """The command that makes such a dataset again with other flags, in a new folder."""
+    """The command that made a dataset, with changed flags and a new output folder."""
     tiling, recipe = manifest["tiling"], manifest["made_from"]["recipe"]
     flags = {
         "--image-root": manifest["image_root"],
@@ -110,7 +112,7 @@ def preprocess_command(manifest: Mapping[str, Any], changes: Mapping[str, object
 
 
 def check_lengths(index: PackedIndex, sizes: Sizes, limit: int | None) -> str:
-    """Raise UserError if a sample in the packs is longer than the model's positions; samples left out do not count."""
+    """Raise UserError if a packed sample has more tokens than the model has positions."""
     samples = np.unique(index.sample_ids)
     longest = int(samples[np.argmax(sizes.tokens[samples])])
     tokens = int(sizes.tokens[longest])
@@ -124,16 +126,16 @@ def check_lengths(index: PackedIndex, sizes: Sizes, limit: int | None) -> str:
 
 
 def longest_positions(architecture: Architecture, model_folder: Path | None, padded: bool = False) -> int | None:
-    """Tokens up to which positions are exact: what the model allows, and what the folder of its weights says.
+    """Most tokens of a sample that the model and its weights' folder allow; None: no limit.
 
-    Dynamic scaling of the rotation goes by a sample's length: where only the folder has it, or padding hides the
-    length, it ends where the scaling begins.
+    Dynamic RoPE scaling depends on the sample's length. If only the folder has it, or padding hides the length, the
+    limit is where scaling begins.
     """
-    own = architecture.language
-    models = [own, read_architecture(model_folder).language] if model_folder else [own]
+    language = architecture.language
+    models = [language, read_architecture(model_folder).language] if model_folder else [language]
     limits = [model.max_positions for model in models]
     for model in models:
         scaling = model.rope_scaling
-        if scaling and scaling.kind == "dynamic" and (padded or scaling != own.rope_scaling):
+        if scaling and scaling.kind == "dynamic" and (padded or scaling != language.rope_scaling):
             limits.append(scaling.original_positions)
     return min(filter(None, limits), default=None)

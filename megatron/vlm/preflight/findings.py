@@ -1,4 +1,4 @@
-"""Findings: what was checked, and whether it lets the run start."""
+"""The results of checks, and whether they let the run start."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ Facts = TypeVar("Facts")
 
 
 class Note(str):
-    """What a check found that stops nothing, but should be read."""
+    """A check's result that refuses nothing but should be read."""
 
     __slots__ = ()
 
@@ -19,7 +19,7 @@ class Note(str):
 class Finding:
     """One line of the table of checks. `detail` of a refusal says what, where, the limit and the remedy.
 
-    What could not be looked at, because it is made later, is such a line too: `detail` says why.
+    "later": not checked, because its input does not exist yet.
     """
 
     check: str
@@ -28,11 +28,11 @@ class Finding:
 
 
 Check = Callable[[Facts], str | None]
-"""Says what it found, as a `Note` if that should be read; None: does not apply. Raises UserError to refuse the run."""
+"""Returns what it found, a `Note` if that should be read; None: does not apply. Raises UserError to refuse the run."""
 
 
 def run_checks(checks: Iterable[tuple[str, Check[Facts]]], facts: Facts) -> list[Finding]:
-    """Run every check, whatever the others find."""
+    """Run all checks, also after a refusal."""
     findings = []
     for name, check in checks:
         try:

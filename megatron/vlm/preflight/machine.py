@@ -1,4 +1,4 @@
-"""Is the machine as the run expects it: devices, and the port at which nodes meet."""
+"""Checks of the machine: devices, and the rendezvous port of several nodes."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ ANSWER_SECONDS = 3
 
 
 def check_devices(local_ranks: int) -> str:
-    """Raise UserError for more ranks than GPUs, and for a machine with GPUs that torch does not see."""
+    """Raise UserError for more ranks than GPUs, or GPUs that torch does not see."""
     if not platform.HAS_CUDA:
         if sign := platform.unseen_gpu():
             raise UserError(
@@ -40,9 +40,9 @@ def check_devices(local_ranks: int) -> str:
 
 
 def check_rendezvous(endpoint: str) -> str:
-    """Raise UserError if the port at which the nodes are to meet is not ours to open, or to find open.
+    """Raise UserError if the rendezvous port cannot be used; endpoint: HOST:PORT.
 
-    endpoint: HOST:PORT. Where HOST is this machine, the port must be free, or answer as another node's launch does.
+    If HOST is this machine, the port must be free, or be another launch's TCPStore.
     """
     host, _, written = endpoint.rpartition(":")
     if not host or not written.isdecimal() or not 0 < int(written) < 2**16:
@@ -73,7 +73,7 @@ def _answers(host: str, port: int) -> str:
             limit = timedelta(seconds=ANSWER_SECONDS)
             found.append(torch.distributed.TCPStore(host, port, is_master=False, timeout=limit))
 
-    # The limit is on connecting; a stranger that accepts and says nothing would be waited for without end.
+    # The timeout covers connecting only; a program that accepts and never answers would block for ever.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(ANSWER_SECONDS)

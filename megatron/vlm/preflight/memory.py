@@ -1,4 +1,4 @@
-"""Does a run fit into memory, as far as its sizes tell before anything is measured?"""
+"""Checks that a run fits into memory, from the model's sizes, without measuring."""
 
 import os
 from argparse import Namespace
@@ -21,7 +21,7 @@ from omnibal_ext.units import GIB, in_bytes
 def parameters(
     architecture: Architecture, frozen: tuple[str, ...], adapters: Adapters = NO_ADAPTERS
 ) -> tuple[int, int]:
-    """Parameters of the model, and those of them that are trained (biases of linear layers left out)."""
+    """(parameters, trained parameters) of the model, without biases of linear layers."""
     of_kind, frozen = analytic_profile(architecture, "h100", 1, 1).parameters, adapters.frozen(frozen)
     added = adapter_numbers(architecture, adapters)
     kinds = [kind if kind in of_kind else KIND_OF[kind] for kind in architecture.cost_kinds]
@@ -32,9 +32,9 @@ def parameters(
 
 
 def check_memory(args: Namespace, architecture: Architecture, plan: Plan, memory_gib: float | None) -> str:
-    """What the fullest rank needs and has: the plan's prediction, or before there is one weights and optimizer alone.
+    """What the fullest rank needs and has: as the plan predicts, else weights, gradients and optimizer state alone.
 
-    Raises UserError if that is more than `memory_gib`, or than the device has.
+    Raises UserError if it needs more than `memory_gib`, or than the device has.
     """
     has = platform.device_memory()
     limit = has if memory_gib is None else memory_gib * GIB
@@ -46,18 +46,18 @@ def check_memory(args: Namespace, architecture: Architecture, plan: Plan, memory
         what = "weights, gradients and optimizer state need at least"
     found = f"{what} {in_bytes(needs)} on {rank}, {limited}"
     if needs > limit:
-        ways = ["raise --tensor-model-parallel-size or --pipeline-model-parallel-size"]
+        remedies = ["raise --tensor-model-parallel-size or --pipeline-model-parallel-size"]
         if args.data_parallel_size > 1 and not args.use_distributed_optimizer:
-            ways.append("add --use-distributed-optimizer")
-        raise UserError(f"model {architecture.name!r}: {found}; {', or '.join(ways)}")
+            remedies.append("add --use-distributed-optimizer")
+        raise UserError(f"model {architecture.name!r}: {found}; {', or '.join(remedies)}")
     if memory_gib is not None and limit > has:
         return Note(f"{found}, but the device has {in_bytes(has)}")
     return found
 
 
 def _state_bytes(args: Namespace, architecture: Architecture) -> float:
-    """Bytes of weights, gradients and optimizer state on a rank, if the cut divides them evenly."""
-    adapters, dealt = Adapters.of(args), args.expert_model_parallel_size
+    """Bytes of weights, gradients and optimizer state on a rank, if pipeline stages have equally many."""
+    adapters, expert_parallel = Adapters.of(args), args.expert_model_parallel_size
     total, trained = parameters(architecture, tuple(args.freeze), adapters)
     works = cost_works(architecture, 1, 1, 1)
     experts = sum(works[kind].expert_parameters for kind in architecture.cost_kinds)
@@ -65,25 +65,25 @@ def _state_bytes(args: Namespace, architecture: Architecture) -> float:
     half = args.bf16 or args.fp16
     weight, gradient, state = (2, 4, 12) if half else (4, 4, 8)
     tensor, data, needed = args.tensor_model_parallel_size, args.data_parallel_size, 0.0
-    for every, taught, (share, alike) in (
+    for weights, with_gradient, (shards, replicas) in (
         (total - experts, trained - trained_experts, (tensor, data)),
-        (experts, trained_experts, expert_shares(tensor, data, dealt)),
+        (experts, trained_experts, expert_shares(tensor, data, expert_parallel)),
     ):
-        states = state / (alike if args.use_distributed_optimizer else 1)
-        needed += (every * weight + taught * (gradient + states)) / share
+        states = state / (replicas if args.use_distributed_optimizer else 1)
+        needed += (weights * weight + with_gradient * (gradient + states)) / shards
     return needed / args.pipeline_model_parallel_size
 
 
 def check_host_memory(args: Namespace, architecture: Architecture, checkpoint: int) -> str:
-    """What a node's memory must hold: all of its ranks where they train on the CPU, else a checkpoint being written.
+    """What the node's memory must hold: all of its ranks if they train on the CPU, else a checkpoint being written.
 
-    Raises UserError if it does not.
+    Raises UserError if it cannot.
     """
     available, local = psutil.virtual_memory().available, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if platform.HAS_CUDA:
-        share = checkpoint * local / args.world_size if args.save else 0
-        found = f"{in_bytes(available)} available, a checkpoint takes {in_bytes(share)} of it while it is saved"
-        return Note(f"{found}: not enough") if share > available else found
+        buffered = checkpoint * local / args.world_size if args.save else 0
+        found = f"{in_bytes(available)} available, a checkpoint takes {in_bytes(buffered)} of it while it is saved"
+        return Note(f"{found}: not enough") if buffered > available else found
     needs = local * _state_bytes(args, architecture)
     found = f"{local} ranks on the CPU need at least {in_bytes(needs)}, {in_bytes(available)} available"
     if needs > available:

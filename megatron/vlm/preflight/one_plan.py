@@ -1,4 +1,4 @@
-"""Were all ranks given one plan? Asked before they meet: with unlike ones they would wait for each other for ever."""
+"""Checks that all ranks have one plan, before their first collective: with different plans they would deadlock."""
 
 import hashlib
 import json
@@ -16,32 +16,32 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading.document import decode
 
-UNREAD = ("predicted", "alternatives", "trials", "method", "memory_gib")
-"""Of a plan what says how it came about, and what nobody obeys."""
+NOT_COMPARED = ("predicted", "alternatives", "trials", "method", "memory_gib")
+"""A plan's fields that do not affect training."""
 SHOWN = 60
-"""Characters of a value that differs."""
+"""Most characters of a value in a message."""
 
 
 @contextmanager
 def one_plan(plan: Plan, args: Namespace) -> Iterator[None]:
-    """Inside, all ranks of the job obey one plan.
+    """Inside, all ranks of the job have the same plan.
 
-    Raises UserError on a rank whose plan is not the first rank's, and on the first, with what differs. They tell each
-    other through the store at which they will meet.
+    Raises UserError with the difference on the first rank, and on the ranks whose plan is not the first's. Plans are
+    exchanged through the rendezvous store.
     """
     if args.world_size == 1:
         yield
         return
     limit = timedelta(minutes=args.distributed_timeout_minutes)
-    store, _, _ = next(iter(rendezvous("env://", timeout=limit)))  # while it is open, the ranks' own is the same
+    store, _, _ = next(iter(rendezvous("env://", timeout=limit)))  # stays open, so that torch's init reuses it
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    _compare(PrefixStore(f"plans/{attempt}", store), obeyed(plan), args)
+    _compare(PrefixStore(f"plans/{attempt}", store), compared_fields(plan), args)
     yield
 
 
-def obeyed(plan: Plan) -> dict[str, Any]:
-    """What of a plan must be alike; lists of actions word by word."""
-    record = {name: value for name, value in plan.to_record().items() if name not in UNREAD}
+def compared_fields(plan: Plan) -> dict[str, Any]:
+    """The fields of a plan that must be equal; lists of actions split into words."""
+    record = {name: value for name, value in plan.to_record().items() if name not in NOT_COMPARED}
     record.setdefault("tower", None)
     record["lists"] = [words.split() for words in record.get("lists", ())]
     alike: dict[str, Any] = json.loads(json.dumps(record))
@@ -49,12 +49,12 @@ def obeyed(plan: Plan) -> dict[str, Any]:
 
 
 def _compare(store: Store, mine: dict[str, Any], args: Namespace) -> None:
-    """The first rank reads all others', which it outlives; these read its own."""
+    """The first rank reads all other plans, the others the first's. The first holds the store, so it must end last."""
     text, rank = json.dumps(mine), args.rank
-    found = "" if rank == 0 else _unlike(store, mine, text, 0)
+    found = "" if rank == 0 else _difference_from(store, mine, text, 0)
     store.set(f"{rank}/plan", text)
     store.set(f"{rank}/hash", hashlib.sha256(text.encode()).hexdigest())
-    others = [(other, _unlike(store, mine, text, other)) for other in range(1, args.world_size) if rank == 0]
+    others = [(other, _difference_from(store, mine, text, other)) for other in range(1, args.world_size) if rank == 0]
     for other, difference in [(0, found), *others]:
         if difference:
             raise UserError(
@@ -63,15 +63,15 @@ def _compare(store: Store, mine: dict[str, Any], args: Namespace) -> None:
             )
 
 
-def _unlike(store: Store, mine: dict[str, Any], text: str, other: int) -> str:
-    """What of another rank's plan differs; nothing where it is the same."""
+def _difference_from(store: Store, mine: dict[str, Any], text: str, other: int) -> str:
+    """The first difference from another rank's plan; "" if none."""
     if store.get(f"{other}/hash").decode() == hashlib.sha256(text.encode()).hexdigest():
         return ""
     return first_difference("", mine, decode(store.get(f"{other}/plan")))
 
 
 def first_difference(name: str, mine: Any, other: Any) -> str:
-    """Where two records differ first, "lists.1.4 is F1.0, not E1.1"; nothing where they are alike."""
+    """The first difference of two records, as "lists.1.4 is F1.0, not E1.1"; "" if none."""
     if isinstance(mine, dict) and isinstance(other, dict) and mine.keys() == other.keys():
         pairs = [(key, mine[key], other[key]) for key in mine]
     elif isinstance(mine, list) and isinstance(other, list) and len(mine) == len(other):

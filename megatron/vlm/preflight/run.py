@@ -1,4 +1,4 @@
-"""The checks of a run's inputs, which `tools/launch.py` and every rank of the trainer make alike."""
+"""The checks of a run's inputs, made by `tools/launch.py` and by every rank of the trainer."""
 
 import os
 from argparse import Namespace
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.arguments import TrainingInputs
-from megatron.vlm.checkpoint.run import check_goes_on
+from megatron.vlm.checkpoint.run import check_resumable
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import first_iteration
-from megatron.vlm.hf.beside import check_like
+from megatron.vlm.hf.export import check_like
 from megatron.vlm.models.configs import language_config, vision_config
-from megatron.vlm.preflight.beside import check_beside
 from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
 from megatron.vlm.preflight.findings import Finding, Note, run_checks
 from megatron.vlm.preflight.machine import check_devices
+from megatron.vlm.preflight.replicated_tower import check_replicated_tower
 from megatron.vlm.preflight.saving import check_saving
 from megatron.vlm.weights import Weights, check_weights, starting_weights
 from omnibal_ext.adapters import Adapters, adapter_numbers
@@ -27,41 +27,41 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 
 @dataclass
 class Run:
-    """A run that is to start, and what it starts from."""
+    """A run to be checked."""
 
     inputs: TrainingInputs
     converts: bool = False
-    """Whoever starts it converts weights of Hugging Face's first."""
+    """The launcher converts Hugging Face weights first."""
     is_planned: bool = True
-    """Else the plan is an even cut, for these checks alone."""
+    """False: the plan is an even cut, for these checks only."""
     is_packed: bool = True
-    """Else dataset and packs are still to be made of conversations, and how long the run is may not be known."""
+    """False: dataset and packs do not exist yet, and the run's length may be unknown."""
 
     @cached_property
     def weights(self) -> Weights:
-        """What the run starts from. Raises UserError if that is nothing."""
+        """The run's initial weights or checkpoint. Raises UserError if there is none."""
         return starting_weights(self.inputs.args)
 
     @cached_property
     def model_folder(self) -> Path | None:
-        """The folder with the config.json and the tokenizer that the weights came with; random weights have none."""
+        """The folder with the weights' config.json and tokenizer; None for random weights."""
         args = self.inputs.args
         try:
             weights = self.weights
         except UserError:
             return None
-        given = Weights("given", Path(args.first_weights)) if args.first_weights else weights
-        return weights.model_folder or given.model_folder
+        first = Weights("given", Path(args.first_weights)) if args.first_weights else weights
+        return weights.model_folder or first.model_folder
 
 
 def check_run(run: Run) -> list[Finding]:
-    """All findings about the inputs of a run, on a rank or before there are ranks. Reads no weights and no images."""
+    """All findings about a run's inputs, on a rank or in the launcher. Reads neither weights nor images."""
     if run.is_packed:
         return run_checks(CHECKS, run)
     args = run.inputs.args
-    names = [*OF_PACKS, *(OF_HELD_OUT if args.eval_packs else ())]
+    names = [*PACK_CHECKS, *(HELD_OUT_CHECKS if args.eval_packs else ())]
     later = [Finding(name, "later", f"{args.data}: not made yet; --dry-run makes it") for name in names]
-    checks = [(name, check) for name, check in CHECKS if name not in (*OF_PACKS, *OF_HELD_OUT)]
+    checks = [(name, check) for name, check in CHECKS if name not in (*PACK_CHECKS, *HELD_OUT_CHECKS)]
     return [*run_checks(checks, run), *later]
 
 
@@ -70,7 +70,7 @@ def _check_devices(run: Run) -> str:
 
 
 def _check_model(run: Run) -> str:
-    """Core's own configurations refuse what does not divide."""
+    """Raise UserError for sizes that do not divide by the tensor-parallel size; core's configurations check most."""
     args, architecture = run.inputs.args, run.inputs.architecture
     try:
         vision_config(language_config(args, architecture), architecture)
@@ -104,14 +104,14 @@ def _check_packs(run: Run) -> str:
 
 
 def _refuse_another_global_batch(args: Namespace, index: PackedIndex) -> None:
-    """The iterations of an index are of one global batch, which any number of ranks may share that divides it."""
+    """Raise UserError if the packed index has another global batch size than the run."""
     asked, ranks = args.global_batch_size, args.data_parallel_size
     if asked == index.global_batch:
         return
-    again = f"--micro-batches {asked // ranks}" if asked % ranks == 0 else f"a multiple of {ranks} packs an iteration"
+    remedy = f"--micro-batches {asked // ranks}" if asked % ranks == 0 else f"a multiple of {ranks} packs an iteration"
     raise UserError(
         f"--global-batch-size {asked}: {index.folder} is packed for iterations of {index.global_batch} packs; give "
-        f"--global-batch-size {index.global_batch}, or pack again with tools/pack_data.py {again}"
+        f"--global-batch-size {index.global_batch}, or pack again with tools/pack_data.py {remedy}"
     )
 
 
@@ -151,7 +151,7 @@ def _packs_fit(run: Run, folder: str | None, packs: str | None, flag: str) -> st
 
 
 def _check_teams(run: Run, index: PackedIndex, flag: str) -> None:
-    """Raise UserError for packs wider than a rank that this run has no teams for."""
+    """Raise UserError if the run cannot run packs that several ranks share."""
     widest, ranks = index.widths[-1], run.inputs.args.data_parallel_size
     if ranks % widest:
         raise UserError(
@@ -171,16 +171,16 @@ def _check_weights(run: Run) -> str:
     if not run.converts:
         weights.refuse_unconverted()
     if weights.kind == "own" and checkpoint:
-        return _goes_on(run, checkpoint.run)
+        return _check_resumes(run, checkpoint.run)
     return weights.describe()
 
 
-def _goes_on(run: Run, saved: dict[str, Any]) -> str:
-    """Whether the run is the one that was saved; a save by others, which says nothing of it, is believed (--trust)."""
+def _check_resumes(run: Run, saved: dict[str, Any]) -> str:
+    """Check that the run may resume from a save; one without facts of its run (--trust) passes."""
     args, found = run.inputs.args, run.weights.describe()
     if saved:
         first_iteration(saved["consumed_packs"], args.global_batch_size)
-        if differ := check_goes_on(saved, args, run.inputs.architecture, run.inputs.plan, run.is_planned):
+        if differ := check_resumable(saved, args, run.inputs.architecture, run.inputs.plan, run.is_planned):
             found = Note(f"{found}; unlike the run so far: {', '.join(differ)}")
     if args.train_iters and run.weights.iteration >= args.train_iters:
         return Note(f"{found}, the end of --train-iters {args.train_iters}: nothing is left to train")
@@ -188,7 +188,7 @@ def _goes_on(run: Run, saved: dict[str, Any]) -> str:
 
 
 def _check_adapters(run: Run) -> str | None:
-    """How many numbers are trained, and which layers have none; None where whole weights are."""
+    """How many adapter parameters are trained, and which layers have none; None without adapters."""
     adapters, model = Adapters.of(run.inputs.args), run.inputs.architecture
     if not adapters.rank:
         return None
@@ -200,7 +200,7 @@ def _check_adapters(run: Run) -> str | None:
 
 
 def _check_plan(run: Run) -> str:
-    """A plan of the planner's is for these packs and sizes; one written by hand names none."""
+    """Raise UserError if the planner made the plan for other sizes; one written by hand names none."""
     args, plan = run.inputs.args, run.inputs.plan
     if plan.profile_hash:
         index = PackedIndex.open(args.packs)
@@ -217,8 +217,8 @@ def _check_plan(run: Run) -> str:
     return f"{len(plan.stages)} stages of {len(plan.chain)} layers, {plan.schedule}"
 
 
-def _check_beside(run: Run) -> str | None:
-    return check_beside(run.inputs.args, run.inputs.plan)
+def _check_replicated_tower(run: Run) -> str | None:
+    return check_replicated_tower(run.inputs.args, run.inputs.plan)
 
 
 def _check_exports(run: Run) -> str | None:
@@ -243,9 +243,9 @@ CHECKS = (
     ("weights", _check_weights),
     ("adapters", _check_adapters),
     ("plan", _check_plan),
-    ("tower beside the pipeline", _check_beside),
+    ("tower beside the pipeline", _check_replicated_tower),
     ("checkpoints", _check_saving),
     ("Hugging Face's weights", _check_exports),
 )
-OF_PACKS, OF_HELD_OUT = ("dataset", "packs"), ("held-out dataset", "held-out packs")
-"""The checks that look at a dataset and its packs."""
+PACK_CHECKS, HELD_OUT_CHECKS = ("dataset", "packs"), ("held-out dataset", "held-out packs")
+"""The checks that read a dataset and its packs."""

@@ -1,4 +1,4 @@
-"""What a run writes: whether it may, and whether the disk holds its checkpoints."""
+"""Checks of what a run writes: permissions, other runs' files, disk space for its checkpoints."""
 
 import os
 import shutil
@@ -19,9 +19,9 @@ from omnibal_ext.units import in_bytes
 
 
 def check_saving(args: Namespace, architecture: Architecture, iteration: int, is_packed: bool = True) -> str:
-    """How many checkpoints of what size a run from `iteration` on writes; before there are packs that is not known.
+    """Number and size of the checkpoints of a run from `iteration` on; without packs the number is unknown.
 
-    Raises UserError if they may not be written, or the disk has no room for two.
+    Raises UserError if they cannot be written, or the disk has no room for two.
     """
     metrics = args.metrics_file and str(Path(args.metrics_file).parent)
     read = {"--data": args.data, "--packs": args.packs, "--eval-data": args.eval_data, "--eval-packs": args.eval_packs}
@@ -32,7 +32,7 @@ def check_saving(args: Namespace, architecture: Architecture, iteration: int, is
     if not args.save:
         return Note("none: without --save FOLDER --save-interval N nothing of this run is kept")
     size, count = checkpoint_bytes(args, architecture), checkpoints_kept(args, iteration)
-    free = shutil.disk_usage(existing(Path(args.save))).free
+    free = shutil.disk_usage(nearest_existing(Path(args.save))).free
     each, there = in_bytes(size), f"in {args.save}, {in_bytes(free)} free"
     needed = f"{count} x {each} {there}" if is_packed else f"each {each} {there}"
     if size * min(count, 2) > free:
@@ -48,10 +48,10 @@ def check_saving(args: Namespace, architecture: Architecture, iteration: int, is
     return needed
 
 
-def check_own(args: Namespace, run_dir: Path) -> str:
-    """Raise UserError if what a run writes, outside of its own folder, has been written to by another run.
+def check_run_folder(args: Namespace, run_dir: Path) -> str:
+    """Raise UserError if another run has written to a file or folder outside of `run_dir` that this run writes to.
 
-    What is in `run_dir` is this run's, or is put aside; and so are the files that it has named before.
+    Paths in `run_dir`, and those noted there by an earlier start, are this run's.
     """
     noted = read_json(run_dir / INPUTS, mapping(anything), "remove it") if (run_dir / INPUTS).exists() else {}
     for flag, name in (("--metrics-file", args.metrics_file), ("--tensorboard-dir", args.tensorboard_dir)):
@@ -71,22 +71,22 @@ def _is_used(path: Path) -> bool:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise UserError unless files can be written there, now or once the folder is made."""
-    parent = existing(folder)
+    """Raise UserError unless the folder, or the nearest existing parent, is writable."""
+    parent = nearest_existing(folder)
     if not parent.is_dir():
         raise UserError(f"{folder}: {parent} is a file; choose another folder")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(f"{folder}: {parent} may not be written to; choose another folder or change its permissions")
 
 
-def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+def nearest_existing(folder: Path) -> Path:
+    """The folder or its nearest existing parent."""
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def checkpoint_bytes(args: Namespace, architecture: Architecture) -> int:
-    """Weights, and of those that are trained the optimizer's state: with half precision also their fp32 copies."""
+    """Bytes of weights and of the trained ones' optimizer state, with half precision including fp32 copies."""
     weights, trained = parameters(architecture, tuple(args.freeze), Adapters.of(args))
     half = args.bf16 or args.fp16
     state = 0 if args.no_save_optim else 12 if half else 8
@@ -94,7 +94,7 @@ def checkpoint_bytes(args: Namespace, architecture: Architecture) -> int:
 
 
 def checkpoints_kept(args: Namespace, iteration: int) -> int:
-    """Most checkpoints that lie there at once, of those that are still to be written."""
+    """Most checkpoints on disk at once, of those still to be written."""
     left = max(0, (args.train_iters or 0) - iteration)
     written = -(-left // args.save_interval)
     if not args.save_retain_interval:

@@ -1,22 +1,18 @@
-"""One record becomes a checked conversation, or is rejected with a reason: InternVL's, LLaVA's, ShareGPT's, OpenAI's.
+"""Parse and check one record of InternVL's, LLaVA's, ShareGPT's or OpenAI's format.
 
     {"id": 7, "image": "a.png", "conversations": [{"from": "human", "value": "<image>\\nWhat is it?"},
                                                   {"from": "gpt", "value": "A cat."}]}
 
-`image` (or `images`) may be a list, null or absent; a `system` turn may come first, or `system` beside the conversation
-be its words. `messages` of `role` and `content` say the same; a content may be a list of parts, an image among them
-where it is seen (`{"type": "image_url", "image_url": {"url": ...}}`, or "image" with a path, or one of `images`):
+`image` (or `images`) may be a list, null or absent. A system message is the first turn, or the record's field `system`.
+Alternatively `messages` of `role` and `content`; a content may be a list of parts, with an image where it belongs
+(`{"type": "image_url", "image_url": {"url": ...}}`, or "image" with a path, or one of `images`):
 
     {"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]},
                   {"role": "assistant", "content": "A cat."}]}
 
-Videos are named in the same ways (`record_media.py`), for models that see them. Of LLaVA's files, where `<image>` is
-the mark of a video, it is taken for one.
-
-Tools, calls and results stand there as `tool_turns.py` says; `reasoning_content` (or `reasoning`) beside the words of
-the assistant is what it thought.
-
-A turn of the assistant with `weight` 0 (or `loss` or `train` false) is read, not trained.
+Videos are given in the same ways (`record_media.py`), for models that see them; LLaVA's `<image>` may mark a video. For
+tools, calls and results see `tool_turns.py`; an assistant turn may have `reasoning_content` (or
+`reasoning`). An assistant turn with `weight` 0 (or `loss` or `train` false) is not trained.
 """
 
 import json
@@ -27,7 +23,7 @@ from typing import Any
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.tool_forms import Call
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Message
-from megatron.vlm.preprocessing.fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, unsupported
+from megatron.vlm.preprocessing.line_fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, unsupported
 from megatron.vlm.preprocessing.record_media import (
     VIDEO_FIELDS,
     VideoReference,
@@ -42,21 +38,21 @@ from omnibal_ext.families.markup import IMAGE_MARK, VIDEO_MARK
 TURN_NAMES = {"role": "from", "content": "value", "reasoning": "reasoning_content"}
 TRAINED_FIELDS = ("weight", "loss", "train")
 CALLS = ("function_call", "tool_call")
-"""Who says a turn that is a call alone, in ShareGPT's files: it belongs to what the assistant said before."""
+"""ShareGPT's roles of turns that are tool calls: they are joined to the assistant turn before."""
 ROLES = {
     **{"human": USER, "user": USER, "gpt": ASSISTANT, "assistant": ASSISTANT, "system": SYSTEM},
     **dict.fromkeys(("tool", "observation", "tool_response"), TOOL),
     **dict.fromkeys(CALLS, ASSISTANT),
 }
 MAX_CHARACTERS = 2**20
-"""Of a conversation: tokenizers take half a kilobyte of memory for each."""
+"""Of a conversation: tokenizers need half a kilobyte of memory per character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in order (an optional system turn, then user and assistant in turns), images and videos, one a mark.
+    """Messages (optional system, then user and assistant alternating), and an image or video for each mark.
 
-    Behind an assistant's turn that calls tools stand their results. `tools` are JSON texts.
+    Tool results follow the assistant turn that calls. `tools` are JSON texts.
     """
 
     messages: tuple[Message, ...]
@@ -68,9 +64,9 @@ class Conversation:
 def parse_conversation(
     record: bytes | Mapping[str, Any], reserved: Sequence[str], gap: str = "\n", sees_videos: bool = False
 ) -> Conversation:
-    """Read and check one record; `reserved` are the texts that nobody's words may contain.
+    """Parse and check one record. `reserved`: texts that no message may contain.
 
-    An image or video that is a part of a message becomes a mark and `gap` in its words.
+    An image or video part of a message becomes a mark followed by `gap`.
 
     Raises `Rejected` with the reasons not_utf8, malformed_line, unsupported_media, unsupported_field,
     empty_conversation, bad_roles, reserved_words, image_mark_mismatch and video_mark_mismatch.
@@ -104,7 +100,7 @@ def _decode(line: bytes) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A table's cells have every field that one of them has; those that are null are not there."""
+    """Remove null fields: a table's cells have every field that one of them has."""
     if isinstance(value, Mapping):
         return {name: _without_nulls(one) for name, one in value.items() if one is not None}
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value
@@ -117,7 +113,7 @@ def _check_fields(where: str, fields: Mapping[str, Any], honoured: frozenset[str
 
 
 def _system(record: Mapping[str, Any]) -> tuple[Message, ...]:
-    """`system` beside the conversation, as ShareGPT's files have it."""
+    """The record's field `system`, as in ShareGPT's files."""
     words = record.get("system") or ""
     if not isinstance(words, str):
         raise Rejected("malformed_line", "'system' is no text")
@@ -125,7 +121,7 @@ def _system(record: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The turns as `from`, `value` and what else they say, whichever words the record has for them."""
+    """The turns with ShareGPT's field names (`from`, `value`, ...), whichever names the record has."""
     given = [name for name in ("conversations", "messages") if record.get(name) is not None]
     if len(given) == 2:
         raise Rejected("malformed_line", "both 'conversations' and 'messages' are given; leave one")
@@ -160,7 +156,7 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, videos: bool) -> tuple[
                 said = replace(before, calls=before.calls + said.calls)
         else:
             parts = [value] if isinstance(value, str) else [words_of(part, number, gap, videos) for part in value]
-            calls, reasoning = _beside(turn, number)
+            calls, reasoning = _calls_and_reasoning(turn, number)
             said = Message(ROLES[speaker], "".join(parts), trained, calls, reasoning)
             if ROLES[speaker] == SYSTEM and not isinstance(value, str):
                 said = replace(said, parts=tuple(parts))
@@ -168,8 +164,8 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, videos: bool) -> tuple[
     return tuple(messages)
 
 
-def _beside(turn: dict[str, Any], number: int) -> tuple[tuple[Call, ...], str | None]:
-    """What the assistant calls, and what it thought."""
+def _calls_and_reasoning(turn: dict[str, Any], number: int) -> tuple[tuple[Call, ...], str | None]:
+    """The tool calls and the reasoning of a turn."""
     reasoning, calls = turn.get("reasoning_content"), turn.get("tool_calls")
     if (reasoning or calls) and ROLES[turn["from"]] != ASSISTANT:
         field = "tool_calls" if calls else "reasoning_content"
@@ -180,7 +176,7 @@ def _beside(turn: dict[str, Any], number: int) -> tuple[tuple[Call, ...], str | 
 
 
 def _is_trained(turn: dict[str, Any], number: int) -> bool:
-    """What a turn says of its own loss; user's turns have none whatever they say."""
+    """Whether an assistant turn is trained (the result is ignored for other roles)."""
     given = [(name, turn[name]) for name in TRAINED_FIELDS if turn.get(name) is not None]
     for name, value in given:
         if not isinstance(value, int | float) or value not in (0, 1):
@@ -202,19 +198,19 @@ def _check_roles(messages: Sequence[Message]) -> None:
     for number, message in enumerate(spoken):
         if message.role not in due:
             raise Rejected("bad_roles", f"turn {number} is the {message.role}'s where the {due[0]}'s is due")
-        due = _due_after(message)
+        due = _roles_after(message)
     if spoken[-1].role != ASSISTANT:
         raise Rejected("bad_roles", "the last turn is not the assistant's")
 
 
-def _due_after(message: Message) -> tuple[str, ...]:
+def _roles_after(message: Message) -> tuple[str, ...]:
     if message.role == ASSISTANT:
         return (TOOL, USER) if message.calls else (USER,)
     return (ASSISTANT, TOOL) if message.role == TOOL else (ASSISTANT,)
 
 
 def _with_video_marks(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """LLaVA's files of videos have the mark of an image where the video is."""
+    """Replace LLaVA's image marks by video marks."""
     if any(VIDEO_MARK in message.words for message in messages):
         return messages
     return tuple(replace(message, words=message.words.replace(IMAGE_MARK, VIDEO_MARK)) for message in messages)
@@ -237,7 +233,7 @@ def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Se
 
 
 def _check_marks(messages: Sequence[Message], mark: str, given: int) -> None:
-    """Marks stand in what the model is shown: the words of users and tools."""
+    """Check that marks are in user and tool messages only, one for each image or video."""
     shown = sum(message.words.count(mark) for message in messages if message.role in (USER, TOOL))
     everywhere = sum(text.count(mark) for message in messages for text in message.texts)
     if not shown == everywhere == given:

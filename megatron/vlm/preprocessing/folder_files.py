@@ -1,14 +1,14 @@
-"""What the files of a model's folder say about its data, beside the sizes in config.json: pixels, tiling, words.
+"""Preprocessing settings in the files of a model's Hugging Face folder.
 
 | file | what is read |
 |---|---|
 | preprocessor_config.json (or processor_config.json) | mean and deviation of pixels, tile size, fewest and most tiles |
-| the same, or video_preprocessor_config.json | how videos are shown |
-| config.json of InternVL's own | fewest and most tiles, thumbnail, tiling at all |
+| the same, or video_preprocessor_config.json | the video rule |
+| config.json, if InternVL's own | fewest and most tiles, thumbnail, dynamic tiling or not |
 | chat_template.jinja, .json, tokenizer_config.json | the chat template |
 | tokenizer.json, tokenizer.model | the tokenizer |
 
-A field that would change pixels and that we do not honour is refused by name.
+An unsupported field that would change pixels is refused by name.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.media.films import MOST_FRAMES_SEEN, RULES_OF_MARKUP, VideoRule
 from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.data.media.tiles import FRAMES, RULES
+from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN, VIDEO_RULES, VideoRule
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
@@ -28,48 +28,48 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import shown, whole
 
 LLAVA_SIDE = 224
-"""Pixels of a side that LLaVA-1.5's processor makes where its file does not say."""
+"""LLaVA-1.5's processor: default side in pixels."""
 ONE_SQUARE = ("pad", "fixed")
-"""Rules of a LLaVA that sees one square of an image: CLIP's and SigLIP's, unless the folder says otherwise."""
+"""Tiling rules of LLaVA models of one square per image; the folder's processor may choose the other or `crop`."""
 SPLIT_SIDE, TILE_SIDE, MOST_SIDE = 1456, 364, 4096
-"""Of Idefics 3's processor: an image's longer side and a tile's, where its file does not say; the longest it makes."""
+"""Idefics 3's processor: default longer side of an image and side of a tile, longest side, in pixels."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A value, and who chose it: a file of the folder, a flag, the model, or usage."""
+class FlagValue:
+    """A value and its origin: a file of the folder, a flag, the model, or a default."""
 
     value: Any
     origin: str
 
 
-def folder_choices(folder: Path, architecture: Architecture, with_template: bool = True) -> dict[str, Choice]:
-    """Flag of preprocessing -> what the folder's files say.
+def folder_settings(folder: Path, architecture: Architecture, with_template: bool = True) -> dict[str, FlagValue]:
+    """Preprocessing flag -> the value in the folder's files; the chat template only `with_template`.
 
-    Raises UserError naming a file and field that cannot be honoured. The chat template is read only `with_template`.
+    Raises UserError naming a file and field that is not supported.
     """
     name, processor = _processor(folder)
     found = _limits(architecture)(processor, folder / name, architecture)
-    if rule := RULES_OF_MARKUP.get(architecture.prompt.image_markup):
+    if rule := VIDEO_RULES.get(architecture.prompt.image_markup):
         found["video"] = video_rule(folder, rule, architecture.vision)
     found |= _original_tiles(read_config(folder / CONFIG))
     if processor:
         _check_pixels(processor, folder / name, architecture)
         scaled = RULES[architecture.prompt.tiling].scaled
         if scaled and ("image_mean" in processor or "image_std" in processor):
-            found["normalize"] = Choice(_normalization(processor, folder / name), name)
+            found["normalize"] = FlagValue(_normalization(processor, folder / name), name)
         if architecture.prompt.tiling in ONE_SQUARE:
-            found["tiling"] = Choice(_square(processor, folder / name, architecture.vision.image_size), name)
+            found["tiling"] = FlagValue(_square(processor, folder / name, architecture.vision.image_size), name)
     if tokenizer := model_tokenizer(folder):
-        found["tokenizer-model"] = Choice(tokenizer, tokenizer.name)
+        found["tokenizer-model"] = FlagValue(tokenizer, tokenizer.name)
     if with_template and (template := folder_template(folder)):
-        found["chat-template"] = Choice(*template)
+        found["chat-template"] = FlagValue(*template)
     return found
 
 
 def _processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
-    """The image processor's fields and their file; newer folders keep them inside the processor's own."""
+    """The image processor's file and fields; newer folders have them in processor_config.json."""
     for name in PROCESSORS:
         if (folder / name).is_file():
             config = read_config(folder / name)
@@ -80,7 +80,7 @@ def _processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def _check_pixels(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> None:
-    """Refuse what would give other pixels: another resampling, no scaling, further crops, tiles of another size."""
+    """Refuse settings that would give other pixels: resampling, scaling, crops, tiles of another size."""
     vision = architecture.vision
     steps = dict.fromkeys(("do_resize", "do_rescale"), True) | {"do_pan_and_scan": False}
     steps["do_normalize"] = RULES[architecture.prompt.tiling].scaled
@@ -102,10 +102,10 @@ def _check_pixels(processor: Mapping[str, Any], where: Path, architecture: Archi
 
 
 def _square(processor: Mapping[str, Any], where: Path, side: int) -> str:
-    """By which rule a LLaVA's processor brings an image to a square; it has defaults for what the file leaves out.
+    """The tiling rule by which a LLaVA model's processor makes a square, with the processor's defaults.
 
-    CLIP's in LLaVA-1.5 pads where it is told to, else cuts; SigLIP's stretches. Raises UserError where what it makes is
-    no square of the model's size.
+    CLIP's (LLaVA-1.5) pads if `do_pad`, else crops; SigLIP's stretches. Raises UserError if it makes no square of the
+    model's size.
     """
     size, stretches = processor.get("size"), str(processor.get("image_processor_type")).startswith("Siglip")
     named = isinstance(size, Mapping) and "height" in size
@@ -138,8 +138,8 @@ def _same(values: Any, wanted: tuple[float, ...]) -> bool:
     )
 
 
-def _limits(architecture: Architecture) -> Callable[[Mapping[str, Any], Path, Architecture], dict[str, Choice]]:
-    """What reads how large images may become."""
+def _limits(architecture: Architecture) -> Callable[[Mapping[str, Any], Path, Architecture], dict[str, FlagValue]]:
+    """The reader of the limits of an image's size, by tiling rule."""
     rule = RULES[architecture.prompt.tiling]
     if rule.by_tiles:
         return _longest_sides
@@ -150,14 +150,14 @@ def _limits(architecture: Architecture) -> Callable[[Mapping[str, Any], Path, Ar
     return _patches if architecture.vision.native else _tiles
 
 
-def _tiles(processor: Mapping[str, Any], where: Path, _: Architecture) -> dict[str, Choice]:
-    """Limits in the words of transformers' InternVL processor."""
+def _tiles(processor: Mapping[str, Any], where: Path, _: Architecture) -> dict[str, FlagValue]:
+    """Limits of tiles, in transformers' InternVL processor."""
     flags = {"min_patches": "min-tiles", "max_patches": "max-tiles"}
-    return {flag: Choice(processor[field], where.name) for field, flag in flags.items() if processor.get(field)}
+    return {flag: FlagValue(processor[field], where.name) for field, flag in flags.items() if processor.get(field)}
 
 
-def _patches(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
-    """Limits of an image at native resolution: pixels in the file, patches here."""
+def _patches(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, FlagValue]:
+    """Limits of patches at native resolution, which the file has in pixels."""
     vision = architecture.vision
     assert vision.native is not None
     wanted = {"patch_size": vision.patch_size, "temporal_patch_size": vision.native.frames}
@@ -166,12 +166,12 @@ def _patches(processor: Mapping[str, Any], where: Path, architecture: Architectu
             raise UserError(f"{where}: {name} is {processor[name]}, the model of {CONFIG} has {value}")
     if tokens := processor.get("max_soft_tokens"):
         return {
-            "max-tiles": Choice(
+            "max-tiles": FlagValue(
                 whole(1, 2**20)(f"{where}: max_soft_tokens", tokens) * vision.native.merge**2, where.name
             )
         }
     sides, found, pair = processor.get("size") or {}, {}, vision.patch_size**2
-    if architecture.prompt.tiling == "native_grown":  # whose processors count the pixels of all equal frames
+    if architecture.prompt.tiling == "native_grown":  # whose processors count each pixel once per equal frame
         pair *= vision.native.frames
     for flag, names in (("min-tiles", ("min_pixels", "shortest_edge")), ("max-tiles", ("max_pixels", "longest_edge"))):
         pixels = processor.get(names[0]) or sides.get(names[0]) or sides.get(names[1])
@@ -179,12 +179,12 @@ def _patches(processor: Mapping[str, Any], where: Path, architecture: Architectu
             continue
         if pixels % pair:
             raise UserError(f"{where}: {names[0]} is {pixels}; supported: multiples of {pair}, a patch's")
-        found[flag] = Choice(pixels // pair, where.name)
+        found[flag] = FlagValue(pixels // pair, where.name)
     return found
 
 
-def _soft_tokens(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
-    """The same where a patch is a whole square of what the file calls patches (Gemma 4 without towers)."""
+def _soft_tokens(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, FlagValue]:
+    """Limits of patches where ours is a square of the file's patches (Gemma 4 without a vision tower)."""
     usual = {"patch_size": 16, "pooling_kernel_size": 3}
     patch, square = (whole(1, 2**14)(f"{where}: {name}", processor.get(name) or usual[name]) for name in usual)
     if processor and patch * square != architecture.vision.patch_size:
@@ -193,11 +193,11 @@ def _soft_tokens(processor: Mapping[str, Any], where: Path, architecture: Archit
             f"{architecture.vision.patch_size} pixels"
         )
     tokens = processor.get("max_soft_tokens")
-    return {"max-tiles": Choice(whole(1, 2**20)(f"{where}: max_soft_tokens", tokens), where.name)} if tokens else {}
+    return {"max-tiles": FlagValue(whole(1, 2**20)(f"{where}: max_soft_tokens", tokens), where.name)} if tokens else {}
 
 
-def _longest_edge(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
-    """The same where the file limits an image's longer side (Pixtral's), by patches that another file has too."""
+def _longest_edge(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, FlagValue]:
+    """Limits of patches where the file limits an image's longer side (Pixtral)."""
     vision = architecture.vision
     assert vision.native is not None
     square, own = vision.patch_size * vision.native.merge, where.parent / PROCESSORS[1]
@@ -210,11 +210,11 @@ def _longest_edge(processor: Mapping[str, Any], where: Path, architecture: Archi
         return {}
     if edge % square:
         raise UserError(f"{where}: longest_edge is {edge}; supported: multiples of {square}, a square's")
-    return {"max-tiles": Choice((edge // vision.patch_size) ** 2, where.name)}
+    return {"max-tiles": FlagValue((edge // vision.patch_size) ** 2, where.name)}
 
 
-def _longest_sides(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
-    """The same where images become tiles whose number follows from their longer side (Idefics 3's)."""
+def _longest_sides(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, FlagValue]:
+    """Limits of tiles where the file sets an image's longer side (Idefics 3)."""
     side = architecture.vision.image_size
     if not processor.get("do_image_splitting", True):
         raise UserError(
@@ -227,19 +227,19 @@ def _longest_sides(processor: Mapping[str, Any], where: Path, architecture: Arch
         raise UserError(f"{where}: max_image_size is not {side}, the side of a tile of the model of {CONFIG}")
     if not side <= edge <= MOST_SIDE or edge % side:
         raise UserError(f"{where}: longest_edge is {edge}; supported: multiples of {side}, a tile's, up to {MOST_SIDE}")
-    return {"max-tiles": Choice((edge // side) ** 2, where.name)}
+    return {"max-tiles": FlagValue((edge // side) ** 2, where.name)}
 
 
-def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Choice:
-    """How the folder's own processor shows videos, from the file where transformers finds it.
+def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> FlagValue:
+    """The video rule of the folder's processor, from the file that transformers reads.
 
-    What is not honoured is no fault of the folder, which may be used for images: its videos are refused, by that name.
+    An unsupported setting sets `refused`, as the folder may still be used for images.
     """
     name, fields = _video_processor(folder)
     size, limits = _section(fields, "size"), {}
     for limit, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         found = size.get(edge)
-        if not rule.whole:  # whose processor reads both, and these first
+        if not rule.whole:  # whose processor prefers min_pixels and max_pixels
             found = fields.get(limit) or found
         limits[limit] = found or getattr(rule, limit)
     names = {"max_seconds": "max_duration"}
@@ -247,8 +247,8 @@ def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Cho
     capped, tokens = fields.get("cap_pixels_per_frame"), fields.get("max_video_tokens")
     found = replace(rule, **limits, **own, capped=bool(capped), max_tokens=tokens or rule.max_tokens)
     if refused := _not_honoured(fields, found, folder / name, vision):
-        return Choice(replace(rule, refused=refused), name)
-    return Choice(found, name)
+        return FlagValue(replace(rule, refused=refused), name)
+    return FlagValue(found, name)
 
 
 def _video_processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
@@ -267,7 +267,7 @@ def _section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _not_honoured(fields: Mapping[str, Any], rule: VideoRule, where: Path, vision: VisionArchitecture) -> str:
-    """The first field that asks for other frames or pixels than ours, in words, or ""."""
+    """An error for the first field that asks for other frames or pixels than ours; "" if there is none."""
     assert vision.native is not None
     mean, deviation = NORMALIZATIONS[vision.pixels]
     wanted = {
@@ -276,7 +276,7 @@ def _not_honoured(fields: Mapping[str, Any], rule: VideoRule, where: Path, visio
         "patch_size": vision.patch_size, "merge_size": vision.native.merge, "temporal_patch_size": vision.native.frames,
         "image_mean": list(mean), "image_std": list(deviation),
     }  # fmt: skip
-    if "max_frames" in rule.obeys:  # others do not look at it
+    if "max_frames" in rule.obeys:  # others ignore it
         wanted["num_frames"] = None
     for name, value in wanted.items():
         if fields.get(name) not in (None, value):
@@ -288,10 +288,10 @@ def _not_honoured(fields: Mapping[str, Any], rule: VideoRule, where: Path, visio
     return ""
 
 
-def _original_tiles(config: Mapping[str, Any]) -> dict[str, Choice]:
-    """Limits in the words of InternVL's own config.json."""
+def _original_tiles(config: Mapping[str, Any]) -> dict[str, FlagValue]:
+    """Limits of tiles, in InternVL's own config.json."""
     flags = {"min_dynamic_patch": "min-tiles", "max_dynamic_patch": "max-tiles", "use_thumbnail": "thumbnail"}
-    found = {flag: Choice(config[field], CONFIG) for field, flag in flags.items() if config.get(field) is not None}
+    found = {flag: FlagValue(config[field], CONFIG) for field, flag in flags.items() if config.get(field) is not None}
     if config.get("dynamic_image_size") is False:
-        found["tiling"] = Choice("fixed", CONFIG)
+        found["tiling"] = FlagValue("fixed", CONFIG)
     return found

@@ -1,8 +1,8 @@
-"""The chat template in a model's folder, recognised by what it writes: ours that writes every probe in the same way.
+"""Recognise the chat template of a model's folder by its output on a few probe conversations.
 
-A folder's template is a Jinja program. It is run as transformers runs it, in a sandbox, on a few conversations; a
-template of ours that gives the same text for all of them is the model's, however the program is spelled. Tools are
-looked for in all programs of a folder, as servers do: Qwen2.5-VL's tokenizer has a form for them, its processor none.
+The folder's Jinja template is run as transformers runs it, in a sandbox; our template that gives the same text for
+every probe is used. Tools may be in any of a folder's templates, as servers assume: Qwen2.5-VL's tokenizer has a form
+for them, its processor none.
 """
 
 import json
@@ -22,11 +22,11 @@ from omnibal_ext.errors import UserError
 
 JINJA, JSON, TOKENIZER = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
-"""Transformers' own marks around the assistant's words: they write nothing."""
+"""transformers' marks around the assistant's words, which render nothing."""
 
 
 class Probe(NamedTuple):
-    """A conversation, and the tools that the assistant is offered."""
+    """A conversation and its tools."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
@@ -44,7 +44,7 @@ PROBES = (
     ),
     Probe((Message(SYSTEM, "Be brief."), Message(USER, "Why?"), Message(ASSISTANT, "Because."))),
 )
-"""One turn, several, and one with a system message."""
+"""One question, several, and one with a system message."""
 CALLS = (Call("look", {"at": "Zürich <b>", "days": [2, 1], "wet": True}), Call("wait", {}))
 LOOK = {"type": "function", "function": {"name": "look", "description": "Sees <all>", "parameters": {"z": 1, "a": "é"}}}
 WAIT = {"type": "function", "function": {"name": "wait"}}
@@ -75,8 +75,8 @@ TOOL_PROBES = (
     ),
     Probe((Message(USER, "Rain?"), Message(ASSISTANT, "", calls=CALLS))),
 )
-"""Calls with words and without, results in a row and one by one, with a system message and without."""
-THOUGHT_PROBES = (
+"""Calls with and without words, one and several results, with and without a system message."""
+REASONING_PROBES = (
     Probe(
         (
             Message(USER, "One?"),
@@ -91,13 +91,13 @@ THOUGHT_PROBES = (
         (LOOK,),
     ),
 )
-"""Thoughts about an earlier question, and between calls; turns without any."""
+"""Reasoning about an earlier question and between calls; turns without any."""
 
 
 def folder_template(folder: Path) -> tuple[str, str] | None:
-    """Name of our template that writes as the folder's own, and the file that holds the latter; None without one.
+    """(name of our template, name of the folder's template file); None if the folder has no template.
 
-    Raises UserError naming the file if it is damaged or none of ours writes so.
+    Raises UserError naming the file if it is damaged or none of ours gives the same text.
     """
     sources = list(_sources(folder))
     if not sources:
@@ -106,12 +106,12 @@ def folder_template(folder: Path) -> tuple[str, str] | None:
     told, file = _Program(*sources[0], tokens, first), sources[0][1]
     programs = [told]
     for source in sources[1:]:
-        with suppress(UserError):  # what nobody runs may be damaged
+        with suppress(UserError):  # transformers would not run these
             programs.append(_Program(*source, tokens, first))
     for template in sorted(TEMPLATES.values(), key=lambda template: template.tools is None):
         if not all(told.agrees(template, probe) for probe in PROBES):
             continue
-        asked = (TOOL_PROBES if template.tools else ()) + (THOUGHT_PROBES if template.thoughts else ())
+        asked = (TOOL_PROBES if template.tools else ()) + (REASONING_PROBES if template.reasoning else ())
         asked = tuple(probe for probe in asked if template.tools or not probe.tools)
         if any(all(program.agrees(template, probe) for probe in asked) for program in programs):
             return template.name, file.name
@@ -122,7 +122,7 @@ def folder_template(folder: Path) -> tuple[str, str] | None:
 
 
 def _sources(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The programs and the files they are in, in the order in which transformers' processors look."""
+    """(template, file), in the order in which transformers' processors look for them."""
     if (folder / JINJA).is_file():
         yield (folder / JINJA).read_text(encoding="utf-8"), folder / JINJA
     for name in (JSON, TOKENIZER):
@@ -134,7 +134,7 @@ def _sources(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
-    """`bos_token` and the like, which templates write by these names."""
+    """`bos_token` and so on, variables of templates."""
     config = read_config(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else {}
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     tokens = {name: config.get(name) for name in names}
@@ -142,7 +142,7 @@ def _special_tokens(folder: Path) -> dict[str, str]:
 
 
 def _first_token(folder: Path) -> str:
-    """What the tokenizer itself puts before a text; nothing, where its files do not say so."""
+    """The token that the tokenizer puts before a text, or ""."""
     config = read_config(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else {}
     if config.get("add_bos_token") is not None:
         return _special_tokens(folder)["bos_token"] if config["add_bos_token"] else ""
@@ -154,7 +154,7 @@ def _first_token(folder: Path) -> str:
 
 
 class _Program:
-    """A template of Hugging Face's, ready to run."""
+    """A compiled Jinja chat template."""
 
     def __init__(self, source: str, where: Path, tokens: Mapping[str, str], first: str) -> None:
         from jinja2 import TemplateError
@@ -176,11 +176,11 @@ class _Program:
         raise self.errors(message)
 
     def agrees(self, template: ChatTemplate, probe: Probe) -> bool:
-        """Whether a template of ours writes a conversation as the folder's template and tokenizer do."""
+        """Whether our template renders a conversation as the folder's template and tokenizer do."""
         messages = probe.messages
         known = all(message.role in (*template.turns, TOOL) for message in messages)
         theirs = self._written(probe)
-        if not known:  # a role that the model never saw is refused, or passes unread
+        if not known:  # an unsupported role is refused, or not rendered
             return all(one.words not in text for text in theirs for one in messages if one.role == SYSTEM)
         if template.system and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, template.system), *messages)
@@ -193,15 +193,15 @@ class _Program:
         return ours in [text if text.startswith(self.first) else self.first + text for text in theirs]
 
     def _written(self, probe: Probe) -> list[str]:
-        """What the folder's template makes of a conversation: contents are lists in processors, but for the system's
-        words where a user gives them as a text; all are texts in tokenizers."""
+        """The folder's renderings. Contents are lists of parts for processors, where the system's may be a text, and
+        texts for tokenizers."""
         parts = [self._rendered(probe, ()), self._rendered(probe, (SYSTEM,))]
         if all(text is None for text in parts):
             parts = [self._rendered(probe, (SYSTEM, USER, ASSISTANT, TOOL))]
         return [text for text in parts if text is not None]
 
     def _rendered(self, probe: Probe, as_text: Sequence[str]) -> str | None:
-        """With contents as texts for these roles, as lists for others; None where the template does not take them."""
+        """With contents as texts for these roles and lists for others; None if the template does not support that."""
         messages = [_as_openai(one, str if one.role in as_text else _parts) for one in probe.messages]
         told: dict[str, Any] = {"messages": messages, "tools": list(probe.tools) or None, **self.tokens}
         try:
@@ -213,7 +213,7 @@ class _Program:
 
 
 def _without_system(text: str, template: ChatTemplate) -> str:
-    """A text without the system message that it begins with, if it does."""
+    """Remove the system message that a text begins with."""
     turn = template.turns[SYSTEM]
     before, opening, rest = text.partition(turn.opening)
     if not opening or before != template.beginning:
@@ -222,7 +222,7 @@ def _without_system(text: str, template: ChatTemplate) -> str:
 
 
 def _as_openai(message: Message, wrap: Callable[[str], Any]) -> dict[str, Any]:
-    """A message as transformers' chat templates are given it; where there are no words, the content is empty."""
+    """A message as `apply_chat_template` takes it; without words the content is ""."""
     calls = [
         {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.calls
     ]
@@ -232,7 +232,7 @@ def _as_openai(message: Message, wrap: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def _as_json(value: Any, ensure_ascii: bool = False, **spaces: Any) -> str:
-    """As transformers' `tojson`: Jinja's own escapes what HTML reads, and sorts."""
+    """transformers' `tojson`: Jinja's escapes HTML and sorts keys."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **spaces)
 
 

@@ -1,11 +1,11 @@
-"""What a user names as input: the files that it comes to, cut into parts and hashed; by one of many shards, for all.
+"""--input: find the files, cut them into parts and hash them; shards share the results in a folder of notes.
 
 | input | rows |
 |---|---|
 | `.json` that begins with `[` | the elements of the list (LLaVA) |
-| `.json` of several sets, each with `annotation` | those of all sets (InternVL's meta file) |
+| `.json` of datasets with `annotation` (InternVL's meta file) | those of all datasets |
 | `.parquet`, `.arrow`, or a folder of them | rows of the table |
-| `.tar` | the files that share a name (WebDataset) |
+| `.tar` | files of one key (WebDataset) |
 | any other file | its lines |
 """
 
@@ -41,15 +41,15 @@ ROWS: dict[str, Callable[[PartSource], Iterator[Row]]] = {
 }
 TABLES = (".parquet", ".arrow")
 SPLIT = re.compile(r"(train|valid(?:ation)?|val|dev|test|eval)(?=[-_.])")
-"""How files of a dataset on the hub begin."""
+"""Matches the split in names of files from the Hugging Face hub."""
 META_FIELDS = ("annotation", "root", "repeat_time", "max_dynamic_patch", "length", "data_augment")
 LARGEST_META = 2**24  # bytes
 MOST_REPEATS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class _Set:
-    """A file to read, and what its user says of it."""
+class _InputSet:
+    """An input file and its settings, from a meta file or defaults."""
 
     path: Path
     kind: str
@@ -64,28 +64,28 @@ def read_inputs(
     notes: Path | None = None,
     image_root: Path | None = None,
 ) -> tuple[InputFile, ...]:
-    """Cut and hash every file that `paths` come to, or take what another shard has noted down in the folder `notes`.
+    """Cut and hash the files of `paths`, or take the result from another shard's note in the folder `notes`.
 
-    A note counts for the same file: by path, size, inode and time of the last change. Raises UserError naming a file
-    that cannot be read, is damaged, or asks for what is not done.
+    A note is valid for a file of the same path, size, inode and modification time. Raises UserError naming a file that
+    cannot be read, is damaged, or has unsupported settings.
     """
     if notes is not None:
         notes.mkdir(parents=True, exist_ok=True)
     return tuple(_read(one, lines_per_part, notes) for path in paths for one in _files(path, image_root))
 
 
-def _files(path: Path, root: Path | None) -> Iterator[_Set]:
+def _files(path: Path, root: Path | None) -> Iterator[_InputSet]:
     if path.is_dir():
-        yield from (_Set(file, "table", root or path) for file in _tables(path))
+        yield from (_InputSet(file, "table", root or path) for file in _tables(path))
         return
     kind = _kind(path)
     if kind == "meta":
         yield from _sets(path)
     else:
-        yield _Set(path, kind, root or path.parent)
+        yield _InputSet(path, kind, root or path.parent)
 
 
-def _read(one: _Set, lines_per_part: int, notes: Path | None) -> InputFile:
+def _read(one: _InputSet, lines_per_part: int, notes: Path | None) -> InputFile:
     refuse_no_images(one.root)
     how = (lines_per_part, one.kind)
     read = _read_once(one.path, *how, notes) if notes else read_input(one.path, *how)
@@ -122,7 +122,7 @@ def _from_record(record: dict[str, Any]) -> InputFile:
 
 
 def _tables(folder: Path) -> list[Path]:
-    """The tables of a dataset that was saved to a folder, in order."""
+    """The files of a dataset saved to a folder, in order."""
     if (folder / "dataset_dict.json").is_file():
         splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
         raise UserError(f"{folder}: has the splits {', '.join(splits)}; name one of their folders")
@@ -161,8 +161,8 @@ def _is_meta(sets: Any) -> bool:
     return isinstance(sets, dict) and any(isinstance(one, dict) and "annotation" in one for one in sets.values())
 
 
-def _sets(path: Path) -> Iterator[_Set]:
-    """The sets of a meta file. Relative paths start beside it, or where the program runs."""
+def _sets(path: Path) -> Iterator[_InputSet]:
+    """The datasets of a meta file. Relative paths are looked up next to it, then in the working directory."""
     for name, given in json.loads(path.read_bytes()).items():
         where = f"{path}: set {name!r}"
         if not isinstance(given, dict) or not isinstance(given.get("annotation"), str):
@@ -178,13 +178,13 @@ def _sets(path: Path) -> Iterator[_Set]:
             )
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise UserError(f"{where}: max_dynamic_patch is {limit!r}, must be 1 or more")
-        annotation, root = _beside(path, given["annotation"]), _beside(path, given.get("root") or "")
+        annotation, root = _resolve(path, given["annotation"]), _resolve(path, given.get("root") or "")
         kind = _kind(annotation)
         if kind == "meta":
             raise UserError(f"{where}: {annotation} is a meta file itself; name its sets here")
-        yield _Set(annotation, kind, root, float(weight), limit)
+        yield _InputSet(annotation, kind, root, float(weight), limit)
 
 
-def _beside(path: Path, name: str) -> Path:
-    beside = path.parent / name
-    return beside if beside.exists() else Path(os.path.normpath(name))
+def _resolve(path: Path, name: str) -> Path:
+    relative = path.parent / name
+    return relative if relative.exists() else Path(os.path.normpath(name))

@@ -1,7 +1,7 @@
-"""A preprocessing run as a value: what is read, how, where it goes, and which of its parts are ready.
+"""A preprocessing run as a value: inputs, recipe, output folder, and which of its parts are ready.
 
-Parts wait in `OUTPUT.work/HASH/`, where the hash is of everything that decides their bytes: runs with other inputs or
-flags never meet each other's parts.
+Parts are kept in `OUTPUT.work/HASH/`. The hash covers everything that decides their bytes, so that runs with other
+inputs or flags do not use them.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed_by
 
-LOOKS = ("decode_images", "image_checksums")
-"""Of a recipe: how images are looked at."""
+CHECK_FIELDS = ("decode_images", "image_checksums")
+"""Fields of a recipe that only decide how closely images are checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Every `count`-th part from `index` on: what one task of a Slurm array prepares."""
+    """Every `count`-th part from `index` on, the work of one task of a Slurm array."""
 
     index: int = 0
     count: int = 1
@@ -45,8 +45,8 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A run. `identity` is what decides the bytes of the result, as JSON; `work` is where its parts wait."""
+class PreprocessJob:
+    """A run. `identity`: what decides the bytes of the result, as JSON; `work`: the folder of its parts."""
 
     inputs: tuple[InputFile, ...]
     recipe: Recipe
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def sources(self) -> tuple[PartSource, ...]:
-        """Where the lines of every part are, in the order of the inputs."""
+        """All parts, in the order of the inputs."""
         return tuple(part for file in self.inputs for part in file.parts)
 
     @property
@@ -75,16 +75,13 @@ class Job:
         return [number for number in numbers if not self.part_path(number).exists()]
 
     def tidy(self) -> None:
-        """Remove the parts, now that the output is there: this job's, and those of others for the same output.
-
-        For who holds the lock on the output alone.
-        """
+        """Remove the parts of all jobs for this output. The caller must hold the exclusive lock on the output."""
         shutil.rmtree(self.work.parent, ignore_errors=True)
 
     def finished(self) -> dict[str, Any] | None:
-        """The manifest in the output folder if it is this job's, None if there is nothing yet.
+        """The manifest of the output folder if this job made it, None if the folder is empty or missing.
 
-        Raises `UserError` if the folder holds something else.
+        Raises `UserError` if it holds something else.
         """
         path = self.output / "manifest.json"
         if path.is_file():
@@ -99,26 +96,26 @@ class Job:
 
 
 def _made(identity: Any) -> Any:
-    """What decides a dataset's samples, of what decides its bytes: not how closely images were looked at."""
+    """An identity without `CHECK_FIELDS`: what decides the samples."""
     recipe = identity.get("recipe") if isinstance(identity, dict) else None
     if not isinstance(recipe, dict):
         return identity
-    return {**identity, "recipe": {name: value for name, value in recipe.items() if name not in LOOKS}}
+    return {**identity, "recipe": {name: value for name, value in recipe.items() if name not in CHECK_FIELDS}}
 
 
 def open_job(
     inputs: Sequence[Path], recipe: Recipe, output: Path, lines_per_part: int = ROWS_PER_PART, shared: bool = False
-) -> Job:
-    """Read and hash the inputs and open the tokenizer; `UserError` if one of them, or the image root, is missing.
+) -> PreprocessJob:
+    """Read and hash the inputs. Raises `UserError` if they, the tokenizer or the image root are missing or damaged.
 
-    A job that many processes share reads its inputs once: the first one leaves notes for the others.
+    `shared`: several processes run this job; the first leaves notes on the inputs for the others.
     """
     open_recipe(recipe)  # a bad tokenizer or template must fail here, not in every worker
     work = output.with_name(output.name + ".work")
     files = read_inputs(inputs, lines_per_part, work / "inputs" if shared else None, recipe.image_root)
     identity = {**_identity(files, recipe), "given": [str(path) for path in inputs]}
     digest = hashlib.sha256(json.dumps([identity, lines_per_part, READING]).encode()).hexdigest()
-    return Job(files, recipe, output, identity, work / digest[:16])
+    return PreprocessJob(files, recipe, output, identity, work / digest[:16])
 
 
 def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:

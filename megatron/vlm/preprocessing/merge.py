@@ -1,4 +1,4 @@
-"""The last step of preprocessing: all parts of a job, in order, become one dataset folder, which appears at once."""
+"""The last step of preprocessing: join all parts of a job, in order, into a dataset folder, renamed when complete."""
 
 import json
 import shutil
@@ -15,34 +15,35 @@ from megatron.vlm.data.dataset import COLUMNS, ColumnWriter
 from megatron.vlm.data.manifest import SCHEMA_VERSION
 from megatron.vlm.data.media.videos import READING
 from megatron.vlm.data.rejects import RejectCount, reject_limit
-from megatron.vlm.preprocessing.job import Job
-from megatron.vlm.preprocessing.parts import Part
+from megatron.vlm.preprocessing.job import PreprocessJob
+from megatron.vlm.preprocessing.parts import PreparedPart
 from megatron.vlm.preprocessing.samples import open_recipe
-from megatron.vlm.preprocessing.shorten import WAYS
+from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import checksums_of
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.sizes import Sizes
 
+OF_SAMPLES = ("tiles", "lengths", "lines", "supervised")
+"""Arrays of a part with a number for each sample, which sizes.npz keeps."""
+
 
 @dataclass(slots=True)
 class _Joined:
-    """What was joined, beside the columns."""
+    """What is collected from parts besides the columns."""
 
-    tiles: list[NDArray[np.int32]] = field(default_factory=list)
-    tokens: list[NDArray[np.int64]] = field(default_factory=list)
-    supervised: list[NDArray[np.int64]] = field(default_factory=list)
-    lines: list[NDArray[np.int64]] = field(default_factory=list)
+    columns: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: {name: [] for name in OF_SAMPLES})
+    """Name of `OF_SAMPLES` -> each part's array."""
     video_files: int = 0
-    shortened: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(WAYS), np.int64))
+    shortened: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(METHODS), np.int64))
     sources: list[dict[str, Any]] = field(default_factory=list)
     rejects: RejectCount = field(default_factory=RejectCount)
 
 
-def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
+def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
     """Join the parts into the dataset folder and return its manifest.
 
-    Raises `UserError` if more lines than `reject_limit` were rejected, or all of them; the parts are kept then.
+    Raises `UserError`, and keeps the parts, if more lines than `reject_limit` were rejected, or all.
     """
     for unfinished in job.work.glob("dataset.*"):
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -52,8 +53,8 @@ def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
     if not any(source["samples"] for source in joined.sources):
         raise UserError(f"no line of the input can be used: {joined.rejects.describe()}; all are in {rejected}")
     joined.rejects.check(reject_limit(job.lines, max_rejects), job.lines, rejected)
-    sizes = Sizes.from_arrays(np.concatenate(joined.tiles), np.concatenate(joined.tokens))
-    columns = {"lines": np.concatenate(joined.lines), "supervised": np.concatenate(joined.supervised)}
+    columns = {name: np.concatenate(arrays) for name, arrays in joined.columns.items()}
+    sizes = Sizes.from_arrays(columns.pop("tiles"), columns.pop("lengths"))
     sizes.save(folder / "sizes.npz", **columns)
     checksums = checksums_of(folder, sorted(path.name for path in folder.iterdir()))
     manifest = sealed({**_manifest(job, sizes, joined), "checksums": checksums})
@@ -64,11 +65,11 @@ def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
     return manifest
 
 
-def _join_parts(job: Job, folder: Path) -> _Joined:
+def _join_parts(job: PreprocessJob, folder: Path) -> _Joined:
     """Append every part to the columns and rejects of `folder`; count the samples of each input file."""
     writers = {name: ColumnWriter(folder, name) for name in COLUMNS}
     joined = _Joined()
-    parts = (Part.load(job.part_path(number)) for number in range(len(job.sources)))
+    parts = (PreparedPart.load(job.part_path(number)) for number in range(len(job.sources)))
     with (folder / "rejected.jsonl").open("wb") as rejected:
         for file in job.inputs:
             samples, rejected_before = 0, joined.rejects.total
@@ -92,20 +93,18 @@ def _join_parts(job: Job, folder: Path) -> _Joined:
     return joined
 
 
-def _append(part: Part, writers: dict[str, ColumnWriter], joined: _Joined) -> None:
+def _append(part: PreparedPart, writers: dict[str, ColumnWriter], joined: _Joined) -> None:
     writers["tokens"].append(part.tokens, part.token_lengths)
     writers["loss_mask"].append(part.loss_mask, part.token_lengths)
     writers["images"].append(part.images, part.image_lengths)
-    joined.tiles.append(part.tiles)
-    joined.tokens.append(part.lengths)
-    joined.supervised.append(part.supervised)
-    joined.shortened += np.bincount(part.shortened, minlength=1 + len(WAYS))[1:]
+    for name, arrays in joined.columns.items():
+        arrays.append(getattr(part, name))
+    joined.shortened += np.bincount(part.shortened, minlength=1 + len(METHODS))[1:]
     joined.video_files += int(part.videos.sum())
-    joined.lines.append(part.lines)
     joined.rejects.add(part.rejections())
 
 
-def _manifest(job: Job, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
+def _manifest(job: PreprocessJob, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
     recipe, maker = job.recipe, open_recipe(job.recipe)
     tokenizer, digest = maker.tokenizer, job.identity["recipe"]["tokenizer"]
     vocabulary = {"size": tokenizer.vocabulary_size, "sha256": tokenizer.vocabulary_hash()}
@@ -114,7 +113,7 @@ def _manifest(job: Job, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
         "samples": len(sizes),
         "rejected": joined.rejects.total,
         "rejected_by_reason": dict(sorted(joined.rejects.by_reason.items())),
-        "shortened": {way: int(count) for way, count in zip(WAYS, joined.shortened, strict=True) if count},
+        "shortened": {method: int(count) for method, count in zip(METHODS, joined.shortened, strict=True) if count},
         "sources": joined.sources,
         "tiles": int(sizes.tiles.sum()),
         "tokens": int(sizes.tokens.sum()),

@@ -1,8 +1,8 @@
-"""What a model says about its data: flags of preprocessing that it decides, and the tokenizer that it reads.
+"""Settings of preprocessing that follow from a model, and the check of its tokenizer.
 
-A flag that is given counts, then what the files of the model's folder say, then the model's sizes and what is known of
-its family, then usage. What the model could not read otherwise (its tiles, their tokens, the words around an image) is
-no choice: a flag that contradicts it is refused.
+In order of precedence: the user's flags, the files of the model's folder, the model's architecture and family,
+defaults. What the model cannot read otherwise (tiles, tokens per tile, the text around an image) cannot be changed: a
+contradicting flag is refused.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.media.films import MOST_FRAMES_SEEN, RULES_OF_MARKUP
 from megatron.vlm.data.media.tiles import ANYRES_MAX_GRIDS, FRAMES, RULES
-from megatron.vlm.preprocessing.folder_files import Choice, folder_choices
+from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN, VIDEO_RULES
+from megatron.vlm.preprocessing.folder_files import FlagValue, folder_settings
 from megatron.vlm.preprocessing.samples import SampleMaker
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer, model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
@@ -21,7 +21,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import family_of
 
-USUAL = {
+DEFAULTS = {
     "tiling": "internvl",
     "tile-size": 448,
     "tokens-per-tile": 256,
@@ -31,7 +31,7 @@ USUAL = {
     "max-tiles": 12,
     "thumbnail": True,
 }
-"""Where neither flag nor model says otherwise."""
+"""Used if neither flag nor model sets them."""
 NATIVE_LIMITS = {
     "native": (16, 5120),
     "native_edge": (1, 110**2),
@@ -39,19 +39,19 @@ NATIVE_LIMITS = {
     "gemma4": (9, 2520),
     "gemma4_unified": (1, 280),
 }
-"""Fewest and most patches of an image, where the model's folder does not say: as transformers' processors of Qwen2-VL,
-56^2 to 1280 28^2 pixels, and GLM-4.1V, Mistral Small 3.1's, 1540 pixels a side, and Gemma 4's, 280 tokens."""
+"""Default fewest and most patches of an image: those of transformers' processors of Qwen2-VL (56^2 to 1280 x 28^2
+pixels), GLM-4.1V, Mistral Small 3.1 (1540 pixels a side) and Gemma 4 (280 tokens)."""
 SPLIT = 16
-"""Tiles of a square whose side an image's longer one becomes, where the model's folder does not say (Idefics 3)."""
+"""Default `max_tiles` of tiling rule `split` (Idefics 3)."""
 STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-markup")
-"""What the weights were made for: a dataset of another kind is none for this model."""
+"""Settings that the weights depend on: a dataset with others does not fit the model."""
 
 
-def needs(architecture: Architecture, folder: Path | None, with_template: bool = True) -> dict[str, Choice]:
-    """Flag of preprocessing -> the value that fits a model, and who says so; what nobody says is left out.
+def model_settings(architecture: Architecture, folder: Path | None, with_template: bool = True) -> dict[str, FlagValue]:
+    """Preprocessing flag -> the value that fits a model, if there is one.
 
-    `folder` is the model's own, with processor and tokenizer, where there is one. Raises UserError naming a file and
-    field of it that cannot be honoured.
+    `folder`: the model's Hugging Face folder, if it has one. Raises UserError naming a file and field of it that is not
+    supported.
     """
     prompt, origin = architecture.prompt, "config.json" if folder else "the preset"
     known = {
@@ -65,17 +65,17 @@ def needs(architecture: Architecture, folder: Path | None, with_template: bool =
     if architecture.vision.native:
         least, most = NATIVE_LIMITS[prompt.tiling]
         known |= {"min-tiles": least, "max-tiles": most, "thumbnail": False}
-        known["video"] = RULES_OF_MARKUP.get(prompt.image_markup)
+        known["video"] = VIDEO_RULES.get(prompt.image_markup)
     if RULES[prompt.tiling].by_tiles:
         known["max-tiles"] = SPLIT
     if RULES[prompt.tiling].cap:
         known["max-tiles"] = len(ANYRES_MAX_GRIDS)
-    by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
-    # Where config.json says the template it is meant: InternVL's tokenizers came with others, LLaVA's processors with
-    # one that ends no turn.
+    by_model = {flag: FlagValue(value, origin) for flag, value in known.items() if value is not None}
+    # A template in config.json takes precedence: InternVL's tokenizers came with others, LLaVA's processors with one
+    # that ends no turn.
     named = prompt.chat_template is not None and not family_of(architecture).folder_says_template
     asks = with_template and not named
-    return by_model | (folder_choices(folder, architecture, asks) if folder else {})
+    return by_model | (folder_settings(folder, architecture, asks) if folder else {})
 
 
 def _tokens_per_tile(architecture: Architecture) -> int | float:
@@ -83,21 +83,20 @@ def _tokens_per_tile(architecture: Architecture) -> int | float:
     return architecture.image_tokens(1) if tiles == 1 else architecture.image_tokens(tiles) / tiles
 
 
-def settle(given: Mapping[str, Any], model: str | None) -> dict[str, Choice]:
-    """Every flag's value and who chose it: the user, else the model's folder, the model, or usage.
+def resolve_settings(given: Mapping[str, Any], model: str | None) -> dict[str, FlagValue]:
+    """The value of every flag: the user's, else the model's (`model_settings`), else the default.
 
-    Raises UserError where a flag contradicts what the model can read, naming both values, or where nobody says one
-    that must be.
+    Raises UserError naming both values if a flag contradicts the model, or if a required one is missing.
     """
-    flags = {flag: Choice(value, f"--{flag}") for flag, value in given.items() if value is not None}
-    wanted = needs(preset(model), model_folder(model), "chat-template" not in flags) if model else {}
+    flags = {flag: FlagValue(value, f"--{flag}") for flag, value in given.items() if value is not None}
+    wanted = model_settings(preset(model), model_folder(model), "chat-template" not in flags) if model else {}
     for flag in STRUCTURE:
-        if flag in flags and flag in wanted and not fits(flag, flags[flag].value, wanted[flag].value):
+        if flag in flags and flag in wanted and not is_compatible(flag, flags[flag].value, wanted[flag].value):
             raise UserError(
                 f"--{flag} {flags[flag].value}, but model {model!r} needs {wanted[flag].value} "
                 f"({wanted[flag].origin}); leave --{flag} out"
             )
-    settled = {flag: Choice(value, "usual") for flag, value in USUAL.items()} | wanted | flags
+    settled = {flag: FlagValue(value, "usual") for flag, value in DEFAULTS.items()} | wanted | flags
     for flag in ("tokenizer-model", "chat-template"):
         if flag not in settled:
             who = f"model {model!r} does not say which" if model else "--model would say which"
@@ -105,8 +104,8 @@ def settle(given: Mapping[str, Any], model: str | None) -> dict[str, Choice]:
     return settled
 
 
-def with_pixels(choices: dict[str, Choice], most: int | None) -> dict[str, Choice]:
-    """The same with `most` pixels of an image, as whole patches. Raises UserError where images have tiles instead."""
+def with_pixels(choices: dict[str, FlagValue], most: int | None) -> dict[str, FlagValue]:
+    """Set --max-tiles from `most` pixels of an image. Raises UserError if the model has tiles of a fixed size."""
     if most is None:
         return choices
     side, tiling = choices["tile-size"].value, choices["tiling"].value
@@ -114,32 +113,29 @@ def with_pixels(choices: dict[str, Choice], most: int | None) -> dict[str, Choic
         raise UserError(f"--max-pixels {most}: images become tiles of {side} pixels a side here; give --max-tiles")
     if most < (least := choices["min-tiles"].value * side**2):
         raise UserError(f"--max-pixels {most}: must be at least {least}, the fewest of an image; give more")
-    return choices | {"max-tiles": Choice(most // side**2, "--max-pixels")}
+    return choices | {"max-tiles": FlagValue(most // side**2, "--max-pixels")}
 
 
-def with_video(choices: dict[str, Choice], flags: Mapping[str, Any]) -> dict[str, Choice]:
-    """The same with fields of the rule for videos as flags say. Raises UserError where there is none to change."""
+def with_video(choices: dict[str, FlagValue], flags: Mapping[str, Any]) -> dict[str, FlagValue]:
+    """Set fields of the video rule from flags. Raises UserError if the model has none, or ignores the field."""
     if not flags:
         return choices
     if "video" not in choices:
         raise UserError("--video-fps and --video-max-frames are for models that see videos; name one with --model")
     known = choices["video"].value
     for name in sorted(flags.keys() - set(known.obeys)):
-        flag, way = f"--video-{name.replace('_', '-')}", known.sampling
-        raise UserError(f"{flag}: how many frames this model sees goes {way} of the video; leave it out")
+        flag, sampling = f"--video-{name.replace('_', '-')}", known.sampling
+        raise UserError(f"{flag}: how many frames this model sees goes {sampling} of the video; leave it out")
     rule = replace(known, **flags)
     if not FRAMES <= rule.max_frames <= MOST_FRAMES_SEEN:
         raise UserError(f"--video-max-frames {rule.max_frames}: must be {FRAMES} to {MOST_FRAMES_SEEN}")
     rule = replace(rule, min_frames=min(rule.min_frames, rule.max_frames))
-    return choices | {"video": Choice(rule, f"flags and {choices['video'].origin}")}
+    return choices | {"video": FlagValue(rule, f"flags and {choices['video'].origin}")}
 
 
 def check_tokenizer(maker: SampleMaker, model: str) -> None:
-    """Refuse a tokenizer whose ids are not the model's.
-
-    Raises UserError naming tokenizer and model if ids reach behind its vocabulary, images have another token, or the
-    tokenizer in the model's folder has another vocabulary.
-    """
+    """Raise UserError naming tokenizer and model if ids exceed the model's vocabulary, the image token is another one,
+    or the tokenizer in the model's folder has another vocabulary."""
     architecture, folder, ours = preset(model), model_folder(model), maker.tokenizer
     path, words = maker.recipe.tokenizer, architecture.language.vocab_size
     if ours.vocab_size > words:
@@ -162,7 +158,7 @@ def check_tokenizer(maker: SampleMaker, model: str) -> None:
 
 
 def tokenizer_difference(special_tokens: Mapping[str, int], vocabulary_hash: str, file: Path) -> str:
-    """In what the tokenizer of a file differs: from ids of special tokens, from a vocabulary by its hash; or ""."""
+    """How the tokenizer of a file differs from these special tokens and this vocabulary; "" if it does not."""
     tokenizer = load_tokenizer(file, tuple(special_tokens))
     for token, number in special_tokens.items():
         if tokenizer.token_id(token) != number:
@@ -171,13 +167,13 @@ def tokenizer_difference(special_tokens: Mapping[str, int], vocabulary_hash: str
 
 
 def model_folder(model: str) -> Path | None:
-    """The Hugging Face folder that a model's name is, if it is one."""
+    """The model's Hugging Face folder, if its name is one."""
     found = find_config(Path(model))
     return found.parent if found else None
 
 
-def fits(flag: str, given: Any, wanted: Any) -> bool:
-    """Whether a flag's value serves a model that needs `wanted`."""
+def is_compatible(flag: str, given: Any, wanted: Any) -> bool:
+    """Whether a value of a flag works for a model that needs `wanted`."""
     if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
         kinds = [RULES[rule].read_as for rule in (given, wanted) if rule in RULES]
         return len(kinds) == 2 and kinds[0] == kinds[1]

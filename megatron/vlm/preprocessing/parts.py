@@ -1,8 +1,7 @@
 """The unit of work of preprocessing: a part is a few hundred rows of an input file, prepared and saved as one file.
 
-A part's bytes depend on its rows and the recipe alone, and a part file appears whole or not at all. So it does not
-matter which process makes it, in which order, or how often a run was killed before: existing parts are kept, missing
-ones are made.
+A part's bytes depend on its rows and the recipe only, and its file is renamed when complete. So any process may make
+it, in any order, and a killed run continues with the missing parts.
 """
 
 import json
@@ -20,38 +19,38 @@ from megatron.vlm.data.formats.rows import PartSource, Row
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.preprocessing.inputs import ROWS
 from megatron.vlm.preprocessing.samples import Recipe, Sample, SampleMaker, open_recipe
-from megatron.vlm.preprocessing.shorten import WAYS
+from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.arrays import read_arrays
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A prepared part: all samples end to end. N samples, T stored tokens, B bytes of image JSON."""
+class PreparedPart:
+    """The samples of a part, concatenated: N samples, T stored tokens, B bytes of image JSON."""
 
-    tokens: NDArray[np.int32]  # [T] one for each image
+    tokens: NDArray[np.int32]  # [T] one image token for each run
     loss_mask: NDArray[np.uint8]  # [T]
-    images: NDArray[np.uint8]  # [B] JSON list of one sample after the other
+    images: NDArray[np.uint8]  # [B] a JSON list for each sample
     token_lengths: NDArray[np.int64]  # [N]
     image_lengths: NDArray[np.int64]  # [N]
     tiles: NDArray[np.int32]  # [N]
     lengths: NDArray[np.int64]  # [N] tokens that the language model reads
     supervised: NDArray[np.int64]  # [N] tokens that are to be predicted
-    shortened: NDArray[np.uint8]  # [N] 0, or 1 + the number of the way in `shorten.WAYS`
+    shortened: NDArray[np.uint8]  # [N] 0, or 1 + the index in `shorten.METHODS`
     videos: NDArray[np.int64]  # [N] video files
     lines: NDArray[np.int64]  # [N] number of the line in the input file
     rejected: NDArray[np.uint8]  # JSON lines
 
     def save(self, path: Path) -> None:
-        """Write the part, whole or not at all."""
+        """Write the part to a temporary file and rename it."""
         temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
         with temporary.open("wb") as file:
             np.savez(file, **{name: getattr(self, name) for name in self.__slots__})
         temporary.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> "Part":
-        """Read a part back. Raises UserError where it is damaged; removed, it is made again."""
+    def load(cls, path: Path) -> "PreparedPart":
+        """Read a part. Raises UserError if it is damaged; once it is removed, it is made again."""
         remedy = "remove the file and start again"
         part = cls(*read_arrays(path, cls.__slots__, remedy))
         samples = {len(part.token_lengths), len(part.image_lengths), len(part.tiles), len(part.lines)}
@@ -65,8 +64,8 @@ class Part:
         return [json.loads(line) for line in self.rejected.tobytes().splitlines()]
 
 
-def prepare_part(recipe: Recipe, source: PartSource) -> Part:
-    """Make the samples of a part; what cannot be used is rejected with file, line, reason and detail."""
+def prepare_part(recipe: Recipe, source: PartSource) -> PreparedPart:
+    """Make the samples of a part; unusable rows are rejected with file, line, reason and detail."""
     maker = open_recipe(recipe)
     samples: list[Sample] = []
     lines: list[int] = []
@@ -86,14 +85,14 @@ def _make(maker: SampleMaker, row: Row, source: PartSource) -> Sample:
         return maker.make(row, source)
     except Rejected:
         raise
-    except Exception as error:  # a fault of ours: say at which row, then let it end the run
+    except Exception as error:  # our fault: add the row to the traceback
         error.add_note(f"while preparing {source.file}, line {row.number}")
         raise
 
 
-def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[dict[str, Any]]) -> Part:
+def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[dict[str, Any]]) -> PreparedPart:
     images = [json.dumps([asdict(image) for image in sample.images]).encode() for sample in samples]
-    return Part(
+    return PreparedPart(
         tokens=np.concatenate([np.zeros(0, np.int32), *(sample.tokens for sample in samples)]),
         loss_mask=np.concatenate([np.zeros(0, np.uint8), *(sample.loss_mask for sample in samples)]),
         images=np.frombuffer(b"".join(images), dtype=np.uint8),
@@ -102,7 +101,7 @@ def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[di
         tiles=np.array([sample.tiles for sample in samples], dtype=np.int32),
         lengths=np.array([sample.length for sample in samples], dtype=np.int64),
         supervised=np.array([sample.loss_mask[1:].sum() for sample in samples], dtype=np.int64),
-        shortened=np.array([1 + WAYS.index(s.shortened) if s.shortened else 0 for s in samples], dtype=np.uint8),
+        shortened=np.array([1 + METHODS.index(s.shortened) if s.shortened else 0 for s in samples], dtype=np.uint8),
         videos=np.array([sample.video_files for sample in samples], dtype=np.int64),
         lines=np.array(lines, dtype=np.int64),
         rejected=np.frombuffer("".join(json.dumps(row) + "\n" for row in rejected).encode(), dtype=np.uint8),

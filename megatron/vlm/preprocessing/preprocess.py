@@ -1,11 +1,11 @@
 """Preprocessing from end to end: input files -> parts, by several processes -> one dataset folder.
 
 1. Cut the inputs into parts and hash them (`job`).
-2. Prepare every part that is not there yet (`parts`): here, or by the shards of a Slurm array.
-3. Join the parts in order into a dataset folder that appears at once under its final name (`merge`).
+2. Prepare every missing part (`parts`), here or in the shards of a Slurm array.
+3. Join the parts in order into a dataset folder, renamed when complete (`merge`).
 
-One job at a time works on an output folder, from its first look to the end: a second one waits, and looks again.
-Killed at any moment and started again, it goes on where it was and ends with the same bytes.
+A job locks its output folder from the first check to the end; a second one waits. Killed at any moment and started
+again, it continues and ends with the same bytes.
 """
 
 import multiprocessing
@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, PartSource
 from megatron.vlm.data.rejects import RejectCount, reject_limit
-from megatron.vlm.preprocessing.job import Job, Shard
+from megatron.vlm.preprocessing.job import PreprocessJob, Shard
 from megatron.vlm.preprocessing.merge import merge
-from megatron.vlm.preprocessing.parts import Part, prepare_part
+from megatron.vlm.preprocessing.parts import PreparedPart, prepare_part
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
@@ -27,16 +27,14 @@ from omnibal_ext.files.locks import working_on
 from omnibal_ext.lifeline import ending_with_us
 
 Value = TypeVar("Value")
-Rejections = list[dict[str, Any]]
 
 
-def preprocess(job: Job, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
-    """Write the job's dataset folder and return its manifest; a folder that the job wrote before is left alone.
+def preprocess(job: PreprocessJob, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
+    """Write the job's dataset folder and return its manifest. A complete folder of the job stays; with
+    `decode_images` its images are checked again.
 
-    Of such a folder the images are looked at again if they are to be decoded.
-
-    Raises `UserError` if the output folder holds something else, if more lines than `reject_limit` are unusable, or if
-    images of such a folder are not what they were.
+    Raises `UserError` if the output folder holds something else, more lines than `reject_limit` are rejected, or images
+    of a complete folder have changed.
     """
     with working_on(job.output):
         done = _finished(job, max_rejects)
@@ -49,10 +47,10 @@ def preprocess(job: Job, workers: int = 1, max_rejects: int | None = None) -> di
         return merge(job, max_rejects)
 
 
-def look(job: Job, max_rejects: int | None = None) -> str:
-    """How the first part of every input file is read, in a few words; nothing is written.
+def preview(job: PreprocessJob, max_rejects: int | None = None) -> str:
+    """Prepare the first part of every input file and summarise it in a line; nothing is written.
 
-    Raises UserError if too many of their lines would be rejected, and these are most of them.
+    Raises UserError if most of these lines are rejected, and more than the limit.
     """
     rejects, seen = RejectCount(), 0
     for file in job.inputs:
@@ -66,7 +64,7 @@ def look(job: Job, max_rejects: int | None = None) -> str:
 
 
 def check_images(data: ChatDataset, workers: int = 1) -> None:
-    """Decode all images of a dataset, those with a CRC-32 held to it. Raises UserError naming the first at fault."""
+    """Decode all images of a dataset and compare recorded CRC-32s. Raises UserError naming the first damaged one."""
     starts = range(0, len(data), ROWS_PER_PART)
     tasks = [(data, range(start, min(start + ROWS_PER_PART, len(data)))) for start in starts]
     faults = [fault for found in track(_each(_faults, tasks, workers), "images", total=len(tasks)) for fault in found]
@@ -77,7 +75,7 @@ def check_images(data: ChatDataset, workers: int = 1) -> None:
 
 
 def _faults(data: ChatDataset, samples: range) -> list[tuple[int, str]]:
-    """The samples of which images changed or broke, and why."""
+    """(sample, error) of samples with changed or damaged images."""
     found = []
     for sample in samples:
         try:
@@ -87,10 +85,12 @@ def _faults(data: ChatDataset, samples: range) -> list[tuple[int, str]]:
     return found
 
 
-def preprocess_shard(job: Job, shard: Shard, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
-    """Prepare one shard's parts, for `merge_shards` to join; return its name and how many parts it has.
+def preprocess_shard(
+    job: PreprocessJob, shard: Shard, workers: int = 1, max_rejects: int | None = None
+) -> dict[str, Any]:
+    """Prepare one shard's parts, for `merge_shards`; return its name and number of parts.
 
-    Shards work beside each other; who joins waits for them.
+    Shards hold a shared lock on the output and run concurrently.
     """
     with working_on(job.output, alone=False):
         if _finished(job, max_rejects) is None:
@@ -98,29 +98,24 @@ def preprocess_shard(job: Job, shard: Shard, workers: int = 1, max_rejects: int 
     return {"shard": f"{shard.index}/{shard.count}", "parts": len(range(shard.index, len(job.sources), shard.count))}
 
 
-def merge_shards(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
-    """Join what the shards of a job have prepared; return the manifest. Raises `UserError` if parts are missing."""
+def merge_shards(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
+    """Wait for the shards and join their parts; return the manifest. Raises `UserError` if parts are missing."""
     with working_on(job.output):
         done = _finished(job, max_rejects)
         if done is not None:
             job.tidy()
             return done
-        _check_parts(job)
+        if missing := job.missing():
+            raise UserError(
+                f"{job.work}: {len(missing)} of {len(job.sources)} parts are missing, the first is {missing[0]}; "
+                "run the shards that did not end (part p is of shard p modulo n), with the same flags"
+            )
         job.work.mkdir(parents=True, exist_ok=True)
         return merge(job, max_rejects)
 
 
-def _check_parts(job: Job) -> None:
-    missing = job.missing()
-    if missing:
-        raise UserError(
-            f"{job.work}: {len(missing)} of {len(job.sources)} parts are missing, the first is {missing[0]}; "
-            "run the shards that did not end (part p is of shard p modulo n), with the same flags"
-        )
-
-
-def _finished(job: Job, max_rejects: int | None) -> dict[str, Any] | None:
-    """The manifest of a folder that this job wrote before, held to the limit of today."""
+def _finished(job: PreprocessJob, max_rejects: int | None) -> dict[str, Any] | None:
+    """The manifest of a complete folder of this job, after a check of today's reject limit."""
     manifest = job.finished()
     if manifest is not None:
         rejected = job.output / "rejected.jsonl"
@@ -128,18 +123,18 @@ def _finished(job: Job, max_rejects: int | None) -> dict[str, Any] | None:
     return manifest
 
 
-def _prepare(job: Job, shard: Shard, workers: int, max_rejects: int | None) -> None:
-    """Make the parts of a shard that are not there.
+def _prepare(job: PreprocessJob, shard: Shard, workers: int, max_rejects: int | None) -> None:
+    """Make the missing parts of a shard.
 
-    Raises `UserError` once too many lines are rejected and they are most of those seen, as under a wrong image root:
-    then nobody waits for the last line.
+    Raises `UserError` early if over the limit and most of the lines so far are rejected, as with a wrong image root.
     """
     job.work.mkdir(parents=True, exist_ok=True)
     numbers, rejects, limit = job.missing(shard), RejectCount(), reject_limit(job.lines, max_rejects)
 
-    def lines() -> Iterator[int]:  # one step of the progress bar a line
+    def lines() -> Iterator[int]:  # yields once per line for the progress bar
         seen = 0
-        for count, rejections in _prepared(job, numbers, workers):
+        tasks = [(job.recipe, job.sources[number], job.part_path(number)) for number in numbers]
+        for count, rejections in _each(_prepare_one, tasks, workers):
             rejects.add(rejections)
             seen += count
             if rejects.total > max(limit, seen // 2):
@@ -150,22 +145,16 @@ def _prepare(job: Job, shard: Shard, workers: int, max_rejects: int | None) -> N
         pass
 
 
-def _list_rejects(job: Job) -> Path:
-    """Write down the rejects of all parts that are ready."""
+def _list_rejects(job: PreprocessJob) -> Path:
+    """Write the rejected lines of all ready parts to a file."""
     path, missing = job.work / "rejected.jsonl", set(job.missing())
     ready = (number for number in range(len(job.sources)) if number not in missing)
-    path.write_bytes(b"".join(Part.load(job.part_path(number)).rejected.tobytes() for number in ready))
+    path.write_bytes(b"".join(PreparedPart.load(job.part_path(number)).rejected.tobytes() for number in ready))
     return path
 
 
-def _prepared(job: Job, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Rejections]]:
-    """Prepare parts; yield the lines and the rejections of each when its file is there."""
-    tasks = [(job.recipe, job.sources[number], job.part_path(number)) for number in numbers]
-    yield from _each(_prepare_one, tasks, workers)
-
-
 def _each(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers: int) -> Iterator[Value]:
-    """What `work` makes of each task, in the order in which processes end them."""
+    """`work(*task)` of every task, in order of completion."""
     if workers <= 1:
         yield from (work(*task) for task in tasks)
         return
@@ -180,7 +169,8 @@ def _each(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers:
             pool.shutdown(cancel_futures=True)
 
 
-def _prepare_one(recipe: Recipe, source: PartSource, path: Path) -> tuple[int, Rejections]:
+def _prepare_one(recipe: Recipe, source: PartSource, path: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Number of lines and rejections of a part, when its file is complete."""
     part = prepare_part(recipe, source)
     part.save(path)
     return source.lines, part.rejections()

@@ -1,11 +1,11 @@
-"""Images and videos of a record: where it names them, and the marks of their places in the words.
+"""Images and videos of a record: the fields that name them, and the marks for them in the text.
 
     {"image": "a.png"}, {"images": ["a.png", "b.png"]}      images
     {"video": "a.mp4"}                                      a video file
     {"video": ["1.jpg", "2.jpg", ...], "fps": 2}            its frames, and how many a second, or "times": [0, 0.5, ...]
     {"videos": ["a.mp4", {"video": ["1.jpg", ...], "fps": 2}]}     several
 
-The same stand in parts of messages: {"type": "image", "image": "a.png"}, {"type": "video", "video": ..., "fps": 2}.
+The same as parts of messages: {"type": "image", "image": "a.png"}, {"type": "video", "video": ..., "fps": 2}.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,17 +27,17 @@ LONGEST = 1e6  # seconds
 
 @dataclass(frozen=True, slots=True)
 class VideoReference:
-    """A video as a record names it: one file, or the files of its frames with the seconds at which they were taken."""
+    """A video in a record: a video file, or frame files with their times."""
 
     files: tuple[str, ...]
     times: tuple[float, ...] = ()
-    """Of each frame's file; () of a video file, which says them itself."""
+    """Seconds of each frame file; () for a video file."""
     rate: float = 0.0
-    """Frames a second, in the mean; 0 of a video file."""
+    """Mean frames a second; 0 for a video file."""
 
 
 def words_of(part: Any, number: int, gap: str, videos: bool) -> str:
-    """What a part of turn `number` is in its words; `gap` goes behind a mark. Videos are known where `videos`.
+    """The text of a part of turn `number`; a mark is followed by `gap`. `videos`: whether videos are supported.
 
     Raises `Rejected`: image_mark_mismatch, unsupported_media, malformed_line.
     """
@@ -45,7 +45,7 @@ def words_of(part: Any, number: int, gap: str, videos: bool) -> str:
     if kind == "text" and isinstance(part.get("text"), str):
         marks = (IMAGE_MARK, VIDEO_MARK) if videos else (IMAGE_MARK,)
         if mark := next((mark for mark in marks if mark in part["text"]), None):
-            raise Rejected("image_mark_mismatch", f"turn {number} has {mark!r} in a text beside parts of messages")
+            raise Rejected("image_mark_mismatch", f"turn {number} has {mark!r} in the text of a message part")
         return str(part["text"])
     if kind in IMAGE_PARTS:
         return IMAGE_MARK + gap
@@ -58,7 +58,7 @@ def words_of(part: Any, number: int, gap: str, videos: bool) -> str:
 
 
 def images_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ...]:
-    """The images that a record names, in the order of their marks. Raises `Rejected` (malformed_line)."""
+    """The images of a record, in the order of their marks. Raises `Rejected` (malformed_line)."""
     references = [
         _inside(next((part[name] for name in ("image_url", "image", "url", "path") if part.get(name)), None))
         for part in _parts(turns, IMAGE_PARTS)
@@ -71,7 +71,7 @@ def images_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ..
 
 
 def videos_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[VideoReference, ...]:
-    """The videos that a record names, in the order of their marks.
+    """The videos of a record, in the order of their marks.
 
     Raises `Rejected`: malformed_line, unsupported_field.
     """
@@ -80,9 +80,9 @@ def videos_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[VideoRe
         for part in _parts(turns, VIDEO_PARTS)
     ]
     name, value = _given(record, tuple(sorted(VIDEO_FIELDS)), parts, "videos")
-    if name == "video":  # what is said of it may stand beside it; a number beside a file is about it
-        beside = {key: record[key] for key in ("fps", "times") if not isinstance(value, str) and key in record}
-        return (_video(value if isinstance(value, dict) else {"video": value, **beside}),)
+    if name == "video":  # fps or times of a list of frames; next to a file they are metadata
+        timing = {key: record[key] for key in ("fps", "times") if not isinstance(value, str) and key in record}
+        return (_video(value if isinstance(value, dict) else {"video": value, **timing}),)
     if not isinstance(value, list):
         raise Rejected("malformed_line", f"{name!r} is no list of videos; one video is 'video'")
     return tuple(_video(one if isinstance(one, dict) else {"video": one}) for one in value)
@@ -100,7 +100,7 @@ def _inside(named: Any) -> Any:
 
 
 def _given(record: Mapping[str, Any], names: Sequence[str], parts: Sequence[Any], what: str) -> tuple[str, Any]:
-    """The field that names media and its value; or those that parts of messages name, None where they leave that."""
+    """(field, value) of the field that names media, or the media of message `parts` (None: a part without its own)."""
     given = {name: record[name] for name in names if record.get(name) not in (None, "", [])}
     named = [part for part in parts if part is not None]
     if len(given) > 1:
@@ -111,7 +111,7 @@ def _given(record: Mapping[str, Any], names: Sequence[str], parts: Sequence[Any]
 
 
 def _video(said: Mapping[str, Any]) -> VideoReference:
-    """A video of what a part or an entry of a list says."""
+    """The video of a message part or of an entry in `videos`."""
     if unknown := [name for name, value in said.items() if value is not None and name not in OF_A_VIDEO]:
         raise Rejected(
             "unsupported_field", f"{unknown[0][:40]!r} of a video is not read: the model's own rule chooses frames"
@@ -154,7 +154,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """JSON can escape half of a surrogate pair, which is no character and which tokenizers refuse."""
+    """False for a lone surrogate, which JSON can escape and tokenizers refuse."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""A conversation and its images become a sample: token ids, loss mask, and how each image is cut."""
+"""From a conversation and its images to a sample: token ids, loss mask, and each image's grid of tiles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ from megatron.vlm.data.formats.rows import PartSource, Place, Row
 from megatron.vlm.data.markup import image_markup
 from megatron.vlm.data.media.anyres import feature_order
 from megatron.vlm.data.media.crc import crc_of
-from megatron.vlm.data.media.films import VideoRule, film_grid, film_of
 from megatron.vlm.data.media.images import MAX_PIXELS, image_size, path_below_root
 from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, places_of
+from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_grid
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import ChatTemplate, RenderedChat, chat_template, render_chat
@@ -24,7 +24,7 @@ from megatron.vlm.data.turns import SYSTEM, Message
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.record_media import VideoReference
 from megatron.vlm.preprocessing.shorten import Content, ImageFile, shorter
-from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, Encoding, load_tokenizer
+from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import IMAGE_MARK, MARKS
@@ -32,37 +32,37 @@ from omnibal_ext.families.markup import IMAGE_MARK, MARKS
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that decides what a line becomes. Two runs with one recipe and one input write the same bytes."""
+    """All settings that decide a sample: the same recipe and input give the same bytes."""
 
-    image_root: Path | None  # where image paths start from; None: at each input file's folder
+    image_root: Path | None  # base of image paths; None: each input file's folder
     tokenizer: Path
     template: str
     tiling: Tiling
-    tokens_per_tile: float = 256  # LLM tokens of one ViT tile; a part of one where tiles are patches
-    max_tokens: int | None = None  # longer samples are made shorter, or rejected
-    shorten: tuple[str, ...] = ()  # the ways of `shorten`, in the order in which they are tried
+    tokens_per_tile: float = 256  # image tokens per ViT tile; below 1 if tiles are patches
+    max_tokens: int | None = None  # longer samples are shortened or rejected
+    shorten: tuple[str, ...] = ()  # of `shorten.METHODS`, in the order in which they are tried
     max_pixels: int = MAX_PIXELS
-    decode_images: bool = False  # read every pixel of every image, not headers only
-    image_checksums: bool = True  # and note the CRC-32 of every file
-    system_message: str | None = None  # for conversations that bring none; None is the template's, "" is none
-    normalization: str = "imagenet"  # of pixels, by name
-    markup: str = "internvl"  # how the text shows an image, by name
-    video: VideoRule | None = None  # how the model sees videos; None: it does not
+    decode_images: bool = False  # decode every image, not headers only
+    image_checksums: bool = True  # record the CRC-32 of every file
+    system_message: str | None = None  # the default one; None: the template's, "": none
+    normalization: str = "imagenet"  # a name of `NORMALIZATIONS`
+    markup: str = "internvl"  # a name of `MARKUPS`
+    video: VideoRule | None = None  # None: the model does not see videos
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What is stored of a line."""
+    """The stored sample of a line."""
 
     tokens: NDArray[np.int32]
-    """[T], one image token for each place of an image, one video token for each place of a video."""
+    """[T], one image (video) token for each run of them."""
     loss_mask: NDArray[np.uint8]
     """[T], 1 = this token is to be predicted."""
     images: tuple[TiledImage, ...]
     length: int
-    """Tokens that the language model reads: as many for each image as it has features."""
+    """Tokens that the language model reads, all image tokens counted."""
     shortened: str | None = None
-    """In which way it was made to fit."""
+    """Of `shorten.METHODS`; None: not shortened."""
 
     @property
     def tiles(self) -> int:
@@ -71,12 +71,12 @@ class Sample:
 
     @property
     def video_files(self) -> int:
-        """Those that a decoder of videos is needed for."""
+        """Videos that are video files, not lists of frames."""
         return sum(image.film is not None and not image.film.files for image in self.images)
 
 
 class SampleMaker:
-    """A recipe with its tokenizer open. Raises UserError if parts of it do not go together."""
+    """Makes samples by a recipe. Raises UserError if its settings contradict each other."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -86,7 +86,7 @@ class SampleMaker:
         self.special_tokens = {token: self.tokenizer.token_id(token) for token in special}
         self.image_token_id = self.special_tokens[self.markup.context]
         self.video_token_id = self.special_tokens[self.markup.video] if self.markup.video else None
-        # Other tokens people write themselves: boxes, references, their own.
+        # Other special tokens may be in conversations: boxes, references, the user's own.
         of_tokenizer = sorted(self.tokenizer.reserved - {IMAGE_MARK})
         self.reserved = tuple(dict.fromkeys((*self.template.tokens, *self.markup.reserved, *of_tokenizer)))
         self.system = self.template.system if recipe.system_message is None else recipe.system_message
@@ -94,7 +94,7 @@ class SampleMaker:
             raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")
         if RULES[recipe.tiling.rule].native and "fewer-tiles" in recipe.shorten:
             raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")
-        if self.template.pair != RULES[recipe.tiling.rule].prefix:
+        if self.template.pair != RULES[recipe.tiling.rule].prefix_attention:
             raise UserError(
                 f"chat template {self.template.name!r} with tiling {recipe.tiling.rule!r}: one of them is for one "
                 "question and its answer, the other for several turns; leave both out, or give the model's own"
@@ -103,10 +103,10 @@ class SampleMaker:
             raise UserError(f"chat template {self.template.name!r} has no system turn; leave --system-message out")
 
     def make(self, row: Row, source: PartSource | None = None) -> Sample:
-        """Check and prepare one row of `source`, which may have an image root and a limit of tiles of its own.
+        """The sample of one row of `source` (which may set an image root and a limit of tiles).
 
-        Raises `Rejected`: the row's own fault, the reasons of `parse_conversation` and `image_size`, path_outside_root,
-        remote_image, too_many_tokens; of videos those of `video_facts` and `film_of`, frames_differ.
+        Raises `Rejected`: `row.fault`, reasons of `parse_conversation`, `image_size`, `video_facts`, `choose_frames`;
+        path_outside_root, remote_image, remote_video, frames_differ, too_many_tokens.
         """
         if row.fault:
             raise Rejected(*row.fault)
@@ -131,10 +131,10 @@ class SampleMaker:
         sample, limit = self._prepare(content), self.recipe.max_tokens
         if limit is None or sample.length <= limit:
             return sample
-        for way, form in shorter(content, self.recipe.shorten):
+        for method, form in shorter(content, self.recipe.shorten):
             made = self._prepare(form)
             if made.length <= limit:
-                return replace(made, shortened=way)
+                return replace(made, shortened=method)
         raise Rejected("too_many_tokens", f"{sample.length} tokens, limit {limit} (--max-tokens)")
 
     def _measure(self, reference: str, row: Row, source: PartSource | None) -> ImageFile:
@@ -150,11 +150,11 @@ class SampleMaker:
             return ()
         try:
             return tuple(crc_of(file, place) for file in files)
-        except (OSError, UserError, ValueError) as error:  # it was readable a moment ago
+        except (OSError, UserError, ValueError) as error:  # changed since it was measured
             raise Rejected(f"unreadable_{what}", str(error)[:200]) from error
 
     def _film(self, reference: VideoReference, row: Row, source: PartSource | None) -> TiledImage:
-        """A video as it will be seen: its frames are chosen here, which no image beside it changes."""
+        """A video with its sampled frames and grid, which do not depend on other images."""
         recipe = self.recipe
         assert recipe.video is not None
         if recipe.video.refused:
@@ -165,19 +165,19 @@ class SampleMaker:
         if reference.times:
             if any(place for _, place in located):
                 raise Rejected(
-                    "unsupported_media", "frames inside a file; a video inside it, or frames beside it, are read"
+                    "unsupported_media", "frames inside a file; a video inside it, or frames next to it, are read"
                 )
-            film = film_of(recipe.video, reference.times, reference.rate, files=[path for path, _ in located])
+            film = choose_frames(recipe.video, reference.times, reference.rate, files=[path for path, _ in located])
             files = [root / file for file in film.files]
             path, size = film.files[0], self._size_of_frames(files)
         else:
             file = source.file if source and place else root / path
             facts = video_facts(file, place, recipe.max_pixels)
-            film, size = film_of(recipe.video, facts.times, facts.rate, facts.seconds), facts.size
+            film, size = choose_frames(recipe.video, facts.times, facts.rate, facts.seconds), facts.size
             files = [file]
             if recipe.decode_images:
                 _decode(file, place, film.frames)
-        columns, rows = film_grid(recipe.video, len(film.frames), size, recipe.tiling.tile_size)
+        columns, rows = frame_grid(recipe.video, len(film.frames), size, recipe.tiling.tile_size)
         return TiledImage(path, columns, rows, False, place=place, film=film, crcs=self._crcs(files, place, "video"))
 
     def _size_of_frames(self, files: Sequence[Path]) -> tuple[int, int]:
@@ -193,11 +193,11 @@ class SampleMaker:
         images = content.tiled()
         rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
         places = [places_of(image, rule) for image in images]
-        shown = [image.film.times if image.film else stands for image, stands in zip(images, places, strict=True)]
+        shown = [image.film.times if image.film else place for image, place in zip(images, places, strict=True)]
         chat = render_chat(content.messages, self.template, self.markup, shown, content.tools)
         tokens, loss_mask = tokenize(chat, self.tokenizer)
         features = sum(len(feature_order(image, rule, per_tile)) for image in images)
-        return Sample(tokens, loss_mask, images, len(tokens) - sum(stands.count for stands in places) + features)
+        return Sample(tokens, loss_mask, images, len(tokens) - sum(place.count for place in places) + features)
 
 
 def _check_pair(messages: Sequence[Message], images: Sequence[str], template: ChatTemplate) -> None:
@@ -218,9 +218,9 @@ def _decode(file: Path, place: Place, numbers: Sequence[int]) -> None:
 
 
 def locate(reference: str, row: Row, root: Path, what: str = "image") -> tuple[str, Place]:
-    """The path below the root that a row's word for an image means; of an image inside the row, its name and place.
+    """(path below the root, ()) of an image or video file, or (name, place) of one inside the input file.
 
-    Raises `Rejected`: remote_image, unreadable_image (or those of a video), path_outside_root.
+    Raises `Rejected`: remote_image, unreadable_image (`what` in place of image), path_outside_root.
     """
     if reference in row.images:
         return reference, row.images[reference]
@@ -239,11 +239,11 @@ def locate(reference: str, row: Row, root: Path, what: str = "image") -> tuple[s
     return path_below_root(reference), ()
 
 
-open_recipe = cache(SampleMaker)  # one tokenizer a process, however many parts it prepares
+open_recipe = cache(SampleMaker)  # one tokenizer per process
 
 
 def tokenize(chat: RenderedChat, tokenizer: ChatTokenizer) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Token ids int32 [T] of a rendered chat, and its loss mask uint8 [T]: tokens that hold a trained character."""
+    """Token ids int32 [T] of a rendered chat; loss mask uint8 [T], 1 for tokens with a trained character."""
     encoding = _encoded(chat, tokenizer)
     loss_mask = np.zeros(len(encoding.ids), dtype=np.uint8)
     for start, end in chat.trained:
@@ -251,10 +251,10 @@ def tokenize(chat: RenderedChat, tokenizer: ChatTokenizer) -> tuple[NDArray[np.i
     return encoding.ids, loss_mask
 
 
-def _encoded(chat: RenderedChat, tokenizer: ChatTokenizer) -> Encoding:
-    """Tokens of its parts by themselves, with their characters in the whole text."""
+def _encoded(chat: RenderedChat, tokenizer: ChatTokenizer) -> TokenizedText:
+    """Tokenise the text between cuts separately; character ranges are in the entire text."""
     parts = []
     for start, end in pairwise((0, *chat.cuts, len(chat.text))):
         part = tokenizer.encode(chat.text[start:end])
-        parts.append(Encoding(part.ids, part.starts + start, part.ends + start))
-    return Encoding(*map(np.concatenate, zip(*parts, strict=True)))
+        parts.append(TokenizedText(part.ids, part.starts + start, part.ends + start))
+    return TokenizedText(*map(np.concatenate, zip(*parts, strict=True)))

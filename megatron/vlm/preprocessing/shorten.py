@@ -1,9 +1,9 @@
-"""What is left of a conversation that is longer than `--max-tokens`, by the ways that the user allows.
+"""Shorten conversations longer than `--max-tokens`, by the methods of `--shorten`:
 
-fewer-tiles  its images are cut into fewer tiles, down to `--min-tiles` each
-truncate     its last questions and answers are left out, with their images
+fewer-tiles  cut images into fewer tiles, down to `--min-tiles` each
+truncate     drop the last questions and answers, with their images
 
-In the order given; a way that is not enough hands on what it has made. What fits in no way is rejected.
+Methods apply in the given order, each to the result of the one before. What never fits is rejected.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, tile_image
 from megatron.vlm.data.turns import ASSISTANT, Message
 from omnibal_ext.families.markup import MARKS
 
-WAYS = ("fewer-tiles", "truncate")
+METHODS = ("fewer-tiles", "truncate")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An image before it is cut: path below the root or name inside its file, (width, height) in pixels, place, CRC."""
+    """A measured image: path and `place` as in `TiledImage`, (width, height) in pixels, CRC-32."""
 
     path: str
     size: tuple[int, int]
@@ -29,10 +29,7 @@ class ImageFile:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Messages, the images and videos of their marks, and how images are cut; videos are as they will be.
-
-    `tools` are what the assistant is offered, as JSON texts.
-    """
+    """Messages, an image or (already cut) video for each mark, the tiling, and tools as JSON texts."""
 
     messages: tuple[Message, ...]
     images: tuple[ImageFile | TiledImage, ...]
@@ -40,7 +37,7 @@ class Content:
     tools: tuple[str, ...] = ()
 
     def tiled(self) -> tuple[TiledImage, ...]:
-        """How each image is cut."""
+        """All images and videos, cut."""
         return tuple(self._tiled(image) for image in self.images)
 
     def _tiled(self, image: ImageFile | TiledImage) -> TiledImage:
@@ -49,26 +46,26 @@ class Content:
         return tile_image(image.path, image.size, len(self.images), self.tiling, image.place, image.crcs)
 
 
-def shorter(content: Content, ways: Sequence[str]) -> Iterator[tuple[str, Content]]:
-    """Yield ever shorter forms of a conversation, each with the way that made it."""
+def shorter(content: Content, methods: Sequence[str]) -> Iterator[tuple[str, Content]]:
+    """Yield (method, ever shorter conversation)."""
     form = content
-    for way in ways:
+    for method in methods:
         start = form
-        for form in _SHORTER[way](start):
-            yield way, form
+        for form in _SHORTER[method](start):
+            yield method, form
 
 
 def _fewer_tiles(content: Content) -> Iterator[Content]:
     tiling, images = content.tiling, len(content.images)
     if not images:
         return
-    sharing = 1 if RULES[tiling.rule].each else images
+    sharing = 1 if RULES[tiling.rule].per_image else images
     for tiles in range(tiling.share(images) - 1, tiling.min_tiles - 1, -1):
         yield replace(content, tiling=replace(tiling, max_tiles=tiles * sharing))
 
 
 def _truncate(content: Content) -> Iterator[Content]:
-    """Up to an answer that is trained: a conversation of which nothing is learnt is none."""
+    """Cut after earlier and earlier answers, as long as one that is trained remains."""
     for end in range(len(content.messages) - 2, 0, -1):
         messages = content.messages[:end]
         if messages[-1].role == ASSISTANT and any(message.teaches for message in messages):

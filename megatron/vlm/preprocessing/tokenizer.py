@@ -1,8 +1,7 @@
-"""Text to token ids, with the character range of every token, whatever file the tokenizer comes from.
+"""Tokenizers that return the character range of every token: sentencepiece model files and `tokenizer.json`.
 
-Sentencepiece model files and Hugging Face `tokenizer.json`. Special tokens that a file lacks get ids after its
-vocabulary. What the model's folder declares in `added_tokens.json` or `tokenizer_config.json` counts as known: the
-sentencepiece file of InternLM2, for one, does not know the name of its own `<|im_end|>`.
+Special tokens that a file lacks get ids after its vocabulary. A sentencepiece model's folder may declare tokens in
+`added_tokens.json` or `tokenizer_config.json`: InternLM2's model file, for one, has no piece named `<|im_end|>`.
 """
 
 import hashlib
@@ -31,52 +30,51 @@ def _decoder_of_ids(place: str, value: Any) -> dict[str, Any]:
 
 
 TOKENIZER_CONFIG: Check[dict[str, Any]] = record({}, {"added_tokens_decoder": _decoder_of_ids})
-"""What is read of a tokenizer_config.json."""
+"""The check of a tokenizer_config.json."""
 
 
-class Encoding(NamedTuple):
-    """Token ids int32 [T] and the half-open character range of each: starts, ends int64 [T]."""
+class TokenizedText(NamedTuple):
+    """Token ids int32 [T] and half-open character ranges: starts, ends int64 [T]."""
 
     ids: NDArray[np.int32]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
 
     @classmethod
-    def of(cls, ids: Sequence[int], ranges: Sequence[tuple[int, int]]) -> "Encoding":
-        """From ids and a (start, end) each."""
+    def of(cls, ids: Sequence[int], ranges: Sequence[tuple[int, int]]) -> "TokenizedText":
+        """From ids and their (start, end)."""
         bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
         return cls(np.array(ids, dtype=np.int32), bounds[:, 0], bounds[:, 1])
 
     def covers(self, start: int, end: int) -> NDArray[np.bool_]:
-        """Which tokens hold a character of [start, end): bool [T].
+        """Which tokens have a character in [start, end): bool [T].
 
-        A character written as several byte tokens may have its range on the last of them alone; the empty ones before
-        it count where it starts.
+        If a character is several byte tokens, only the last may have its range; the empty ones count at its start.
         """
         return (self.starts < end) & ((self.ends > start) | (self.starts >= start))
 
 
 class ChatTokenizer(Protocol):
-    """What preprocessing needs of a tokenizer. Special tokens in a text are always recognised, as one id each."""
+    """A tokenizer that maps every special token in a text to one id."""
 
     kind: str
-    reserved: frozenset[str]  # beside the special tokens that are asked for, what a text must not contain as words
-    vocab_size: int  # all ids are below it, those of appended special tokens included
-    vocabulary_size: int  # of the file alone, nothing added
-    pad_token_id: int  # never trained; any valid id where the tokenizer has none
+    reserved: frozenset[str]  # further texts that conversations must not contain
+    vocab_size: int  # above all ids, appended special tokens included
+    vocabulary_size: int  # of the file, without added tokens
+    pad_token_id: int  # never trained; 0 if the tokenizer has none
 
-    def encode(self, text: str) -> Encoding:
+    def encode(self, text: str) -> TokenizedText:
         """The tokens of `text`, nothing added before or after."""
 
     def token_id(self, token: str) -> int:
         """The id of a special token."""
 
     def vocabulary_hash(self) -> str:
-        """Names the vocabulary of the file, nothing added: the same for every file format of one tokenizer."""
+        """Hash of the file's vocabulary without added tokens, the same for both file formats of one tokenizer."""
 
 
 class SentencePieceTokenizer:
-    """A sentencepiece model file. Its own rules (a dummy prefix or none) hold for every text between special tokens."""
+    """A sentencepiece model file. Each text between special tokens is encoded separately (dummy prefix and all)."""
 
     kind = "sentencepiece"
 
@@ -99,9 +97,9 @@ class SentencePieceTokenizer:
         self.pad_token_id = max(padding, 0)
 
     def _second_names(self, tokens: Iterable[str]) -> frozenset[str]:
-        """What the file itself calls tokens that the folder names otherwise: such words become them as well.
+        """The model file's own names of tokens that the folder renames; in a text they become the same ids.
 
-        To that of InternLM2, for one, `<|im_end|>` is `[UNUSED_TOKEN_145]`.
+        InternLM2's file, for one, has `[UNUSED_TOKEN_145]` for `<|im_end|>`.
         """
         ids = {self._special[token] for token in tokens if token in self._special}
         pieces = {number: self._model.id_to_piece(number) for number in ids if number < self.vocabulary_size}
@@ -115,7 +113,7 @@ class SentencePieceTokenizer:
         self.vocab_size += 1
         return self.vocab_size - 1
 
-    def encode(self, text: str) -> Encoding:
+    def encode(self, text: str) -> TokenizedText:
         """The tokens of `text`, nothing added before or after."""
         ids: list[int] = []
         ranges: list[tuple[int, int]] = []
@@ -129,7 +127,7 @@ class SentencePieceTokenizer:
                 ids += mapped["ids"]
                 ranges += [(position + start, position + end) for start, end in mapped["offsets"]]
             position += len(piece)
-        return Encoding.of(ids, ranges)
+        return TokenizedText.of(ids, ranges)
 
     def token_id(self, token: str) -> int:
         """The id of a special token."""
@@ -158,10 +156,10 @@ class HuggingFaceTokenizer:
         padding = _content(_read(path.parent / "tokenizer_config.json", TOKENIZER_CONFIG).get("pad_token"))
         self.pad_token_id = self._ids.get(padding, 0)
 
-    def encode(self, text: str) -> Encoding:
+    def encode(self, text: str) -> TokenizedText:
         """The tokens of `text`, nothing added before or after."""
         encoded = self._model.encode(text, add_special_tokens=False)
-        return Encoding.of(encoded.ids, encoded.offsets)
+        return TokenizedText.of(encoded.ids, encoded.offsets)
 
     def token_id(self, token: str) -> int:
         """The id of a special token."""
@@ -192,7 +190,7 @@ def load_tokenizer(path: Path, special_tokens: Sequence[str]) -> ChatTokenizer:
 
 
 def model_tokenizer(folder: Path) -> Path | None:
-    """The tokenizer file of a model's folder, if one that we read is there."""
+    """The tokenizer file of a model's folder, if there is one."""
     files = (folder / name for name in ("tokenizer.json", "tokenizer.model"))
     return next((file for file in files if file.is_file()), None)
 
@@ -209,24 +207,24 @@ def _decoder(folder: Path) -> dict[str, Any]:
 
 
 def _ends(folder: Path) -> frozenset[str]:
-    """Where a text begins and ends, and what fills it up, as a folder names these tokens."""
+    """bos, eos and pad tokens of a folder."""
     config = _read(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
     tokens = (_content(config.get(name)) for name in ("bos_token", "eos_token", "pad_token"))
     return frozenset(token for token in tokens if token.strip())
 
 
 def _takes_more(token: Any) -> bool:
-    """A token that takes the spaces around it too, or stands for whole words alone: so sentencepiece's are not read."""
+    """Whether a token strips spaces around it or matches entire words only: not supported for sentencepiece."""
     return isinstance(token, dict) and any(token.get(name) for name in ("lstrip", "rstrip", "single_word"))
 
 
 def _is_plain(token: Any) -> bool:
-    """A token that was added as a word like others."""
+    """Whether an added token is not special."""
     return isinstance(token, dict) and token.get("special") is False
 
 
 def _content(token: Any) -> str:
-    """A token is written as text or as an object with its text and flags."""
+    """A token's text; it is stored as text, or as an object with flags."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 

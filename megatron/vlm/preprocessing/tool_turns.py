@@ -1,4 +1,4 @@
-"""Tools, calls and results of a record, as OpenAI's messages and ShareGPT's files (LLaMA-Factory, ms-swift) have them.
+"""Tools, calls and results of a record, in OpenAI's and in ShareGPT's (LLaMA-Factory, ms-swift) format.
 
     {"tools": [{"type": "function", "function": {"name": "look", ...}}],
      "messages": [{"role": "user", "content": "What is left of it?"},
@@ -12,7 +12,7 @@
                        {"from": "function_call", "value": "{\\"name\\": \\"look\\", \\"arguments\\": {\\"at\\": 3}}"},
                        {"from": "observation", "value": "A cat."}, {"from": "gpt", "value": "A cat is."}]}
 
-Both become the same: arguments that are texts are those objects, and tools without a `type` are functions.
+Both are read as the same: arguments may be JSON text, and tools without a `type` are functions.
 """
 
 import json
@@ -29,7 +29,7 @@ from omnibal_ext.reading.document import decode
 
 
 def tools_of(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The JSON text of each tool that a record offers. Raises `Rejected` (malformed_line)."""
+    """The JSON text of each tool of a record. Raises `Rejected` (malformed_line)."""
     tools = _read("'tools'", record.get("tools") or [])
     if not isinstance(tools, list) or not all(isinstance(tool, dict) and tool for tool in tools):
         raise Rejected("malformed_line", "'tools' is no list of objects, nor its JSON text")
@@ -40,7 +40,7 @@ def tools_of(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def calls_of(value: Any, where: str) -> tuple[Call, ...]:
-    """What is called: one object or a list, or the JSON text of one. Raises `Rejected` (malformed_line)."""
+    """Tool calls, from an object, a list, or JSON text of either. Raises `Rejected` (malformed_line)."""
     said = _read(where, value)
     return tuple(_call(one, where) for one in (said if isinstance(said, list) else [said]))
 
@@ -58,18 +58,18 @@ def _call(said: Any, where: str) -> Call:
 
 
 def check_forms(messages: tuple[Message, ...], tools: tuple[str, ...], template: ChatTemplate) -> None:
-    """Raise `Rejected` (unsupported_field, unsupported_media) for what a chat template has no form for."""
+    """Raise `Rejected` (unsupported_field, unsupported_media) if the chat template does not support a message."""
     name, results = f"chat template {template.name!r}", [message for message in messages if message.role == TOOL]
     if not template.tools and (tools or results or any(message.calls for message in messages)):
         raise Rejected("unsupported_field", f"{name} has no form for tools, calls and tool turns")
-    if not template.thoughts and any((message.reasoning or "").strip() for message in messages):
+    if not template.reasoning and any((message.reasoning or "").strip() for message in messages):
         raise Rejected("unsupported_field", f"{name} has no form for reasoning ('reasoning_content')")
     if template.tools and not template.tools.pictures and any(MARKS.search(message.words) for message in results):
         raise Rejected("unsupported_media", f"{name} has no form for images in tool turns")
 
 
 def _read(where: str, value: Any) -> Any:
-    """What a JSON text says; any other value as it is."""
+    """Decode a JSON text; other values unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,1 +1,1 @@
-"""Measuring what training costs: layers, actions, transfers; seconds and bytes."""
+"""Measures the seconds and bytes of layers, pipeline actions and transfers."""

@@ -1,4 +1,4 @@
-"""What an action takes beside the layers of its stage: executor, wrappers, the loss, the pack's boundaries."""
+"""Measures a pipeline action's overhead besides its stage's layers: executor, DDP wrapper, loss, pack boundaries."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -14,23 +14,23 @@ from megatron.vlm.loss import token_loss
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.executor import Executor
-from megatron.vlm.profiling.step import Step, wrapped_stage
+from megatron.vlm.profiling.stage_pass import StagePass, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Stopwatch, Timer
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext.architectures.architecture import Architecture
 
 FEW, MANY = (1, 2) if platform.HAS_CUDA else (2, 10)
-"""Microbatches. A GPU keeps a thousand kernels that it was asked for, and no more, while it sleeps."""
+"""Microbatches. Few on a GPU: a sleeping stream queues about a thousand kernels, then launching blocks."""
 
 
 def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stopwatch) -> tuple[float, float, float]:
-    """Seconds of an action, and of an iteration, beside the layers; the host's of an action.
+    """(seconds of an action, of an iteration, host seconds of an action), all without the layers' own seconds.
 
-    1. A chain with one layer of every kind, on this rank alone, and the smallest packs.
-    2. Iterations of few and of many microbatches: the difference is what a microbatch takes, the rest an iteration.
-    3. Less what the same stage takes without executor, half for each of forward and backward.
+    1. Runs a chain with one layer of every kind, on this rank alone, with the smallest packs.
+    2. Iterations of `FEW` and of `MANY` microbatches: the slope is a microbatch, the intercept an iteration.
+    3. From a microbatch the same stage's seconds without executor are subtracted; half of the rest is an action.
 
-    Differences are taken within a round, so that a disturbance of the whole machine leaves them as they are.
+    Differences are taken within a round of the stopwatch, so that a slower machine affects both runs.
     """
     vision, language = (
         replace(architecture.vision, layers=min(1, architecture.vision.layers), feature_layers=(), side_by_side=()),
@@ -47,7 +47,7 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
     few_timer, many_timer, layers_timer = Timer(), Timer(), Timer()
 
     def iterate(count: int, timer: Timer) -> float:
-        # Copies: what a pack computes once for all layers is computed again.
+        # Copies: a pack caches what it computes for all layers.
         packs = iter([replace(pack) for _ in range(count)])
         (seconds,) = timer(
             lambda: executor(forward_step_func=_forward_step, data_iterator=packs, model=model, num_microbatches=count)
@@ -55,7 +55,7 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
         return seconds
 
     def run() -> tuple[float, ...]:
-        few, many, step = iterate(FEW, few_timer), iterate(MANY, many_timer), Step(chain, model[0], pack)
+        few, many, step = iterate(FEW, few_timer), iterate(MANY, many_timer), StagePass(chain, model[0], pack)
         microbatch = (many - few) / (MANY - FEW)
         return (microbatch - sum(layers_timer(step.forward, step.backward))) / 2, few - FEW * microbatch
 

@@ -1,4 +1,4 @@
-"""Counts the bytes that autograd keeps for the backward pass, while it keeps them."""
+"""Counts the bytes that autograd saves for the backward pass."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 class KeptBytes:
-    """A context in which every storage that autograd saves counts once, from when it is saved until it is let go.
+    """Context manager: `bytes` and `peak` of the storages that autograd saves, each counted once while it is saved.
 
-    `left_out` are tensors that are there anyway: weights.
+    `left_out`: tensors not to count, such as weights.
     """
 
     def __init__(self, left_out: Iterable[Tensor] = ()) -> None:
-        # By their address in torch: storages of a device that exists only in shapes have no memory.
+        # By torch's object address: storages on the meta device have no data pointer.
         self.left_out = {tensor.untyped_storage()._cdata for tensor in left_out}
         self.bytes = self.peak = 0
         self._holders: Counter[int] = Counter()
@@ -28,7 +28,7 @@ class KeptBytes:
         self._hooks.__exit__(*error)
 
     def hold(self, storage: torch.UntypedStorage) -> None:
-        """One more saved tensor lies in this storage."""
+        """Count one more saved tensor of this storage."""
         if storage._cdata in self.left_out:
             return
         self._holders[storage._cdata] += 1
@@ -37,7 +37,7 @@ class KeptBytes:
             self.peak = max(self.peak, self.bytes)
 
     def release(self, storage: torch.UntypedStorage) -> None:
-        """One less."""
+        """Count one saved tensor of this storage less."""
         if storage._cdata in self.left_out:
             return
         self._holders[storage._cdata] -= 1
@@ -46,11 +46,11 @@ class KeptBytes:
 
 
 class _Kept:
-    """What autograd holds in place of a saved tensor; it dies with the graph's node."""
+    """What autograd saves in place of a tensor; deleted with the graph's node."""
 
     def __init__(self, count: KeptBytes, tensor: Tensor) -> None:
         self.count = count
-        # Detached: an output that was saved would otherwise hold the node that holds it.
+        # Detached: otherwise a saved output would refer to the node that saves it, and neither would be freed.
         self.tensor = tensor.detach()
         self.storage = tensor.untyped_storage()
         count.hold(self.storage)

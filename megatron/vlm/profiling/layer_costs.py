@@ -1,4 +1,4 @@
-"""Measures one kind of layer: seconds in every mode and on several packs, bytes kept, its optimizer step."""
+"""Measures one kind of layer: seconds by recompute mode and pack, bytes saved for backward, its optimizer step."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -15,76 +15,76 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiling.kept import KeptBytes
-from megatron.vlm.profiling.step import SplitBackward, Step, wrapped_stage
+from megatron.vlm.profiling.stage_pass import SplitBackward, StagePass, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Seconds, Timer
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS, SQUARED_KINDS, VISION_KINDS
 from omnibal_ext.costs.profile import Fit, LayerCost
 
 SAMPLES = 4  # of the pack that is measured at the budgets
-LAYERS = 2  # of a kind that the chain has several of: caches and wrappers then weigh about as in a real stage
+LAYERS = 2  # consecutive ones, if the chain has them: caches and the wrapper then matter as much as in a real stage
 CHEAP = "recompute_cheap"
 MODES = ("recompute", CHEAP)
 
 
 class KindMeasurement:
-    """The figures of one kind of layer, all of one layer, at the budgets unless said.
+    """Measurements of one kind of layer. Values are per layer, for a pack at the budgets unless said otherwise.
 
-    What is timed is handed out as runs, so that all kinds are timed in the same rounds: layouts trade one kind for
-    another, and machines are faster at one time than at another.
+    Timed functions are returned as runs, so that a stopwatch times all kinds in the same rounds: layouts compare kinds
+    with each other, and a machine's speed changes over time.
     """
 
     def __init__(self, args: Namespace, chain: Chain, kind: str, budgets: tuple[int, int]) -> None:
-        self.link, self.count = _some(kind, chain.architecture.cost_kinds)
+        self.link, self.count = _consecutive(kind, chain.architecture.cost_kinds)
         self.args, self.chain, self.kind = args, chain, kind
         self.packs = _packs(chain, kind, *budgets)
         self.module = wrapped_stage(chain, self.link, self.link + self.count)
         self.mode = chain.gradient_mode(self.link)
         weights = list(self.module.parameters())
-        self.parameters = sum(map(_whole_size, weights)) // self.count
+        self.parameters = sum(map(_full_size, weights)) // self.count
         self.weights = sum(weight.numel() for weight in weights) / self.count
-        """On this tensor-parallel rank."""
+        """Numbers on this rank."""
         self.trained = sum(weight.numel() for weight in weights if weight.requires_grad) / self.count
-        dealt = [weight.numel() for weight in weights if weight.requires_grad and _is_dealt(weight)]
-        self.dealt = sum(dealt) / self.count
-        """Of those, of experts that lie on some ranks."""
+        experts = [weight.numel() for weight in weights if weight.requires_grad and _is_expert_parallel(weight)]
+        self.trained_experts = sum(experts) / self.count
+        """Those of `trained` that are expert-parallel."""
         self.modes = MODES if chain.kinds[self.link] in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
-        self.cheap = wrapped_stage(chain, self.link, self.link + self.count, cheap=True) if self.modes else None
-        """The same layers, built to compute their cheap outputs again."""
+        self.cheap = wrapped_stage(chain, self.link, self.link + self.count, True) if self.modes else None
+        """The same layers, built for recompute_cheap."""
         self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
         self.output_bytes = self._output_bytes()
         self.timer = Timer()
-        """Of plain layers at the budgets."""
+        """Of the runs without recomputation, at the budgets."""
         self.split = SplitBackward(args, chain, self.link, self.count, self.packs[0]) if self.trained else None
 
     @property
     def stage(self) -> Stage:
-        """The layers, without the wrapper."""
+        """The layers without the DDP wrapper."""
         stage: Stage = unwrap_model(self.module)
         return stage
 
     def runs(self) -> dict[str, Run]:
-        """(forward, backward) of each pack, by its number; by recompute mode, what it adds on the first pack.
+        """Runs by name: (forward, backward) by pack number; (added seconds,) on the first pack by recompute mode.
 
-        "split": (forward, B, W) of the first pack, where the layer is trained. "empty": a pack without tiles.
+        "split": (forward, B, W) of the first pack, if the layer is trained. "empty": a pack without tiles.
         """
         plain = [self._run("", self.packs[0], self.timer), *(self._run("", pack) for pack in self.packs[1:])]
         found: dict[str, Run] = {str(number): run for number, run in enumerate(plain)}
-        found |= {mode: self._added(mode, plain[0]) for mode in self.modes}
+        found |= {mode: self._recompute_run(mode, plain[0]) for mode in self.modes}
         if self.split is not None:
             found["split"] = self.split.run
         if self.kind in VISION_KINDS:
             found["empty"] = self._run("", synthetic_pack(self.chain.architecture, 0, self.packs[0].lengths))
         return found
 
-    def make_room(self) -> None:
-        """Of all that was timed only the plain layers are left, for their optimizer."""
+    def release(self) -> None:
+        """Free the modules that `optimizer_runs` does not need."""
         self.cheap = None
         if self.split is not None:
             self.split.release()
 
     def optimizer_runs(self, args: Namespace) -> dict[str, Run]:
-        """All layers' step: what comes between the last backward of an iteration and the first forward of the next."""
+        """The run of an optimizer step: all between the last backward of an iteration and the next forward."""
         config, overrides = get_megatron_optimizer_config(args)
         groups = args.use_gloo_process_groups
         optimizer = get_megatron_optimizer(config, [self.module], overrides, use_gloo_process_groups=groups)
@@ -99,7 +99,7 @@ class KindMeasurement:
         return {"step": lambda: timer(finish)}
 
     def cost(self, seconds: dict[str, Seconds], weight_bytes: float, step_seconds: float) -> LayerCost:
-        """The profile's entry, from what `runs` took."""
+        """The profile's entry; `seconds`: the results of `runs`."""
         each = {name: tuple(s / self.count for s in taken) for name, taken in seconds.items()}
         forward, backward = zip(*(each[str(number)] for number in range(len(self.packs))), strict=True)
         added = {mode: each[mode][0] for mode in self.modes}
@@ -127,95 +127,91 @@ class KindMeasurement:
         )
 
     def _in_mode(self, mode: str) -> Any:
-        """The layers, put into one of `MODES`, or "" for none: what `Stage` sets up when it is built."""
+        """The layers, set to one of `MODES`, or "" for no recomputation."""
         if mode == CHEAP:
             return self.cheap
         recompute(self.stage, mode == "recompute")
         return self.module
 
     def _run(self, mode: str, pack: Microbatch, timer: Timer | None = None) -> Run:
-        flying: list[Step] = []
+        in_flight: list[StagePass] = []
         timer = timer or Timer()
 
         def run() -> Seconds:
-            # As in a pipeline, another microbatch is in flight: its memory is not at hand, nor is it in the caches.
+            # As in a pipeline, another microbatch is in flight, so that memory and caches are not reused at once.
             module = self._in_mode(mode)
-            step = Step(self.chain, module, pack)
+            step = StagePass(self.chain, module, pack)
 
-            def start(step: Step) -> None:
+            def start(step: StagePass) -> None:
                 step.forward()
-                flying.append(step)
+                in_flight.append(step)
 
             def finish() -> None:
-                flying.pop(0).backward()
+                in_flight.pop(0).backward()
 
             def both() -> None:
-                start(Step(self.chain, module, pack))
+                start(StagePass(self.chain, module, pack))
                 finish()
 
-            if not flying:
-                start(Step(self.chain, module, pack))
+            if not in_flight:
+                start(StagePass(self.chain, module, pack))
             forward, backward = timer(lambda: start(step), finish, before=both)
             return forward, backward if self.mode != "idle" else 0.0
 
         return run
 
-    def _added(self, mode: str, plain: Run) -> Run:
-        """Seconds that a recompute mode adds to forward and backward together.
-
-        A difference of two runs back to back: a disturbance of both leaves it as it is.
-        """
-        again = self._run(mode, self.packs[0])
-        return lambda: (sum(again()) - sum(plain()),)
+    def _recompute_run(self, mode: str, plain: Run) -> Run:
+        """The run of the seconds that a recompute mode adds to forward and backward, measured back to back."""
+        recomputed = self._run(mode, self.packs[0])
+        return lambda: (sum(recomputed()) - sum(plain()),)
 
     def _kept(self, mode: str) -> float:
-        """Bytes kept for the backward pass, the input among them."""
+        """Bytes saved for the backward pass, including the input."""
         module = self._in_mode(mode)
-        step = Step(self.chain, module, self.packs[0])
+        step = StagePass(self.chain, module, self.packs[0])
         with KeptBytes(module.parameters()) as kept:
             step.forward()
             if step.entering is not None and self.mode != "idle":
                 kept.hold(step.entering.untyped_storage())
         recompute(self.stage, False)
-        return (kept.bytes - self._beside(step)) / self.count
+        return (kept.bytes - self._extra_input_bytes(step)) / self.count
 
-    def _beside(self, step: Step) -> float:
-        """Bytes that entered beside the hidden states: those a stage holds once, however many layers read them."""
+    def _extra_input_bytes(self, step: StagePass) -> float:
+        """Bytes of the input besides the hidden states, which a stage holds once for all layers."""
         if step.entering is None or self.mode == "idle":
             return 0.0
         rows = self.chain.hidden_shape_before(self.stage.first, step.pack)[0]
         return float(step.entering[rows:].numel() * step.entering.element_size())
 
     def _output_bytes(self) -> float:
-        step = Step(self.chain, self.module, self.packs[0])
+        step = StagePass(self.chain, self.module, self.packs[0])
         step.forward()
         assert step.output is not None
-        whole = float(step.output.numel() * step.output.element_size())
+        total = float(step.output.numel() * step.output.element_size())
         if self.stage.post_process:
-            return whole
-        return whole * self.chain.hidden_shape_before(self.stage.end, step.pack)[0] / len(step.output)
+            return total
+        return total * self.chain.hidden_shape_before(self.stage.end, step.pack)[0] / len(step.output)
 
 
-def recompute(stage: Stage, again: bool) -> None:
-    """Recompute all layers of a stage whole, or none."""
-    stage.recompute = frozenset(range(stage.first, stage.end) if again else ())
+def recompute(stage: Stage, enabled: bool) -> None:
+    """Set all layers of a stage to be recomputed entirely, or not at all."""
+    stage.recompute = frozenset(range(stage.first, stage.end) if enabled else ())
 
 
-def _some(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
-    """Where in the chain `LAYERS` of a kind follow each other, or fewer, and how many."""
+def _consecutive(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
+    """(first, count) of up to `LAYERS` consecutive links of a kind."""
     for count in range(LAYERS, 0, -1):
-        places = [i for i in range(len(kinds)) if tuple(kinds[i : i + count]) == (kind,) * count]
-        if places:
-            return places[
-                -1 if KIND_OF.get(kind, kind) == "llm" else 0
-            ], count  # no features enter behind the last language layers
+        starts = [i for i in range(len(kinds)) if tuple(kinds[i : i + count]) == (kind,) * count]
+        if starts:
+            # The last language layers, after which no image features are added.
+            return starts[-1 if KIND_OF.get(kind, kind) == "llm" else 0], count
     raise ValueError(f"no layer of kind {kind}")
 
 
 def _packs(chain: Chain, kind: str, tiles: int, tokens: int) -> list[Microbatch]:
-    """Packs at the budgets and, for the fit, half as large and otherwise divided.
+    """Packs at the budgets and, for the fit, half as large; where attention counts, also one long sample.
 
-    Under sequence parallelism filled up until the tensor-parallel group divides their tokens, as in training.
+    With sequence parallelism, padded to a multiple of the tensor-parallel size, as in training.
     """
     config = chain.language
     multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
@@ -231,14 +227,14 @@ def _packs(chain: Chain, kind: str, tiles: int, tokens: int) -> list[Microbatch]
 
 
 def _features(kind: str, pack: Microbatch) -> tuple[float, float, float]:
-    """What the time of a layer depends on: a constant, units (tiles or tokens), squared sample lengths."""
+    """Regressors of a layer's seconds: (1, tiles or tokens, sum of squared sample lengths)."""
     if kind in VISION_KINDS:
         return (1.0, pack.tiles, 0.0)
     return (1.0, pack.tokens, float(sum(length**2 for length in pack.lengths)) if kind in SQUARED_KINDS else 0.0)
 
 
 def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> Fit:
-    """Coefficients, none negative, that meet the time at the budgets exactly and the others as well as they can."""
+    """Non-negative least-squares coefficients, scaled to give the first (budgets) pack's seconds exactly."""
     matrix, times = np.array(features), np.array(seconds)
     used = [column for column in range(3) if matrix[:, column].any()]
     while True:
@@ -253,14 +249,14 @@ def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequenc
     return float(coefficients[0]), float(coefficients[1]), float(coefficients[2])
 
 
-def _whole_size(weight: torch.nn.Parameter) -> int:
-    """Numbers in a weight over all tensor-parallel ranks; for that of a dealt expert, in those of all ranks."""
-    if _is_dealt(weight):
+def _full_size(weight: torch.nn.Parameter) -> int:
+    """Numbers in a weight over all its tensor-parallel or expert-parallel shards."""
+    if _is_expert_parallel(weight):
         return weight.numel() * parallel_state.get_expert_model_parallel_world_size()
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     return weight.numel() * (ranks if getattr(weight, "tensor_model_parallel", False) else 1)
 
 
-def _is_dealt(weight: torch.nn.Parameter) -> bool:
-    """Whether it is an expert's that lies on some ranks, whole: core's mark."""
+def _is_expert_parallel(weight: torch.nn.Parameter) -> bool:
+    """Whether expert parallelism shards the weight, by core's attribute."""
     return not getattr(weight, "allreduce", True)

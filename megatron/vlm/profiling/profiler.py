@@ -1,11 +1,11 @@
-"""Measures what a layer of every kind costs at the shapes that training runs: the `Profile` that plans are made from.
+"""Measures the costs of every kind of layer at the shapes of training: the `Profile` that the planner reads.
 
 1. Transfers and reductions between two ranks (`profiling.transfers`), where there are two.
 2. Every kind of layer (`profiling.layer_costs`), as a stage in Megatron's DDP wrapper, so that gradients are
-   accumulated as in training. All ranks measure at the same time: they share the machine as they do in training.
-3. The optimizer's step as a constant, from all kinds together, and a time for each weight of a kind: layers of many
+   accumulated as in training. All ranks measure at the same time, since they share the machine in training too.
+3. The optimizer step: a constant, fitted over all kinds, and seconds per weight of each kind, since layers of many
    small tensors take longer.
-4. What an action takes beside its layers (`profiling.action_costs`).
+4. The overhead of an action (`profiling.action_costs`).
 """
 
 from argparse import Namespace
@@ -21,7 +21,7 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.profiling.action_costs import measure_actions
 from megatron.vlm.profiling.layer_costs import KindMeasurement
 from megatron.vlm.profiling.stopwatch import Stopwatch
-from megatron.vlm.profiling.transfers import Links, measure_links
+from megatron.vlm.profiling.transfers import TransferCosts, measure_transfers
 from megatron.vlm.single import single_process
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.expert_ranks import expert_shares
@@ -33,8 +33,8 @@ GRADIENT_BYTES = 4  # gradients are reduced in fp32
 
 
 @dataclass(frozen=True)
-class Job:
-    """The training run that is profiled for, as far as costs depend on it."""
+class ProfileJob:
+    """The settings of a training run on which costs depend."""
 
     preset: str
     vit_budget: int
@@ -50,17 +50,17 @@ class Job:
     adapters: Adapters = NO_ADAPTERS
 
     def flags(self) -> list[str]:
-        """Megatron's."""
+        """Megatron's flags."""
         flags = ["--tensor-model-parallel-size", str(self.tensor_parallel), *["--bf16"] * self.bf16]
         flags += ["--sequence-parallel"] * self.sequence_parallel
         flags += ["--expert-model-parallel-size", str(self.expert_parallel)]
         return flags + (["--freeze", *self.frozen] if self.frozen else self.adapters.size_flags)
 
 
-def profile_on_this_machine(job: Job, measured_with: dict[str, Any]) -> Profile | None:
-    """Start Megatron on this process (or these, under torchrun) and measure; None but on rank 0.
+def profile_on_this_machine(job: ProfileJob, measured_with: dict[str, Any]) -> Profile | None:
+    """Initialise Megatron on this process, or on torchrun's, and measure; the profile on rank 0, None on others.
 
-    `measured_with` is recorded as it is.
+    `measured_with` is stored in the profile.
     """
     with single_process(job.preset, job.flags()) as inputs:
         args, architecture = inputs.args, inputs.architecture
@@ -68,16 +68,16 @@ def profile_on_this_machine(job: Job, measured_with: dict[str, Any]) -> Profile 
         return profile if torch.distributed.get_rank() == 0 else None
 
 
-def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict[str, Any]) -> Profile:
-    """Measure all kinds of layers on this device, with the parallelism and precision of Megatron's `args`."""
+def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_with: dict[str, Any]) -> Profile:
+    """Measure all kinds of layers on this device, with the parallelism and precision in Megatron's `args`."""
     stopwatch, budgets = Stopwatch(job.steps), (job.vit_budget, job.llm_budget)
-    links = measure_links(stopwatch)
+    transfers = measure_transfers(stopwatch)
     kinds = dict.fromkeys(chain.architecture.cost_kinds)
     measured = {kind: KindMeasurement(args, chain, kind, budgets) for kind in kinds}
     trained = {kind: k for kind, k in measured.items() if k.trained}
     seconds = stopwatch.measure({kind: k.runs() for kind, k in measured.items()}, "profiling layers")
     for k in measured.values():
-        k.make_room()
+        k.release()
     steps = stopwatch.measure({kind: k.optimizer_runs(args) for kind, k in trained.items()})
     action, iteration, host_action = measure_actions(args, chain.architecture, stopwatch)
     stepped = {kind: (k.trained * k.count, steps[kind]["step"][0]) for kind, k in trained.items()}
@@ -86,13 +86,13 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         kind: k.cost(
             seconds[kind],
             weight_bytes(args, job, k),
-            step_seconds(job, k.trained, k.dealt, per_weight.get(kind, 0.0), links),
+            step_seconds(job, k.trained, k.trained_experts, per_weight.get(kind, 0.0), transfers),
         )
         for kind, k in measured.items()
     }
-    a_number = args.params_dtype.itemsize * links.transfer_seconds_per_byte
+    seconds_per_number = args.params_dtype.itemsize * transfers.transfer_seconds_per_byte
     works = cost_works(chain.architecture, job.vit_budget, job.llm_budget, job.tensor_parallel, job.expert_parallel)
-    exchanges = {kind: exchange_costs(works[kind], job.tensor_parallel, a_number) for kind in layers}
+    exchanges = {kind: exchange_costs(works[kind], job.tensor_parallel, seconds_per_number) for kind in layers}
     layers = {kind: replace(cost, **exchanges[kind]) for kind, cost in layers.items()}
     return Profile(
         model=chain.architecture.name,
@@ -113,54 +113,55 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         lora_targets=job.adapters.targets,
         device=str(measured_with.get("device", "")),
         dtype=str(args.params_dtype).removeprefix("torch."),
-        transfer_seconds_per_byte=links.transfer_seconds_per_byte,
-        transfer_latency_seconds=links.transfer_latency_seconds,
+        transfer_seconds_per_byte=transfers.transfer_seconds_per_byte,
+        transfer_latency_seconds=transfers.transfer_latency_seconds,
         action_seconds=action,
         host_action_seconds=host_action,
         iteration_seconds=per_iteration + iteration,
         overhead_bytes=platform.overhead_bytes(),
         measured_with=measured_with,
-        notes={"disturbed": stopwatch.disturbed, "reduction_seconds_per_byte": links.reduction_seconds_per_byte},
+        notes={"disturbed": stopwatch.disturbed, "reduction_seconds_per_byte": transfers.reduction_seconds_per_byte},
     )
 
 
-def weight_bytes(args: Namespace, job: Job, kind: KindMeasurement) -> float:
-    """Of one layer: its weights, and for those that are trained an fp32 gradient and Adam's state.
+def weight_bytes(args: Namespace, job: ProfileJob, kind: KindMeasurement) -> float:
+    """Bytes of one layer's weights, fp32 gradients and Adam state.
 
-    fp32: 4 + 4 + 8. Half precision: 2 + 4 + (4 master + 8); the distributed optimizer divides the state by the ranks
-    that have the same weights.
+    fp32: 4 + 4 + 8. Half precision: 2 + 4 + (4 master + 8). The distributed optimizer shards the state over replicas.
     """
     half = args.params_dtype != torch.float32
     state = 12 if half else 8
-    held = _held_alike(job, kind.trained, kind.dealt)
-    shares = sum(weights / (ranks if job.distributed_optimizer else 1) for weights, ranks in held)
-    return kind.weights * (2 if half else 4) + kind.trained * GRADIENT_BYTES + state * shares
+    replicated = _replicas(job, kind.trained, kind.trained_experts)
+    states = sum(weights / (ranks if job.distributed_optimizer else 1) for weights, ranks in replicated)
+    return kind.weights * (2 if half else 4) + kind.trained * GRADIENT_BYTES + state * states
 
 
-def step_seconds(job: Job, trained: float, dealt: float, per_weight: float, links: Links) -> float:
-    """Optimizer step and ring all-reduce of the gradients of a rank's trained weights, some of which are of dealt
-    experts; nothing of it overlaps with work."""
+def step_seconds(job: ProfileJob, trained: float, experts: float, per_weight: float, transfers: TransferCosts) -> float:
+    """Seconds of optimizer step and gradient ring all-reduce, without overlap, of a rank's `trained` weights.
+
+    experts: those of them that are expert-parallel.
+    """
     seconds = 0.0
-    for weights, ranks in _held_alike(job, trained, dealt):
-        reduction = GRADIENT_BYTES * links.reduction_seconds_per_byte * 2 * (ranks - 1) / ranks
+    for weights, ranks in _replicas(job, trained, experts):
+        reduction = GRADIENT_BYTES * transfers.reduction_seconds_per_byte * 2 * (ranks - 1) / ranks
         seconds += weights * (per_weight / (ranks if job.distributed_optimizer else 1) + reduction)
     return seconds
 
 
-def _held_alike(job: Job, trained: float, dealt: float) -> tuple[tuple[float, float], ...]:
-    """Weights, and how many ranks have the same: of all but dealt experts, and of those."""
-    _, alike = expert_shares(job.tensor_parallel, job.data_parallel, job.expert_parallel)
-    return (trained - dealt, job.data_parallel), (dealt, alike)
+def _replicas(job: ProfileJob, trained: float, experts: float) -> tuple[tuple[float, float], ...]:
+    """((weights, number of replicas) of all but the experts, of the experts)."""
+    _, replicas = expert_shares(job.tensor_parallel, job.data_parallel, job.expert_parallel)
+    return (trained - experts, job.data_parallel), (experts, replicas)
 
 
 def seconds_of_weights(stepped: Mapping[str, tuple[float, float]]) -> tuple[float, dict[str, float]]:
-    """(constant, of one weight of each kind), from (weights, seconds) of an optimizer's step of each kind."""
+    """(constant, {kind: seconds per weight}) of an optimizer step, from {kind: (weights, seconds)}."""
     constant, _ = fit_line(list(stepped.values()))
     return constant, {kind: max(0.0, seconds - constant) / weights for kind, (weights, seconds) in stepped.items()}
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(constant, slope), neither negative, of seconds over weights by least squares."""
+    """Non-negative least squares (constant, slope) of (weights, seconds)."""
     weights, seconds = np.array(points).T
     if len(points) > 1:
         slope, constant = np.polyfit(weights, seconds, 1)

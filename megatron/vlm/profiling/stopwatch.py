@@ -1,4 +1,4 @@
-"""Seconds of what all ranks do at once: rounds, medians, outliers."""
+"""Times runs that all ranks do at the same time: rounds, medians, outliers."""
 
 import statistics
 import time
@@ -18,21 +18,21 @@ Run = Callable[[], Seconds]
 Key = tuple[str, str]
 """Subject and name of a run."""
 Round = tuple[float, dict[Key, Seconds]]
-"""Seconds of all runs together, without waiting for other ranks, and of every run's parts."""
+"""(seconds of all runs, without waiting for other ranks; seconds of each run's parts)."""
 WARM_UP = 2
 OUTLIER = 1.5
 """A run that takes this many times its median was disturbed."""
 
 
 class Stopwatch:
-    """Times several runs side by side.
+    """Times several runs in interleaved rounds.
 
-    1. A round does every run once; all ranks start each together, so they share the machine as they do in training.
-       Runs that are compared belong in one call: they then see the same weather.
-    2. Two rounds warm up, then `steps` count.
-    3. A run's figure is its median share of a round, over steps and ranks, times the median round: what changes the
-       pace of a whole machine for a while, as neighbours on a shared one do, changes no share. How many runs were
-       disturbed is counted, for people to see. A GPU has its pace to itself: there it is the median as it is.
+    1. A round does every run once. All ranks start each run together, since they share the machine in training too.
+       Runs to be compared belong in one call, so that they see the same state of the machine.
+    2. Two rounds warm up, then `steps` rounds count.
+    3. On the CPU a run's seconds are its median fraction of a round, over steps and ranks, times the median round:
+       other load on the machine slows all runs of a round alike. On a GPU they are the plain median.
+    4. Outliers are counted in `disturbed`.
     """
 
     def __init__(self, steps: int) -> None:
@@ -42,13 +42,13 @@ class Stopwatch:
 
     @property
     def disturbed(self) -> dict[str, str]:
-        """Of each subject's runs so far, as in "2 of 40"."""
+        """Outliers among each subject's runs so far, as in "2 of 40"."""
         return {subject: f"{self._disturbed[subject]} of {runs}" for subject, runs in self._runs.items()}
 
     def measure(self, runs: Mapping[str, Mapping[str, Run]], description: str = "") -> dict[str, dict[str, Seconds]]:
-        """Each run returns the seconds of its parts; here are their medians, by subject and name, on all ranks alike.
+        """Median seconds of each run's parts by [subject][name], equal on all ranks; collective.
 
-        With a description, rank 0 shows a progress bar.
+        runs: functions by [subject][name] that return their parts' seconds. description: rank 0 shows a progress bar.
         """
         rounds: Iterable[int] = range(WARM_UP + self.steps)
         if description and torch.distributed.get_rank() == 0:
@@ -79,58 +79,58 @@ class Stopwatch:
 
 
 def at_usual_pace(rounds: Sequence[Round]) -> dict[Key, list[Seconds]]:
-    """For every part of every run its seconds in all rounds, had each round taken as long as the median one."""
+    """Like `in_columns`, with each round scaled to the seconds of the median round."""
     usual = statistics.median(took for took, _ in rounds)
     paced = [{key: [s / took * usual for s in parts] for key, parts in found.items()} for took, found in rounds]
     return in_columns(paced)
 
 
 def in_columns(rounds: Sequence[Mapping[Key, Sequence[float]]]) -> dict[Key, list[Seconds]]:
-    """For every part of every run its seconds in all rounds."""
+    """{run: [seconds of its part in each round, ...] for each part}."""
     return {key: list(zip(*(found[key] for found in rounds), strict=True)) for key in rounds[0]}
 
 
 class Timer:
-    """Times the parts of a run, which follow each other: seconds of this rank's device, and of its host beside them.
+    """Times the consecutive parts of a run: seconds of the device, and of the host that launches them.
 
-    On a GPU the host only launches kernels. The parts are timed as in training, where the host runs ahead of a device
-    that is never idle, and whose clock is the one that its power limit sustains:
+    On a GPU the parts are timed as in training, where the host runs ahead of a device that is never idle (and whose
+    clock is what its power limit sustains):
 
-    1. `before` is launched first, as much work as the parts: the device is busy while the parts are launched.
-    2. Where that is less than launching takes, the device sleeps too.
-    3. Between parts its stream has events, which are read when all is done.
-    4. The first two calls do not sleep: one compiles, the other tells how long the host takes.
+    1. `before`, as much work as the parts, is launched first: the device is busy while the parts are launched.
+    2. If it is shorter than launching the parts, a sleep kernel is added.
+    3. Events between the parts are read when all is done.
+    4. The first two calls add no sleep: the first compiles, the second measures the host.
 
-    On the CPU both are one, and the host's seconds are 0.
+    On the CPU the device is the host, and `host_seconds` are 0.
     """
 
     LEAD = 1.5
-    """The device has work for so many times as long as the host took at its fastest."""
+    """Seconds of device work queued before the parts, in multiples of the host's fastest launch."""
 
     def __init__(self) -> None:
         self._host: list[Seconds] = []
         self._busy = 0.0
 
     def __call__(self, *parts: Callable[[], object], before: Callable[[], object] | None = None) -> Seconds:
-        """Run the parts; seconds that the device spends on each."""
+        """Run the parts; returns the device's seconds of each."""
         now()
         if before is not None and platform.HAS_CUDA:
             before()
         if len(self._host) > 1:
             platform.sleep(max(0.0, self.LEAD * min(map(sum, self._host[1:])) - self._busy))
-        moments, asked = [Moment()], [time.perf_counter()]
+        moments, launched = [Moment()], [time.perf_counter()]
         for part in parts:
             part()
             moments.append(Moment())
-            asked.append(time.perf_counter())
+            launched.append(time.perf_counter())
         now()
-        self._host.append(tuple(later - earlier for earlier, later in pairwise(asked)))
+        self._host.append(tuple(later - earlier for earlier, later in pairwise(launched)))
         seconds = tuple(earlier.seconds_until(later) for earlier, later in pairwise(moments))
         self._busy = 0.0 if before is None else sum(seconds)
         return seconds
 
     @property
     def host_seconds(self) -> Seconds:
-        """What the host takes to ask for each part: medians of the calls that do not warm up. Zeros on the CPU."""
+        """Median seconds that the host takes to launch each part, after warm-up. Zeros on the CPU."""
         medians = tuple(map(statistics.median, zip(*self._host[WARM_UP:], strict=True)))
         return medians if platform.HAS_CUDA else (0.0,) * len(medians)

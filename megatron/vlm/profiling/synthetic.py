@@ -1,4 +1,4 @@
-"""Packs of given sizes and random content, for measuring."""
+"""Packs with random content, for measuring."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -13,9 +13,9 @@ from omnibal_ext.costs.works import IMAGE_PATCHES
 
 
 def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int]) -> Microbatch:
-    """A pack of samples of these lengths (tokens); image tokens in front, as far as they fit.
+    """A pack of samples of these lengths (tokens) that begins with as many image tokens as fit.
 
-    At native resolution `tiles` patches are images of up to `IMAGE_PATCHES`, nearly square.
+    At native resolution `tiles` is the number of patches, in nearly square images of up to `IMAGE_PATCHES`.
     """
     size, tokens = architecture.vision.image_size, sum(lengths)
     grids: tuple[Grid, ...] = ()
@@ -45,19 +45,19 @@ def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int
 
 
 def _tile_starts(architecture: Architecture, tiles: int, lengths: Sequence[int]) -> tuple[int, ...]:
-    """Where the tokens of each tile begin, of those that lie inside one sample."""
+    """First token of each tile whose tokens are all in one sample."""
     edges, per_tile = [0, *accumulate(lengths)], architecture.image_tokens_per_tile
     starts = (tile * per_tile for tile in range(tiles))
     return tuple(start for start in starts if any(a <= start and start + per_tile <= b for a, b in pairwise(edges)))
 
 
 def _images(native: NativeResolution, patches: int, tokens: int) -> tuple[tuple[Grid, ...], tuple[int, ...]]:
-    """Grids, and where in a sequence of `tokens` their tokens begin; behind it for an image that does not fit."""
+    """(grids, first token of each image); `tokens`, the sequence's end, for an image that does not fit."""
     merge, grids, starts, left, begin = native.merge, [], [], patches, 0
     while left >= merge**2:
-        share = min(left, IMAGE_PATCHES)
-        columns = isqrt(share) // merge * merge
-        rows = share // columns // merge * merge
+        most = min(left, IMAGE_PATCHES)
+        columns = isqrt(most) // merge * merge
+        rows = most // columns // merge * merge
         end = begin + rows * columns // merge**2
         grids.append((1, rows, columns))
         starts.append(begin if end <= tokens else tokens)
@@ -67,5 +67,5 @@ def _images(native: NativeResolution, patches: int, tokens: int) -> tuple[tuple[
 
 
 def equal_lengths(tokens: int, samples: int) -> list[int]:
-    """`tokens` divided among samples as evenly as can be."""
+    """Lengths of `samples` samples with `tokens` in all, as equal as possible."""
     return [tokens // samples + (sample < tokens % samples) for sample in range(samples)]

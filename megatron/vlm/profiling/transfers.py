@@ -1,4 +1,4 @@
-"""What it takes to carry tensors between ranks: transfers of the pipeline, reductions of data-parallel ranks."""
+"""Measures pipeline transfers and data-parallel all-reduces between two ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ REDUCTION_BYTES = 2**24
 
 
 @dataclass(frozen=True)
-class Links:
-    """Seconds between two ranks. Zeros where there is only one rank."""
+class TransferCosts:
+    """Seconds of transfers between two ranks; zeros if there is only one rank."""
 
     transfer_latency_seconds: float = 0.0
     transfer_seconds_per_byte: float = 0.0
     reduction_seconds_per_byte: float = 0.0
-    """Of an all-reduce between two ranks. Of d ranks, by a ring: times 2 (d - 1) / d."""
+    """Of an all-reduce between two ranks; a ring of d ranks takes 2 (d - 1) / d times as long."""
 
 
-def measure_links(stopwatch: Stopwatch) -> Links:
-    """Between every rank of the first half and its partner in the second, all pairs at once.
+def measure_transfers(stopwatch: Stopwatch) -> TransferCosts:
+    """Measure between every rank of the first half and its partner in the second, all pairs at once; collective.
 
-    Two nodes given, that is the network between them; one node, the links inside it. A transfer there and back of
-    next to nothing is twice the latency; of `TRANSFER_BYTES`, twice latency and bytes.
+    With two nodes this is the network between them, with one the links inside it. A round trip of 4 bytes is twice the
+    latency; one of `TRANSFER_BYTES` is twice the latency and the transfer.
     """
     half, here = dist.get_world_size() // 2, dist.get_rank()
     if not half:
-        return Links()
+        return TransferCosts()
     pairs = [dist.new_group([rank, rank + half]) for rank in range(half)]
     pair = pairs[here % half]
     ring = Communicator(pair, [(0, 1)])
@@ -44,7 +44,7 @@ def measure_links(stopwatch: Stopwatch) -> Links:
     }
     seconds = stopwatch.measure({"links": runs})["links"]
     small_seconds, large_seconds, reduction = (seconds[name][0] for name in ("small", "large", "reduction"))
-    return Links(
+    return TransferCosts(
         small_seconds / 2,
         max(0.0, large_seconds - small_seconds) / 2 / TRANSFER_BYTES,
         reduction / REDUCTION_BYTES,
@@ -52,13 +52,13 @@ def measure_links(stopwatch: Stopwatch) -> Links:
 
 
 def _second_of_two(exchange: Callable[[], object]) -> Run:
-    """Devices that wake one after the other wait for each other in the first."""
+    """The run of two exchanges that times the second; in the first, ranks wait for each other."""
     timer = Timer()
     return lambda: timer(exchange, exchange)[1:]
 
 
 def _there_and_back(ring: Communicator, tensor: torch.Tensor, first: bool) -> None:
-    """On the channels that training uses: an activation there, a gradient back."""
+    """Send an activation and receive a gradient, on the channels of training."""
     shape = tuple(tensor.shape)
     if first:
         ring.send_activation(tensor, 1)

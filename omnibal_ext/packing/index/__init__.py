@@ -1,1 +1,1 @@
-"""The packed index: written, opened, measured; and which pack runs where, in any iteration."""
+"""The packed index: writing, opening, measuring; which pack runs where in any iteration."""

@@ -1,6 +1,7 @@
-"""Packs to iterations: which packs each data-parallel rank runs, at any position of any epoch.
+"""Which packs each data-parallel rank runs in any iteration.
 
-The packs of an iteration depend on the global batch alone: any data-parallel size that divides it sees the same stream.
+An iteration's packs depend on the global batch alone, so every data-parallel size that divides it runs the same packs
+in it.
 """
 
 import numpy as np
@@ -8,26 +9,27 @@ from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.index.epoch_order import EMPTY_PACK, EpochOrder
-from omnibal_ext.packing.index.level_again import Levelled, Ranks, read_levelled
-from omnibal_ext.packing.index.packed_index import PackedIndex, Teams
-from omnibal_ext.packing.ordering.deal_to_ranks import deal, deal_level
-from omnibal_ext.packing.ordering.seats import deal_seats
+from omnibal_ext.packing.index.epoch_order import EpochOrder
+from omnibal_ext.packing.index.packed_index import PackedIndex, WidePackArrays
+from omnibal_ext.packing.index.rebalanced import RankLayout, Rebalanced, read_rebalanced
+from omnibal_ext.packing.ordering.assign_ranks import assign_balanced, assign_zigzag
+from omnibal_ext.packing.ordering.slots import fill_slots
+from omnibal_ext.packing.packs import EMPTY_PACK
 
-__all__ = ["EMPTY_PACK", "PackStream", "deal", "epoch_iterations"]
+__all__ = ["EMPTY_PACK", "PackStream", "assign_zigzag", "epoch_iterations"]
 
 
 class PackStream:
-    """The packs of every iteration of training, as a function of the iteration number alone.
+    """The packs of every iteration of training, as a function of the iteration's number.
 
-    With `last_iteration` "next_epoch" (kept in the index) epochs follow each other without a gap: the iteration at an
-    epoch's end is filled with packs of the next one. With "empty" it is filled with `EMPTY_PACK`.
+    With `last_iteration` "next_epoch" (the index stores it) the iteration at an epoch's end is completed with packs of
+    the next epoch, with "empty" by `EMPTY_PACK`.
     """
 
     def __init__(
         self, index: PackedIndex, data_parallel_size: int, micro_batches: int, last_iteration: str | None = None
     ) -> None:
-        """`last_iteration` in place of the index's. Raises UserError when that was written for another global batch."""
+        """`last_iteration` overrides the index's. Raises UserError if the index has another global batch."""
         if data_parallel_size < 1 or micro_batches < 1:
             raise UserError(
                 f"data-parallel size {data_parallel_size} x micro-batches {micro_batches}: both must be 1 or more"
@@ -45,24 +47,21 @@ class PackStream:
         _refuse_half_teams(index, data_parallel_size)
         last_iteration = last_iteration or str(index.manifest["last_iteration"])
         self.order = EpochOrder.of_manifest(index.manifest, last_iteration)
-        self._dealt = data_parallel_size == index.manifest.get("data_parallel_size", data_parallel_size)
-        ranks = Ranks(data_parallel_size, micro_batches, last_iteration)
-        self._levelled = None if self._dealt or index.teams else read_levelled(index, ranks)
+        self._as_stored = data_parallel_size == index.manifest.get("data_parallel_size", data_parallel_size)
+        ranks = RankLayout(data_parallel_size, micro_batches, last_iteration)
+        self._rebalanced = None if self._as_stored or index.wide else read_rebalanced(index, ranks)
 
     @property
     def iterations_per_epoch(self) -> int:
-        """Iterations that run packs of epoch 0, the incomplete last one included."""
+        """Iterations that run packs of epoch 0, including an incomplete last one."""
         return self.order.first_iteration(1)
 
     def first_iteration(self, epoch: float) -> int:
-        """Return the first iteration that starts in an epoch: how many it takes to train for so many epochs."""
+        """Return the first iteration that starts in an epoch: the number of iterations of so many epochs."""
         return self.order.first_iteration(epoch)
 
     def beyond(self, epochs: int) -> int:
-        """Return how many packs of later epochs the iterations run that it takes to train for so many epochs.
-
-        (Seats, where packs may be wider than a rank: none.)
-        """
+        """Return how many packs of later epochs run in the iterations of `epochs` epochs; with wide packs 0."""
         return self.first_iteration(epochs) * self.order.global_batch - self.order.start_of(epochs)
 
     def iteration(self, number: int) -> Ints:
@@ -72,52 +71,53 @@ class PackStream:
     def iterations(self, first: int, end: int) -> Ints:
         """Return the pack numbers of iterations `first` to `end` - 1: int64 [end - first, D, M].
 
-        Groups are stored level for the data-parallel size they were packed for, and levelled again for another one
-        where `level_again` has done so. Others, and the iterations that are no group, at an epoch's end, are levelled
-        here.
+        Stored groups are balanced for the data-parallel size of the index, or of a file by `rebalance`. All other
+        iterations are balanced here.
         """
         batch = self.order.global_batch
         groups = self.order.packs(first * batch, end * batch).reshape(-1, batch)
-        if self._index.teams is not None:
-            return self._seated(groups, self._index.teams)
+        if self._index.wide is not None:
+            return self._slots_of(groups, self._index.wide)
         stored = self.order.are_groups(groups)
-        if self._levelled is not None:
-            groups, levelled = self._level_again(self._levelled, first, groups)
-            stored &= levelled
-        elif not self._dealt:
+        if self._rebalanced is not None:
+            groups, rebalanced = self._rebalance(self._rebalanced, first, groups)
+            stored &= rebalanced
+        elif not self._as_stored:
             stored[:] = False
-        dealt = deal(groups, self._data_parallel_size)
+        slots = assign_zigzag(groups, self._data_parallel_size)
         for number in np.flatnonzero(~stored):
             packs = np.unique(groups[number])  # -1 is an empty pack
             local = np.searchsorted(packs, groups[number])
             seconds = self._index.seconds(np.maximum(packs, 0)) * (packs >= 0)[:, None]
-            dealt[number] = packs[deal_level(seconds, local[None], self._data_parallel_size)[0]]
-        return dealt
+            slots[number] = packs[assign_balanced(seconds, local[None], self._data_parallel_size)[0]]
+        return slots
 
-    def _seated(self, groups: Ints, teams: Teams) -> Ints:
-        """Return who sits in the seats of stored iterations, [I, B]: as stored, or level for other ranks."""
+    def _slots_of(self, groups: Ints, wide: WidePackArrays) -> Ints:
+        """Return the slots of stored iterations [I, B]: as stored, or assigned anew for another number of ranks."""
         ranks, micro_batches = self._data_parallel_size, groups.shape[1] // self._data_parallel_size
-        tables = np.asarray(teams.pack_seats[groups])
-        if self._dealt:
+        tables = np.asarray(wide.pack_seats[groups])
+        if self._as_stored:
             return tables.reshape(len(groups), ranks, micro_batches)
-        dealt = []
+        slots = []
         for table in tables:
             packs = np.unique(table[table >= 0])
-            widths = np.asarray(teams.pack_widths[packs])
-            dealt.append(deal_seats(packs, self._index.seconds(packs), widths, ranks, micro_batches))
-        return np.stack(dealt)
+            widths = np.asarray(wide.pack_widths[packs])
+            slots.append(fill_slots(packs, self._index.seconds(packs), widths, ranks, micro_batches))
+        return np.stack(slots)
 
-    def _level_again(self, levelled: Levelled, first: int, groups: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the packs that run instead of `groups` [I, B], from iteration `first` on, and in which iterations."""
+    def _rebalance(self, rebalanced: Rebalanced, first: int, groups: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return the packs that run instead of `groups` [I, B], from iteration `first` on, and which are rebalanced,
+        [I].
+        """
         batch = self.order.global_batch
         positions, packs = first * batch + np.arange(groups.size), groups.ravel().copy()
-        start, epoch = levelled.since * batch, self.order.epoch_at(levelled.since * batch)
+        start, epoch = rebalanced.since * batch, self.order.epoch_at(rebalanced.since * batch)
         begins = self.order.start_of(epoch)  # the first epoch that begins at `since` or later
         later = positions >= (begins if begins == start else self.order.start_of(epoch + 1))
         swapped = later & (packs >= 0)
-        packs[swapped] = levelled.places[packs[swapped]]
-        rest = (positions >= start) & (positions < start + len(levelled.rest))
-        packs[rest] = levelled.rest[positions[rest] - start]
+        packs[swapped] = rebalanced.pack_at[packs[swapped]]
+        rest = (positions >= start) & (positions < start + len(rebalanced.remaining))
+        packs[rest] = rebalanced.remaining[positions[rest] - start]
         return packs.reshape(-1, batch), np.all((later | rest).reshape(groups.shape), axis=1)
 
     def epoch_of(self, number: int) -> int:
@@ -126,7 +126,7 @@ class PackStream:
 
 
 def _refuse_half_teams(index: PackedIndex, data_parallel_size: int) -> None:
-    """Raise UserError where the ranks are no whole teams."""
+    """Raise UserError if the data-parallel size is not a multiple of the widest pack's width."""
     if data_parallel_size % index.widths[-1]:
         raise UserError(
             f"{index.folder}: has packs of {index.widths[-1]} ranks, which must divide the {data_parallel_size} "

@@ -1,4 +1,4 @@
-"""Distributions of sizes before and after packing, and waste by kind: for the tables of tools/pack_data.py."""
+"""Distributions of sizes before and after packing, and waste by cause, for `tools/pack_data.py`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ LINE_BINS, BLOCKS = 32, " ▁▂▃▄▅▆▇█"
 
 
 def distributions(index: PackedIndex, corpus: Corpus, summary: Summary) -> list[tuple[str, NDArray[Any]]]:
-    """Return what there is a histogram of: samples before, packs of epoch 0 after."""
+    """Return title and values of each histogram: samples before packing, packs of epoch 0 after it."""
     loads = np.asarray(index.loads[: summary.packs])
     return [
         ("Tiles of a sample", corpus.sizes.tiles),
@@ -26,7 +26,7 @@ def distributions(index: PackedIndex, corpus: Corpus, summary: Summary) -> list[
 
 
 def waste_by_kind(summary: Summary) -> list[tuple[str, float]]:
-    """Return the share of work or room that is lost, for each way to lose it."""
+    """Return the fraction of work or room lost, by cause."""
     tokens = sum(source["tokens"] for source in summary.sources)
     tiles = sum(source["tiles"] for source in summary.sources)
     return [
@@ -40,7 +40,7 @@ def waste_by_kind(summary: Summary) -> list[tuple[str, float]]:
 
 
 def bar_line(values: NDArray[Any]) -> str:
-    """Draw a distribution of whole numbers in one line of text, from the least to the greatest value."""
+    """Draw a distribution of integers in one line of text, from least to greatest."""
     low, high = int(values.min()), int(values.max())
     heights = np.bincount((values.astype(np.int64) - low) * LINE_BINS // (high - low + 1), minlength=LINE_BINS)
     return "".join(BLOCKS[-(-int(height) * (len(BLOCKS) - 1) // int(heights.max()))] for height in heights)

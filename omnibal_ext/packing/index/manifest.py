@@ -1,4 +1,4 @@
-"""What the manifest of a packed index must hold, as data; and its own hash."""
+"""Schema of a packed index's manifest, and its hash."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ _MANIFEST = record(
 
 
 def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
-    """The manifest, if all of it is as `write_index` writes it. Raises UserError naming the field at fault."""
+    """Return the manifest if it is as `write_index` writes it. Raises UserError naming the field at fault."""
     version = manifest.get("version") if isinstance(manifest, dict) else None
     if not (isinstance(version, int) and version in READABLE):
         raise UserError(f"is no packed index of version {VERSION}")
@@ -83,7 +83,7 @@ def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
 
 
 def _check_counts(manifest: dict[str, Any]) -> None:
-    """Epochs make up the packs, and their parts no more than they have."""
+    """Check that epochs sum to the packs, and sub-epochs to no more than an epoch's packs."""
     epochs, batch = manifest["epoch_packs"], manifest["global_batch"]
     if sum(epochs) != manifest["packs"]:
         raise UserError(f"epoch_packs are {sum(epochs)} packs of {manifest['packs']}")
@@ -101,7 +101,7 @@ def _check_counts(manifest: dict[str, Any]) -> None:
 
 
 def _check_widths(manifest: dict[str, Any], version: int) -> None:
-    """An index of wide packs says how wide, for how many ranks, and has whole iterations; others say nothing of it."""
+    """Check that widths, slots and ranks are there, in complete iterations, if and only if packs may be wide."""
     needed = ("widths", "epoch_seats", "data_parallel_size", "micro_batches")
     has = [name in manifest for name in needed]
     if version != WIDE:

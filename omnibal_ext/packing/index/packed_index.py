@@ -9,10 +9,10 @@ rejected.jsonl      one line a sample left out, with the reason
 Where packs may be wider than a rank, version 4, three arrays more:
 
 pack_widths.npy     int64 [P]: neighbouring data-parallel ranks that run each pack
-pack_seats.npy      int64 [S]: [D, M] tables of iterations: a pack's number in the seats of all its ranks, or -1
-share_loads.npy     int64 [P, K + 1]: loads of the fullest share of each pack, and the tokens that its rank sends
+pack_seats.npy      int64 [S]: tables [D, M] of iterations: the pack in each slot (of every rank that runs it), or -1
+share_loads.npy     int64 [P, K + 1]: loads of the fullest shard of each pack, and the tokens that its rank sends
 
-Version 1 has three loads, and epochs of one part; from version 3 on the manifest has its own hash.
+Version 1 has three loads, and epochs of one sub-epoch; from version 3 on the manifest has its own hash.
 """
 
 import json
@@ -28,8 +28,8 @@ from omnibal_ext.files.checksums import checksums_of, verify_checksums
 from omnibal_ext.files.folders import building, refuse_without_manifest
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.manifest import VERSION, WIDE, check_manifest
-from omnibal_ext.packing.packs import LOADS, Packs
-from omnibal_ext.packing.share_loads import EXCHANGED
+from omnibal_ext.packing.packs import LOADS, PackList
+from omnibal_ext.packing.shard_loads import EXCHANGED
 from omnibal_ext.reading.arrays import map_array
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed
@@ -37,8 +37,8 @@ from omnibal_ext.reading.seal import sealed
 REMEDY = "pack again with tools/pack_data.py"
 
 
-class Teams(NamedTuple):
-    """Of packs that may be wider than a rank: the three arrays of version 4."""
+class WidePackArrays(NamedTuple):
+    """The three arrays of version 4, for packs wider than a rank; each is a file of that name."""
 
     pack_widths: NDArray[np.int64]
     pack_seats: NDArray[np.int64]
@@ -46,7 +46,7 @@ class Teams(NamedTuple):
 
 
 class PackedIndex:
-    """An open index. Opening reads the manifest and where packs begin; arrays are memory-mapped."""
+    """An open index. Opening reads the manifest and the pack offsets; all arrays are memory-mapped."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
@@ -62,8 +62,8 @@ class PackedIndex:
             raise UserError(
                 f"{folder / 'pack_offsets.npy'}: packs do not follow each other to the last sample; {REMEDY}"
             )
-        self.teams = _teams(folder, manifest, self.loads.shape) if "epoch_seats" in manifest else None
-        for name, loads in (("pack_loads", self.loads), ("share_loads", self.teams and self.teams.share_loads)):
+        self.wide = _wide_arrays(folder, manifest, self.loads.shape) if "epoch_seats" in manifest else None
+        for name, loads in (("pack_loads", self.loads), ("share_loads", self.wide and self.wide.share_loads)):
             if loads is not None and loads.size and loads.min() < 0:
                 raise UserError(f"{folder / name}.npy: a load is {loads.min()}, below 0; {REMEDY}")
 
@@ -84,7 +84,7 @@ class PackedIndex:
 
     @property
     def num_packs(self) -> int:
-        """Packs in the index (of all its epochs, when epochs were packed apart)."""
+        """Packs in the index, over all its stored epochs."""
         return int(self.manifest["packs"])
 
     @property
@@ -94,7 +94,7 @@ class PackedIndex:
 
     @property
     def pad(self) -> bool:
-        """Whether the samples of a pack are padded to the longest one (the baselines) or follow each other (THD)."""
+        """Whether samples are padded to the longest of their pack (baselines), instead of concatenated (THD)."""
         return bool(self.manifest["pad"])
 
     @property
@@ -109,31 +109,31 @@ class PackedIndex:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Widths that packs may have, ascending; (1,) where each is run by one rank."""
+        """Widths of packs, ascending; (1,) if each pack is run by one rank."""
         return tuple(self.manifest.get("widths", (1,)))
 
     def width(self, pack: int) -> int:
         """Neighbouring data-parallel ranks that run a pack together."""
-        return 1 if self.teams is None else int(self.teams.pack_widths[pack])
+        return 1 if self.wide is None else int(self.wide.pack_widths[pack])
 
     @property
     def rank_loads(self) -> NDArray[np.int64]:
-        """What a rank runs of each pack, [P, K]: all of it, or of a wide one the fullest share."""
-        return self.loads if self.teams is None else self.teams.share_loads[:, :-1]
+        """Loads that a rank runs of each pack, [P, K]; of a wide pack those of its fullest shard."""
+        return self.loads if self.wide is None else self.wide.share_loads[:, :-1]
 
     @property
     def exchanged(self) -> NDArray[np.int64] | None:
-        """Tokens that a rank sends to others of its team for each pack, [P]; None where packs are of one rank."""
-        return None if self.teams is None else self.teams.share_loads[:, -1]
+        """Tokens that a rank sends to its team for each pack, [P]; None if no pack is wider than a rank."""
+        return None if self.wide is None else self.wide.share_loads[:, -1]
 
     def seconds(self, packs: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return what ranks wait for: seconds of some packs in each part of the model, or in all, [packs, parts]."""
-        loads, names = (self.loads, self.load_names) if self.teams is None else self._of_shares()
+        """Return the seconds of packs that ranks wait for, per part of the model or in total, [packs, parts]."""
+        loads, names = (self.loads, self.load_names) if self.wide is None else self._of_shares()
         return self.costs.waited_for(np.asarray(loads[packs]), names, bool(self.manifest.get("one_sum")))
 
     def _of_shares(self) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-        assert self.teams is not None
-        return self.teams.share_loads, (*self.load_names, EXCHANGED)
+        assert self.wide is not None
+        return self.wide.share_loads, (*self.load_names, EXCHANGED)
 
     def samples(self, pack: int) -> NDArray[np.int64]:
         """Return the sample numbers of one pack."""
@@ -142,7 +142,7 @@ class PackedIndex:
         return np.asarray(self.sample_ids[self.pack_offsets[pack] : self.pack_offsets[pack + 1]])
 
     def verify(self) -> None:
-        """Read every byte and compare with the checksums of the manifest. Raises UserError naming the file."""
+        """Compare every file with its checksum in the manifest. Raises UserError naming the file."""
         verify_checksums(self.folder, self.manifest["checksums"], REMEDY)
 
     def check_samples(self, count: int) -> None:
@@ -152,10 +152,10 @@ class PackedIndex:
             raise UserError(f"{self.folder / 'sample_ids.npy'}: names sample {odd} of {count}; {REMEDY}")
 
     def check(self, expected: Mapping[str, Any]) -> None:
-        """Compare fields of the manifest with what the caller has; nested fields are written `built_from.seed`.
+        """Compare fields of the manifest with expected values; a nested field is written `built_from.seed`.
 
         Raises:
-            UserError: naming the first field that differs, the innermost one of nested fields, and both values.
+            UserError: naming the first field that differs (of nested fields the innermost), and both values.
         """
         for field, wanted in expected.items():
             found: Any = self.manifest
@@ -167,32 +167,32 @@ class PackedIndex:
 
 def write_index(
     folder: str | Path,
-    packs: Packs,
+    packs: PackList,
     loads: NDArray[np.int64],
     manifest: Mapping[str, Any],
     rejected: Iterable[Mapping[str, Any]],
     over: bool = False,
-    teams: Teams | None = None,
+    wide: WidePackArrays | None = None,
 ) -> PackedIndex:
-    """Write an index beside `folder`, then put it in place in one step; return it open.
+    """Write an index and move it to `folder` atomically; return it open.
 
-    `packs` are in dispatch order, `manifest` has what cannot be read off them (seed, budgets, hashes...).
+    `packs` are in order of dispatch; `manifest` has what they do not tell (seed, budgets, hashes...).
 
     Raises:
-        UserError: `folder` exists and is neither empty nor an index, or one of other content, unless written `over`.
+        UserError: `folder` is neither empty nor an index, or an index of other content, unless `over`.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()) and not (folder / "pack_offsets.npy").exists():
         raise UserError(f"{folder}: exists and is no packed index: choose another --output-dir")
     with building(folder) as new:
         arrays = {"pack_offsets": packs.pack_offsets, "sample_ids": packs.sample_ids, "pack_loads": loads}
-        arrays |= teams._asdict() if teams else {}
+        arrays |= wide._asdict() if wide else {}
         for name, array in arrays.items():
             np.save(new / f"{name}.npy", array.astype(np.int64, copy=False), allow_pickle=False)
         with (new / "rejected.jsonl").open("w", encoding="utf-8") as lines:
             lines.writelines(json.dumps(line) + "\n" for line in rejected)
         written = {
-            "version": WIDE if teams else VERSION,
+            "version": WIDE if wide else VERSION,
             "packs": len(packs),
             "samples": len(packs.sample_ids),
             **manifest,
@@ -205,7 +205,7 @@ def write_index(
 
 
 def refuse_other(folder: Path, wanted: Mapping[str, Any]) -> None:
-    """Raise UserError if there is an index that differs in one of the fields wanted of its manifest."""
+    """Raise UserError if `folder` has an index that differs in a field of `wanted`."""
     path, remedy = folder / "manifest.json", "choose another --output-dir, or remove this one"
     if not path.exists():
         return
@@ -219,7 +219,7 @@ def refuse_other(folder: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def _differences(name: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the innermost fields of two values that differ: name, and both values."""
+    """Yield name and both values of the innermost fields that differ."""
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):
         for key in wanted:
             yield from _differences(f"{name}.{key}", found.get(key), wanted[key])
@@ -227,20 +227,20 @@ def _differences(name: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any,
         yield name, found, wanted
 
 
-def _teams(folder: Path, manifest: Mapping[str, Any], shape: tuple[int, ...]) -> Teams:
-    """Map what version 4 has more. Raises UserError where widths or seats are none."""
-    packs, seats = manifest["packs"], sum(manifest["epoch_seats"])
-    teams = Teams(
+def _wide_arrays(folder: Path, manifest: Mapping[str, Any], shape: tuple[int, ...]) -> WidePackArrays:
+    """Map the arrays of version 4. Raises UserError if widths or slots are invalid."""
+    packs, slots = manifest["packs"], sum(manifest["epoch_seats"])
+    wide = WidePackArrays(
         _map(folder, "pack_widths", (packs,)),
-        _map(folder, "pack_seats", (seats,)),
+        _map(folder, "pack_seats", (slots,)),
         _map(folder, "share_loads", (packs, shape[1] + 1)),
     )
-    if not np.isin(teams.pack_widths, manifest["widths"]).all():
+    if not np.isin(wide.pack_widths, manifest["widths"]).all():
         raise UserError(f"{folder / 'pack_widths.npy'}: has widths that are none of {manifest['widths']}; {REMEDY}")
-    known = teams.pack_seats.min() >= -1 and teams.pack_seats.max() < packs  # before any is counted
-    if not known or (np.bincount(teams.pack_seats[teams.pack_seats >= 0], minlength=packs) != teams.pack_widths).any():
-        raise UserError(f"{folder / 'pack_seats.npy'}: packs do not have a seat of each of their ranks; {REMEDY}")
-    return teams
+    known = wide.pack_seats.min() >= -1 and wide.pack_seats.max() < packs  # before any is counted
+    if not known or (np.bincount(wide.pack_seats[wide.pack_seats >= 0], minlength=packs) != wide.pack_widths).any():
+        raise UserError(f"{folder / 'pack_seats.npy'}: packs do not have a slot on each of their ranks; {REMEDY}")
+    return wide
 
 
 def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.int64]:

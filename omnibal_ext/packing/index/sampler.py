@@ -12,31 +12,30 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 
 
 class PackBatchSampler:
-    """Yields the sample numbers of one pack after the other, for one data-parallel rank.
+    """Yields the sample numbers of one pack at a time, for one data-parallel rank.
 
-    Give it to PyTorch as `DataLoader(dataset, batch_sampler=..., collate_fn=...)`, which takes any iterable of lists;
-    the collate function joins the samples of a pack. Every rank yields `micro_batches` packs an optimizer
-    step, and equally many steps an epoch: without them as many as the index's global batch has for each rank.
+    Pass it to PyTorch as `DataLoader(dataset, batch_sampler=..., collate_fn=...)`, which takes any iterable of lists;
+    the collate function joins the samples of a pack. Every rank yields `micro_batches` packs per optimizer step (by
+    default the index's global batch divided by the ranks), and all ranks equally many steps per epoch.
 
-    An epoch ends the iteration, after every sample as often as its weight says; the next `iter()` goes on with the next
-    epoch. Where an epoch's packs do not fill its last step, they are divided: a pack is an empty list only where a step
-    has fewer samples than packs.
-    `state_dict` is the position after the last whole step, so that a run resumes exactly, also at another
-    data-parallel size with the same global batch.
+    Iteration stops at the end of an epoch, in which each sample came as often as its weight says; the next `iter()`
+    continues with the next epoch. If the packs do not fill the last step, they are divided; a pack is an empty list
+    only if a step has fewer samples than packs. `state_dict` is the position after the last complete step: a run
+    resumes exactly, also at another data-parallel size with the same global batch.
 
-    Without a rank it yields the packs of all ranks in turn, for what shards batches itself: Accelerate hands batch i to
-    process i modulo the number of processes (with `even_batches=False`), and each gets its own packs.
+    Without a rank it yields the packs of all ranks in turn, for libraries that shard batches: Accelerate gives batch i
+    to process i modulo the number of processes (with `even_batches=False`), so each gets its of_rank packs.
     """
 
     def __init__(
         self, index: PackedIndex, data_parallel_size: int, rank: int | None = None, micro_batches: int | None = None
     ) -> None:
-        """Raises UserError when the index was packed for another global batch."""
+        """Raises UserError if the index was packed for another global batch."""
         if micro_batches is None:
             micro_batches = max(1, index.global_batch // max(1, data_parallel_size))
         if rank is not None and not 0 <= rank < data_parallel_size:
             raise UserError(f"rank {rank} is not one of {data_parallel_size} data-parallel ranks")
-        if index.teams is not None:
+        if index.wide is not None:
             raise UserError(
                 f"{index.folder}: has packs wider than a rank, which only this project's trainer runs; pack without "
                 "--widths"
@@ -49,12 +48,12 @@ class PackBatchSampler:
         self._step = 0
 
     def __len__(self) -> int:
-        """Packs yielded in the epoch in which the position is."""
+        """Packs yielded in the current epoch."""
         epoch = self._stream.epoch_of(self._step)
         return (self._stream.first_iteration(epoch + 1) - self._stream.first_iteration(epoch)) * self._packs_a_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Run to the end of the epoch in which the position is."""
+        """Yield packs to the end of the current epoch."""
         end = self._stream.first_iteration(self._stream.epoch_of(self._step) + 1)
         while self._step < end:
             packs = _packs(self._index, self._stream.iteration(self._step))
@@ -67,9 +66,9 @@ class PackBatchSampler:
 
     @property
     def batch_size(self) -> None:
-        """None, as packs differ; what asks for it is about to shard, which a sampler of one rank has done already.
+        """None, as packs differ in size. Libraries that read it are about to shard the batches.
 
-        Raises UserError with a rank: Accelerate would give each process a part of that rank's packs.
+        Raises UserError if the sampler has a rank, as each process would get a part of that rank's packs.
         """
         if self._rank is not None:
             raise UserError(
@@ -78,20 +77,20 @@ class PackBatchSampler:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: whole steps taken. With workers, a `DataLoader` reads ahead of the training loop."""
+        """Return the position: complete steps taken. With workers, a `DataLoader` is ahead of the training loop."""
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a position."""
+        """Restore a position."""
         self._step = int(state["step"])
 
 
 def _packs(index: PackedIndex, iteration: NDArray[np.int64]) -> list[list[list[int]]]:
-    """Return the samples of each rank's packs; packs of most samples are halved until no rank has an empty one."""
+    """Return the samples of each rank's packs; the largest packs are halved until no pack is empty."""
     packs = [[index.samples(pack).tolist() if pack >= 0 else [] for pack in rank] for rank in iteration.tolist()]
-    empty = [(rank, turn) for rank, own in enumerate(packs) for turn, samples in enumerate(own) if not samples]
+    empty = [(rank, turn) for rank, of_rank in enumerate(packs) for turn, samples in enumerate(of_rank) if not samples]
     for rank, turn in empty:
-        longest = max((samples for own in packs for samples in own), key=len)
+        longest = max((samples for of_rank in packs for samples in of_rank), key=len)
         half = (len(longest) + 1) // 2
         packs[rank][turn] = longest[half:]
         del longest[half:]

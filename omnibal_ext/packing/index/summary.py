@@ -1,4 +1,4 @@
-"""What a packed index is worth, measured before any GPU is booked."""
+"""Measures of a packed index, before a GPU is used."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,21 +12,28 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.ordering import metrics
-from omnibal_ext.packing.ordering.spread import Features, missing_kinds, over, pack_features, random_spread, spread_of
-from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, Packs, pack_loads
-from omnibal_ext.packing.share_loads import tokens_cut
+from omnibal_ext.packing.ordering.spread import (
+    Features,
+    iteration_spread,
+    missing_kinds,
+    pack_features,
+    random_spread,
+    relative_to,
+)
+from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, PackList, pack_loads
+from omnibal_ext.packing.shard_loads import tokens_cut
 
-MOST_SAMPLES = 200_000  # by which a random order of samples is known well enough
+MOST_SAMPLES = 200_000  # enough to know the spread of a random order of samples
 
 
 def reject_names(budgets: Iterable[str]) -> dict[int, str]:
-    """Return the reasons why a sample is left out, by number; further `budgets` count from 3."""
+    """Return the reasons for leaving a sample out, by number; further `budgets` count from 3."""
     return {number: f"too many {name}" for number, name in enumerate(("tiles", "tokens", *budgets), 1)}
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What came out; the fields that `tools/pack_data.py --json` prints. Counts and ratios are those of epoch 0."""
+    """Measures of a packing, as `tools/pack_data.py --json` prints them. Counts and ratios are those of epoch 0."""
 
     packs: int
     samples: int
@@ -40,45 +47,45 @@ class Summary:
     dist_ratio_llm: float
     dist_ratio_attention: float
     balance_ratio_llm: float
-    """DBR of HBP (arXiv 2503.07680): of tokens of packs, evenly over their ranks, in iterations without empty seats."""
+    """DBR of HBP (arXiv 2503.07680): `dist_ratio` of packs' tokens, see `metrics.balance_ratio`."""
     balance_ratio_attention: float
-    """ABR of HBP: the same of sum(len^2)."""
+    """ABR of HBP: the same of packs' sum(len^2)."""
     iterations: int
     filled_packs: int
-    """Places of the last iteration filled from the next epoch or with empty packs; of any, where packs are wider."""
+    """Slots of the last iteration filled from the next epoch or empty; with wide packs, of all iterations."""
     seats: int
-    """Seats that packs take: each as many as ranks run it."""
+    """Slots that packs occupy: a pack takes as many as its width."""
     tokens_in_wide_packs: float
-    """Share of tokens in packs wider than a rank: what travels if all of a pack does (CR of HBP, arXiv 2503.07680)."""
+    """Fraction of tokens in packs wider than a rank (CR of HBP, arXiv 2503.07680, which exchanges complete packs)."""
     tokens_exchanged: float
-    """Share of tokens in samples that are cut over ranks: what travels here."""
+    """Fraction of tokens in samples that are cut between ranks: only these are exchanged."""
     tokens_per_rank: float
-    """Mean of a rank and iteration (Ave-T of HBP)."""
+    """Mean per rank and iteration (Ave-T of HBP)."""
     samples_per_pack: float
     longest_tiles: int
     longest_tokens: int
     tokens_per_iteration: float
     wasted_work: float
-    """Share of rank-time lost to padding and to waiting for the fullest rank, the mean of tiles and tokens."""
+    """Fraction of rank-time lost to padding and to waiting for the fullest rank, mean of tiles and tokens."""
     wait: float
-    """Share of device time spent waiting for the fullest rank of each part of the model, in seconds of the costs."""
+    """Fraction of device time spent waiting for the fullest rank of each part of the model, by the costs' seconds."""
     wait_last: float
-    """The same of the epoch's last iteration alone, whose packs fill no group."""
+    """The same of the epoch's last iteration."""
     spread_sizes: float
-    """Spread over iterations of sizes and supervised tokens, over that of a random order of samples; the largest."""
+    """Spread of iterations' sizes and supervised tokens over that of a random order of samples; the largest."""
     spread_sources: float
-    """The same of the shares of sources and of text-only samples."""
+    """The same of numbers of samples by source, and of text-only ones."""
     spread_sizes_of_packs: float
-    """Spread of sizes over that of a random order of the packs as they were found, before they were made even."""
+    """Spread of sizes over that of a random order of the packs as built, before they were equalized."""
     spread_sources_of_packs: float
     kinds_missing: float
-    """Share of iterations without any sample of the kind (text-only, or of a source) that is missing most."""
+    """Fraction of iterations without the kind of sample (text-only, with images, of a source) that is missing most."""
     kinds_missing_random: float
-    """The same, expected of a random order of samples."""
+    """The same, expected in a random order of samples."""
     seconds: float
     samples_per_second: float
     compile_seconds: float
-    """That numba compiled besides, which it does once on a machine."""
+    """Numba's compilation, once per machine; not part of `seconds`."""
     rejected_by_reason: dict[str, int]
     sources: list[dict[str, Any]]
 
@@ -88,24 +95,29 @@ def summarise(
     corpus: Corpus,
     reasons: NDArray[np.int8],
     spent: tuple[float, float],
-    found: Packs | None = None,
+    built: PackList | None = None,
 ) -> Summary:
-    """Measure epoch 0 of an index; `reasons` is 0 for samples that were packed, `spent` are seconds of packing and of
-    compiling, `found` are packs before evening."""
+    """Measure epoch 0 of an index.
+
+    Args:
+        reasons: of each sample, 0 where it was packed, [N].
+        spent: seconds of packing and of compiling.
+        built: packs before they were equalized.
+    """
     count = int(index.manifest["epoch_packs"][0])
-    packs = Packs(index.pack_offsets[: count + 1], index.sample_ids[: index.pack_offsets[count]])
+    packs = PackList(index.pack_offsets[: count + 1], index.sample_ids[: index.pack_offsets[count]])
     loads, of_ranks = np.asarray(index.loads), np.asarray(index.rank_loads)
-    of_all = np.ones(len(loads), np.int64) if index.teams is None else np.asarray(index.teams.pack_widths)
+    of_all = np.ones(len(loads), np.int64) if index.wide is None else np.asarray(index.wide.pack_widths)
     widths = of_all[:count]
     packed = corpus.sizes.take(packs.sample_ids)
     iterations = epoch_iterations(
         PackStream(index, index.manifest["data_parallel_size"], index.manifest["micro_batches"])
     )
-    spreads = _spreads(index, corpus, packs, iterations, found)
+    spreads = _spreads(index, corpus, packs, iterations, built)
     seconds_of_ranks = metrics.rank_loads(iterations, index.seconds(np.arange(index.num_packs)))
     ranks = [metrics.rank_loads(iterations, of_ranks[:, load]) for load in (TILES, TOKENS, ATTENTION)]
     padding = float(1.0 - packed.tokens.sum() / loads[:count, TOKENS].sum())
-    waiting = [metrics.waiting_share(load) for load in ranks[:2]]
+    waiting = [metrics.waiting_fraction(load) for load in ranks[:2]]
     longest = loads[:count].max(axis=0)
     names = reject_names(index.manifest["budgets"])
     return Summary(
@@ -144,22 +156,22 @@ def summarise(
 
 
 def _spreads(
-    index: PackedIndex, corpus: Corpus, packs: Packs, iterations: Ints, found: Packs | None
+    index: PackedIndex, corpus: Corpus, packs: PackList, iterations: Ints, built: PackList | None
 ) -> dict[str, float]:
-    """Say how much whole iterations differ, against random orders of samples and of packs as they were found."""
+    """Return how much complete iterations differ, relative to random orders of samples and of packs as built."""
     count, samples = len(packs), len(packs.sample_ids)
-    whole = _whole_iterations(index, iterations, count)
+    complete = _complete_iterations(index, iterations, count)
     features = pack_features(corpus, packs, np.asarray(index.loads[:count]), index.load_names)
-    few = packs.sample_ids[:: -(-samples // MOST_SAMPLES)]
-    each = _features(corpus, Packs(np.arange(len(few) + 1), few), index)
-    before = features if found is None else _features(corpus, found, index)
-    batch = index.global_batch if index.teams is None else count / len(iterations)
+    sampled = packs.sample_ids[:: -(-samples // MOST_SAMPLES)]
+    each = _features(corpus, PackList(np.arange(len(sampled) + 1), sampled), index)
+    before = features if built is None else _features(corpus, built, index)
+    batch = index.global_batch if index.wide is None else count / len(iterations)
     drawn = samples / count * batch
-    spread = _spread_of(index, whole, features.values)
-    by_samples = over(spread, random_spread(each.values, drawn, samples))
-    by_packs = over(spread, random_spread(before.values, batch, count))
+    spread = _spread_of(index, complete, features.values)
+    by_samples = relative_to(spread, random_spread(each.values, drawn, samples))
+    by_packs = relative_to(spread, random_spread(before.values, batch, count))
     sizes = features.sizes
-    missing, expected = missing_kinds(whole, _of_seats(index, features.has)), (1 - each.has.mean(axis=0)) ** drawn
+    missing, expected = missing_kinds(complete, _of_seats(index, features.has)), (1 - each.has.mean(axis=0)) ** drawn
     worst = int(np.argmax(missing - expected)) if len(missing) else -1
     return {
         "spread_sizes": float(by_samples[:sizes].max()),
@@ -171,50 +183,50 @@ def _spreads(
     }
 
 
-def _whole_iterations(index: PackedIndex, iterations: Ints, count: int) -> Ints:
+def _complete_iterations(index: PackedIndex, iterations: Ints, count: int) -> Ints:
     """Return iterations of the epoch's packs alone, [I, B]; where packs may be wider than a rank, all are."""
-    if index.teams is not None:
+    if index.wide is not None:
         return iterations.reshape(len(iterations), -1)
     return iterations[((iterations >= 0) & (iterations < count)).all(axis=(1, 2))].reshape(-1, index.global_batch)
 
 
-def _spread_of(index: PackedIndex, whole: Ints, values: Floats) -> Floats:
-    """Return how iterations deviate from the mean one, [F]."""
-    if index.teams is None or len(whole) < 2:
-        return spread_of(whole, values)
-    spread: Floats = _of_seats(index, values)[whole].sum(axis=1).std(axis=0)
+def _spread_of(index: PackedIndex, complete: Ints, values: Floats) -> Floats:
+    """Return the standard deviation over iterations, [F]."""
+    if index.wide is None or len(complete) < 2:
+        return iteration_spread(complete, values)
+    spread: Floats = _of_seats(index, values)[complete].sum(axis=1).std(axis=0)
     return spread
 
 
 def _of_seats(index: PackedIndex, values: NDArray[Any]) -> NDArray[Any]:
-    """Return what each seat of a pack has of its `values` [P, F]; seats that are empty, the last row, have nothing."""
-    if index.teams is None:
+    """Return the part of `values` [P, F] that each slot of a pack has; the last row, for empty slots, is 0."""
+    if index.wide is None:
         return values
-    widths = index.teams.pack_widths[: len(values), None]
+    widths = index.wide.pack_widths[: len(values), None]
     each = values if values.dtype == np.bool_ else values / widths
     return np.concatenate([each, np.zeros_like(each[:1])])
 
 
-def _features(corpus: Corpus, packs: Packs, index: PackedIndex) -> Features:
+def _features(corpus: Corpus, packs: PackList, index: PackedIndex) -> Features:
     return pack_features(corpus, packs, pack_loads(packs, corpus.sizes, index.pad), index.load_names)
 
 
 def _source_counts(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8]) -> list[dict[str, Any]]:
-    """Count for each source what came in, what an epoch packs and what was left out."""
+    """Count the samples that each source has, that an epoch packs, and that are left out."""
     times = np.bincount(samples, minlength=len(corpus.sizes))
     counts, first = [], 0
     for source in corpus.sources:
-        own = slice(first, first + source.samples)
+        of_source = slice(first, first + source.samples)
         counts.append(
             {
                 "source": source.name,
                 "weight": source.weight,
                 "samples": source.samples,
-                "text_only": int(np.count_nonzero(corpus.sizes.tiles[own] == 0)),
-                "rejected": int(np.count_nonzero(reasons[own])),
-                "packed": int(times[own].sum()),
-                "tiles": int(times[own] @ corpus.sizes.tiles[own]),
-                "tokens": int(times[own] @ corpus.sizes.tokens[own]),
+                "text_only": int(np.count_nonzero(corpus.sizes.tiles[of_source] == 0)),
+                "rejected": int(np.count_nonzero(reasons[of_source])),
+                "packed": int(times[of_source].sum()),
+                "tiles": int(times[of_source] @ corpus.sizes.tiles[of_source]),
+                "tokens": int(times[of_source] @ corpus.sizes.tokens[of_source]),
             }
         )
         first += source.samples

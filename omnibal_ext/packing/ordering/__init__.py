@@ -1,1 +1,1 @@
-"""Packs to iterations: even packs, level ranks, an order in which every iteration looks like the corpus."""
+"""Packs to iterations in which ranks hardly wait and whose samples look like the corpus."""

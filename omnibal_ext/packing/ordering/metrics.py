@@ -1,11 +1,11 @@
-"""How good a packing is: padding, levelness across ranks, packs above the lower bound (OmniBal, section 3.1)."""
+"""Quality of a packing: padding, balance across ranks, packs above the lower bound (OmniBal, section 3.1)."""
 
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.packing.packs import Packs
+from omnibal_ext.packing.packs import PackList
 from omnibal_ext.sizes import Sizes
 
 Number = TypeVar("Number", np.int64, np.float64)
@@ -18,7 +18,7 @@ def lower_bound_packs(sizes: Sizes, vit_budget: int, llm_budget: int) -> int:
     return max(by_tiles, -(-tokens // llm_budget))
 
 
-def pad_ratio(packs: Packs, sizes: Sizes, pad: bool) -> float:
+def pad_ratio(packs: PackList, sizes: Sizes, pad: bool) -> float:
     """Return the mean over packs of sum_i (t_max - t_i) / (t_max * B), in tokens; 0 where packs are not padded."""
     if not pad or len(packs) == 0:
         return 0.0
@@ -28,9 +28,9 @@ def pad_ratio(packs: Packs, sizes: Sizes, pad: bool) -> float:
 
 
 def rank_loads(iterations: NDArray[np.int64], loads: NDArray[Number]) -> NDArray[Number]:
-    """Add up the microbatches of each data-parallel rank: pack numbers [I, D, M] and loads [P, ...] to [I, D, ...].
+    """Sum the microbatches of each data-parallel rank: pack numbers [I, D, M] and loads [P, ...] to [I, D, ...].
 
-    Pack -1 is an empty pack and costs nothing.
+    Pack -1 is empty and costs nothing.
     """
     runs = (iterations >= 0).reshape(iterations.shape + (1,) * (loads.ndim - 1))
     total: NDArray[Number] = np.where(runs, loads[iterations], 0).sum(axis=2)
@@ -40,7 +40,7 @@ def rank_loads(iterations: NDArray[np.int64], loads: NDArray[Number]) -> NDArray
 def dist_ratio(loads: NDArray[Number]) -> float:
     """Return the mean over iterations of sum_i (T_max - T_i) / (T_max * N) for loads [I, N] of N ranks.
 
-    An iteration in which nobody has work is level: 0. (The paper's Figure 2 forgets the N; its script has it.)
+    0 for an iteration without work. (The paper's Figure 2 omits the N; its script has it.)
     """
     if loads.size == 0:
         return 0.0
@@ -49,28 +49,28 @@ def dist_ratio(loads: NDArray[Number]) -> float:
 
 
 def balance_ratio(iterations: NDArray[np.int64], loads: NDArray[np.int64], widths: NDArray[np.int64]) -> float:
-    """Return `dist_ratio` as HBP has it (arXiv 2503.07680): DBR of packs' tokens, ABR of their sum(len^2).
+    """Return `dist_ratio` as HBP defines it (arXiv 2503.07680): DBR of packs' tokens, ABR of their sum(len^2).
 
-    Its batches are whole and a group of ranks divides a pack evenly. So iterations with empty seats are left out,
-    unless all have some, and each of the ranks that run a pack counts as an equal part of it.
+    HBP has no empty slots and divides a pack evenly over its ranks. So iterations with empty slots are left out, unless
+    all have some, and each rank of a pack counts 1 / width of it.
 
     Args:
-        iterations: pack numbers of seats, [I, D, M].
-        loads: of whole packs, [P].
+        iterations: pack number of each slot, [I, D, M].
+        loads: of complete packs, [P].
         widths: ranks that run each pack, [P].
     """
-    whole = (iterations >= 0).all(axis=(1, 2))
-    counted = iterations[whole] if whole.any() else iterations
+    full = (iterations >= 0).all(axis=(1, 2))
+    counted = iterations[full] if full.any() else iterations
     return dist_ratio(rank_loads(counted, loads / widths))
 
 
-def waiting_share(loads: NDArray[np.int64]) -> float:
-    """Return the share of rank-time spent waiting for the fullest rank, loads [I, N]: heavy iterations count more."""
+def waiting_fraction(loads: NDArray[np.int64]) -> float:
+    """Return the fraction of time that ranks wait for the fullest one, loads [I, N]; heavier iterations count more."""
     most = int(loads.max(axis=1).sum()) * loads.shape[1]
     return 1.0 - int(loads.sum()) / most if most else 0.0
 
 
 def wait(seconds: NDArray[np.float64]) -> float:
-    """Return the share of device time spent waiting, seconds [I, D, parts]: each part waits for its fullest rank."""
+    """Return the fraction of device time spent waiting, seconds [I, D, parts]; each part waits for its fullest rank."""
     busy = float(seconds.max(axis=1).sum())
     return 1.0 - float(seconds.mean(axis=1).sum()) / busy if busy > 0 else 0.0

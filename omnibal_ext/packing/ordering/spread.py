@@ -1,4 +1,4 @@
-"""How much an iteration looks like the corpus: the second aim of packing, measured against random orders."""
+"""How much iterations differ from the corpus, relative to iterations of random order."""
 
 import math
 from dataclasses import dataclass
@@ -8,45 +8,46 @@ from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.corpus import Corpus
-from omnibal_ext.packing.packs import Packs
+from omnibal_ext.packing.packs import PackList
 
-MOST_SOURCES = 8  # the largest ones; more are spread as well as chance does
+MOST_SOURCES = 8  # the largest; smaller ones are left to chance
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What an iteration should have as much of as the others."""
+    """What every iteration should have equally much of, per pack."""
 
     names: tuple[str, ...]
     values: Floats
     """[P, F]"""
     sizes: int
-    """The first so many features are sizes, the others shares of samples."""
+    """Number of features that are sizes; they come first, then counts of text-only samples and of sources."""
     kinds: tuple[str, ...]
-    """Kinds of sample that no iteration should miss: text-only ones, those with images, and each source."""
+    """Kinds of sample that every iteration should have: text-only, with images, each source."""
     has: NDArray[np.bool_]
     """[P, kinds]"""
 
     def deviations(self) -> Floats:
-        """Return by how much packs differ in each feature, and in which kinds they have, [F + kinds]; 0: in nothing."""
+        """Return the standard deviation over packs of each feature and kind, [F + kinds]; 0: all are equal."""
         values = np.concatenate([self.values, self.has], axis=1)
         deviations = values.std(axis=0)
         return np.where(deviations > 1e-9 * np.maximum(1.0, np.abs(values).max(axis=0)), deviations, 0.0)
 
     def scaled(self, deviations: Floats) -> Floats:
-        """Return what is to be mixed, with mean 0 and in `deviations`: the features, and which packs have a kind.
-
-        What has no deviation is left out.
-        """
+        """Return features and kinds, centred, divided by `deviations`, without those of deviation 0: [P, columns]."""
         varies = deviations > 0
         values = np.concatenate([self.values, self.has], axis=1)[:, varies]
         return np.ascontiguousarray((values - values.mean(axis=0)) / deviations[varies])
 
 
-def pack_features(corpus: Corpus, packs: Packs, loads: Ints, names: tuple[str, ...]) -> Features:
-    """Return sizes, supervised tokens, text-only samples and sources of each pack; `loads` [P, K] are those of `names`.
+def pack_features(corpus: Corpus, packs: PackList, loads: Ints, names: tuple[str, ...]) -> Features:
+    """Return the features of packs: sizes, supervised tokens, text-only samples and sources.
 
-    The feature of a source, and of text-only samples, is its samples beyond its share of the pack's samples.
+    A source's feature, like that of text-only samples, is its samples in the pack minus the number expected by its
+    fraction of all samples.
+
+    Args:
+        loads: of packs, [P, K], a column for each of `names`.
     """
     starts, counts = packs.pack_offsets[:-1], packs.counts.astype(np.float64)
 
@@ -69,11 +70,11 @@ def pack_features(corpus: Corpus, packs: Packs, loads: Ints, names: tuple[str, .
     largest = np.argsort([-source.samples * source.weight for source in corpus.sources], kind="stable")[:MOST_SOURCES]
     sources = sorted(largest.tolist()) if len(corpus.sources) > 1 else []
     for source in sources:
-        own = a_pack(numbers == source)
+        of_source = a_pack(numbers == source)
         labels.append(corpus.sources[source].name)
         kinds.append(corpus.sources[source].name)
-        columns.append((own - own.sum() / samples * counts)[:, None])
-        has.append(own > 0)
+        columns.append((of_source - of_source.sum() / samples * counts)[:, None])
+        has.append(of_source > 0)
     return Features(
         tuple(labels),
         np.concatenate(columns, axis=1),
@@ -84,38 +85,36 @@ def pack_features(corpus: Corpus, packs: Packs, loads: Ints, names: tuple[str, .
 
 
 def random_spread(values: Floats, drawn: float, count: int) -> Floats:
-    """Return the deviation of the sum over `drawn` of `count` things in random order, [F], whose `values` are [n, F].
+    """Return the standard deviation of the sum of `drawn` of `count` items in random order, [F]; `values` are [n, F].
 
-    Of things that are drawn once each n have variance n (1 - (n - 1) / (N - 1)) times that of one.
+    A sum of n draws without replacement from N has n (1 - (n - 1) / (N - 1)) times the variance of one draw.
     """
     return values.std(axis=0) * math.sqrt(max(0.0, drawn * (1 - (drawn - 1) / max(1, count - 1))))
 
 
-def spread_of(iterations: Ints, values: Floats) -> Floats:
-    """Return how sums over iterations [I, B] deviate from the mean, where packs have `values` [P, F]: [F]."""
+def iteration_spread(iterations: Ints, values: Floats) -> Floats:
+    """Return how far sums of `values` [P, F] over iterations [I, B] are from B mean packs, root mean square: [F]."""
     if len(iterations) < 2:
         return np.zeros(values.shape[1])
     found = values[iterations].sum(axis=1) - values.mean(axis=0) * iterations.shape[1]
     return np.sqrt((found**2).mean(axis=0))
 
 
-def over(found: Floats, random: Floats) -> Floats:
-    """Return how much something spreads, over what it spreads in a random order; 0 where that is 0 as well."""
+def relative_to(found: Floats, random: Floats) -> Floats:
+    """Return a spread divided by that of a random order; 0 where the latter is 0."""
     return np.where(random > 0, found / np.where(random > 0, random, 1.0), 0.0)
 
 
 def spread_against_random(iterations: Ints, values: Floats) -> Floats:
-    """Return how much the sums of iterations spread, over what they spread in a random order of the packs: [F].
-
-    0: all are the same.
+    """Return the spread of iterations' sums over that of a random order of the packs, [F]; 0: all iterations are equal.
 
     Args:
         iterations: pack numbers, [I, B], no pack twice.
         values: of each pack, [P, F].
     """
-    return over(spread_of(iterations, values), random_spread(values, iterations.shape[1], len(values)))
+    return relative_to(iteration_spread(iterations, values), random_spread(values, iterations.shape[1], len(values)))
 
 
 def missing_kinds(iterations: Ints, has: NDArray[np.bool_]) -> Floats:
-    """Return the share of iterations [I, B] without a kind, [kinds]."""
+    """Return the fraction of iterations [I, B] without any sample of a kind, [kinds]."""
     return (~has[iterations].any(axis=1)).mean(axis=0) if len(iterations) else np.zeros(has.shape[1])

@@ -1,4 +1,4 @@
-"""Packs, or ranks of several, change iterations where that mixes more than the waiting is worth."""
+"""Swap packs between iterations where that brings iterations nearer to the corpus at an acceptable wait."""
 
 import numba
 import numpy as np
@@ -8,61 +8,61 @@ from omnibal_ext.packing.ordering.kd_tree import halve
 from omnibal_ext.packing.ordering.waiting import (
     ROUNDS,
     Iterations,
+    allowed_wait,
     change_of_swap,
     falling_prices,
     iterations_of,
-    most_to_wait,
     swap,
     waited,
 )
 from omnibal_ext.packing.random_bits import below
 
-SWAPS_A_SECOND = 12_000_000  # looked at
-LEAST_SWAPS, MOST_SWAPS = 16, 2_000  # of a pack: fewer are not worth the while, more bring next to nothing
+SWAPS_A_SECOND = 12_000_000  # swaps tried
+LEAST_SWAPS, MOST_SWAPS = 16, 2_000  # per pack: fewer do not pay, more change next to nothing
 
 
-def swap_packs(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: int, effort: float) -> Ints:
-    """Swap packs between iterations until these are as near to the mean in all features as the limit of waiting lets.
+def swap_packs(seconds: Floats, features: Floats, slots: Ints, limit: float, seed: int, effort: float) -> Ints:
+    """Swap packs between iterations so that all come as near to the mean features as the limit on waiting allows.
 
-    1. Draw a pack, and another one that is more or less near to it in an order of likeness in seconds.
-    2. Let them change places where the features' squared distances fall by more than the price of what is waited
-       longer; never where that would make it more than `limit`.
-    3. Repeat, at a falling price: first comes what costs least for what it brings.
+    1. Draw a pack, and a second one near it in an order of similar seconds.
+    2. Swap them if the squared feature distances fall by more than the price of the added waiting, and total waiting
+       stays within `limit`.
+    3. Repeat at a falling price, so that swaps which gain most per second of waiting come first.
 
     Args:
         seconds: [P, parts].
         features: [P, F], of mean 0.
-        dealt: [I, D, M]; not changed.
-        limit: share of time spent waiting.
+        slots: pack numbers, [I, D, M]; not changed.
+        limit: fraction of time spent waiting.
         effort: nominal seconds; counts steps.
 
     Returns:
-        Packs [I, D, M].
+        Pack numbers [I, D, M].
     """
-    iterations, ranks, micro_batches = dealt.shape
-    steps = int(effort * min(SWAPS_A_SECOND, MOST_SWAPS * dealt.size))
-    if iterations < 2 or features.shape[1] == 0 or steps < LEAST_SWAPS * dealt.size or not seconds.any():
-        return dealt
-    alike = dealt.ravel().copy()
-    halve(np.ascontiguousarray(seconds.T), alike, 1, 0.0)
-    costs = seconds * (iterations * ranks / seconds[alike].sum())
-    slots, places = dealt.ravel().copy(), np.full(len(seconds), -1, np.int64)
-    places[slots] = np.arange(dealt.size)
-    state = iterations_of(costs, features, dealt)
-    allowed, waiting = most_to_wait(limit, state), waited(state)
-    given = costs, features, alike, slots, places, micro_batches, state
+    iterations, ranks, micro_batches = slots.shape
+    steps = int(effort * min(SWAPS_A_SECOND, MOST_SWAPS * slots.size))
+    if iterations < 2 or features.shape[1] == 0 or steps < LEAST_SWAPS * slots.size or not seconds.any():
+        return slots
+    order = slots.ravel().copy()
+    halve(np.ascontiguousarray(seconds.T), order, 1, 0.0)
+    costs = seconds * (iterations * ranks / seconds[order].sum())
+    pack_at, slot_of = slots.ravel().copy(), np.full(len(seconds), -1, np.int64)
+    slot_of[pack_at] = np.arange(slots.size)
+    state = iterations_of(costs, features, slots)
+    allowed, waiting = allowed_wait(limit, state), waited(state)
+    arguments = costs, features, order, pack_at, slot_of, micro_batches, state
     for number, price in enumerate(falling_prices(state, allowed)):
-        waiting = _round(*given, price, waiting, allowed, seed + number, steps // ROUNDS)
-    return slots.reshape(dealt.shape)
+        waiting = _round(*arguments, price, waiting, allowed, seed + number, steps // ROUNDS)
+    return pack_at.reshape(slots.shape)
 
 
 @numba.njit(cache=True)
 def _round(
     costs: Floats,
     features: Floats,
-    alike: Ints,
-    slots: Ints,
-    places: Ints,
+    order: Ints,
+    pack_at: Ints,
+    slot_of: Ints,
     micro_batches: int,
     state: Iterations,
     price: float,
@@ -71,28 +71,27 @@ def _round(
     seed: int,
     steps: int,
 ) -> float:
-    """Try swaps; `slots` [I * D * M] has the pack of each place, `places` [P] the place of each pack.
+    """Try `steps` swaps; return the seconds waited afterwards (`waiting` before).
 
-    Returns:
-        What is waited then, which was `waiting`.
+    `pack_at` [I * D * M] is the pack in each slot, `slot_of` [P] its inverse.
     """
-    batch = len(slots) // len(state.sums)
+    batch = len(pack_at) // len(state.sums)
     widths = 1
-    while (1 << widths) < len(alike) // 2:
+    while (1 << widths) < len(order) // 2:
         widths += 1
     for step in range(steps):
-        here = below(len(alike), seed, 3 * step)
+        here = below(len(order), seed, 3 * step)
         width = 2 << below(widths, seed, 3 * step + 1)
-        one, other = alike[here], alike[(here + 1 + below(width, seed, 3 * step + 2)) % len(alike)]
-        if places[one] // batch == places[other] // batch:
+        one, other = order[here], order[(here + 1 + below(width, seed, 3 * step + 2)) % len(order)]
+        if slot_of[one] // batch == slot_of[other] // batch:
             continue
-        rank, other_rank = places[one] // micro_batches, places[other] // micro_batches
+        rank, other_rank = slot_of[one] // micro_batches, slot_of[other] // micro_batches
         further, longer = change_of_swap(state, rank, other_rank, costs, features, one, other)
         if longer > 0 and waiting + longer > allowed:
             continue
         if price * longer + further < -1e-9:
             waiting += longer
             swap(state, rank, other_rank, costs, features, one, other)
-            slots[places[one]], slots[places[other]] = other, one
-            places[one], places[other] = places[other], places[one]
+            pack_at[slot_of[one]], pack_at[slot_of[other]] = other, one
+            slot_of[one], slot_of[other] = slot_of[other], slot_of[one]
     return waiting

@@ -1,6 +1,6 @@
-"""Iterations while packs and samples change between them: who waits in each, and how far it is from the corpus.
+"""Sums of iterations while packs or samples are swapped: who waits, and how far each is from the corpus.
 
-Swaps of packs and of samples are judged alike: price x seconds waited longer + squared distances that grow.
+A swap's cost is price x added seconds of waiting + growth of the squared distances from the mean iteration.
 """
 
 from collections.abc import Iterator
@@ -15,43 +15,46 @@ ROUNDS, DEAREST, CHEAPER = 24, 10.0, 0.6  # the price of waiting falls from roun
 
 
 class Iterations(NamedTuple):
-    """What iterations add up to; ranks are counted through all of them."""
+    """Sums of every iteration; ranks are counted through all iterations."""
 
-    sums: Floats  # [I, F] features, less those of the mean iteration
-    loads: Floats  # [I * D, parts] seconds; a mean rank has one in all
-    highest: Floats  # [I, parts, 2] seconds of the fullest rank, and of the next
-    fullest: Ints  # [I, parts] rank
+    sums: Floats  # [I, F] features minus their mean over iterations
+    loads: Floats  # [I * D, parts] seconds; the mean rank's sum over parts is 1
+    highest: Floats  # [I, parts, 2] seconds of the fullest rank and of the second
+    fullest: Ints  # [I, parts] fullest rank
 
 
-def iterations_of(costs: Floats, features: Floats, dealt: Ints) -> Iterations:
-    """Add up the packs of each iteration.
+def iterations_of(costs: Floats, features: Floats, slots: Ints) -> Iterations:
+    """Sum up the packs of each iteration.
 
     Args:
-        costs: seconds of each pack, [P, parts]; those of a mean rank are one.
+        costs: seconds of each pack, [P, parts], scaled so that a mean rank has 1.
         features: of each pack, [P, F], of mean 0.
-        dealt: pack numbers, [I, D, M].
+        slots: pack numbers, [I, D, M].
     """
-    count, parts = len(dealt), costs.shape[1]
-    loads = costs[dealt].sum(axis=2).reshape(-1, parts)
+    count, parts = len(slots), costs.shape[1]
+    loads = costs[slots].sum(axis=2).reshape(-1, parts)
     highest, fullest = np.zeros((count, parts, 2)), np.zeros((count, parts), np.int64)
-    iterations = Iterations(features[dealt].sum(axis=(1, 2)), loads, highest, fullest)
+    iterations = Iterations(features[slots].sum(axis=(1, 2)), loads, highest, fullest)
     _find_all(iterations)
     return iterations
 
 
 def waited(iterations: Iterations) -> float:
-    """Return what a mean rank waits, in all iterations and parts."""
+    """Return the seconds a mean rank waits, summed over iterations and parts."""
     each = iterations.loads.reshape(len(iterations.sums), -1, iterations.loads.shape[1])
     return float((iterations.highest[:, :, 0] - each.mean(axis=1)).sum())
 
 
-def most_to_wait(share: float, iterations: Iterations) -> float:
-    """Return what a mean rank may wait in all, so that it is a `share` of the time."""
-    return share / (1 - share) * len(iterations.sums)
+def allowed_wait(fraction: float, iterations: Iterations) -> float:
+    """Return the seconds a mean rank may wait in total, so that waiting is `fraction` of the time."""
+    return fraction / (1 - fraction) * len(iterations.sums)
 
 
 def falling_prices(iterations: Iterations, allowed: float) -> Iterator[float]:
-    """Yield what a second of waiting costs in squared features, round by round: what brings most for it comes first."""
+    """Yield the price of a second's waiting for each round, in squared feature distance.
+
+    It falls, so that swaps which gain most per second come first.
+    """
     price = DEAREST * float((iterations.sums**2).sum()) / max(allowed, 1e-12)
     for _ in range(ROUNDS):
         yield price
@@ -60,43 +63,43 @@ def falling_prices(iterations: Iterations, allowed: float) -> Iterator[float]:
 
 @numba.njit(cache=True)
 def change_of_swap(
-    iterations: Iterations, here: int, there: int, costs: Floats, features: Floats, gone: int, come: int
+    iterations: Iterations, here: int, there: int, costs: Floats, features: Floats, old: int, new: int
 ) -> tuple[float, float]:
-    """Say what it does to let `gone` go from the rank `here` to the rank `there`, of another iteration, for `come`.
+    """Evaluate exchanging `old` on rank `here` for `new` on rank `there`, of another iteration.
 
     Returns:
-        By how much the squared distances from the mean grow, and the seconds waited.
+        Growth of the squared distances from the mean, and of the seconds waited.
     """
     ranks = len(iterations.loads) // len(iterations.sums)
     first, second = here // ranks, there // ranks
     further = 0.0
     for feature in range(features.shape[1]):
-        moved = features[come, feature] - features[gone, feature]
+        moved = features[new, feature] - features[old, feature]
         further += 2 * moved * (iterations.sums[first, feature] - iterations.sums[second, feature] + moved)
-    longer = _grows(iterations, first, here, costs, gone, come) + _grows(iterations, second, there, costs, come, gone)
+    longer = _grows(iterations, first, here, costs, old, new) + _grows(iterations, second, there, costs, new, old)
     return further, longer
 
 
 @numba.njit(cache=True)
-def swap(iterations: Iterations, here: int, there: int, costs: Floats, features: Floats, gone: int, come: int) -> None:
-    """Let `gone` go from the rank `here` to the rank `there` for `come`."""
+def swap(iterations: Iterations, here: int, there: int, costs: Floats, features: Floats, old: int, new: int) -> None:
+    """Exchange `old` on rank `here` for `new` on rank `there`, in place."""
     ranks = len(iterations.loads) // len(iterations.sums)
     for rank, sign in ((here, 1), (there, -1)):
         for part in range(costs.shape[1]):
-            iterations.loads[rank, part] += sign * (costs[come, part] - costs[gone, part])
+            iterations.loads[rank, part] += sign * (costs[new, part] - costs[old, part])
         for feature in range(features.shape[1]):
-            iterations.sums[rank // ranks, feature] += sign * (features[come, feature] - features[gone, feature])
+            iterations.sums[rank // ranks, feature] += sign * (features[new, feature] - features[old, feature])
         _find_fullest(iterations, rank // ranks)
 
 
 @numba.njit(cache=True)
-def _grows(iterations: Iterations, number: int, rank: int, costs: Floats, gone: int, come: int) -> float:
-    """Return by how much the fullest ranks of an iteration grow, in all parts, if one thing makes way for another."""
+def _grows(iterations: Iterations, number: int, rank: int, costs: Floats, old: int, new: int) -> float:
+    """Return how much longer the iteration's fullest ranks take, over all parts, if `new` replaces `old`."""
     more = 0.0
     for part in range(costs.shape[1]):
         others = iterations.highest[number, part, 1 if iterations.fullest[number, part] == rank else 0]
-        own = iterations.loads[rank, part] + costs[come, part] - costs[gone, part]
-        more += max(others, own) - iterations.highest[number, part, 0]
+        rank_seconds = iterations.loads[rank, part] + costs[new, part] - costs[old, part]
+        more += max(others, rank_seconds) - iterations.highest[number, part, 0]
     return more
 
 

@@ -1,1 +1,1 @@
-"""Samples to packs: the packers, and the budgets they keep."""
+"""Samples to packs within budgets, and the choice of the budgets."""

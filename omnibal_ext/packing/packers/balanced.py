@@ -1,4 +1,4 @@
-"""Balanced packing: few packs, both budgets used evenly. Plans mixtures by linear program, places samples by search."""
+"""Balanced packing: few packs that use both budgets; a linear program plans mixtures, a search indices samples."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Ints
 from omnibal_ext.packing.ordering.metrics import lower_bound_packs
-from omnibal_ext.packing.packers.fill import Aim, Grid, Plan, Seeds, fill_packs
+from omnibal_ext.packing.packers.fill import Aim, FillPlan, Grid, Seeds, fill_packs
 from omnibal_ext.packing.packers.first_fit import pack_first_fit
 from omnibal_ext.packing.packers.patterns import COARSE, FINE, Classes, Detail, most_classes, plan_patterns
-from omnibal_ext.packing.packs import Packs, offsets_of
+from omnibal_ext.packing.packs import PackList, offsets_of
 from omnibal_ext.packing.random_bits import below
 from omnibal_ext.sizes import Sizes
 
 NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
 AT_THE_BOUND = 1.0005
-MOST_TYPES_TO_PLAN = 200_000  # so rich a corpus fills packs without a plan
-MOST_TO_PLAN = 100_000  # tile counts x tile budget, with which the time of a plan grows
+MOST_TYPES_TO_PLAN = 200_000  # a corpus of more types fills packs without a plan
+MOST_TO_PLAN = 100_000  # tile counts x tile budget: the time of a plan grows with it
 MOST_CELLS = 32_000_000  # of the grid of types: 400 MB
-MANY_ROWS, MOST_STEPS = 128, 6_000_000  # beyond so many tile counts and so many of them times types, search is slow
-MOST_SAMPLES_TO_FIT = 2_000_000  # more samples whose sizes repeat are planned well enough
+MANY_ROWS, MOST_STEPS = 128, 6_000_000  # with more tile counts, and more tile counts x types, search is slow
+MOST_SAMPLES_TO_FIT = 2_000_000  # beyond it first fit is not tried: plans of repeated sizes are good enough
 DRIFT_PRICE = 0.05
 SEARCH_NODES = 64
 SEARCH_NODES_IN_ALL = 1_000_000
@@ -32,27 +32,27 @@ SEARCH_NODES_IN_ALL = 1_000_000
 class PlanOptions(NamedTuple):
     """How samples are planned before the rest is searched for."""
 
-    classes: int  # of a tile count
+    classes: int  # per tile count
     rounds: int  # of planning
     most_classes: int = 48
-    texts: bool = False  # text-only samples are planned too; otherwise they fill up what is left
+    texts: bool = False  # plan text-only samples too, instead of filling up packs with them
     detail: Detail = COARSE
 
 
 NO_PLAN = PlanOptions(0, 0)
-PLANS = (NO_PLAN, PlanOptions(1, 1), PlanOptions(6, 8))  # that are compared
-FAR_FROM_THE_BOUND = 1.001  # so many packs, over the lower bound, and more are worth a fine plan
-# Nor is it followed to more packs than so many. What fits only in a few mixtures of samples makes packs of few kinds:
-# with 1.7% fewer packs of anti-correlated samples iterations differ two to three times as much.
+PLANS = (NO_PLAN, PlanOptions(1, 1), PlanOptions(6, 8))  # compared with each other
+FAR_FROM_THE_BOUND = 1.001  # packs over the lower bound, above which a fine plan is tried
+# A fine plan is kept only below so many packs. Samples that fit together in few mixtures make packs of few kinds: with
+# 1.7% fewer packs of anti-correlated samples, iterations differ two to three times as much.
 NEAR_THE_BOUND = 1.005
 FINE_ROUNDS = 3
 SAMPLES_A_CLASS = 50  # of a fine plan, at least
 
 
-class _Filled(NamedTuple):
-    """Different packs: types of their slots (row * columns + tokens), where each ends, how often each is made."""
+class _PackTypes(NamedTuple):
+    """Distinct packs: types of samples (row * columns + tokens), the end of each pack, how often each is made."""
 
-    slots: Ints
+    types: Ints
     ends: Ints
     repeats: Ints
 
@@ -65,12 +65,12 @@ def pack_balanced(
     *,
     seed: int,
     fine: bool = True,
-) -> Packs:
+) -> PackList:
     """Pack all samples of `sizes`; every sample must fit the budgets alone. `budgets` are those of further sizes.
 
-    1. Search (`_search`), where sizes repeat enough to be counted and no further budget is to be kept.
-    2. Unless that is at the lower bound: first-fit-decreasing. Keep the fewest packs.
-    3. Where they are still far from the bound: search by a plan of many classes. Take it if that leads near the bound.
+    1. Search (`_search`), if sizes repeat enough to be counted and there is no further budget.
+    2. Unless that reaches the lower bound: first-fit-decreasing. Keep the fewest packs.
+    3. If they are still above the bound: search by a plan of many classes. Keep it if that comes near the bound.
 
     Args:
         fine: do 3, which takes some seconds.
@@ -90,25 +90,27 @@ def pack_balanced(
     return found
 
 
-def _fit(sizes: Sizes, budgets: Ints, more: list[str], seed: int) -> Packs:
+def _fit(sizes: Sizes, budgets: Ints, more: list[str], seed: int) -> PackList:
     """Pack by first-fit-decreasing; `budgets` are those of tiles, tokens and the sizes named in `more`."""
     columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in more)]
     fitted = pack_first_fit(np.column_stack(columns), budgets, seed)
     equal = np.empty(len(sizes), np.int64)  # the seed decides among equal samples
     equal[np.lexsort(columns)] = np.lexsort((np.random.default_rng(seed).permutation(len(sizes)), *columns))
-    return Packs(fitted.pack_offsets, equal[fitted.sample_ids])
+    return PackList(fitted.pack_offsets, equal[fitted.sample_ids])
 
 
-def _search(sizes: Sizes, vit_budget: int, llm_budget: int, plans: tuple[PlanOptions, ...], seed: int) -> Packs | None:
-    """Pack all samples, or return None if too many sizes differ.
+def _search(
+    sizes: Sizes, vit_budget: int, llm_budget: int, plans: tuple[PlanOptions, ...], seed: int
+) -> PackList | None:
+    """Pack all samples; None if there are too many distinct sizes.
 
     1. Count the samples of each type: equal tiles and equal tokens.
-    2. Fill packs from the counts by each of `plans`, but by none with rounds if there are too many types for it; stop
-       at the lower bound, keep the fewest packs.
-    3. Hand the samples out to the packs, at random among samples of a type.
+    2. Fill packs from the counts by each of `plans` (only by those without rounds if there are too many types); stop at
+       the lower bound, keep the fewest packs.
+    3. Assign samples to the packs, at random among those of a type.
     """
     if len(sizes) == 0:
-        return Packs.concatenate([])
+        return PackList.concatenate([])
     tiles = np.flatnonzero(np.bincount(sizes.tiles))[::-1].copy()
     columns = int(sizes.tokens.max()) + 2
     types_at_most = min(len(sizes), len(tiles) * columns)
@@ -121,7 +123,7 @@ def _search(sizes: Sizes, vit_budget: int, llm_budget: int, plans: tuple[PlanOpt
     grid_counts = counts.reshape(len(tiles), columns).astype(np.int32)
     enough = AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget)
     plannable = np.count_nonzero(counts) <= MOST_TYPES_TO_PLAN and len(tiles) * max(1, vit_budget) <= MOST_TO_PLAN
-    filled: list[_Filled] = []
+    filled: list[_PackTypes] = []
     for options in plans:
         if plannable or options.rounds == 0:
             filled.append(_fill(_new_grid(tiles, grid_counts), vit_budget, llm_budget, options))
@@ -132,7 +134,7 @@ def _search(sizes: Sizes, vit_budget: int, llm_budget: int, plans: tuple[PlanOpt
     fewest = min(filled, key=lambda packs: int(packs.repeats.sum()))
     offsets = offsets_of(np.repeat(np.diff(fewest.ends, prepend=0), fewest.repeats))
     samples = _shuffled_by_type(types, offsets_of(counts), seed)
-    return Packs(offsets, _hand_out(fewest, offsets_of(counts), samples))
+    return PackList(offsets, _hand_out(fewest, offsets_of(counts), samples))
 
 
 def _new_grid(tiles: Ints, counts: NDArray[np.int32]) -> Grid:
@@ -144,21 +146,21 @@ def _new_grid(tiles: Ints, counts: NDArray[np.int32]) -> Grid:
     return Grid(tiles, counts.copy(), below, above, row_counts, counts.astype(np.int64) @ column.astype(np.int64))
 
 
-def _fill(grid: Grid, vit_budget: int, llm_budget: int, options: PlanOptions) -> _Filled:
+def _fill(grid: Grid, vit_budget: int, llm_budget: int, options: PlanOptions) -> _PackTypes:
     """Fill packs from all samples of a grid.
 
-    1. Plan patterns for the samples left and follow them, as far as they go.
-    2. Repeat 1 up to `options.rounds` times, or until a plan has no whole pack.
-    3. Search freely for the samples that are left.
+    1. Plan patterns for the remaining samples and follow them as far as they go.
+    2. Repeat 1 up to `options.rounds` times, or until a plan has no complete pack.
+    3. Search freely for the remaining samples.
     """
-    parts: list[_Filled] = []
-    for own in [options] * options.rounds + [NO_PLAN]:
-        rows, tokens = (places.astype(np.int64) for places in np.nonzero(grid.counts))
+    parts: list[_PackTypes] = []
+    for step in [options] * options.rounds + [NO_PLAN]:
+        rows, tokens = (indices.astype(np.int64) for indices in np.nonzero(grid.counts))
         if len(rows) == 0:
             break
-        classes = _classes(grid, rows, tokens, own)
-        plan, packs = _plan(grid, rows, tokens, classes, vit_budget, llm_budget, own.detail)
-        if own.classes and not plan.quotas.any():
+        classes = _classes(grid, rows, tokens, step)
+        plan, packs = _plan(grid, rows, tokens, classes, vit_budget, llm_budget, step.detail)
+        if step.classes and not plan.quotas.any():
             continue
         size = np.maximum(grid.tiles[rows] / max(vit_budget, 1), tokens / llm_budget)
         order = np.lexsort((tokens, -size))
@@ -166,17 +168,17 @@ def _fill(grid: Grid, vit_budget: int, llm_budget: int, options: PlanOptions) ->
         slot_rows, slot_tokens, ends, repeats = fill_packs(
             grid, aim, Seeds(rows[order], tokens[order], classes[order]), plan
         )
-        parts.append(_Filled(slot_rows * grid.counts.shape[1] + slot_tokens, ends, repeats))
-    shifts = np.cumsum([0] + [len(part.slots) for part in parts[:-1]])
-    return _Filled(
-        np.concatenate([part.slots for part in parts]),
+        parts.append(_PackTypes(slot_rows * grid.counts.shape[1] + slot_tokens, ends, repeats))
+    shifts = np.cumsum([0] + [len(part.types) for part in parts[:-1]])
+    return _PackTypes(
+        np.concatenate([part.types for part in parts]),
         np.concatenate([part.ends + shift for part, shift in zip(parts, shifts, strict=True)]),
         np.concatenate([part.repeats for part in parts]),
     )
 
 
 def _aim(grid: Grid, vit_budget: int, llm_budget: int, packs: float, types: int) -> Aim:
-    """Aim at the mean pack; an unused budget costs the more, the scarcer that budget is."""
+    """Target the mean pack; an unused budget costs more the scarcer it is."""
     tiles, tokens = int(grid.row_counts @ grid.tiles), int(grid.row_tokens.sum())
     by_tiles, by_tokens = tiles / max(vit_budget, 1), tokens / llm_budget
     packs = max(packs, by_tiles, by_tokens)
@@ -189,10 +191,10 @@ def _aim(grid: Grid, vit_budget: int, llm_budget: int, packs: float, types: int)
 
 
 def _classes(grid: Grid, rows: Ints, tokens: Ints, options: PlanOptions) -> Ints:
-    """Cut each tile count into parts of equally many samples by their tokens; number them, longest samples first.
+    """Divide each tile count's samples by tokens into classes of equal numbers; number them, longest samples first.
 
     Returns:
-        The class of each type (rows, tokens), sorted as they are; -1 for what is not planned.
+        The class of each type (rows, tokens), in their order; -1: not planned.
     """
     classes = np.full(len(rows), -1, np.int64)
     planned = np.unique(rows if options.texts else rows[grid.tiles[rows] > 0])
@@ -211,12 +213,12 @@ def _classes(grid: Grid, rows: Ints, tokens: Ints, options: PlanOptions) -> Ints
 
 def _plan(
     grid: Grid, rows: Ints, tokens: Ints, classes: Ints, vit_budget: int, llm_budget: int, detail: Detail
-) -> tuple[Plan, float]:
+) -> tuple[FillPlan, float]:
     """Plan patterns for the types (rows, tokens) that have a class; return the plan and the packs it needs."""
     chosen = classes >= 0
     if not chosen.any():
         nothing = np.zeros(0, np.int64)
-        return Plan(np.zeros((0, 1), np.int64), nothing, nothing, np.zeros(0)), 0.0
+        return FillPlan(np.zeros((0, 1), np.int64), nothing, nothing, np.zeros(0)), 0.0
     of_type = grid.counts[rows[chosen], tokens[chosen]].astype(np.int64)
     counts = np.bincount(classes[chosen], of_type).astype(np.int64)
     means = np.bincount(classes[chosen], of_type * tokens[chosen]) / counts
@@ -224,17 +226,17 @@ def _plan(
     class_rows[classes[chosen]] = rows[chosen]
     alike = Classes(grid.tiles[class_rows], means, counts)
     patterns, quotas, packs = plan_patterns(alike, vit_budget, llm_budget, detail)
-    return Plan(patterns, quotas, class_rows, means), packs
+    return FillPlan(patterns, quotas, class_rows, means), packs
 
 
 @numba.njit(cache=True)
 def _shuffled_by_type(types: Ints, starts: Ints, seed: int) -> Ints:
     """Return the samples sorted by type, those of a type in random order (Fisher and Yates, keyed by position)."""
-    place = starts[:-1].copy()
+    next_of_type = starts[:-1].copy()
     samples = np.empty(len(types), np.int64)
     for sample in range(len(types)):
-        samples[place[types[sample]]] = sample
-        place[types[sample]] += 1
+        samples[next_of_type[types[sample]]] = sample
+        next_of_type[types[sample]] += 1
     for kind in range(len(starts) - 1):
         first = starts[kind]
         for i in range(starts[kind + 1] - 1, first, -1):
@@ -244,17 +246,17 @@ def _shuffled_by_type(types: Ints, starts: Ints, seed: int) -> Ints:
 
 
 @numba.njit(cache=True)
-def _hand_out(filled: _Filled, starts: Ints, samples: Ints) -> Ints:
-    """Write down the samples of every pack: each slot takes the next sample of its type."""
-    place = starts[:-1].copy()
+def _hand_out(filled: _PackTypes, starts: Ints, samples: Ints) -> Ints:
+    """Return the samples of every pack, one after the other: each entry takes the next sample of its type."""
+    next_of_type = starts[:-1].copy()
     handed = np.empty(len(samples), np.int64)
     position, first = 0, 0
     for pack in range(len(filled.ends)):
         for _ in range(filled.repeats[pack]):
-            for slot in range(first, filled.ends[pack]):
-                kind = filled.slots[slot]
-                handed[position] = samples[place[kind]]
-                place[kind] += 1
+            for sample in range(first, filled.ends[pack]):
+                kind = filled.types[sample]
+                handed[position] = samples[next_of_type[kind]]
+                next_of_type[kind] += 1
                 position += 1
         first = filled.ends[pack]
     return handed

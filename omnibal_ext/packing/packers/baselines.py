@@ -1,22 +1,22 @@
-"""What balanced packing is compared with: fixed numbers of samples a microbatch, padded to the longest one."""
+"""Baselines of balanced packing: fixed numbers of samples a microbatch, padded to the longest one."""
 
 import numba
 import numpy as np
 
 from omnibal_ext.arrays import Ints
-from omnibal_ext.packing.packs import Packs, offsets_of
+from omnibal_ext.packing.packs import PackList, offsets_of
 from omnibal_ext.sizes import Sizes
 
 WINDOW_PACKS = 50  # packs whose samples are sorted together; Hugging Face's trainer uses the same
 
 
-def pack_random(sizes: Sizes, samples_per_pack: int, seed: int) -> Packs:
+def pack_random(sizes: Sizes, samples_per_pack: int, seed: int) -> PackList:
     """Shuffle the samples and cut them into microbatches of `samples_per_pack` (the last one may be smaller)."""
     return _cut(np.random.default_rng(seed).permutation(len(sizes)), samples_per_pack)
 
 
-def pack_length_group(sizes: Sizes, samples_per_pack: int, seed: int) -> Packs:
-    """Put samples of similar length together, as the length-grouped samplers of Hugging Face and LLaVA do.
+def pack_length_group(sizes: Sizes, samples_per_pack: int, seed: int) -> PackList:
+    """Put samples of similar length together, like the length-grouped samplers of Hugging Face and LLaVA.
 
     1. Shuffle the samples and cut them into windows of `WINDOW_PACKS` packs.
     2. Sort each window by tokens, longest first; neighbours share a pack, and neighbouring packs an iteration.
@@ -28,29 +28,28 @@ def pack_length_group(sizes: Sizes, samples_per_pack: int, seed: int) -> Packs:
 
 def pack_device_group(
     sizes: Sizes, samples_per_pack: int, data_parallel_size: int, micro_batches: int, seed: int
-) -> Packs:
-    """Give every device about the same tokens in an iteration, whatever the samples of its packs look like.
+) -> PackList:
+    """Give every device about the same tokens in an iteration, regardless of how its samples differ within a pack.
 
     1. Shuffle the samples and cut them into iterations.
-    2. From the longest sample of an iteration to the shortest: it goes to the device with the fewest tokens so far that
-       still has room.
-    3. The samples of a device are cut into its packs as they came. Packs stand in the order in which `dispatch.deal`
-       deals them to the devices.
+    2. Assign an iteration's samples, longest first, to the device with the fewest tokens that has room.
+    3. Cut the samples of a device into its packs in that order. Packs are returned in the order in which
+       `assign_zigzag` gives them to the devices.
     """
     order = np.random.default_rng(seed).permutation(len(sizes))
     size = samples_per_pack * data_parallel_size * micro_batches
-    whole = len(order) // size * size
-    iteration = np.arange(whole) // size
-    longest_first = order[:whole][np.lexsort((-sizes.tokens[order[:whole]], iteration))]
+    complete = len(order) // size * size
+    iteration = np.arange(complete) // size
+    longest_first = order[:complete][np.lexsort((-sizes.tokens[order[:complete]], iteration))]
     placed = _to_lightest(longest_first, sizes.tokens, data_parallel_size, samples_per_pack * micro_batches)
     packs = placed.reshape(-1, data_parallel_size, micro_batches, samples_per_pack).transpose(0, 2, 1, 3).copy()
     packs[:, 1::2] = packs[:, 1::2, ::-1]
-    return _cut(np.concatenate([packs.ravel(), order[whole:]]), samples_per_pack)
+    return _cut(np.concatenate([packs.ravel(), order[complete:]]), samples_per_pack)
 
 
 @numba.njit(cache=True)
 def _to_lightest(samples: Ints, tokens: Ints, devices: int, room: int) -> Ints:
-    """Rearrange the samples of each iteration: `room` of the first device, of the second..."""
+    """Rearrange the samples of each iteration: `room` of the first device, then of the second..."""
     placed = np.empty_like(samples)
     for first in range(0, len(samples), devices * room):
         taken, load = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
@@ -65,8 +64,8 @@ def _to_lightest(samples: Ints, tokens: Ints, devices: int, room: int) -> Ints:
     return placed
 
 
-def _cut(order: Ints, samples_per_pack: int) -> Packs:
+def _cut(order: Ints, samples_per_pack: int) -> PackList:
     counts = np.full(-(-len(order) // samples_per_pack), samples_per_pack, np.int64)
     if len(counts):
         counts[-1] = len(order) - samples_per_pack * (len(counts) - 1)
-    return Packs(offsets_of(counts), order.astype(np.int64))
+    return PackList(offsets_of(counts), order.astype(np.int64))

@@ -1,4 +1,4 @@
-"""Choose the budgets of a pack: the pair that wastes least, around the ratio of tokens to tiles that the data has."""
+"""Choose a pack's budgets: the pair of least waste, near the corpus' ratio of tokens to tiles."""
 
 from dataclasses import dataclass
 
@@ -10,22 +10,22 @@ from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.sizes import Sizes
 
 STEP = 64  # token budgets are multiples of it
-TRIED_SAMPLES = 20_000  # packed for each pair; a pair's waste hardly depends on how many there are
+TRIED_SAMPLES = 20_000  # packed for each pair; the waste hardly depends on their number
 ROOM = (1.0, 1.02, 1.06)  # token budget over what the tile budget holds on average
 MOST_TILE_BUDGETS = 8
 TIMES = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # token budgets of a sweep, over the longest sample
-NEAR_BOUND = 1.004  # packs over lower bound; a pair above it is taken only where none is below
+NEAR_BOUND = 1.004  # packs over the lower bound; pairs above it only if none is below
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One pair of budgets and what came of it."""
+class BudgetTrial:
+    """One pair of budgets and its result."""
 
     vit_budget: int
     llm_budget: int
     packs_over_bound: float
     waste: float
-    """Share of both budgets that packs leave unused, the mean of tiles and tokens."""
+    """Fraction of the budgets that packs leave unused, mean of tiles and tokens."""
     samples_per_pack: float
 
 
@@ -42,17 +42,17 @@ def choose_budgets(
     max_llm_budget: int | None = None,
     samples_per_pack: float = 4.0,
     seed: int = 0,
-) -> tuple[Trial, list[Trial]]:
+) -> tuple[BudgetTrial, list[BudgetTrial]]:
     """Search for the budgets left open (None); return the best pair and all that were tried, best first.
 
-    1. List tile budgets from 3/4 to 5/4 of what `samples_per_pack` samples have (or `max_llm_budget` tokens, if that is
-       less), none below the largest sample.
-    2. List token budgets for each: what so many tiles have on average, and a little more.
-    3. Pack a part of the samples with each pair.
-    4. Take the pair with the least waste among those whose packs are near the lower bound.
+    1. List tile budgets from 3/4 to 5/4 of what `samples_per_pack` samples (or `max_llm_budget` tokens, if less) have
+       on average, none below the largest sample.
+    2. For each, list token budgets: what so many tiles have on average, and slightly more.
+    3. Pack a random subset of the samples with each pair.
+    4. Take the pair of least waste among those whose packs are near the lower bound.
 
     Raises:
-        UserError: the largest sample does not fit `max_llm_budget`.
+        UserError: the longest sample exceeds `max_llm_budget`.
     """
     most_tokens = int(sizes.tokens.max())
     if max_llm_budget is not None and most_tokens > max_llm_budget:
@@ -70,15 +70,14 @@ def choose_budgets(
 
 
 def budgets_for(sizes: Sizes) -> list[tuple[int, int]]:
-    """(tiles, tokens) of packs worth a try: tokens from the longest sample's to four times as many, and the tiles that
-    waste least with each."""
+    """Return (tiles, tokens) to try: 1 to 4 times the longest sample's tokens, each with the tiles of least waste."""
     longest = int(sizes.tokens.max())
     tokens = [_in_steps(longest * times) for times in TIMES]
     return [(choose_budgets(sizes, llm_budget=budget)[0].vit_budget, budget) for budget in tokens]
 
 
 def _in_steps(tokens: float) -> int:
-    """The next multiple of `STEP`."""
+    """Round up to a multiple of `STEP`."""
     return -(-int(tokens) // STEP) * STEP
 
 
@@ -112,7 +111,7 @@ def _pairs(
     return sorted(pairs)
 
 
-def _try(sizes: Sizes, vit_budget: int, llm_budget: int) -> Trial:
+def _try(sizes: Sizes, vit_budget: int, llm_budget: int) -> BudgetTrial:
     fits = np.flatnonzero((sizes.tiles <= vit_budget) & (sizes.tokens <= llm_budget))
     if len(fits) == 0:
         raise UserError(f"no sample fits {vit_budget} tiles and {llm_budget} tokens: raise the budgets")
@@ -122,4 +121,4 @@ def _try(sizes: Sizes, vit_budget: int, llm_budget: int) -> Trial:
     if vit_budget > 0:
         used.append(float(sizes.tiles.sum() / (packs * vit_budget)))
     bound = lower_bound_packs(sizes, vit_budget, llm_budget)
-    return Trial(vit_budget, llm_budget, packs / bound, 1.0 - float(np.mean(used)), len(sizes) / packs)
+    return BudgetTrial(vit_budget, llm_budget, packs / bound, 1.0 - float(np.mean(used)), len(sizes) / packs)

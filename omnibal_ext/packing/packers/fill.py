@@ -1,7 +1,7 @@
 """The compiled half of balanced packing: fill packs one at a time from a grid of sample types.
 
-Samples of equal size are interchangeable, so a pack that is found is made as often as its types last: the work grows
-with the number of different sizes, not with the number of samples.
+Samples of equal size are interchangeable, so a pack is repeated as often as its types last: work grows with the number
+of distinct sizes, not of samples.
 """
 
 from typing import NamedTuple
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
 
-PHASES = 3  # wishes tried for each row of the grid, see _wish
+PHASES = 3  # token counts tried for each row of the grid, see _wish
 GOOD_ENOUGH = 1e-3  # waste of a pack at which the search for a better one stops
 
 
 class Grid(NamedTuple):
-    """Samples left, by type: row r holds samples of `tiles[r]` tiles (descending), column t those of t tokens.
+    """Remaining samples by type: row r holds samples of `tiles[r]` tiles (descending), column t those of t tokens.
 
-    A column with no sample left links to a neighbour, `below` and `above`; chains of links end at one that has some,
-    or at the first and last column, which are always empty.
+    A column without samples links to a neighbour in `below` and `above`; a chain of links ends at a column with
+    samples, or at the first or last column, which are always empty.
     """
 
     tiles: Ints  # [R]
@@ -32,7 +32,7 @@ class Grid(NamedTuple):
 
 
 class Aim(NamedTuple):
-    """What a pack may hold, what it should hold, and what it costs to leave a budget unused."""
+    """Budgets, target and prices of a pack: what it may hold, what it should hold, and what unused budget costs."""
 
     vit_budget: int
     llm_budget: int
@@ -41,13 +41,13 @@ class Aim(NamedTuple):
     tile_price: float
     token_price: float
     drift_price: float
-    """Of tokens and tiles away from their common share of the aim."""
+    """Cost of a pack whose fractions of the target's tiles and tokens differ."""
     nodes: int
-    """Steps back of one search."""
+    """Backtracking steps of one search, at most."""
 
 
-class Plan(NamedTuple):
-    """Patterns to follow, and how many packs to make of each; empty: search freely."""
+class FillPlan(NamedTuple):
+    """Patterns to follow and how many packs to make of each; empty: search freely."""
 
     patterns: Ints  # [K, C] samples of each class
     quotas: Ints  # [K]
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
 
 
 class Seeds(NamedTuple):
-    """The types of the grid in the order in which they are to start packs."""
+    """Types of the grid in the order in which they start packs."""
 
     rows: Ints
     tokens: Ints
@@ -64,7 +64,7 @@ class Seeds(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """The pack under construction, and the best one found."""
+    """The pack under construction, and the best one so far."""
 
     rows: Ints
     tokens: Ints
@@ -75,19 +75,19 @@ class _Work(NamedTuple):
 
 
 @numba.njit(cache=True)
-def fill_packs(grid: Grid, aim: Aim, seeds: Seeds, plan: Plan) -> tuple[Ints, Ints, Ints, Ints]:
-    """Fill packs until no sample is left, or with a plan until no seed has a pattern left.
+def fill_packs(grid: Grid, aim: Aim, seeds: Seeds, plan: FillPlan) -> tuple[Ints, Ints, Ints, Ints]:
+    """Fill packs until no sample remains, or with a plan until no seed has a pattern left.
 
-    1. Take the next seed that has samples left.
-    2. With a plan: follow the pattern of the largest quota that has the seed's class; drop a pattern that cannot be
-       filled any more. Then search for text-only samples to add.
+    1. Take the next seed type that has samples left.
+    2. With a plan: follow the pattern of the largest quota that has the seed's class, dropping patterns that cannot be
+       filled. Then search for text-only samples to add.
     3. Without: search for the samples that complete the pack best.
     4. Make this pack as often as samples and quota allow. Repeat from 1.
 
     Returns:
-        Rows and tokens of the slots of all different packs, where each of these packs ends, how often it is made.
+        Row and tokens of each sample of all distinct packs, where each pack ends, and how often it is made.
     """
-    empty = np.zeros(aim.llm_budget + 2, np.int64)  # a sample has a token at least
+    empty = np.zeros(aim.llm_budget + 2, np.int64)  # a sample has at least one token
     work = _Work(empty, empty.copy(), empty.copy(), empty.copy(), empty.copy(), empty.copy())
     slot_rows, slot_tokens, ends, repeats = [np.int64(0)], [np.int64(0)], [np.int64(0)], [np.int64(0)]
     planned = len(plan.quotas) > 0
@@ -116,8 +116,8 @@ def fill_packs(grid: Grid, aim: Aim, seeds: Seeds, plan: Plan) -> tuple[Ints, In
 
 
 @numba.njit(cache=True)
-def _follow_plan(grid: Grid, aim: Aim, work: _Work, plan: Plan, seed_class: int) -> tuple[int, int]:
-    """Complete the pack that holds a seed by a pattern; return the pattern and the samples, (-1, 0) if none is left."""
+def _follow_plan(grid: Grid, aim: Aim, work: _Work, plan: FillPlan, seed_class: int) -> tuple[int, int]:
+    """Complete a seed's pack by a pattern; return the pattern and the number of samples, (-1, 0) if none is left."""
     while seed_class >= 0:
         pattern = -1
         for k in range(len(plan.quotas)):
@@ -135,8 +135,8 @@ def _follow_plan(grid: Grid, aim: Aim, work: _Work, plan: Plan, seed_class: int)
 
 
 @numba.njit(cache=True)
-def _follow(grid: Grid, aim: Aim, work: _Work, plan: Plan, pattern: int, seed_class: int) -> int:
-    """Add the samples of a pattern to its seed, tokens near its own; return how many there are, 0 if one is missing."""
+def _follow(grid: Grid, aim: Aim, work: _Work, plan: FillPlan, pattern: int, seed_class: int) -> int:
+    """Add a pattern's samples, of about their classes' tokens, to its seed; return their number, 0: one is missing."""
     counts = plan.patterns[pattern]
     left = -plan.class_tokens[seed_class]
     for c in range(len(counts)):
@@ -159,9 +159,9 @@ def _follow(grid: Grid, aim: Aim, work: _Work, plan: Plan, pattern: int, seed_cl
 
 @numba.njit(cache=True)
 def _search(grid: Grid, aim: Aim, work: _Work, root: int, first_row: int) -> int:
-    """Search depth first for samples to add to a pack of `root` samples; return how many the best pack has.
+    """Search depth first for samples to add to a pack of `root` samples; return the size of the best pack.
 
-    Rows are tried in order and never again further up than the row of the last sample added.
+    Rows are tried in order, never above the row of the last sample added.
     """
     depth, tiles, tokens = root, 0, 0
     for i in range(root):
@@ -184,7 +184,7 @@ def _search(grid: Grid, aim: Aim, work: _Work, root: int, first_row: int) -> int
                 found, least = depth, waste
                 _note_best(work, depth)
         elif depth > root:
-            nodes += 1  # the way down to the first complete pack is free, however long
+            nodes += 1  # steps down to the first complete pack are not counted
             depth -= 1
             _take_back(grid, work, depth, depth + 1)
             tiles -= grid.tiles[work.rows[depth]]
@@ -203,7 +203,7 @@ def _note_best(work: _Work, depth: int) -> None:
 
 @numba.njit(cache=True)
 def _next_sample(grid: Grid, aim: Aim, work: _Work, depth: int, tiles: int, tokens: int) -> tuple[int, int]:
-    """Return row and column of the next sample to try at `depth`; column 0 when all are tried."""
+    """Return row and column of the next sample to try at `depth`; column 0: all are tried."""
     while work.cursor[depth] < len(grid.tiles) * PHASES:
         row, phase = work.cursor[depth] // PHASES, work.cursor[depth] % PHASES
         if grid.tiles[row] > aim.vit_budget - tiles or grid.row_counts[row] == 0:
@@ -221,12 +221,12 @@ def _next_sample(grid: Grid, aim: Aim, work: _Work, depth: int, tiles: int, toke
 
 @numba.njit(cache=True)
 def _wish(grid: Grid, aim: Aim, row: int, phase: int, tiles: int, tokens: int) -> int:
-    """Return how many tokens the next sample from a row should have, in a pack of `tiles` and `tokens` so far."""
+    """Return the tokens wanted of the next sample from a row, in a pack of `tiles` and `tokens` so far."""
     wanted = aim.tokens - tokens
-    if phase == 0:  # its share: tokens spread evenly over the tiles still wanted
+    if phase == 0:  # tokens in proportion to its part of the tiles still wanted
         left = aim.tiles - tiles
         return int(wanted * grid.tiles[row] / left) if 0 < grid.tiles[row] < left else int(wanted)
-    if phase == 1:  # an equal part, for as many samples of this row as usually fit
+    if phase == 1:  # the tokens still wanted, divided by the samples of this row that usually fit
         return int(wanted / max(1, int(wanted * grid.row_counts[row] / max(1, grid.row_tokens[row]) + 0.5)))
     return aim.llm_budget - tokens  # all that is left
 
@@ -240,7 +240,7 @@ def _waste(aim: Aim, tiles: int, tokens: int) -> float:
 
 @numba.njit(cache=True)
 def _nearest(grid: Grid, row: int, wish: int, most: int) -> int:
-    """Return the most tokens <= wish that a sample left in `row` has, else the fewest <= most, else 0."""
+    """Return the most tokens <= `wish` of a sample left in `row`, else the fewest <= `most`, else 0."""
     last = grid.counts.shape[1] - 1
     wish = max(0, min(wish, most, last - 1))
     column = _end_of_links(grid.below[row], wish)
@@ -276,7 +276,7 @@ def _take_back(grid: Grid, work: _Work, first: int, end: int) -> None:
 
 @numba.njit(cache=True)
 def _times(grid: Grid, work: _Work, found: int) -> np.int64:
-    """Return how often the best pack can be made from the samples left."""
+    """Return how often the best pack can be made of the samples left."""
     for i in range(found):
         work.tried[i] = grid.counts[work.best_rows[i], work.best_tokens[i]]
     for i in range(found):
@@ -292,7 +292,7 @@ def _times(grid: Grid, work: _Work, found: int) -> np.int64:
 
 @numba.njit(cache=True)
 def _remove(grid: Grid, work: _Work, found: int, times: int) -> None:
-    """Take the samples of `times` packs out of the grid."""
+    """Remove the samples of `times` packs from the grid."""
     for i in range(found):
         row, column = work.best_rows[i], work.best_tokens[i]
         grid.counts[row, column] -= times

@@ -1,55 +1,55 @@
-"""First-fit-decreasing in any number of sizes: each sample, largest first, into the first pack with room for it.
+"""First-fit-decreasing in any number of sizes: each sample, largest first, goes into the first pack with room.
 
-A tree over the packs holds the most room of each size that a pack below has, so that the first fit is found without
-looking at all packs (Johnson, 1974). Work and memory grow with the samples, not with how many sizes differ.
+A tree over the packs holds, for each size, the most room in any pack below, so that the first fit is found without
+looking at all packs (Johnson, 1974). Work and memory grow with the number of samples, not of distinct sizes.
 """
 
 import numba
 import numpy as np
 
 from omnibal_ext.arrays import Floats, Ints
-from omnibal_ext.packing.packs import Packs, offsets_of
+from omnibal_ext.packing.packs import PackList, offsets_of
 
-PART = 100_000  # samples that are packed together: the more packs there are, the longer it takes to find the first fit
+CHUNK = 100_000  # samples packed together; searching a first fit takes longer the more packs there are
 
 
-def pack_first_fit(sizes: Ints, budgets: Ints, seed: int = 0) -> Packs:
+def pack_first_fit(sizes: Ints, budgets: Ints, seed: int = 0) -> PackList:
     """Pack all samples; each must fit the budgets alone.
 
-    1. Deal the samples at random into parts of `PART` at most; all that this costs is the last pack of each.
-    2. Sort those of a part, largest first: by the largest share of a budget, the sum of shares, the sum weighted with
-       how scarce each budget is, and each share alone.
-    3. Put each into the first pack that has room in every size, else into a new one.
-    4. Keep the order that needs the fewest packs; other parts, which are alike, go in that order.
+    1. Divide the samples at random into chunks of at most `CHUNK`; this costs at most a pack per chunk.
+    2. Sort a chunk, largest first, by several keys: the largest fraction of a budget, the sum of fractions, the sum
+       weighted by the scarcity of each budget, each fraction alone.
+    3. Put each sample into the first pack with room in every size, else into a new pack.
+    4. Use the key that needs the fewest packs for the first chunk for all others too.
 
     Args:
         sizes: [N, K].
-        budgets: [K]; a budget of 0 is of a size that no sample has.
+        budgets: [K]; a budget of 0 is for a size that no sample has.
     """
     if len(sizes) == 0:
-        return Packs.concatenate([])
-    parts = np.array_split(np.random.default_rng(seed).permutation(len(sizes)), -(-len(sizes) // PART))
-    first, *others = [np.sort(part) for part in parts]
-    shares = sizes / np.maximum(budgets, 1)
-    keys = [shares.max(axis=1)]
+        return PackList.concatenate([])
+    chunks = np.array_split(np.random.default_rng(seed).permutation(len(sizes)), -(-len(sizes) // CHUNK))
+    first, *others = [np.sort(chunk) for chunk in chunks]
+    fractions = sizes / np.maximum(budgets, 1)
+    keys = [fractions.max(axis=1)]
     if sizes.shape[1] > 1:
-        keys += [shares @ shares.sum(axis=0), shares.sum(axis=1), *shares.T]
-    tried = [_pack_part(sizes, budgets, first, key) for key in keys]
+        keys += [fractions @ fractions.sum(axis=0), fractions.sum(axis=1), *fractions.T]
+    tried = [_pack_chunk(sizes, budgets, first, key) for key in keys]
     best = min(range(len(keys)), key=lambda number: len(tried[number]))
-    return Packs.concatenate([tried[best], *(_pack_part(sizes, budgets, part, keys[best]) for part in others)])
+    return PackList.concatenate([tried[best], *(_pack_chunk(sizes, budgets, chunk, keys[best]) for chunk in others)])
 
 
-def _pack_part(sizes: Ints, budgets: Ints, part: Ints, key: Floats) -> Packs:
-    """Pack the samples of a part, those of the highest `key` [N] first."""
-    own = sizes[part]
-    about = int(np.ceil((own / np.maximum(budgets, 1)).sum(axis=0).max())) + 1
-    owners, packs = _place(own, budgets, np.argsort(-key[part], kind="stable"), about)
-    return Packs(offsets_of(np.bincount(owners, minlength=packs)), part[np.argsort(owners, kind="stable")])
+def _pack_chunk(sizes: Ints, budgets: Ints, chunk: Ints, key: Floats) -> PackList:
+    """Pack the samples of a chunk in descending order of `key` [N]."""
+    chunk_sizes = sizes[chunk]
+    about = int(np.ceil((chunk_sizes / np.maximum(budgets, 1)).sum(axis=0).max())) + 1
+    owners, packs = _place(chunk_sizes, budgets, np.argsort(-key[chunk], kind="stable"), about)
+    return PackList(offsets_of(np.bincount(owners, minlength=packs)), chunk[np.argsort(owners, kind="stable")])
 
 
 @numba.njit(cache=True)
 def _place(sizes: Ints, budgets: Ints, order: Ints, about: int) -> tuple[Ints, int]:
-    """Return the pack of each sample, and how many packs there are. `about` so many are expected."""
+    """Return the pack of each sample and the number of packs; `about` is the expected number."""
     dimensions = len(budgets)
     leaves = 1
     while leaves < about + about // 4:
@@ -83,7 +83,7 @@ def _place(sizes: Ints, budgets: Ints, order: Ints, about: int) -> tuple[Ints, i
 
 @numba.njit(cache=True)
 def _first_fit(room: Ints, wanted: Ints, leaves: int) -> int:
-    """Return the first leaf with room for a sample, or -1; nodes are visited from left to right."""
+    """Return the first leaf with room for a sample, or -1; visits nodes from left to right."""
     node = 1
     while True:
         fits = True
@@ -103,7 +103,7 @@ def _first_fit(room: Ints, wanted: Ints, leaves: int) -> int:
 
 @numba.njit(cache=True)
 def _doubled(room: Ints) -> Ints:
-    """Return a tree of twice as many leaves, the old one its left half."""
+    """Return a tree with twice the leaves, the old one its left half."""
     larger = np.full((2 * len(room), room.shape[1]), -1, np.int64)
     level = 1
     while level < len(room):

@@ -1,11 +1,11 @@
-"""Which mixtures of sample classes fill packs best: cutting-stock column generation (Gilmore and Gomory, 1961).
+"""Mixtures of sample classes that fill packs best: cutting stock by column generation (Gilmore and Gomory, 1961).
 
 A class is a group of samples alike in both sizes. A pattern says how many samples of each class one pack takes. The
-linear program "cover all samples with the fewest packs" over all patterns is solved exactly, pattern by pattern; its
-value is a far better estimate of the packs needed than the lower bound of `metrics`.
+linear program "cover all samples with the fewest packs" over all patterns is solved exactly; its value is a far better
+estimate of the packs needed than the lower bound of `metrics`.
 
-Everything is plain loops in a fixed order: the same input gives the same plan on any machine. HiGHS finds as few packs
-(48 classes, 40 patterns), in six times the time by scipy, and which of several best plans it returns is its version's.
+Plain loops in a fixed order give the same plan on any machine. HiGHS (by scipy) finds as few packs (48 classes, 40
+patterns) in six times the time, and which of several optimal plans it returns depends on its version.
 """
 
 import math
@@ -21,21 +21,21 @@ TOLERANCE = 1e-7
 
 
 class Detail(NamedTuple):
-    """How well a plan knows samples, and how long it may take."""
+    """Precision of a plan, and how long it may take."""
 
-    granules: int  # of the token budget in the knapsack's table, where that is not too high
-    steps: int  # of the knapsack, after which a plan may be less than best, but is a plan
+    granules: int  # resolution of the token budget in the knapsack's table, less for large tile budgets
+    steps: int  # of the knapsack, at most; a plan that stops there is valid, but may not be optimal
     patterns: int  # likewise
 
 
 COARSE = Detail(256, 100_000_000, 400)
 FINE = Detail(512, 2_000_000_000, 8_000)
-PATTERNS_A_CLASS = 10  # that enter until nothing betters a plan, about
+PATTERNS_A_CLASS = 10  # about as many enter until a plan is optimal
 MOST_CLASSES = 250
 
 
 def most_classes(vit_budget: int, detail: Detail) -> int:
-    """Return how many classes a plan may have that is to be the best one after all its steps, about."""
+    """Return about how many classes a plan may have to become optimal within its steps."""
     steps = PATTERNS_A_CLASS * (vit_budget + 1) * _granules(vit_budget, detail)  # for each class squared
     return min(MOST_CLASSES, math.isqrt(detail.steps // steps))
 
@@ -58,7 +58,8 @@ def plan_patterns(
     """Solve for the patterns that cover all classes with the fewest packs.
 
     Returns:
-        Patterns int64 [K, C], how many whole packs to make of each [K], and the packs the plan needs before rounding.
+        Patterns int64 [K, C], how many complete packs to make of each [K], and the packs the plan needs before
+            rounding.
     """
     granules = _granules(vit_budget, detail)
     tokens = np.maximum(1, np.round(classes.tokens / llm_budget * granules)).astype(np.int64)
@@ -76,9 +77,9 @@ def _solve(
 ) -> tuple[Floats, NDArray[np.bool_], Floats]:
     """Run the revised simplex method on: minimise the packs, every class covered.
 
-    1. Start with one pattern a class: as many of it as fit.
-    2. The value of a class is what one more sample of it would cost (the duals).
-    3. Enter the slack of a class of negative value, else the pattern of the highest value, if that is above one pack.
+    1. Start with one pattern per class: as many of its samples as fit.
+    2. The value of a class is the cost of one more of its samples (the duals).
+    3. Enter the slack of a class of negative value, else the pattern of the highest value if that exceeds one pack.
     4. Leave by the smallest ratio; update the inverse of the basis. Repeat from 2 until nothing enters.
     """
     size = len(tiles)
@@ -115,7 +116,7 @@ def _solve(
 
 @numba.njit(cache=True)
 def _pivot(inverse: Floats, packs: Floats, entering: Floats) -> int:
-    """Bring one column into the basis; return the place it took, or -1 where nothing can leave."""
+    """Bring one column into the basis; return the row it took, or -1 if nothing can leave."""
     size = len(packs)
     direction = np.zeros(size)
     for i in range(size):

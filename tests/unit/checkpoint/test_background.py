@@ -74,7 +74,7 @@ def test_what_is_being_written_is_finished_before_room_is_made(monkeypatch: pyte
     monkeypatch.setattr(guard.training, "save_checkpoint", lambda *_: calls.append("save"))
     monkeypatch.setattr(guard.background, "install", lambda _: None)
     monkeypatch.setattr(guard, "maybe_finalize_async_save", lambda blocking: calls.append(f"finish {blocking}"))
-    monkeypatch.setattr(guard, "once", lambda _: calls.append("room"))
+    monkeypatch.setattr(guard, "on_first_rank", lambda _: calls.append("room"))
     monkeypatch.setattr(guard, "get_args", lambda: Namespace(save=str(tmp_path)))
     guard.install(dict, None, True)
     guard.training.save_checkpoint(4)

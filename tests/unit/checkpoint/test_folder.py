@@ -27,7 +27,7 @@ def save(folder: Path, iteration: int) -> Path:
     bits = np.random.default_rng(iteration)
     for name, size in ((".metadata", 300), ("metadata.json", 60), ("__0_0.distcp", 5000), ("__1_0.distcp", 7000)):
         (path / name).write_bytes(bits.bytes(size))
-    integrity.seal_alone(path, {"consumed_packs": iteration})
+    integrity.seal_by_one_process(path, {"consumed_packs": iteration})
     (folder / TRACKER).write_text(str(iteration))
     return path
 
@@ -46,7 +46,7 @@ def arguments(folder: Path, **changes: object) -> Namespace:
 
 def believed(folder: Path) -> int:
     """The iteration that Megatron will load."""
-    guard.believe(arguments(folder))
+    guard.select_save(arguments(folder))
     return int((folder / TRACKER).read_text())
 
 
@@ -115,7 +115,7 @@ def test_trust_passes_over_what_its_checksums_say_is_damaged(
 ) -> None:
     """It is for saves of others, which have none: one whose checksums are gone may be such a one."""
     damage(folder / "iter_0000030" / name)
-    guard.believe(arguments(folder, trust=True))
+    guard.select_save(arguments(folder, trust=True))
     passed = (name, damage) != ("integrity.json", Path.unlink)
     assert (folder / TRACKER).read_text() == ("20" if passed else "30")
     assert (f"iter_0000030/{name}: " in capsys.readouterr().out) == passed
@@ -127,7 +127,7 @@ def test_trust_takes_a_save_without_checksums_as_it_is(folder: Path) -> None:
     assert believed(folder) == 20
     (folder / TRACKER).write_text("30")
     flip(newest / "__0_0.distcp")
-    guard.believe(arguments(folder, trust=True))
+    guard.select_save(arguments(folder, trust=True))
     assert (folder / TRACKER).read_text() == "30"
 
 
@@ -179,7 +179,7 @@ def test_a_save_with_what_it_does_not_list_is_passed_over(
     )
     (folder / TRACKER).write_text("30")
     with pytest.raises(UserError, match="iter_0000020 is whole: name it in latest"):
-        Checkpoints(folder).given()
+        Checkpoints(folder).first_weights()
     assert Checkpoints(folder).newest().iteration == 20
 
 
@@ -238,15 +238,15 @@ def test_a_tracker_that_is_no_file_says_nothing(folder: Path, kind: str) -> None
 
 
 def test_given_weights_are_whole_or_refused_and_a_step_that_was_asked_for_is_the_one(folder: Path) -> None:
-    guard.believe(arguments(folder, ckpt_step=10))
+    guard.select_save(arguments(folder, ckpt_step=10))
     assert (folder / TRACKER).read_text() == "30"
     flip(folder / "iter_0000030" / "__1_0.distcp")
     with pytest.raises(UserError, match=r"__1_0.distcp: damaged.*iter_0000020 is whole: name it in latest"):
-        guard.believe(arguments(folder, load=None, pretrained_checkpoint=str(folder)))
+        guard.select_save(arguments(folder, load=None, pretrained_checkpoint=str(folder)))
     assert (folder / TRACKER).read_text() == "30"
     flip(folder / "iter_0000010" / "__0_0.distcp")
     with pytest.raises(UserError, match=r"iter_0000010/__0_0.distcp: damaged"):
-        guard.believe(arguments(folder, ckpt_step=10))
+        guard.select_save(arguments(folder, ckpt_step=10))
 
 
 def test_a_save_of_others_is_loaded_when_it_is_trusted(folder: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_save_of_others_is_loaded_when_it_is_trusted(folder: Path) -> None:
     with pytest.raises(UserError, match=r"integrity.json: is missing.*--trust"):
         Checkpoints(folder).newest()
     assert Checkpoints(folder).newest(trust=True).iteration == 30
-    guard.believe(arguments(folder, trust=True))
+    guard.select_save(arguments(folder, trust=True))
 
 
 def test_room_is_made_before_a_save_and_what_is_not_the_run_s_any_more_is_put_aside(folder: Path) -> None:

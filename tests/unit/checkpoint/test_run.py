@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megatron.vlm.checkpoint.run import check_goes_on, describe_run
+from megatron.vlm.checkpoint.run import check_resumable, describe_run
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
@@ -50,7 +50,7 @@ def changed(args: Namespace, **flags: Any) -> Namespace:
 
 
 def test_the_same_run_goes_on(args: Namespace) -> None:
-    assert not check_goes_on(saved(args), args, TINY, PLAN)
+    assert not check_resumable(saved(args), args, TINY, PLAN)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_same_run_goes_on(args: Namespace) -> None:
 )
 def test_buckets_of_other_flags_are_refused_with_what_helps(args: Namespace, flags: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match="--no-load-optim") as refusal:
-        check_goes_on(saved(args), changed(args, **flags), TINY, PLAN)
+        check_resumable(saved(args), changed(args, **flags), TINY, PLAN)
     assert said in str(refusal.value)
 
 
@@ -95,9 +95,9 @@ def test_the_state_of_another_optimizer_is_refused(
 ) -> None:
     """Each as Megatron was seen to stop at, or the same turned round."""
     with pytest.raises(UserError, match="--no-load-optim") as refusal:
-        check_goes_on(saved(args, **before), changed(args, **now), TINY, PLAN)
+        check_resumable(saved(args, **before), changed(args, **now), TINY, PLAN)
     assert said in str(refusal.value)
-    check_goes_on(saved(args, **before), changed(args, **now, no_load_optim=True), TINY, PLAN)
+    check_resumable(saved(args, **before), changed(args, **now, no_load_optim=True), TINY, PLAN)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_the_state_of_another_optimizer_is_refused(
 def test_what_megatron_was_seen_to_go_on_with_goes_on(
     args: Namespace, before: dict[str, Any], now: dict[str, Any]
 ) -> None:
-    check_goes_on(saved(args, **before), changed(args, **now), TINY, PLAN)
+    check_resumable(saved(args, **before), changed(args, **now), TINY, PLAN)
 
 
 def test_a_save_of_before_saves_told_of_it_goes_on(args: Namespace) -> None:
     before = saved(args)
     del before["optimizer"]
-    assert not check_goes_on(before, args, TINY, PLAN)
+    assert not check_resumable(before, args, TINY, PLAN)
 
 
 @pytest.mark.parametrize("distributed", [False, True])
@@ -130,9 +130,9 @@ def test_the_state_of_experts_elsewhere_is_refused(args: Namespace, distributed:
     first = changed(args, use_distributed_optimizer=distributed, expert_model_parallel_size=before)
     other = changed(first, expert_model_parallel_size=now)
     with pytest.raises(UserError, match=f"size {now}, but .* saved with {before}.*--no-load-optim"):
-        check_goes_on(saved(first), other, TINY, PLAN)
-    assert not check_goes_on(saved(first), first, TINY, PLAN)
-    check_goes_on(saved(first), changed(other, no_load_optim=True), TINY, PLAN)
+        check_resumable(saved(first), other, TINY, PLAN)
+    assert not check_resumable(saved(first), first, TINY, PLAN)
+    check_resumable(saved(first), changed(other, no_load_optim=True), TINY, PLAN)
 
 
 BESIDE = replace(PLAN, tower=Tower(links=6, owners=(0, 0, 0, 0, 0, 1), parts=((0,),)))
@@ -157,15 +157,15 @@ def test_all_that_decides_buckets_is_tried(args: Namespace) -> None:
 @pytest.mark.parametrize("name", BUCKETS)
 def test_a_state_that_lies_in_other_buckets_is_refused(name: str, args: Namespace) -> None:
     before, now, plan = BUCKETS[name]
-    check_goes_on(saved(args, **before), changed(args, **before), TINY, PLAN)
+    check_resumable(saved(args, **before), changed(args, **before), TINY, PLAN)
     for was, then in ((PLAN, plan), (plan, PLAN)):
         read = json.loads(json.dumps(describe_run(changed(args, **before), TINY, was)))
         with pytest.raises(UserError, match=rf"for other buckets: (.*; )?{name} .* \(was .*--no-load-optim"):
-            check_goes_on(read, changed(args, **now), TINY, then)
-        check_goes_on(read, changed(args, **now, no_load_optim=True), TINY, then)
-        check_goes_on(read, changed(args, **now), TINY, then, is_planned=False)
+            check_resumable(read, changed(args, **now), TINY, then)
+        check_resumable(read, changed(args, **now, no_load_optim=True), TINY, then)
+        check_resumable(read, changed(args, **now), TINY, then, is_planned=False)
     whole = saved(args, **before, dist_ckpt_optim_fully_reshardable=True)
-    check_goes_on(whole, changed(args, **now, dist_ckpt_optim_fully_reshardable=True), TINY, plan)
+    check_resumable(whole, changed(args, **now, dist_ckpt_optim_fully_reshardable=True), TINY, plan)
 
 
 @pytest.mark.parametrize(("ranks", "most"), [(39, 40_000_000), (40, 40_000_000), (41, 41_000_000)])
@@ -179,12 +179,12 @@ def test_buckets_grow_with_the_replicas_as_cores_do(args: Namespace, ranks: int,
 
 @pytest.mark.parametrize("flags", [{"finetune": True}, {"no_load_optim": True}])
 def test_who_does_not_take_the_state_may_cut_anywhere(args: Namespace, flags: dict[str, Any]) -> None:
-    check_goes_on(saved(args), changed(args, **flags), TINY, OTHER_PLAN)
+    check_resumable(saved(args), changed(args, **flags), TINY, OTHER_PLAN)
 
 
 @pytest.mark.parametrize("flags", [{"dist_ckpt_optim_fully_reshardable": True}, {"use_distributed_optimizer": False}])
 def test_what_was_saved_for_any_layout_goes_on_in_any(args: Namespace, flags: dict[str, Any]) -> None:
-    check_goes_on(saved(args, **flags), changed(args, **flags), TINY, OTHER_PLAN)
+    check_resumable(saved(args, **flags), changed(args, **flags), TINY, OTHER_PLAN)
 
 
 @pytest.mark.parametrize("name", ["data", "packs"])
@@ -192,15 +192,15 @@ def test_another_dataset_or_index_is_refused(args: Namespace, name: str) -> None
     before = saved(args)
     Path(getattr(args, name), "manifest.json").write_text("another")
     with pytest.raises(UserError, match=f"--{name} .* not what the run was trained on"):
-        check_goes_on(before, args, TINY, PLAN)
+        check_resumable(before, args, TINY, PLAN)
 
 
 def test_another_schedule_needs_megatrons_word(args: Namespace) -> None:
     other = changed(args, weight_decay=0.5)
     before = saved(args, weight_decay=0.1)
     with pytest.raises(UserError, match=r"weight_decay 0\.5 \(was 0\.1\); --override.*\(behind --"):
-        check_goes_on(before, other, TINY, PLAN)
-    assert check_goes_on(before, changed(other, override_opt_param_scheduler=True), TINY, PLAN)
+        check_resumable(before, other, TINY, PLAN)
+    assert check_resumable(before, changed(other, override_opt_param_scheduler=True), TINY, PLAN)
 
 
 @pytest.mark.parametrize("name", ["lr", "min_lr"])
@@ -209,17 +209,17 @@ def test_other_rates_take_the_weights_alone(args: Namespace, name: str, word: st
     """Core finds the state of a group of weights by its rates, whatever is said of the schedule."""
     other, before = changed(args, **{name: 1e-5, word: True}), saved(args, **{name: 1e-3})
     with pytest.raises(UserError, match=rf"{name} 1e-05 \(was 0\.001\), by which .*--no-load-optim.*\(behind --"):
-        check_goes_on(before, other, TINY, PLAN)
-    assert check_goes_on(before, changed(other, no_load_optim=True), TINY, PLAN)
+        check_resumable(before, other, TINY, PLAN)
+    assert check_resumable(before, changed(other, no_load_optim=True), TINY, PLAN)
 
 
 @pytest.mark.parametrize("name", ["lr_vit", "lr_projector", "weight_decay_vit", "weight_decay_projector"])
 def test_the_state_of_parts_with_other_rates_is_refused(args: Namespace, name: str) -> None:
     """Core finds groups of weights in a save by their rates."""
     own = changed(args, **{name: 1e-5})
-    check_goes_on(saved(own), own, TINY, PLAN)
+    check_resumable(saved(own), own, TINY, PLAN)
     for before, now in ((args, own), (own, args)):
         with pytest.raises(UserError, match=rf"unlike the run so far: {name}"):
-            check_goes_on(saved(before), now, TINY, PLAN)
+            check_resumable(saved(before), now, TINY, PLAN)
         with pytest.raises(UserError, match=r"rates of parts \[.*--no-load-optim"):
-            check_goes_on(saved(before), changed(now, override_opt_param_scheduler=True), TINY, PLAN)
+            check_resumable(saved(before), changed(now, override_opt_param_scheduler=True), TINY, PLAN)

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from megatron.vlm.checkpoint.safe import guarded, read_contents
+from megatron.vlm.checkpoint.safe import read_contents, safe_unpickling
 from omnibal_ext.errors import UserError
 
 
@@ -43,7 +43,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 def test_what_torch_writes_is_read(folder: Path) -> None:
     assert read_contents(folder / ".metadata").state_dict_metadata["one"].size == (2, 3)
-    with guarded(trust=False):
+    with safe_unpickling(trust=False):
         found = load(folder)
     assert found["one"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert found["object"] == {1, "b"}
@@ -82,10 +82,13 @@ def test_a_table_of_contents_that_runs_code_is_refused(folder: Path, tmp_path: P
     (folder / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "ran"), protocol))
     with pytest.raises(UserError, match=r"mkdir, which no checkpoint needs.*--trust"):
         read_contents(folder / ".metadata")
-    with pytest.raises(UserError, match="--trust"), guarded(trust=False):
+    with pytest.raises(UserError, match="--trust"), safe_unpickling(trust=False):
         load(folder)
     assert not (tmp_path / "ran").exists()
-    with pytest.raises(BaseException, match=r"metadata"), guarded(trust=True):  # what it makes is no table of contents
+    with (
+        pytest.raises(BaseException, match=r"metadata"),
+        safe_unpickling(trust=True),
+    ):
         load(folder)
     assert (tmp_path / "ran").exists()
 
@@ -104,7 +107,7 @@ def test_code_reached_through_a_module_that_is_allowed_is_refused(folder: Path, 
 def test_an_object_that_runs_code_is_refused(folder: Path, tmp_path: Path) -> None:
     dcp.save({"one": torch.zeros(2, 3), "half": torch.zeros(3), "object": Evil(tmp_path / "ran")},
              storage_writer=dcp.FileSystemWriter(tmp_path / "evil"), no_dist=True)  # fmt: skip
-    with pytest.raises(UserError, match="cannot be loaded safely"), guarded(trust=False):
+    with pytest.raises(UserError, match="cannot be loaded safely"), safe_unpickling(trust=False):
         load(tmp_path / "evil")
     assert not (tmp_path / "ran").exists()
 
@@ -114,10 +117,10 @@ def test_the_environment_cannot_let_code_run(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     with (tmp_path / "evil.pt").open("wb") as file:
         torch.save({"object": Evil(tmp_path / "ran")}, file)
-    with guarded(trust=False), pytest.raises(pickle.UnpicklingError):
+    with safe_unpickling(trust=False), pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "evil.pt")
     assert not (tmp_path / "ran").exists()
-    with guarded(trust=True), pytest.warns(UserWarning, match="TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"):
+    with safe_unpickling(trust=True), pytest.warns(UserWarning, match="TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"):
         torch.load(tmp_path / "evil.pt")
     assert (tmp_path / "ran").exists()
 

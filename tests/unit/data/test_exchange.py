@@ -11,7 +11,7 @@ from megatron.vlm.data import exchange
 from megatron.vlm.data.exchange import Route
 
 
-def sent_between(routes: list[Route], rows: list[Tensor], monkeypatch: pytest.MonkeyPatch, way: str) -> list[Tensor]:
+def sent_between(routes: list[Route], rows: list[Tensor], monkeypatch: pytest.MonkeyPatch, method: str) -> list[Tensor]:
     """What all ranks hold after an exchange: first all give, then all take."""
     given_away: list[list[Tensor]] = []
 
@@ -20,7 +20,7 @@ def sent_between(routes: list[Route], rows: list[Tensor], monkeypatch: pytest.Mo
 
     monkeypatch.setattr(exchange.torch.distributed, "all_to_all_single", give)
     for route, own in zip(routes, rows, strict=True):
-        getattr(route, way)(own)
+        getattr(route, method)(own)
     ranks = iter(range(len(routes)))
 
     def take(taken: Tensor, _: Tensor, takes: list[int], __: list[int], ___: object) -> None:
@@ -30,7 +30,7 @@ def sent_between(routes: list[Route], rows: list[Tensor], monkeypatch: pytest.Mo
         taken.copy_(torch.cat(parts))
 
     monkeypatch.setattr(exchange.torch.distributed, "all_to_all_single", take)
-    return [getattr(route, way)(own) for route, own in zip(routes, rows, strict=True)]
+    return [getattr(route, method)(own) for route, own in zip(routes, rows, strict=True)]
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 9))
@@ -49,7 +49,7 @@ def test_rows_go_where_their_samples_go_and_back(seed: int, ranks: int, samples:
 
     routes = [Route(source, target, counts, rank, ranks) for rank in range(ranks)]
     with pytest.MonkeyPatch.context() as patch:
-        there = sent_between(routes, held(source), patch, "there")
+        there = sent_between(routes, held(source), patch, "send")
         assert all(torch.equal(*pair) for pair in zip(there, held(target), strict=True))
-        back = sent_between(routes, there, patch, "back")
+        back = sent_between(routes, there, patch, "send_back")
         assert all(torch.equal(*pair) for pair in zip(back, held(source), strict=True))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.films import RULES_OF_MARKUP, film_of
+from megatron.vlm.data.media.video_rules import VIDEO_RULES, choose_frames
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError
@@ -82,7 +82,7 @@ def test_two_frames_a_second_are_two_a_second(
     facts = video_facts(write_film(tmp_path, film), (), ANY)
     assert facts.frames == frames
     assert facts.rate == pytest.approx(rate, abs=1e-3)
-    shown = film_of(RULES_OF_MARKUP["qwen3-vl"], facts.times, facts.rate, facts.seconds)
+    shown = choose_frames(VIDEO_RULES["qwen3-vl"], facts.times, facts.rate, facts.seconds)
     assert len(shown.frames) == seen
     assert shown.times[-1] == pytest.approx(last, abs=0.05)
 

@@ -18,7 +18,7 @@ from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.packing.shards import shard_tokens
 from omnibal_ext.sizes import Sizes
 from tests.unit.data.clips import TURNS, noise, write_frames
 from tests.unit.data.test_loader import pack_of
@@ -33,7 +33,7 @@ def drawn(seed: int, joined: bool) -> tuple[Microbatch, list, np.ndarray, int]:
     generator = np.random.default_rng(seed)
     width, multiple = int(generator.choice([2, 4, 8])), int(generator.choice([1, 4]))
     real = generator.integers(1, 60, generator.integers(1, 9)).tolist()
-    shares = share_tokens(real, width, multiple)
+    shares = shard_tokens(real, width, multiple)
     lengths, spans = with_filler(shares, real, multiple)
     total, words = sum(lengths), sum(real)
     shown = np.flatnonzero(generator.random(words) < 0.4)
@@ -73,8 +73,8 @@ def test_places_hold_every_token_once(seed: int) -> None:
         begins = torch.tensor([0, *pack.lengths]).cumsum(0)
         assert torch.equal(share.host_positions, share.input_ids - begins[share.segment_ids])
         assert share.tokens == len(share.input_ids)
-        assert share.whole.lengths == pack.lengths
-        assert share.whole.input_ids is None
+        assert share.full_pack.lengths == pack.lengths
+        assert share.full_pack.input_ids is None
     assert sum(share.samples for share in shares) == pack.samples
     assert sum(share.useful_tokens for share in shares) == pack.useful_tokens
     squares = sum(length**2 for length in pack.lengths[: pack.samples])
@@ -86,14 +86,14 @@ def test_places_hold_every_token_once(seed: int) -> None:
 def test_rows_of_cut_samples_meet_in_order(seed: int) -> None:
     pack, spans, makers, width = drawn(seed, joined=False)
     shares = [share_of(pack, spans, makers, place) for place in range(width)]
-    cut = shares[0].share.cut
+    cut = shares[0].shard.split
     arrived = torch.cat([share.input_ids[:rows] for share, rows in zip(shares, cut.rows, strict=True)])
     wanted = [torch.arange(pack.tokens)[pack.segment_ids == number] for number in cut.samples]
     assert torch.equal(arrived[cut.order], torch.cat(wanted) if wanted else torch.zeros(0, dtype=torch.long))
     for share, rows in zip(shares, cut.rows, strict=True):
-        assert sum(share.lengths[: share.parts]) == rows
-        whole = share.share.segments[share.parts :]
-        assert all(share.lengths[share.parts + i] == pack.lengths[number] for i, number in enumerate(whole))
+        assert sum(share.lengths[: share.split_segments]) == rows
+        whole = share.shard.segments[share.split_segments :]
+        assert all(share.lengths[share.split_segments + i] == pack.lengths[number] for i, number in enumerate(whole))
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -102,12 +102,12 @@ def test_features_come_to_the_tokens_that_show_them(seed: int, joined: bool) -> 
     pack, spans, makers, width = drawn(seed, joined)
     shares = [share_of(pack, spans, makers, place) for place in range(width)]
     made = [torch.from_numpy(np.flatnonzero(makers == place)) for place in range(width)]
-    routes = [share.share.features for share in shares]
-    sent = [features[route.leaving].split(route.gives) for features, route in zip(made, routes, strict=True)]
+    routes = [share.shard.features for share in shares]
+    sent = [features[route.send_rows].split(route.send_counts) for features, route in zip(made, routes, strict=True)]
     for place, (share, route) in enumerate(zip(shares, routes, strict=True)):
         parts = [sent[other][place] for other in range(width)]
-        assert tuple(map(len, parts)) == route.takes
-        taken = torch.cat(parts)[route.arriving]
+        assert tuple(map(len, parts)) == route.receive_counts
+        taken = torch.cat(parts)[route.receive_rows]
         number = {int(position): i for i, position in enumerate(pack.image_positions)}
         shown = [number[int(token)] for token in share.input_ids[share.image_positions]]
         if not joined:
@@ -148,8 +148,8 @@ def test_no_place_reads_what_another_shows(markup: str, tmp_path: Path, monkeypa
     assert Counter(rows) == Counter(row.tobytes() for row in as_film(whole.pixels))
     for share in shares:
         assert sum(steps * height * width for steps, height, width in share.grids) == share.tiles
-        assert share.whole.grids == whole.grids
-        blind = PackDataset(data, index, Needs(True, True, True), decodes=False, rank=share.share.place)[0]
+        assert share.full_pack.grids == whole.grids
+        blind = PackDataset(data, index, Needs(True, True, True), decodes=False, rank=share.shard.team_rank)[0]
         assert blind.pixels.is_meta
         assert blind.pixels.shape == share.pixels.shape
 
@@ -169,7 +169,7 @@ def test_a_place_without_images_has_rows_of_none(tmp_path: Path) -> None:
     data = made(tmp_path, "qwen-vl", records)
     shares = [PackDataset(data, index, Needs(True, True, True), rank=rank)[0] for rank in range(2)]
     assert sorted(share.tiles for share in shares) == [0, 32]
-    assert all(share.pictured and share.pixels.shape[-2] == PATCH for share in shares)
+    assert all(share.has_images and share.pixels.shape[-2] == PATCH for share in shares)
     assert sum(len(share.image_positions) for share in shares) == 8
 
 

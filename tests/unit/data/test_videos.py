@@ -19,11 +19,11 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_images
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.media.films import RULES_OF_MARKUP, VideoRule, film_grid, film_of
 from megatron.vlm.data.media.tiles import TiledImage, Tiling
+from megatron.vlm.data.media.video_rules import VIDEO_RULES, VideoRule, choose_frames, frame_grid
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.models.vit.native import text_and_image_positions
-from megatron.vlm.preprocessing.folder_files import Choice, video_rule
+from megatron.vlm.preprocessing.folder_files import FlagValue, video_rule
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import with_video
 from megatron.vlm.preprocessing.preprocess import preprocess
@@ -223,14 +223,14 @@ def test_frames_are_chosen_as_the_processor_chooses(markup: str, rate: float, or
         times = [frame / rate for frame in range(total)]
         if not chosen:  # less than a sixth of a second, of which GLM-4.6V sees nothing
             with pytest.raises(Rejected, match="too short"):
-                film_of(rule, times, rate)
+                choose_frames(rule, times, rate)
             continue
-        film = film_of(rule, times, rate)
+        film = choose_frames(rule, times, rate)
         seen = sorted(set(chosen)) if glm else [frame for frame in chosen if frame < total]
         assert list(film.frames) == seen, total
         assert len(chosen) - len(film.frames) in (0, 1)  # it may count one frame too far, or one twice
         size = (37 + 7 * total % 400, 60 + 11 * total % 300)
-        columns, rows = film_grid(rule, len(film.frames), size, PATCH)
+        columns, rows = frame_grid(rule, len(film.frames), size, PATCH)
         count = films.get_num_of_video_patches(len(chosen) if glm else len(film.frames), size[1], size[0], {})
         assert len(film.times) * columns * rows == count, total
 
@@ -251,7 +251,7 @@ def test_times_of_frames_are_the_words_of_qwen3(tmp_path: Path) -> None:
 
 def test_a_folder_says_how_its_videos_are_shown(oracle: Any, tmp_path: Path) -> None:
     vision = preset("qwen3-vl-4b").vision
-    default = RULES_OF_MARKUP["qwen3-vl"]
+    default = VIDEO_RULES["qwen3-vl"]
     assert video_rule(tmp_path, default, vision).value == default
     said = {"size": {"shortest_edge": 4096, "longest_edge": 25165824}, "fps": 1, "max_frames": 16, "patch_size": 16}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"longest_edge": 1}}))
@@ -274,7 +274,7 @@ def test_a_folder_says_how_its_videos_are_shown(oracle: Any, tmp_path: Path) -> 
     (tmp_path / "video_preprocessor_config.json").unlink()
     old = {"min_pixels": 3136, "max_pixels": 12845056, "size": {"shortest_edge": 1, "longest_edge": 2}}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(old))
-    earlier = video_rule(tmp_path, RULES_OF_MARKUP["qwen-vl"], preset("qwen2.5-vl-3b").vision).value
+    earlier = video_rule(tmp_path, VIDEO_RULES["qwen-vl"], preset("qwen2.5-vl-3b").vision).value
     assert (earlier.min_pixels, earlier.max_pixels) == (3136, 12845056)
     processor = oracle("qwen3-vl", written_tokenizer(tmp_path / "tokenizer.json"), RULES["qwen3-vl"])
     processor.video_processor.to_json_file(tmp_path / "video_preprocessor_config.json")
@@ -447,7 +447,7 @@ def test_a_video_inside_the_input_is_read_where_it_is(pack_up: Any, tmp_path: Pa
 
 
 def test_flags_override_the_model_s_rule() -> None:
-    choices = {"video": Choice(RULES["qwen-vl"], "config.json")}
+    choices = {"video": FlagValue(RULES["qwen-vl"], "config.json")}
     changed = with_video(choices, {"fps": 0.5, "max_frames": 3})["video"]
     assert changed.value == replace(RULES["qwen-vl"], fps=0.5, max_frames=3, min_frames=3)
     assert "flags" in changed.origin
@@ -474,7 +474,7 @@ def test_a_conversation_made_shorter_keeps_the_videos_of_what_is_left(tmp_path: 
 
 def test_too_narrow_a_video_is_rejected() -> None:
     with pytest.raises(Rejected) as verdict:
-        film_grid(RULES["qwen-vl"], 4, (4000, 10), PATCH)
+        frame_grid(RULES["qwen-vl"], 4, (4000, 10), PATCH)
     assert verdict.value.reason == "too_narrow"
 
 
@@ -518,13 +518,13 @@ def test_a_long_video_shares_its_cap_among_its_frames(frames: int, most: int) ->
     """Qwen's programs: of a frame no fewer than 1.05 times the least, no more than its share and than the most."""
     side, size = 2 * 14, (8000, 6000)
     for markup in ("qwen-vl", "qwen3-vl"):
-        rule = replace(RULES_OF_MARKUP[markup], capped=True, max_tokens=most)
+        rule = replace(VIDEO_RULES[markup], capped=True, max_tokens=most)
         least, largest = int(rule.min_pixels * 1.05), rule.max_pixels
         if rule.whole:
             a_frame = max(min(most * side**2, largest // frames), least)
         else:
             a_frame = max(min(largest, int(most * side**2 * 0.9) * 2 // frames), least)
-        columns, rows = film_grid(rule, frames, size, 14)
+        columns, rows = frame_grid(rule, frames, size, 14)
         pixels = columns * rows * 14**2
         assert pixels <= a_frame
         rounded = (1 + side / (a_frame * 4 / 3) ** 0.5) * (1 + side / (a_frame * 3 / 4) ** 0.5)

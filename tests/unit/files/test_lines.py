@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from megatron.vlm.monitoring.journal import spare_the_run
+from megatron.vlm.monitoring.journal import survive_write_errors
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.lines import Lines
 from omnibal_ext.files.records import write_record
@@ -74,7 +74,7 @@ def test_curves_end_at_a_full_disk_and_training_does_not(
 
     raised: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
-    spare_the_run()
+    survive_write_errors()
     with room(3000):
         writer = SummaryWriter(str(tmp_path), max_queue=1)
         for number in range(300):

@@ -25,7 +25,7 @@ from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 from safetensors.torch import load_file
 from torch import Tensor
 
-from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.checkpoint.integrity import seal_by_one_process
 from megatron.vlm.defaults import preset_defaults
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face, to_peft
 from megatron.vlm.hf.folder import WeightFolder
@@ -157,13 +157,13 @@ def gradient_difference(stage: Stage, model: torch.nn.Module, folder: Path) -> f
     mine = {name: weight for name, weight in stage.named_parameters() if weight.requires_grad}
     worst = 0.0
     for layer in keys.layers.values():
-        if f"{layer.beside}.a" not in mine:
+        if f"{layer.adapter_name}.a" not in mine:
             continue
         a = torch.cat([expected.pop(f"{name}.lora_A.weight") for name in layer.theirs])
         parts = [expected.pop(f"{name}.lora_B.weight") for name in layer.theirs]
         b = keys.join(f"{layer.name}.weight", parts)
         for one, whole in (("a", a), ("b", b)):
-            weight = mine.pop(f"{layer.beside}.{one}")
+            weight = mine.pop(f"{layer.adapter_name}.{one}")
             assert weight.grad is not None
             if getattr(weight, "sequence_parallel", False):  # each rank has that of its tokens
                 torch.distributed.all_reduce(weight.grad)
@@ -181,7 +181,7 @@ def save(stage: Stage, folder: Path, args: Namespace) -> None:
     save_checkpoint(1, [stage], None, None, 0)
     torch.distributed.barrier()
     if torch.distributed.get_rank() == 0:
-        seal_alone(folder / "saved/iter_0000001", {"adapters": stage.chain.adapters.to_record()})  # as the trainer does
+        seal_by_one_process(folder / "saved/iter_0000001", {"adapters": stage.chain.adapters.to_record()})
     torch.distributed.barrier()
 
 

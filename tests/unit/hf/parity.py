@@ -27,7 +27,7 @@ from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
-from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.checkpoint.integrity import seal_by_one_process
 from megatron.vlm.data.media.anyres import FeatureOrder, feature_order, joined_orders
 from megatron.vlm.data.media.tiles import RULES, Tiling, tile_image
 from megatron.vlm.defaults import preset_defaults
@@ -378,7 +378,7 @@ def wanted_gradients(expected: dict[str, Tensor], keys: KeyMap) -> Iterator[tupl
             assert not any(table_name(part) in expected for part in source.theirs)
             continue
         if ".experts." not in name:
-            more_to_come = source.part is not None and source.part.number + 1 < source.part.count
+            more_to_come = source.chunk is not None and source.chunk.number + 1 < source.chunk.count
             take = expected.__getitem__ if more_to_come else expected.pop
             yield name, keys.join(name, (take(table_name(part)) for part in source.theirs))
             continue
@@ -408,7 +408,7 @@ def bits_lost(stage: Stage, folder: Path, args: Namespace) -> bool:
     torch.distributed.barrier()
     if torch.distributed.get_rank():
         return False
-    seal_alone(folder / "saved/iter_0000001", {})  # as the trainer does
+    seal_by_one_process(folder / "saved/iter_0000001", {})  # as the trainer does
     to_hugging_face(folder / "saved", folder / "back", like=folder / "theirs")
     before, after = WeightFolder(folder / "theirs"), WeightFolder(folder / "back")
     return before.stored != after.stored or not all(

@@ -78,20 +78,20 @@ ADAPTERS = Adapters(2, 6.0, ("vit", "llm"))
 
 def some_adapters(layers: dict[str, AdaptedLayer]) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shapes = {n: s for x in layers.values() if x.part in ADAPTERS.targets for n, s in x.shapes(ADAPTERS.rank).items()}
+    shapes = {n: s for x in layers.values() if x.target in ADAPTERS.targets for n, s in x.shapes(ADAPTERS.rank).items()}
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def written(folder: Path, layers: dict[str, AdaptedLayer], in_repository: bool = False) -> dict[str, torch.Tensor]:
+def written(folder: Path, layers: dict[str, AdaptedLayer], is_remote_code: bool = False) -> dict[str, torch.Tensor]:
     ours = some_adapters(layers)
-    chosen = {name: layer for name, layer in layers.items() if layer.part in ADAPTERS.targets}
-    write_peft(folder, chosen, ADAPTERS, ours, TINY, "the model", in_repository)
+    chosen = {name: layer for name, layer in layers.items() if layer.target in ADAPTERS.targets}
+    write_peft(folder, chosen, ADAPTERS, ours, TINY, "the model", is_remote_code)
     return ours
 
 
 def test_matrices_that_are_packed_have_adapters_of_as_many_times_the_rank(tmp_path: Path) -> None:
     """B A of what is written is that of ours, part by part; and it is read back bit by bit."""
-    ours = written(tmp_path, PACKED, in_repository=True)
+    ours = written(tmp_path, PACKED, is_remote_code=True)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     name = "language_model.model.layers.0.attention.wqkv"
     assert (config["rank_pattern"][name], config["alpha_pattern"][name]) == (6, 18.0)
@@ -121,10 +121,12 @@ def test_one_a_of_a_packed_matrix_serves_query_key_and_value(tmp_path: Path) -> 
     assert read.adapters == Adapters(2, 4.0, ("llm",))
     ours = read.ours
     found = layer.merged(
-        torch.zeros(layer.matrix.rows, layer.matrix.columns), *(ours[f"{layer.beside}.{one}"] for one in "ab"), 2.0
+        torch.zeros(layer.matrix.rows, layer.matrix.columns),
+        *(ours[f"{layer.adapter_name}.{one}"] for one in "ab"),
+        2.0,
     )
     assert torch.allclose(found, 2 * b @ a, atol=1e-5)  # InternLM2's rows lie as ours
-    others = [tensor for name, tensor in ours.items() if not name.startswith(layer.beside)]
+    others = [tensor for name, tensor in ours.items() if not name.startswith(layer.adapter_name)]
     assert others
     assert not any(tensor.any() for tensor in others), "what peft did not adapt stays as it is"
 
@@ -154,7 +156,7 @@ def test_adapters_of_several_ranks_or_scales_are_refused(tmp_path: Path, changed
 
 def test_a_packed_matrix_of_another_scale_is_refused(tmp_path: Path) -> None:
     """As many times the alpha belong to as many times the rank, and to nothing else."""
-    written(tmp_path, PACKED, in_repository=True)
+    written(tmp_path, PACKED, is_remote_code=True)
     config = json.loads((tmp_path / "adapter_config.json").read_text()) | {"alpha_pattern": {}}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"scale \S+qkv by 1, r and lora_alpha by 3"):

@@ -10,10 +10,9 @@ import torch
 
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.films import Film
-from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.media.tiles import Tiling, VideoFrames
 from megatron.vlm.hf import check
-from megatron.vlm.hf.check import largest
+from megatron.vlm.hf.check import nan_max
 from megatron.vlm.hf.check_samples import CheckSample, samples_of
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
@@ -25,9 +24,9 @@ from omnibal_ext.architectures.presets import preset
 def test_one_logit_that_is_no_number_is_the_difference(place: int) -> None:
     """Wherever it is: Python's `max` keeps what comes first."""
     differences = [torch.zeros(2, 3), torch.ones(4, 3), torch.full((1, 3), 0.5)]
-    assert largest(differences) == 1
+    assert nan_max(differences) == 1
     differences[place][-1, -1] = math.nan
-    assert math.isnan(largest(differences))
+    assert math.isnan(nan_max(differences))
 
 
 def demo(folder: Path) -> ChatDataset:
@@ -62,7 +61,9 @@ def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(
 ) -> None:
     data, seen = demo(tmp_path), []
     all_films = [
-        replace(image, film=Film((0,), (0.0,), 1.0, False)) for one in range(len(data)) for image in data.images(one)
+        replace(image, film=VideoFrames((0,), (0.0,), 1.0, False))
+        for one in range(len(data))
+        for image in data.images(one)
     ][:1]
     monkeypatch.setattr(ChatDataset, "images", lambda *_: all_films)
 
@@ -75,6 +76,6 @@ def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(
     monkeypatch.setattr(check, "_image_token", lambda _: 7)
     monkeypatch.setattr(check, "preset", lambda _: preset("tiny"))
     found = check.compared(tmp_path, tmp_path, data=data.folder)
-    assert found == check.Compared(0.0)
+    assert found == check.LogitDifference(0.0)
     assert any(len(sample.pixels) for sample in seen[0])
     assert f"{data.folder}: has no samples but with videos" in capsys.readouterr().err

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.checkpoint.integrity import seal_by_one_process
 from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
@@ -121,7 +121,7 @@ def test_weights_of_several_types_go_back_each_in_its_own(internvl: Path, tmp_pa
     shutil.copytree(tmp_path / "ours/release", tmp_path / "run/iter_0000007")
     (tmp_path / "run/iter_0000007/integrity.json").unlink()
     (tmp_path / "run/latest_checkpointed_iteration.txt").write_text("7")
-    seal_alone(tmp_path / "run/iter_0000007", {})
+    seal_by_one_process(tmp_path / "run/iter_0000007", {})
     to_hugging_face(tmp_path / "run", tmp_path / "trained", like=internvl)
     trained = weights_of(tmp_path / "trained")
     assert all(trained[name].dtype == torch.float32 for name in trained if "q_proj" in name)

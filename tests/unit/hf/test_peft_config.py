@@ -12,17 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.checkpoint.integrity import seal_by_one_process
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.convert import from_hugging_face, to_hugging_face, to_peft
-from megatron.vlm.hf.peft_config import MAY_BE, MUST_BE_OFF, NUMBERS, WITHOUT_EFFECT, PeftConfig
+from megatron.vlm.hf.peft_config import ALLOWED_VALUES, IGNORED_FIELDS, READ_FIELDS, UNSUPPORTED, PeftConfig
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.errors import UserError
 from tests.unit.hf import models
 
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
-KNOWN = (set(NUMBERS), set(MAY_BE), WITHOUT_EFFECT, MUST_BE_OFF)
+KNOWN = (set(READ_FIELDS), set(ALLOWED_VALUES), IGNORED_FIELDS, UNSUPPORTED)
 IDLE = "model.vision_tower.encoder.layers.2.mlp.fc1"
 """In the last layer of CLIP, of which LLaVA takes the one before."""
 
@@ -75,7 +75,7 @@ def test_every_field_of_peft_is_known_and_in_one_table() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        *({"init_lora_weights": value} for value in MAY_BE["init_lora_weights"]),
+        *({"init_lora_weights": value} for value in ALLOWED_VALUES["init_lora_weights"]),
         {"use_rslora": True, "r": 3, "lora_alpha": 5},
         {"lora_dropout": 0.05, "bias": "none"},
         {"fan_in_fan_out": True, "ensure_weight_tying": True},
@@ -116,7 +116,7 @@ def test_adapters_of_a_layer_that_never_runs_come_back_bit_by_bit(tmp_path: Path
     shutil.copytree(ours / "release", run / "release")
     shutil.copyfile(ours / "latest_checkpointed_iteration.txt", run / "latest_checkpointed_iteration.txt")
     (run / "release/integrity.json").unlink()
-    seal_alone(run / "release", {**OurCheckpoint(ours).run, "preset": str(base), "from": str(ours)})
+    seal_by_one_process(run / "release", {**OurCheckpoint(ours).run, "preset": str(base), "from": str(ours)})
     for number, (folder, like) in enumerate(((ours, None), (ours, base), (run, None), (run, base))):
         to_peft(folder, tmp_path / f"{number}", like)
         before, after = (load_file(tmp_path / one / "adapter_model.safetensors") for one in ("peft", f"{number}"))
@@ -150,7 +150,7 @@ def test_peft_itself_changes_the_model_at_such_a_start(tmp_path: Path, start: st
     assert difference(merged_by_peft(folder), merged_by_peft(plain)) > 0.01
 
 
-@pytest.mark.parametrize("name", sorted(MUST_BE_OFF | {"a_field_of_tomorrow"}))
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED | {"a_field_of_tomorrow"}))
 def test_what_must_be_off_is_refused_by_name(tmp_path: Path, name: str) -> None:
     folder = saved(tmp_path / "peft")
     for off in (None, False, [], {}):

@@ -431,7 +431,7 @@ def test_a_profile_is_measured_again_on_another_machine(
 @pytest.mark.parametrize("name", OF_A_PROFILE)
 @pytest.mark.usefixtures("one_device")
 def test_the_profiler_measures_for_what_was_asked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[profiler.Job] = []
+    jobs: list[profiler.ProfileJob] = []
     monkeypatch.setattr(profiler, "profile_on_this_machine", lambda job, _: jobs.append(job))
     monkeypatch.setenv("RANK", "0")
     for words in ((), OF_A_PROFILE[name]):

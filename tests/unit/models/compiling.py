@@ -68,7 +68,7 @@ def graphs(model: str) -> list[int]:
     from megatron.vlm import platform
     from megatron.vlm.models.chain import Chain
     from megatron.vlm.pipeline.stage import Stage
-    from megatron.vlm.profiling.step import ModelType, Step, get_model
+    from megatron.vlm.profiling.stage_pass import ModelType, StagePass, get_model
     from tests.distributed import harness
     from tests.unit.alone import megatron_alone
 
@@ -84,7 +84,7 @@ def graphs(model: str) -> list[int]:
         (stage,) = get_model(lambda **_: Stage(chain, 0, links, *again), ModelType.encoder_or_decoder)
         found = []
         for pack in packs:
-            step = Step(chain, stage, pack)
+            step = StagePass(chain, stage, pack)
             step.forward()
             step.backward()
             found.append(len(GIVEN))

@@ -174,7 +174,7 @@ def test_plans_count_the_bytes_that_are_kept(small: TrainingInputs) -> None:
     runs = Runs.of(pack, torch.float32)
     with KeptBytes(layer.parameters()) as kept:
         out = layer(hidden, packed_seq_params=runs)
-    counted, heads = linear_attention(linear, width, 1).kept, linear.heads
+    counted, heads = linear_attention(linear, 1).kept, linear.heads
     by_kernel = 2 * heads * linear.key_width + heads * linear.value_width + CHUNK * heads
     by_torch = linear.groups * linear.convolved
     wanted = pack.tokens * (width + counted - by_kernel + by_torch) * 4

@@ -14,7 +14,7 @@ from megatron.vlm.loss import REDUCTIONS, token_weights, weighted_loss
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.monitoring import journal, meters
 from megatron.vlm.monitoring.journal import Journal
-from megatron.vlm.monitoring.meters import EvaluationMeter, Pace, Tally, TrainingMeter
+from megatron.vlm.monitoring.meters import EvaluationMeter, Tally, Throughput, TrainingMeter
 from omnibal_ext.costs.operations import ModelOperations
 
 NAMES = ("web", "docs", "charts")
@@ -230,7 +230,7 @@ def test_evaluating_takes_nothing_from_the_training_rates(ranks: list, clock: li
                 done = evaluation.end_iteration()
             assert done
             meter.end_iteration(number)
-            meter.leave_out(evaluation.end_pass(number))
+            meter.exclude(evaluation.end_pass(number))
         else:
             meter.end_iteration(number)
     (line,) = lines(tmp_path / "metrics.jsonl")
@@ -325,7 +325,7 @@ def test_pace_is_of_what_samples_need_and_not_of_what_ran(run: list, ranks: list
     useful = sum(p.useful_tokens for p in packs)
     # Of each as many operations: a figure that is a little off is seen, whichever it is.
     parts = [sum(p.tiles for p in packs), useful, sum(p.useful_squares for p in packs), useful]
-    pace = Pace(ModelOperations(*(1e12 / part for part in parts)), devices=4, peak=1e13)
+    pace = Throughput(ModelOperations(*(1e12 / part for part in parts)), devices=4, peak=1e13)
     meter = TrainingMeter(NAMES, 4, Journal(str(tmp_path / "metrics.jsonl")), pace)
     meter.started -= 100
     ranks.append(sent(run[1]))

@@ -47,8 +47,8 @@ def test_iterations_behind_the_first_of_a_start_are_recorded_and_none_are_neighb
     run: Path, tmp_path: Path, first: int, recorded: tuple[int, ...]
 ) -> None:
     recorder = Recorder(tmp_path / "timeline.jsonl", recorded, check_of(run, tmp_path / "metrics.jsonl"))
-    assert not recorder._wants(0)
-    chosen = [number for number in range(first, first + 30) if recorder._wants(number)]
+    assert not recorder._records(0)
+    chosen = [number for number in range(first, first + 30) if recorder._records(number)]
     early = {first + 3, first + 5, first + 7}
     assert {*chosen} == {number for number in recorded if first <= number < first + 30} | {
         number for number in early if not {number - 1, number + 1} & {*recorded}
@@ -68,7 +68,7 @@ def test_it_is_said_once_with_the_ratio_and_written_for_replan(
             action[5] = [[part, phase, seconds * (2 if part == "llm" else 1)] for part, phase, seconds in action[5]]
     early = {**lines[0], "iteration": 3}  # not behind those that warm up
     for line in (early, *lines, lines[0]):
-        check.saw(line)
+        check.add(line)
     check.close()
     said = capsys.readouterr().out
     assert said.count("beside the profile") == 1

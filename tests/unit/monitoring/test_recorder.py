@@ -14,7 +14,7 @@ from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from megatron.vlm import pretrain
-from megatron.vlm.data.loader import Packs
+from megatron.vlm.data.loader import PackLoader
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring.recorder import WARM_UP, Recorder, Timed, aligned, recorded_iterations
 from megatron.vlm.platform import Moment
@@ -79,7 +79,7 @@ def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-2, params_dtype=torch.float32), model)
         for number in range(4, 9):
             pretrain.get_args().curr_iteration = number - 1
-            packs = Packs(Late(harness.sample_packs()), range(MICROBATCHES), reading=trainer.recorder.reading)
+            packs = PackLoader(Late(harness.sample_packs()), range(MICROBATCHES), reading=trainer.recorder.reading)
             trainer.forward_backward(
                 forward_step_func=trainer.forward_step, data_iterator=packs, model=model, num_microbatches=MICROBATCHES
             )
@@ -168,7 +168,7 @@ def test_ranks_of_one_machine_count_from_one_time() -> None:
 
 def test_what_ranks_of_a_team_send_each_other_lies_within_a_part_that_goes_on() -> None:
     recorder = Recorder(None, ())
-    recorder._now = timed = Timed(Action("B", 0, 0), Moment())
+    recorder._current = timed = Timed(Action("B", 0, 0), Moment())
     recorder._mark("llm", "recompute")
     with recorder._exchanging(False):
         time.sleep(0.02)
@@ -192,6 +192,6 @@ def test_what_ranks_of_a_team_send_each_other_lies_within_a_part_that_goes_on() 
     assert len(seconds) == 2
     assert seconds[0] >= 0.02
     assert seconds[1] >= 0.03
-    recorder._now = None
+    recorder._current = None
     with recorder._exchanging(False):
         pass

@@ -10,7 +10,7 @@ import torch
 
 from megatron.vlm import platform
 from megatron.vlm.monitoring import stage_meter
-from megatron.vlm.monitoring.stage_meter import JUDGED, StageMeter, beside_plan, bubble, drift_warning
+from megatron.vlm.monitoring.stage_meter import DRIFT_WINDOW, StageMeter, bubble, comparison_with_plan, drift_warning
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Action
@@ -30,28 +30,28 @@ def plan() -> Plan:
 
 def test_what_is_measured_stands_beside_what_was_planned(plan: Plan) -> None:
     """Medians: what was disturbed once counts no more than any other iteration."""
-    said = beside_plan(plan, [[0.012, 0.021], [0.012, 0.021], [0.500, 0.021]], REPORT)
+    said = comparison_with_plan(plan, [[0.012, 0.021], [0.012, 0.021], [0.500, 0.021]], REPORT)
     assert "stage 0: 12.0 ms, predicted 10.0 (+9% of its share)" in said
     assert "stage 1: 21.0 ms, predicted 20.0 (-5% of its share)" in said
     assert "all 1.10 x predicted" in said
     assert "bubble 30.0%, predicted 25.0%" in said
     assert "GiB" not in said
     bytes_too = replace(plan, predicted={**plan.predicted, "stage_peak_bytes": [2**30, 3 * 2**30]})
-    said = beside_plan(bytes_too, [[0.012, 0.021]], REPORT | {"stage_peak_bytes": [2**31, 2**30]})
+    said = comparison_with_plan(bytes_too, [[0.012, 0.021]], REPORT | {"stage_peak_bytes": [2**31, 2**30]})
     assert "rank 0: 2.00 GiB, predicted 1.00 GiB | rank 1: 1.00 GiB, predicted 3.00 GiB" in said
 
 
 @pytest.mark.parametrize("pace", [0.3, 1.49, 4.0])
 def test_a_machine_that_is_slower_throughout_needs_no_other_cut(plan: Plan, pace: float) -> None:
-    assert drift_warning(plan, [[0.010 * pace, 0.020 * pace]] * JUDGED) == ""
+    assert drift_warning(plan, [[0.010 * pace, 0.020 * pace]] * DRIFT_WINDOW) == ""
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_disturbs_now_and_then_is_no_drift(plan: Plan, seed: int) -> None:
     """Packs of another mixture, to either side, and iterations in which something else ran on one rank's machine."""
     draw = Random(seed)
-    iterations = [[0.010 * draw.uniform(0.6, 1.6), 0.020 * draw.uniform(0.8, 1.2)] for _ in range(JUDGED)]
-    iterations[draw.randrange(JUDGED)] = [0.2, 0.020]
+    iterations = [[0.010 * draw.uniform(0.6, 1.6), 0.020 * draw.uniform(0.8, 1.2)] for _ in range(DRIFT_WINDOW)]
+    iterations[draw.randrange(DRIFT_WINDOW)] = [0.2, 0.020]
     assert drift_warning(plan, iterations) == ""
 
 
@@ -59,7 +59,7 @@ def test_what_disturbs_now_and_then_is_no_drift(plan: Plan, seed: int) -> None:
                                                 ([0.0101, 0.010], "stage 0 drifts from the plan by +51%"),
                                                 ([0.005, 0.021], "stage 0 drifts from the plan by -42%")])  # fmt: skip
 def test_a_stage_that_drifts_is_named_with_what_to_run(plan: Plan, measured: list[float], said: str) -> None:
-    iterations = [measured] * (JUDGED - 1) + [[0.010, 0.020]]
+    iterations = [measured] * (DRIFT_WINDOW - 1) + [[0.010, 0.020]]
     warning = drift_warning(plan, iterations)
     assert said in warning
     assert "tools/profile_layers.py --model tiny --vit-budget 4 --llm-budget 64" in warning
@@ -181,7 +181,7 @@ def test_figures_of_all_ranks_are_gathered_by_replica_and_rank(monkeypatch: pyte
     timed = torch.rand(2, 3, 2, 3, dtype=torch.float64, generator=random)  # replica, rank, iteration, chunks and span
     peaks = [[5, 9, 2], [7, 3, 2]]
 
-    def of_all_ranks(mine: torch.Tensor, group: str) -> torch.Tensor:
+    def all_gathered(mine: torch.Tensor, group: str) -> torch.Tensor:
         if group == "pipeline":
             rows = [torch.cat([timed[0, rank].flatten(), torch.tensor([float(peaks[0][rank])])]) for rank in range(3)]
             assert mine.tolist() == rows[1].tolist()
@@ -192,8 +192,8 @@ def test_figures_of_all_ranks_are_gathered_by_replica_and_rank(monkeypatch: pyte
     for name in ("pipeline_model", "data"):
         group = name.partition("_")[0]
         monkeypatch.setattr(stage_meter.parallel_state, f"get_{name}_parallel_group", lambda group=group: group)
-    monkeypatch.setattr(stage_meter, "of_all_ranks", of_all_ranks)
-    found = stage_meter.gathered(timed[0, 1], peaks[0][1])
+    monkeypatch.setattr(stage_meter, "all_gathered", all_gathered)
+    found = stage_meter.gather_timings(timed[0, 1], peaks[0][1])
     assert found.worked.tolist() == timed[..., :2].tolist()
     assert found.spans.tolist() == timed[..., 2].tolist()
     assert found.peaks == [7, 9, 2]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from omnibal_ext.packing.packs import Packs
+from omnibal_ext.packing.packs import PackList
 from omnibal_ext.sizes import Sizes
 
 REPOSITORY = Path(__file__).parents[3]
@@ -44,7 +44,7 @@ def made_up_manifest(**fields: Any) -> dict[str, Any]:
     return {**usual, **dict.fromkeys(budgets, 1), "rejected": 0, "sources": [], "built_from": {}, **fields}
 
 
-def assert_partition(packs: Packs, samples: int) -> None:
+def assert_partition(packs: PackList, samples: int) -> None:
     """Every sample is in exactly one pack, and no pack is empty."""
     assert np.array_equal(np.sort(packs.sample_ids), np.arange(samples))
     assert packs.pack_offsets[0] == 0

@@ -1,14 +1,14 @@
-"""The baselines do what their namesakes do: less padding, or level devices."""
+"""The baselines do what their namesakes do: less padding, or balanced devices."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.corpora import heavy_tails
-from omnibal_ext.packing.index.dispatch import deal
+from omnibal_ext.packing.index.dispatch import assign_zigzag
 from omnibal_ext.packing.ordering.metrics import pad_ratio
 from omnibal_ext.packing.packers.baselines import pack_device_group, pack_length_group, pack_random
-from omnibal_ext.packing.packs import Packs, pack_loads
+from omnibal_ext.packing.packs import PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import assert_partition, corpora
 
@@ -30,12 +30,12 @@ def test_length_groups_pad_less_than_random_packs() -> None:
     assert grouped < 0.3 * pad_ratio(pack_random(sizes, 4, seed=0), sizes, pad=True)
 
 
-def test_device_groups_level_the_samples_tokens_of_the_devices() -> None:
-    """Each device's own tokens (before padding) are level, although a device runs several packs."""
+def test_device_groups_balance_the_samples_tokens_of_the_devices() -> None:
+    """Devices' tokens before padding are balanced, although a device runs several packs."""
 
-    def spread(packs: Packs) -> float:
+    def spread(packs: PackList) -> float:
         tokens = pack_loads(packs, sizes)[: 4000 // 64 * 16, 1]
-        ranks = tokens[deal(np.arange(len(tokens)).reshape(-1, 16), 8)].sum(axis=2)
+        ranks = tokens[assign_zigzag(np.arange(len(tokens)).reshape(-1, 16), 8)].sum(axis=2)
         return float(np.mean(1 - ranks.mean(axis=1) / ranks.max(axis=1)))
 
     sizes = heavy_tails(4000)

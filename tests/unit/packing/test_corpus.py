@@ -1,4 +1,4 @@
-"""Mixed corpora: weights, groups, oversize samples and epochs packed apart; every sample is accounted for."""
+"""Mixed corpora: weights, groups, oversize samples and separate epochs; every sample is accounted for."""
 
 import json
 from collections import Counter
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.histograms import bar_line
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -66,7 +66,9 @@ def epochs_of(index: PackedIndex) -> list[Counter[int]]:
 
 @pytest.mark.slow
 def test_weights_say_how_often_an_epoch_sees_a_sample(tmp_path: Path) -> None:
-    corpus = Corpus(sizes_of(300), (Source("a", 100, 2.0), Source("b", 100, 0.25), Source("c", 100, 1.5)))
+    corpus = Corpus(
+        sizes_of(300), (CorpusSource("a", 100, 2.0), CorpusSource("b", 100, 0.25), CorpusSource("c", 100, 1.5))
+    )
     index, summary = build_index(corpus, tmp_path / "index", OPTIONS)
     epochs = epochs_of(index)
     assert len(epochs) == 4  # after which quarters have come round
@@ -81,7 +83,7 @@ def test_weights_say_how_often_an_epoch_sees_a_sample(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_copies_of_a_sample_share_no_pack_and_no_step(tmp_path: Path, seed: int) -> None:
-    corpus = Corpus(sizes_of(600), (Source("a", 200, 3.0), Source("b", 400, 1.5)))
+    corpus = Corpus(sizes_of(600), (CorpusSource("a", 200, 3.0), CorpusSource("b", 400, 1.5)))
     index, _ = build_index(corpus, tmp_path / "index", replace(OPTIONS, seed=seed))
     stream = PackStream(index, 2, 2)
     for epoch in range(6):  # beyond the stored ones
@@ -90,8 +92,8 @@ def test_copies_of_a_sample_share_no_pack_and_no_step(tmp_path: Path, seed: int)
             assert len(np.unique(samples)) == len(samples)
 
 
-def test_every_part_of_an_epoch_has_the_mix_of_the_whole() -> None:
-    corpus = Corpus(sizes_of(900), (Source("a", 300, 2.0), Source("b", 600, 1.0)))
+def test_every_sub_epoch_has_the_mix_of_the_epoch() -> None:
+    corpus = Corpus(sizes_of(900), (CorpusSource("a", 300, 2.0), CorpusSource("b", 600, 1.0)))
     parts = corpus.epoch_samples(0, 0, np.ones(900, np.bool_), 8)
     assert [np.count_nonzero(part < 300) for part in parts] == [300, 300]
     assert [np.count_nonzero(part >= 300) for part in parts] == [300, 300]
@@ -99,7 +101,7 @@ def test_every_part_of_an_epoch_has_the_mix_of_the_whole() -> None:
 
 def test_weights_that_leave_no_sample_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="epoch 0 has no samples"):
-        build_index(Corpus(sizes_of(2), (Source("a", 2, 0.1),)), tmp_path / "index", OPTIONS)
+        build_index(Corpus(sizes_of(2), (CorpusSource("a", 2, 0.1),)), tmp_path / "index", OPTIONS)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -108,7 +110,7 @@ def test_over_epochs_every_sample_is_seen_as_often_as_its_weight_says(seed: int)
     for _ in range(100):
         counts = generator.integers(1, 30, generator.integers(1, 4)).tolist()
         weights = generator.choice([0.1, 0.25, 1 / 3, 0.5, 1.0, 1.5, 2.0, 2.75, 5.0], len(counts)).tolist()
-        sources = tuple(Source(str(i), *pair) for i, pair in enumerate(zip(counts, weights, strict=True)))
+        sources = tuple(CorpusSource(str(i), *pair) for i, pair in enumerate(zip(counts, weights, strict=True)))
         corpus = Corpus(sizes_of(sum(counts)), sources)
         packed = generator.random(sum(counts)) < 0.9
         most_parts = int(generator.integers(1, 9))
@@ -126,7 +128,7 @@ def test_over_epochs_every_sample_is_seen_as_often_as_its_weight_says(seed: int)
 
 def test_groups_do_not_share_a_pack(tmp_path: Path) -> None:
     groups = np.random.default_rng(0).integers(0, 3, 200)
-    index, _ = build_index(Corpus(sizes_of(200), (Source("a", 200),), groups), tmp_path / "index", OPTIONS)
+    index, _ = build_index(Corpus(sizes_of(200), (CorpusSource("a", 200),), groups), tmp_path / "index", OPTIONS)
     assert all(len(set(groups[index.samples(pack)])) == 1 for pack in range(index.num_packs))
     assert len(index.sample_ids) == 200
 
@@ -145,8 +147,8 @@ def test_a_dataset_is_a_corpus_of_its_input_files(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(sealed({"sources": sources})))
     Sizes.from_arrays([1, 2, 3], [10, 20, 30]).save(tmp_path / "sizes.npz", lines=np.array([1, 3, 1]))
     corpus = Corpus.of_dataset(tmp_path).weighted([1.0, 2.0])
-    assert corpus.sources == (Source("a.jsonl", 2, 1.0), Source("b.jsonl", 1, 2.0))
-    assert [corpus.place(i) for i in range(3)] == [
+    assert corpus.sources == (CorpusSource("a.jsonl", 2, 1.0), CorpusSource("b.jsonl", 1, 2.0))
+    assert [corpus.origin_of(i) for i in range(3)] == [
         {"file": "a.jsonl", "line": 1}, {"file": "a.jsonl", "line": 3}, {"file": "b.jsonl", "line": 1}
     ]  # fmt: skip
     (tmp_path / "manifest.json").write_text(json.dumps(sealed({})))
@@ -163,7 +165,7 @@ def test_an_oversize_sample_is_kept_alone_if_asked(tmp_path: Path) -> None:
     assert (summary.rejected, index.vit_budget, index.llm_budget) == (0, 30, 4000)
 
 
-def test_epochs_packed_apart_each_have_every_sample(tmp_path: Path) -> None:
+def test_epochs_packed_separately_each_have_every_sample(tmp_path: Path) -> None:
     options = replace(OPTIONS, epochs=3, last_iteration="empty")
     index, _ = build_index(sizes_of(150), tmp_path / "index", options)
     epochs = np.split(np.asarray(index.pack_offsets), np.cumsum(index.manifest["epoch_packs"]))
@@ -182,9 +184,9 @@ def test_epochs_packed_apart_each_have_every_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("corpus", "message"),
     [
-        (lambda: Corpus(sizes_of(10), (Source("a", 9),)), "9 samples"),
-        (lambda: Corpus(sizes_of(10), (Source("a", 10, 0.0),)), "weight 0.0"),
-        (lambda: Corpus(sizes_of(10), (Source("a", 10),), np.zeros(9, int)), "groups"),
+        (lambda: Corpus(sizes_of(10), (CorpusSource("a", 9),)), "9 samples"),
+        (lambda: Corpus(sizes_of(10), (CorpusSource("a", 10, 0.0),)), "weight 0.0"),
+        (lambda: Corpus(sizes_of(10), (CorpusSource("a", 10),), np.zeros(9, int)), "groups"),
         (lambda: Corpus.of(sizes_of(10)).grouped("abc"), "groups"),
         (lambda: Corpus.of(sizes_of(10)).weighted([1.0, 2.0]), "2 weights for 1 inputs"),
         (lambda: PackOptions("best", 1, 1), "--method best"),
@@ -198,7 +200,7 @@ def test_a_wrong_corpus_or_option_is_named(corpus: object, message: str) -> None
 
 
 def test_the_report_draws_what_was_packed(tmp_path: Path) -> None:
-    corpus = Corpus(sizes_of(80), (Source("<a&b>", 80),))
+    corpus = Corpus(sizes_of(80), (CorpusSource("<a&b>", 80),))
     index, summary = build_index(corpus, tmp_path / "index", OPTIONS)
     page = packing_report(PackingView.of_summary(index, corpus, summary, []))
     (tmp_path / "report.html").write_text(page)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream, deal, epoch_iterations
+from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream, assign_zigzag, epoch_iterations
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
-from omnibal_ext.packing.packs import Packs, offsets_of
+from omnibal_ext.packing.packs import PackList, offsets_of
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import made_up_manifest
 
@@ -23,7 +23,7 @@ def index_of(
 ) -> PackedIndex:
     """An index of packs of one sample each."""
     count = sum(epoch_packs)
-    packs = Packs(offsets_of(np.ones(count, np.int64)), np.arange(count))
+    packs = PackList(offsets_of(np.ones(count, np.int64)), np.arange(count))
     manifest = made_up_manifest(global_batch=global_batch, last_iteration=last_iteration, epoch_packs=epoch_packs)
     return write_index(folder, packs, np.ones((count, 3), np.int64), manifest, [], over=True)
 
@@ -83,10 +83,10 @@ def test_another_data_parallel_size_runs_the_same_packs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "limit"), [(2, 0.2), (4, 0.2), (8, 1.0)])
-def test_ranks_are_level_at_any_data_parallel_size_and_at_an_epochs_end(
+def test_ranks_are_balanced_at_any_data_parallel_size_and_at_an_epochs_end(
     tmp_path: Path, ranks: int, limit: float
 ) -> None:
-    """Against packs dealt at random, uneven as they were found; rare light ones come by fours, which level no eight."""
+    """Against packs assigned at random, unequal as built; rare light ones come by fours, which balance no eight."""
     generator = np.random.default_rng(0)
     sizes = Sizes.from_arrays(generator.integers(0, 9, 3000), generator.integers(20, 900, 3000))
     options = PackOptions(vit_budget=24, llm_budget=2500, data_parallel_size=4, micro_batches=4, seconds=0)
@@ -111,17 +111,17 @@ def test_epoch_iterations_count_the_incomplete_one(folder: Path) -> None:
     assert set(iterations.ravel()) == set(range(21))
 
 
-def test_dealing_to_and_fro_keeps_sums_level() -> None:
-    assert deal(np.arange(6)[None], 2).tolist() == [[[0, 3, 4], [1, 2, 5]]]
-    assert deal(np.arange(16)[None], 4).sum(axis=2).tolist() == [[30, 30, 30, 30]]
+def test_zigzag_assignment_keeps_sums_equal() -> None:
+    assert assign_zigzag(np.arange(6)[None], 2).tolist() == [[[0, 3, 4], [1, 2, 5]]]
+    assert assign_zigzag(np.arange(16)[None], 4).sum(axis=2).tolist() == [[30, 30, 30, 30]]
 
 
-def test_empty_packs_take_no_time_when_an_epoch_s_end_is_dealt(tmp_path: Path) -> None:
+def test_empty_packs_take_no_time_when_an_epoch_s_end_is_assigned(tmp_path: Path) -> None:
     """Three packs and three empty ones on two ranks: the long one alone, whatever the first pack of the index takes."""
     tokens = np.array([10_000] + [100] * 5 + [80, 40, 40])
     loads = np.stack([np.zeros(9, np.int64), tokens, tokens**2], axis=1)
     manifest = made_up_manifest(global_batch=6, last_iteration="empty", epoch_packs=[9])
-    packs = Packs(offsets_of(np.ones(9, np.int64)), np.arange(9))
+    packs = PackList(offsets_of(np.ones(9, np.int64)), np.arange(9))
     stream = PackStream(write_index(tmp_path / "index", packs, loads, manifest, []), 2, 3)
     last = stream.iteration(stream.iterations_per_epoch - 1)
     assert np.count_nonzero(last == EMPTY_PACK) == 3

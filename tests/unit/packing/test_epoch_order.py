@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from omnibal_ext.packing.index.epoch_order import EMPTY_PACK, EpochOrder
+from omnibal_ext.packing.index.epoch_order import EpochOrder
+from omnibal_ext.packing.packs import EMPTY_PACK
 
 CASES = 2000
 
@@ -47,13 +48,13 @@ def test_every_pack_runs_once_an_epoch_over_any_resume(seed: int) -> None:
 
 def test_iterations_of_so_many_epochs() -> None:
     """Three epochs of 20 packs in steps of 8: 60 packs take 8 steps, not three times 3."""
-    order = EpochOrder([20], 8, 0, whole_iterations=False)
+    order = EpochOrder([20], 8, 0, complete_iterations=False)
     assert [order.first_iteration(epochs) for epochs in (0, 0.5, 1, 2, 3)] == [0, 2, 3, 5, 8]
-    order = EpochOrder([20, 21], 8, 0, whole_iterations=True)
+    order = EpochOrder([20, 21], 8, 0, complete_iterations=True)
     assert [order.first_iteration(epochs) for epochs in (1, 2, 3)] == [3, 6, 9]
 
 
-def test_groups_are_shuffled_within_their_part() -> None:
+def test_groups_are_shuffled_within_their_sub_epoch() -> None:
     order = EpochOrder([64], 4, 0, True, [[8, 8]])
     first, again = order.packs(0, 64), order.packs(64, 128)
     assert not np.array_equal(first, again)
@@ -61,7 +62,7 @@ def test_groups_are_shuffled_within_their_part() -> None:
     assert (np.diff(again.reshape(-1, 4), axis=1) == 1).all()
 
 
-def test_what_is_left_of_an_epoch_is_cut_where_its_parts_meet() -> None:
+def test_what_is_left_of_an_epoch_is_cut_between_sub_epochs() -> None:
     """Parts of two and three groups, from the second group on: one of the first part is left, and all of the second."""
     order = EpochOrder([20], 4, 0, True, [[2, 3]])
     left = [part.tolist() for part in order.left_of_the_epoch(1)]

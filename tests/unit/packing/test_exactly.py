@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
@@ -30,7 +30,7 @@ def run_a_case(folder: Path, generator: np.random.Generator) -> None:
         return  # an epoch without a sample is refused
     samples = sum(counts)
     sizes = Sizes.from_arrays(generator.integers(0, 6, samples), generator.integers(1, 60, samples))
-    sources = tuple(Source(str(n), c, float(w)) for n, (c, w) in enumerate(zip(counts, weights, strict=True)))
+    sources = tuple(CorpusSource(str(n), c, float(w)) for n, (c, w) in enumerate(zip(counts, weights, strict=True)))
     ranks, micro_batches = int(generator.integers(1, 4)), int(generator.integers(1, 4))
     options = PackOptions(
         vit_budget=8, llm_budget=80, data_parallel_size=ranks, micro_batches=micro_batches, seconds=0.001,

@@ -46,11 +46,11 @@ def test_no_more_packs_than_the_textbook(seed: int, dimensions: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_parts_cost_no_more_than_a_pack_each(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Every sample once, also where their number is no multiple of a part's."""
+def test_chunks_cost_no_more_than_a_pack_each(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Every sample once, also where their number is no multiple of a chunk's."""
     sizes = np.random.default_rng(seed).integers(1, 400, (2_501, 2))
     whole = pack_first_fit(sizes, np.array([4_000, 5_000]), seed)
-    monkeypatch.setattr(first_fit, "PART", 500)
+    monkeypatch.setattr(first_fit, "CHUNK", 500)
     parts = pack_first_fit(sizes, np.array([4_000, 5_000]), seed)
     assert_partition(parts, 2_501)
     assert len(parts) <= len(whole) + 2 * 6

@@ -9,7 +9,7 @@ import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.held_out import HeldOut
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
@@ -22,7 +22,7 @@ def corpus(count: int = 200, weights: tuple[float, float] = (1.0, 1.0)) -> Corpu
     generator = np.random.default_rng(count)
     sizes = Sizes.from_arrays(generator.integers(0, 11, count), generator.integers(10, 290, count))
     first = count // 3
-    return Corpus(sizes, (Source("a", first, weights[0]), Source("b", count - first, weights[1])))
+    return Corpus(sizes, (CorpusSource("a", first, weights[0]), CorpusSource("b", count - first, weights[1])))
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (2.0, 0.5)])

@@ -11,7 +11,7 @@ import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.options import PackOptions
@@ -19,7 +19,7 @@ from omnibal_ext.packing.pack_epoch import Epoch, pack_epoch
 from omnibal_ext.sizes import Sizes
 
 SIZES = Sizes.from_arrays([1, 2, 3, 4, 9, 1, 0, 2], [10, 20, 30, 40, 20, 70, 5, 101])
-CORPUS = Corpus(SIZES, (Source("a.json", 4), Source("b.json", 4)))
+CORPUS = Corpus(SIZES, (CorpusSource("a.json", 4), CorpusSource("b.json", 4)))
 OPTIONS = PackOptions(method="isf", vit_budget=5, llm_budget=100, data_parallel_size=2)
 
 

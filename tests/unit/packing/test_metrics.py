@@ -11,17 +11,17 @@ from omnibal_ext.packing.ordering.metrics import (
     pad_ratio,
     rank_loads,
     wait,
-    waiting_share,
+    waiting_fraction,
 )
-from omnibal_ext.packing.packs import Packs, pack_loads, sample_loads
+from omnibal_ext.packing.packs import PackList, pack_loads, sample_loads
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import corpora
 
 SIZES = Sizes.from_arrays([1, 2, 3, 0], [10, 20, 40, 40])
-PACKS = Packs(np.array([0, 3, 4]), np.array([2, 0, 1, 3]))
+PACKS = PackList(np.array([0, 3, 4]), np.array([2, 0, 1, 3]))
 
 
-def test_level_ranks_have_ratio_zero_and_one_idle_rank_of_two_has_a_half() -> None:
+def test_balanced_ranks_have_ratio_zero_and_one_idle_rank_of_two_has_a_half() -> None:
     assert dist_ratio(np.array([[7, 7], [3, 3]])) == 0.0
     assert dist_ratio(np.array([[8, 0]])) == 0.5
     assert dist_ratio(np.array([[8, 4], [5, 5], [0, 0]])) == pytest.approx(0.25 / 3)
@@ -54,12 +54,12 @@ def test_reordering_moves_whole_packs() -> None:
     assert swapped.pack_offsets.tolist() == [0, 1, 4]
 
 
-def test_ranks_of_a_pack_count_as_equal_parts_and_iterations_with_empty_seats_do_not() -> None:
-    """DBR and ABR of HBP: packs of 10 on two ranks, of 8 and 4 on one, of 4 alone in an iteration that is not whole."""
+def test_ranks_of_a_pack_count_as_equal_parts_and_iterations_with_empty_slots_do_not() -> None:
+    """DBR and ABR of HBP: packs of 10 on two ranks, of 8 and 4 on one, of 4 alone in an iteration with empty slots."""
     loads, widths = np.array([10, 8, 4, 4]), np.array([2, 1, 1, 1])
     iterations = np.array([[[0], [0], [1], [2]], [[3], [-1], [-1], [-1]]])
     assert balance_ratio(iterations, loads, widths) == pytest.approx((3 + 3 + 0 + 4) / (8 * 4))
-    assert balance_ratio(iterations[1:], loads, widths) == 0.75  # where all have empty seats, all count
+    assert balance_ratio(iterations[1:], loads, widths) == 0.75  # where all have empty slots, all count
 
 
 def test_each_part_waits_for_its_own_fullest_rank_and_dear_iterations_count_more() -> None:
@@ -74,8 +74,8 @@ def test_each_part_waits_for_its_own_fullest_rank_and_dear_iterations_count_more
 
 
 def test_the_share_of_waiting_is_of_all_ranks_time() -> None:
-    assert waiting_share(np.array([[8, 0], [100, 100]])) == pytest.approx(8 / (2 * 108))
-    assert waiting_share(np.array([[0, 0]])) == 0.0
+    assert waiting_fraction(np.array([[8, 0], [100, 100]])) == pytest.approx(8 / (2 * 108))
+    assert waiting_fraction(np.array([[0, 0]])) == 0.0
 
 
 @given(corpora())
@@ -84,4 +84,4 @@ def test_a_sample_s_loads_are_those_of_a_pack_of_its_own(sizes: Sizes) -> None:
     alone = np.arange(len(more) + 1)
     found = sample_loads(more)
     assert found.dtype == np.int64
-    assert np.array_equal(found, pack_loads(Packs(alone, alone[:-1]), more))
+    assert np.array_equal(found, pack_loads(PackList(alone, alone[:-1]), more))

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.choices import choices
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.suggestions import suggestions
 from omnibal_ext.sizes import Sizes
 
 BUDGET = 256
@@ -46,7 +46,7 @@ def test_first_so_many_narrow_iterations_then_every_other_sample_once(
 ) -> None:
     sizes = corpus(1200, seed)
     options = replace(OPTIONS, narrow_first=iterations, seed=seed, data_parallel_size=ranks[0], micro_batches=ranks[1])
-    whole = Corpus(sizes, (Source("a", 400, 2.0), Source("b", 800, 1.0)))
+    whole = Corpus(sizes, (CorpusSource("a", 400, 2.0), CorpusSource("b", 800, 1.0)))
     whole = replace(whole, groups=whole.source_numbers() if apart else None)
     with TemporaryDirectory() as folder:
         index, summary = build_index(whole, folder, options)
@@ -68,7 +68,7 @@ def test_first_so_many_narrow_iterations_then_every_other_sample_once(
             assert np.unique(twice.iteration(number)).tolist() == np.unique(tables[number]).tolist()
 
 
-def test_they_are_filled_and_level_and_drawn_at_random_and_others_have_their_share_of_long_samples(
+def test_they_are_filled_balanced_and_random_and_others_have_their_part_of_long_samples(
     tmp_path: Path,
 ) -> None:
     sizes = corpus(6000, long=0.02)
@@ -117,7 +117,7 @@ def test_what_may_help_is_tried_without_them(tmp_path: Path) -> None:
     sizes = corpus(400)
     options = replace(OPTIONS, narrow_first=5)
     summary = build_index(sizes, tmp_path / "index", options)[1]
-    choices(Corpus.of(sizes), options, PackCosts.of_model(), summary)
+    suggestions(Corpus.of(sizes), options, PackCosts.of_model(), summary)
 
 
 def test_what_has_no_narrow_packs_is_refused_and_what_has_no_others_is_as_it_is(tmp_path: Path) -> None:

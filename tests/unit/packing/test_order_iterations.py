@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from benchmarks.corpora import UNTUNED
 from benchmarks.packing_grid import sources_of
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.choices import choices, faults
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering.deal_to_ranks import deal, deal_level, stored_order
-from omnibal_ext.packing.ordering.level_ranks import level_ranks, set_aside
+from omnibal_ext.packing.ordering.assign_ranks import assign_balanced, assign_zigzag, stored_order
+from omnibal_ext.packing.ordering.balance_ranks import balance_ranks, split_leftover
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.ordering.order_iterations import order_iterations
-from omnibal_ext.packing.ordering.pipeline import ordered
+from omnibal_ext.packing.ordering.order_packs import order_packs
 from omnibal_ext.packing.ordering.spread import Features, pack_features, spread_against_random
 from omnibal_ext.packing.packers.balanced import pack_balanced
-from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+from omnibal_ext.packing.packs import LOADS, PackList, pack_loads
+from omnibal_ext.packing.suggestions import shortfalls, suggestions
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import published_files
 
@@ -31,10 +31,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def packed(sizes: Sizes, sources: list[int], budgets: tuple[int, int]) -> tuple[Packs, Ints, Features]:
+def packed(sizes: Sizes, sources: list[int], budgets: tuple[int, int]) -> tuple[PackList, Ints, Features]:
     packs = pack_balanced(sizes, *budgets, seed=0)
     loads = pack_loads(packs, sizes)
-    corpus = Corpus(sizes, tuple(Source(str(number), count) for number, count in enumerate(sources)))
+    corpus = Corpus(sizes, tuple(CorpusSource(str(number), count) for number, count in enumerate(sources)))
     return packs, loads, pack_features(corpus, packs, loads, LOADS)
 
 
@@ -42,12 +42,12 @@ def order_of(
     seconds: Floats, features: Floats, data_parallel_size: int, micro_batches: int, seed: int, effort: float = 1.0
 ) -> Ints:
     """All packs, by iteration; those that fill none last."""
-    aside, run = set_aside(seconds, len(seconds) % (data_parallel_size * micro_batches))
+    aside, run = split_leftover(seconds, len(seconds) % (data_parallel_size * micro_batches))
     if len(run) == 0:
         return aside
-    ranks = run[level_ranks(seconds[run], micro_batches, seed, effort)]
-    dealt = order_iterations(seconds, features, ranks, data_parallel_size, 0.003, seed, effort)
-    return np.concatenate([stored_order(dealt).ravel(), aside])
+    ranks = run[balance_ranks(seconds[run], micro_batches, seed, effort)]
+    slots = order_iterations(seconds, features, ranks, data_parallel_size, 0.003, seed, effort)
+    return np.concatenate([stored_order(slots).ravel(), aside])
 
 
 def iterations_of(loads: Ints, features: Features, ranks: int, micro: int, model: str) -> tuple[Ints, float]:
@@ -56,7 +56,7 @@ def iterations_of(loads: Ints, features: Features, ranks: int, micro: int, model
     order = order_of(seconds, features.scaled(features.deviations()), ranks, micro, seed=0)
     assert np.array_equal(np.sort(order), np.arange(len(loads)))
     batch = ranks * micro
-    iterations = deal(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
+    iterations = assign_zigzag(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
     return iterations, wait(rank_loads(iterations, seconds))
 
 
@@ -124,14 +124,14 @@ def test_an_iteration_of_one_microbatch_is_not_of_one_kind() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_dealing_levels_both_parts_at_any_data_parallel_size(seed: int) -> None:
+def test_assignment_balances_both_parts_at_any_data_parallel_size(seed: int) -> None:
     seconds = np.random.default_rng(seed).uniform(0.5, 1.5, (128, 2))
     group = np.arange(128)[None]
     for ranks in (2, 4, 8, 16):
-        dealt = deal_level(seconds, group, ranks)
-        assert np.array_equal(np.sort(dealt.ravel()), np.arange(128))
-        assert wait(rank_loads(dealt, seconds)) <= 0.25 * wait(rank_loads(deal(group, ranks), seconds))
-        assert np.array_equal(deal(stored_order(dealt), ranks), dealt)
+        slots = assign_balanced(seconds, group, ranks)
+        assert np.array_equal(np.sort(slots.ravel()), np.arange(128))
+        assert wait(rank_loads(slots, seconds)) <= 0.25 * wait(rank_loads(assign_zigzag(group, ranks), seconds))
+        assert np.array_equal(assign_zigzag(stored_order(slots), ranks), slots)
 
 
 @pytest.mark.slow
@@ -154,8 +154,10 @@ def test_packs_of_long_texts_make_no_iterations_of_few_tiles(seed: int) -> None:
     sizes, costs = make(16_000), PackCosts.of_model("internvl-chat-1.5")
     options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=16, micro_batches=4)
     found = pack_balanced(sizes, *budgets, seed=seed)
-    loads = pack_loads(ordered(Corpus(sizes, (Source("all", len(sizes)),)), found, options, costs, seed), sizes)
-    iterations = deal(np.arange(len(loads) // 64 * 64).reshape(-1, 64), 16)
+    loads = pack_loads(
+        order_packs(Corpus(sizes, (CorpusSource("all", len(sizes)),)), found, options, costs, seed), sizes
+    )
+    iterations = assign_zigzag(np.arange(len(loads) // 64 * 64).reshape(-1, 64), 16)
     assert wait(rank_loads(iterations, costs.waited_for(loads, LOADS, one_sum=False))) <= 0.003
     spread = spread_against_random(iterations.reshape(-1, 64), loads.astype(np.float64))[0]
     assert spread <= 0.25
@@ -167,18 +169,18 @@ def test_packs_change_iterations_one_by_one_where_ranks_run_several(seed: int) -
     generator = np.random.default_rng(seed)
     seconds, features = generator.normal(1, 0.02, (1024, 2)), generator.normal(size=(1024, 4))
     features -= features.mean(axis=0)
-    iterations = deal(order_of(seconds, features, 8, 4, seed).reshape(-1, 32), 8)
+    iterations = assign_zigzag(order_of(seconds, features, 8, 4, seed).reshape(-1, 32), 8)
     assert wait(rank_loads(iterations, seconds)) <= 0.003
     assert spread_against_random(iterations.reshape(-1, 32), features).max() <= 0.04
 
 
-def test_sizes_count_by_how_much_packs_as_found_differ() -> None:
+def test_sizes_weigh_by_how_much_packs_as_built_differ() -> None:
     """Even packs hardly differ in tokens, which would then weigh as much as attention: 1.15 of what chance has."""
     make, budgets = UNTUNED["heavy tails, wide"]
     corpus, costs = Corpus(*sources_of(make(20_000))), PackCosts.of_model("internvl-chat-1.5")
     options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=16)
     found = pack_balanced(corpus.sizes, *budgets, seed=0)
-    packs = ordered(corpus, found, options, costs, seed=0)
+    packs = order_packs(corpus, found, options, costs, seed=0)
     loads = pack_loads(packs, corpus.sizes)[: len(packs) // 16 * 16].reshape(-1, 16, 3)
     assert (loads.sum(axis=1).std(axis=0) / pack_loads(found, corpus.sizes).std(axis=0)).max() / 4 <= 1.05
 
@@ -194,9 +196,9 @@ def test_part_of_an_iteration_is_as_good_a_sample_as_others(seed: int) -> None:
     generator = np.random.default_rng(seed)
     seconds = generator.normal(1, 0.1, (2_048, 2)).clip(0.5)
     features = (seconds - seconds.mean(axis=0)) / seconds.std(axis=0)
-    ranks = level_ranks(seconds, 8, seed, 0.5)
-    dealt = order_iterations(seconds, features, ranks, 8, 0.003, seed, 0.5)
-    heads = features[stored_order(dealt)[:, :16]].sum(axis=1) / np.sqrt(16)
+    ranks = balance_ranks(seconds, 8, seed, 0.5)
+    slots = order_iterations(seconds, features, ranks, 8, 0.003, seed, 0.5)
+    heads = features[stored_order(slots)[:, :16]].sum(axis=1) / np.sqrt(16)
     assert (np.abs(heads.mean(axis=0)) <= 4 / np.sqrt(len(heads))).all()
     assert (heads.std(axis=0) <= 1.5).all()
 
@@ -224,8 +226,8 @@ def test_dear_iterations_come_among_cheap_ones(seed: int, micro: int) -> None:
     generator = np.random.default_rng(seed)
     seconds = generator.lognormal(0, 1, (1200 * micro, 1))
     ranks = np.argsort(seconds[:, 0]).reshape(-1, micro)
-    dealt = order_iterations(seconds, np.zeros((len(seconds), 0)), ranks, 4, 0.003, seed)
-    cost = seconds[dealt, 0].sum(axis=(1, 2))
+    slots = order_iterations(seconds, np.zeros((len(seconds), 0)), ranks, 4, 0.003, seed)
+    cost = seconds[slots, 0].sum(axis=(1, 2))
     assert cost.max() > 20 * cost.min()
     assert abs(np.corrcoef(np.arange(len(cost)), np.log(cost))[0, 1]) < 0.2
 
@@ -259,7 +261,7 @@ def text_mix(samples: int, seed: int) -> Corpus:
 
 
 def test_the_last_iteration_of_an_epoch_looks_like_the_others(tmp_path: Path) -> None:
-    """Of a text mix with four microbatches a rank: no tile in a group's head, if packs stayed as they were dealt."""
+    """Of a text mix with four microbatches a rank: no tile in a group's head, if packs stayed as they were slots."""
     options = PackOptions(vit_budget=40, llm_budget=14_336, data_parallel_size=8, micro_batches=4)
     index, _ = build_index(text_mix(12_000, 0), tmp_path / "index", options)
     groups = index.num_packs // 32
@@ -283,12 +285,12 @@ def test_what_helps_is_tried_and_said_with_its_price(tmp_path: Path) -> None:
     corpus, costs = text_mix(12_000, 0), PackCosts.of_model(vit_budget=40, llm_budget=14_336)
     options = PackOptions(vit_budget=40, llm_budget=14_336, data_parallel_size=8, seconds=0.2)
     _, summary = build_index(corpus, tmp_path / "index", options, costs=costs)
-    assert any("no sample of some kind" in fault for fault in faults(summary, options))
-    by_flags = {choice.flags: choice for choice in choices(corpus, options, costs, summary)}
+    assert any("no sample of some kind" in fault for fault in shortfalls(summary, options))
+    by_flags = {choice.flags: choice for choice in suggestions(corpus, options, costs, summary)}
     predicted = by_flags["--micro-batches 4"]
     _, then = build_index(corpus, tmp_path / "then", replace(options, micro_batches=4), costs=costs)
     assert then.kinds_missing == pytest.approx(predicted.kinds_missing, abs=0.02)
     assert then.kinds_missing < summary.kinds_missing / 4
     fine = build_index(Corpus(*sources_of(UNTUNED["patches"][0](4_000))), tmp_path / "fine",
                        PackOptions(vit_budget=32_768, llm_budget=16_384, data_parallel_size=2))[1]  # fmt: skip
-    assert faults(fine, options) == []
+    assert shortfalls(fine, options) == []

@@ -18,7 +18,7 @@ import pytest
 from numba.core.event import trigger_event
 
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.histograms import distributions, waste_by_kind
@@ -39,7 +39,7 @@ def a_corpus(seed: int) -> Corpus:
     random = np.random.default_rng(seed)
     tiles, tokens = random.integers(0, 6, 150), random.integers(20, 200, 150)
     tiles[[3, 77]], tokens[[5, 78, 79]] = 40, 900
-    return Corpus(Sizes.from_arrays(tiles, tokens), (Source("a.jsonl", 90), Source("b.jsonl", 60, 0.5)))
+    return Corpus(Sizes.from_arrays(tiles, tokens), (CorpusSource("a.jsonl", 90), CorpusSource("b.jsonl", 60, 0.5)))
 
 
 def reckoned(folder: Path, corpus: Corpus, iterations: np.ndarray, one_sum: bool) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_what_numba_compiles_is_no_time_of_packing(tmp_path: Path) -> None:
 def test_a_source_is_seen_as_often_as_its_weight_says(weight: float, tmp_path: Path) -> None:
     """However small: of 1,000 samples .04 are forty in each epoch, others each time until all have come round."""
     sizes = Sizes.from_arrays(np.ones(1100, np.int64), np.full(1100, 50))
-    corpus = Corpus(sizes, (Source("large", 1000, weight), Source("small", 100)))
+    corpus = Corpus(sizes, (CorpusSource("large", 1000, weight), CorpusSource("small", 100)))
     packed = np.ones(1100, dtype=bool)
     seen: Counter[int] = Counter()
     for epoch in range(8):

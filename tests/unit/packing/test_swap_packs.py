@@ -19,8 +19,8 @@ def likeness(seconds: Floats) -> Ints:
     return np.argsort(seconds.sum(axis=1), kind="stable")
 
 
-def squares(features: Floats, dealt: Ints) -> float:
-    return float((features[dealt].sum(axis=(1, 2)) ** 2).sum())
+def squares(features: Floats, slots: Ints) -> float:
+    return float((features[slots].sum(axis=(1, 2)) ** 2).sum())
 
 
 @given(
@@ -37,16 +37,16 @@ def test_packs_run_once_and_wait_no_longer_than_the_limit(
     generator = np.random.default_rng(seed)
     packs = iterations * ranks * micro_batches
     seconds, features = generator.uniform(0.5, 1.5, (packs, parts)), generator.normal(size=(packs, 3))
-    dealt = generator.permutation(packs).reshape(iterations, ranks, micro_batches)
-    before = dealt.copy()
-    after = swap_packs(seconds, features, dealt, limit, seed, 1.0)
+    slots = generator.permutation(packs).reshape(iterations, ranks, micro_batches)
+    before = slots.copy()
+    after = swap_packs(seconds, features, slots, limit, seed, 1.0)
     assert np.array_equal(np.sort(after.ravel()), np.arange(packs))
-    assert np.array_equal(dealt, before)
-    waited = wait(rank_loads(dealt, seconds))
+    assert np.array_equal(slots, before)
+    waited = wait(rank_loads(slots, seconds))
     assert wait(rank_loads(after, seconds)) <= max(limit, waited) + 1e-9
     if waited <= limit and wait(rank_loads(after, seconds)) >= waited - 1e-9:
-        assert squares(features, after) <= squares(features, dealt) + 1e-9
-    assert np.array_equal(after, swap_packs(seconds, features, dealt, limit, seed, 1.0))
+        assert squares(features, after) <= squares(features, slots) + 1e-9
+    assert np.array_equal(after, swap_packs(seconds, features, slots, limit, seed, 1.0))
 
 
 @pytest.mark.parametrize("limit", [0.02, 0.05, 0.1])
@@ -69,8 +69,8 @@ def test_no_way_to_mix_more_of_all_there_are(limit: float) -> None:
 def test_what_waits_too_long_comes_to_wait_less() -> None:
     """Two costs in every iteration: packs of one cost find each other, whatever that mixes."""
     seconds, features = np.tile([[1.0], [1.5]], (40, 1)), np.random.default_rng(0).normal(size=(80, 2))
-    dealt = np.arange(80).reshape(40, 2, 1)
-    assert wait(rank_loads(swap_packs(seconds, features, dealt, 0.01, 0, 1.0), seconds)) <= 0.01
+    slots = np.arange(80).reshape(40, 2, 1)
+    assert wait(rank_loads(swap_packs(seconds, features, slots, 0.01, 0, 1.0), seconds)) <= 0.01
 
 
 def test_what_costs_little_and_brings_much_comes_first() -> None:
@@ -79,8 +79,8 @@ def test_what_costs_little_and_brings_much_comes_first() -> None:
     seconds[:400] += 0.001
     seconds[400:480] += 0.5
     features = np.repeat([[1.0], [-1.0]], 400, axis=0)
-    dealt = np.arange(800).reshape(100, 8, 1)
-    after = swap_packs(seconds, features, dealt, 0.003, 0, 1.0)
+    slots = np.arange(800).reshape(100, 8, 1)
+    after = swap_packs(seconds, features, slots, 0.003, 0, 1.0)
     dear = (seconds[after] > 1.4).sum(axis=(1, 2))
     assert ((dear == 0) | (dear == 8)).all()
     # Ten iterations of dear packs, and of the others 80 packs too many of one kind: 2 in each of 40 iterations.

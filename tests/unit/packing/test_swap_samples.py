@@ -1,4 +1,4 @@
-"""Samples change iterations: packs keep budgets and kin, ranks wait no longer, iterations look like the corpus."""
+"""Sample swaps: budgets and exchange groups hold, ranks wait no longer, iterations look like the corpus."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from benchmarks.corpora import UNTUNED
 from benchmarks.packing_grid import sources_of
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering import pipeline
+from omnibal_ext.packing.ordering import order_packs as ordering
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.ordering.spread import pack_features, spread_against_random
 from omnibal_ext.packing.ordering.swap_samples import Samples, _orders, swap_samples
 from omnibal_ext.packing.pack_epoch import pack_epoch
-from omnibal_ext.packing.packs import LOADS, Packs, offsets_of
+from omnibal_ext.packing.packs import LOADS, PackList, offsets_of
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
@@ -30,34 +30,34 @@ Floats = NDArray[np.float64]
 class Case(NamedTuple):
     """Packs in iterations, and what their samples are."""
 
-    packs: Packs
+    packs: PackList
     samples: Samples  # in the order of sample numbers
     budgets: Ints
     constant: Floats  # [parts] seconds of a pack without samples
-    dealt: Ints
+    slots: Ints
 
-    def exchanged(self, kin: Ints, limit: float, seed: int, effort: float) -> Packs:
+    def exchanged(self, exchange_groups: Ints, limit: float, seed: int, effort: float) -> PackList:
         ids, (sizes, seconds_each, features, kinds) = self.packs.sample_ids, self.samples
         held = Samples(sizes[ids], seconds_each[ids], features[ids], kinds[ids])
         seconds = added_up(self.packs, self.samples.seconds) + self.constant
-        return swap_samples(self.packs, held, self.budgets, seconds, kin, self.dealt, limit, seed, effort)
+        return swap_samples(self.packs, held, self.budgets, seconds, exchange_groups, self.slots, limit, seed, effort)
 
-    def waits(self, packs: Packs) -> float:
-        return wait(rank_loads(self.dealt, added_up(packs, self.samples.seconds) + self.constant))
+    def waits(self, packs: PackList) -> float:
+        return wait(rank_loads(self.slots, added_up(packs, self.samples.seconds) + self.constant))
 
-    def squares(self, packs: Packs) -> float:
+    def squares(self, packs: PackList) -> float:
         """What is to be small: squares of features, and kinds that miss."""
         features = added_up(packs, self.samples.features)
         deviations = features - features.mean(axis=0)
         kinds = added_up(packs, self.samples.kinds.astype(np.float64))
-        batch = self.dealt[0].size
+        batch = self.slots[0].size
         return float(
-            (deviations[self.dealt].sum(axis=(1, 2)) ** 2).sum()
-            + batch * (kinds[self.dealt].sum(axis=(1, 2)) == 0).sum()
+            (deviations[self.slots].sum(axis=(1, 2)) ** 2).sum()
+            + batch * (kinds[self.slots].sum(axis=(1, 2)) == 0).sum()
         )
 
 
-def added_up(packs: Packs, values: Floats) -> Floats:
+def added_up(packs: PackList, values: Floats) -> Floats:
     return np.stack([values[packs.sample_ids[a:b]].sum(axis=0) for a, b in pairwise(packs.pack_offsets)])
 
 
@@ -65,15 +65,15 @@ def a_case(generator: np.random.Generator, shape: tuple[int, int, int], room: in
     counts = generator.integers(1, 6, int(np.prod(shape)))
     offsets = np.concatenate([[0], np.cumsum(counts)])
     samples = int(offsets[-1])
-    packs = Packs(offsets, generator.permutation(samples))
+    packs = PackList(offsets, generator.permutation(samples))
     sizes = generator.integers(1, 9, (samples, 2))
     features = np.column_stack([sizes, generator.normal(size=samples)])
     features /= np.maximum(1e-3, added_up(packs, features).std(axis=0))
     kinds = generator.random((samples, 2)) < [0.3, 0.1]
     seconds = sizes @ generator.uniform(0.1, 1, (2, parts))
     loads = added_up(packs, sizes.astype(np.float64)).astype(np.int64)
-    dealt = generator.permutation(len(packs)).reshape(shape)
-    return Case(packs, Samples(sizes, seconds, features, kinds), loads.max(axis=0) + room, np.ones(parts), dealt)
+    slots = generator.permutation(len(packs)).reshape(shape)
+    return Case(packs, Samples(sizes, seconds, features, kinds), loads.max(axis=0) + room, np.ones(parts), slots)
 
 
 @given(
@@ -83,24 +83,26 @@ def a_case(generator: np.random.Generator, shape: tuple[int, int, int], room: in
     st.sampled_from([0.003, 0.1, 0.3]),
     st.integers(0, 999),
 )
-def test_exchanges_keep_packs_budgets_and_kin_and_wait_no_longer_than_the_limit(
+def test_exchanges_keep_packs_budgets_and_exchange_groups_and_wait_no_longer_than_the_limit(
     shape: tuple[int, int, int], room: int, parts: int, limit: float, seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
     case = a_case(generator, shape, room, parts)
-    kin = generator.integers(0, 2, len(case.packs))
-    after = case.exchanged(kin, limit, seed, 1.0)
+    exchange_groups = generator.integers(0, 2, len(case.packs))
+    after = case.exchanged(exchange_groups, limit, seed, 1.0)
     assert len(after) == len(case.packs)
     assert after.counts.min() > 0
     for number in range(2):
-        held, had = (packs.sample_ids[np.repeat(kin, packs.counts) == number] for packs in (after, case.packs))
+        held, had = (
+            packs.sample_ids[np.repeat(exchange_groups, packs.counts) == number] for packs in (after, case.packs)
+        )
         assert np.array_equal(np.sort(held), np.sort(had))
     assert (added_up(after, case.samples.sizes.astype(np.float64)) <= case.budgets).all()
     before = case.waits(case.packs)
     assert case.waits(after) <= max(limit, before) + 1e-9
     if case.waits(after) >= before - 1e-12:
         assert case.squares(after) <= case.squares(case.packs) + 1e-6
-    again = case.exchanged(kin, limit, seed, 1.0)
+    again = case.exchanged(exchange_groups, limit, seed, 1.0)
     assert np.array_equal(after.sample_ids, again.sample_ids)
 
 
@@ -108,12 +110,12 @@ def test_exchanges_keep_packs_budgets_and_kin_and_wait_no_longer_than_the_limit(
 @pytest.mark.parametrize("shape", [(5, 2, 1), (4, 2, 2), (3, 3, 2)])
 def test_in_the_end_no_exchange_and_no_move_is_left_to_make(shape: tuple[int, int, int], seed: int) -> None:
     case = a_case(np.random.default_rng(seed), shape, 2, 1)
-    limit, kin = 0.25, np.zeros(len(case.packs), np.int64)
-    after = case.exchanged(kin, limit, seed, 60.0)
+    limit, exchange_groups = 0.25, np.zeros(len(case.packs), np.int64)
+    after = case.exchanged(exchange_groups, limit, seed, 60.0)
     assert case.squares(after) < 0.5 * case.squares(case.packs)
     left, owners = case.squares(after), np.repeat(np.arange(len(after)), after.counts)
     for owners_then in others(owners, len(after)):
-        packs = Packs(offsets_of(np.bincount(owners_then)), after.sample_ids[np.argsort(owners_then, kind="stable")])
+        packs = PackList(offsets_of(np.bincount(owners_then)), after.sample_ids[np.argsort(owners_then, kind="stable")])
         fits = (added_up(packs, case.samples.sizes.astype(np.float64)) <= case.budgets).all()
         if fits and case.waits(packs) <= min(limit, case.waits(after)):
             assert case.squares(packs) >= left - 1e-3
@@ -138,11 +140,11 @@ def test_packs_that_lack_something_come_to_lack_the_same(seed: int) -> None:
     generator = np.random.default_rng(seed)
     counts = np.full(400, 10)
     counts[:30] -= generator.integers(1, 9, 30)
-    packs, one_each = Packs(offsets_of(counts), np.arange(counts.sum())), np.ones((counts.sum(), 1))
+    packs, one_each = PackList(offsets_of(counts), np.arange(counts.sum())), np.ones((counts.sum(), 1))
     samples = Samples(one_each.astype(np.int64), one_each / 1e4, one_each, np.zeros((len(one_each), 0), np.bool_))
     case = Case(packs, samples, np.array([10]), np.ones(1), generator.permutation(400).reshape(50, 8, 1))
     after = case.exchanged(np.zeros(400, np.int64), 0.003, seed, 1.0)
-    held = after.counts[case.dealt].sum(axis=(1, 2))
+    held = after.counts[case.slots].sum(axis=(1, 2))
     assert held.max() - held.min() <= 1
 
 
@@ -153,19 +155,19 @@ def test_samples_of_equal_cost_spread_sources_that_packs_cannot(seed: int) -> No
     dear = np.repeat([0, 1], 800)
     source = np.where(generator.random(1600) < 0.1, 1 - dear, dear)
     tokens = np.where(generator.random(1600) < 0.5, 10, 10 + dear)
-    packs = Packs(np.arange(0, 1601, 4), np.arange(1600))
+    packs = PackList(np.arange(0, 1601, 4), np.arange(1600))
     sizes = tokens[:, None].astype(np.int64)
     kinds = np.stack([source == 0, source == 1], axis=1)
     features = np.column_stack([tokens, source - source.mean()]).astype(np.float64)
     features /= added_up(packs, features).std(axis=0)
     samples = Samples(sizes, tokens[:, None] / 10.0, features, kinds)
     loads = added_up(packs, sizes.astype(np.float64))
-    dealt = np.argsort(loads[:, 0], kind="stable").reshape(50, 8, 1)
-    case = Case(packs, samples, np.array([44]), np.zeros(1), dealt)
+    slots = np.argsort(loads[:, 0], kind="stable").reshape(50, 8, 1)
+    case = Case(packs, samples, np.array([44]), np.zeros(1), slots)
     after = case.exchanged(np.zeros(400, np.int64), 0.003, seed, 1.0)
 
-    def shares(packs: Packs) -> Floats:
-        return added_up(packs, source[:, None].astype(np.float64))[dealt].sum(axis=(1, 2, 3))
+    def shares(packs: PackList) -> Floats:
+        return added_up(packs, source[:, None].astype(np.float64))[slots].sum(axis=(1, 2, 3))
 
     assert shares(after).std() < shares(case.packs).std() / 4
     assert case.waits(after) <= max(0.003, case.waits(packs))
@@ -173,26 +175,26 @@ def test_samples_of_equal_cost_spread_sources_that_packs_cannot(seed: int) -> No
 
 def test_an_iteration_that_misses_a_kind_gets_a_sample_of_it() -> None:
     """Thirty samples of a kind in fifteen iterations of thirty: all have one then."""
-    packs = Packs(np.arange(0, 61, 2), np.arange(60))
+    packs = PackList(np.arange(0, 61, 2), np.arange(60))
     kinds = np.zeros((60, 1), np.bool_)
     kinds[:30] = True
     samples = Samples(np.ones((60, 1), np.int64), np.ones((60, 1)), np.zeros((60, 1)), kinds)
-    dealt = np.arange(30).reshape(30, 1, 1)
-    after = Case(packs, samples, np.array([2]), np.zeros(1), dealt).exchanged(np.zeros(30, np.int64), 0.003, 0, 1.0)
+    slots = np.arange(30).reshape(30, 1, 1)
+    after = Case(packs, samples, np.array([2]), np.zeros(1), slots).exchanged(np.zeros(30, np.int64), 0.003, 0, 1.0)
     assert added_up(after, kinds.astype(np.float64)).tolist() == [[1.0]] * 30
 
 
 def test_nothing_moves_without_time_or_where_nothing_costs() -> None:
     case = a_case(np.random.default_rng(0), (4, 2, 1), 4, 1)
-    kin = np.zeros(len(case.packs), np.int64)
-    assert np.array_equal(case.exchanged(kin, 0.1, 0, 0.0).sample_ids, case.packs.sample_ids)
+    exchange_groups = np.zeros(len(case.packs), np.int64)
+    assert np.array_equal(case.exchanged(exchange_groups, 0.1, 0, 0.0).sample_ids, case.packs.sample_ids)
     free = case._replace(samples=case.samples._replace(seconds=0 * case.samples.seconds), constant=np.zeros(1))
-    assert np.array_equal(free.exchanged(kin, 0.1, 0, 1.0).sample_ids, case.packs.sample_ids)
+    assert np.array_equal(free.exchanged(exchange_groups, 0.1, 0, 1.0).sample_ids, case.packs.sample_ids)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_an_epoch_spreads_sources_whose_packs_cost_different(seed: int) -> None:
-    """Two sizes of sample in three sources: orders of whole packs spread sources 1.2 times as much as chance does."""
+    """Two sizes of sample in three sources: orders of packs spread sources 1.2 times as much as chance does."""
     make, budgets = UNTUNED["two points"]
     corpus = Corpus(*sources_of(make(4_000)))
     options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=8, seed=seed)
@@ -203,12 +205,12 @@ def test_an_epoch_spreads_sources_whose_packs_cost_different(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_copies_of_a_sample_and_groups_keep_apart(seed: int) -> None:
+def test_copies_of_a_sample_and_groups_share_no_pack(seed: int) -> None:
     """Every sample four times in an epoch of one part; two groups that may not share packs."""
     generator = np.random.default_rng(seed)
     sizes = Sizes.from_arrays(generator.integers(0, 3, 200), generator.integers(50, 120, 200))
     groups = generator.integers(0, 2, 200)
-    corpus = Corpus(sizes, (Source("all", 200, 4.0),), groups)
+    corpus = Corpus(sizes, (CorpusSource("all", 200, 4.0),), groups)
     options = PackOptions(vit_budget=12, llm_budget=600, data_parallel_size=4, micro_batches=12, seed=seed)
     packs = pack_epoch(corpus, np.zeros(200, np.int8), options, PackCosts.of_model(), 0).packs
     assert np.array_equal(np.bincount(packs.sample_ids), np.full(200, 4))
@@ -222,7 +224,7 @@ def test_copies_of_a_sample_and_groups_keep_apart(seed: int) -> None:
 def test_no_iteration_comes_to_miss_a_kind(iterations: int, ranks: int, room: int, seed: int) -> None:
     case = a_case(np.random.default_rng(seed), (iterations, ranks, 1), room, 1)
     after = case.exchanged(np.zeros(len(case.packs), np.int64), 0.05, seed, 1.0)
-    held, had = (added_up(packs, case.samples.kinds)[case.dealt].sum(axis=(1, 2)) for packs in (after, case.packs))
+    held, had = (added_up(packs, case.samples.kinds)[case.slots].sum(axis=(1, 2)) for packs in (after, case.packs))
     assert not ((held == 0) & (had > 0)).any()
 
 
@@ -235,12 +237,12 @@ def test_the_price_of_waiting_stays_until_no_more_is_waited_than_may_be(seed: in
     generator = np.random.default_rng(seed)
     lengths = generator.integers(80, 120, 4_000)
     lengths[:400] = generator.integers(100, 120, 400)
-    packs, seconds = Packs(np.arange(0, 4_001, 10), np.arange(4_000)), lengths[:, None] / 1e3
+    packs, seconds = PackList(np.arange(0, 4_001, 10), np.arange(4_000)), lengths[:, None] / 1e3
     samples = Samples(lengths[:, None], seconds, seconds / 0.004, np.zeros((4_000, 0), np.bool_))
     others = 40 + np.argsort(added_up(packs, seconds)[40:, 0])
-    dealt = np.column_stack([np.arange(40), others[:280].reshape(40, 7)]).ravel()
-    dealt = np.concatenate([dealt, others[280:]]).reshape(50, 8, 1)
-    case = Case(packs, samples, np.array([1_300]), np.zeros(1), dealt)
+    slots = np.column_stack([np.arange(40), others[:280].reshape(40, 7)]).ravel()
+    slots = np.concatenate([slots, others[280:]]).reshape(50, 8, 1)
+    case = Case(packs, samples, np.array([1_300]), np.zeros(1), slots)
     limit = 0.3 * case.waits(packs)
     assert case.waits(case.exchanged(np.zeros(400, np.int64), limit, seed, 0.1)) <= limit
 
@@ -248,13 +250,13 @@ def test_the_price_of_waiting_stays_until_no_more_is_waited_than_may_be(seed: in
 def test_features_are_those_of_all_packs_also_where_only_one_that_is_left_over_has_a_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The one text fills a pack, which is set aside: samples are weighed column by column all the same."""
+    """The one text fills a leftover pack: features of samples keep the column all the same."""
     sizes = Sizes.from_arrays(np.append(np.ones(65, np.int64), 0), np.append(np.full(65, 600), 500))
-    corpus = Corpus(sizes, (Source("a", 40), Source("b", 26)))
+    corpus = Corpus(sizes, (CorpusSource("a", 40), CorpusSource("b", 26)))
     options = PackOptions(vit_budget=1, llm_budget=600, data_parallel_size=8)
-    part = pipeline._Part(corpus, options, PackCosts.of_model(), 0)
-    packs, seen = Packs(np.arange(67), np.arange(66)), []
-    monkeypatch.setattr(pipeline, "swap_samples", lambda packs, samples, *given: seen.append(samples) or packs)
+    part = ordering._Ordering(corpus, options, PackCosts.of_model(), 0)
+    packs, seen = PackList(np.arange(67), np.arange(66)), []
+    monkeypatch.setattr(ordering, "swap_samples", lambda packs, samples, *given: seen.append(samples) or packs)
     features = part.features(packs, part.loads(packs))
     part.swapped(packs, np.zeros(66, np.int64), features.deviations(), 0.003)
     varies = features.deviations()[:6] > 0
@@ -277,8 +279,8 @@ def test_of_many_sources_the_largest_in_an_epoch_are_spread() -> None:
     sizes = Sizes.from_arrays(np.ones(120, int), np.full(120, 10))
     often = {3: 5.0, 7: 4.0}
     counts = [12, 11, 11, 4, 12, 12, 11, 4, 11, 11, 11, 10]
-    corpus = Corpus(sizes, tuple(Source(f"s{n}", count, often.get(n, 1.0)) for n, count in enumerate(counts)))
-    packs = Packs(np.arange(0, 121, 4), np.arange(120))
+    corpus = Corpus(sizes, tuple(CorpusSource(f"s{n}", count, often.get(n, 1.0)) for n, count in enumerate(counts)))
+    packs = PackList(np.arange(0, 121, 4), np.arange(120))
     found = pack_features(corpus, packs, np.ones((30, 3), np.int64), LOADS)
     largest = sorted(range(12), key=lambda n: (-counts[n] * often.get(n, 1.0), n))[:8]
     assert {3, 7} <= set(largest)

@@ -1,4 +1,4 @@
-"""Packs of several widths: every sample once, every seat as it must be, ranks level, iterations alike."""
+"""Packs of several widths: every sample once, every slot valid, ranks balanced, iterations alike."""
 
 import json
 import shutil
@@ -13,12 +13,12 @@ import pytest
 from benchmarks.hierarchical import hierarchical_epoch
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.packing.shards import shard_tokens
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.sizes import Sizes
 
@@ -69,7 +69,7 @@ def rank_seconds(index: PackedIndex, sizes: Sizes, tables: np.ndarray) -> np.nda
             continue
         width, own = index.width(pack), index.samples(pack)
         lengths = sizes.tokens[own].tolist()
-        shares = share_tokens(lengths, width)
+        shares = shard_tokens(lengths, width)
         place = rank % width
         whole = [s.document for s in shares.spans[place] if s.document not in shares.cut]
         squares = sum(lengths[d] ** 2 for d in whole) + sum(lengths[d] ** 2 for d in shares.cut) / width
@@ -79,7 +79,7 @@ def rank_seconds(index: PackedIndex, sizes: Sizes, tables: np.ndarray) -> np.nda
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4, 8])
-def test_ranks_are_level_samples_come_once_and_hardly_more_than_must_is_exchanged(
+def test_ranks_are_balanced_samples_come_once_and_hardly_more_than_must_is_exchanged(
     micro_batches: int, tmp_path: Path
 ) -> None:
     options = replace(OPTIONS, micro_batches=micro_batches)
@@ -95,7 +95,7 @@ def test_ranks_are_level_samples_come_once_and_hardly_more_than_must_is_exchange
         own, width = index.samples(pack), index.width(pack)
         assert SIZES.tokens[own].sum() <= width * BUDGET
         assert SIZES.tiles[own].sum() <= 4 * width * BUDGET
-        assert max(share_tokens(SIZES.tokens[own].tolist(), width).tokens) <= BUDGET
+        assert max(shard_tokens(SIZES.tokens[own].tolist(), width).tokens) <= BUDGET
     seconds = rank_seconds(index, SIZES, tables)
     wait = 1 - seconds.mean(axis=1).sum() / seconds.max(axis=1).sum()
     long = SIZES.tokens[SIZES.tokens > BUDGET].sum() / SIZES.tokens.sum()
@@ -107,15 +107,15 @@ def test_ranks_are_level_samples_come_once_and_hardly_more_than_must_is_exchange
         assert max(summary.spread_sizes, summary.spread_sources) <= 1.1
 
 
-def test_loads_of_shares_are_those_of_the_fullest_place(tmp_path: Path) -> None:
-    """Of wide packs that short samples fill, which lie whole on a rank."""
+def test_loads_of_shards_are_those_of_the_fullest_rank(tmp_path: Path) -> None:
+    """Of wide packs filled with short samples, each complete on one rank."""
     sizes = mix(1500, 3)
     index, _ = build_index(sizes, tmp_path / "index", OPTIONS, costs=COSTS)
     assert index.exchanged is not None
     for pack in range(index.num_packs):
         own, width = index.samples(pack), index.width(pack)
         lengths = sizes.tokens[own].tolist()
-        shares = share_tokens(lengths, width)
+        shares = shard_tokens(lengths, width)
         cut = [lengths[document] for document in shares.cut]
         whole = [
             [lengths[span.document] for span in spans if span.document not in shares.cut] for spans in shares.spans
@@ -135,7 +135,7 @@ def test_figures_of_wide_packs_are_those_of_the_files(tmp_path: Path) -> None:
     wide = [index.samples(pack) for pack in range(index.num_packs) if widths[pack] > 1]
     tokens = int(sizes.tokens.sum())
     each = zip(wide, widths[widths > 1].tolist(), strict=True)
-    cut = sum(share_tokens(sizes.tokens[own].tolist(), width).exchanged for own, width in each)
+    cut = sum(shard_tokens(sizes.tokens[own].tolist(), width).exchanged for own, width in each)
     assert summary.seats == widths.sum() == (seats >= 0).sum()
     assert summary.filled_packs == (seats < 0).sum()
     assert summary.tokens_in_wide_packs == pytest.approx(sum(int(sizes.tokens[own].sum()) for own in wide) / tokens)
@@ -195,9 +195,9 @@ def test_epochs_end_between_packs_and_have_each_once(tmp_path: Path) -> None:
         assert seats.tolist() == [index.width(pack) for pack in packs.tolist()]
 
 
-def test_sources_apart_repeated_samples_and_epochs_packed_apart(tmp_path: Path) -> None:
-    """Weights and groups take the other way to iterations: alike ones."""
-    corpus = Corpus(mix(2000, 2), (Source("a", 1200, 2.0), Source("b", 800, 0.5)))
+def test_separate_sources_repeated_samples_and_separate_epochs(tmp_path: Path) -> None:
+    """Weights and groups give iterations of one width."""
+    corpus = Corpus(mix(2000, 2), (CorpusSource("a", 1200, 2.0), CorpusSource("b", 800, 0.5)))
     corpus = replace(corpus, groups=corpus.source_numbers())
     index, _ = build_index(corpus, tmp_path / "index", replace(OPTIONS, micro_batches=2), costs=COSTS)
     assert len(index.manifest["epoch_seats"]) == 2
@@ -214,7 +214,7 @@ def test_sources_apart_repeated_samples_and_epochs_packed_apart(tmp_path: Path) 
     assert seen.tolist() == [4] * 1200 + [1] * 800
 
 
-def test_a_pipeline_waits_for_vision_and_language_apart(tmp_path: Path) -> None:
+def test_a_pipeline_waits_for_vision_and_language_separately(tmp_path: Path) -> None:
     options = replace(OPTIONS, micro_batches=8, pipeline_model_parallel_size=2)
     _, summary = build_index(SIZES, tmp_path / "index", options, costs=COSTS)
     assert summary.wait <= 0.004
@@ -242,9 +242,9 @@ def folder(sound: Path, tmp_path: Path) -> Path:
         ("pack_widths.npy", lambda a: np.where(a == 8, 16, a), "widths that are none of"),
         ("pack_widths.npy", lambda a: a[:-1], "has shape"),
         ("pack_widths.npy", lambda a: a.astype(np.int32), "has shape"),
-        ("pack_seats.npy", lambda a: np.where(a == 0, 1, a), "seat of each of their ranks"),
-        ("pack_seats.npy", lambda a: np.where(a == 0, -2, a), "seat of each of their ranks"),
-        ("pack_seats.npy", lambda a: np.where(a == 0, a.max() + 1, a), "seat of each of their ranks"),
+        ("pack_seats.npy", lambda a: np.where(a == 0, 1, a), "slot on each of their ranks"),
+        ("pack_seats.npy", lambda a: np.where(a == 0, -2, a), "slot on each of their ranks"),
+        ("pack_seats.npy", lambda a: np.where(a == 0, a.max() + 1, a), "slot on each of their ranks"),
         ("pack_seats.npy", lambda a: a[:-1], "has shape"),
         ("share_loads.npy", lambda a: a[:, :-1], "has shape"),
         ("share_loads.npy", lambda a: -a, "below 0"),
@@ -256,11 +256,11 @@ def test_damage_is_named(name: str, change: Any, says: str, folder: Path) -> Non
         PackedIndex.open(folder)
 
 
-def test_another_width_of_the_index_has_other_seats(folder: Path) -> None:
-    """One of those that there are, so that only the seats can tell."""
+def test_another_width_of_the_index_has_other_slots(folder: Path) -> None:
+    """A width that exists, so that only the slots can tell."""
     widths = np.load(folder / "pack_widths.npy")
     np.save(folder / "pack_widths.npy", np.where(widths == 8, 4, widths))
-    with pytest.raises(UserError, match=r"pack_seats.npy: packs do not have a seat of each of their ranks; pack again"):
+    with pytest.raises(UserError, match=r"pack_seats.npy: packs do not have a slot on each of their ranks; pack again"):
         PackedIndex.open(folder)
 
 
@@ -280,7 +280,7 @@ def test_a_flipped_bit_a_lost_end_and_a_lost_file_are_named(name: str, at: float
         PackedIndex.open(folder)
 
 
-def test_seats_that_are_no_team_s_are_named(folder: Path) -> None:
+def test_slots_that_are_no_team_s_are_named(folder: Path) -> None:
     """Each pack has as many as it needs, of ranks that are no neighbours."""
     seats = np.load(folder / "pack_seats.npy")
     one, other = np.flatnonzero(seats == seats[0])[-1], np.flatnonzero(seats != seats[0])[-1]
@@ -310,7 +310,7 @@ def test_seats_that_are_no_team_s_are_named(folder: Path) -> None:
     ],
 )
 def test_a_manifest_that_cannot_be_is_refused_by_its_field(change: dict[str, Any], says: str, folder: Path) -> None:
-    """Though its own hash fits; where that does not, no field is looked at."""
+    """Even if its hash fits; if not, no field is read."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     changed = {name: value for name, value in (manifest | change).items() if value is not None}

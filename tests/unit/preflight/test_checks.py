@@ -299,26 +299,26 @@ def test_what_another_run_has_written_is_not_mixed_with(tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to(other)
         for theirs in (other / name, mine / ".." / "other" / name, tmp_path / "link" / name):
             with pytest.raises(UserError, match=rf"--{flag.replace('_', '-')} .*: has figures of another run"):
-                saving.check_own(arguments(**{flag: str(theirs)}), mine)
+                saving.check_run_folder(arguments(**{flag: str(theirs)}), mine)
         for own in (mine / name, tmp_path / "new" / name, mine / ".." / "mine" / name):
-            saving.check_own(arguments(**{flag: str(own)}), mine)
+            saving.check_run_folder(arguments(**{flag: str(own)}), mine)
         (mine / "inputs.json").write_text(json.dumps({"metrics": str((other / name).resolve())}))
-        saving.check_own(arguments(**{flag: str(other / name)}), mine)
+        saving.check_run_folder(arguments(**{flag: str(other / name)}), mine)
         (mine / "inputs.json").write_text("{}")
     with pytest.raises(
         UserError, match=r"--save .*other: is another run's folder; choose another, such as .*mine/check"
     ):
-        saving.check_own(arguments(save=str(other)), mine)
+        saving.check_run_folder(arguments(save=str(other)), mine)
     for save in (mine, mine / "saves", other / "saves"):
-        saving.check_own(arguments(save=str(save)), mine)
+        saving.check_run_folder(arguments(save=str(save)), mine)
     (other / "latest_checkpointed_iteration.txt").write_text("8")  # a run may go on under another --run-dir
-    saving.check_own(arguments(save=str(other)), mine)
+    saving.check_run_folder(arguments(save=str(other)), mine)
 
 
 def test_a_note_of_a_run_that_cannot_be_read_is_a_line(tmp_path: Path) -> None:
     (tmp_path / "inputs.json").mkdir()
     with pytest.raises(UserError, match=r"inputs.json: cannot be read .*; remove it"):
-        saving.check_own(arguments(), tmp_path)
+        saving.check_run_folder(arguments(), tmp_path)
 
 
 @pytest.mark.parametrize("distributed", [False, True])

@@ -17,7 +17,7 @@ from omnibal_ext.architectures.language import RopeScaling
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
-from omnibal_ext.packing.packs import Packs
+from omnibal_ext.packing.packs import PackList
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import made_up_manifest
 
@@ -157,7 +157,7 @@ def test_another_vocabulary_is_refused_whatever_its_size(
 
 
 def index_of(folder: Path, tokens: list[int], packed: list[int]) -> tuple[PackedIndex, Sizes]:
-    packs = Packs(np.array([0, len(packed)]), np.array(packed))
+    packs = PackList(np.array([0, len(packed)]), np.array(packed))
     loads = np.zeros((1, 3), dtype=np.int64)
     manifest = made_up_manifest(global_batch=1, epoch_packs=[1])
     return write_index(folder, packs, loads, manifest, []), Sizes.from_arrays([0] * len(tokens), tokens)

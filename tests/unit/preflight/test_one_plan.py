@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 from megatron.vlm.preflight import one_plan
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
-from tests.unit.preflight.test_beside import CHAIN, beside
+from tests.unit.preflight.test_replicated_tower import CHAIN, beside
 
 WHOLE = replace(beside((0,), (0,), (0,)), lists=("E0.0 F0.0 B0.0 V0.0", "F0.1 B0.1"), predicted={"step_seconds": 1.0})
 OTHERS = {
@@ -33,7 +33,7 @@ def told(plans: list[Plan]) -> list[str]:
     def ask(rank: int) -> str:
         args = Namespace(rank=rank, world_size=len(plans), plan=f"plan-{rank}.json")
         try:
-            one_plan._compare(store, one_plan.obeyed(plans[rank]), args)
+            one_plan._compare(store, one_plan.compared_fields(plans[rank]), args)
         except UserError as error:
             return str(error)
         return ""
@@ -59,6 +59,6 @@ def test_unlike_plans_are_refused_on_the_first_rank_and_those_that_differ(what: 
 
 
 def test_what_differs_is_named_with_both() -> None:
-    mine, other = one_plan.obeyed(WHOLE), one_plan.obeyed(OTHERS["a word"][0])
+    mine, other = one_plan.compared_fields(WHOLE), one_plan.compared_fields(OTHERS["a word"][0])
     assert one_plan.first_difference("", mine, other) == "lists.0.2 is B0.0, not V0.0"
     assert one_plan.first_difference("", mine, mine) == ""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from megatron.vlm.preprocessing.folder_template import folder_template
-from megatron.vlm.preprocessing.model_recipe import settle
+from megatron.vlm.preprocessing.model_recipe import resolve_settings
 from omnibal_ext.errors import UserError
 from tests.unit.hf.models import GEMMA_JINJA
 
@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_enough_and_every_value_has_its_file(folder: Path) -> None:
-    chosen = settle({}, str(folder))
+    chosen = resolve_settings({}, str(folder))
     assert {flag: (choice.value, choice.origin) for flag, choice in chosen.items()} == {
         "tiling": ("internvl", "config.json"),
         "tile-size": (28, "config.json"),
@@ -77,19 +77,19 @@ def test_a_folder_is_enough_and_every_value_has_its_file(folder: Path) -> None:
         "chat-template": ("hermes-2", "chat_template.jinja"),
         "tokenizer-model": (folder / "tokenizer.json", "tokenizer.json"),
     }
-    assert settle({"max-tiles": 3, "chat-template": "llama3"}, str(folder))["max-tiles"].value == 3
+    assert resolve_settings({"max-tiles": 3, "chat-template": "llama3"}, str(folder))["max-tiles"].value == 3
 
 
 def test_newer_folders_keep_the_processor_in_one_file(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     write(folder, processor_config={"image_processor": PROCESSOR, "image_seq_length": 1})
-    assert settle({}, str(folder))["max-tiles"].origin == "processor_config.json"
+    assert resolve_settings({}, str(folder))["max-tiles"].origin == "processor_config.json"
 
 
 def test_internvls_own_config_says_its_tiles(folder: Path) -> None:
     own = {"min_dynamic_patch": 1, "max_dynamic_patch": 7, "use_thumbnail": False, "dynamic_image_size": False}
     write(folder, config=INTERNVL | own, preprocessor_config={})
-    chosen = settle({}, str(folder))
+    chosen = resolve_settings({}, str(folder))
     taken = {flag: chosen[flag].value for flag in ("min-tiles", "max-tiles", "thumbnail", "tiling")}
     assert taken == {"min-tiles": 1, "max-tiles": 7, "thumbnail": False, "tiling": "fixed"}
 
@@ -112,7 +112,7 @@ def test_a_processor_that_gives_other_pixels_is_refused_by_its_field(
 ) -> None:
     write(folder, preprocessor_config=PROCESSOR | change)
     with pytest.raises(UserError, match=message):
-        settle({}, str(folder))
+        resolve_settings({}, str(folder))
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,14 @@ def test_gemmas_template_is_known_and_its_processor_read(tmp_path: Path) -> None
     config = {"model_type": "gemma3", "vision_config": tower, "text_config": {"model_type": "gemma3_text"}}
     processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2, "do_pan_and_scan": None}
     tokens = {"tokenizer_config": {"bos_token": "<bos>"}, "config": config | {"mm_tokens_per_image": 1}}
-    chosen = settle({}, str(write(tmp_path, preprocessor_config=processor, **tokens)))
+    chosen = resolve_settings({}, str(write(tmp_path, preprocessor_config=processor, **tokens)))
     wanted = {"chat-template": "gemma", "tiling": "gemma", "image-markup": "gemma", "normalize": "half"}
     assert wanted.items() <= {flag: choice.value for flag, choice in chosen.items()}.items()
     for change, message in (({"do_pan_and_scan": True}, "do_pan_and_scan is True"), ({"resample": 3}, "supported: 2")):
         with pytest.raises(UserError, match=message):
-            settle({}, str(write(tmp_path, preprocessor_config=processor | change)))
+            resolve_settings({}, str(write(tmp_path, preprocessor_config=processor | change)))
     with pytest.raises(UserError, match=r"--tiling fixed, but model .* needs gemma"):
-        settle({"tiling": "fixed"}, str(write(tmp_path, preprocessor_config=processor)))
+        resolve_settings({"tiling": "fixed"}, str(write(tmp_path, preprocessor_config=processor)))
 
 
 def test_another_template_is_refused_and_damage_too(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_a_longest_edge_goes_with_squares_that_the_processor_has_too(
     write(tmp_path, config=PIXTRAL, preprocessor_config=PIXTRAL_PIXELS | pixels, processor_config=own)
     given = {"chat-template": "mistral-v7", "tokenizer-model": tmp_path / "tokenizer.json"}
     with pytest.raises(UserError, match=message):
-        settle(given, str(tmp_path))
+        resolve_settings(given, str(tmp_path))
     write(tmp_path, preprocessor_config=PIXTRAL_PIXELS, processor_config={"patch_size": 14, "spatial_merge_size": 2})
-    assert settle(given, str(tmp_path))["max-tiles"].value == 110**2
+    assert resolve_settings(given, str(tmp_path))["max-tiles"].value == 110**2
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,9 @@ def test_a_square_of_patches_that_enters_as_one_is_the_processors(
     write(tmp_path, config=config, preprocessor_config=own | pixels)
     given = {"chat-template": "gemma4", "tokenizer-model": tmp_path / "tokenizer.json"}
     with pytest.raises(UserError, match=message):
-        settle(given, str(tmp_path))
+        resolve_settings(given, str(tmp_path))
     write(tmp_path, preprocessor_config=own)
-    found = {flag: choice.value for flag, choice in settle(given, str(tmp_path)).items()}
+    found = {flag: choice.value for flag, choice in resolve_settings(given, str(tmp_path)).items()}
     assert (found["tile-size"], found["min-tiles"], found["max-tiles"]) == (48, 1, 560)
 
 
@@ -238,6 +238,6 @@ def test_a_folder_of_glm_says_how_times_are_written(
     pixels = {"size": {"shortest_edge": 12544, "longest_edge": 9633792}, "processor_class": processor}
     write(tmp_path, config={"model_type": kind, "text_config": text}, preprocessor_config=pixels)
     given = {"chat-template": "glm-4.5v", "tokenizer-model": tmp_path / "tokenizer.json"}
-    found = {flag: choice.value for flag, choice in settle(given, str(tmp_path)).items()}
+    found = {flag: choice.value for flag, choice in resolve_settings(given, str(tmp_path)).items()}
     assert (found["image-markup"], found["min-tiles"], found["max-tiles"]) == (markup, 32, 24576)
     assert found["video"].sampling == ("by length" if markup == "glm-4.6v" else "by second")

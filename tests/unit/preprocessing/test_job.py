@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from examples.demo.data import train_tokenizer
-from megatron.vlm.data.media.films import VideoRule
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.preprocessing.job import LOOKS, Job, open_job
+from megatron.vlm.data.media.video_rules import VideoRule
+from megatron.vlm.preprocessing.job import CHECK_FIELDS, PreprocessJob, open_job
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.seal import sealed
@@ -36,7 +36,7 @@ def start(tmp_path: Path, words: bytes) -> Recipe:
     return Recipe(tmp_path, tmp_path / "tokenizer.model", "internlm2-chat", NATIVE, markup="qwen3-vl")
 
 
-def opened(recipe: Recipe) -> Job:
+def opened(recipe: Recipe) -> PreprocessJob:
     folder = recipe.tokenizer.parent
     return open_job([folder / "meta.json"], recipe, folder / "dataset")
 
@@ -92,13 +92,13 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def seen(job: Job) -> bool:
+def seen(job: PreprocessJob) -> bool:
     """Whether what is in the output folder is this job's. Raises UserError if it is another's."""
     return job.finished() is not None
 
 
 @pytest.fixture
-def finished(start: Recipe) -> Job:
+def finished(start: Recipe) -> PreprocessJob:
     """With its dataset in the output folder, and one part beside it."""
     job = opened(start)
     job.work.mkdir(parents=True)
@@ -108,14 +108,14 @@ def finished(start: Recipe) -> Job:
     return job
 
 
-def test_what_was_made_of_the_same_is_kept(start: Recipe, finished: Job) -> None:
+def test_what_was_made_of_the_same_is_kept(start: Recipe, finished: PreprocessJob) -> None:
     again = opened(start)
     assert seen(again)
     assert again.missing() == [1]
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_another_input_makes_another_dataset_of_other_parts(name: str, start: Recipe, finished: Job) -> None:
+def test_another_input_makes_another_dataset_of_other_parts(name: str, start: Recipe, finished: PreprocessJob) -> None:
     INPUTS[name](start.tokenizer.parent)
     other = opened(start)
     assert 0 in other.missing()
@@ -128,11 +128,11 @@ def test_every_field_of_a_recipe_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, other in RECIPE.items() if other])
-def test_another_recipe_makes_another_dataset_of_other_parts(name: str, start: Recipe, finished: Job) -> None:
+def test_another_recipe_makes_another_dataset_of_other_parts(name: str, start: Recipe, finished: PreprocessJob) -> None:
     """Looked at more closely, images give the same dataset, of parts that say so."""
     other = opened(replace(start, **{name: RECIPE[name](start)}))
     assert other.missing() == [0, 1]
-    if name in LOOKS:
+    if name in CHECK_FIELDS:
         assert seen(other)
     else:
         with pytest.raises(UserError, match="holds a dataset made otherwise"):

@@ -14,9 +14,9 @@ from examples.demo.data import train_tokenizer
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import RULES, Tiling, native_grid
 from megatron.vlm.data.templates import TEMPLATES
-from megatron.vlm.preprocessing.folder_files import folder_choices
-from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, needs, with_pixels
-from megatron.vlm.preprocessing.model_recipe import settle as settle_with_origins
+from megatron.vlm.preprocessing.folder_files import folder_settings
+from megatron.vlm.preprocessing.model_recipe import DEFAULTS, check_tokenizer, model_settings, with_pixels
+from megatron.vlm.preprocessing.model_recipe import resolve_settings as settle_with_origins
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import PRESETS
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def settle(given: dict[str, Any], model: str | None) -> dict[str, Any]:
+def resolve_settings(given: dict[str, Any], model: str | None) -> dict[str, Any]:
     return {flag: choice.value for flag, choice in settle_with_origins(given, model).items()}
 
 
@@ -52,7 +52,7 @@ def maker(tokenizer: Path, **changed: Any) -> SampleMaker:
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_names_what_there_is_and_what_goes_together(name: str) -> None:
-    wanted, model = {flag: choice.value for flag, choice in needs(PRESETS[name], None).items()}, PRESETS[name]
+    wanted, model = {flag: choice.value for flag, choice in model_settings(PRESETS[name], None).items()}, PRESETS[name]
     assert wanted["image-markup"] in MARKUPS
     assert RULES[wanted["tiling"]].joins_tiles == model.newline
     assert (wanted["image-markup"] == "llava") == ("llava" in name)
@@ -99,12 +99,12 @@ def test_each_qwen_has_the_template_of_its_generation(
     config = {"model_type": kind, "vision_config": tower, "text_config": {"model_type": f"{kind}_text"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for known in (PRESETS[preset_name], read_architecture(tmp_path)):
-        assert needs(known, None)["chat-template"].value == template
+        assert model_settings(known, None)["chat-template"].value == template
 
 
 def test_what_nobody_says_is_the_models_or_usual() -> None:
     given = {"tokenizer-model": TOKENIZER, "tiling": None}
-    assert settle(given, "llava-1.6-mistral-7b") == {
+    assert resolve_settings(given, "llava-1.6-mistral-7b") == {
         "tiling": "anyres",
         "tile-size": 336,
         "tokens-per-tile": 576,
@@ -116,8 +116,8 @@ def test_what_nobody_says_is_the_models_or_usual() -> None:
         "max-tiles": 12,
         "thumbnail": True,
     }
-    alone = settle({**given, "chat-template": "chatml"}, None)
-    assert alone == {**USUAL, "chat-template": "chatml", "tokenizer-model": TOKENIZER}
+    alone = resolve_settings({**given, "chat-template": "chatml"}, None)
+    assert alone == {**DEFAULTS, "chat-template": "chatml", "tokenizer-model": TOKENIZER}
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_what_nobody_says_is_the_models_or_usual() -> None:
 )
 def test_a_flag_that_contradicts_the_model_is_refused_with_both(model: str, flag: str, value: Any, wanted: Any) -> None:
     with pytest.raises(UserError, match=f"--{flag} {value}, but model '{model}' needs {wanted}"):
-        settle({"tokenizer-model": TOKENIZER, flag: value}, model)
+        resolve_settings({"tokenizer-model": TOKENIZER, flag: value}, model)
 
 
 def test_what_says_the_same_in_other_words_is_taken() -> None:
     given = {"tokenizer-model": TOKENIZER, "chat-template": "chatml", "tiling": "fixed", "tile-size": 448}
-    assert settle(given, "internvl3-8b").items() >= given.items()
+    assert resolve_settings(given, "internvl3-8b").items() >= given.items()
 
 
 def test_flags_override_what_is_the_users_choice() -> None:
@@ -193,24 +193,24 @@ def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:
     strange = {**LLAVA_CONFIG, "text_config": {"model_type": "llama", "vocab_size": 64064}}
     (folder / "config.json").write_text(json.dumps(strange))
     with pytest.raises(UserError, match=r"--chat-template is missing, and model '.*' does not say which"):
-        settle({}, str(folder))
+        resolve_settings({}, str(folder))
     (folder / "tokenizer.model").unlink()
     with pytest.raises(UserError, match=r"--tokenizer-model is missing, and model '.*' does not say which"):
-        settle({"chat-template": "vicuna"}, str(folder))
-    assert settle({"chat-template": "vicuna", "tokenizer-model": TOKENIZER}, str(folder))["tile-size"] == 336
+        resolve_settings({"chat-template": "vicuna"}, str(folder))
+    assert resolve_settings({"chat-template": "vicuna", "tokenizer-model": TOKENIZER}, str(folder))["tile-size"] == 336
     with pytest.raises(UserError, match="--tokenizer-model is missing, and --model would say which"):
-        settle({"chat-template": "chatml"}, None)
+        resolve_settings({"chat-template": "chatml"}, None)
 
 
 def test_a_folder_brings_its_tokenizer_and_its_processors_square(folder: Path) -> None:
     given = {"chat-template": "vicuna"}
-    assert settle(given, str(folder))["tokenizer-model"] == folder / "tokenizer.model"
-    assert settle(given, str(folder))["tiling"] == "pad"
+    assert resolve_settings(given, str(folder))["tokenizer-model"] == folder / "tokenizer.model"
+    assert resolve_settings(given, str(folder))["tiling"] == "pad"
     square = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
     stretched = {"size": {"height": 336, "width": 336}, "do_center_crop": False}
     for fields, rule in ((square, "crop"), ({**square, "do_pad": True}, "pad"), (stretched, "fixed")):
         (folder / "preprocessor_config.json").write_text(json.dumps(fields))
-        assert settle(given, str(folder))["tiling"] == rule
+        assert resolve_settings(given, str(folder))["tiling"] == rule
 
 
 SIGLIP = {"image_processor_type": "SiglipImageProcessor"}
@@ -237,7 +237,7 @@ def test_llavas_square_is_its_processors_or_refused(folder: Path, seed: int) -> 
     config = {**LLAVA_CONFIG, "vision_config": {**LLAVA_CONFIG["vision_config"], "image_size": side}}
     (folder / "config.json").write_text(json.dumps(config))
     try:
-        chosen = folder_choices(folder, read_architecture(folder), with_template=False)
+        chosen = folder_settings(folder, read_architecture(folder), with_template=False)
     except UserError as error:
         assert re.search("config.json: (do_center_crop is False|(crop_)?size is missing|SigLIP's)", str(error))  # noqa: PT017
         return
@@ -246,7 +246,7 @@ def test_llavas_square_is_its_processors_or_refused(folder: Path, seed: int) -> 
         return
     noise = np.random.default_rng(seed).integers(0, 256, (draw.randint(20, 300), draw.randint(20, 300), 3), np.uint8)
     made = theirs(**fields, do_rescale=False, do_normalize=False)(Image.fromarray(noise), return_tensors="np")
-    ours = np.asarray(RULES[chosen["tiling"].value].lay(Image.fromarray(noise), (side, side))).transpose(2, 0, 1)
+    ours = np.asarray(RULES[chosen["tiling"].value].resize(Image.fromarray(noise), (side, side))).transpose(2, 0, 1)
     assert np.array_equal(made["pixel_values"][0], ours)
 
 

@@ -23,8 +23,8 @@ from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import reject_limit
-from megatron.vlm.preprocessing.job import Job, Shard, open_job
-from megatron.vlm.preprocessing.preprocess import look, merge_shards, preprocess, preprocess_shard
+from megatron.vlm.preprocessing.job import PreprocessJob, Shard, open_job
+from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard, preview
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
@@ -90,7 +90,7 @@ def test_every_sample_knows_its_input_file_and_line(raw: Path, tmp_path: Path) -
     lines = {str(path): path.read_text().splitlines() for path in inputs}
     dataset = ChatDataset(tmp_path / "dataset")
     for sample in range(2 * SAMPLES):
-        place = corpus.place(sample)
+        place = corpus.origin_of(sample)
         record = json.loads(lines[place["file"]][place["line"] - 1])
         images = record.get("image") or []
         assert [image.path for image in dataset.images(sample)] == ([images] if isinstance(images, str) else images)
@@ -232,7 +232,7 @@ def test_shards_and_a_merge_write_what_one_run_writes(raw: Path, tmp_path: Path,
 
 @pytest.mark.parametrize("work", [merge_shards, preprocess])
 def test_two_at_once_are_one_after_the_other(
-    raw: Path, tmp_path: Path, reference: dict[str, bytes], work: Callable[[Job], Any]
+    raw: Path, tmp_path: Path, reference: dict[str, bytes], work: Callable[[PreprocessJob], Any]
 ) -> None:
     """Merges of one job, or whole jobs, that start a moment apart: both end well, with one good dataset."""
     job = open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path / "dataset", lines_per_part=10)
@@ -296,11 +296,11 @@ def test_many_rejects_fail_a_run_that_set_no_limit_and_one_that_allows_them_is_i
 def test_a_look_reads_the_first_lines_of_every_file_and_writes_nothing(raw: Path, tmp_path: Path) -> None:
     files = [raw / "train.jsonl", raw / "mixed.jsonl"]
     job = open_job(files, recipe(raw), tmp_path / "dataset", lines_per_part=20)
-    assert look(job) == f"2 files of {2 * SAMPLES + 3} lines; of the first 40 0 rejected"
+    assert preview(job) == f"2 files of {2 * SAMPLES + 3} lines; of the first 40 0 rejected"
     (tmp_path / "alone.jsonl").write_bytes((raw / "train.jsonl").read_bytes())
     lost = open_job([tmp_path / "alone.jsonl"], replace(recipe(raw), image_root=None), tmp_path / "dataset", 20)
     with pytest.raises(UserError, match=r"of 20 lines rejected, .* missing_image; .*--image-root"):
-        look(lost)
+        preview(lost)
     assert not job.output.exists()
     assert not job.work.exists()
 

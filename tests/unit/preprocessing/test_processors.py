@@ -15,7 +15,7 @@ from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.job import open_job
-from megatron.vlm.preprocessing.model_recipe import settle
+from megatron.vlm.preprocessing.model_recipe import resolve_settings
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
 from tests.unit.hf.models import GEMMA_JINJA, GLM_JINJA, GLM_THINKING_JINJA, MISTRAL_JINJA
@@ -447,7 +447,7 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
     if flags["template"] in JINJA:
         (tmp_path / "chat_template.jinja").write_text(JINJA[flags["template"]])
         given = {}
-    found = {flag: choice.value for flag, choice in settle(given, str(tmp_path)).items()}
+    found = {flag: choice.value for flag, choice in resolve_settings(given, str(tmp_path)).items()}
     native = rule in TILINGS
     wanted = {
         "tiling": rule,

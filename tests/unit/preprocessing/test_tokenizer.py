@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 
 from examples.demo.data import train_tokenizer
-from megatron.vlm.preprocessing.tokenizer import Encoding, load_tokenizer
+from megatron.vlm.preprocessing.tokenizer import TokenizedText, load_tokenizer
 from omnibal_ext.errors import UserError
 
 
@@ -59,7 +59,7 @@ def test_tokens_that_the_models_folder_declares_keep_their_ids(model: Path) -> N
 
 def test_a_range_covers_the_tokens_that_hold_a_character_of_it() -> None:
     # "ab" as one token, a character in three bytes (its range on the last of them), "c".
-    encoding = Encoding.of([1, 2, 3, 4, 5], [(0, 2), (2, 2), (2, 2), (2, 3), (3, 4)])
+    encoding = TokenizedText.of([1, 2, 3, 4, 5], [(0, 2), (2, 2), (2, 2), (2, 3), (3, 4)])
     assert np.flatnonzero(encoding.covers(0, 1)).tolist() == [0]
     assert np.flatnonzero(encoding.covers(1, 2)).tolist() == [0]
     assert np.flatnonzero(encoding.covers(2, 3)).tolist() == [1, 2, 3]

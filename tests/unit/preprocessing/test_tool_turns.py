@@ -114,13 +114,13 @@ def test_tokens_and_masks_are_those_of_the_family_s_own_template(root: Path, nam
     assert template.tools is not None
     opened, calls, thoughts = maker(root, name), 0, 0
     for seed in range(60):
-        record = drawn(seed, bool(template.thoughts), template.tools.pictures)
+        record = drawn(seed, bool(template.reasoning), template.tools.pictures)
         ids, mask = made(opened, record)
         assert (ids, mask) == theirs(root, name, record), record
         text = opened.tokenizer._model.decode(ids, skip_special_tokens=False)  # type: ignore[attr-defined]
         calls, thoughts = calls + text.count("</tool_call>"), thoughts + text.count("</think>")
     assert calls > 100
-    assert (thoughts > 60) == bool(template.thoughts)
+    assert (thoughts > 60) == bool(template.reasoning)
 
 
 def test_what_tools_answer_is_never_trained_and_what_the_assistant_says_is(root: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_template_without_a_form_is_named(root: Path, name: str) -> None:
         with pytest.raises(Rejected, match=f"unsupported_field: chat template '{name}' has no form for tools"):
             made(opened, record)
     thought = {"messages": [OPENAI[0], {**OPENAI[4], "reasoning_content": "Hm."}]}
-    if TEMPLATES[name].thoughts:
+    if TEMPLATES[name].reasoning:
         return
     with pytest.raises(Rejected, match=f"'{name}' has no form for reasoning"):
         made(opened, thought)

@@ -1,4 +1,4 @@
-"""Links as they are measured: on a made-up network the profiler finds the figures that it was made of."""
+"""Transfers as they are measured: on a made-up network the profiler finds the figures that it was made of."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megatron.vlm.profiling import transfers
-from megatron.vlm.profiling.transfers import Links, measure_links
+from megatron.vlm.profiling.transfers import TransferCosts, measure_transfers
 
 
 class Network:
@@ -57,7 +57,9 @@ class Ring:
         pass
 
 
-def measured(network: Network, ranks: int, here: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Links, list[list[int]]]:
+def measured(
+    network: Network, ranks: int, here: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[TransferCosts, list[list[int]]]:
     """What a rank finds, and the pairs that were made."""
     pairs: list[list[int]] = []
 
@@ -83,7 +85,7 @@ def measured(network: Network, ranks: int, here: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(transfers, "Communicator", ring)
     monkeypatch.setattr(transfers, "Timer", lambda: network.timed)
     monkeypatch.setattr(transfers, "torch", SimpleNamespace(zeros=lambda count, device: torch.zeros(count)))
-    return measure_links(stopwatch), pairs
+    return measure_transfers(stopwatch), pairs
 
 
 @pytest.mark.parametrize(("ranks", "here"), [(2, 0), (2, 1), (4, 1), (4, 2)])
@@ -108,4 +110,4 @@ def test_a_large_transfer_that_was_faster_took_no_less_than_nothing(monkeypatch:
 
 
 def test_one_rank_has_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert measured(Network(1.0, 1.0, 1.0), 1, 0, monkeypatch) == (Links(), [])
+    assert measured(Network(1.0, 1.0, 1.0), 1, 0, monkeypatch) == (TransferCosts(), [])

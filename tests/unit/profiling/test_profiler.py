@@ -15,14 +15,14 @@ import torch
 from megatron.vlm import platform
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
-from megatron.vlm.profiling import profiler, step
+from megatron.vlm.profiling import profiler, stage_pass
 from megatron.vlm.profiling.action_costs import measure_actions
 from megatron.vlm.profiling.kept import KeptBytes
-from megatron.vlm.profiling.layer_costs import KindMeasurement, _some, fit_seconds
-from megatron.vlm.profiling.profiler import Job, fit_line, measure_profile, seconds_of_weights, step_seconds
+from megatron.vlm.profiling.layer_costs import KindMeasurement, _consecutive, fit_seconds
+from megatron.vlm.profiling.profiler import ProfileJob, fit_line, measure_profile, seconds_of_weights, step_seconds
 from megatron.vlm.profiling.stopwatch import WARM_UP, Run, Stopwatch, at_usual_pace
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
-from megatron.vlm.profiling.transfers import Links
+from megatron.vlm.profiling.transfers import TransferCosts
 from omnibal_ext.chain import FAR, FAR_TAKING, FULL, TAKING
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
@@ -151,13 +151,13 @@ class Kind:
     def __init__(self, _: object, chain: Any, kind: str, budgets: tuple[int, int]) -> None:
         assert budgets == (5, 7)
         self.kind, self.weights, self.parameters = kind, WEIGHTS[kind], 10 * WEIGHTS[kind]
-        self.trained, self.dealt, self.count = (0 if kind == "vit" else WEIGHTS[kind]), 0, COUNTS.get(kind, 1)
+        self.trained, self.trained_experts, self.count = (0 if kind == "vit" else WEIGHTS[kind]), 0, COUNTS.get(kind, 1)
         self.room = False
 
     def runs(self) -> dict[str, Run]:
         return {"0": lambda: (0.125 * self.weights, 0.5 * self.weights)}
 
-    def make_room(self) -> None:
+    def release(self) -> None:
         self.room = True
 
     def optimizer_runs(self, _: object) -> dict[str, Run]:
@@ -188,13 +188,13 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All fields. An iteration takes what the executor needs for it, and what a step takes without any weights."""
-    model, links = harness.SMALL, Links(0.01, 0.002, 0.0003)
+    model, links = harness.SMALL, TransferCosts(0.01, 0.002, 0.0003)
     monkeypatch.setattr(profiler, "Stopwatch", Watch)
     monkeypatch.setattr(profiler, "KindMeasurement", Kind)
-    monkeypatch.setattr(profiler, "measure_links", lambda _: links)
+    monkeypatch.setattr(profiler, "measure_transfers", lambda _: links)
     monkeypatch.setattr(profiler, "measure_actions", lambda *_: (0.5, 0.75, 0.125))
     monkeypatch.setattr(platform, "overhead_bytes", lambda: 77)
-    job = Job("small", 5, 7, tensor_parallel=2, data_parallel=4, frozen=("vit",), steps=11)
+    job = ProfileJob("small", 5, 7, tensor_parallel=2, data_parallel=4, frozen=("vit",), steps=11)
     chain: Any = SimpleNamespace(architecture=model, kinds=model.chain)
     found = measure_profile(
         Namespace(params_dtype=dtype, sequence_parallel=True), chain, job, {"device": "a device", "torch": "2"}
@@ -219,7 +219,7 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
         "host_action_seconds": 0.125, "supervised_share": 0.0,
         "iteration_seconds": pytest.approx(0.75 + A_STEP), "measured_with": {"device": "a device", "torch": "2"},
         "notes": {"disturbed": {"vit": "1 of 9"}, "reduction_seconds_per_byte": 0.0003},
-        "whole_layers": {}, "image_tiles": 0.0, "replica_seconds_per_byte": 0.0,
+        "whole_layers": {}, "image_tiles": 0.0, "replica_seconds_per_byte": 0.0, "corrected_by": {},
     }  # fmt: skip
     assert {*wanted, "layers", "schema_version"} == {field.name for field in fields(Profile)}
     assert {name: getattr(found, name) for name in wanted} == wanted
@@ -227,25 +227,25 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
 
 @pytest.mark.parametrize(("ranks", "share"), [(1, 0.0), (2, 1.0), (4, 1.5)])
 def test_gradients_are_reduced_by_a_ring(ranks: int, share: float) -> None:
-    job, links = Job("tiny", 1, 1, data_parallel=ranks), Links(reduction_seconds_per_byte=0.25)
+    job, links = ProfileJob("tiny", 1, 1, data_parallel=ranks), TransferCosts(reduction_seconds_per_byte=0.25)
     assert step_seconds(job, 1.0, 0.0, 3.0, links) == pytest.approx(3.0 + share)
-    dealt = Job("tiny", 1, 1, data_parallel=2 * ranks, expert_parallel=2)
+    dealt = ProfileJob("tiny", 1, 1, data_parallel=2 * ranks, expert_parallel=2)
     assert step_seconds(dealt, 1.0, 1.0, 3.0, links) == pytest.approx(3.0 + share), "over those with the same experts"
 
 
 def test_vit_layers_with_windows_and_without_are_measured_apart() -> None:
     """Of four ViT layers, links 1 to 4, the second sees whole images; two are measured where two follow each other."""
     kinds = harness.MODELS["native"].cost_kinds
-    assert [_some(kind, kinds) for kind in (FULL, "vit", "projector", "llm")] == [(2, 1), (3, 2), (5, 1), (9, 2)]
-    assert _some("vit", harness.MODELS["small"].cost_kinds) == (1, 2)
+    assert [_consecutive(kind, kinds) for kind in (FULL, "vit", "projector", "llm")] == [(2, 1), (3, 2), (5, 1), (9, 2)]
+    assert _consecutive("vit", harness.MODELS["small"].cost_kinds) == (1, 2)
 
 
 @pytest.mark.parametrize("model", ["native", "layerless", "gemma_4_inputs"])
 def test_actions_are_measured_with_one_layer_of_every_kind_that_there_is(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built, build = [], step.Stage
-    monkeypatch.setattr(step, "Stage", lambda *given, **more: built.append(build(*given, **more)) or built[-1])
+    built, build = [], stage_pass.Stage
+    monkeypatch.setattr(stage_pass, "Stage", lambda *given, **more: built.append(build(*given, **more)) or built[-1])
     with megatron_alone(model) as inputs:
         figures = measure_actions(inputs.args, inputs.architecture, Stopwatch(1))
     assert len(figures) == 3
@@ -255,7 +255,7 @@ def test_actions_are_measured_with_one_layer_of_every_kind_that_there_is(
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_layers_are_measured_as_the_job_runs_them(shared: bool) -> None:
-    flags = Job("tiny", 1, 1, tensor_parallel=2, sequence_parallel=shared, bf16=True).flags()
+    flags = ProfileJob("tiny", 1, 1, tensor_parallel=2, sequence_parallel=shared, bf16=True).flags()
     assert ("--sequence-parallel" in flags) == shared
     assert {"--bf16", "--tensor-model-parallel-size"} <= set(flags)
 
@@ -331,5 +331,5 @@ def test_a_gpu_keeps_a_reserve_for_what_no_layer_has(monkeypatch: pytest.MonkeyP
 def test_what_recomputing_adds_is_added_to_both_ways() -> None:
     """Forward 2 and backward 3 seconds, and 2.5 and 6 with recomputation: 3.5 more."""
     measurement = SimpleNamespace(packs=[None], _run=lambda mode, pack: lambda: (2.5, 6.0))
-    added = KindMeasurement._added(measurement, "whole", lambda: (2.0, 3.0))  # type: ignore[arg-type]
+    added = KindMeasurement._recompute_run(measurement, "whole", lambda: (2.0, 3.0))  # type: ignore[arg-type]
     assert added() == (3.5,)

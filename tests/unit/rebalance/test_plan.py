@@ -14,9 +14,9 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.rebalance.nodes import place_batches, share_across_nodes
+from omnibal_ext.rebalance.nodes import fraction_across_nodes, place_batches
 from omnibal_ext.rebalance.phases import Phase, phases_of
-from omnibal_ext.rebalance.plan import Need, Placed, plan_step
+from omnibal_ext.rebalance.plan import PhaseInput, PhasePlacement, plan_step
 from omnibal_ext.sizes import Sizes
 
 BYTES_A_TOKEN, BYTES_A_TILE = 8.0, 256 * 8192.0
@@ -38,21 +38,21 @@ def test_as_few_bytes_cross_nodes_as_can_and_then_ranks(seed: int) -> None:
 
     assert crossing(found) == min(crossing(np.array(way)) for way in permutations(range(6)))
     total = max(1.0, sum(size.sum() for _, size in sources))
-    assert share_across_nodes(found[batch], sources, 3) == pytest.approx(crossing(found)[0] / total)
+    assert fraction_across_nodes(found[batch], sources, 3) == pytest.approx(crossing(found)[0] / total)
 
 
-def step(ranks: int, each: int, seed: int) -> tuple[np.ndarray, dict[str, Need], dict[str, Placed]]:
+def step(ranks: int, each: int, seed: int) -> tuple[np.ndarray, dict[str, PhaseInput], dict[str, PhasePlacement]]:
     """Random samples, so many a rank, placed on nodes of eight."""
     tiles, tokens = corpus(ranks * each, seed)
     home = np.repeat(np.arange(ranks), each)
     needs = {
-        "vision": Need(Phase(1.0), tiles, tiles * 6e5),
-        "language": Need(Phase(1.0, 1 / 36_864), tokens, tokens * BYTES_A_TOKEN, "vision", tiles * BYTES_A_TILE),
+        "vision": PhaseInput(Phase(1.0), tiles, tiles * 6e5),
+        "language": PhaseInput(Phase(1.0, 1 / 36_864), tokens, tokens * BYTES_A_TOKEN, "vision", tiles * BYTES_A_TILE),
     }
     return home, needs, plan_step(home, needs, ranks, 8)
 
 
-def dist_ratio(need: Need, place: np.ndarray, ranks: int) -> float:
+def dist_ratio(need: PhaseInput, place: np.ndarray, ranks: int) -> float:
     """Of one step (OmniBal, section 4): the share of its time that a rank waits, on average."""
     loads = np.array([need.phase.seconds(need.units[place == rank]).sum() for rank in range(ranks)])
     return float(((loads.max() - loads) / loads.max()).mean())
@@ -67,9 +67,9 @@ def test_batches_go_where_their_samples_are(ranks: int, each: int, blind: float,
     for seed in range(10):
         _, tokens = corpus(ranks * each, seed)
         home = np.repeat(np.arange(ranks), each)
-        batch, sources = Phase(1.0, 1 / 36_864).deal(tokens, ranks), [(home, tokens.astype(float))]
+        batch, sources = Phase(1.0, 1 / 36_864).assign(tokens, ranks), [(home, tokens.astype(float))]
         placed = place_batches(batch, sources, ranks, 8)[batch]
-        shares.append([share_across_nodes(place, sources, 8) for place in (batch, placed)])
+        shares.append([fraction_across_nodes(place, sources, 8) for place in (batch, placed)])
     assert np.mean(shares, axis=0)[0] == pytest.approx(blind, abs=0.03)
     assert np.mean(shares, axis=0)[1] <= most
 
@@ -83,7 +83,7 @@ def test_ranks_of_random_batches_are_level(ranks: int, before: float, vision: fl
     for seed in range(60):
         home, needs, placed = step(ranks, 4, seed)
         ratios.append(
-            [dist_ratio(need, place, ranks) for name, need in needs.items() for place in (home, placed[name].place)]
+            [dist_ratio(need, place, ranks) for name, need in needs.items() for place in (home, placed[name].rank_of)]
         )
     found = np.mean(ratios, axis=0)
     assert found[0] == pytest.approx(before, abs=0.05)
@@ -95,27 +95,27 @@ def test_ranks_of_random_batches_are_level(ranks: int, before: float, vision: fl
 def test_a_sample_without_a_part_stays_and_every_other_is_placed_once(seed: int) -> None:
     home, needs, placed = step(16, 4, seed)
     text = needs["vision"].units == 0
-    assert np.array_equal(placed["vision"].place[text], home[text])
+    assert np.array_equal(placed["vision"].rank_of[text], home[text])
     for name, need in needs.items():
-        loads = need.phase.of_batches(need.units, placed[name].place, 16)
+        loads = need.phase.of_batches(need.units, placed[name].rank_of, 16)
         assert placed[name].after == pytest.approx(loads.max())
         assert placed[name].before == pytest.approx(need.phase.of_batches(need.units, home, 16).max())
         assert placed[name].after < placed[name].before
 
 
 def test_what_is_level_stays_where_it_was_read() -> None:
-    """At the limit; beyond it, it is dealt anew."""
+    """At the limit; beyond it, samples are assigned anew."""
     home = np.array([0, 0, 1, 1])
     for off, moves in ((0, False), (1, False), (2, True)):
         units = np.array([50 + off, 50 + off, 50 - off, 50 - off])
-        placed = plan_step(home, {"all": Need(Phase(1.0), units, units * 1.0)}, 2, 1)["all"]
+        placed = plan_step(home, {"all": PhaseInput(Phase(1.0), units, units * 1.0)}, 2, 1)["all"]
         assert placed.before == 100 + 2 * off
         assert placed.after == (100 if moves else placed.before)
-        assert np.array_equal(placed.place, home) == placed.stays == (not moves)
+        assert np.array_equal(placed.rank_of, home) == placed.stays == (not moves)
 
 
 def test_packs_are_level_and_stay(tmp_path: Path) -> None:
-    """Every whole iteration of an epoch, its samples where the index has them."""
+    """Every complete iteration of an epoch, its samples where the index has them."""
     ranks, (tiles, tokens) = 8, corpus(4000, 0)
     options = PackOptions("balanced", 9, 4096, micro_batches=4, data_parallel_size=ranks, seconds=0.5)
     index, _ = build_index(Sizes.from_arrays(tiles, tokens), tmp_path / "packs", options)
@@ -126,7 +126,7 @@ def test_packs_are_level_and_stay(tmp_path: Path) -> None:
         home = np.repeat(np.repeat(np.arange(ranks), 4), [len(place) for place in places])
         samples = index.sample_ids[np.concatenate(places)]
         needs = {
-            name: Need(phase, units[samples], units[samples] * 1.0)
+            name: PhaseInput(phase, units[samples], units[samples] * 1.0)
             for (name, phase), units in zip(phases_of(PackCosts.of_model()).items(), (tiles, tokens), strict=True)
         }
         assert all(placed.stays for placed in plan_step(home, needs, ranks, ranks).values())
@@ -136,10 +136,10 @@ def test_outputs_go_straight_to_where_they_are_needed() -> None:
     """The language model's batches lie with the outputs, which weigh more than what was read: these travel once."""
     home, needs, placed = step(16, 4, 1)
     language = needs["language"]
-    dealt = placed["language"].place
-    alone = plan_step(home, {"language": language._replace(after="", output_bytes=None)}, 16, 8)["language"].place
-    outputs = [(placed["vision"].place, np.asarray(language.output_bytes))]
-    assert share_across_nodes(dealt, outputs, 8) < share_across_nodes(alone, outputs, 8)
+    placed_ranks = placed["language"].rank_of
+    alone = plan_step(home, {"language": language._replace(after="", output_bytes=None)}, 16, 8)["language"].rank_of
+    outputs = [(placed["vision"].rank_of, np.asarray(language.output_bytes))]
+    assert fraction_across_nodes(placed_ranks, outputs, 8) < fraction_across_nodes(alone, outputs, 8)
 
 
 def test_ranks_are_whole_nodes() -> None:

@@ -1,1 +1,1 @@
-"""The files that people keep conversations in: each format is cut into parts of a few hundred rows, and read again."""
+"""Formats of input files: each is cut into parts of a few hundred rows, which are then read one by one."""

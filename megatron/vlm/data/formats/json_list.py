@@ -1,7 +1,7 @@
 """One JSON list of conversations, as LLaVA's files are.
 
-Its elements are found by parsing, with every byte taken for a character: what JSON is built from is ASCII, so positions
-of characters are positions in the file, and an element can be read alone later.
+Elements are found by parsing the bytes as Latin-1: JSON's syntax is ASCII, and character positions are byte offsets, by
+which an element can be read alone later.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
-    """Find the elements; the file is held in memory meanwhile. Raises UserError if it is not one JSON list."""
+    """Cut a file, which is in memory meanwhile. Raises UserError if it is not one JSON list."""
     content = path.read_bytes()
     try:
         spans = list(_elements(content.decode("latin-1"), content.index(b"[") + 1))
     except ValueError as error:
-        raise UserError(f"{path}: is no JSON list to its end: {error}; mend or split the file") from error
+        raise UserError(f"{path}: is no JSON list to its end: {error}; fix or split the file") from error
     parts = []
     for first in range(0, len(spans), rows_per_part):
         block = spans[first : first + rows_per_part]
@@ -42,7 +42,7 @@ def rows(part: PartSource) -> Iterator[Row]:
 
 
 def _elements(text: str, position: int) -> Iterator[tuple[int, int]]:
-    """Where each element of a list begins and ends, up to the closing bracket. ValueError where there is none."""
+    """(start, end) of each element up to the closing bracket. Raises ValueError if there is none."""
     decoder = json.JSONDecoder()
     while True:
         between = _BETWEEN.match(text, position)

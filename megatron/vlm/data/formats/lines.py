@@ -1,4 +1,4 @@
-"""JSON Lines: one conversation a line, in UTF-8, also behind a mark of the byte order, as Windows writes it."""
+"""JSON Lines: one conversation a line, in UTF-8, with or without a byte order mark."""
 
 import codecs
 import hashlib
@@ -13,7 +13,7 @@ _OTHER = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
-    """Cut a file into parts and hash it, in one pass. Raises UserError where its first bytes say UTF-16 or UTF-32."""
+    """Cut a file into parts and hash it, in one pass. Raises UserError if it begins with UTF-16's or UTF-32's mark."""
     digest, parts = hashlib.sha256(), []
     offset = lines = 0
     with path.open("rb") as file:
@@ -29,7 +29,7 @@ def cut(path: Path, rows_per_part: int) -> InputFile:
 
 
 def rows(part: PartSource) -> Iterator[Row]:
-    """Lines that hold more than white space, numbered as in the file."""
+    """The lines of a part that are not blank, with their numbers in the file."""
     with part.file.open("rb") as file:
         file.seek(part.offset)
         block = file.read(part.size)

@@ -1,4 +1,4 @@
-"""Images that lie inside a file which holds more: read at their offset, or in their cell."""
+"""Images and videos inside of input files: bytes at an offset, base64 at an offset, or a table's cell."""
 
 import base64
 from pathlib import Path
@@ -8,10 +8,7 @@ from megatron.vlm.data.formats.table import read_cell
 
 
 def read_place(path: Path, place: Place) -> bytes:
-    """The bytes of an image inside a file.
-
-    Raises ValueError if they are no base64 where they should be, OSError if the file cannot be read.
-    """
+    """The bytes at a place in a file. Raises ValueError for damaged base64, OSError if the file cannot be read."""
     kind, *where = place
     if kind == "cell":
         column, row, index = where
@@ -24,7 +21,7 @@ def read_place(path: Path, place: Place) -> bytes:
 
 
 def embedded(reference: str, row: Row) -> Place | None:
-    """Where the image of a `data:` URL lies in its row's file; None if it stands there otherwise than in the URL."""
+    """The place of a `data:` URL's content in its row's file; None if it is escaped there."""
     payload = reference.partition(";base64,")[2].encode()
     start = row.record.find(payload) if payload and isinstance(row.record, bytes) else -1
     return None if start < 0 else ("base64", row.offset + start, len(payload))

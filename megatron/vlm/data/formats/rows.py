@@ -1,4 +1,4 @@
-"""What every format comes to: rows, parts of files, files."""
+"""What every format is read as: input files, their parts, rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,16 +7,15 @@ from typing import Any
 
 ROWS_PER_PART = 500
 Place = tuple[str | int, ...]
-"""Where an image is in a file that holds more: ("bytes" or "base64", offset, size), ("cell", column, row, place)."""
+"""Of an image inside an input file: ("bytes" or "base64", offset, size), ("cell", column, row, index in its list)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One conversation as its file has it.
+    """One conversation of an input file.
 
-    `record` is JSON text as it stands in the file from byte `offset` on, or fields that are read already. `images` are
-    those that the row holds itself, by the names by which its record may speak of them. A `fault`, reason and detail,
-    says why there is nothing to read.
+    `record`: JSON text, at byte `offset` of the file, or parsed fields. `images`: name in the record -> place, for
+    images in the file itself. `fault`: (reason, detail) if the row cannot be read.
     """
 
     number: int  # counted from 1
@@ -28,7 +27,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class PartSource:
-    """Where a part's rows are: `size` bytes of `file` from `offset` (of a table: rows); `first_line` counts from 1."""
+    """A part of an input file: `size` bytes from `offset` (in tables: rows); `first_line` counts from 1."""
 
     file: Path
     offset: int
@@ -37,14 +36,14 @@ class PartSource:
     lines: int
     format: str = "lines"
     root: Path | None = None
-    """Where image paths start from, if not at the recipe's image root."""
+    """Image root of this file, if not the recipe's."""
     max_tiles: int | None = None
-    """Of this file's conversations, if not the recipe's."""
+    """Limit of this file's conversations, if not the recipe's."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """An input file as it was read: its hash, its rows, and the parts it is cut into."""
+    """An input file: hash, number of rows, and parts."""
 
     path: Path
     sha256: str
@@ -52,4 +51,4 @@ class InputFile:
     parts: tuple[PartSource, ...]
     root: Path | None = None
     weight: float = 1.0
-    """Times that an epoch sees each sample, where the user's files say so."""
+    """How often an epoch has each sample (`repeat_time` of a meta file)."""

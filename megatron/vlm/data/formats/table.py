@@ -1,7 +1,7 @@
-"""Hugging Face datasets on disk: Parquet and Arrow files with a conversation a row, images inside or beside.
+"""Hugging Face datasets on disk: Parquet and Arrow files with a conversation a row.
 
-The column of the conversation is `conversations` or `messages`; `image` or `images` hold paths or, as the library saves
-pictures, {"bytes", "path"}; `video` or `videos` likewise. What is inside stays in its cell and is read there.
+The conversation is in the column `conversations` or `messages`; `image` or `images` hold paths or, as the library saves
+images, {"bytes", "path"}; `video` or `videos` likewise. Bytes are not copied: training reads them from their cell.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from omnibal_ext.packages import lacking
 
 CONVERSATIONS, IMAGES, VIDEOS = ("conversations", "messages"), ("image", "images"), ("video", "videos")
 EDGE = 2**20
-"""Bytes at both ends of a file that are hashed: the schema and the table of contents are there."""
+"""Bytes at both ends of a file that are hashed: they hold schema and metadata."""
 BATCH = 64
 
 
@@ -56,7 +56,7 @@ def _holds_bytes(value: Any) -> bool:
 
 
 def _named(value: Any, column: str, row: int, images: dict[str, Place]) -> Any:
-    """The value with a name for every image that lies in a cell; the names' places go to `images`."""
+    """The value with cells' images replaced by names, whose places are added to `images`."""
     several = isinstance(value, list)
     names: list[Any] = []
     for index, entry in enumerate(value if several else [value]):
@@ -71,7 +71,7 @@ def _named(value: Any, column: str, row: int, images: dict[str, Place]) -> Any:
 
 
 def read_cell(path: Path, column: str, row: int, index: int) -> bytes:
-    """The bytes of an image in a table; `index` is its place in a list, -1 for a cell that is one image."""
+    """The bytes of an image in a table; `index` in the cell's list, -1 if the cell is one image."""
     cell = _open(path).cell(column, row)
     entry = cell if index < 0 else cell[index]
     content: bytes = entry["bytes"] if isinstance(entry, Mapping) else entry
@@ -79,7 +79,7 @@ def read_cell(path: Path, column: str, row: int, index: int) -> bytes:
 
 
 class _Parquet:
-    """Parquet: a row group is read at a time, of one column where an image is wanted."""
+    """Parquet: read by row group, images by column as well."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet
@@ -111,7 +111,7 @@ class _Parquet:
 
 
 class _Arrow:
-    """Arrow: mapped into memory, a row costs what it holds."""
+    """Arrow: memory-mapped."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow
@@ -119,7 +119,7 @@ class _Arrow:
 
         try:
             reader = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-        except pyarrow.ArrowInvalid:  # the other of its two layouts
+        except pyarrow.ArrowInvalid:  # the file layout, not the stream
             reader = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
         self.table = reader.read_all()
         self.names: list[str] = self.table.column_names

@@ -1,10 +1,10 @@
 """WebDataset tars: the files of one conversation follow each other and share their name up to the first dot.
 
-    000.json  {"conversations": [...]}      images are named there by file name or ending ("jpg", "1.png"), or, where
-    000.jpg                                 the record names none, are all that lie beside it, in order; so are videos
-                                            of which the words have a mark
+    000.json  {"conversations": [...]}      names images by file name or extension ("jpg", "1.png"); a record that
+    000.jpg                                 names none has all images of its key, in order; so for videos, if its
+                                            text has a video mark
 
-Nothing is unpacked: a tar has no compression, so an image is read at its offset.
+Nothing is unpacked: a tar is not compressed, so an image is read at its offset.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import VIDEO_MARK
 
 NAMED = re.compile(rb'"(?:image|images|image_url|url|path|video|videos|video_url)"\s*:')
-"""A record that names images or videos: in a field, or in parts of messages."""
+"""Matches a record that names images or videos, in a field or in message parts."""
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
-    """Read all headers, whose names and sizes (and the records) are hashed. Raises UserError for a damaged tar."""
+    """Cut a tar; the hash is of names, sizes and records. Raises UserError for a damaged tar."""
     digest, starts, end = hashlib.sha256(), [], 0
     try:
         with path.open("rb") as file:
@@ -51,7 +51,7 @@ def cut(path: Path, rows_per_part: int) -> InputFile:
 
 
 def rows(part: PartSource) -> Iterator[Row]:
-    """The conversations of a part; numbers count conversations of the tar."""
+    """The conversations of a part, numbered within the tar."""
     with part.file.open("rb") as file:
         samples = _samples(file, part.offset, part.offset + part.size)
         for number, (key, members) in enumerate(samples, start=part.first_line):
@@ -66,7 +66,7 @@ def _samples(file: Any, start: int, end: int | None) -> Iterator[tuple[str, list
         for key, group in groupby(members, key=lambda member: _key(member.name)):
             yield key, list(group)
         file.seek(tar.offset)
-        if end is None and file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # which the library takes for the end
+        if end is None and file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a bad header for the end
             raise tarfile.ReadError(f"no header at byte {tar.offset}")
 
 
@@ -99,16 +99,16 @@ def _row(file: Any, number: int, key: str, members: list[tarfile.TarInfo]) -> Ro
 
 
 def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
-    """The record, with the images and videos beside it where it names none of its own."""
+    """The record, with the images and videos of its key if it names none."""
     try:
         record = json.loads(text)
     except ValueError:
         return text  # refused with its own reason
-    beside = {"images": [name for name in names if name.lower().endswith(IMAGES)]}
+    found = {"images": [name for name in names if name.lower().endswith(IMAGES)]}
     if VIDEO_MARK.encode() in text:
-        beside["videos"] = [name for name in names if name.lower().endswith(VIDEOS)]
+        found["videos"] = [name for name in names if name.lower().endswith(VIDEOS)]
     names_its_own = not isinstance(record, dict) or NAMED.search(text)
-    return text if names_its_own or not any(beside.values()) else {**record, **beside}
+    return text if names_its_own or not any(found.values()) else {**record, **found}
 
 
 def _content(file: Any, member: tarfile.TarInfo) -> bytes:

@@ -1,11 +1,11 @@
-"""Which features of an image the language models of LLaVA-1.6 and LLaVA-OneVision read, and in what order.
+"""The order of an image's features in the text, for tiles that are joined (LLaVA-1.6, LLaVA-OneVision).
 
-thumbnail, row by row        tiles joined, the padding cut off, a newline behind every row
+thumbnail, row by row        tiles joined, the padding cut off, a newline after every row
 0 1                          4  5  |  8  9  n
 2 3                          6  7  | 10 11  n         (two tiles of 2 x 2 features, nothing to cut)
 
-LLaVA-OneVision makes joined tiles smaller that have more than nine tiles' features: a token is then a mean of four
-features, by their nearness (torch's bilinear interpolation). An image among several is one tile and a newline.
+LLaVA-OneVision downsamples joined tiles of more than nine tiles' features (bilinear interpolation): a token is then a
+weighted mean of four features. An image among several is one tile and a newline.
 """
 
 from collections.abc import Iterable
@@ -22,23 +22,23 @@ from omnibal_ext.errors import UserError
 
 NEWLINE = -1
 TOLERATED = 1.1
-"""How many times longer a side may be than the cap says before it is made shorter (LLaVA-OneVision)."""
+"""Sides may exceed the cap by this factor before downsampling (LLaVA-OneVision)."""
 
 
 @dataclass(frozen=True)
 class FeatureOrder:
-    """The features that tokens are, in order."""
+    """The feature, or weighted features, of each image token."""
 
     sources: NDArray[np.int64]
-    """[tokens], or where tokens are means of four [tokens, 4]."""
+    """Feature numbers [tokens], or [tokens, 4] if tokens are weighted means."""
     weights: NDArray[np.float32] | None = None
-    """[tokens, 4] shares of the four; None: every token is one feature."""
+    """[tokens, 4]; None: every token is one feature."""
 
     def __len__(self) -> int:
         return len(self.sources)
 
     def as_means(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Sources and weights [tokens, 4], whatever the tokens are."""
+        """Sources and weights as [tokens, 4] in any case."""
         if self.weights is not None:
             return self.sources, self.weights
         weights = np.zeros((len(self), 4), np.float32)
@@ -47,9 +47,9 @@ class FeatureOrder:
 
 
 def feature_order(image: TiledImage, rule: str, tokens_per_tile: float) -> FeatureOrder:
-    """The features of its own tiles that an image's tokens are.
+    """The order of an image's features; 0, 1, 2, ... if the rule does not join tiles.
 
-    All of them where tiles stay apart. Raises UserError where tiles are joined and the features of one are no square.
+    Raises UserError if it does, and a tile's features are no square or the image's size is not recorded.
     """
     if not RULES[rule].joins_tiles:
         return FeatureOrder(np.arange(int(image.tiles * tokens_per_tile)))
@@ -66,10 +66,10 @@ def feature_order(image: TiledImage, rule: str, tokens_per_tile: float) -> Featu
 
 
 def image_sources(size: tuple[int, int], grid: tuple[int, int], side: int) -> NDArray[np.int64]:
-    """Feature numbers of one image, NEWLINE between rows: int64 [tokens].
+    """Feature numbers of one image, with NEWLINE: int64 [tokens].
 
-    `size` is the image's width and height, `grid` its columns and rows of tiles, `side` a tile's features in a row.
-    Features are numbered tile by tile, the thumbnail first; an image of one tile has no other.
+    `size`: (width, height) in pixels. `grid`: (columns, rows) of tiles. `side`: features in a tile's row. Features are
+    numbered tile by tile from the thumbnail on; an image of one tile has the thumbnail only.
     """
     (columns, rows), tile = grid, side * side
     thumbnail = np.arange(tile)
@@ -79,19 +79,19 @@ def image_sources(size: tuple[int, int], grid: tuple[int, int], side: int) -> ND
 
 
 def _joined(size: tuple[int, int], grid: tuple[int, int], side: int) -> NDArray[np.int64]:
-    """Features of the tiles behind the thumbnail, [rows, columns] of what the image covers."""
+    """Feature numbers of the joined tiles, without padding: [rows, columns]."""
     (columns, rows), tile = grid, side * side
     tiles = np.arange(tile, tile * (1 + columns * rows)).reshape(rows, columns, side, side)
     return _unpadded(tiles.transpose(0, 2, 1, 3).reshape(rows * side, columns * side), size)
 
 
 def _lines(kept: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[rows, columns, ...] with a newline behind every row."""
+    """[rows, columns, ...] -> [rows, columns + 1, ...] with NEWLINE at the end of every row."""
     return np.concatenate([kept, np.full((len(kept), 1, *kept.shape[2:]), NEWLINE)], axis=1)
 
 
 def _capped(size: tuple[int, int], grid: tuple[int, int], side: int, cap: int) -> FeatureOrder:
-    """Thumbnail and joined tiles, these made smaller where they have many more features than `cap` tiles."""
+    """Thumbnail and joined tiles, downsampled if they have many more features than `cap` tiles."""
     kept, thumbnail = _joined(size, grid, side), np.arange(side * side)
     (height, width), longer = kept.shape, sqrt(kept.size / (cap * side * side))
     if longer <= TOLERATED:
@@ -112,7 +112,7 @@ def _capped(size: tuple[int, int], grid: tuple[int, int], side: int, cap: int) -
 
 
 def _between(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The two of `length` places around each of `shorter` ones laid over them, [2, shorter], and their shares."""
+    """Linear interpolation of `length` values to `shorter`: two indices for each, and their weights, [2, shorter]."""
     ratio = np.float32(length) / np.float32(shorter)
     # Rounded once, as torch's fused multiplication does.
     at = np.maximum(float(ratio) * (np.arange(shorter) + 0.5) - 0.5, 0).astype(np.float32)
@@ -122,7 +122,7 @@ def _between(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def _unpadded(joined: NDArray[np.int64], size: tuple[int, int]) -> NDArray[np.int64]:
-    """What the image covers of a grid into which it was fitted and centred, as LLaVA rounds it."""
+    """Cut off the padding of an image that was fitted into the grid and centred, with LLaVA's rounding."""
     (width, height), (full_height, full_width) = size, joined.shape
     if width / height > full_width / full_height:
         margin = (full_height - int(round(height * (full_width / width), 7))) // 2
@@ -132,7 +132,7 @@ def _unpadded(joined: NDArray[np.int64], size: tuple[int, int]) -> NDArray[np.in
 
 
 def joined_orders(images: Iterable[tuple[int, FeatureOrder]]) -> FeatureOrder:
-    """One order over the features of several images, each given as their number and its own order."""
+    """One order for several images, given as (number of features, order) each."""
     moved, offset = [FeatureOrder(np.empty(0, dtype=np.int64))], 0
     for features, order in images:
         moved.append(replace(order, sources=np.where(order.sources == NEWLINE, NEWLINE, order.sources + offset)))
@@ -144,7 +144,7 @@ def joined_orders(images: Iterable[tuple[int, FeatureOrder]]) -> FeatureOrder:
 
 
 def order_tensors(images: Iterable[tuple[int, FeatureOrder]]) -> dict[str, Any]:
-    """`joined_orders` as a microbatch holds it."""
+    """`joined_orders` as fields of a `Microbatch`."""
     order = joined_orders(images)
     found: dict[str, Any] = {"image_sources": torch.from_numpy(order.sources)}
     return found if order.weights is None else found | {"image_weights": torch.from_numpy(order.weights)}

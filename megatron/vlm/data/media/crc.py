@@ -1,7 +1,7 @@
-"""Is an image or a video still what was preprocessed? CRC-32 of its bytes as they are stored.
+"""Is an image or video file still what was preprocessed? CRC-32 of its stored bytes.
 
-A flipped bit, or a run of up to 32, always changes it; another file has the same one once in four thousand million. Who
-wants to deceive can, as by changing the dataset. Reading it takes a small part of what decoding takes.
+It detects every burst of up to 32 flipped bits, and another file but for one in 2^32. It is no protection against
+intent. Computing it takes a small part of the time of decoding.
 """
 
 import io
@@ -20,18 +20,18 @@ LARGEST = 2**32 - 1
 
 
 class ChangedError(ValueError):
-    """A file is not the one that was preprocessed."""
+    """A file has another CRC-32 than when it was preprocessed."""
 
 
 def crc_of(path: Path, place: Place = ()) -> int:
-    """Of a file, or of what is at a place in one. Raises UserError, OSError or ValueError if it cannot be read."""
+    """CRC-32 of a file, or of a place in one. Raises UserError, OSError or ValueError if it cannot be read."""
     with opened(path, place) as file:
         return _crc(file)
 
 
 @contextmanager
 def opened(path: Path, place: Place = (), crc: int | None = None) -> Iterator[BinaryIO]:
-    """A file, or what is at a place in one; raises ChangedError if its CRC-32 is to be another one."""
+    """Open a file, or a place in one. Raises ChangedError if its CRC-32 is not `crc` (None: any)."""
     with io.BytesIO(read_place(path, place)) if place else open_plain(path, "see to the image") as file:
         if crc is not None:
             found = _crc(file)
@@ -45,7 +45,7 @@ def opened(path: Path, place: Place = (), crc: int | None = None) -> Iterator[Bi
 
 
 def _crc(file: BinaryIO) -> int:
-    """Block by block: a file may be larger than memory."""
+    """Read by blocks: a file may be larger than memory."""
     crc = 0
     while block := file.read(BLOCK):
         crc = zlib.crc32(block, crc)

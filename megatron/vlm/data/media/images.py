@@ -1,13 +1,11 @@
-"""Image files: is this one whole, how large is it, and its pixels as eight-bit RGB.
+"""Image files: is a file complete, its size, and its pixels as 8-bit RGB.
 
-Only formats that Pillow reads by itself are opened (of EPS it would ask Ghostscript). Checking reads headers where they
-tell whether the file is whole: a JPEG must end with its end-of-image marker, a WebP must be as long as it says. A file
-that fails this, or is of another format, is decoded in full and Pillow decides: of a PNG only its pixels tell whether
-they are all there.
+Only formats that Pillow reads without other programs are opened (EPS would start Ghostscript). Where a header tells
+whether a file is complete, only headers are checked: a JPEG must have its end-of-image marker, a WebP its stated
+length. Files that fail this, and other formats such as PNG, are decoded entirely.
 
-Pixels are those of transformers' processors for the same file: turned upright as EXIF says, alpha dropped, the
-transparent colour of a palette white. One thing differs on purpose: 16-bit grey is scaled, which Pillow's own
-conversion would clip to white.
+Pixels equal those of transformers' processors: rotated by EXIF, alpha dropped, a palette's transparent colour white.
+One difference is intended: 16-bit grey is scaled, where Pillow's conversion would clip it to white.
 """
 
 import io
@@ -44,9 +42,9 @@ NORMALIZATIONS = {
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 MAX_SIDE = 2**16
 MAX_JPEG_HEADER, MAX_JPEG_SEGMENTS = 2**24, 2**12
-"""What stands before a JPEG's pixels: of tens of thousands of segments of EXIF Pillow makes one, in minutes."""
+"""Limits of what comes before a JPEG's pixels: Pillow joins tens of thousands of EXIF segments in minutes."""
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 2**26  # Pillow's own guard against decompression bombs: 89 megapixels
-UPRIGHT = {  # what turns an image upright, by the orientation that EXIF names
+UPRIGHT = {  # EXIF orientation -> the transposition that makes an image upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -56,13 +54,13 @@ UPRIGHT = {  # what turns an image upright, by the orientation that EXIF names
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
-_NO_RANGE = ("F", "I")  # pixels of which nobody says what is white
+_NO_RANGE = ("F", "I")  # modes without a defined white
 _JPEG_END = b"\xff\xd9"
 _JPEG_TAIL = 64  # some writers pad the file after the end marker
 
 
 def path_below_root(reference: str) -> str:
-    """An image's path relative to the image root, without detours. Links below the root are the user's own choice.
+    """Normalise an image's path relative to the image root. Symbolic links below the root are followed.
 
     Raises `Rejected` (path_outside_root) if the path leads out of the root.
     """
@@ -73,9 +71,9 @@ def path_below_root(reference: str) -> str:
 
 
 def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False, place: Place = ()) -> tuple[int, int]:
-    """Width and height in pixels of a usable image, upright. `decode` reads every pixel, which finds flipped bits too.
+    """(width, height) of a usable image, upright. `decode` decodes it entirely, which also finds flipped bits.
 
-    With a `place` the image is inside the file `path`.
+    `place`: the image is there inside the file `path`.
 
     Raises `Rejected`: missing_image, unreadable_image, empty_image, not_an_image, truncated_image, too_many_pixels,
     animated_image, unscaled_pixels.
@@ -94,7 +92,7 @@ def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False, p
     with file, warnings.catch_warnings():
         if status.st_size == 0:
             raise Rejected("empty_image", f"{path}: zero bytes")
-        warnings.simplefilter("ignore")  # what Pillow would warn of either leads to a verdict here or is harmless
+        warnings.simplefilter("ignore")  # what Pillow warns of is checked here or harmless
         return _checked_size(path, file, max_pixels, decode)
 
 
@@ -150,16 +148,16 @@ def _decode(path: Path, file: BinaryIO) -> Image.Image:
 
 
 def orientation(image: Image.Image) -> int:
-    """How the camera was held (EXIF, 1 to 8), as far as the file was read; 1 where it is not said or makes no sense."""
+    """EXIF orientation, 1 to 8, as far as the file was read; 1 if missing or damaged."""
     try:
-        # PNG's own getexif would decode the image to see what stands behind its pixels.
+        # PNG's getexif would decode the image to find EXIF after the pixels.
         return int(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
-    except Exception:  # damaged EXIF says nothing, as in other programs that show images
+    except Exception:  # damaged EXIF counts as none
         return 1
 
 
 def _jpeg_header_is_endless(file: BinaryIO) -> bool:
-    """Whether a JPEG has more before its pixels than any camera writes. The file is left at its start."""
+    """Whether a JPEG has more before its pixels than cameras write. Leaves the file at its start."""
     position, segments, start = 2, 0, file.read(2)
     while start == b"\xff\xd8" and segments <= MAX_JPEG_SEGMENTS and position <= MAX_JPEG_HEADER:
         file.seek(position)
@@ -183,16 +181,13 @@ def _webp_is_whole(file: BinaryIO) -> bool:
     return bool(end >= 8 + struct.unpack("<I", file.read(4))[0])
 
 
-_WHOLE: dict[str, Callable[[BinaryIO], bool]] = {
-    "JPEG": _jpeg_is_whole,
-    "WEBP": _webp_is_whole,
-}
+_WHOLE: dict[str, Callable[[BinaryIO], bool]] = {"JPEG": _jpeg_is_whole, "WEBP": _webp_is_whole}
 
 
 def load_rgb(path: Path, place: Place = (), crc: int | None = None) -> Image.Image:
-    """Decode an image, a file or what is at a `place` in one, as eight-bit RGB, upright.
+    """Decode an image, a file or a `place` in one, as upright 8-bit RGB.
 
-    Raises what Pillow raises, and ChangedError if the file's CRC-32 is to be another one.
+    Raises Pillow's errors, and ChangedError if the CRC-32 is not `crc` (None: any).
     """
     with opened(path, place, crc) as file, Image.open(file, formats=FORMATS) as image:
         image.load()

@@ -1,10 +1,10 @@
-"""Which frames of a video a model sees, by number: the ways of transformers' video processors.
+"""Frame numbers that a model sees of a video: the methods of transformers' video processors.
 
-| way | frames |
+| method | frames |
 |---|---|
 | `even` | from the first one on, `fps` a second, an even number (Qwen2-VL) |
 | `spread` | from the first to the last one, `fps` a second (Qwen3-VL) |
-| `by second` | one behind each step of 1 / `fps` seconds; of `max_seconds` so many over the whole (GLM-4.1V) |
+| `by second` | one after each 1 / `fps` seconds; beyond `max_seconds`, as many as of it, spread evenly (GLM-4.1V) |
 | `by length` | 6 a second up to half a minute, 2 up to five, 1 beyond; 640 at most (GLM-4.6V) |
 """
 
@@ -16,12 +16,12 @@ import torch
 from megatron.vlm.data.media.tiles import FRAMES
 
 PACES = ((30, 3.0), (300, 1.0), (2400, 0.5))
-"""Of `by length`: up to so many seconds, steps a second."""
+"""For `by length`: (up to this many seconds, steps a second)."""
 MOST_BY_LENGTH = 640
 
 
 def even(total: int, rate: float, fps: float, least: int, most: int) -> list[int]:
-    """In torch, whose rounding of a float's steps decides now and then. It may count one too far."""
+    """With torch.arange, to round as transformers does; it may yield one frame too many, which is dropped."""
     most = floor(min(most, total) / FRAMES) * FRAMES
     wanted = min(max(total / rate * fps, least), most, total)
     count = floor(wanted / FRAMES) * FRAMES
@@ -30,14 +30,14 @@ def even(total: int, rate: float, fps: float, least: int, most: int) -> list[int
 
 
 def spread(total: int, rate: float, fps: float, least: int, most: int) -> list[int]:
-    """At least so many, and at most."""
+    """`least` to `most` frames, evenly spaced from the first to the last."""
     count = min(max(int(total / rate * fps), least), most, total)
     frames: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
     return frames
 
 
 def by_second(total: int, rate: float, seconds: float, fps: float, max_seconds: float) -> list[int]:
-    """None twice."""
+    """`fps` frames a second, without duplicates; spread evenly over videos longer than `max_seconds`."""
     if seconds <= max_seconds:
         found = [min(total - 1, ceil(step * rate / fps)) for step in range(max(floor(seconds * fps), 1))]
     elif (count := int(max_seconds * fps)) >= total:
@@ -48,7 +48,7 @@ def by_second(total: int, rate: float, seconds: float, fps: float, max_seconds: 
 
 
 def by_length(total: int, rate: float, seconds: float) -> list[int]:
-    """None twice. Where steps of the pace give another number than the length asks for, frames are spread anew."""
+    """Frames at the pace of the length, without duplicates; spread evenly if that gives another number than wanted."""
     pace = next((steps for limit, steps in PACES if seconds <= limit), PACES[-1][1])
     count = min(int(min(seconds, PACES[-1][0]) * pace * FRAMES), MOST_BY_LENGTH)
     found = [] if total < count else _at_pace(total, rate, 1 / (FRAMES * pace), int(seconds))
@@ -61,7 +61,7 @@ def by_length(total: int, rate: float, seconds: float) -> list[int]:
 
 
 def _at_pace(total: int, rate: float, step: float, last_second: int) -> list[int]:
-    """The first frame at or behind each step, up to the last whole second."""
+    """The first frame at or after each step, up to the last full second."""
     found, second, a_frame = [], 0.0, 1 / rate
     for frame in range(total):
         if frame * a_frame >= second:

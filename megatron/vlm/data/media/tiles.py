@@ -5,24 +5,24 @@
     |    0    |    1    |   resized to (2 T) x (1 T) pixels   | 0 | | 1 | | thumbnail |
     +---------+---------+                                    +---+ +---+ +-----------+
 
-Rules of several tiles: `internvl`, the dynamic tiling of InternVL 1.5 (arXiv 2404.16821, section 3.3), where the images
-of a conversation share the most tiles, and `internvl_each`, where each may have them, as in transformers' processor;
-`anyres`, the grids of LLaVA-1.6 for each image, which keeps its aspect ratio on a black ground; the thumbnail comes
-first and the language model sees the tiles joined (anyres.py); `anyres_max_9`, LLaVA-OneVision's, with up to 6 x 6
-tiles. Of one tile: `pad`, the whole image on a square of the ViT's mean colour, as LLaVA-1.5 was trained; `crop`, the
-middle square, as its published processor does; `fixed`, the image stretched; `gemma`, the same by bilinear
-interpolation, as Gemma 3 has it, which needs to know where its images begin.
+Rules of several tiles:
+  internvl        InternVL 1.5's dynamic tiling (arXiv 2404.16821, section 3.3); max_tiles are a conversation's
+  internvl_each   the same, max_tiles are an image's, as in transformers' processor
+  anyres          LLaVA-1.6: one of five grids, padded with black, thumbnail first, tiles joined (anyres.py)
+  anyres_max_9    LLaVA-OneVision: the same with grids of up to 6 x 6 tiles
+  split           Idefics 3: the longer side becomes that of a square of max_tiles; each tile, and the thumbnail after
+                  them, has its own text before it
+Rules of one tile:
+  pad             LLaVA-1.5 as trained: padded to a square with the ViT's mean colour
+  crop            LLaVA-1.5's published processor: the centre square
+  fixed           stretched; `gemma` (Gemma 3): by bilinear interpolation
+Rules of native resolution, where a tile is a patch, and patches are ordered by the squares that become one token:
+  native          near the image's own size (Qwen2-VL, arXiv 2409.12191)
+  native_edge     no larger than a square of max_tiles, rounded up (Pixtral, arXiv 2410.07073)
+  native_grown    images narrower than a square are enlarged first (GLM-4.1V)
+  gemma4          scaled to as many patches as max_tiles allows; `gemma4_unified`: a patch is an entire square
 
-`split` brings an image's longer side to that of a square of the most tiles; each tile, and the whole image behind them,
-stands at a place of its own in the words (Idefics 3).
-
-`native` keeps an image near its own size (Qwen2-VL, arXiv 2409.12191): a tile is a patch, and patches follow each other
-square by square, as many of them as become one token of the language model. `native_edge` makes it no larger than a
-square of the most tiles, and rounds up (Pixtral, arXiv 2410.07073); `native_grown` makes what is narrower than a square
-larger first (GLM-4.1V); `gemma4` takes as many patches as the limit allows (Gemma 4), however small the image,
-and `gemma4_unified` the same of patches that are a square of them.
-
-Pixels are those of transformers' image processors (the ones on Pillow), to which the tests compare them.
+Pixels equal those of transformers' Pillow image processors, in the tests.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ GREY_GROUND = (127, 127, 127)  # of SigLIP's
 
 @cache
 def internvl_grids(min_tiles: int, max_tiles: int) -> tuple[Grid, ...]:
-    """All grids of `min_tiles` to `max_tiles` tiles, smaller areas first: the order in which ties are settled."""
+    """All grids of `min_tiles` to `max_tiles` tiles by area, the order in which ties are broken."""
     sides = range(1, max_tiles + 1)
     grids = [(columns, rows) for columns in sides for rows in sides if min_tiles <= columns * rows <= max_tiles]
     return tuple(sorted(grids, key=lambda grid: grid[0] * grid[1]))
@@ -65,7 +65,7 @@ def internvl_grids(min_tiles: int, max_tiles: int) -> tuple[Grid, ...]:
 def internvl_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
     """The grid whose aspect ratio is nearest to the image's.
 
-    Of equally near ones the later, larger grid wins if the image has more than half of that grid's pixels.
+    Of equally near ones a larger grid wins if the image has more than half of its pixels.
     """
     aspect, area = width / height, width * height
     best, best_distance = (1, 1), float("inf")
@@ -85,7 +85,7 @@ def anyres_grid(
     max_tiles: int,
     grids: tuple[Grid, ...] = ANYRES_GRIDS,
 ) -> Grid:
-    """The grid, of LLaVA-1.6's or others, keeping most of the image's pixels, of those the one with least padding."""
+    """The grid that keeps most of the image's pixels, among these the one with least padding."""
 
     def merit(grid: Grid) -> tuple[int, int]:
         full_width, full_height = grid[0] * tile_size, grid[1] * tile_size
@@ -98,12 +98,12 @@ def anyres_grid(
 
 
 def native_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
-    """Patches a side for an image near its own size: whole squares, from `min_tiles` to `max_tiles` patches."""
+    """Patches a side for an image near its own size: entire squares, `min_tiles` to `max_tiles` patches."""
     return square_grid(width, height, tile_size, min_tiles * tile_size**2, max_tiles * tile_size**2)
 
 
 def grown_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
-    """The same where an image narrower than a square is first made as wide (GLM-4.1V)."""
+    """`native_grid` of the image enlarged to at least a square's side (GLM-4.1V)."""
     return native_grid(*grown((width, height), SQUARE * tile_size), tile_size, min_tiles, max_tiles)
 
 
@@ -116,10 +116,10 @@ def grown(size: tuple[int, int], side: int) -> tuple[int, int]:
 def square_grid(
     width: int, height: int, patch: int, least: int, most: int, frames: int = 1, whole_frames: int = 1
 ) -> Grid:
-    """Patches a side, in whole squares, for pictures near their own size: `least` to `most` pixels of all `frames`.
+    """Patches a side, in entire squares, for an image or frames near their own size, of `least` to `most` pixels.
 
-    `whole_frames` are those that the limits are asked of, `frames` those by which a picture is scaled. Raises
-    `Rejected` (too_narrow).
+    Whether limits hold is judged by `whole_frames` frames, the scale computed for `frames`. Raises `Rejected`
+    (too_narrow).
     """
     if max(width, height) > MOST_TIMES_LONGER * min(width, height):
         raise Rejected("too_narrow", f"{width} x {height} pixels, one side over {MOST_TIMES_LONGER} times the other")
@@ -136,8 +136,8 @@ def square_grid(
 
 
 def filling_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int, square: int = 3) -> Grid:
-    """Patches a side, in whole squares, for an image scaled to nearly `max_tiles` patches; at least one square a side,
-    then as many times longer the other way as the image is. Raises `Rejected` (too_narrow) where that leaves none."""
+    """Patches a side, in entire squares, for an image scaled to nearly `max_tiles` patches; a side of none gets one
+    square, the other follows the aspect ratio. Raises `Rejected` (too_narrow) if none are left."""
     side, factor = square * tile_size, sqrt(max_tiles * tile_size**2 / (height * width))
     rows, columns = floor(factor * height / side), floor(factor * width / side)
     longest = max_tiles // square**2
@@ -151,7 +151,7 @@ def filling_grid(width: int, height: int, tile_size: int, min_tiles: int, max_ti
 
 
 def edge_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
-    """Patches a side, in whole squares, for an image whose sides fit into a square of `max_tiles` patches.
+    """Patches a side, in entire squares, for an image shrunk to fit into a square of `max_tiles` patches.
 
     Raises `Rejected` (too_narrow).
     """
@@ -166,10 +166,8 @@ def edge_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles
 
 
 def split_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
-    """Tiles a side for an image whose longer side becomes that of a square of `max_tiles`, the other one's rounded up.
-
-    However small the image (Idefics 3).
-    """
+    """Tiles a side for an image scaled so that its longer side is that of a square of `max_tiles`; the other is rounded
+    up (Idefics 3)."""
     edge = isqrt(max_tiles) * tile_size
     inner_width, inner_height = _at_edge(width, height, edge)
     if inner_width >= inner_height:
@@ -180,7 +178,7 @@ def split_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tile
 
 
 def _at_edge(width: int, height: int, edge: int) -> tuple[int, int]:
-    """Width and height where the longer side is `edge` and the other one even, as Idefics 3's processor has it."""
+    """(width, height) scaled to a longer side of `edge` and an even shorter one (Idefics 3)."""
     if width >= height:
         shorter = int(edge / (width / height))
         return edge, max(1, shorter + shorter % 2)
@@ -203,7 +201,7 @@ def _one_cropped(width: int, height: int, tile_size: int, *_: int) -> Grid:
 
 
 def _within(pixels: int, what: str) -> Grid:
-    """One tile, unless a long strip would take all memory on its way there."""
+    """One tile. Raises `Rejected` (too_many_pixels) if the intermediate image would be too large."""
     if pixels > MAX_CANVAS:
         raise Rejected("too_many_pixels", f"{what}, are {pixels}, limit {MAX_CANVAS}; cut it into parts")
     return (1, 1)
@@ -216,7 +214,7 @@ def _stretch(
 
 
 def _stretch_twice(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """To nearly its own shape, then to whole tiles (Idefics 3)."""
+    """To nearly its aspect ratio, then to entire tiles (Idefics 3)."""
     shaped = _stretch(image, _at_edge(*image.size, max(size)), Image.Resampling.LANCZOS)
     return _stretch(shaped, size, Image.Resampling.LANCZOS)
 
@@ -248,61 +246,56 @@ def _crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a tiling rule chooses a grid, from (width, height, tile_size, min_tiles, max_tiles), and lays it out."""
+    """How a tiling rule chooses a grid from (width, height, tile_size, min_tiles, max_tiles), and what else differs."""
 
     choose: Callable[[int, int, int, int, int], Grid]
-    lay: Callable[[Image.Image, tuple[int, int]], Image.Image]  # the image over width and height of the whole grid
+    resize: Callable[[Image.Image, tuple[int, int]], Image.Image]  # to (width, height) of the grid
     thumbnail_first: bool = False
-    joins_tiles: bool = False  # the language model reads the tiles' features as one picture, without its padding
-    cap: int = 0  # joined tiles are made smaller beyond so many tiles' features; one alone has a thumbnail too
-    native: bool = False  # tiles are patches, in squares
-    square: int = SQUARE  # patches a side of one, there
-    scaled: bool = True  # pixels are brought to the ViT's mean and deviation by the processor, and not by the model
-    each: bool = False  # limits are those of an image, not of a conversation
-    starts: bool = False  # the language model must know where the tokens of each image begin
-    prefix: bool = False  # and where the answer of a sample does, which is one question's
+    joins_tiles: bool = False  # tiles' features are read as one picture, without padding (anyres.py)
+    cap: int = 0  # joined tiles are downsampled to so many tiles' features; one tile has a thumbnail too
+    native: bool = False  # a tile is a patch
+    square: int = SQUARE  # patches a side that become one token, if native
+    scaled: bool = True  # the processor, not the model, normalises pixels
+    per_image: bool = False  # tile limits are per image, not per conversation
+    needs_image_starts: bool = False  # the model must know where each image's tokens begin
+    prefix_attention: bool = False  # tokens before the answer attend in both directions
     resampling: Image.Resampling = Image.Resampling.BICUBIC
-    by_rows: bool = False  # each row of an image's features stands at a place of its own in the words
-    by_tiles: bool = False  # so does each tile, and the whole image, which is made of what was cut
-    several: "Rule | None" = None  # how an image among several becomes one tile; None: as it would alone
+    by_rows: bool = False  # each row of features is a run of tokens of its own
+    by_tiles: bool = False  # each tile is, and the thumbnail, which is made from the resized image
+    among_several: "Rule | None" = None  # the rule for an image among several; None: the same
 
     @property
     def read_as(self) -> tuple[bool, int, bool, int, bool, bool, bool, bool]:
-        """What a model must know of the rule: those that are alike in it serve the same ones."""
-        language = (self.starts, self.prefix, self.by_rows, self.by_tiles)
+        """What a model depends on: rules that are equal in it can replace each other."""
+        language = (self.needs_image_starts, self.prefix_attention, self.by_rows, self.by_tiles)
         return self.joins_tiles, self.cap, self.native, self.square, *language
 
 
+_BILINEAR = Image.Resampling.BILINEAR
+_native = partial(Rule, resize=_stretch, native=True, per_image=True)
 RULES = {
     "internvl": Rule(internvl_grid, _stretch),
-    "internvl_each": Rule(internvl_grid, _stretch, each=True),
-    "anyres": Rule(anyres_grid, _letterbox, thumbnail_first=True, joins_tiles=True, each=True),
+    "internvl_each": Rule(internvl_grid, _stretch, per_image=True),
+    "anyres": Rule(anyres_grid, _letterbox, thumbnail_first=True, joins_tiles=True, per_image=True),
     "anyres_max_9": Rule(
         partial(anyres_grid, grids=ANYRES_MAX_GRIDS),
         _letterbox,
         thumbnail_first=True,
         joins_tiles=True,
         cap=9,
-        several=Rule(_one_padded, partial(_pad, colour=GREY_GROUND)),
+        among_several=Rule(_one_padded, partial(_pad, colour=GREY_GROUND)),
     ),
     "pad": Rule(_one_padded, _pad),
     "crop": Rule(_one_cropped, _crop),
     "fixed": Rule(_one_tile, _stretch),
-    "gemma": Rule(
-        _one_tile,
-        partial(_stretch, resampling=Image.Resampling.BILINEAR),
-        starts=True,
-        resampling=Image.Resampling.BILINEAR,
-    ),
-    "paligemma": Rule(_one_tile, _stretch, prefix=True),
-    "native": Rule(native_grid, _stretch, native=True, each=True, starts=True),
-    "gemma4": Rule(filling_grid, _stretch, native=True, square=3, scaled=False, each=True, starts=True),
-    "gemma4_unified": Rule(
-        partial(filling_grid, square=1), _stretch, native=True, square=1, scaled=False, each=True, starts=True
-    ),
-    "native_grown": Rule(grown_grid, _stretch, native=True, each=True, starts=True),
-    "native_edge": Rule(edge_grid, _stretch, native=True, each=True, by_rows=True),
-    "split": Rule(split_grid, _stretch_twice, each=True, by_tiles=True, resampling=Image.Resampling.LANCZOS),
+    "gemma": Rule(_one_tile, partial(_stretch, resampling=_BILINEAR), needs_image_starts=True, resampling=_BILINEAR),
+    "paligemma": Rule(_one_tile, _stretch, prefix_attention=True),
+    "native": _native(native_grid, needs_image_starts=True),
+    "gemma4": _native(filling_grid, square=3, scaled=False, needs_image_starts=True),
+    "gemma4_unified": _native(partial(filling_grid, square=1), square=1, scaled=False, needs_image_starts=True),
+    "native_grown": _native(grown_grid, needs_image_starts=True),
+    "native_edge": _native(edge_grid, by_rows=True),
+    "split": Rule(split_grid, _stretch_twice, per_image=True, by_tiles=True, resampling=Image.Resampling.LANCZOS),
 }
 
 
@@ -310,8 +303,8 @@ RULES = {
 class Tiling:
     """How images are cut: `tile_size` in pixels, tile counts without the thumbnail.
 
-    `max_tiles` is for one conversation, whose images share it equally as in InternVL's multi-image training, or each
-    image's own (`Rule.each`).
+    `max_tiles` is per image (`Rule.per_image`), or per conversation and divided equally among its images, as in
+    InternVL's multi-image training.
     """
 
     tile_size: int = 448
@@ -335,33 +328,33 @@ class Tiling:
             )
 
     def share(self, images: int) -> int:
-        """Tiles that each of `images` of a conversation may have."""
-        return self.max_tiles if RULES[self.rule].each else max(1, self.max_tiles // images)
+        """Most tiles of each of a conversation's `images` images."""
+        return self.max_tiles if RULES[self.rule].per_image else max(1, self.max_tiles // images)
 
 
 @dataclass(frozen=True, slots=True)
-class Film:
-    """Which frames of a video the model sees, in order: FRAMES a step, the last one again where one is missing."""
+class VideoFrames:
+    """The sampled frames of a video, FRAMES a step; a missing one repeats the last."""
 
     frames: tuple[int, ...]
     """Their numbers in the video."""
     times: tuple[float, ...]
-    """Seconds of each step: in the middle between its frames, or of its first one (GLM-V)."""
+    """Seconds of each step: the mean of its frames' times, or the first one's (GLM-V)."""
     seconds: float
     """Between two steps."""
     apart: bool
-    """Each step stands at a place of its own in the words, behind its time."""
+    """Each step has a run of tokens of its own, after its time."""
     files: tuple[str, ...] = ()
-    """The frames' own files below the image root; () where they are in one video file."""
+    """A file for each frame, below the image root; () for a video file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TiledImage:
-    """One image of a sample: its path relative to the image root, its grid, and whether it has a thumbnail.
+    """One image or video of a sample: path below the image root, grid (a video's: of each step), thumbnail or not.
 
-    Of an image inside the input file the path is its name there, and `place` says where it is. Its size in pixels is
-    kept where the tokens depend on it, by rules that join tiles. A video has a `film`, and the grid of each step; its
-    path is the video's or the first frame's. `crcs` are its file's, or of each of a film's files; () if not taken.
+    `width` and `height` are set if the rule joins tiles. `place`: set for an image inside the input file; `path` is its
+    name there. `film`: a video's frames; `path` is the video's or the first frame's. `crcs`: CRC-32 of the file, or of
+    each frame file; () if not recorded.
     """
 
     path: str
@@ -371,21 +364,21 @@ class TiledImage:
     width: int = 0
     height: int = 0
     place: Place = ()
-    film: Film | None = None
+    film: VideoFrames | None = None
     crcs: tuple[int, ...] = ()
 
     @property
     def steps(self) -> int:
-        """In time: 1 of an image."""
+        """Temporal steps; 1 for an image."""
         return len(self.film.times) if self.film else 1
 
     @property
     def tiles(self) -> int:
-        """ViT tiles that the image becomes; of a video, patches of all steps."""
+        """ViT tiles, of all steps."""
         return self.steps * self.columns * self.rows + self.thumbnail
 
     def at_steps(self, chosen: Sequence[int]) -> "TiledImage":
-        """A video with some of its steps in time alone, ascending; an image has its one."""
+        """The video with only these steps, ascending; an image unchanged."""
         if self.film is None:
             return self
         frames = [frame for step in chosen for frame in range(FRAMES * step, FRAMES * (step + 1))]
@@ -397,13 +390,13 @@ class TiledImage:
 
     @property
     def grids(self) -> list[tuple[int, int, int]]:
-        """Steps, rows and columns at each of its places in the words: one place, or one for each step of a video."""
+        """(steps, rows, columns) of each run of its tokens: one, or one for each step of a video (`film.apart`)."""
         apart = self.film is not None and self.film.apart
         return [(1 if apart else self.steps, self.rows, self.columns)] * (self.steps if apart else 1)
 
 
 def places_of(image: TiledImage, rule: str) -> Places:
-    """At which places in the words an image's features stand, or a video's, as many at each."""
+    """The runs of tokens of an image or video, all of the same length."""
     if RULES[rule].by_tiles:
         return Places(image.rows, image.columns, image.thumbnail)
     return Places(image.rows // SQUARE if RULES[rule].by_rows else len(image.grids))
@@ -412,10 +405,10 @@ def places_of(image: TiledImage, rule: str) -> Places:
 def tile_image(
     path: str, size: tuple[int, int], images: int, tiling: Tiling, place: Place = (), crcs: tuple[int, ...] = ()
 ) -> TiledImage:
-    """Decide the grid of an image of `size` (width, height) pixels, one of `images` in its conversation."""
+    """Choose the grid of an image of `size` (width, height) pixels, one of `images` in its conversation."""
     rule = RULES[tiling.rule]
     kept = size if rule.joins_tiles else (0, 0)
-    several = rule.several if images > 1 else None
+    several = rule.among_several if images > 1 else None
     share = tiling.share(images)
     columns, rows = (several or rule).choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
     thumbnail = tiling.thumbnail and several is None and (columns * rows > 1 or rule.cap > 0)
@@ -426,8 +419,8 @@ def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -
     """Resize and cut an RGB image, row by row: uint8 [plan.tiles, tile_size, tile_size, 3]."""
     size = (plan.columns * tile_size, plan.rows * tile_size)
     layout = RULES[rule]
-    shown = layout.several if layout.several and not plan.thumbnail else layout
-    laid = shown.lay(image, size)
+    shown = layout.among_several if layout.among_several and not plan.thumbnail else layout
+    laid = shown.resize(image, size)
     resized = np.asarray(laid)
     cells = resized.reshape(plan.rows, tile_size, plan.columns, tile_size, 3).swapaxes(1, 2)
     if layout.native:
@@ -437,6 +430,6 @@ def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -
     tiles = cells.reshape(-1, tile_size, tile_size, 3)
     if not plan.thumbnail:
         return tiles
-    whole = laid if layout.by_tiles else image
-    thumbnail = np.asarray(_stretch(whole, (tile_size, tile_size), layout.resampling))[None]
+    source = laid if layout.by_tiles else image
+    thumbnail = np.asarray(_stretch(source, (tile_size, tile_size), layout.resampling))[None]
     return np.concatenate([thumbnail, tiles] if layout.thumbnail_first else [tiles, thumbnail])

@@ -1,8 +1,8 @@
-"""Video files: is this one whole, when are its frames, and its frames as patches.
+"""Video files: is a file complete, the times of its frames, and frames as patches.
 
-Files are read by PyAV, as `pip install 'omnibal[video]'` brings it, and seen as torchcodec, transformers' reader, sees
-them: frames are the packets that no edit list discards, there are as many a second as the packets' times say, whatever
-the header does, and they are turned as the header says. Checking reads all packets and decodes one frame.
+PyAV (`pip install 'omnibal[video]'`) reads files with the results of torchcodec, transformers' reader: frames are the
+packets that no edit list discards, the frame rate comes from the packets' times, not from the header, and frames are
+rotated as the header says. Checking reads all packets and decodes one frame.
 """
 
 import os
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 READING = 2
-"""Of how frames are counted, timed and turned: a dataset keeps which were chosen, and must be read as it was made."""
+"""Version of how frames are numbered, timed and rotated: datasets record frame numbers, which this gives meaning."""
 MOST_FRAMES = 2**24
 SHORTEST_SHARE = 0.9
-"""Of the length that a file says, where it does not say how many frames it has."""
+"""A file that states no number of frames must have this share of its stated length."""
 FRAMES_LESS = 2
-"""In a whole film, where an edit list ends inside a frame, and where FFmpeg does not say how long the last one is."""
+"""Frames that a complete file may lack: edit lists may end inside a frame, the last one's duration may be unknown."""
 
 
 class VideoFacts(NamedTuple):
@@ -51,12 +51,12 @@ class VideoFacts(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Frames a second, in the mean."""
+        """Mean frames a second."""
         return self.frames / self.seconds
 
     @property
     def times(self) -> list[float]:
-        """Seconds of every frame as processors reckon them, from the mean rate."""
+        """Seconds of every frame, from the mean rate as transformers' processors compute them."""
         return [frame / self.rate for frame in range(self.frames)]
 
 
@@ -73,7 +73,7 @@ def require_decoder(why: str) -> None:
 
 
 def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
-    """Size, frames and seconds of a usable video; with a `place` it is inside the file `path`.
+    """Size, frames and seconds of a usable video; `place`: it is there inside the file `path`.
 
     Raises `Rejected`: missing_video, unreadable_video, empty_video, not_a_video, truncated_video, too_many_pixels.
     UserError where PyAV is not installed.
@@ -83,12 +83,12 @@ def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
     try:
         with _opened(path, place) as container:
             scan = _scanned(container, max_pixels)
-            lost = _lost(scan, container)
+            missing = _missing(scan, container)
     except Exception as error:  # a broken file makes FFmpeg raise nearly anything
         raise Rejected("not_a_video", f"{path}: {str(error)[:200]}") from error
     (width, height), frames = scan.size, scan.frames
-    if lost:
-        raise Rejected("truncated_video", f"{path}: {lost}; copy it again")
+    if missing:
+        raise Rejected("truncated_video", f"{path}: {missing}; copy it again")
     if min(width, height) < 1:
         raise Rejected("not_a_video", f"{path}: {frames} frames, none of which can be decoded")
     if width * height > max_pixels or frames > MOST_FRAMES:
@@ -102,7 +102,7 @@ def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
 
 @dataclass(slots=True)
 class _Scan:
-    """What there is of a video; `begin` and `end` in seconds of its own clock."""
+    """What the packets of a video say; `begin`, `end` and `last` in seconds of its clock."""
 
     size: tuple[int, int]  # as it is shown
     packets: int = 0
@@ -110,13 +110,13 @@ class _Scan:
     begin: float = inf
     end: float = -inf
     last: float = -inf
-    """Where its packets end, of which an edit list may show less."""
+    """End of the last packet; edit lists may show less."""
     cut: bool = False  # inside the last packet
 
 
 def _scanned(container: "InputContainer", max_pixels: int) -> _Scan:
-    """Read all packets, and decode one frame: only frames say how they are turned. None that is too large."""
-    stream = _film(container)
+    """Read all packets, and decode one frame for its rotation, unless it is larger than `max_pixels`."""
+    stream = _video_stream(container)
     width, height = stream.width, stream.height
     scan = _Scan((width, height) if width * height > max_pixels else (0, 0))
     for packet in container.demux(stream):
@@ -133,12 +133,12 @@ def _scanned(container: "InputContainer", max_pixels: int) -> _Scan:
     return scan
 
 
-def _lost(scan: _Scan, container: "InputContainer") -> str:
-    """What a file that ends too soon lacks; "" of a whole one."""
-    stream = _film(container)
+def _missing(scan: _Scan, container: "InputContainer") -> str:
+    """How a file is truncated; "" if it is complete."""
+    stream = _video_stream(container)
     if scan.cut:
         return f"ends inside frame {scan.packets}"
-    if scan.packets < (said := stream.frames):  # an edit list may leave out some, but not before its own end
+    if scan.packets < (said := stream.frames):  # edit lists may hide frames
         long = float((stream.duration or 0) * (stream.time_base or 0))
         if not long or scan.last <= long - FRAMES_LESS * (scan.end - scan.begin) / max(scan.frames, 1):
             return f"{scan.packets} frames where the file says {said}"
@@ -171,8 +171,8 @@ def _opened(path: Path, place: Place, crc: int | None = None) -> "Iterator[Input
         yield container
 
 
-def _film(container: "InputContainer") -> "VideoStream":
-    """Not the picture on its cover."""
+def _video_stream(container: "InputContainer") -> "VideoStream":
+    """The video stream, not an attached picture."""
     from av.video.stream import VideoStream
 
     stream = container.streams.best("video")
@@ -182,12 +182,12 @@ def _film(container: "InputContainer") -> "VideoStream":
 
 
 def _start(shown: "Packet | VideoFrame") -> int | None:
-    """In ticks; where it is not said when a frame is shown, when it is decoded. None: of no frame."""
+    """Presentation time in ticks, else decoding time; None: the packet has no frame."""
     return shown.dts if shown.pts is None else shown.pts
 
 
 def _quarters(frame: "VideoFrame") -> int:
-    """How often to turn it by 90 degrees, counterclockwise."""
+    """Rotations by 90 degrees, counterclockwise."""
     return round(frame.rotation / 90)
 
 
@@ -195,11 +195,11 @@ def _shown_size(frame: "VideoFrame") -> tuple[int, int]:
     return (frame.height, frame.width) if _quarters(frame) % 2 else (frame.width, frame.height)
 
 
-def _numbered(container: "InputContainer") -> "Iterator[tuple[range, VideoFrame]]":
-    """Every frame and its number; those of packets without one are the next frame's as well."""
-    starts: list[int] = []  # a heap: of packets whose frames are to come
-    number, timed = 0, container.format.name != "avi"  # which has frames in order, and guesses when they are shown
-    for packet in container.demux(_film(container)):
+def _numbered_frames(container: "InputContainer") -> "Iterator[tuple[range, VideoFrame]]":
+    """Every decoded frame and its numbers: a packet whose frame is missing is shown as the next frame."""
+    starts: list[int] = []  # heap of packets whose frames were not decoded yet
+    number, timed = 0, container.format.name != "avi"  # AVI has frames in order and unreliable times
+    for packet in container.demux(_video_stream(container)):
         if (start := _start(packet)) is not None and not packet.is_discard:
             heappush(starts, start)
         for frame in packet.decode():
@@ -213,17 +213,17 @@ def _numbered(container: "InputContainer") -> "Iterator[tuple[range, VideoFrame]
 def read_frames(
     path: Path, place: Place, numbers: Sequence[int], strict: bool = False, crc: int | None = None
 ) -> Iterator[NDArray[np.uint8]]:
-    """The frames of these numbers, counted from 0, in order: RGB uint8 [height, width, 3], turned as they are shown.
+    """The frames of these numbers (from 0, ascending): upright RGB uint8 [height, width, 3].
 
-    Decoders conceal what damage they can, unless `strict`. Raises what FFmpeg raises, ValueError if the video ends
-    before, and ChangedError if the file's CRC-32 is to be another one.
+    `strict`: damage raises an error instead of being concealed by the decoder. Raises FFmpeg's errors, ValueError if
+    the video ends too soon, and ChangedError if the CRC-32 is not `crc` (None: any).
     """
     left = list(numbers)
     graphs: dict[tuple[int, int, str], Graph] = {}
     with _opened(path, place, crc) as container:
         if strict:
-            _film(container).codec_context.options = {"err_detect": "crccheck+explode"}
-        for shown, frame in _numbered(container):
+            _video_stream(container).codec_context.options = {"err_detect": "crccheck+explode"}
+        for shown, frame in _numbered_frames(container):
             while left[0] in shown:
                 yield _rgb(frame, graphs)
                 left.pop(0)
@@ -233,7 +233,7 @@ def read_frames(
 
 
 def _rgb(frame: "VideoFrame", graphs: "dict[tuple[int, int, str], Graph]") -> NDArray[np.uint8]:
-    """Through FFmpeg's own filter, as `to_ndarray` has colours of ten bits elsewhere; one for all frames of a kind."""
+    """Convert by FFmpeg's filter (PyAV's `to_ndarray` differs on 10-bit video), cached by frame size and format."""
     import av
 
     kind = frame.width, frame.height, frame.format.name
@@ -247,11 +247,8 @@ def _rgb(frame: "VideoFrame", graphs: "dict[tuple[int, int, str], Graph]") -> ND
 
 
 def cut_frames(frames: Iterator[NDArray[np.uint8]], plan: TiledImage, patch: int) -> NDArray[np.uint8]:
-    """Resize (bicubic) and cut frames as patches: uint8 [plan.tiles, FRAMES, patch, patch, 3].
-
-    Pixels are those of transformers' video processors, which resize with torch, not with Pillow: one in a hundred
-    is another.
-    """
+    """Resize frames (bicubic, in torch as transformers' video processors) and cut them into patches: uint8 [plan.tiles,
+    FRAMES, patch, patch, 3]."""
     size = (plan.rows * patch, plan.columns * patch)
     film = np.stack([_resized(frame, size) for frame in frames])
     if missing := -len(film) % FRAMES:
@@ -269,8 +266,8 @@ def _resized(frame: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
     return out[0].permute(1, 2, 0).numpy()
 
 
-def as_films(patches: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Patches of several images end to end; an image's frames are equal ones where others have several."""
+def join_tiles(patches: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Concatenate tiles of images and videos; if there are videos, an image's patches repeat as equal frames."""
     if all(part.ndim == 4 for part in patches):
         return np.concatenate(patches)
     return np.concatenate([part if part.ndim == 5 else np.repeat(part[:, None], FRAMES, axis=1) for part in patches])

@@ -30,7 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Meeting, Segments
+from megatron.vlm.microbatch import HeadExchange, Segments
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.attention.rotation import turned
 from megatron.vlm.models.exchange import heads_to_rows, rows_to_heads
@@ -75,19 +75,19 @@ class IsolatedAttention(MegatronModule):
         # A value of its own: as a part of what was projected it would keep query and key, as they were, for backward.
         value = value.squeeze(1).contiguous()
         query, key, segments = query.squeeze(1), key.squeeze(1), packed_seq_params
-        if segments.meeting is None:
+        if segments.exchange is None:
             return self._inside(query, key, value, segments).unsqueeze(1)
-        cut = segments.meeting.rows[segments.meeting.place]
-        parts = self._of_parts(query[:cut], key[:cut], value[:cut], segments.meeting)
+        cut = segments.exchange.rows[segments.exchange.team_rank]
+        parts = self._of_parts(query[:cut], key[:cut], value[:cut], segments.exchange)
         whole = self._inside(query[cut:], key[cut:], value[cut:], segments) if segments.lengths else parts[:0]
         return torch.cat([parts, whole]).unsqueeze(1)
 
-    def _of_parts(self, query: Tensor, key: Tensor, value: Tensor, meeting: Meeting) -> Tensor:
+    def _of_parts(self, query: Tensor, key: Tensor, value: Tensor, exchange: HeadExchange) -> Tensor:
         """Of rows of samples that lie on several ranks: some heads of all their rows are computed here."""
         heads, width = query.shape[1:]
-        query, key, value = rows_to_heads(query, key, value, meeting)
-        out = self._inside(query, key, value, meeting.segments) if query.shape[1] else query.flatten(1)
-        return heads_to_rows(out.unflatten(1, (-1, width)) if out.numel() else query, heads, meeting).flatten(1)
+        query, key, value = rows_to_heads(query, key, value, exchange)
+        out = self._inside(query, key, value, exchange.segments) if query.shape[1] else query.flatten(1)
+        return heads_to_rows(out.unflatten(1, (-1, width)) if out.numel() else query, heads, exchange).flatten(1)
 
     def _inside(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
         """[rows, heads, width] of whole samples -> [rows, heads x width]."""

@@ -38,7 +38,7 @@ class Rotary(torch.nn.Module):
 
     def angles(self, batch: Microbatch) -> Tensor:
         """Angles of every position, [T, 1, 1, numbers that turn]. UserError where a sample is too long for it."""
-        longest = max(batch.whole.lengths)
+        longest = max(batch.full_pack.lengths)
         if self.max_positions is not None and longest > self.max_positions:
             raise UserError(
                 f"a sample of {longest} tokens; beyond {self.max_positions} this model slides a window "
@@ -56,7 +56,7 @@ class Rotary(torch.nn.Module):
 
     def _of_long_samples(self, batch: Microbatch, scaling: RopeScaling) -> Tensor:
         """Dynamic scaling: each sample turns as its own length says."""
-        lengths = batch.whole.lengths
+        lengths = batch.full_pack.lengths
         widths = torch.stack([stretched_frequencies(self.language, scaling, length) for length in lengths])
         ids = platform.to_device(batch.host_segment_ids)
         angles = batch.positions.float()[:, None] * platform.to_device(widths)[ids]
@@ -64,12 +64,12 @@ class Rotary(torch.nn.Module):
 
     def _by_axis(self, batch: Microbatch) -> Tensor:
         """M-RoPE: each frequency turns with time, row or column."""
-        pack = batch.whole
+        pack = batch.full_pack
         seconds = np.array(pack.seconds, np.float32)  # as transformers' processors hand them on
         paces = () if self.positions_per_second is None else (self.positions_per_second * seconds).tolist()
         places = text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, self.merge, paces)
-        if batch.share is not None:
-            places = places[:, batch.share.rows.numpy()]
+        if batch.shard is not None:
+            places = places[:, batch.shard.rows.numpy()]
         angles = platform.to_device(torch.from_numpy(places)).float()[self.axes].T * self.frequencies
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Meeting, Microbatch, Segments, segments_of
+from megatron.vlm.microbatch import HeadExchange, Microbatch, Segments, segments_of
 from megatron.vlm.models.again import run_again
 from megatron.vlm.models.attention.padding import loads_without_padding
 from megatron.vlm.models.exchange import heads_to_rows, rows_to_groups
@@ -46,21 +46,21 @@ class Runs:
     """[T], place of each row in its sample."""
     chunks: Chunks | None
     """None where kernels are told the segments alone."""
-    meeting: Meeting | None = None
+    exchange: HeadExchange | None = None
     """How the first rows, of samples that lie on several ranks, find the rest of these; None: there are none."""
     together: "Runs | None" = None
     """These samples, whole."""
 
     @classmethod
-    def of(cls, batch: Microbatch, dtype: torch.dtype, meeting: Meeting | None = None) -> "Runs":
+    def of(cls, batch: Microbatch, dtype: torch.dtype, exchange: HeadExchange | None = None) -> "Runs":
         """Of a pack, for layers of this precision."""
-        if meeting is None:
+        if exchange is None:
             return cls._of_segments(batch.segments, batch.positions, dtype)
-        own = segments_of(batch.lengths[batch.parts :])
-        apart = cls._of_segments(own, batch.positions[meeting.rows[meeting.place] :], dtype)
-        positions = torch.cat([torch.arange(length) for length in meeting.segments.lengths])
-        together = cls._of_segments(meeting.segments, platform.to_device(positions), dtype)
-        return replace(apart, meeting=meeting, together=together)
+        own = segments_of(batch.lengths[batch.split_segments :])
+        apart = cls._of_segments(own, batch.positions[exchange.rows[exchange.team_rank] :], dtype)
+        positions = torch.cat([torch.arange(length) for length in exchange.segments.lengths])
+        together = cls._of_segments(exchange.segments, platform.to_device(positions), dtype)
+        return replace(apart, exchange=exchange, together=together)
 
     @classmethod
     def _of_segments(cls, segments: Segments, positions: Tensor, dtype: torch.dtype) -> "Runs":
@@ -126,13 +126,13 @@ class GatedDeltaNet(MegatronModule):
     def _core(self, projected: Tensor, runs: Runs) -> Tensor:
         """[T, 1, groups here x numbers of one] -> [T, 1, values of all heads here]."""
         rows = projected.view(len(projected), self.groups, self.linear.projected)
-        if runs.meeting is None or runs.together is None:
+        if runs.exchange is None or runs.together is None:
             return self._inside(rows, runs, 0, self.groups).unsqueeze(1)
-        cut = runs.meeting.rows[runs.meeting.place]
-        met, (first, end) = rows_to_groups(rows[:cut], runs.meeting)
+        cut = runs.exchange.rows[runs.exchange.team_rank]
+        met, (first, end) = rows_to_groups(rows[:cut], runs.exchange)
         out = self._inside(met, runs.together, first, end)
         values = self.linear.heads_a_group * self.linear.value_width
-        parts = heads_to_rows(out.view(len(out), -1, values), self.groups, runs.meeting).flatten(1)
+        parts = heads_to_rows(out.view(len(out), -1, values), self.groups, runs.exchange).flatten(1)
         return torch.cat([parts, self._inside(rows[cut:], runs, 0, self.groups)]).unsqueeze(1)
 
     def _inside(self, rows: Tensor, runs: Runs, first: int, end: int) -> Tensor:

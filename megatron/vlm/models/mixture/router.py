@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Microbatch, Share
+from megatron.vlm.microbatch import Microbatch, PackShard
 from megatron.vlm.models.norm import normalised_heads
 
 BALANCING = "seq_aux_loss"
@@ -37,7 +37,7 @@ class Balance:
     """[samples + 1] fp32, of their tokens."""
     weights: Tensor
     """[samples + 1] fp32, the last one 0."""
-    share: Share | None = None
+    share: PackShard | None = None
     """Of a pack that several ranks run, each a part of its tokens."""
 
     @classmethod
@@ -45,14 +45,14 @@ class Balance:
         """Of a pack; None where its samples have no weights."""
         if batch.sample_weights is None:
             return None
-        pack = batch.whole
+        pack = batch.full_pack
         ids, count = batch.host_segment_ids, len(pack.lengths)
         true = torch.tensor(pack.sample_lengths or pack.lengths)
         true = torch.cat([true, true.new_zeros(count - len(true))])
         ids = torch.where(batch.host_positions < true[ids], ids, count)
         lengths = torch.cat([true, true.new_ones(1)]).clamp(min=1).float()
         weights = torch.cat([batch.sample_weights, batch.sample_weights.new_zeros(1)])
-        return cls(platform.to_device(ids), platform.to_device(lengths), weights, batch.share)
+        return cls(platform.to_device(ids), platform.to_device(lengths), weights, batch.shard)
 
 
 class Router(TopKRouter):

@@ -190,9 +190,9 @@ class VisionLayer(TransformerLayer):
         share, rows = 1 - self.drop_path, torch.arange(len(hidden), device=hidden.device)
         if self.config.sequence_parallel:
             rows += self.tp_group.rank() * len(hidden)
-        chosen = torch.rand(len(batch.own) or batch.tiles, device=hidden.device) < share
-        if batch.own:
-            chosen = chosen.index_select(0, batch.own_units)
+        chosen = torch.rand(len(batch.encodes) or batch.tiles, device=hidden.device) < share
+        if batch.encodes:
+            chosen = chosen.index_select(0, batch.encoded_units)
         return (chosen.to(hidden.dtype) / share)[rows % batch.tiles, None, None]
 
 

@@ -1,10 +1,10 @@
-"""Exports beside saves: one at a time, waited for, and one that fails ends nothing."""
+"""Exports of saves to Hugging Face: one at a time, waited for, and one that fails ends nothing."""
 
 from pathlib import Path
 
 import pytest
 
-from megatron.vlm.hf import beside
+from megatron.vlm.hf import export
 from omnibal_ext.errors import UserError
 
 
@@ -17,8 +17,8 @@ def program(folder: Path, lines: str) -> str:
 
 
 def test_exports_follow_each_other_and_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside.sys, "executable", program(tmp_path, "sleep 0.3"))
-    exports = beside.Beside(tmp_path)
+    monkeypatch.setattr(export.sys, "executable", program(tmp_path, "sleep 0.3"))
+    exports = export.SaveExporter(tmp_path)
     exports.wait()
     for number in (1, 2):
         exports.export(tmp_path / f"iter_{number}")
@@ -35,8 +35,8 @@ def test_exports_follow_each_other_and_are_waited_for(tmp_path: Path, monkeypatc
 def test_an_export_that_fails_is_said_and_ends_no_run(
     lines: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(beside.sys, "executable", program(tmp_path, lines))
-    exports = beside.Beside(tmp_path)
+    monkeypatch.setattr(export.sys, "executable", program(tmp_path, lines))
+    exports = export.SaveExporter(tmp_path)
     exports.export(tmp_path / "iter_0000002")
     exports.wait()
     said = f"warning: {tmp_path}/iter_0000002-hf: not written ({why}); training goes on without it\n"
@@ -48,6 +48,6 @@ def test_an_export_that_fails_is_said_and_ends_no_run(
 def test_a_folder_that_does_not_say_what_theirs_looks_like_is_refused(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         with pytest.raises(UserError, match="--save-hf: nothing says what Hugging Face's model looks like"):
-            beside.check_like(folder)
+            export.check_like(folder)
     (tmp_path / "weights.json").touch()
-    assert beside.check_like(tmp_path) == tmp_path
+    assert export.check_like(tmp_path) == tmp_path

@@ -1,4 +1,4 @@
-"""What is timed: forward and backward of one pack through a stage alone, the backward in one part or in two."""
+"""Forward and backward of a pack through a single stage, to be timed; backward in one piece or split into B and W."""
 
 from argparse import Namespace
 from functools import partial
@@ -18,21 +18,21 @@ from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumu
 from megatron.vlm.profiling.stopwatch import Seconds, Timer
 
 
-def wrapped_stage(chain: Chain, first: int, end: int, cheap: bool = False) -> Any:
-    """Links [first, end) as a stage in Megatron's wrapper, so that gradients are accumulated as in training.
+def wrapped_stage(chain: Chain, first: int, end: int, recompute_cheap: bool = False) -> Any:
+    """Links [first, end) as a stage in Megatron's DDP wrapper, which accumulates gradients as in training.
 
-    `cheap`: built to compute their cheap outputs again.
+    `recompute_cheap`: built to recompute norms and activation functions.
     """
 
     def provide(**_: object) -> Stage:
-        return Stage(chain, first, end, recompute_cheap=tuple(range(first, end)) if cheap else ())
+        return Stage(chain, first, end, recompute_cheap=tuple(range(first, end)) if recompute_cheap else ())
 
     (module,) = get_model(provide, ModelType.encoder_or_decoder)
     return module
 
 
-class Step:
-    """Forward and backward of one pack through a stage, without neighbours."""
+class StagePass:
+    """Forward and backward of one pack through a stage, with random input if it is not the first."""
 
     def __init__(self, chain: Chain, module: torch.nn.Module, pack: Microbatch) -> None:
         self.module, self.pack, self.stage = module, pack, unwrap_model(module)
@@ -52,14 +52,14 @@ class Step:
         self.output = self.module(self.pack)
 
     def backward(self) -> None:
-        """Gradients of what is trained, and of the input where the stage before has a use for it."""
+        """Compute the gradients of trained weights, and of the input if the previous stage needs it."""
         if self.stage.has_backward:
             assert self.output is not None
             torch.autograd.backward(self.output, torch.ones_like(self.output))
 
 
 class SplitBackward:
-    """Layers made for zero-bubble schedules, as a plan's schedule has them made, with microbatches in flight."""
+    """Layers built for a split backward (zero-bubble schedules), run with microbatches in flight."""
 
     def __init__(self, args: Namespace, chain: Chain, first: int, count: int, pack: Microbatch) -> None:
         before, args.delay_wgrad_compute = args.delay_wgrad_compute, platform.HAS_TRANSFORMER_ENGINE
@@ -69,45 +69,45 @@ class SplitBackward:
         self.count, self.pack = count, pack
         self.gradients = WeightGradients()
         self.gradients.attach(unwrap_model(self.module))
-        self.flying: list[Step] = []
-        self.waiting: list[list[Late]] = []
+        self.in_flight: list[StagePass] = []
+        self.pending: list[list[Late]] = []
         self.timer = Timer()
         self.late_bytes = 0.0
-        """Of one layer: what B leaves for W."""
+        """Bytes of one layer that B keeps for W."""
 
     def run(self) -> Seconds:
-        """(forward, B, W): of three microbatches, as one lies between another's F, B and W in a schedule."""
-        if not self.flying:
+        """Seconds of (forward, B, W), each of another microbatch, as in a schedule."""
+        if not self.in_flight:
             self._start()
             self._start()
             self._backward()
-        step = Step(self.chain, self.module, self.pack)
-        parts = (partial(self._start, step), self._backward, self._weight_gradients)
-        taken = self.timer(*parts, before=self._all_three)
-        storages = [tensor.untyped_storage() for late in self.waiting[-1] for tensor in late.held]
+        step = StagePass(self.chain, self.module, self.pack)
+        passes = (partial(self._start, step), self._backward, self._weight_gradients)
+        taken = self.timer(*passes, before=self._full_pass)
+        storages = [tensor.untyped_storage() for late in self.pending[-1] for tensor in late.held]
         self.late_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()) / self.count
         return taken
 
     def release(self) -> None:
-        """Make room: nothing is run again."""
-        self.flying.clear()
-        self.waiting.clear()
+        """Free the module; `run` is not called after this."""
+        self.in_flight.clear()
+        self.pending.clear()
         del self.module
 
-    def _all_three(self) -> None:
+    def _full_pass(self) -> None:
         self._start()
         self._backward()
         self._weight_gradients()
 
-    def _start(self, step: Step | None = None) -> None:
-        self.flying.append(step or Step(self.chain, self.module, self.pack))
-        self.flying[-1].forward()
+    def _start(self, step: StagePass | None = None) -> None:
+        self.in_flight.append(step or StagePass(self.chain, self.module, self.pack))
+        self.in_flight[-1].forward()
 
     def _backward(self) -> None:
         late: list[Late] = []
         with self.gradients.put_aside(late):
-            self.flying.pop(0).backward()
-        self.waiting.append(late)
+            self.in_flight.pop(0).backward()
+        self.pending.append(late)
 
     def _weight_gradients(self) -> None:
-        accumulate(self.waiting.pop(0))
+        accumulate(self.pending.pop(0))

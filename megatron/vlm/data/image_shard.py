@@ -1,4 +1,4 @@
-"""What a rank reads of packs whose images several ranks encode: the pixels of its own units, and the sizes of all."""
+"""What a rank reads of a pack whose images several ranks encode: its units' pixels, and the sizes of all units."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiles import FRAMES, TiledImage
-from megatron.vlm.data.media.videos import as_films
+from megatron.vlm.data.media.videos import join_tiles
 from megatron.vlm.microbatch import Grid, Microbatch
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -19,8 +19,8 @@ from omnibal_ext.tower import Worker
 
 
 @dataclass(frozen=True)
-class Numbered:
-    """Packs with their numbers in an iteration of so many microbatches."""
+class NumberedPacks:
+    """(pack number, microbatch of its iteration) for a sequence of packs."""
 
     packs: Iterable[int]
     microbatches: int
@@ -29,10 +29,10 @@ class Numbered:
         return zip(self.packs, cycle(range(self.microbatches)), strict=False)
 
 
-class PartDataset(Dataset):
-    """(Pack number, microbatch) -> the part of its images that is this rank's, on the host, as they were cut.
+class ImageShardDataset(Dataset):
+    """(Pack number, microbatch) -> Microbatch with this rank's images, uint8 on the host.
 
-    `Microbatch.units` has the sizes of all units of the pack; tiles, grids and pixels are of this rank's alone.
+    `units` has the sizes of all units of the pack; `tiles`, `grids` and `pixels` are this rank's only.
     """
 
     reads_images = True
@@ -67,20 +67,20 @@ class PartDataset(Dataset):
             lengths=(),
             samples=len(samples),
             useful_tokens=0,
-            pixels=torch.from_numpy(as_films([pixels for pixels, _ in read])) if read else None,
+            pixels=torch.from_numpy(join_tiles([pixels for pixels, _ in read])) if read else None,
             pixel_statistics=self.data.normalization,
             pack=pack,
             sample_ids=tuple(samples),
             broken=tuple(dict(why for _, why in read if why is not None).items()),
             grids=tuple(grids),
             units=units,
-            own=tuple(taken),
+            encodes=tuple(taken),
         )
 
     def _read(
         self, sample: int, image: TiledImage, rows: NDArray[np.bool_]
     ) -> tuple[NDArray[np.uint8], tuple[int, str] | None]:
-        """These tiles of an image; black ones, and why, of one that cannot be read."""
+        """The chosen tiles of an image; black ones and (sample, error) if it cannot be read."""
         try:
             return self.data.image_tiles(sample, image)[rows], None
         except UserError as error:
@@ -88,7 +88,7 @@ class PartDataset(Dataset):
             return np.zeros((int(rows.sum()), *frames, size, size, 3), dtype=np.uint8), (sample, str(error))
 
     def _grids(self, image: TiledImage) -> list[Grid]:
-        return image.grids if self.data.is_native else []
+        return image.grids if self.data.rule.native else []
 
     def _units(self, image: TiledImage) -> list[int]:
         return [steps * rows * columns for steps, rows, columns in self._grids(image)] or [1] * image.tiles

@@ -1,9 +1,9 @@
-"""Fields of a chat line that change what it means. What is not honoured is rejected by name, never read as text.
+"""Fields of a chat line that would change its meaning: unsupported ones are rejected by name.
 
-Honoured are `conversations` or `messages`, `image` or `images`, `system` and `tools` of a line, and of a turn `from`,
-`value` (or `role`, `content`), `tool_calls`, `reasoning_content`, and `weight`, `loss` or `train`. The fields named
-here belong to other formats (ShareGPT as LLaMA-Factory and ms-swift write it, preference data) and hold what the model
-would have to be given too. All other fields are the user's own: ids, sources, sizes, scores.
+Supported are `conversations` or `messages`, `image` or `images`, `system` and `tools` of a line, and of a turn `from`,
+`value` (or `role`, `content`), `tool_calls`, `reasoning_content`, and `weight`, `loss` or `train`. The other fields
+named here are content for the model in other formats (ShareGPT as LLaMA-Factory and ms-swift write it, preference
+data). All further fields are ignored: ids, sources, sizes, scores.
 """
 
 import re
@@ -17,22 +17,22 @@ TRAINING_FIELDS = frozenset(
     {"chosen", "function_call", "kto_tag", "loss_mask", "mask", "objects", "rejected", "rejected_response"}
     | {"tool_calls", "tools"}
 )
-"""Preferences, masks, boxes to be written into the words; tools and calls where they do not belong."""
+"""Preferences, masks, boxes that belong in the text; tools and calls at the wrong level."""
 IMAGE_WORDS = frozenset({"image", "images", "img", "imgs", "picture", "pictures", "photo", "photos"})
 MEDIA_WORDS = frozenset({"audio", "audios", "clip", "frames", "speech", "video", "videos"})
 ABOUT_WORDS = frozenset(
     {"caption", "count", "dataset", "domain", "format", "hash", "height", "heights", "id", "ids", "license", "num"}
     | {"origin", "shape", "size", "sizes", "source", "split", "type", "width", "widths"}
 )
-"""`image_id` and `video_source` speak about a picture or film; they are none."""
+"""Last words of fields about media, not media: `image_id`, `video_source`."""
 MEDIA_MARKS = re.compile(
     r"<(?:video|audio|speech|ImageHere|image[ _-]?(?:placeholder|\d+))>|<\|(?:video|audio|image)\w*\|>"
 )
-"""Places for media in the words, as other programs mark them; `<image>` is ours."""
+"""Media marks of other programs; ours is `<image>`."""
 
 
 def unsupported(fields: Mapping[str, Any], honoured: frozenset[str]) -> tuple[str, str] | None:
-    """The reason (unsupported_media, unsupported_field) and what to tell, for the first field that is not honoured."""
+    """(reason, detail) for the first unsupported field; the reason is unsupported_media or unsupported_field."""
     for name, value in fields.items():
         if name in honoured or value in (None, "", False, [], {}):
             continue

@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from omnibal_ext.packing.choices import MISSING, RANDOM, TOO_LONG, faults
 from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.suggestions import MISSING, RANDOM, TOO_LONG, shortfalls
 
 OPTIONS = PackOptions(vit_budget=8, llm_budget=4096, data_parallel_size=8, wait=0.004)
 FINE = replace(
@@ -27,8 +27,8 @@ FINE = replace(
     ],
 )
 def test_what_is_beyond_a_limit_is_said(beyond: dict[str, float], words: str) -> None:
-    assert faults(FINE, OPTIONS) == []
-    (said,) = faults(replace(FINE, **beyond), OPTIONS)
+    assert shortfalls(FINE, OPTIONS) == []
+    (said,) = shortfalls(replace(FINE, **beyond), OPTIONS)
     assert re.search(words, said)
-    assert faults(replace(FINE, **beyond), replace(OPTIONS, method="isf")) == []
-    assert faults(replace(FINE, **beyond, iterations=1), OPTIONS) == []
+    assert shortfalls(replace(FINE, **beyond), replace(OPTIONS, method="isf")) == []
+    assert shortfalls(replace(FINE, **beyond, iterations=1), OPTIONS) == []

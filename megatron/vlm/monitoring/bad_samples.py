@@ -1,12 +1,12 @@
-"""What goes wrong inside an iteration, found by all ranks together so that they stay in step.
+"""Samples with unusable images, and steps whose loss or gradient is not finite.
 
-1. A sample whose images cannot be read any more, or are not what was preprocessed, has stand-ins of their shape: it is
-   named, weighs nothing in the loss from then on, and the iteration is run again, as the ranks that weigh did not know.
-2. A loss or a gradient that is not finite: microbatches and samples are named, and the optimizer leaves the step out.
-   So it does where gradients overflow under a loss scale, which falls until they do not; one that cannot fall is said.
+1. A sample whose images cannot be read, or have changed since preprocessing, runs with placeholder pixels. It is named,
+   gets loss weight 0, and the iteration is rerun, because other ranks already divided by its tokens.
+2. If a loss or a gradient is not finite, the microbatches and samples are named and the optimizer skips the step.
+   An overflow under a dynamic loss scale skips the step too and lowers the scale; it is reported once at the minimum.
 
-Both are counted, and end the run past a limit. Hosts ask hosts for the first, which no device knows; the second is seen
-in the norm of the gradients, which Megatron sums over the ranks and reads: no device is waited for.
+Both are counted, and past a limit the run ends. All ranks decide alike: on (1) over a host process group, since no
+device knows; on (2) from the gradient norm, which Megatron reduces and reads anyway, so no extra wait for the device.
 """
 
 import math
@@ -32,15 +32,15 @@ SHOWN = 4
 
 
 class Hosts:
-    """What the hosts of all ranks tell each other, without their devices."""
+    """Collectives among all ranks over a host (gloo) process group, without the device."""
 
     @cached_property
     def group(self) -> dist.ProcessGroup | None:
-        """All ranks; all of them ask for it first at the same place."""
+        """All ranks; created on first use, which every rank must reach together."""
         return platform.host_group(timedelta(minutes=get_args().distributed_timeout_minutes))
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank; every rank calls it."""
+        """Whether `flag` is set on any rank; collective."""
         together = torch.tensor([float(flag)])
         dist.all_reduce(together, group=self.group)
         return together.item() > 0
@@ -48,33 +48,33 @@ class Hosts:
 
 @dataclass
 class BadSamples:
-    """The samples of a dataset that weigh nothing, as all ranks know them."""
+    """The samples of a dataset that have loss weight 0."""
 
     data: str
     limit: int
     known: dict[int, str] = field(default_factory=dict)
-    """Why, by sample."""
+    """Reason by sample number; the same on all ranks."""
     found: dict[int, str] = field(default_factory=dict)
-    """Those that this rank has met in this iteration and not all know of."""
+    """Those that this rank met in this iteration and has not yet told the others."""
 
-    def saw(self, batch: Microbatch) -> None:
-        """Note the samples of a microbatch that have stand-ins."""
+    def note(self, batch: Microbatch) -> None:
+        """Note the samples of a microbatch that have placeholder images."""
         self.found |= {sample: why for sample, why in batch.broken if sample not in self.known}
 
-    def silence(self, batch: Microbatch) -> Microbatch:
-        """The same microbatch, without weight for samples that are known."""
+    def without_known(self, batch: Microbatch) -> Microbatch:
+        """The microbatch with loss weight 0 for the known bad samples."""
         segments = [number for number, sample in enumerate(batch.sample_ids) if sample in self.known]
         if segments and batch.targets is not None:
-            places = torch.tensor(segments, device=batch.targets.device)
-            batch = replace(batch, targets=batch.targets.index_fill(0, places, 0.0))
+            rows = torch.tensor(segments, device=batch.targets.device)
+            batch = replace(batch, targets=batch.targets.index_fill(0, rows, 0.0))
         if not segments or batch.loss_mask is None or batch.segment_ids is None:
             return batch
-        heard = torch.ones(len(batch.whole.lengths))
-        heard[segments] = 0.0
-        return replace(batch, loss_mask=batch.loss_mask * platform.to_device(heard)[batch.segment_ids])
+        weights = torch.ones(len(batch.full_pack.lengths))
+        weights[segments] = 0.0
+        return replace(batch, loss_mask=batch.loss_mask * platform.to_device(weights)[batch.segment_ids])
 
-    def share(self) -> None:
-        """Let all ranks know what any has found; every rank calls it. Raises UserError past the limit."""
+    def exchange(self) -> None:
+        """Make the samples that any rank found known to all; collective. Raises UserError past the limit."""
         everyone: list[dict[int, str]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(everyone, self.found)
         new = {sample: why for found in everyone for sample, why in found.items() if sample not in self.known}
@@ -91,33 +91,32 @@ class BadSamples:
 
 
 class BadSteps:
-    """Steps that are left out because a loss or a gradient was not finite."""
+    """Optimizer steps that are skipped because a loss or a gradient was not finite."""
 
     def __init__(self, limit: int, hosts: Hosts) -> None:
-        """limit: so many in a row are left out, one more ends the run."""
+        """limit: most skipped steps in a row; one more ends the run."""
         self.limit, self.hosts = limit, hosts
         self.in_a_row = self.total = self.iteration = 0
-        """`total` counts those too after which the loss scale has fallen, which are as they should be."""
+        """`total` includes steps skipped to lower the loss scale, which are normal."""
         self.losses: list[tuple[str, Tensor]] = []
-        """Of each microbatch what to call it, and its loss; not the pack itself, whose pixels would stay."""
+        """(name, loss) of each microbatch. Not the pack, which would keep its pixels in memory."""
 
-    def install(self, then: Callable[[int, bool], None]) -> None:
-        """Judge the steps of the optimizer that Megatron makes; `then(iteration, left out)` on all ranks alike."""
+    def install(self, on_judged: Callable[[int, bool], None]) -> None:
+        """Watch the optimizer that Megatron creates; every step calls `on_judged(iteration, skipped)` on all ranks."""
         make = training.get_megatron_optimizer
 
         def get_megatron_optimizer(*arguments: Any, **named: Any) -> Any:
             optimizer = make(*arguments, **named)
-            self.watch(optimizer, then)
+            self.watch(optimizer, on_judged)
             return optimizer
 
         training.get_megatron_optimizer = get_megatron_optimizer
 
-    def watch(self, optimizer: Any, then: Callable[[int, bool], None]) -> None:
-        """Let an optimizer leave unsound steps out, as it does those of which scaled gradients overflow.
+    def watch(self, optimizer: Any, on_judged: Callable[[int, bool], None]) -> None:
+        """Make an optimizer skip steps that are not finite, by the way in which it skips overflows under a loss scale.
 
-        It readies the gradients, asks for their norm, and steps. The norm is taken a moment sooner here, and once. What
-        overflows under a loss scale is the scaler's affair, unless a loss was not finite before it was scaled, or the
-        scale is as low as it may be.
+        The gradient norm, which it would compute next, is computed once inside `prepare_grads`. An overflow is left to
+        the loss scaler unless an unscaled loss was not finite, or the scale is at its minimum.
         """
         prepare, norm, scale = optimizer.prepare_grads, optimizer.get_grad_norm, optimizer.get_loss_scale
 
@@ -125,47 +124,46 @@ class BadSteps:
             before = scale()
             overflow = prepare()
             if overflow:
-                unsound = self.hosts.any(not all(bool(total.isfinite()) for _, total in self.losses))
+                not_finite = self.hosts.any(not all(bool(total.isfinite()) for _, total in self.losses))
             else:
                 found = norm()
                 optimizer.get_grad_norm = lambda: found
-                unsound = not math.isfinite(found)
-            if unsound:
-                self.settle(self._where(), "lower --lr, or look at these samples")
+                not_finite = not math.isfinite(found)
+            if not_finite:
+                self.skip(self._cause(), "lower --lr, or look at these samples")
             elif overflow:
                 self._overflowed(before, optimizer.config)
             else:
                 self.in_a_row = 0
-            then(self.iteration, unsound)
-            return overflow or unsound
+            on_judged(self.iteration, not_finite)
+            return overflow or not_finite
 
         optimizer.prepare_grads = prepare_grads
 
     def _overflowed(self, scale: Tensor, config: Any) -> None:
-        """Gradients overflowed under a scale: a step to be counted, and one to be told of where it cannot fall."""
+        """Count a step with an overflow; if the loss scale cannot fall further, `skip` reports it."""
         least = config.loss_scale or config.min_loss_scale
         if bool(scale > least):
             self.total += 1
             return
         where = f"gradients overflow under a loss scale of {scale.item():g}, which falls no further"
-        self.settle(where, "lower --loss-scale" if config.loss_scale else "lower --min-loss-scale, or --lr")
+        self.skip(where, "lower --loss-scale" if config.loss_scale else "lower --min-loss-scale, or --lr")
 
-    def begin(self, iteration: int) -> None:
-        """Forget the iteration before, or the first try of this one."""
+    def begin_iteration(self, iteration: int) -> None:
+        """Drop the losses of the previous iteration, or of the first try of this one."""
         self.iteration, self.losses = iteration, []
 
-    def saw(self, batch: Microbatch, total: Tensor, normaliser: Tensor) -> Tensor:
-        """Note the loss of a microbatch; waits for nothing.
+    def note_loss(self, batch: Microbatch, total: Tensor, normaliser: Tensor) -> Tensor:
+        """Note the loss of a microbatch without waiting for the device; returns the normaliser to use.
 
-        The normaliser as it is to be used: of a loss that is not finite it is no number, and so are then all gradients
-        on all ranks, which are divided by the normalisers' sum.
+        It is NaN if the loss is not finite. All ranks divide by the sum of the normalisers, so all gradients are NaN.
         """
         name = f"(pack {batch.pack}, samples {', '.join(map(str, batch.sample_ids))})"
         self.losses.append((name, total.detach()))
         return normaliser + 0 * total.detach()
 
-    def settle(self, where: str, remedy: str) -> None:
-        """Count and name a step that is to be left out; every rank calls it. Raises UserError past the limit."""
+    def skip(self, where: str, remedy: str) -> None:
+        """Count and report a step to be skipped; collective. Raises UserError past the limit."""
         self.in_a_row += 1
         self.total += 1
         said = f"the step is left out ({self.in_a_row} in a row, {self.total} since the start)"
@@ -176,7 +174,7 @@ class BadSteps:
                 f"{self.limit} (--max-bad-steps): {remedy}; the run goes on from its last save"
             )
 
-    def _where(self) -> str:
+    def _cause(self) -> str:
         rank = parallel_state.get_data_parallel_rank()
         mine = [
             f"microbatch {number} of data-parallel rank {rank} {name}"
@@ -185,7 +183,7 @@ class BadSteps:
         ]
         everyone: list[list[str]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(everyone, mine)
-        named = [one for rank_s in everyone for one in rank_s]
+        named = [one for of_rank in everyone for one in of_rank]
         if not named:
             return "gradients are not finite, though all losses are"
         more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""

@@ -1,4 +1,4 @@
-"""Images dealt to the ranks of a replica: once each, level, by the pack, the microbatch and the plan alone."""
+"""Images assigned to the ranks of a replica: once each, level, by the pack, the microbatch and the plan alone."""
 
 from collections import Counter
 from itertools import pairwise, product
@@ -6,7 +6,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from omnibal_ext.dealing import deal
+from omnibal_ext.image_assignment import assign_units
 
 
 def loads(units: list[int], workers: tuple[int, ...], count: int) -> list[int]:
@@ -19,40 +19,40 @@ def test_no_worker_has_more_than_grahams_bound(seed: int) -> None:
     units = generator.integers(1, 40, generator.integers(1, 8)).tolist()
     ranks, tensor = tuple(range(int(generator.integers(1, 3)))), int(generator.integers(1, 3))
     count = len(ranks) * tensor
-    dealt = deal(units, seed, ranks, tensor)
-    assert len(dealt) == len(units)
-    assert set(dealt) <= set(range(count))
+    workers = assign_units(units, seed, ranks, tensor)
+    assert len(workers) == len(units)
+    assert set(workers) <= set(range(count))
     best = min(max(loads(units, way, count)) for way in product(range(count), repeat=len(units)))
-    assert max(loads(units, dealt, count)) <= (4 / 3 - 1 / (3 * count)) * best + 1e-9
+    assert max(loads(units, workers, count)) <= (4 / 3 - 1 / (3 * count)) * best + 1e-9
 
 
 @pytest.mark.parametrize(("tiles", "ranks", "tensor"), [(1, 4, 1), (5, 4, 2), (24, 4, 1), (27, 3, 2)])
 def test_tiles_lie_level_and_in_one_piece(tiles: int, ranks: int, tensor: int) -> None:
-    dealt = deal([1] * tiles, 3, tuple(range(ranks)), tensor)
-    counts = Counter(dealt)
+    workers = assign_units([1] * tiles, 3, tuple(range(ranks)), tensor)
+    counts = Counter(workers)
     assert {counts[worker] for worker in range(ranks * tensor)} <= {
         tiles // (ranks * tensor),
         -(-tiles // (ranks * tensor)),
     }
-    assert sum(one != other for one, other in pairwise(dealt)) == len(counts) - 1
+    assert sum(one != other for one, other in pairwise(workers)) == len(counts) - 1
 
 
 def test_leftovers_go_round() -> None:
     """Five tiles of each of eight microbatches over eight workers: each worker has five."""
-    dealt = Counter(worker for m in range(8) for worker in deal([1] * 5, m, (0, 1, 2, 3), 2))
-    assert dealt == Counter(dict.fromkeys(range(8), 5))
+    workers = Counter(worker for m in range(8) for worker in assign_units([1] * 5, m, (0, 1, 2, 3), 2))
+    assert workers == Counter(dict.fromkeys(range(8), 5))
 
 
 def test_soon_every_worker_has_had_leftovers() -> None:
     """After four microbatches of five tiles over eight workers none has two more than another."""
-    dealt = Counter(worker for m in range(4) for worker in deal([1] * 5, m, (0, 1, 2, 3), 2))
-    assert max(dealt.values()) - min(dealt[worker] for worker in range(8)) <= 1
+    workers = Counter(worker for m in range(4) for worker in assign_units([1] * 5, m, (0, 1, 2, 3), 2))
+    assert max(workers.values()) - min(workers[worker] for worker in range(8)) <= 1
 
 
-def test_nothing_is_dealt_of_a_pack_without_images() -> None:
-    assert deal([], 2, (0, 1), 2) == ()
+def test_a_pack_without_images_has_no_units_to_assign() -> None:
+    assert assign_units([], 2, (0, 1), 2) == ()
 
 
 def test_one_giant_stays_whole_beside_the_others() -> None:
-    dealt = deal([1, 100, 1, 1, 1], 0, (0, 1), 1)
-    assert [dealt.count(worker) for worker in (dealt[1], 1 - dealt[1])] == [1, 4]
+    workers = assign_units([1, 100, 1, 1, 1], 0, (0, 1), 1)
+    assert [workers.count(worker) for worker in (workers[1], 1 - workers[1])] == [1, 4]

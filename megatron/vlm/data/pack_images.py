@@ -1,4 +1,4 @@
-"""The images of a pack as what can be computed apart: each image, and each step in time of a video."""
+"""The images of a pack as units that ranks can encode separately: each image, and each temporal step of a video."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,19 +13,20 @@ from megatron.vlm.microbatch import Grid
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What is read of a sample: the steps of each of its images, and the tiles that these are."""
+class SampleTiles:
+    """Which tiles of a sample to read."""
 
     sample: int
     steps: tuple[tuple[int, ...], ...] | None
-    """None: everything."""
+    """The steps of each of its images; None: all."""
     tiles: int
     film: bool = False
+    """Whether one of them is a video."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """An image, or a step in time of a video."""
+class ImageStep:
+    """An image, or one temporal step of a video."""
 
     sample: int
     image: int
@@ -36,20 +37,20 @@ class Step:
     film: bool
 
 
-class PackSteps(tuple[Step, ...]):
-    """Of all images of a pack, in order."""
+class PackImages(tuple[ImageStep, ...]):
+    """The steps of all images of a pack, in order."""
 
     @classmethod
-    def of(cls, data: ChatDataset, samples: Iterable[int]) -> "PackSteps":
-        """Those of these samples of a dataset."""
-        each = SQUARE**-2 if data.is_native else data.manifest["tokens_per_tile"]
+    def of(cls, data: ChatDataset, samples: Iterable[int]) -> "PackImages":
+        """For these samples of a dataset."""
+        each = SQUARE**-2 if data.rule.native else data.manifest["tokens_per_tile"]
         found = []
         for sample in map(int, samples):
             for number, image in enumerate(data.images(sample) if data.sizes.tiles[sample] else ()):
                 tiles = image.tiles // image.steps
                 grid = (1, image.rows, image.columns)
                 found += [
-                    Step(sample, number, step, tiles, int(tiles * each), grid, image.film is not None)
+                    ImageStep(sample, number, step, tiles, int(tiles * each), grid, image.film is not None)
                     for step in range(image.steps)
                 ]
         return cls(found)
@@ -61,27 +62,27 @@ class PackSteps(tuple[Step, ...]):
 
     @property
     def features(self) -> NDArray[np.int64]:
-        """[steps] That the language model takes or makes its tokens of."""
+        """[steps] Outputs of the encoder, before tiles are joined."""
         return np.array([step.features for step in self], np.int64)
 
-    def chosen(self, mine: NDArray[np.bool_]) -> "PackSteps":
-        """Some of them."""
-        return PackSteps(step for step, is_mine in zip(self, mine, strict=True) if is_mine)
+    def subset(self, mine: NDArray[np.bool_]) -> "PackImages":
+        """The steps where `mine` is true."""
+        return PackImages(step for step, is_mine in zip(self, mine, strict=True) if is_mine)
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        """Steps of one video at one place are one film."""
+        """Consecutive steps of one video make one grid."""
         films = groupby(self, key=lambda step: (step.sample, step.image, step.grid))
         return tuple((len(list(steps)), rows, columns) for (*_, (_, rows, columns)), steps in films)
 
     @property
-    def readings(self) -> list[Reading]:
-        """What of which sample is read for these."""
+    def tiles_to_read(self) -> list[SampleTiles]:
+        """What to read of each sample."""
         found = []
         for sample, of_sample in groupby(self, key=lambda step: step.sample):
             steps = list(of_sample)
             images = range(1 + steps[-1].image)
             numbers = tuple(tuple(step.number for step in steps if step.image == image) for image in images)
             film = any(step.film for step in steps)
-            found.append(Reading(sample, numbers, sum(step.tiles for step in steps), film))
+            found.append(SampleTiles(sample, numbers, sum(step.tiles for step in steps), film))
         return found

@@ -12,10 +12,10 @@ from PIL import Image
 
 from megatron.vlm.data import dataset as reading
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.image_shard import ImageShardDataset, NumberedPacks
 from megatron.vlm.data.loader import PackDataset
-from megatron.vlm.data.parts import Numbered, PartDataset
 from megatron.vlm.microbatch import Microbatch
-from omnibal_ext.dealing import deal
+from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.tower import Worker
 from tests.unit.data.clips import TURNS, noise, write_frames
 from tests.unit.data.test_loader import ALL, dataset, pack_of  # noqa: F401 (a fixture)
@@ -31,7 +31,9 @@ TENSOR = 2
 def parts_of(data: ChatDataset, samples: np.ndarray, microbatch: int) -> dict[tuple[int, int], Microbatch]:
     """By (pipeline, tensor) rank, what it reads of the pack of these samples."""
     ranks = product(range(3), range(TENSOR))
-    return {rank: PartDataset(data, pack_of(samples), Worker(PARTS, *rank, TENSOR))[5, microbatch] for rank in ranks}
+    return {
+        rank: ImageShardDataset(data, pack_of(samples), Worker(PARTS, *rank, TENSOR))[5, microbatch] for rank in ranks
+    }
 
 
 def put_together(parts: dict[tuple[int, int], Microbatch]) -> Iterator[torch.Tensor]:
@@ -39,7 +41,7 @@ def put_together(parts: dict[tuple[int, int], Microbatch]) -> Iterator[torch.Ten
     rows = {rank: iter(part.pixels if part.pixels is not None else ()) for rank, part in parts.items()}
     units = next(iter(parts.values())).units
     for number, size in enumerate(units):
-        (rank,) = (rank for rank, part in parts.items() if part.own[number])
+        (rank,) = (rank for rank, part in parts.items() if part.encodes[number])
         yield torch.stack([*islice(rows[rank], size)])
     assert not any(list(left) for left in rows.values())
 
@@ -52,14 +54,14 @@ def test_ranks_read_every_tile_once_and_in_order(dataset: ChatDataset, seed: int
     assert whole.pixels is not None
     assert torch.equal(torch.cat([*put_together(parts)]), whole.pixels)
     encode = PARTS[microbatch % 3]
-    dealt = deal(whole.units_of_images(), microbatch, encode, TENSOR)
+    dealt = assign_units(whole.units_of_images(), microbatch, encode, TENSOR)
     for (rank, tensor), part in parts.items():
         place = encode.index(rank) * TENSOR + tensor if rank in encode else -1
-        assert part.own == tuple(worker == place for worker in dealt)
+        assert part.encodes == tuple(worker == place for worker in dealt)
         assert part.units == whole.units_of_images()
         assert (part.pack, part.samples, part.sample_ids) == (whole.pack, whole.samples, whole.sample_ids)
         assert part.pixel_statistics == whole.pixel_statistics
-        assert part.tiles == sum(part.own)
+        assert part.tiles == sum(part.encodes)
         assert rank in encode or not part.tiles
     counts = [part.tiles for (rank, _), part in parts.items() if rank in encode]
     assert max(counts) - min(counts) <= 1
@@ -79,7 +81,7 @@ def test_steps_of_films_and_images_go_with_their_grids(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate([as_film(one) for one in put_together(parts)]), as_film(whole.pixels))
     for part in parts.values():
         assert [steps * height * width for steps, height, width in part.grids] == [
-            size for size, own in zip(part.units, part.own, strict=True) if own
+            size for size, own in zip(part.units, part.encodes, strict=True) if own
         ]
     assert sum(bool(part.tiles) for part in parts.values()) == 4
 
@@ -101,10 +103,10 @@ def test_a_rank_opens_its_own_images_alone_and_says_which_are_broken(
 
     original = reading.load_rgb
     monkeypatch.setattr(reading, "load_rgb", load)
-    found = PartDataset(dataset, pack_of(samples), Worker(((0,),), 1, 0, 1))[5, 0]
+    found = ImageShardDataset(dataset, pack_of(samples), Worker(((0,),), 1, 0, 1))[5, 0]
     assert not found.tiles
     assert not opened
-    parts = [PartDataset(dataset, pack_of(samples), Worker(((0, 1),), rank, 0, 1))[5, 0] for rank in (0, 1)]
+    parts = [ImageShardDataset(dataset, pack_of(samples), Worker(((0, 1),), rank, 0, 1))[5, 0] for rank in (0, 1)]
     images = {Path(image.path).name for sample in samples for image in dataset.images(int(sample))}
     assert set(opened) == images
     assert len(opened) <= len(images) + 1  # one may lie on either side
@@ -122,13 +124,13 @@ def test_a_pack_without_images_and_an_empty_one_are_parts_of_nothing(dataset: Ch
     texts = np.flatnonzero(dataset.sizes.tiles == 0)[:2]
     worker = Worker(((0,),), 0, 0, 1)
     for pack in (5, -1):
-        found = PartDataset(dataset, pack_of(texts), worker)[pack, 0]
-        assert (found.tiles, found.units, found.own, found.pixels) == (0, (), (), None)
+        found = ImageShardDataset(dataset, pack_of(texts), worker)[pack, 0]
+        assert (found.tiles, found.units, found.encodes, found.pixels) == (0, (), (), None)
         assert found.samples == (len(texts) if pack == 5 else 0)
 
 
 def test_packs_are_numbered_within_their_iteration_and_begin_anew() -> None:
     """Also in a process that reads ahead."""
-    numbered = Numbered((7, 3, 9, 4, 8), 2)
+    numbered = NumberedPacks((7, 3, 9, 4, 8), 2)
     assert list(numbered) == [(7, 0), (3, 1), (9, 0), (4, 1), (8, 0)]
     assert list(numbered) == list(pickle.loads(pickle.dumps(numbered)))

@@ -20,12 +20,12 @@ from megatron.core.utils import get_model_config
 from PIL import Image
 
 from megatron.vlm import pretrain
-from megatron.vlm.data.loader import Packs
+from megatron.vlm.data.loader import PackLoader
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.monitoring import mishaps
+from megatron.vlm.monitoring import bad_samples
+from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps
 from megatron.vlm.monitoring.journal import Journal
 from megatron.vlm.monitoring.meters import TrainingMeter
-from megatron.vlm.monitoring.mishaps import BadSamples, BadSteps
 from megatron.vlm.monitoring.stage_meter import StageMeter
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.errors import UserError
@@ -51,7 +51,7 @@ def case(trained: tuple[Trainer, Any], monkeypatch: pytest.MonkeyPatch) -> tuple
     """A trainer without memory of other tests, its model, and what is said."""
     trainer, model = trained
     said: list[str] = []
-    monkeypatch.setattr(mishaps, "print_rank_0", said.append)
+    monkeypatch.setattr(bad_samples, "print_rank_0", said.append)
     monkeypatch.setattr(trainer, "bad_samples", {True: BadSamples("data", 2), False: BadSamples("held out", 2)})
     monkeypatch.setattr(trainer, "bad_steps", BadSteps(2, trainer.hosts))
     trainer.meter.tally = pretrain.Tally(1)
@@ -87,20 +87,20 @@ def run(
     """An iteration as Megatron's loop starts it; its gradients."""
     for module in model:
         module.zero_grad_buffer()
-    source = Packs(Written(batches), range(len(batches)))  # type: ignore[arg-type]
+    source = PackLoader(Written(batches), range(len(batches)))  # type: ignore[arg-type]
     trainer.packs[training] = [source]
     arguments = {"model": model, "num_microbatches": len(batches), "forward_step_func": trainer.forward_step}
-    trainer._soundly({**arguments, "data_iterator": source}, training, iteration)
+    trainer._run_iteration({**arguments, "data_iterator": source}, training, iteration)
     return torch.cat([buffer.grad_data.clone() for buffer in model[0].buffers])
 
 
 def optimizer_of(trainer: Trainer, model: Any, lr: float = 0.0, **settings: Any) -> Any:
     """As Megatron makes it, with what the trainer installs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mishaps.training, "get_megatron_optimizer", get_megatron_optimizer)
-        trainer.bad_steps.install(trainer.trained)
+        patch.setattr(bad_samples.training, "get_megatron_optimizer", get_megatron_optimizer)
+        trainer.bad_steps.install(trainer.end_training_iteration)
         config = OptimizerConfig(lr=lr, params_dtype=torch.float32, clip_grad=0.0, **settings)
-        return mishaps.training.get_megatron_optimizer(config, model)
+        return bad_samples.training.get_megatron_optimizer(config, model)
 
 
 def by_hand(batch: Microbatch, segment: int) -> Microbatch:
@@ -119,8 +119,8 @@ def test_a_broken_sample_balances_no_router() -> None:
     wanted = pack.targets.clone()
     assert wanted[1] > 0
     wanted[1] = 0
-    assert torch.equal(bad.silence(pack).targets, wanted)
-    assert bad.silence(replace(pack, sample_ids=(1,) * pack.samples)) is not None
+    assert torch.equal(bad.without_known(pack).targets, wanted)
+    assert bad.without_known(replace(pack, sample_ids=(1,) * pack.samples)) is not None
 
 
 def test_a_broken_sample_weighs_nothing_is_named_once_and_counted(case: tuple[Trainer, Any, list[str]]) -> None:
@@ -157,10 +157,10 @@ def test_an_evaluation_leaves_broken_samples_out_too(case: tuple[Trainer, Any, l
     for batches in ([by_hand(whole[0], 0), whole[1]], [replace(whole[0], broken=((0, "gone"),)), whole[1]]):
         model[0].eval()
         trainer.evaluation.tally = pretrain.Tally(1)
-        source = Packs(Written(batches), range(2))  # type: ignore[arg-type]
+        source = PackLoader(Written(batches), range(2))  # type: ignore[arg-type]
         trainer.packs[False] = [source]
         arguments = {"model": model, "num_microbatches": 2, "forward_step_func": trainer.forward_step}
-        trainer._soundly({**arguments, "data_iterator": source, "forward_only": True}, False, 0)
+        trainer._run_iteration({**arguments, "data_iterator": source, "forward_only": True}, False, 0)
         losses.append(trainer.evaluation.tally.losses.clone())
         model[0].train()
     assert torch.equal(*losses)
@@ -239,7 +239,7 @@ def test_gradients_that_overflow_alone_are_seen(
     said.clear()
     scaled = types.SimpleNamespace(prepare_grads=lambda: True, get_grad_norm=lambda: 1 / 0,  # fp16: it overflowed
                                    get_loss_scale=lambda: torch.tensor([2.0]), config=dynamic(1.0))  # fmt: skip
-    trainer.bad_steps.watch(scaled, trainer.trained)
+    trainer.bad_steps.watch(scaled, trainer.end_training_iteration)
     run(trainer, model, whole)
     assert scaled.prepare_grads()
     assert bool(said) == (at == "loss")
@@ -271,7 +271,7 @@ def test_steps_that_the_scaler_leaves_out_are_counted_and_limited_once_it_cannot
     optimizer = types.SimpleNamespace(
         prepare_grads=prepare, get_grad_norm=lambda: 1.0, get_loss_scale=lambda: scales[0], config=config
     )
-    trainer.bad_steps.watch(optimizer, trainer.trained)
+    trainer.bad_steps.watch(optimizer, trainer.end_training_iteration)
     for fall in range(falls):
         run(trainer, model, packs(), iteration=fall + 1)
         assert optimizer.prepare_grads()
@@ -297,7 +297,7 @@ def test_an_iteration_lets_its_packs_go(case: tuple[Trainer, Any, list[str]], mo
     """The pixels of all of its microbatches would not fit beside the activations that are planned."""
     trainer, model, _ = case
     seen: list[weakref.ref[Microbatch]] = []
-    monkeypatch.setattr(trainer.recorder, "saw", lambda batch: seen.append(weakref.ref(batch)))
+    monkeypatch.setattr(trainer.recorder, "add_pack", lambda batch: seen.append(weakref.ref(batch)))
     run(trainer, model, packs())
     gc.collect()
     assert [pack() for pack in seen] == [None] * 4
@@ -424,7 +424,7 @@ def test_metering_takes_under_a_hundredth_of_a_step(case: tuple[Trainer, Any, li
             patch.setattr(owner, name, counted(getattr(owner, name)))
         for iteration in range(1, iterations + 1):
             run(trainer, model, whole)
-            trainer.trained(iteration, False)
+            trainer.end_training_iteration(iteration, False)
     assert len(training_intervals(metered)) == 1
     assert 0 < spent[0] / iterations / len(whole) < 0.01 * 0.1  # seconds; seen: a quarter of that
 

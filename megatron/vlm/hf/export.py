@@ -1,9 +1,9 @@
-"""Hugging Face's weights beside every save (--save-hf), written by a process beside the first rank, which trains on.
+"""--save-hf: every save is exported to Hugging Face's format as well, by a process that rank 0 starts.
 
 SAVE/iter_0000200       a save of the trainer
-SAVE/iter_0000200-hf    as tools/convert_checkpoint.py --to-hf writes it; there once all of it is
+SAVE/iter_0000200-hf    the same as tools/convert_checkpoint.py --to-hf writes it; appears when it is complete
 
-python -m megatron.vlm.hf.beside SAVE/iter_0000200 LIKE
+python -m megatron.vlm.hf.export SAVE/iter_0000200 LIKE
 """
 
 import atexit
@@ -20,46 +20,46 @@ from omnibal_ext.lifeline import end_with
 from omnibal_ext.output import say
 
 
-class Beside:
-    """The exports of a run's saves, one after the other. `like` says what Hugging Face's model looks like."""
+class SaveExporter:
+    """Exports a run's saves, one at a time. `like`: a folder that `check_like` accepts."""
 
     def __init__(self, like: Path) -> None:
         self.like = like
-        self._under_way: tuple[Path, subprocess.Popen[str]] | None = None
+        self._running: tuple[Path, subprocess.Popen[str]] | None = None
         atexit.register(self.wait)
 
     def export(self, save: Path) -> None:
-        """Begin with a save that is whole, once the one before is done."""
+        """Start exporting a complete save, after waiting for the export before."""
         self.wait()
-        command = [sys.executable, "-W", "ignore", "-m", "megatron.vlm.hf.beside", str(save), str(self.like)]
+        command = [sys.executable, "-W", "ignore", "-m", "megatron.vlm.hf.export", str(save), str(self.like)]
         process = subprocess.Popen(
             command,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # devices are the ranks'
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # GPUs belong to the ranks
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._under_way = save, process
+        self._running = save, process
 
     def wait(self) -> None:
-        """Until none is under way. One that failed is said, and ends no run."""
-        if not self._under_way:
+        """Wait for the running export. A failed one prints a warning and does not stop the run."""
+        if not self._running:
             return
-        (save, process), self._under_way = self._under_way, None
+        (save, process), self._running = self._running, None
         said = process.communicate()[1].splitlines()
         if process.returncode:
             errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")] or said
             why = errors[-1] if errors else f"exit code {process.returncode}"
-            say(f"warning: {exported(save)}: not written ({why}); training goes on without it")
+            say(f"warning: {export_folder(save)}: not written ({why}); training goes on without it")
 
 
-def exported(save: Path) -> Path:
-    """Where a save lies as Hugging Face's."""
+def export_folder(save: Path) -> Path:
+    """The folder of a save's export."""
     return save.with_name(f"{save.name}-hf")
 
 
 def check_like(folder: Path | None) -> Path:
-    """The folder, if it says which weights Hugging Face's model has. Raises UserError if not, or if there is none."""
+    """The folder, if it lists the weights of a Hugging Face model. Raises UserError otherwise."""
     if folder and ((folder / LISTING).is_file() or weight_files(folder)):
         return folder
     raise UserError(
@@ -72,7 +72,7 @@ def main() -> None:
     """Export one save."""
     end_with(os.getppid())
     save, like = map(Path, sys.argv[1:])
-    with building(exported(save)) as folder:
+    with building(export_folder(save)) as folder:
         to_hugging_face(save.parent, folder, like, int(save.name.removeprefix("iter_")))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron.vlm.preflight.beside import check_beside
+from megatron.vlm.preflight.replicated_tower import check_replicated_tower
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower
@@ -30,10 +30,10 @@ def test_dropout_goes_with_parts_of_one_rank_alone(which: str) -> None:
     """Their masks are those of the whole pack; two ranks would draw others than a cut does."""
     dropout, alone, shared = {which: 0.25}, beside((1,), (0,), (1,)), beside((1,), (0, 1), (1,))
     for plan in (alone, shared):
-        assert check_beside(flags(tensor=2), plan)
-    assert check_beside(flags(**dropout), alone)
-    assert check_beside(flags(tensor=2, **dropout), CUT) is None
+        assert check_replicated_tower(flags(tensor=2), plan)
+    assert check_replicated_tower(flags(**dropout), alone)
+    assert check_replicated_tower(flags(tensor=2, **dropout), CUT) is None
     for tensor, plan, ranks, microbatch in ((1, shared, 2, 1), (2, alone, 2, 0), (2, shared, 4, 1)):
         named = f"--{which}-dropout 0.25: {ranks} ranks encode microbatch {microbatch} together"
         with pytest.raises(UserError, match=re.escape(named) + r".*--tower cut"):
-            check_beside(flags(tensor, **dropout), plan)
+            check_replicated_tower(flags(tensor, **dropout), plan)

@@ -1,20 +1,20 @@
-"""Which frames of a video a model sees, and how large: the rules of transformers' video processors.
+"""Which frames of a video a model sees, and at which size: the rules of transformers' video processors.
 
 | markup | frames (`sampling`) | pixels |
 |---|---|---|
-| `qwen-vl` | even, `min_frames` to `max_frames` | `min_pixels` to `max_pixels` a frame |
-| `qwen3-vl` | spread, the same | so many in all frames together |
-| `glm-4.1v` | by second | the same |
-| `glm-4.6v` | by length | the same |
+| `qwen-vl` | even, `min_frames` to `max_frames` | `min_pixels` to `max_pixels` per frame |
+| `qwen3-vl` | spread, `min_frames` to `max_frames` | `min_pixels` to `max_pixels` per video |
+| `glm-4.1v` | by second | per video |
+| `glm-4.6v` | by length | per video |
 
-`capped` bounds long videos of Qwen's further, as its own programs do.
+`capped` limits long videos further, as Qwen's own code does.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron.vlm.data.media.sampling import by_length, by_second, even, spread
-from megatron.vlm.data.media.tiles import FRAMES, SQUARE, Film, Grid, grown, square_grid
+from megatron.vlm.data.media.tiles import FRAMES, SQUARE, Grid, VideoFrames, grown, square_grid
 from megatron.vlm.data.rejects import Rejected
 
 MOST_FRAMES_SEEN = 2**14
@@ -22,10 +22,10 @@ MOST_FRAMES_SEEN = 2**14
 
 @dataclass(frozen=True, slots=True)
 class VideoRule:
-    """The fields of a model's video processor. The defaults are transformers', and two frames a second."""
+    """The fields of a model's video processor, with transformers' defaults."""
 
     whole: bool
-    """Limits of pixels are of all frames together; each step stands apart in the words (from Qwen3-VL on)."""
+    """Pixel limits are of all frames together, and each step has its own run of tokens (from Qwen3-VL on)."""
     min_pixels: int
     max_pixels: int
     fps: float = 2.0
@@ -33,13 +33,13 @@ class VideoRule:
     max_frames: int = 768
     capped: bool = False
     max_tokens: int = 0
-    """Where capped: of a whole video, at `whole` of a frame."""
+    """If `capped`: of a video, or of a frame if `whole`."""
     sampling: str = "even"
-    """A way of `sampling`, by the name of its table."""
+    """A name of the table in `media/sampling.py`."""
     max_seconds: float = 300.0
-    """Of "by second"."""
+    """For "by second"."""
     refused: str = ""
-    """Why videos cannot be shown as the model's processor does; "": they can."""
+    """Why the model's processor is not supported for videos; "": it is."""
 
     def __str__(self) -> str:
         """As preprocessing prints it."""
@@ -52,13 +52,13 @@ class VideoRule:
 
     @property
     def obeys(self) -> tuple[str, ...]:
-        """Its fields that choose how many frames are seen."""
+        """The fields that decide how many frames are sampled."""
         return {"by second": ("fps", "max_seconds"), "by length": ()}.get(
             self.sampling, ("fps", "min_frames", "max_frames")
         )
 
 
-RULES_OF_MARKUP = {
+VIDEO_RULES = {
     "qwen-vl": VideoRule(False, 128 * 28**2, 768 * 28**2, max_tokens=128000),
     "qwen3-vl": VideoRule(True, 128 * 32**2, 768 * 32**2, max_tokens=768, sampling="spread"),
     "glm-4.1v": VideoRule(True, 112**2, 60000 * 28**2, max_tokens=1, sampling="by second"),
@@ -66,14 +66,13 @@ RULES_OF_MARKUP = {
 }
 
 
-def film_of(
+def choose_frames(
     rule: VideoRule, times: Sequence[float], rate: float, seconds: float = 0, files: Sequence[str] = ()
-) -> Film:
-    """The frames that a model sees of a video with frames at these seconds, `rate` a second; `files` are their own.
+) -> VideoFrames:
+    """Sample the frames of a video; `times`: seconds of all frames, `rate`: frames a second, `files`: a file each.
 
-    `seconds` is how long it is where that was measured: what is reckoned from the rate rounds elsewhere.
-
-    Raises `Rejected` (too_few_frames).
+    `seconds`: the measured length, whose rounding may differ from that of frames / rate (0: not measured). Raises
+    `Rejected` (too_few_frames).
     """
     total = len(times)
     if total < FRAMES:
@@ -85,7 +84,9 @@ def film_of(
     middle = rule.sampling == "spread" or not rule.whole
     steps = tuple((seen[step] + seen[step + middle]) / 2 for step in range(0, len(frames), FRAMES))
     a_step = FRAMES / (len(frames) / total * rate)
-    return Film(tuple(frames), steps, a_step, rule.whole, tuple(files[frame] for frame in frames) if files else ())
+    return VideoFrames(
+        tuple(frames), steps, a_step, rule.whole, tuple(files[frame] for frame in frames) if files else ()
+    )
 
 
 def _chosen(rule: VideoRule, total: int, rate: float, seconds: float) -> list[int]:
@@ -100,7 +101,7 @@ def _chosen(rule: VideoRule, total: int, rate: float, seconds: float) -> list[in
             return even(total, rate, rule.fps, rule.min_frames, rule.max_frames)
 
 
-def film_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) -> Grid:
+def frame_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) -> Grid:
     """Columns and rows of patches of each frame of (width, height) pixels. Raises `Rejected` (too_narrow)."""
     width, height = size
     side, counted, rounded = SQUARE * patch, 1, 1
@@ -112,7 +113,7 @@ def film_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) -
 
 
 def _most_pixels(rule: VideoRule, frames: int, side: int) -> int:
-    """Of a frame, or of the whole video where the limits are of it."""
+    """The limit of pixels, per frame or, if `rule.whole`, per video."""
     if not rule.capped:
         return rule.max_pixels
     least = int(rule.min_pixels * 1.05)

@@ -1,4 +1,4 @@
-"""Packs that one rank runs in one iteration: level sums of all packs but those that fill no iteration."""
+"""Packs that one rank runs in one iteration: balanced sums of all but the leftover packs."""
 
 from itertools import permutations
 
@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.corpora import UNTUNED
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering import pipeline
-from omnibal_ext.packing.ordering.deal_to_ranks import deal
-from omnibal_ext.packing.ordering.level_ranks import level_ranks, set_aside
+from omnibal_ext.packing.ordering import order_packs as ordering
+from omnibal_ext.packing.ordering.assign_ranks import assign_zigzag
+from omnibal_ext.packing.ordering.balance_ranks import balance_ranks, split_leftover
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
-from omnibal_ext.packing.ordering.pipeline import ordered
+from omnibal_ext.packing.ordering.order_packs import order_packs
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packs import LOADS, pack_loads
 from omnibal_ext.sizes import Sizes
@@ -24,9 +24,9 @@ from omnibal_ext.sizes import Sizes
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 2), st.integers(0, 99))
 def test_ranks_run_each_pack_once(ranks: int, micro_batches: int, parts: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
-    dealt = level_ranks(generator.random((ranks * micro_batches, parts)), micro_batches, seed, 0.01)
-    assert dealt.shape == (ranks, micro_batches)
-    assert np.array_equal(np.sort(dealt.ravel()), np.arange(ranks * micro_batches))
+    slots = balance_ranks(generator.random((ranks * micro_batches, parts)), micro_batches, seed, 0.01)
+    assert slots.shape == (ranks, micro_batches)
+    assert np.array_equal(np.sort(slots.ravel()), np.arange(ranks * micro_batches))
 
 
 @pytest.mark.parametrize(
@@ -36,58 +36,58 @@ def test_ranks_run_each_pack_once(ranks: int, micro_batches: int, parts: int, se
 def test_ranks_differ_far_less_than_by_chance_in_both_parts(effort: float, micro_batches: int, share: float) -> None:
     """However little time there is, and whatever seconds are counted in."""
     seconds = np.random.default_rng(0).random((128 * micro_batches, 2)) * [1.0, 3.0]
-    dealt = level_ranks(seconds, micro_batches, 0, effort)
+    slots = balance_ranks(seconds, micro_batches, 0, effort)
     chance = seconds.var(axis=0) * micro_batches
-    assert (seconds[dealt].sum(axis=1).var(axis=0) <= share * chance).all()
-    assert np.array_equal(level_ranks(seconds / 2**20, micro_batches, 0, effort), dealt)
+    assert (seconds[slots].sum(axis=1).var(axis=0) <= share * chance).all()
+    assert np.array_equal(balance_ranks(seconds / 2**20, micro_batches, 0, effort), slots)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_ranks_are_nearly_as_level_as_the_best_of_all_ways(seed: int) -> None:
+def test_ranks_are_nearly_as_balanced_as_the_best_of_all_assignments(seed: int) -> None:
     """Eight packs on four ranks, all 105 ways; swaps of two packs may stop short of the best."""
     seconds = np.random.default_rng(seed).random((8, 1))
     ways = {tuple(sorted(tuple(sorted(way[i : i + 2])) for i in (0, 2, 4, 6))) for way in permutations(range(8))}
     least = min(float(seconds[np.array(way)].sum(axis=1).var()) for way in ways)
     assert len(ways) == 105
-    dealt = level_ranks(seconds, 2, seed, 1.0)
-    assert float(seconds[dealt].sum(axis=1).var()) <= 1.5 * least + 1e-12
+    slots = balance_ranks(seconds, 2, seed, 1.0)
+    assert float(seconds[slots].sum(axis=1).var()) <= 1.5 * least + 1e-12
 
 
-def test_packs_are_set_aside_at_even_steps_of_cost() -> None:
+def test_leftover_packs_are_taken_at_even_steps_of_cost() -> None:
     seconds = np.array([[4.0, 1.0], [1.0, 0.0], [3.0, 0.0], [2.0, 0.0], [6.0, 0.0], [4.0, 0.0]])  # 5 1 3 2 6 4
-    aside, others = set_aside(seconds, 3)
+    aside, others = split_leftover(seconds, 3)
     assert aside.tolist() == [1, 2, 0]
     assert sorted(others.tolist()) == [3, 4, 5]
     held = np.array([False, True, False, False, False, False])
-    assert set_aside(seconds, 3, held)[0].tolist() == [3, 2, 0]
-    assert 1 in set_aside(seconds, 6, held)[0]  # the others do not suffice
+    assert split_leftover(seconds, 3, held)[0].tolist() == [3, 2, 0]
+    assert 1 in split_leftover(seconds, 6, held)[0]  # the others do not suffice
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
-def test_ranks_wait_no_longer_where_packs_are_ordered_in_parts(
+def test_ranks_wait_no_longer_where_packs_are_ordered_in_chunks(
     micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = np.random.default_rng(0)
     sizes = Sizes.from_arrays(generator.integers(0, 3, 4_000), generator.integers(200, 1_200, 4_000))
-    corpus, costs = Corpus(sizes, (Source("all", 4_000),)), PackCosts.of_model()
+    corpus, costs = Corpus(sizes, (CorpusSource("all", 4_000),)), PackCosts.of_model()
     given = {"data_parallel_size": 4, "micro_batches": micro_batches, "seconds": 0.0}
     options = PackOptions(vit_budget=8, llm_budget=4_000, **given)
     found = pack_balanced(sizes, 8, 4_000, seed=0)
     for together in (100, 10**6):
-        monkeypatch.setattr(pipeline, "TOGETHER", together)
-        packs = ordered(corpus, found, options, costs, 0)
+        monkeypatch.setattr(ordering, "CHUNK", together)
+        packs = order_packs(corpus, found, options, costs, 0)
         assert np.array_equal(np.sort(packs.sample_ids), np.arange(4_000))
         loads, whole = pack_loads(packs, sizes), len(packs) // options.global_batch * options.global_batch
-        iterations = deal(np.arange(whole).reshape(-1, options.global_batch), 4)
+        iterations = assign_zigzag(np.arange(whole).reshape(-1, options.global_batch), 4)
         assert wait(rank_loads(iterations, costs.waited_for(loads, LOADS, options.one_sum))) <= 0.02
 
 
 @given(st.integers(1, 40), st.sampled_from([1, 4, 12]), st.integers(0, 99))
-def test_parts_are_random_and_of_whole_iterations(iterations: int, batch: int, seed: int) -> None:
+def test_chunks_are_random_and_of_complete_iterations(iterations: int, batch: int, seed: int) -> None:
     packs = np.arange(iterations * batch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "TOGETHER", 24)
-        parts = pipeline._parts(packs, batch, seed)
+        patch.setattr(ordering, "CHUNK", 24)
+        parts = ordering._chunks(packs, batch, seed)
     assert np.array_equal(np.sort(np.concatenate(parts)), packs)
     assert all(len(part) % batch == 0 and 0 < len(part) <= max(24, batch) + batch for part in parts)
     assert len(parts) < 3 or any(part[-1] - part[0] >= len(part) for part in parts)
@@ -98,12 +98,12 @@ def test_packs_of_a_rank_alone_are_the_same_however_many_it_runs(seed: int) -> N
     """Nobody waits for one rank, so no time goes into ranks that are even; too little is left to exchange samples."""
     make, budgets = UNTUNED["independent"]
     sizes, costs = make(3_000), PackCosts.of_model()
-    found, corpus = pack_balanced(sizes, *budgets, seed=seed), Corpus(sizes, (Source("all", 3_000),))
+    found, corpus = pack_balanced(sizes, *budgets, seed=seed), Corpus(sizes, (CorpusSource("all", 3_000),))
     packs = []
     for micro_batches in (1, 4):
         given = {"micro_batches": micro_batches, "pipeline_model_parallel_size": 2, "seconds": 0.004}
         options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], **given)
-        after = ordered(corpus, found, options, costs, seed)
+        after = order_packs(corpus, found, options, costs, seed)
         packs.append({frozenset(each.tolist()) for each in np.split(after.sample_ids, after.pack_offsets[1:-1])})
     assert packs[0] == packs[1]
     assert packs[0] != {frozenset(each.tolist()) for each in np.split(found.sample_ids, found.pack_offsets[1:-1])}

@@ -1,9 +1,9 @@
-"""Shares of wide packs: every token once, short documents whole, places level, hardly more cut than must be."""
+"""Shards of wide packs: every token once, short documents complete, ranks balanced, hardly more cut than must be."""
 
 import numpy as np
 import pytest
 
-from omnibal_ext.packing.shares import Shares, Span, share_tokens
+from omnibal_ext.packing.shards import PackShards, TokenSpan, shard_tokens
 
 
 def _cases(count: int, most_documents: int, widths: tuple[int, ...]) -> list[tuple[list[int], int, int]]:
@@ -23,19 +23,19 @@ def _most(lengths: list[int], width: int, multiple: int) -> int:
 
 
 def test_the_picture_of_the_docstring() -> None:
-    shares = share_tokens([9, 2, 2, 3], 4)
+    shares = shard_tokens([9, 2, 2, 3], 4)
     assert shares.spans == (
-        (Span(0, 0, 1), Span(3, 0, 3)),
-        (Span(0, 1, 3), Span(1, 0, 2)),
-        (Span(0, 3, 5), Span(2, 0, 2)),
-        (Span(0, 5, 9),),
+        (TokenSpan(0, 0, 1), TokenSpan(3, 0, 3)),
+        (TokenSpan(0, 1, 3), TokenSpan(1, 0, 2)),
+        (TokenSpan(0, 3, 5), TokenSpan(2, 0, 2)),
+        (TokenSpan(0, 5, 9),),
     )
     assert (shares.tokens, shares.cut, shares.exchanged) == ((4, 4, 4, 4), (0,), 9)
 
 
-def test_every_token_is_on_one_place_and_no_place_has_more_than_its_share() -> None:
+def test_every_token_is_on_one_rank_and_no_rank_has_more_than_its_part() -> None:
     for lengths, width, multiple in _cases(500, 40, (1, 2, 3, 4, 8)):
-        shares = share_tokens(lengths, width, multiple)
+        shares = shard_tokens(lengths, width, multiple)
         seen = [np.zeros(length, np.int64) for length in lengths]
         for spans, tokens in zip(shares.spans, shares.tokens, strict=True):
             own = [span.document for span in spans]
@@ -54,15 +54,15 @@ def test_every_token_is_on_one_place_and_no_place_has_more_than_its_share() -> N
         assert shares.exchanged == sum(lengths[document] for document in over)
 
 
-def test_parts_of_a_document_follow_each_other_from_place_to_place() -> None:
+def test_parts_of_a_document_follow_each_other_from_rank_to_rank() -> None:
     for lengths, width, multiple in _cases(200, 12, (2, 4, 8)):
-        for document in share_tokens(lengths, width, multiple).cut:
-            parts = [s for own in share_tokens(lengths, width, multiple).spans for s in own if s.document == document]
+        for document in shard_tokens(lengths, width, multiple).cut:
+            parts = [s for own in shard_tokens(lengths, width, multiple).spans for s in own if s.document == document]
             assert [part.begin for part in parts] == [0, *(part.end for part in parts[:-1])]
 
 
 def _least_cut(lengths: list[int], width: int, most: int) -> int:
-    """Fewest tokens of documents that do not lie whole, of all ways to lay them; what is left always has room."""
+    """Fewest tokens of documents that are cut, over all placements; cut documents always find room."""
     best = {(most,) * width: 0}
     for length in lengths:
         for room, whole in list(best.items()):
@@ -77,21 +77,21 @@ def test_at_most_one_short_document_more_is_cut_than_must_be() -> None:
     cases = _cases(400, 9, (2, 4))
     for lengths, width, multiple in cases:
         most = _most(lengths, width, multiple)
-        beyond = share_tokens(lengths, width, multiple).exchanged - _least_cut(lengths, width, most)
+        beyond = shard_tokens(lengths, width, multiple).exchanged - _least_cut(lengths, width, most)
         assert 0 <= beyond <= max((length for length in lengths if length <= most), default=0)
         exactly += beyond == 0
     assert exactly > 0.95 * len(cases)
 
 
 @pytest.mark.parametrize("lengths", [[5], [3, 4, 5]])
-def test_width_1_has_everything_whole(lengths: list[int]) -> None:
-    whole = tuple(Span(document, 0, length) for document, length in enumerate(lengths))
-    assert share_tokens(lengths, 1, 8) == Shares((whole,), (-(-sum(lengths) // 8) * 8,), (), 0)
+def test_width_1_cuts_nothing(lengths: list[int]) -> None:
+    whole = tuple(TokenSpan(document, 0, length) for document, length in enumerate(lengths))
+    assert shard_tokens(lengths, 1, 8) == PackShards((whole,), (-(-sum(lengths) // 8) * 8,), (), 0)
 
 
-def test_equal_packs_are_shared_equally_whatever_the_run() -> None:
-    assert share_tokens((7, 7, 7, 1), 2) == share_tokens([7, 7, 7, 1], 2)
+def test_equal_packs_have_equal_shards_in_any_run() -> None:
+    assert shard_tokens((7, 7, 7, 1), 2) == shard_tokens([7, 7, 7, 1], 2)
 
 
-def test_a_document_that_leaves_places_level_only_if_laid_tightly_is_not_cut() -> None:
-    assert share_tokens([50, 50, 34, 33, 33], 2).exchanged == 0
+def test_a_document_that_fits_only_on_the_fullest_rank_is_not_cut() -> None:
+    assert shard_tokens([50, 50, 34, 33, 33], 2).exchanged == 0

@@ -1,4 +1,4 @@
-"""An index levelled again for other ranks: nobody waits, no epoch loses a pack, and what ran before stays as it ran."""
+"""An index rebalanced for other ranks: nobody waits, no epoch loses a pack, and what ran before stays as it ran."""
 
 import json
 import sys
@@ -11,10 +11,10 @@ import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.index.dispatch import PackStream
-from omnibal_ext.packing.index.level_again import Ranks, level_again, write_levelled
 from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.index.rebalanced import RankLayout, rebalance, write_rebalanced
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.sizes import Sizes
@@ -27,15 +27,15 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> PackedIndex:
     generator = np.random.default_rng(0)
     tiles = generator.integers(0, 7, 6_000)
     sizes = Sizes.from_arrays(tiles, tiles * 256 + generator.lognormal(5.3, 0.8, 6_000).astype(int).clip(8, 1500))
-    corpus = Corpus(sizes, (Source("a", 4_000), Source("b", 2_000, 2.0)))
+    corpus = Corpus(sizes, (CorpusSource("a", 4_000), CorpusSource("b", 2_000, 2.0)))
     options = PackOptions(vit_budget=12, llm_budget=4096, data_parallel_size=8, micro_batches=4, seconds=0.3)
     return build_index(corpus, tmp_path_factory.mktemp("packs") / "index", options)[0]
 
 
-def levelled(index: PackedIndex, ranks: Ranks, since: int) -> tuple[PackStream, PackStream]:
+def rebalanced(index: PackedIndex, ranks: RankLayout, since: int) -> tuple[PackStream, PackStream]:
     """The stream before and after."""
     before = PackStream(index, *ranks)
-    path = write_levelled(index, ranks, level_again(index, before.order, ranks, since))
+    path = write_rebalanced(index, ranks, rebalance(index, before.order, ranks, since))
     after = PackStream(index, *ranks)
     path.unlink()
     return before, after
@@ -43,14 +43,14 @@ def levelled(index: PackedIndex, ranks: Ranks, since: int) -> tuple[PackStream, 
 
 @pytest.mark.parametrize(("ranks", "most"), [(16, 0.003), (32, 0.0045)])  # one pack a rank cannot make up for itself
 def test_more_ranks_wait_no_longer_than_may_be(index: PackedIndex, ranks: int, most: float) -> None:
-    before, after = levelled(index, Ranks(ranks, 32 // ranks, "next_epoch"), 0)
+    before, after = rebalanced(index, RankLayout(ranks, 32 // ranks, "next_epoch"), 0)
     seconds, groups = index.seconds(np.arange(index.num_packs)), index.num_packs // 32 - 1
     waits = [wait(rank_loads(stream.iterations(0, groups), seconds)) for stream in (before, after)]
     assert waits[1] <= most < waits[0] / 2
 
 
 def test_what_is_left_of_the_running_epoch_waits_no_longer_either(index: PackedIndex) -> None:
-    before, after = levelled(index, Ranks(16, 2, "next_epoch"), 5)
+    before, after = rebalanced(index, RankLayout(16, 2, "next_epoch"), 5)
     seconds, groups = index.seconds(np.arange(index.num_packs)), index.num_packs // 32 - 1
     waits = [wait(rank_loads(stream.iterations(5, groups), seconds)) for stream in (before, after)]
     assert waits[1] < waits[0] / 2
@@ -61,7 +61,7 @@ def test_what_is_left_of_the_running_epoch_waits_no_longer_either(index: PackedI
 def test_each_epoch_runs_each_pack_once_and_what_ran_before_is_as_it_was(
     index: PackedIndex, since: int, last_iteration: str
 ) -> None:
-    before, after = levelled(index, Ranks(16, 2, last_iteration), since)
+    before, after = rebalanced(index, RankLayout(16, 2, last_iteration), since)
     assert all(np.array_equal(before.iteration(number), after.iteration(number)) for number in range(since))
     assert not np.array_equal(before.iterations(since, since + 30), after.iterations(since, since + 30))
     starts = [before.order.start_of(epoch) for epoch in range(4)]
@@ -77,13 +77,13 @@ def test_each_epoch_runs_each_pack_once_and_what_ran_before_is_as_it_was(
 
 
 def test_an_order_that_a_run_may_obey_is_not_replaced(index: PackedIndex) -> None:
-    ranks = Ranks(16, 2, "next_epoch")
+    ranks = RankLayout(16, 2, "next_epoch")
     order = PackStream(index, *ranks).order
-    path = write_levelled(index, ranks, level_again(index, order, ranks, 5))
+    path = write_rebalanced(index, ranks, rebalance(index, order, ranks, 5))
     once = path.read_bytes()
-    assert write_levelled(index, ranks, level_again(index, order, ranks, 5)).read_bytes() == once
+    assert write_rebalanced(index, ranks, rebalance(index, order, ranks, 5)).read_bytes() == once
     with pytest.raises(UserError, match="from iteration 5 on, not 9"):
-        write_levelled(index, ranks, level_again(index, order, ranks, 9))
+        write_rebalanced(index, ranks, rebalance(index, order, ranks, 9))
     path.write_bytes(Path(index.folder / "sample_ids.npy").read_bytes())
     with pytest.raises(UserError, match="is no order"):
         PackStream(index, *ranks)
@@ -96,7 +96,7 @@ def test_it_waits_for_as_long_as_its_index_may(index: PackedIndex) -> None:
     for share in (0.003, 0.03):
         patient = copy(index)
         patient.manifest = {**index.manifest, "wait": share}
-        _, after = levelled(patient, Ranks(32, 1, "next_epoch"), 0)
+        _, after = rebalanced(patient, RankLayout(32, 1, "next_epoch"), 0)
         seconds, groups = index.seconds(np.arange(index.num_packs)), index.num_packs // 32 - 1
         waits.append(wait(rank_loads(after.iterations(0, groups), seconds)))
     assert 0.006 < waits[1] < 0.03
@@ -110,7 +110,7 @@ def test_what_is_waited_is_said_of_the_iterations_from_the_new_order_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Those of an epoch, or as many as are measured: each part of a step waits for its slowest rank."""
-    generator, ranks = np.random.default_rng(1), Ranks(4, 1, last_iteration)
+    generator, ranks = np.random.default_rng(1), RankLayout(4, 1, last_iteration)
     sizes = Sizes.from_arrays(generator.integers(0, 7, 150), generator.integers(1800, 3000, 150))
     options = PackOptions(vit_budget=12, llm_budget=4096, data_parallel_size=1, micro_batches=4, seconds=0.0)
     index = build_index(sizes, tmp_path / "index", options)[0]

@@ -1,0 +1,43 @@
+"""Which rank encodes which image units, where several ranks share the images of a pack or of a replica.
+
+A unit is what the ViT's attention does not look beyond: a tile, an image at native resolution, a temporal step of a
+video. Its cost is its number of tiles or patches. The assignment is a function of the pack and the ranks, so ranks
+exchange nothing. It is used for packs wider than a rank, and for a vision tower outside the pipeline.
+"""
+
+import heapq
+from collections.abc import Sequence
+from itertools import groupby
+from math import gcd
+
+
+def assign_units(units: Sequence[int], microbatch: int, ranks: tuple[int, ...], tensor_ranks: int) -> tuple[int, ...]:
+    """Return the worker of each unit: an index into `ranks` x `tensor_ranks`, tensor ranks varying fastest.
+
+    The costliest unit goes to the least loaded worker (LPT, Graham 1969). Ties go by number, starting from another
+    worker for every microbatch, so that remainders are spread. Units of equal cost are then swapped so that neighbours,
+    such as the tiles of an image, share a worker.
+
+    Args:
+        units: cost of each unit.
+    """
+    workers = len(ranks) * tensor_ranks
+    first = microbatch * _step(workers) % workers
+    lightest = [(0, worker) for worker in range(workers)]
+    workers_of = [0] * len(units)
+    for _, alike in groupby(sorted(range(len(units)), key=lambda unit: (-units[unit], unit)), units.__getitem__):
+        same, taken = list(alike), []
+        for unit in same:
+            load, worker = lightest[0]
+            heapq.heapreplace(lightest, (load + units[unit], worker))
+            taken.append(worker)
+        for unit, worker in zip(same, sorted(taken), strict=True):
+            workers_of[unit] = worker
+    return tuple((first + worker) % workers for worker in workers_of)
+
+
+def _step(workers: int) -> int:
+    """Distance between the first workers of successive microbatches: coprime to `workers`, about 0.618 of them."""
+    return min(
+        (step for step in range(1, workers + 1) if gcd(step, workers) == 1), key=lambda n: abs(n - 0.618 * workers)
+    )

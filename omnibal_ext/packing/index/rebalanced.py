@@ -1,0 +1,118 @@
+"""An index rebalanced for another number of ranks (`omnibal level`): a file next to its arrays, made in seconds.
+
+Iterations are chosen so that the ranks the index was packed for have equal work. For another data-parallel size the
+same packs are regrouped within the remaining iterations of the running epoch and within each later epoch, so every
+epoch still runs each of its packs once.
+
+    levelled-16x2-next_epoch.npy    int64: the first iteration it applies to, the pack at each stored position [P] in
+                                    later epochs, the packs of the running epoch's remaining complete groups
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.errors import UserError
+from omnibal_ext.files.locks import working_on
+from omnibal_ext.packing.index.epoch_order import EpochOrder
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.options import WAIT
+from omnibal_ext.packing.ordering.assign_ranks import stored_order
+from omnibal_ext.packing.ordering.balance_ranks import balance_ranks
+from omnibal_ext.packing.ordering.order_iterations import order_iterations
+from omnibal_ext.reading.arrays import map_array
+
+EFFORT = 1.0  # nominal seconds; counts steps
+REMEDY = "remove it and level the index again"
+
+
+class Rebalanced(NamedTuple):
+    """The packs that run from iteration `since` on."""
+
+    since: int
+    pack_at: Ints  # [P] pack at each stored position, in epochs that begin later
+    remaining: Ints  # packs of the running epoch's remaining complete groups, from iteration `since` on
+
+
+class RankLayout(NamedTuple):
+    """The ranks that a rebalanced order is for, and how epochs end."""
+
+    data_parallel_size: int
+    micro_batches: int
+    last_iteration: str
+
+    def path(self, index: PackedIndex) -> Path:
+        """File of an index with the order for these ranks."""
+        return index.folder / f"levelled-{self.data_parallel_size}x{self.micro_batches}-{self.last_iteration}.npy"
+
+
+def read_rebalanced(index: PackedIndex, ranks: RankLayout) -> Rebalanced | None:
+    """Read the file of `write_rebalanced`; None if there is none. Raises UserError if it is no such order."""
+    path = ranks.path(index)
+    if not path.exists():
+        return None
+    values, packs = np.array(map_array(path, REMEDY)), index.num_packs
+    complete = values.dtype == np.int64 and values.ndim == 1 and len(values) > packs and values[0] >= 0
+    if not complete or not np.array_equal(np.sort(values[1 : packs + 1]), np.arange(packs)):
+        raise UserError(f"{path}: is no order of the {packs} packs of this index; {REMEDY}")
+    return Rebalanced(int(values[0]), values[1 : packs + 1], values[packs + 1 :])
+
+
+def write_rebalanced(index: PackedIndex, ranks: RankLayout, new: Rebalanced) -> Path:
+    """Write an order next to the index's arrays, atomically. Raises UserError if there is one for another iteration."""
+    path = ranks.path(index)
+    with working_on(path):
+        found = read_rebalanced(index, ranks)
+        if found is not None and found.since != new.since:
+            raise UserError(
+                f"{path}: holds from iteration {found.since} on, not {new.since}, and a run that obeys it would "
+                "change its order: remove it first if none does"
+            )
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            np.save(file, np.concatenate([[new.since], new.pack_at, new.remaining]), allow_pickle=False)
+        part.replace(path)
+    return path
+
+
+def rebalance(index: PackedIndex, order: EpochOrder, ranks: RankLayout, since: int = 0) -> Rebalanced:
+    """Regroup the packs of an index for other ranks from iteration `since` on; equal arguments give equal results.
+
+    1. For epochs that begin at `since` or later: regroup the packs within each sub-epoch of each stored epoch.
+    2. For the epoch running at `since`: regroup its remaining complete groups within each sub-epoch.
+    """
+    pack_at = np.arange(index.num_packs)
+    for first, sub_epochs in zip(order.ends, order.sub_epochs, strict=False):
+        complete = np.arange(first, first + sum(sub_epochs) * order.global_batch).reshape(-1, order.global_batch)
+        for groups in np.split(complete, np.cumsum(sub_epochs)[:-1]):
+            pack_at[groups] = _regrouped(index, groups, ranks)
+    left = order.left_of_the_epoch(since)
+    remaining = [_regrouped(index, groups, ranks).ravel() for groups in left]
+    return Rebalanced(since, pack_at, np.concatenate([np.zeros(0, np.int64), *remaining]))
+
+
+def _regrouped(index: PackedIndex, groups: Ints, ranks: RankLayout) -> Ints:
+    """Regroup packs so that ranks are balanced, and groups alike in loads, samples and sources: [G, B]."""
+    packs = groups.ravel()
+    if len(groups) < 2:
+        return groups
+    seconds, features = index.seconds(packs), _features(index, packs)
+    seed, limit = int(index.manifest["seed"]), float(index.manifest.get("wait", WAIT))
+    of_ranks = balance_ranks(seconds, ranks.micro_batches, seed, EFFORT)
+    slots = order_iterations(seconds, features, of_ranks, ranks.data_parallel_size, limit, seed, EFFORT)
+    return packs[stored_order(slots)]
+
+
+def _features(index: PackedIndex, packs: Ints) -> Floats:
+    """Return loads, samples and sources of packs, centred and of deviation 1, [packs, F]."""
+    counts = np.diff(index.pack_offsets)[packs].astype(np.float64)
+    ends = np.cumsum([source["samples"] for source in index.manifest["sources"]])
+    numbers = np.searchsorted(ends, np.asarray(index.sample_ids), side="right")
+    of_sources = [np.add.reduceat(numbers == source, index.pack_offsets[:-1])[packs] for source in range(len(ends))]
+    excess = [each - each.sum() / counts.sum() * counts for each in of_sources[:-1]]  # the last follows from the others
+    values = np.column_stack([np.asarray(index.loads)[packs].astype(np.float64), counts, *excess])
+    deviations = values.std(axis=0)
+    varies = deviations > 1e-9 * np.maximum(1.0, np.abs(values).max(axis=0))
+    return np.ascontiguousarray((values[:, varies] - values[:, varies].mean(axis=0)) / deviations[varies])

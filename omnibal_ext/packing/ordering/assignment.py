@@ -1,0 +1,56 @@
+"""The assignment that exchanges change: samples to packs, packs to ranks.
+
+pack_of   0 0 1 1 1 2      sample 3 is in pack 1,
+rank_of   4 4 0            which rank 0 runs (ranks counted through all iterations)
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from omnibal_ext.arrays import Ints
+from omnibal_ext.packing.packs import PackList, offsets_of
+
+
+class Assignment(NamedTuple):
+    """Samples are numbered in the order in which the packs held them at first."""
+
+    pack_of: Ints  # [N] the pack of each sample
+    counts: Ints  # [P] samples
+    loads: Ints  # [P, K] sizes that have a budget
+    rank_of: Ints  # [P] rank, counted through all iterations; -1: none
+    exchange_groups: Ints  # [P] only packs of the same number exchange samples
+
+
+def assignment_of(packs: PackList, sizes: Ints, rank_of: Ints, exchange_groups: Ints) -> Assignment:
+    """Return the assignment of `packs`; `sizes` [N, K] are those of `packs.sample_ids`."""
+    pack_of = np.repeat(np.arange(len(packs)), packs.counts)
+    return Assignment(pack_of, packs.counts, np.add.reduceat(sizes, packs.pack_offsets[:-1]), rank_of, exchange_groups)
+
+
+def packs_of(assignment: Assignment, sample_ids: Ints) -> PackList:
+    """Return the packs of an assignment."""
+    return PackList(offsets_of(assignment.counts), sample_ids[np.argsort(assignment.pack_of, kind="stable")])
+
+
+@numba.njit(cache=True)
+def still_fit(assignment: Assignment, sizes: Ints, budgets: Ints, here: int, there: int, gone: int, come: int) -> bool:
+    """Whether both packs keep the budgets if sample `gone` of pack `here` is exchanged for `come` of `there`."""
+    for size in range(len(budgets)):
+        more = sizes[come, size] - sizes[gone, size]
+        if assignment.loads[here, size] + more > budgets[size] or assignment.loads[there, size] - more > budgets[size]:
+            return False
+    return True
+
+
+@numba.njit(cache=True)
+def move_sample(assignment: Assignment, sizes: Ints, sample: int, to: int) -> None:
+    """Move a sample to pack `to`, in place."""
+    pack = assignment.pack_of[sample]
+    assignment.pack_of[sample] = to
+    assignment.counts[pack] -= 1
+    assignment.counts[to] += 1
+    for size in range(sizes.shape[1]):
+        assignment.loads[pack, size] -= sizes[sample, size]
+        assignment.loads[to, size] += sizes[sample, size]

@@ -1,0 +1,77 @@
+"""Group packs by rank: M packs each, with sums of seconds as near to the mean as possible.
+
+packs    5 5 5 4 | 4 3 3 3        two microbatches a rank
+ranks    5 3 | 5 3 | 5 3 | 4 4
+"""
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.packing.ordering.kd_tree import halve
+from omnibal_ext.packing.random_bits import below
+
+SWAPS_A_SECOND = 4_000_000  # swaps tried
+LEAST_SWAPS = 32  # per pack, however small `effort` is
+
+
+def split_leftover(seconds: Floats, count: int, avoid: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
+    """Take `count` leftover packs at even steps of cost, cheapest first; return them and the others.
+
+    Args:
+        seconds: of each pack, [P, parts].
+        avoid: packs to take only if the others do not suffice, [P].
+    """
+    by_cost = np.argsort(seconds.sum(axis=1), kind="stable")
+    free = np.ones(len(by_cost), np.bool_) if avoid is None else ~avoid[by_cost]
+    if np.count_nonzero(free) < count:
+        free[:] = True
+    candidates = np.flatnonzero(free)
+    chosen = np.zeros(len(by_cost), np.bool_)
+    chosen[candidates[np.arange(count) * len(candidates) // max(1, count)]] = True
+    return by_cost[chosen], by_cost[~chosen]
+
+
+def balance_ranks(seconds: Floats, micro_batches: int, seed: int, effort: float) -> Ints:
+    """Assign M packs to each rank so that sums of seconds are near-equal in every part, relative to its mean: [R, M].
+
+    1. Sort packs by similar cost; each rank takes one pack of each of M stretches of that order.
+    2. Swap pairs of packs, drawn at random, where that brings both ranks nearer to the mean.
+
+    Args:
+        seconds: of each pack, [R * M, parts].
+        effort: nominal seconds; counts steps.
+    """
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(seconds))
+    if micro_batches == 1:
+        return order[:, None]
+    halve(np.ascontiguousarray(seconds.T), order, 1, 0.0)
+    means = seconds.mean(axis=0)
+    excess = (seconds - means) / np.where(means > 0, means, 1.0)
+    pack_at = generator.permuted(order.reshape(micro_batches, -1), axis=1).T.ravel().copy()
+    rounds = max(int(effort * SWAPS_A_SECOND) // len(seconds), LEAST_SWAPS)
+    _swap(excess, pack_at, excess[pack_at.reshape(-1, micro_batches)].sum(axis=1), micro_batches, seed, rounds)
+    return pack_at.reshape(-1, micro_batches)
+
+
+@numba.njit(cache=True)
+def _swap(excess: Floats, pack_at: Ints, sums: Floats, micro_batches: int, seed: int, rounds: int) -> None:
+    """Swap packs of two ranks; `pack_at` [R * M] are packs, `sums` [R, parts] ranks' seconds above the mean."""
+    for turn in range(rounds):
+        for here in range(len(pack_at)):
+            there = below(len(pack_at), seed + turn, here)
+            one, other = here // micro_batches, there // micro_batches
+            if one == other:
+                continue
+            change = 0.0
+            for part in range(excess.shape[1]):
+                moved = excess[pack_at[there], part] - excess[pack_at[here], part]
+                change += moved * (sums[one, part] - sums[other, part] + moved)
+            if change < -1e-12:
+                for part in range(excess.shape[1]):
+                    moved = excess[pack_at[there], part] - excess[pack_at[here], part]
+                    sums[one, part] += moved
+                    sums[other, part] -= moved
+                pack_at[here], pack_at[there] = pack_at[there], pack_at[here]
