@@ -186,10 +186,33 @@ def test_elementwise_traffic_is_that_of_cores_own_layer(machine: tuple[str, dict
     assert found["vit"]["bytes"] <= 1.15 * found["gpt vit"]["bytes"] + scale + norms
 
 
-def test_linear_attention_waits_for_nothing_and_holds_what_plans_count() -> None:
+MIXED = {
+    "engine": dict.fromkeys(("gemma-4-31b", "gemma-4-e2b"), (2, 2268, 4096)),
+    "local": {
+        **dict.fromkeys(("gemma-4-26b-a4b", "gemma-4-e2b", "gemma-4-12b", "gemma-4-31b"), (2, 2268, 4096)),
+        "qwen3.5-9b": (2, 2304, 4096),
+    },
+}
+"""Models with several kinds of language layers: tensor-parallel size, tiles and tokens."""
+SELDOM = {("engine", "gemma-4-e2b"), ("local", "gemma-4-31b")}
+"""Those that the other machine has too."""
+
+
+@pytest.fixture(scope="module", params=MIXED)
+def mixed(request: pytest.FixtureRequest, is_long: bool) -> tuple[str, dict[str, dict[str, Any]]]:
+    """What each of them asked of the device, in one start."""
+    machine = request.param
+    models = {name: sizes for name, sizes in MIXED[machine].items() if is_long or (machine, name) not in SELDOM}
+    return machine, run("program", machine, models)
+
+
+@pytest.mark.parametrize("mixed", ["local"], indirect=True)
+def test_linear_attention_waits_for_nothing_and_holds_what_plans_count(
+    mixed: tuple[str, dict[str, dict[str, Any]]],
+) -> None:
     """Without its kernels, of which plans count what they keep: torch's form keeps one copy of what they take."""
-    name, tensor, tiles, tokens = "qwen3.5-9b", 2, 2304, 4096
-    found = run("program", "local", {name: (tensor, tiles, tokens)})[name][LINEAR]  # the first layer of the model
+    name, (tensor, tiles, tokens) = "qwen3.5-9b", MIXED["local"]["qwen3.5-9b"]
+    found = mixed[1][name][LINEAR]  # the first layer of the model
     assert not found["waits"]
     model = preset(name)
     work, linear = layer_works(model, tiles, tokens, tensor)[LINEAR], model.language.linear
@@ -203,19 +226,10 @@ def test_linear_attention_waits_for_nothing_and_holds_what_plans_count() -> None
     assert matrices < found["operations"] < matrices + 5 * work.attention / tensor, "and the rule, forward three times"
 
 
-OF_GEMMA_4 = {
-    "engine": ("gemma-4-31b", "gemma-4-e2b"),
-    "local": ("gemma-4-26b-a4b", "gemma-4-e2b", "gemma-4-12b", "gemma-4-31b"),
-}
-"""Without an engine all but the last are often run, with one the first."""
-
-
-@pytest.mark.parametrize("machine", OF_GEMMA_4)
-def test_plans_count_layers_whose_heads_are_others(machine: str, is_long: bool) -> None:
-    """In one start."""
-    names = OF_GEMMA_4[machine] if is_long else OF_GEMMA_4[machine][:-1]
-    for name, found in run("program", machine, dict.fromkeys(names, (2, 2268, 4096))).items():
-        check_heads(machine, name, found)
+def test_plans_count_layers_whose_heads_are_others(mixed: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    for name, found in mixed[1].items():
+        if name.startswith("gemma"):
+            check_heads(mixed[0], name, found)
 
 
 def check_heads(machine: str, name: str, found: dict[str, Any]) -> None:
