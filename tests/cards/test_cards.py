@@ -17,8 +17,9 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import evaluations, training_intervals
+from tests.long import short
 from tests.programs import CARDS, ENGINE_CARDS, ROOT, result_of, run_ranks
-from tests.system.test_one_command import build
+from tests.system.families import build
 from tests.system.test_training import tool
 
 pytest.importorskip("transformers")
@@ -45,16 +46,18 @@ class Case:
 
 TENSOR = ("--bf16", "--tensor-model-parallel-size", "2", "--sequence-parallel")
 CASES = (
-    Case("internvl3.5", CARDS, "1f1b", ranks=4, flags=TENSOR),
-    Case("qwen2.5-vl", CARDS, "1f1b", chunks=2),
-    Case("gemma-3", CARDS, "zb_h1"),
-    Case("qwen3-vl-moe", CARDS, "zb_v", chunks=2),
-    Case("internvl3.5", ENGINE_CARDS, "zb_v", chunks=2),
-    Case("qwen2.5-vl", ENGINE_CARDS, "zb_h1"),
-    Case("gemma-3", ENGINE_CARDS, "1f1b", chunks=2),
-    Case("qwen3-vl-moe", ENGINE_CARDS, "1f1b", ranks=4),
-)
+    Case("internvl3.5", CARDS, "1f1b", ranks=4, flags=TENSOR), Case("qwen2.5-vl", CARDS, "1f1b", chunks=2),
+    Case("gemma-3", CARDS, "zb_h1"), Case("qwen3-vl-moe", CARDS, "zb_v", chunks=2),
+    Case("internvl3.5", ENGINE_CARDS, "zb_v", chunks=2), Case("qwen2.5-vl", ENGINE_CARDS, "zb_h1"),
+    Case("gemma-3", ENGINE_CARDS, "1f1b", chunks=2), Case("qwen3-vl-moe", ENGINE_CARDS, "1f1b", ranks=4),
+)  # fmt: skip
 """Every family, schedule and machine; replicas, tensor parallelism."""
+OFTEN = (CASES[0], *CASES[2:6])
+"""The same but for replicas, each once or twice."""
+LOCAL, ENGINE = ("local", CARDS), ("engine", ENGINE_CARDS)
+PAIRS = {f"{family}-{name}": (family, machine) for family in dict.fromkeys(case.family for case in CASES)
+         for name, machine in (LOCAL, ENGINE)}  # fmt: skip
+"""Of families and machines."""
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +102,7 @@ def waits_of(said: str) -> list[dict[str, int]]:
     return [json.loads(line.removeprefix("WAITS ")) for line in said.splitlines() if line.startswith("WAITS ")]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", short(CASES, OFTEN), ids=str)
 def test_it_starts_trains_evaluates_saves_and_goes_on(case: Case, families: dict[str, Path], tmp_path: Path) -> None:
     folder = families[case.family]
     waits: Counter[str] = Counter()
@@ -135,9 +138,9 @@ def run_alone(machine: str, tool_name: str, *arguments: object) -> dict[str, Any
     return found
 
 
-@pytest.mark.parametrize("machine", [CARDS, ENGINE_CARDS], ids=["local", "engine"])
-@pytest.mark.parametrize("family", ["internvl3.5", "qwen3-vl-moe"])
-def test_layers_are_measured(family: str, machine: str, families: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("pair", ["internvl3.5-local", "qwen3-vl-moe-engine"])
+def test_layers_are_measured(pair: str, families: dict[str, Path], tmp_path: Path) -> None:
+    family, machine = PAIRS[pair]
     model, output = families[family] / "model", tmp_path / "profile.json"
     budgets = ("--vit-budget", 64 if family.startswith("qwen") else 4, "--llm-budget", 96)
     found = run_alone(machine, "profile_layers.py", "--model", model, *budgets, "--bf16", "--steps", 1,
@@ -147,11 +150,11 @@ def test_layers_are_measured(family: str, machine: str, families: dict[str, Path
     assert min(layer["forward_seconds"] for layer in found["layers"].values()) > 0
 
 
-@pytest.mark.parametrize("machine", [CARDS, ENGINE_CARDS], ids=["local", "engine"])
-@pytest.mark.parametrize("family", ["internvl3.5", "qwen2.5-vl", "gemma-3", "qwen3-vl-moe"])
-def test_converted_weights_are_checked_and_answer(
-    family: str, machine: str, families: dict[str, Path], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "pair", short(PAIRS, ("internvl3.5-local", "qwen2.5-vl-engine", "gemma-3-local", "qwen3-vl-moe-engine"))
+)
+def test_converted_weights_are_checked_and_answer(pair: str, families: dict[str, Path], tmp_path: Path) -> None:
+    family, machine = PAIRS[pair]
     folder, ours = families[family], tmp_path / "ours"
     found = run_alone(machine, "convert_checkpoint.py", "--from-hf", folder / "model", "--output-dir", ours, "--check")
     assert found["logit_difference"] < 1e-4
@@ -160,7 +163,7 @@ def test_converted_weights_are_checked_and_answer(
         assert "all answered" in run_ranks("cards.run", 1, words, server=machine)
 
 
-@pytest.mark.parametrize("machine", [CARDS, ENGINE_CARDS], ids=["local", "engine"])
+@pytest.mark.parametrize("machine", short([CARDS, ENGINE_CARDS], [CARDS]), ids=["local", "engine"])
 def test_every_part_of_the_verdict_runs(machine: str, tmp_path: Path) -> None:
     """Of `benchmarks/gpu.py`, all with small models: in one process but for what needs two ranks, or another number of
     hardware queues; each is within its limit but for seconds and bytes, which these cards do not have."""

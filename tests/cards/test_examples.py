@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import short
 from tests.programs import CARDS, ROOT, run_ranks
-from tests.system.test_one_command import build
+from tests.system.families import build
 from tests.system.test_training import tool
 
 transformers = pytest.importorskip("transformers")
@@ -73,15 +74,12 @@ def test_the_first_training_of_the_page_on_loops_is_on_the_gpus(training: list[s
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "stored"),
-    [
-        ("train_accelerate.py", (), ["torch.float32"]),
-        ("train_trainer.py", ("--lora", "4"), ["torch.bfloat16", "torch.float32"]),
-        ("train_stream.py", (), ["torch.float32"]),
-    ],
+    "name", short(["train_accelerate.py", "train_trainer.py", "train_stream.py"], ["train_trainer.py"])
 )
-def test_the_others_too(name: str, more: tuple[str, ...], stored: list[str], training: list[str]) -> None:
+def test_the_others_too(name: str, training: list[str]) -> None:
     """Beside adapters, which are trained, the rest stays as it was stored."""
+    more = ["--lora", "4"] if name == "train_trainer.py" else []
+    stored = ["torch.bfloat16", "torch.float32"] if more else ["torch.float32"]
     if name != "train_stream.py":
         pytest.importorskip("accelerate")
     if more:

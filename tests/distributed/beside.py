@@ -54,12 +54,9 @@ def edges_of_images(pipeline: int) -> list[tuple[int, int]]:
 
 
 def difference(
-    case: beside_cases.Beside,
-    answers: Mapping[cases.Question, harness.Result],
-    pipeline: int,
-    communicator: Communicator,
-    executor_of: type[Executor] | partial[Executor] = Executor,
-) -> float:
+    case: beside_cases.Beside, answers: Mapping[cases.Question, harness.Result], pipeline: int,
+    communicator: Communicator, executor_of: type[Executor] | partial[Executor] = Executor,
+) -> float:  # fmt: skip
     """Largest relative difference of the loss and any gradient, in the second of two iterations."""
     args, question = get_args(), case.case.question
     args.sequence_parallel, args.overlap_grad_reduce = case.case.sequence_parallel, case.case.overlap
@@ -82,14 +79,9 @@ def difference(
 
 
 def run_iteration(
-    model: list[torch.nn.Module],
-    plan: Plan,
-    packs: Sequence[Microbatch],
-    executor: Executor,
-    reduction: str,
-    following: Sequence[Microbatch] | None = None,
-    iteration: int = 0,
-) -> float:
+    model: list[torch.nn.Module], plan: Plan, packs: Sequence[Microbatch], executor: Executor, reduction: str,
+    following: Sequence[Microbatch] | None = None, iteration: int = 0,
+) -> float:  # fmt: skip
     """As the harness's, with the images that this rank encodes; `following` are the next iteration's packs."""
     assert plan.tower is not None
     rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
@@ -118,16 +110,12 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     rows = torch.tensor([one for one, size in zip(own, units, strict=True) for _ in range(size)], dtype=torch.bool)
     assert pack.pixels is not None
     return Microbatch(
-        tiles=int(rows.sum()),
-        lengths=(),
-        samples=pack.samples,
-        useful_tokens=0,
-        pixels=pack.pixels[rows],
+        tiles=int(rows.sum()), lengths=(), samples=pack.samples, useful_tokens=0, pixels=pack.pixels[rows],
         grids=tuple(grid for grid, one in zip(pack.grids, own, strict=False) if one),
         pack=pack.pack,
         units=units,
         encodes=tuple(own),
-    )
+    )  # fmt: skip
 
 
 def check_copies(executor: Executor, model: list[torch.nn.Module]) -> None:

@@ -17,15 +17,8 @@ MODELS = ("small", "wide_norm", "native", "features", "gemma", "gemma_4_inputs",
 FREEZE = ((), (), (), ("vit",), ("projector",), ("llm",), ("vit", "projector"), ("vit", "projector"))
 ADAPTED = ("llm", "vit")
 SCHEDULES = (
-    ("1f1b", 1),
-    ("1f1b", 2),
-    ("gpipe", 1),
-    ("zb_h1", 1),
-    ("zb_h2", 1),
-    ("zb_v", 2),
-    ("v_half", 2),
-    ("zb_v", 3),
-)
+    ("1f1b", 1), ("1f1b", 2), ("gpipe", 1), ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2), ("v_half", 2), ("zb_v", 3),
+)  # fmt: skip
 KEPT = ("kept", "recomputed", "again")
 MODES = ("first", "bubbles")
 
@@ -123,6 +116,8 @@ class Launch:
     count: int
     layerless: int = 0
     """Cases more, of the model without a ViT."""
+    is_long: bool = False
+    """Run by `scripts/test.sh --long` alone: another launch has its ranks, and more."""
 
     def cases(self) -> list[Beside]:
         """Cases in which every value of every dimension comes up about equally often."""
@@ -169,10 +164,10 @@ def questions(seed: int, count: int) -> list[Question]:
 LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=41, count=10),
     "pipeline": Launch(2, 1, 2, seed=42, count=16),
-    "tensor": Launch(2, 2, 1, seed=43, count=12),
-    "data": Launch(2, 1, 1, seed=44, count=10),
+    "tensor": Launch(2, 2, 1, seed=43, count=12, is_long=True),
+    "data": Launch(2, 1, 1, seed=44, count=10, is_long=True),
     "tensor and pipeline": Launch(4, 2, 2, seed=45, count=16, layerless=5),
     "data and pipeline": Launch(4, 1, 2, seed=46, count=16),
-    "long pipeline": Launch(4, 1, 4, seed=47, count=14),
+    "long pipeline": Launch(4, 1, 4, seed=47, count=14, is_long=True),
     "data and tensor": Launch(4, 2, 1, seed=48, count=10),
 }

@@ -87,12 +87,9 @@ def one_process(args: Namespace, dropout: bool, freeze: tuple[str, ...], iterati
 
 
 def difference(
-    args: Namespace,
-    dropout: bool,
-    case: cases.Case | beside_cases.Beside,
-    expected: harness.Result,
+    args: Namespace, dropout: bool, case: cases.Case | beside_cases.Beside, expected: harness.Result,
     communicator: Communicator,
-) -> float:
+) -> float:  # fmt: skip
     """The largest relative difference of the loss and any gradient, in the second of two iterations."""
     whole = case if isinstance(case, cases.Case) else case.case
     chain = chain_of(args, dropout, whole.question.freeze)

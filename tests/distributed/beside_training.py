@@ -1,9 +1,8 @@
 """Run under torchrun: eight optimizer steps with the tower beside the pipeline, and what must not change them.
 
 beside_training.py answers ANSWERS.pt          writes one process's last loss and weights
-beside_training.py compare ANSWERS.pt FOLDER   for every model: how far all weights are from those; 0 where runs are
-    equal to the bit: once more, with evaluations in between, and with all E first and all V last; saved, loaded by a
-    cut of the chain, saved there and loaded again
+beside_training.py compare ANSWERS.pt          for every model: how far all weights are from those; 0 where runs are
+    equal to the bit: once more, with evaluations in between, and with all E first and all V last
 """
 
 import json
@@ -16,9 +15,9 @@ from itertools import chain as joined
 from pathlib import Path
 
 import torch
-from megatron.core import dist_checkpointing, parallel_state
+from megatron.core import parallel_state
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.utils import get_model_config, unwrap_model
+from megatron.core.utils import get_model_config
 from megatron.training import get_args
 from torch import Tensor
 
@@ -41,8 +40,7 @@ MICROBATCHES = 4
 
 
 def main() -> None:
-    what, path, *more = sys.argv[1:]
-    folder, flags = (Path(more[0]), more[1:]) if what == "compare" else (Path(), more)
+    what, path, *flags = sys.argv[1:]
     platform.mend_distributed_optimizer()
     if what == "answers":
         harness.start(harness.SMALL, 1, 1, flags)
@@ -54,7 +52,7 @@ def main() -> None:
         answers, communicator = torch.load(Path(path), weights_only=False), beside.open_image_channels(2)
         found = {}
         for question in QUESTIONS:
-            measured = differences(question, answers[question], communicator, folder / question.model)
+            measured = differences(question, answers[question], communicator)
             found |= {f"{question.model}: {name}": value for name, value in measured.items()}
         harness.report(found)
     parallel_state.destroy_model_parallel()
@@ -62,7 +60,7 @@ def main() -> None:
 
 
 def differences(
-    question: cases.Question, answer: tuple[float, dict[str, Tensor]], communicator: Communicator, folder: Path
+    question: cases.Question, answer: tuple[float, dict[str, Tensor]], communicator: Communicator
 ) -> dict[str, float]:
     """See above."""
     chain, plan = planned(question)
@@ -76,7 +74,6 @@ def differences(
         found["all first and last"] = unlike(
             weights, train(chain, all_first(plan), communicator, question.reduction)[1]
         )
-    found["through a cut"] = through_a_cut(chain, plan, model, folder)
     return found
 
 
@@ -121,13 +118,9 @@ def unlike(weights: dict[str, Tensor], model: list[torch.nn.Module]) -> float:
 
 
 def train(
-    chain: Chain,
-    plan: Plan,
-    communicator: Communicator,
-    reduction: str,
-    evaluates: bool = False,
+    chain: Chain, plan: Plan, communicator: Communicator, reduction: str, evaluates: bool = False,
     executor_of: Callable[..., Executor] = Executor,
-) -> tuple[float, list[torch.nn.Module]]:
+) -> tuple[float, list[torch.nn.Module]]:  # fmt: skip
     """The last step's loss, and the model after it."""
     plan.validate()
     args, model = get_args(), harness.build_model(chain, plan)
@@ -163,28 +156,6 @@ def train(
         module.start_param_sync(force_sync=True)
     beside.check_copies(executor, model)
     return loss, model
-
-
-def through_a_cut(chain: Chain, plan: Plan, model: list[torch.nn.Module], folder: Path) -> float:
-    """Weights that are not what they were, saved beside, loaded and saved as a cut, and loaded beside."""
-    cut = cases.Case(QUESTIONS[0], "1f1b", 1, "none", False, False, 3).plan(chain.kinds, 2)
-    between, again = (harness.build_model(chain, one) for one in (cut, plan))
-    for module in (*between, *again):
-        for weight in module.parameters():
-            weight.data.zero_()
-    carry(model, between, folder / "beside")
-    carry(between, again, folder / "cut")
-    return unlike(dict(harness.weights_of(model)), again)
-
-
-def carry(source: list[torch.nn.Module], target: list[torch.nn.Module], folder: Path) -> None:
-    """Save one model, and load another from it."""
-    if torch.distributed.get_rank() == 0:
-        folder.mkdir(parents=True)
-    torch.distributed.barrier()
-    one, other = unwrap_model(source[0]), unwrap_model(target[0])
-    dist_checkpointing.save(one.sharded_state_dict(), str(folder))
-    other.load_state_dict(dist_checkpointing.load(other.sharded_state_dict(), str(folder)))
 
 
 if __name__ == "__main__":

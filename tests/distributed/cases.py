@@ -19,22 +19,9 @@ from tests.programs import ENGINE, PLAIN
 from tests.unit.layout.instances import make_profile
 
 SCHEDULES = (
-    ("1f1b", 1),
-    ("1f1b", 2),
-    ("interleaved", 3),
-    ("gpipe", 1),
-    ("gpipe", 2),
-    ("zb_h1", 1),
-    ("zb_h1", 2),
-    ("zb_h2", 1),
-    ("zb_auto", 1),
-    ("zb_auto", 2),
-    ("zb_v", 2),
-    ("zb_v", 3),
-    ("v_half", 2),
-    ("v_min", 2),
-    ("zb_v_auto", 2),
-)
+    ("1f1b", 1), ("1f1b", 2), ("interleaved", 3), ("gpipe", 1), ("gpipe", 2), ("zb_h1", 1), ("zb_h1", 2), ("zb_h2", 1),
+    ("zb_auto", 1), ("zb_auto", 2), ("zb_v", 2), ("zb_v", 3), ("v_half", 2), ("v_min", 2), ("zb_v_auto", 2),
+)  # fmt: skip
 """Name and chunks a rank."""
 RECOMPUTE = ("none", "full", "cheap", "mixed")
 FREEZE = ((), (), ("vit",), ("projector",), ("llm",), ("vit", "llm"), ("vit", "projector"), ("projector", "llm"))
@@ -174,6 +161,8 @@ class Launch:
     """Cases more, of the model without a ViT."""
     wide: bool = False
     """Packs are run by several ranks together; the models are all there are."""
+    is_long: bool = False
+    """Run by `scripts/test.sh --long` alone: another launch has its ranks, over a transport as strict or stricter."""
 
     def _shares(self, question: Question) -> bool:
         return self.tensor > 1 and question.model in SHARING
@@ -195,25 +184,17 @@ class Launch:
 
     def _drawn(self, questions: Sequence[Question], count: int, generator: random.Random) -> list[Case]:
         dimensions = (
-            questions,
-            SCHEDULES if self.pipeline > 1 else (("1f1b", 1), ("zb_h1", 1)),
-            RECOMPUTE,
-            (False, True) if self.tensor > 1 else (False,),
-            (False, True),
-        )
+            questions, SCHEDULES if self.pipeline > 1 else (("1f1b", 1), ("zb_h1", 1)), RECOMPUTE,
+            (False, True) if self.tensor > 1 else (False,), (False, True),
+        )  # fmt: skip
         columns = (spread(values, count, generator) for values in dimensions)
         return [
             Case(
-                question,
-                *schedule,
-                recompute,
-                share or self._shares(question),
-                overlap,
-                generator.randrange(2**31),
+                question, *schedule, recompute, share or self._shares(question), overlap, generator.randrange(2**31),
                 self.wide,
             )
             for question, schedule, recompute, share, overlap in zip(*columns, strict=True)
-        ]
+        ]  # fmt: skip
 
 
 LAUNCHES = {
@@ -222,23 +203,23 @@ LAUNCHES = {
     "tensor": Launch(2, 2, 1, seed=5, count=14, adapted=6),
     "data": Launch(2, 1, 1, seed=3, count=16, experts=2, dealt=6),
     "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16, adapted=8, layerless=6),
-    "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6),
-    "long pipeline": Launch(4, 1, 4, seed=167, count=16),
+    "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6, is_long=True),
+    "long pipeline": Launch(4, 1, 4, seed=167, count=16, is_long=True),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12, experts=4, dealt=6),
     "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE, adapted=6),
 }
 STRICT = {
-    "two ranks": Launch(2, 1, 2, seed=21, count=16, layerless=4),
-    "three ranks": Launch(3, 1, 3, seed=22, count=16),
+    "two ranks": Launch(2, 1, 2, seed=21, count=16, layerless=4, is_long=True),
+    "three ranks": Launch(3, 1, 3, seed=22, count=16, is_long=True),
     "four ranks": Launch(4, 1, 4, seed=23, count=16),
     "two pipelines": Launch(4, 1, 2, seed=25, count=16, experts=2, dealt=6),
-    "pipelines of two": Launch(4, 2, 2, seed=20, count=16),
+    "pipelines of two": Launch(4, 2, 2, seed=20, count=16, is_long=True),
     "teams": Launch(4, 1, 2, seed=34, count=16, wide=True),
 }
 """Launches over a strict transport."""
 TEAMS = {
     "teams": Launch(4, 1, 1, seed=31, count=18, experts=2, dealt=4, wide=True),
-    "teams and pipeline": Launch(4, 1, 2, seed=32, count=18, adapted=4, layerless=4, wide=True),
+    "teams and pipeline": Launch(4, 1, 2, seed=32, count=18, adapted=4, layerless=4, wide=True, is_long=True),
     "teams and tensor": Launch(4, 2, 1, seed=33, count=14, wide=True),
 }
 """Launches whose packs are run by several ranks together."""

@@ -209,15 +209,12 @@ PIXTRAL = replace(
     NATIVE,
     name="pixtral",
     vision=replace(
-        NATIVE.vision,
-        qkv_bias=False,
-        bias=False,
-        pre_norm=True,
+        NATIVE.vision, qkv_bias=False, bias=False, pre_norm=True,
         native=NativeResolution(frames=1, columns_between=True),
     ),
     language=SMALL.language,
     merger="matrix",
-)
+)  # fmt: skip
 """No biases, a norm behind the patches, a matrix that joins squares, positions in one dimension, as in Mistral 3."""
 GLM = replace(
     NATIVE,
@@ -256,13 +253,9 @@ class Result:
 
 
 def start(
-    architecture: Architecture,
-    tensor: int,
-    pipeline: int,
-    flags: Sequence[str] = (),
-    backend: str | None = None,
+    architecture: Architecture, tensor: int, pipeline: int, flags: Sequence[str] = (), backend: str | None = None,
     experts: int = 1,
-) -> Namespace:
+) -> Namespace:  # fmt: skip
     """Initialise Megatron on these ranks and return its arguments; `backend` is another than the machine's.
 
     `experts`: the ranks that models with experts deal them over.
@@ -270,15 +263,8 @@ def start(
     presets.PRESETS.update(MODELS)
     sys.argv = ["test", "--preset", architecture.name, "--tensor-model-parallel-size", str(tensor)]
     sys.argv += [
-        "--pipeline-model-parallel-size",
-        "1",
-        "--lr",
-        "1e-3",
-        "--train-iters",
-        "1",
-        "--global-batch-size",
-        "24",
-    ]
+        "--pipeline-model-parallel-size", "1", "--lr", "1e-3", "--train-iters", "1", "--global-batch-size", "24",
+    ]  # fmt: skip
     sys.argv += ["--seed", "7", "--make-vocab-size-divisible-by", "16", "--no-check-for-nan-in-loss-and-grad", *flags]
     args = parse_arguments().args
     args.pipeline_model_parallel_size = pipeline
@@ -293,20 +279,14 @@ def start(
 PACK_KINDS: dict[str, list[tuple[list[int], list[int]]]] = {
     # tiles and tokens of each sample of each pack
     "all": [
-        ([2], [9]),
-        ([1, 1], [6, 7]),
-        ([3, 0], [14, 5]),
-        ([0, 0], [5, 4]),
-        ([0], [7]),
-        ([1, 0], [4, 1]),
-        ([4], [20]),
+        ([2], [9]), ([1, 1], [6, 7]), ([3, 0], [14, 5]), ([0, 0], [5, 4]), ([0], [7]), ([1, 0], [4, 1]), ([4], [20]),
         ([1, 2, 0], [8, 12, 3]),
     ],
     "text only": [([0], [7]), ([0, 0], [5, 4]), ([0], [1]), ([0, 0, 0], [3, 6, 2])],
     "image only": [([1, 1], [4, 7]), ([2], [8]), ([1], [4]), ([3], [14])],
     "one of many": [([0], [6]), ([0, 0], [3, 9]), ([1], [9]), ([0], [5])],
     "short": [([1], [6]), ([0], [3])],
-}
+}  # fmt: skip
 
 
 def sample_packs(kind: str = "all", multiple: int = 1, model: str = "small") -> list[Microbatch]:
@@ -362,35 +342,25 @@ def _pack(
     begins = accumulate(lengths, initial=0)
     starts = (begin + tile * image_tokens for begin, count in zip(begins, tiles, strict=False) for tile in range(count))
     return Microbatch(
-        tiles=sum(tiles),
-        lengths=tuple(lengths),
-        samples=len(tiles),
-        useful_tokens=sum(lengths),
-        pixels=torch.randn(sum(tiles), 3, size, size, generator=generator),
-        input_ids=tokens,
-        image_positions=(tokens == IMAGE_TOKEN).nonzero().squeeze(1),
-        labels=torch.roll(tokens, -1),
-        supervised=torch.tensor(mask).nonzero().squeeze(1),
-        loss_mask=torch.tensor(mask),
+        tiles=sum(tiles), lengths=tuple(lengths), samples=len(tiles), useful_tokens=sum(lengths),
+        pixels=torch.randn(sum(tiles), 3, size, size, generator=generator), input_ids=tokens,
+        image_positions=(tokens == IMAGE_TOKEN).nonzero().squeeze(1), labels=torch.roll(tokens, -1),
+        supervised=torch.tensor(mask).nonzero().squeeze(1), loss_mask=torch.tensor(mask),
         targets=torch.stack([part.sum() for part in torch.tensor(mask).split(lengths)]),
         segment_ids=segment_ids(lengths),
         sources=torch.zeros(len(lengths), dtype=torch.long),
         image_starts=tuple(starts),
         prefixes=tuple(min(count * image_tokens + 1, length) for count, length in zip(tiles, lengths, strict=False)),
-    )
+    )  # fmt: skip
 
 
 def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
     """The microbatch a stage would be handed by the loader."""
     return replace(
-        batch,
-        pixels=batch.pixels if needs.pixels else None,
-        input_ids=batch.input_ids if needs.tokens else None,
-        image_positions=batch.image_positions if needs.tokens else None,
-        labels=batch.labels if needs.labels else None,
-        supervised=batch.supervised if needs.labels else None,
-        loss_mask=batch.loss_mask if needs.labels else None,
-    )
+        batch, pixels=batch.pixels if needs.pixels else None, input_ids=batch.input_ids if needs.tokens else None,
+        image_positions=batch.image_positions if needs.tokens else None, labels=batch.labels if needs.labels else None,
+        supervised=batch.supervised if needs.labels else None, loss_mask=batch.loss_mask if needs.labels else None,
+    )  # fmt: skip
 
 
 def build_chain(
@@ -513,13 +483,9 @@ def executors(communicator: Communicator, **more: Any) -> MakeExecutor:
 
 
 def run_iteration(
-    model: list[torch.nn.Module],
-    plan: Plan,
-    packs: Sequence[Microbatch],
-    executor: Executor,
-    reduction: str = "token",
+    model: list[torch.nn.Module], plan: Plan, packs: Sequence[Microbatch], executor: Executor, reduction: str = "token",
     dealt: bool = False,
-) -> float:
+) -> float:  # fmt: skip
     """Forward and backward of the packs, dealt over the data-parallel ranks if they are not; the global batch's mean
     loss."""
     rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()

@@ -7,11 +7,12 @@ import pytest
 from omnibal_ext.chain import layer_chain
 from tests.distributed.cases import LAUNCHES, STRICT
 from tests.distributed.conftest import run_program
+from tests.long import short_launches
 
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("name", short_launches(LAUNCHES))
 def test_every_case_equals_one_process(answers: Path, name: str) -> None:
     launch = LAUNCHES[name]
     limit = ("--distributed-timeout-minutes", "7")  # of the pipeline's channels too

@@ -7,9 +7,10 @@ import pytest
 
 from tests.distributed.cases import SCHEDULES, STRICT
 from tests.distributed.conftest import run_program
+from tests.long import short_launches
 
 
-@pytest.mark.parametrize("name", STRICT)
+@pytest.mark.parametrize("name", short_launches(STRICT))
 def test_every_schedule_ends_with_the_gradients_of_one_process(answers: Path, name: str) -> None:
     cases = STRICT[name].cases()
     assert {(case.schedule, case.chunks) for case in cases} == set(SCHEDULES)

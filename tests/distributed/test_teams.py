@@ -7,9 +7,10 @@ import pytest
 from tests.distributed.cases import TEAMS
 from tests.distributed.conftest import run_program
 from tests.distributed.test_parity import TOLERANCE
+from tests.long import short_launches
 
 
-@pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.parametrize("name", short_launches(TEAMS))
 def test_packs_of_several_ranks_equal_one_process(answers: Path, name: str) -> None:
     launch = TEAMS[name]
     limit = ("--distributed-timeout-minutes", "7")

@@ -94,14 +94,9 @@ def train(
     """The last step's loss, and this rank's weights after it; `deal` gives this rank's part of packs."""
     args, model = get_args(), harness.build_model(chain, plan)
     config = OptimizerConfig(
-        lr=1e-3,
-        weight_decay=0.05,
-        params_dtype=args.params_dtype,
-        bf16=args.bf16,
-        fp16=args.fp16,
-        initial_loss_scale=2.0**12,
-        use_distributed_optimizer=args.use_distributed_optimizer,
-    )
+        lr=1e-3, weight_decay=0.05, params_dtype=args.params_dtype, bf16=args.bf16, fp16=args.fp16,
+        initial_loss_scale=2.0**12, use_distributed_optimizer=args.use_distributed_optimizer,
+    )  # fmt: skip
     optimizer = get_megatron_optimizer(config, model)
     get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
     loss = 0.0

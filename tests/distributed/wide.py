@@ -83,14 +83,9 @@ def seats(packs: int, ranks: int, generator: random.Random) -> list[list[tuple[i
 
 
 def part(
-    packs: Sequence[Microbatch],
-    pack: int,
-    place: int,
-    width: int,
-    multiple: int,
-    model: Architecture,
+    packs: Sequence[Microbatch], pack: int, place: int, width: int, multiple: int, model: Architecture,
     makers: Ints | None = None,
-) -> Microbatch:
+) -> Microbatch:  # fmt: skip
     """What a rank is handed of a pack; `makers` [units] make the features of its images, drawn unless given."""
     if pack < 0:
         nothing = {"pixels": packs[0].pixels[:0], "image_positions": packs[0].image_positions[:0]}
@@ -119,13 +114,8 @@ def filled(pack: Microbatch, lengths: Sequence[int], fillers: Sequence[int]) -> 
     pad = torch.nn.functional.pad
     lengths = (*lengths, *fillers)
     return replace(
-        pack,
-        lengths=lengths,
-        input_ids=pad(pack.input_ids[:end], (0, more)),
-        labels=pad(pack.labels[:end], (0, more)),
-        loss_mask=(mask := pad(pack.loss_mask[:end], (0, more))),
-        supervised=mask.nonzero().squeeze(1),
-        targets=torch.stack([part.sum() for part in mask.split(lengths)]),
-        segment_ids=segment_ids(lengths),
+        pack, lengths=lengths, input_ids=pad(pack.input_ids[:end], (0, more)), labels=pad(pack.labels[:end], (0, more)),
+        loss_mask=(mask := pad(pack.loss_mask[:end], (0, more))), supervised=mask.nonzero().squeeze(1),
+        targets=torch.stack([part.sum() for part in mask.split(lengths)]), segment_ids=segment_ids(lengths),
         sources=torch.zeros(len(lengths), dtype=torch.long),
-    )
+    )  # fmt: skip

@@ -89,10 +89,7 @@ _NEEDED: tuple[tuple[dict[str, str], str], ...] = (
     ({"--exit-signal-handler": ""}, "exit-signal"),
     ({"--timing-log-level": "1"}, "no-barrier-with-level-1-timing timing-log-option"),
     ({"--nproc-per-node": "2"}, "pipeline-model-parallel-size tensor-model-parallel-size"),
-    (
-        {"--nproc-per-node": "2", "--pipeline-model-parallel-size": "2"},
-        "virtual-pipeline-model-parallel-size",
-    ),
+    ({"--nproc-per-node": "2", "--pipeline-model-parallel-size": "2"}, "virtual-pipeline-model-parallel-size"),
 )
 COMPANY = {f"--{name}": needed for needed, names in _NEEDED for name in names.split()}
 """What a flag needs, mostly; the pair's own values count before these."""
@@ -139,15 +136,12 @@ def all_flags() -> dict[str, Flag]:
         if interval and not inside:
             inside = within(interval, whole)
         found[name] = Flag(
-            name,
-            action.option_strings[0],
-            allowed,
-            launcher=name not in trainer,
+            name, action.option_strings[0], allowed, launcher=name not in trainer,
             both=name in ours and name in trainer and name not in launcher.forwarded,
             switch=action.nargs == 0,
             inside=inside,
             outside=beyond(interval) if interval else ("nothing-of-this-name",),
-        )
+        )  # fmt: skip
     return found
 
 

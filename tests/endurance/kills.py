@@ -77,14 +77,9 @@ def prepare(folder: Path, python: str = sys.executable, packing: Sequence[object
 
 
 def survive(
-    folder: Path,
-    kills: int,
-    iterations: int,
-    seed: int,
-    python: str = sys.executable,
-    flags: Sequence[object] = DRAWING,
-    pipeline: int = 2,
-) -> str:
+    folder: Path, kills: int, iterations: int, seed: int, python: str = sys.executable,
+    flags: Sequence[object] = DRAWING, pipeline: int = 2,
+) -> str:  # fmt: skip
     """What became of the disturbed run, in a line; AssertionError where it is not as the other."""
     undisturbed(folder, iterations, python, flags, pipeline)
     shutil.rmtree(folder / "killed", ignore_errors=True)
@@ -105,11 +100,7 @@ def survive(
 
 
 def undisturbed(
-    folder: Path,
-    iterations: int,
-    python: str = sys.executable,
-    flags: Sequence[object] = DRAWING,
-    pipeline: int = 2,
+    folder: Path, iterations: int, python: str = sys.executable, flags: Sequence[object] = DRAWING, pipeline: int = 2
 ) -> None:
     """The run that is left alone, once."""
     if reached(folder, "alone") != iterations:
@@ -118,48 +109,17 @@ def undisturbed(
 
 
 def start(
-    folder: Path,
-    run: str,
-    iterations: int,
-    python: str = sys.executable,
-    *more: object,
-    run_dir: Path | None = None,
-    output: int | None = None,
-    pipeline: int = 2,
-) -> subprocess.Popen[bytes]:
+    folder: Path, run: str, iterations: int, python: str = sys.executable, *more: object, run_dir: Path | None = None,
+    output: int | None = None, pipeline: int = 2,
+) -> subprocess.Popen[bytes]:  # fmt: skip
     """The one command of a run, and more of Megatron's flags; its output goes to a log beside the run's folder."""
     saves = ("--save", folder / run / "checkpoints", "--save-interval", SAVE_INTERVAL)
     words = [
-        "--preset",
-        "tiny",
-        "--from-scratch",
-        "--data",
-        folder / "data",
-        "--packs",
-        folder / "packs",
-        "--analytic",
-        "a100",
-        "--run-dir",
-        run_dir or folder / run,
-        "--nproc-per-node",
-        2,
-        "--pipeline-model-parallel-size",
-        pipeline,
-        "--eval-data",
-        folder / "held-out",
-        "--eval-packs",
-        folder / "held-out-packs",
-        "--",
-        "--lr",
-        "1e-3",
-        "--train-iters",
-        iterations,
-        "--log-interval",
-        1,
-        "--use-distributed-optimizer",
-        *saves,
-        *more,
-    ]
+        "--preset", "tiny", "--from-scratch", "--data", folder / "data", "--packs", folder / "packs", "--analytic",
+        "a100", "--run-dir", run_dir or folder / run, "--nproc-per-node", 2, "--pipeline-model-parallel-size", pipeline,
+        "--eval-data", folder / "held-out", "--eval-packs", folder / "held-out-packs", "--", "--lr", "1e-3",
+        "--train-iters", iterations, "--log-interval", 1, "--use-distributed-optimizer", *saves, *more,
+    ]  # fmt: skip
     command = [python, "-W", "ignore", str(ROOT / "tools/launch.py"), *map(str, words)]
     with (folder / f"{run}.log").open("ab") as log:
         stdout = log if output is None else output

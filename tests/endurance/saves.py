@@ -26,16 +26,8 @@ from tests.endurance.kills import prepare, undisturbed
 LONGEST = 120
 """Seconds in which a run has looked at its saves; one that takes longer waits for something."""
 NAMES = (
-    "common.pt",
-    ".hidden",
-    "__9_0.distcp",
-    "model_optim_rng.pt",
-    "integrity.json~",
-    "two\nlines",
-    "\udcff",
-    "é",
-    "x",
-)
+    "common.pt", ".hidden", "__9_0.distcp", "model_optim_rng.pt", "integrity.json~", "two\nlines", "\udcff", "é", "x",
+)  # fmt: skip
 """Of what is put beside the files of a save."""
 
 
@@ -235,12 +227,9 @@ CHANGES: dict[str, Callable[[Path, random.Random], object]] = {
     "a bit flipped": edit(flip),
     "cut": edit(lambda content, draws: content[: draws.randrange(len(content))]),
     "longer": edit(lambda content, draws: content + draws.randbytes(draws.randint(1, 99))),
-    "zeros": edit(lambda content, _: bytes(len(content))),
-    "two exchanged": exchange,
-    "one of the save before": from_another,
-    "all of the save before": the_save_before,
-    "renamed": rename,
-}
+    "zeros": edit(lambda content, _: bytes(len(content))), "two exchanged": exchange,
+    "one of the save before": from_another, "all of the save before": the_save_before, "renamed": rename,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

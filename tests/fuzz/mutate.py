@@ -63,16 +63,13 @@ def _insert(content: bytes, at: int, size: int, choices: Choices) -> bytes:
 
 
 CHANGES: tuple[Callable[[bytes, int, int, Choices], bytes], ...] = (
-    _flip,
-    _move,
-    _insert,
-    lambda content, at, size, _: content[:at],
+    _flip, _move, _insert, lambda content, at, size, _: content[:at],
     lambda content, at, size, _: content[:at] + content[at + size :],
     lambda content, at, size, _: content[:at] + content[at : at + size] * 2 + content[at + size :],
     lambda content, at, size, _: content[:at] + b"\xff" * size + content[at + size :],
     lambda content, at, size, _: content + content[-size:],
     lambda content, at, size, choices: choices.one(WHOLE),
-)
+)  # fmt: skip
 
 
 def _json(content: bytes, choices: Choices) -> bytes:

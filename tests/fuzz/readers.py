@@ -45,6 +45,7 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.run_metrics import evaluations, profile_check, training_intervals
 from omnibal_ext.sizes import Sizes
+from tests.unit.architectures import test_huggingface as published
 from tests.unit.data.clips import noise, write_video
 
 Files = Mapping[str, bytes]
@@ -167,42 +168,18 @@ def _dataset(folder: Path) -> Reader:
     return Reader(content_of(folder / "dataset"), read, _true_hashes)
 
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "internvl": {"vision_config": {"model_type": "internvl_vision"}, "text_config": {"model_type": "qwen2"}},
-    "internvl_chat": {
-        "ps_version": "v2", "template": "internlm2-chat", "downsample_ratio": 0.5, "force_image_size": 448,
-        "vision_config": {"model_type": "intern_vit_6b", "hidden_size": 3200, "image_size": 448, "drop_path_rate": 0.0},
-        "llm_config": {"architectures": ["InternLM2ForCausalLM"], "bias": False, "num_hidden_layers": 3,
-                       "rope_scaling": {"factor": 3.0, "type": "dynamic"}, "max_position_embeddings": 32768},
-    },
-    "llava_next": {
-        "image_token_index": 32000, "vision_feature_layer": -2,
-        "vision_config": {"hidden_size": 1024, "image_size": 336, "num_attention_heads": 16, "patch_size": 14},
-        "text_config": {"model_type": "mistral", "rope_theta": 1e6, "sliding_window": None, "head_dim": 128,
-                        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-                                         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}},
-    },
-    "llava_onevision": {
-        "image_grid_pinpoints": [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)],
-        "vision_config": {"hidden_size": 1152, "image_size": 384, "num_attention_heads": 16, "patch_size": 14},
-        "text_config": {"model_type": "qwen2",
-                        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
-    },
-    "qwen3_vl": {
-        "vision_config": {"deepstack_visual_indexes": [8, 16, 24], "depth": 27, "out_hidden_size": 4096},
-        "text_config": {"model_type": "qwen3_vl_text", "hidden_size": 4096,
-                        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20]}},
-    },
-    "qwen3_5_moe": {
-        "vision_config": {"depth": 27, "out_hidden_size": 2048},
-        "text_config": {"model_type": "qwen3_5_moe_text", "full_attention_interval": 4, "linear_num_key_heads": 16,
-                        "rope_parameters": {"mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}},
-    },
-}  # fmt: skip
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+CONFIGS = (
+    *(published.INTERNVL_HF, published.INTERNVL_CHAT, published.QWEN3_VL, published.QWEN3_5_MOE),
+    published.changed(published.LLAVA_1_6_MISTRAL, "text_config.rope_scaling", LLAMA3),
+    published.changed(published.LLAVA_ONEVISION, "text_config.rope_scaling", YARN),
+)
 
 
 def _config() -> Reader:
-    files = {f"{kind}.json": json.dumps({"model_type": kind, **config}).encode() for kind, config in CONFIGS.items()}
+    files = {f"{config['model_type']}.json": json.dumps(config).encode() for config in CONFIGS}
 
     def read(folder: Path) -> None:
         errors = []

@@ -7,7 +7,6 @@ Prints for each preset, way and rank what waits for the device within an iterati
 part that the rank encodes its tiles, and the bytes that are kept from E to V, that V holds on top, and of what is made.
 """
 
-import json
 import sys
 from dataclasses import replace
 from functools import partial
@@ -17,26 +16,10 @@ from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # not as `tests`, which imports Megatron
-from shapes import device
-from shapes.iteration import MICROBATCHES, Optimizer, packs_of, trainer_of, wrapped
-from shapes.program import padded_chain, start
+from shapes.iteration import MICROBATCHES, Optimizer, every_rank, packs_of, started, trainer_of, wrapped
+from shapes.program import padded_chain
 
 WAYS = ("kept", "again", "frozen")
-
-
-def main() -> None:
-    """Every preset, way and rank on one machine."""
-    kind, *words = sys.argv[1:]
-    result: dict[str, Any] = {}
-    with device.machine(engine=kind == "engine"):
-        for place in range(0, len(words), 5):
-            name, *sizes = words[place : place + 5]
-            tensor, pipeline, tiles, tokens = map(int, sizes)
-            for rank in range(pipeline):
-                for way in WAYS:
-                    found = iteration(name, (tensor, pipeline), rank, (tiles, tokens), way)
-                    result.setdefault(name, {})[f"{way} {rank}"] = found
-    device.end("RESULT " + json.dumps(result))
 
 
 def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, int], way: str) -> dict[str, Any]:
@@ -45,15 +28,9 @@ def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, in
     from megatron.core.utils import get_model_config
     from shapes.counter import Count
 
-    from megatron.vlm.pipeline import communicator
     from omnibal_ext.architectures.presets import preset
 
-    (tensor, pipeline), model = ranks, preset(name)
-    communicator._all_pipelines = lambda ranks: [tuple(ranks)]  # nobody answers a gather here
-    device.rank_of(tensor)
-    args = start(name, tensor)
-    args.pipeline_model_parallel_size = pipeline
-    device.rank_of(tensor, pipeline, rank)
+    args, (tensor, _), model = started(name, ranks, rank), ranks, preset(name)
     few = replace(model, vision=replace(model.vision, layers=2, feature_layers=()),
                   language=replace(model.language, layers=2))  # fmt: skip
     frozen = ("vit", "projector") if way == "frozen" else ()
@@ -143,4 +120,4 @@ def images_of(parts: list[Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    every_rank(iteration, WAYS)

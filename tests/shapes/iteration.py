@@ -10,8 +10,10 @@ waits for the device within an iteration, and how many bytes the rank sent to it
 import gc
 import json
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +26,42 @@ BROKEN = 7
 """A sample whose image cannot be read."""
 
 
-def main() -> None:
-    """Every preset, schedule and rank on one machine."""
+def every_rank(iteration: Callable[..., Any], ways: Sequence[str]) -> None:
+    """Every preset, way and rank on one machine."""
     kind, *words = sys.argv[1:]
     result: dict[str, Any] = {}
     with device.machine(engine=kind == "engine"):
         for place in range(0, len(words), 5):
             name, *sizes = words[place : place + 5]
             tensor, pipeline, tiles, tokens = map(int, sizes)
-            for rank in range(pipeline):
-                for schedule in ("1f1b", "zb_h1"):
-                    found = iteration(name, tensor, pipeline, rank, tiles, tokens, schedule)
-                    result.setdefault(name, {})[f"{schedule} {rank}"] = found
+            for rank, way in product(range(pipeline), ways):
+                found = iteration(name, (tensor, pipeline), rank, (tiles, tokens), way)
+                result.setdefault(name, {})[f"{way} {rank}"] = found
     device.end("RESULT " + json.dumps(result))
 
 
-def iteration(
-    name: str, tensor: int, pipeline: int, rank: int, tiles: int, tokens: int, schedule: str
-) -> dict[str, Any]:
+def started(name: str, ranks: tuple[int, int], rank: int) -> Any:
+    """Megatron's arguments on a rank of the pipeline, of (tensor, pipeline) ranks."""
+    from megatron.vlm.pipeline import communicator
+
+    communicator._all_pipelines = lambda ranks: [tuple(ranks)]  # nobody answers a gather here
+    device.rank_of(ranks[0])
+    args = start(name, ranks[0])
+    args.pipeline_model_parallel_size = ranks[1]
+    device.rank_of(*ranks, rank)
+    return args
+
+
+def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, int], schedule: str) -> dict[str, Any]:
     """The second iteration of a rank: in the first, kernels and channels are made."""
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.utils import get_model_config
     from shapes.counter import Count
 
-    from megatron.vlm.pipeline import communicator
     from omnibal_ext.architectures.presets import preset
     from omnibal_ext.plan import Plan
 
-    communicator._all_pipelines = lambda ranks: [tuple(ranks)]  # nobody answers a gather here
-    device.rank_of(tensor)
-    args = start(name, tensor)
-    args.pipeline_model_parallel_size = pipeline
-    device.rank_of(tensor, pipeline, rank)
+    args, pipeline = started(name, ranks, rank), ranks[1]
     model = preset(name)
     few = replace(model, vision=replace(model.vision, layers=2), language=replace(model.language, layers=2))
     chain = padded_chain(args, few)
@@ -66,7 +72,7 @@ def iteration(
     )  # fmt: skip
     module = wrapped(args, chain, plan)
     get_model_config(module).finalize_model_grads_func = finalize_model_grads
-    trainer, optimizer, packs = trainer_of(args, few, plan), Optimizer(), packs_of(few, tiles, tokens)
+    trainer, optimizer, packs = trainer_of(args, few, plan), Optimizer(), packs_of(few, *sizes)
     trainer.bad_steps.watch(optimizer, trainer.end_training_iteration)
     run = partial(trainer.forward_backward, model=[module], num_microbatches=MICROBATCHES)
     args.curr_iteration = 0
@@ -155,4 +161,4 @@ def wrapped(args: Any, chain: Any, plan: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    every_rank(iteration, ("1f1b", "zb_h1"))

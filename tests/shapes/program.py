@@ -164,15 +164,10 @@ def count(module: Any, forward: Callable[[], Any]) -> Answer:
         if out.requires_grad:
             out.backward(torch.empty_like(out))
     return {
-        "kernels": sum(counted.kernels.values()),
-        "bytes": sum(counted.bytes.values()),
-        "operations": counted.operations,
-        "attention": counted.attention_operations,
-        "kept": bytes_kept,
-        "waits": counted.waits,
-        "wide": counted.wide,
-        "by kernel": dict(counted.bytes.most_common(12)),
-    }
+        "kernels": sum(counted.kernels.values()), "bytes": sum(counted.bytes.values()),
+        "operations": counted.operations, "attention": counted.attention_operations, "kept": bytes_kept,
+        "waits": counted.waits, "wide": counted.wide, "by kernel": dict(counted.bytes.most_common(12)),
+    }  # fmt: skip
 
 
 def held_until_w(module: Any, forward: Callable[[], Any]) -> int:

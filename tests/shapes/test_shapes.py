@@ -5,7 +5,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -22,28 +21,21 @@ from tests.programs import ROOT, environment, result_of
 pytestmark = pytest.mark.starts
 MODELS = {
     # tensor-parallel size, tiles and tokens of a pack: the paper's, two of other families, a mixture of experts
-    "internvl-chat-1.5": (4, 9, 4096),
-    "internvit-6b+llama3-8b": (1, 9, 4096),
-    "internvit-6b+internlm2-20b": (2, 9, 4096),
-    "internvit-6b+llama3-70b": (4, 9, 4096),
-    "internvit-6b+qwen1.5-110b": (8, 9, 4096),
-    "internvl3.5-8b": (2, 9, 4096),
-    "internvl3.5-30b-a3b": (2, 9, 4096),
-    "llava-1.6-llama3-8b": (2, 5, 4096),
-    "vip-llava-7b": (2, 5, 4096),
-    "qwen2.5-vl-7b": (2, 2304, 4096),
-    "mistral-small-3.1-24b": (2, 2304, 4096),
-    "glm-4.1v-9b": (2, 2304, 4096),
-    "glm-4.5v": (2, 2304, 4096),
-}
+    "internvl-chat-1.5": (4, 9, 4096), "internvit-6b+llama3-8b": (1, 9, 4096),
+    "internvit-6b+internlm2-20b": (2, 9, 4096), "internvit-6b+llama3-70b": (4, 9, 4096),
+    "internvit-6b+qwen1.5-110b": (8, 9, 4096), "internvl3.5-8b": (2, 9, 4096), "internvl3.5-30b-a3b": (2, 9, 4096),
+    "llava-1.6-llama3-8b": (2, 5, 4096), "vip-llava-7b": (2, 5, 4096), "qwen2.5-vl-7b": (2, 2304, 4096),
+    "mistral-small-3.1-24b": (2, 2304, 4096), "glm-4.1v-9b": (2, 2304, 4096), "glm-4.5v": (2, 2304, 4096),
+}  # fmt: skip
 WITHOUT_ENGINE = (
-    "internvl-chat-1.5",
-    "internvit-6b+llama3-8b",
-    "internvl3.5-8b",
-    "internvl3.5-30b-a3b",
-    "qwen2.5-vl-7b",
-)
+    "internvl-chat-1.5", "internvit-6b+llama3-8b", "internvl3.5-8b", "internvl3.5-30b-a3b", "qwen2.5-vl-7b",
+)  # fmt: skip
 """Those whose layers core's local parts build too, and count apart."""
+OFTEN = (
+    *("internvl-chat-1.5", "internvl3.5-30b-a3b", "vip-llava-7b", "qwen2.5-vl-7b", "mistral-small-3.1-24b"),
+    "glm-4.5v",
+)
+"""One of each kind of tower, experts, and layers with and without them."""
 ITERATIONS = {
     # tensor- and pipeline-parallel size, tiles and tokens
     "engine": {"internvit-6b+qwen1.5-110b": (8, 3, 9, 4096)},
@@ -59,9 +51,10 @@ experts would be many more."""
 
 
 @pytest.fixture(scope="module", params=["engine", "local"])
-def machine(request: pytest.FixtureRequest) -> tuple[str, dict[str, dict[str, Any]]]:
+def machine(request: pytest.FixtureRequest, is_long: bool) -> tuple[str, dict[str, dict[str, Any]]]:
     """With Transformer Engine, or without: what each model asked of the device."""
     models = MODELS if request.param == "engine" else {name: MODELS[name] for name in WITHOUT_ENGINE}
+    models = {name: sizes for name, sizes in models.items() if is_long or name in OFTEN}
     return request.param, run("program", request.param, models)
 
 
@@ -193,10 +186,33 @@ def test_elementwise_traffic_is_that_of_cores_own_layer(machine: tuple[str, dict
     assert found["vit"]["bytes"] <= 1.15 * found["gpt vit"]["bytes"] + scale + norms
 
 
-def test_linear_attention_waits_for_nothing_and_holds_what_plans_count() -> None:
+MIXED = {
+    "engine": dict.fromkeys(("gemma-4-31b", "gemma-4-e2b"), (2, 2268, 4096)),
+    "local": {
+        **dict.fromkeys(("gemma-4-26b-a4b", "gemma-4-e2b", "gemma-4-12b", "gemma-4-31b"), (2, 2268, 4096)),
+        "qwen3.5-9b": (2, 2304, 4096),
+    },
+}
+"""Models with several kinds of language layers: tensor-parallel size, tiles and tokens."""
+SELDOM = {("engine", "gemma-4-e2b"), ("local", "gemma-4-31b")}
+"""Those that the other machine has too."""
+
+
+@pytest.fixture(scope="module", params=MIXED)
+def mixed(request: pytest.FixtureRequest, is_long: bool) -> tuple[str, dict[str, dict[str, Any]]]:
+    """What each of them asked of the device, in one start."""
+    machine = request.param
+    models = {name: sizes for name, sizes in MIXED[machine].items() if is_long or (machine, name) not in SELDOM}
+    return machine, run("program", machine, models)
+
+
+@pytest.mark.parametrize("mixed", ["local"], indirect=True)
+def test_linear_attention_waits_for_nothing_and_holds_what_plans_count(
+    mixed: tuple[str, dict[str, dict[str, Any]]],
+) -> None:
     """Without its kernels, of which plans count what they keep: torch's form keeps one copy of what they take."""
-    name, tensor, tiles, tokens = "qwen3.5-9b", 2, 2304, 4096
-    found = run("program", "local", {name: (tensor, tiles, tokens)})[name][LINEAR]  # the first layer of the model
+    name, (tensor, tiles, tokens) = "qwen3.5-9b", MIXED["local"]["qwen3.5-9b"]
+    found = mixed[1][name][LINEAR]  # the first layer of the model
     assert not found["waits"]
     model = preset(name)
     work, linear = layer_works(model, tiles, tokens, tensor)[LINEAR], model.language.linear
@@ -210,25 +226,16 @@ def test_linear_attention_waits_for_nothing_and_holds_what_plans_count() -> None
     assert matrices < found["operations"] < matrices + 5 * work.attention / tensor, "and the rule, forward three times"
 
 
-OF_GEMMA_4 = {
-    "engine": ("gemma-4-31b", "gemma-4-e2b"),
-    "local": ("gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e2b", "gemma-4-12b"),
-}
+def test_plans_count_layers_whose_heads_are_others(mixed: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    for name, found in mixed[1].items():
+        if name.startswith("gemma"):
+            check_heads(mixed[0], name, found)
 
 
-@cache
-def gemma_4(machine: str) -> dict[str, dict[str, Any]]:
-    """What each of them asked of the device, in one start."""
-    return run("program", machine, dict.fromkeys(OF_GEMMA_4[machine], (2, 2268, 4096)))
-
-
-@pytest.mark.parametrize(
-    ("machine", "name"), [(machine, name) for machine, names in OF_GEMMA_4.items() for name in names]
-)
-def test_plans_count_layers_whose_heads_are_others(machine: str, name: str) -> None:
+def check_heads(machine: str, name: str, found: dict[str, Any]) -> None:
     """Gemma 4's with a window and without, its ViT and what stands behind it: bytes, products; and nothing waits."""
     tensor, tiles, tokens = 2, 2268, 4096
-    found, model = gemma_4(machine)[name], preset(name)
+    model = preset(name)
     model = replace(model, language=replace(model.language, image_attention=False))  # no masks are made here
     profile = analytic_profile(model, "h100", tiles, tokens, tensor)
     # Cosines and sines of a pack, which a stage holds once, however many layers turn by them.
@@ -237,17 +244,17 @@ def test_plans_count_layers_whose_heads_are_others(machine: str, name: str) -> N
     angles.update(dict.fromkeys((FAR, FAR_TAKING), 4 * tokens * far))
     for kind, work in layer_works(model, tiles, tokens, tensor).items():
         one, cost = found[kind], profile.layers[kind]
-        assert not one["wide"], kind
-        assert not one["waits"] or kind == "llm", (kind, one["waits"])
-        assert cost.kept_bytes == pytest.approx(one["kept"] - angles[kind], rel=0.05), kind
+        assert not one["wide"], (name, kind)
+        assert not one["waits"] or kind == "llm", (name, kind, one["waits"])
+        assert cost.kept_bytes == pytest.approx(one["kept"] - angles[kind], rel=0.05), (name, kind)
         blocks = work.blocks - 1.5 * (kind.startswith("llm") and model.language.layer_inputs is not None)
         gathered = blocks * work.tokens * work.width * 2 * (1 - 1 / tensor) * (machine == "local")
-        assert cost.late_bytes - gathered == pytest.approx(one["late"], rel=0.05), kind
+        assert cost.late_bytes - gathered == pytest.approx(one["late"], rel=0.05), (name, kind)
         products = 2 * work.tokens * work.matrix_weights * (2 + work.input_gradient) / work.shares(tensor)
-        assert products == pytest.approx(one["operations"], rel=0.01), kind
+        assert products == pytest.approx(one["operations"], rel=0.01), (name, kind)
     for kind in {"vit", "llm", FAR, TAKING, FAR_TAKING} & profile.layers.keys():
         kept = found[kind]["cheap"]["kept"] - angles[kind]
-        assert profile.layers[kind].recompute_cheap_kept_bytes == pytest.approx(kept, rel=0.05), kind
+        assert profile.layers[kind].recompute_cheap_kept_bytes == pytest.approx(kept, rel=0.05), (name, kind)
     if work := layer_works(model, tiles, tokens, tensor).get("vit"):
         again, stream = found["vit"]["cheap"]["bytes"] - found["vit"]["bytes"], work.tokens * work.width * 2 / tensor
         assert again == pytest.approx(work.cheap_passes * stream, rel=0.01), "norms, activation, and what clamps them"

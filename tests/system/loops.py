@@ -60,15 +60,12 @@ def compare(folder: Path) -> dict[str, float]:
     ddp = float(train_ddp.backward(wrapped, step))
     (logged,) = train_trainer.train(arguments, ranks)
     return {
-        "alone": alone,
-        "ddp": ddp,
-        "gradients": difference(model, wanted),
-        "trainer": logged["loss"],
+        "alone": alone, "ddp": ddp, "gradients": difference(model, wanted), "trainer": logged["loss"],
         "norm": float(torch.stack([gradient.norm() for gradient in wanted.values()]).norm()),
         "trainer's norm": logged["grad_norm"],
         "padded": padded(model, data, packs),
         "packs without images": float(sum(not any(data.sizes.tiles[pack]) for pack in packs)),
-    }
+    }  # fmt: skip
 
 
 def one_by_one(model: Any, samples: list[dict[str, Any]]) -> float:

@@ -65,13 +65,9 @@ OFTEN = ("packing.py", "partition.py", "schedule.py")
 NARROW = ("beside_measured.py", "end_to_end.py", "partition.py", "peers.py", "simulator.py", "wide_steps.py")
 """What trains models, here narrower ones."""
 ELSEWHERE = {
-    "host.py": "below",
-    "gpu.py": "tests/unit/test_gpu_benchmark.py",
-    "gpu_parts.py": "by gpu.py",
-    "gpu_cards.py": "of what gpu.py has written",
-    "peer_orders.py": "by peers.py",
-    "ranks.py": "by two_ranks.py",
-}
+    "host.py": "below", "gpu.py": "tests/unit/test_gpu_benchmark.py", "gpu_parts.py": "by gpu.py",
+    "gpu_cards.py": "of what gpu.py has written", "peer_orders.py": "by peers.py", "ranks.py": "by two_ranks.py",
+}  # fmt: skip
 """What needs a GPU, or is started by others."""
 
 

@@ -15,11 +15,14 @@ import torch
 from megatron.vlm.preflight.__main__ import preflight
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import Plan
+from omnibal_ext.reading.seal import sealed
 from omnibal_ext.run_metrics import training_intervals
 from tests.system.test_training import make_dataset, pack, tool
 from tests.unit.hf import models
 
 TINY = preset("tiny")
+BY_PLAN = {"pipeline_model_parallel_size": None}
+"""Told by the plan alone."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     transformers.InternVLForConditionalGeneration(config).save_pretrained(folder / "theirs")
     shutil.copyfile(folder / "demo/tokenizer.model", folder / "theirs/tokenizer.model")
-    Plan.from_cuts(TINY.chain, (5,), num_microbatches=4, model="tiny", model_hash=TINY.hash).save(folder / "two.json")
+    plan = Plan.from_cuts(TINY.chain, (5,), num_microbatches=4, model="tiny", model_hash=TINY.hash)
+    plan.save(folder / "two.json")
+    record = plan.to_record()
+    record["stages"][1]["layers"][0] += 1
+    (folder / "lossy.json").write_text(json.dumps(sealed(record)))
+    other = preset("internvl-chat-1.5")
+    Plan.from_cuts(other.chain, (40,), model=other.name, model_hash=other.hash).save(folder / "other.json")
+    shutil.copytree(folder / "data", folder / "other-data")
+    manifest = json.loads((folder / "data/manifest.json").read_text())
+    manifest["tiling"]["max_tiles"] += 1
+    (folder / "other-data/manifest.json").write_text(json.dumps(sealed(manifest)))
     return folder
 
 
@@ -82,7 +95,12 @@ def test_a_run_that_may_start_is_let_through(folder: Path, monkeypatch: pytest.M
         ("dataset", {"data": "nowhere"}, "no such folder; give a dataset that tools/preprocess_data.py has made"),
         ("dataset", {"data": "demo"}, "is not a dataset: has no manifest.json; make one with tools/preprocess_data.py"),
         ("packs", {"packs": "nowhere"}, "no such folder; give a packed index that tools/pack_data.py has made"),
+        ("packs", {"data": "other-data"}, "manifest.tiling.max_tiles is 32, expected 33"),
+        ("plan", {"plan": "other.json", **BY_PLAN}, "internvl-chat-1.5"),
+        ("plan", {"plan": "lossy.json", **BY_PLAN}, "layer projector (id 5) is lost"),
+        ("plan", {"freeze": "vit", **BY_PLAN}, "freeze"),
         ("flags", {"eval_packs": "packs"}, "without --eval-data"),
+        ("flags", {"eval_data": "data"}, "without --eval-packs"),
         ("packs", {"global_batch_size": 3}, "packs; give --global-batch-size 4, or pack again with tools/pack_data.py"),
         ("packs", {"global_batch_size": 3}, "--micro-batches 3"),
         ("held-out packs", {"eval_data": "data", "eval_packs": "nowhere"}, "no such folder; give a packed index"),
@@ -93,17 +111,18 @@ def test_a_run_that_may_start_is_let_through(folder: Path, monkeypatch: pytest.M
 def test_each_wrong_input_is_refused_by_the_check_that_is_about_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, check: str, changes: dict[str, Any], words: str
 ) -> None:
-    files = ("data", "packs", "eval_data", "eval_packs", "first_weights", "save")
+    files = ("data", "packs", "eval_data", "eval_packs", "first_weights", "save", "plan")
     given = {name: folder / value if name in files and value else value for name, value in changes.items()}
     if given.get("preset") == "theirs":
         given["preset"] = folder / "theirs"
     if "save" in given:
         given["save_interval"] = 2
     tensor = given.get("tensor_model_parallel_size", 1)
-    if "plan" in given:  # one rank, or one a tensor-parallel rank
+    alone = given.get("plan", "two.json") is None
+    if alone:  # one rank, or one a tensor-parallel rank
         given["pipeline_model_parallel_size"] = 1
     given["from"] = given.pop("first_weights", None)
-    found = findings(folder, monkeypatch, ranks=tensor if "plan" in given else 2, **given)
+    found = findings(folder, monkeypatch, ranks=tensor if alone else 2, **given)
     state, detail = found.get(check) or found["flags"]
     assert state == "refused"
     assert words in detail

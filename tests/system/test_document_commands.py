@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import ROOT, environment
-from tests.system.test_one_command import internvl
+from tests.system.families import save_model
 from tests.system.test_training import tool
 
 DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if "```bash" in path.read_text())
@@ -70,9 +70,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "images").symlink_to("demo")
     for name, source in (("chat.jsonl", "train.jsonl"), ("tokenizer.model", "tokenizer.model")):
         shutil.copyfile(folder / "demo" / source, folder / name)
-    (folder / "model").mkdir()
-    shutil.copyfile(folder / "tokenizer.model", folder / "model/tokenizer.model")
-    (folder / "model/preprocessor_config.json").write_text(json.dumps(internvl(folder)))
+    save_model("internvl3.5", folder / "model", folder / "tokenizer.model")
     for name in MODELS:
         (folder / name).symlink_to("model")
     (folder / "bin").mkdir()

@@ -18,6 +18,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.hf.packs import JoinPack
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
+from tests.long import short
 from tests.programs import ROOT, environment, run_ranks, run_tool
 from tests.system.test_training import make_dataset, tool
 
@@ -76,13 +77,9 @@ def run(name: str, folder: Path, *more: str) -> str:
     ],
 )
 def test_a_framework_trains_on_packs_as_on_samples(
-    name: str,
-    more: tuple[str, ...],
-    needs: tuple[str, ...],
-    folder: Path,
-    expected: float,
+    name: str, more: tuple[str, ...], needs: tuple[str, ...], folder: Path, expected: float,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """Adapters too, which begin as nothing."""
     for package in needs:
         if importlib.util.find_spec(package) is None:
@@ -172,7 +169,11 @@ def test_reading_a_batch_is_in_the_time_of_its_step_and_a_turn_of_others_is_not(
         now[0] += 7.0
 
 
-@pytest.mark.parametrize("name", ["train_ddp.py", "train_stream.py", "train_trainer.py", "train_deepspeed.py"])
+@pytest.mark.parametrize(
+    "name",
+    short(["train_ddp.py", "train_stream.py", "train_trainer.py", "train_deepspeed.py"],
+          ["train_stream.py", "train_trainer.py"]),
+)  # fmt: skip
 def test_an_example_without_torchrun_says_so_in_a_line(name: str, folder: Path) -> None:
     if name == "train_deepspeed.py" and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed")
@@ -183,12 +184,15 @@ def test_an_example_without_torchrun_says_so_in_a_line(name: str, folder: Path) 
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "needs"),
-    [("train_accelerate.py", "accelerate"), ("train_deepspeed.py", "deepspeed"), ("train_trl.py", "trl"),
-     ("train_trainer.py", "accelerate"), ("train_ddp.py", "transformers")],
-)  # fmt: skip
-def test_an_example_without_its_package_says_so_in_a_line(name: str, needs: str, tmp_path: Path) -> None:
+NEEDS = {
+    "train_accelerate.py": "accelerate", "train_deepspeed.py": "deepspeed", "train_trl.py": "trl",
+    "train_trainer.py": "accelerate", "train_ddp.py": "transformers",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", short(NEEDS, ("train_trl.py", "train_ddp.py")))
+def test_an_example_without_its_package_says_so_in_a_line(name: str, tmp_path: Path) -> None:
+    needs = NEEDS[name]
     if needs == "trl" and importlib.util.find_spec("datasets") is None:
         needs = "datasets"
     absent = f"import sys\nsys.modules['{needs}'] = None\n"  # as where it is not installed

@@ -33,12 +33,8 @@ def test_our_lines_are_seen_without_scrolling(tmp_path: Path) -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "megatron.vlm.pretrain", "--preset", "tiny", *flags.split()],
-        env={**os.environ, **alone, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+        env={**os.environ, **alone, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     lines = done.stdout.splitlines() + done.stderr.splitlines()
     assert len(lines) < 100

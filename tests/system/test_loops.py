@@ -18,8 +18,9 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.options import PackOptions
+from tests.long import short
 from tests.programs import ROOT, free_port, result_of, run_ranks
-from tests.system.test_one_command import PACKED, build
+from tests.system.families import PACKED, build
 from tests.system.test_training import tool
 
 pytest.importorskip("accelerate")
@@ -28,6 +29,8 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.starts
 RANKS, MICRO_BATCHES, TOLERANCE = 2, 2, 1e-5
 SAMPLES = 14
+OFTEN = ("internvl3.5", "llava-1.5", "llava-1.6", "llava-onevision", "qwen2.5-vl", "qwen3-vl", "gemma-3")
+"""One of each way in which packs are told apart, and positions and images are given."""
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +53,17 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(demo: Path, tmp_path_factory: pytest.TempPathFactory, is_long: bool) -> dict[str, Path]:
     """A model, a dataset and the packs of one step of every family: texts alone, pictures, films where it sees them."""
-    root = tmp_path_factory.mktemp("families")
-    for family in PACKED:
+    root, families = tmp_path_factory.mktemp("families"), PACKED if is_long else OFTEN
+    for family in families:
         folder = root / family
         folder.mkdir()
         build(family, demo, folder)
         inputs = (demo / "saved", *sorted(folder.glob("films.jsonl")))
         tool("preprocess_data.py", "--model", folder / "model", "--input", *inputs, "--output-dir", folder / "data")
         pack(folder)
-    return {family: root / family for family in PACKED}
+    return {family: root / family for family in families}
 
 
 def pack(folder: Path) -> None:
@@ -85,7 +88,7 @@ def found(folders: dict[str, Path]) -> dict[str, dict[str, float]]:
     return {family: result[str(folder)] for family, folder in folders.items()}
 
 
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", short(PACKED, OFTEN))
 def test_packs_give_what_samples_give_one_by_one(family: str, found: dict[str, dict[str, float]]) -> None:
     seen = found[family]
     assert seen["ddp"] == pytest.approx(seen["alone"], abs=TOLERANCE)
@@ -97,7 +100,7 @@ def test_packs_give_what_samples_give_one_by_one(family: str, found: dict[str, d
 
 
 @pytest.mark.skipif("TRL_PYTHON" not in os.environ, reason="TRL_PYTHON names no interpreter with trl")
-@pytest.mark.parametrize("family", [family for family in PACKED if family != "gemma-3"])
+@pytest.mark.parametrize("family", short([one for one in PACKED if one != "gemma-3"], OFTEN[:-1]))
 def test_trl_trains_on_them_too(family: str, folders: dict[str, Path], found: dict[str, dict[str, float]]) -> None:
     """In an environment of its own: the libraries that it brings start threads, and the tests' processes are forks."""
     folder = folders[family]
@@ -132,12 +135,7 @@ def test_a_family_whose_layers_carry_on_from_sample_to_sample_is_refused_by_name
     [
         ("gemma-3", "_attn_implementation", "eager", "gemma3: .* attn_implementation 'sdpa' alone, not 'eager'"),
         ("llava-1.5", "layer_types", ["full_attention", "linear_attention"], "llava: its layers of linear_attention"),
-        (
-            "internvl3.5",
-            "rope_parameters",
-            {"rope_type": "dynamic"},
-            r"has \d+ tokens, more than 30; .*tokens 30",
-        ),
+        ("internvl3.5", "rope_parameters", {"rope_type": "dynamic"}, r"has \d+ tokens, more than 30; .*tokens 30"),
     ],
 )
 def test_layers_that_would_see_beyond_a_sample_are_refused(
@@ -161,7 +159,7 @@ def test_a_rotation_that_no_sample_of_the_data_stretches_is_none(folders: dict[s
     ("family", "other", "said"),
     [
         ("llava-1.5", "gemma-3", r"tiling gemma, not pad, image token \d+, not \d+"),
-        ("qwen2-vl", "qwen3-vl", None),
+        ("qwen2.5-vl", "qwen3-vl", None),
         ("internvl3.5", "llava-1.5", r"tile size 16, not 32"),
         ("llava-onevision", "llava-1.6", r"tiling anyres, not anyres_max_9, .*grids \(rows, columns\) \[\(1, 1\)"),
     ],

@@ -85,15 +85,8 @@ def train(cluster: Cluster, folder: Path, name: str, save_interval: int, *sbatch
     small = "PRESET=tiny TENSOR=1 PIPELINE=2 EPOCHS= GPUS_PER_NODE=1"
     shape = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=8", "--job-name", name)
     flags = (
-        "--train-iters",
-        ITERATIONS,
-        "--lr",
-        "1e-3",
-        "--log-interval",
-        1,
-        "--tensorboard-dir",
-        folder / f"{name} {ODD}",
-    )
+        "--train-iters", ITERATIONS, "--lr", "1e-3", "--log-interval", 1, "--tensorboard-dir", folder / f"{name} {ODD}",
+    )  # fmt: skip
     return documented(cluster, "Training", {
         "FROM=InternVL-Chat-V1-5": f"SAVE_INTERVAL={save_interval} {small}",
         "RUN_DIR=/scratch/run": f"RUN_DIR={shlex.quote(str(run))}", "/scratch": folder,

@@ -11,15 +11,13 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import Plan
+from tests.long import short
 from tests.system.test_training import folder as folder  # the demo dataset  # noqa: PLC0414
 from tests.system.test_training import tool, train
 from tests.unit.hf import models
 
 transformers = pytest.importorskip("transformers")
-
-
 RESHARDABLE = ("--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable")
-BUCKETS = ("--use-distributed-optimizer",)
 
 
 def make_model(folder: Path, target: Path) -> None:
@@ -44,10 +42,10 @@ def save_plan(path: Path, model: Path, cuts: tuple[int, ...], **named: Any) -> P
     return plan
 
 
-def save_ends_on_one_rank(path: Path, model: Path, schedule: str, microbatches: int) -> None:
+def save_ends_on_one_rank(path: Path, model: Path, schedule: str) -> None:
     """A plan for two pipeline ranks in which one has the word embedding and the head, each in its chunk."""
     cuts = {"zb_v": (1, 2, 3), "1f1b": (-2, 1, 2)}[schedule]
-    named = {"num_microbatches": microbatches, "virtual_pipeline_model_parallel_size": 2}
+    named = {"num_microbatches": 2, "virtual_pipeline_model_parallel_size": 2}
     plan = save_plan(path, model, cuts, schedule=schedule, **named)
     embeds, heads = (
         next(n for n, stage in enumerate(plan.stages) if stage.layers[0] <= link < stage.layers[1])
@@ -68,41 +66,24 @@ def alike(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> boo
     return some.keys() == others.keys() and all(torch.equal(some[name], others[name]) for name in some)
 
 
-@pytest.mark.parametrize("flags", [(), RESHARDABLE], ids=["plain", "distributed optimizer"])
-def test_a_tied_model_goes_on_in_another_layout(folder: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
-    make_model(folder, tmp_path)
-    two, one, vee = (folder / f"tied-{layout}.json" for layout in ("two", "one", "vee"))
-    save_plan(two, tmp_path, (2,))
-    save_plan(one, tmp_path, ())
-    save_ends_on_one_rank(vee, tmp_path, "zb_v", 4)
-    name = f"tied{len(flags)}"
-    saved = ("--save", str(tmp_path / "checkpoints"), "--save-interval", "2", *flags)
-    whole = train(folder, name, vee.name, 2, 4, *saved, model=str(tmp_path))
-    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
-    loaded = ("--load", str(tmp_path / "checkpoints"), *flags)
-    for plan, pipeline in ((one, 1), (two, 2)):
-        resumed = train(folder, f"{name}-{pipeline}", plan.name, pipeline, 4, *loaded, model=str(tmp_path))
-        assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in whole[2:]], rel=1e-5)
+WAYS = {
+    "V": ("zb_v", ()),
+    "interleaved, distributed optimizer": ("1f1b", ("--use-distributed-optimizer",)),
+    "interleaved, reshardable": ("1f1b", RESHARDABLE),
+    "V, loaded in parallel": ("zb_v", (*RESHARDABLE, "--ckpt-fully-parallel-load")),
+}
 
 
-@pytest.mark.parametrize(
-    ("schedule", "flags"),
-    [
-        ("zb_v", ()),
-        ("1f1b", ("--use-distributed-optimizer",)),
-        ("1f1b", RESHARDABLE),
-        ("zb_v", (*RESHARDABLE, "--ckpt-fully-parallel-load")),
-    ],
-    ids=["V", "interleaved, distributed optimizer", "interleaved, reshardable", "V, loaded in parallel"],
-)
-def test_both_ends_on_one_rank_of_two_replicas(
-    folder: Path, tmp_path: Path, schedule: str, flags: tuple[str, ...]
-) -> None:
-    """Saved, gone on with as if nothing had happened, also in another layout and from there, and exported."""
+@pytest.mark.parametrize("way", short(WAYS, ("V", "interleaved, reshardable")))
+def test_both_ends_on_one_rank_of_two_replicas(folder: Path, tmp_path: Path, way: str) -> None:
+    """Saved, gone on with as if nothing had happened, and exported; also gone on with in another layout (one stage, or
+    copies on two ranks) and from there."""
+    schedule, flags = WAYS[way]
     make_model(folder, tmp_path)
-    model, plan, one = str(tmp_path), f"ends-{schedule}.json", "ends-one.json"
-    save_ends_on_one_rank(folder / plan, tmp_path, schedule, 2)
-    save_plan(folder / one, tmp_path, ())
+    model, plan, unlike = str(tmp_path), f"ends-{schedule}.json", "unlike.json"
+    save_ends_on_one_rank(folder / plan, tmp_path, schedule)
+    ranks = 2 if flags else 1
+    save_plan(folder / unlike, tmp_path, (2,) if flags else ())
     name = f"{tmp_path.name}-{schedule}"
     first, again, other, back = (tmp_path / run for run in ("first", "again", "other", "back"))
 
@@ -124,5 +105,5 @@ def test_both_ends_on_one_rank_of_two_replicas(
     assert torch.equal(words, weights(first, 4)["links.word_embed.embedding.weight"][: len(words)])
     if flags == ("--use-distributed-optimizer",):
         return  # its state is of one layout
-    assert run("other", one, 1, other, first, 2) == pytest.approx(whole[2:], rel=1e-5)
+    assert run("other", unlike, ranks, other, first, 2) == pytest.approx(whole[2:], rel=1e-5)
     assert run("back", plan, 2, back, other, 3) == pytest.approx(whole[3:], rel=1e-5)

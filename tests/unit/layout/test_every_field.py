@@ -25,18 +25,13 @@ WORDS = {"model", "model_hash", "device", "dtype", "measured_with", "corrected_b
 """Fields of a profile that are no costs."""
 ELSEWHERE = {
     "parameters": "of the cut by parameters alone: test_partition.py",
-    "expert_model_parallel_size": "chooses what is measured",
-    "tensor_model_parallel_size": "chooses what is measured",
-    "frozen": "modes: test_tables.py",
-    "lora_rank": "chooses what is measured",
-    "lora_targets": "modes: test_tables.py",
-    "features_joined": "test_features.py",
-    "layers_apart": "test_full_layers.py, test_linear_layers.py",
-    "whole_layers": "of a tower beside the pipeline: test_beside.py",
-    "image_tiles": "likewise",
+    "expert_model_parallel_size": "chooses what is measured", "tensor_model_parallel_size": "chooses what is measured",
+    "frozen": "modes: test_tables.py", "lora_rank": "chooses what is measured", "lora_targets": "modes: test_tables.py",
+    "features_joined": "test_features.py", "layers_apart": "test_layers_apart.py",
+    "whole_layers": "of a tower beside the pipeline: test_beside.py", "image_tiles": "likewise",
     "replica_seconds_per_byte": "likewise",
     "supervised_share": "what the head's figures are of: test_profile.py",
-}
+}  # fmt: skip
 
 
 KEYS = ("exchange_key_seconds", "exchange_groups")
@@ -139,14 +134,9 @@ def seconds(profile: Profile, kind: str, name: str, pack: tuple[int, int, int]) 
 
 
 def add_layer(
-    found: dict[str, np.ndarray],
-    profile: Profile,
-    at: tuple[int, int],
-    layer: int,
-    pack: tuple[int, int, int],
-    sent: tuple[int, int],
-    split: bool,
-) -> None:
+    found: dict[str, np.ndarray], profile: Profile, at: tuple[int, int], layer: int, pack: tuple[int, int, int],
+    sent: tuple[int, int], split: bool,
+) -> None:  # fmt: skip
     kind = CHAIN[layer]
     cost, units, stage = profile.layers[kind], load(profile, kind, pack), at[0]
     forward, backward = (seconds(profile, kind, name, pack) for name in ("forward", "backward"))

@@ -30,11 +30,7 @@ def _kinds(counts: tuple[int, int, int], waits: tuple[int, ...]) -> Iterator[str
     f, b, w = counts
     if f == b == w == len(waits):
         yield ""
-    for kind, allowed in (
-        ("F", f < len(waits)),
-        ("B", b < len(waits) and f >= waits[b]),
-        ("W", w < b),
-    ):
+    for kind, allowed in (("F", f < len(waits)), ("B", b < len(waits) and f >= waits[b]), ("W", w < b)):
         if allowed:
             more = tuple(n + (kind == k) for n, k in zip(counts, "FBW", strict=True))
             yield from (kind + rest for rest in _kinds(more, waits))

@@ -62,13 +62,8 @@ def test_the_parameter_cut_of_6b_20b_is_the_published_one() -> None:
     vit, llm = 12 * 3200**2, 2 * 6144**2 + 2 * 6144 * 1024 + 3 * 6144 * 16384
     word, projector = 92553 * 6144, 12800 * 6144 + 6144**2
     sizes = {
-        "patch_embed": 588 * 3200,
-        "vit": vit,
-        "projector": projector,
-        "word_embed": word,
-        "llm": llm,
-        "head": word,
-    }
+        "patch_embed": 588 * 3200, "vit": vit, "projector": projector, "word_embed": word, "llm": llm, "head": word,
+    }  # fmt: skip
     edges = even_edges([sizes[kind] for kind in chain], 4)
     kinds = [[chain[i] for i in range(first, end)] for first, end in pairwise(edges)]
     assert [stage.count("vit") for stage in kinds] == [45, 0, 0, 0]

@@ -20,7 +20,7 @@ PREDICTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_predictions_are_of_the_played_schedule(seed: int) -> None:
     problem = random_problem(seed, memory_bytes=float("inf"))
     layout = find_layouts(problem, "profile")[0].layout
@@ -45,7 +45,7 @@ def test_predictions_are_of_the_played_schedule(seed: int) -> None:
     assert found["fraction_of_ideal"] == pytest.approx(found["ideal_seconds"] / found["step_seconds"])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_predicted_bytes_are_the_most_that_is_held_of_full_packs(seed: int) -> None:
     problem = replace(random_problem(seed, memory_bytes=float("inf")), packs=None)
     for layout in (find_layouts(problem, "profile")[0].layout, everything_again(problem)):
@@ -70,14 +70,10 @@ def even_problem(memory: float = float("inf")) -> LayoutProblem:
 @pytest.mark.parametrize(
     ("cut", "again", "limits"),
     [
-        (6, (), ["time", "time"]),
-        (7, (), ["time", "none"]),
-        (5, (), ["none", "time"]),
-        (6, (4,), ["time and memory", "none"]),
-        (7, (4,), ["time and memory", "none"]),
-        (5, (4,), ["memory", "time"]),
+        (6, (), ["time", "time"]), (7, (), ["time", "none"]), (5, (), ["none", "time"]),
+        (6, (4,), ["time and memory", "none"]), (7, (4,), ["time and memory", "none"]), (5, (4,), ["memory", "time"]),
     ],
-)
+)  # fmt: skip
 def test_a_stage_is_limited_by_the_pace_or_by_memory(cut: int, again: tuple[int, ...], limits: list[str]) -> None:
     """A rank that recomputes does it for memory; one that works as long as the slowest, but for 2 %, sets the pace."""
     problem = even_problem()

@@ -9,11 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.frontier import fits
 from omnibal_ext.layout.partition import even_edges, layer_weights
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
-from omnibal_ext.layout.tables import COLUMNS, KIND_OF_WAY, WAYS, WHOLE
+from omnibal_ext.layout.tables import KIND_OF_WAY, WHOLE
 
 from .instances import make_profile, random_problem
 
@@ -62,39 +61,6 @@ def test_fewest_that_fit_is_the_fewest_of_all_for_one_stage_a_rank(seed: int) ->
         assert all(
             problem.rank_bytes(rank, held[[rank]], np.array([counts])) > problem.memory_bytes for counts in better
         )
-
-
-@given(st.integers(0, 10**6))
-def test_promised_bytes_are_those_of_the_simulator_at_full_packs(seed: int) -> None:
-    problem = random_problem(seed, chunks=1, packs=None)
-    problem = replace(problem, packs=None)
-    edges = even_edges(layer_weights(problem, "layers"), problem.stages)
-    try:
-        layout = fewest_that_fit(problem, edges)
-    except UserError:
-        return
-    assert problem.simulate(layout).peak_bytes.tolist() == pytest.approx(problem.stage_peak_bytes(layout))
-
-
-@given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe", "zb_h1"]))
-def test_promised_bytes_are_never_below_those_of_any_schedule_and_chunks(seed: int, schedule: str) -> None:
-    problem = replace(random_problem(seed, schedule_name=schedule), packs=None, memory_bytes=np.inf)
-    edges = even_edges(layer_weights(problem, "layers"), problem.stages)
-    kept, again = fewest_that_fit(problem, edges), recompute_all(problem, edges)
-    assert problem.simulate(kept).peak_bytes.tolist() == pytest.approx(problem.stage_peak_bytes(kept))
-    promised = np.array(problem.stage_peak_bytes(again))
-    assert (problem.simulate(again).peak_bytes <= promised * (1 + 1e-9)).all()
-
-
-@given(st.integers(0, 10**6), st.sampled_from(["1f1b", "zb_h1"]), st.integers(0, 10**6))
-def test_the_quick_answer_whether_a_stage_fits_is_the_exact_one(seed: int, schedule: str, pick: int) -> None:
-    random, problem = np.random.default_rng(pick), random_problem(seed, schedule_name=schedule, chunks=1)
-    held = random.integers(0, 4, COLUMNS)
-    whole = np.minimum(held[KIND_OF_WAY], random.integers(0, 4, len(WAYS))) * WHOLE
-    again = whole + np.minimum(held[KIND_OF_WAY] - np.tile(whole[WHOLE], 2), random.integers(0, 4, len(WAYS))) * ~WHOLE
-    needed = problem.rank_bytes(0, held[None], again[None])
-    assert fits(replace(problem, memory_bytes=needed * 1.000001).stage_bytes[0], held, again)
-    assert not fits(replace(problem, memory_bytes=needed * 0.999999).stage_bytes[0], held, again)
 
 
 def test_a_shortfall_names_stage_bytes_and_remedy() -> None:

@@ -81,15 +81,9 @@ def train(stage: Stage) -> list[float]:
     tokens = ODD.image_tokens_per_tile
     ids = torch.randint(0, 500, (30,), generator=generator)
     batch = Microbatch(
-        tiles=2,
-        lengths=(20, 10),
-        samples=2,
-        useful_tokens=30,
-        pixels=torch.randn(2, 3, 32, 32, generator=generator),
-        input_ids=ids,
-        image_positions=torch.arange(2 * tokens),
-        labels=torch.roll(ids, -1),
-    )
+        tiles=2, lengths=(20, 10), samples=2, useful_tokens=30, pixels=torch.randn(2, 3, 32, 32, generator=generator),
+        input_ids=ids, image_positions=torch.arange(2 * tokens), labels=torch.roll(ids, -1),
+    )  # fmt: skip
     optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-3, weight_decay=0.1)
     losses = []
     for _ in range(STEPS):

@@ -21,7 +21,9 @@ def graphs(*words: str) -> list[int]:
 
 
 @pytest.mark.starts
-@pytest.mark.parametrize(("model", "most", "of_one_tile"), [("small", 13, 0), ("gemma", 20, 4)])
+@pytest.mark.parametrize(
+    ("model", "most", "of_one_tile"), [("small", 13, 0), pytest.param("gemma", 20, 4, marks=pytest.mark.long)]
+)
 def test_the_first_pack_compiles_for_all(model: str, most: int, of_one_tile: int) -> None:
     """Seven functions of the first model, with gradients and, where layers are computed again, without; torch by itself
     compiles 27. The other has norms of many forms: of one function more than torch by itself would compile."""

@@ -101,17 +101,13 @@ def apart(pack: Microbatch) -> list[Microbatch]:
     rows = {name: getattr(pack, name).split(pack.lengths) for name in ("input_ids", "labels", "loss_mask")}
     return [
         replace(
-            pack,
-            lengths=(length,),
-            samples=1,
-            useful_tokens=length,
+            pack, lengths=(length,), samples=1, useful_tokens=length,
             supervised=rows["loss_mask"][number].nonzero().squeeze(1),
-            segment_ids=torch.zeros(length, dtype=torch.long),
-            targets=pack.targets[number : number + 1],
+            segment_ids=torch.zeros(length, dtype=torch.long), targets=pack.targets[number : number + 1],
             **{name: parts[number] for name, parts in rows.items()},
         )
         for number, length in enumerate(pack.lengths)
-    ]
+    ]  # fmt: skip
 
 
 def test_balance_is_scaled_as_the_loss(inputs: TrainingInputs) -> None:

@@ -172,12 +172,9 @@ def generators() -> list[object]:
     tracker = tensor_parallel.get_cuda_rng_tracker()
     states = {name: state.tolist() for name, state in tracker.get_states().items()}
     return [
-        torch.get_rng_state().tolist(),
-        torch.cuda.get_rng_state().tolist(),
-        states,
-        random.getstate(),
+        torch.get_rng_state().tolist(), torch.cuda.get_rng_state().tolist(), states, random.getstate(),
         np.random.get_state()[1].tolist(),
-    ]
+    ]  # fmt: skip
 
 
 def test_copies_of_a_tied_weight_start_alike(inputs: TrainingInputs, drawn_on: str) -> None:

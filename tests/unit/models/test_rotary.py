@@ -17,13 +17,9 @@ LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 
 YARN = RopeScaling("yarn", 4.0, 1.0, 32.0, 4096)
 SCALINGS = [
-    None,
-    RopeScaling("linear", 2.5),
-    LLAMA3,
-    replace(LLAMA3, factor=32.0),
-    YARN,
+    None, RopeScaling("linear", 2.5), LLAMA3, replace(LLAMA3, factor=32.0), YARN,
     replace(YARN, low_frequency_factor=2.0, high_frequency_factor=8.0, original_positions=16, whole_dimensions=False),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)

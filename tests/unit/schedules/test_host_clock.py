@@ -41,7 +41,7 @@ def kernel_by_kernel(schedule: list, costs: StageCosts, ranks_of: tuple[int, ...
     return max(devices)
 
 
-@pytest.mark.parametrize("times", [0.0, 0.5, 0.9, 1.0, 1.5, 3.0])
+@pytest.mark.parametrize("times", [0.0, 0.9, 1.0, 3.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_step_is_predicted_whether_hosts_or_devices_set_the_pace(times: float, seed: int) -> None:
     """To 2%, host seconds of 0 to 3 times the device's, packs that differ, backwards that are asked for quickly."""

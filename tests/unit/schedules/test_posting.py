@@ -20,27 +20,13 @@ from tests.unit.drawn import drawn_lists, drawn_parts, placements
 def test_every_schedule_ends_though_each_rank_waits_at_every_step_for_all_it_has_posted(
     name: str, ranks: int, microbatches: int, chunks: int
 ) -> None:
-    placement = placement_of(name, ranks, chunks)
-    postings = with_posts(build_schedule(name, ranks, microbatches, chunks), microbatches, placement)
-    assert ends_when_everything_blocks(postings, placement)
-
-
-@given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 6), st.integers(1, 13), st.integers(1, 4))
-def test_evaluation_which_runs_only_the_forwards_ends_too(
-    name: str, ranks: int, microbatches: int, chunks: int
-) -> None:
-    placement = placement_of(name, ranks, chunks)
-    postings = with_posts(build_schedule(name, ranks, microbatches, chunks), microbatches, placement)
-    forwards = [[item for item in items if item.kind == "F"] for items in postings]
-    assert ends_when_everything_blocks(forwards, placement)
-
-
-@given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 6), st.integers(1, 13), st.integers(1, 4))
-def test_the_order_of_actions_stays_and_each_tensor_from_elsewhere_is_posted_once_before_its_action(
-    name: str, ranks: int, microbatches: int, chunks: int
-) -> None:
+    """So does an evaluation, which runs only the forwards. Actions stay in order, and each tensor from elsewhere is
+    posted once, before its action."""
     schedule, placement = build_schedule(name, ranks, microbatches, chunks), placement_of(name, ranks, chunks)
-    for rank, items in enumerate(with_posts(schedule, microbatches, placement)):
+    postings = with_posts(schedule, microbatches, placement)
+    assert ends_when_everything_blocks(postings, placement)
+    assert ends_when_everything_blocks([[item for item in items if item.kind == "F"] for items in postings], placement)
+    for rank, items in enumerate(postings):
         assert [item for item in items if isinstance(item, Action)] == schedule[rank]
         posts = [item.action for item in items if isinstance(item, Post)]
         assert sorted(map(str, posts)) == sorted(str(a) for a in schedule[rank] if takes(a, rank, placement))

@@ -35,14 +35,10 @@ def drawn(
         random.uniform(0, 3, shape[0]), random.uniform(0, 1, shape[0]),
     )  # fmt: skip
     encoding = Encoding(
-        random.uniform(0.1, 2.0, (2, ranks, microbatches)),
-        random.uniform(0, 1, microbatches),
-        random.uniform(0, 2, (ranks, microbatches)),
-        random.uniform(0, 2, (ranks, microbatches)),
-        random.uniform(0, 2, microbatches),
-        random.uniform(0, 3, ranks),
-        random.uniform(0, 1, ranks),
-    )
+        random.uniform(0.1, 2.0, (2, ranks, microbatches)), random.uniform(0, 1, microbatches),
+        random.uniform(0, 2, (ranks, microbatches)), random.uniform(0, 2, (ranks, microbatches)),
+        random.uniform(0, 2, microbatches), random.uniform(0, 3, ranks), random.uniform(0, 1, ranks),
+    )  # fmt: skip
     return lists, placement, beside, costs, encoding
 
 

@@ -23,18 +23,11 @@ class DelayedScaling(Recipe):
     """Scales from the largest numbers of passes before."""
 
     def __init__(
-        self,
-        margin: int = 0,
-        fp8_format: Format = Format.HYBRID,
-        amax_history_len: int = 1024,
-        amax_compute_algo: str = "max",
-        scaling_factor_compute_algo: Any = None,
+        self, margin: int = 0, fp8_format: Format = Format.HYBRID, amax_history_len: int = 1024,
+        amax_compute_algo: str = "max", scaling_factor_compute_algo: Any = None,
         override_linear_precision: tuple[bool, bool, bool] = (False, False, False),
-        reduce_amax: bool = True,
-        fp8_dpa: bool = False,
-        fp8_mha: bool = False,
-        **ignored: Any,
-    ) -> None:
+        reduce_amax: bool = True, fp8_dpa: bool = False, fp8_mha: bool = False, **ignored: Any,
+    ) -> None:  # fmt: skip
         self.fp8_format = fp8_format
 
 

@@ -7,14 +7,6 @@ from transformer_engine.pytorch.module.linear import GroupedLinear, LayerNormLin
 from transformer_engine.pytorch.module.norms import LayerNorm, RMSNorm
 
 __all__ = [
-    "DotProductAttention",
-    "GroupedLinear",
-    "LayerNorm",
-    "LayerNormLinear",
-    "LayerNormMLP",
-    "Linear",
-    "RMSNorm",
-    "distributed",
-    "fp8_autocast",
-    "fp8_model_init",
-]
+    "DotProductAttention", "GroupedLinear", "LayerNorm", "LayerNormLinear", "LayerNormMLP", "Linear", "RMSNorm",
+    "distributed", "fp8_autocast", "fp8_model_init",
+]  # fmt: skip

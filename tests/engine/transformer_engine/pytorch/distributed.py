@@ -34,13 +34,9 @@ def get_all_rng_states() -> dict[str, Any]:
 
 
 def checkpoint(
-    function: Callable[..., Any],
-    *args: Any,
-    distribute_saved_activations: bool = False,
-    get_rng_state_tracker: Callable[[], Any] | None = None,
-    tp_group: Any = None,
-    **kwargs: Any,
-) -> Any:
+    function: Callable[..., Any], *args: Any, distribute_saved_activations: bool = False,
+    get_rng_state_tracker: Callable[[], Any] | None = None, tp_group: Any = None, **kwargs: Any,
+) -> Any:  # fmt: skip
     """Keep nothing of what the function computes, and compute it again, in eight bits if it was."""
     eight_bits, recipe = FP8GlobalStateManager.is_fp8_enabled(), FP8GlobalStateManager.get_fp8_recipe()
 

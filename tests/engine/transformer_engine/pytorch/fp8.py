@@ -31,11 +31,7 @@ class FP8GlobalStateManager:
 
 @contextmanager
 def fp8_autocast(
-    enabled: bool = True,
-    calibrating: bool = False,
-    fp8_recipe: Any = None,
-    fp8_group: Any = None,
-    _graph: bool = False,
+    enabled: bool = True, calibrating: bool = False, fp8_recipe: Any = None, fp8_group: Any = None, _graph: bool = False
 ) -> Iterator[None]:
     state, before = FP8GlobalStateManager, (FP8GlobalStateManager.FP8_ENABLED, FP8GlobalStateManager.FP8_RECIPE)
     state.FP8_ENABLED, state.FP8_RECIPE = enabled, fp8_recipe

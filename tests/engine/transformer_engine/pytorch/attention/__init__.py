@@ -11,28 +11,14 @@ class DotProductAttention(torch.nn.Module):
     """No weights."""
 
     def __init__(
-        self,
-        num_attention_heads: int,
-        kv_channels: int | tuple[int, int],
-        num_gqa_groups: int | None = None,
-        attention_dropout: float = 0.0,
-        qkv_format: str = "sbhd",
-        attn_mask_type: str = "causal",
-        window_size: tuple[int, int] | None = None,
-        sequence_parallel: bool = False,
-        tp_size: int = 1,
-        get_rng_state_tracker: Any = None,
-        tp_group: Any = None,
-        layer_number: int | None = None,
-        attention_type: str = "self",
-        cp_group: Any = None,
-        cp_global_ranks: Any = None,
-        cp_stream: Any = None,
-        cp_comm_type: str = "p2p",
-        softmax_scale: float | None = None,
-        softmax_type: str = "vanilla",
+        self, num_attention_heads: int, kv_channels: int | tuple[int, int], num_gqa_groups: int | None = None,
+        attention_dropout: float = 0.0, qkv_format: str = "sbhd", attn_mask_type: str = "causal",
+        window_size: tuple[int, int] | None = None, sequence_parallel: bool = False, tp_size: int = 1,
+        get_rng_state_tracker: Any = None, tp_group: Any = None, layer_number: int | None = None,
+        attention_type: str = "self", cp_group: Any = None, cp_global_ranks: Any = None, cp_stream: Any = None,
+        cp_comm_type: str = "p2p", softmax_scale: float | None = None, softmax_type: str = "vanilla",
         return_max_logit: bool | None = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         assert attention_dropout == 0.0
         self.qkv_format, self.attn_mask_type = qkv_format, attn_mask_type
@@ -40,30 +26,15 @@ class DotProductAttention(torch.nn.Module):
         self.width, self.scale = kv_channels, softmax_scale
 
     def forward(
-        self,
-        query_layer: Tensor,
-        key_layer: Tensor,
-        value_layer: Tensor,
-        attention_mask: Tensor | None = None,
-        qkv_format: str | None = None,
-        cu_seqlens_q: Tensor | None = None,
-        cu_seqlens_kv: Tensor | None = None,
-        cu_seqlens_q_padded: Tensor | None = None,
-        cu_seqlens_kv_padded: Tensor | None = None,
-        max_seqlen_q: int | None = None,
-        max_seqlen_kv: int | None = None,
-        attn_mask_type: str | None = None,
-        window_size: tuple[int, int] | None = None,
-        checkpoint_core_attention: bool = False,
-        core_attention_bias_type: str = "no_bias",
-        core_attention_bias: Tensor | None = None,
-        alibi_slopes: Tensor | None = None,
-        fast_zero_fill: bool = True,
-        inference_params: Any = None,
-        pad_between_seqs: bool | None = None,
-        fp8_output: bool | None = False,
-        num_splits: int | None = 1,
-    ) -> Tensor:
+        self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor, attention_mask: Tensor | None = None,
+        qkv_format: str | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_kv: Tensor | None = None,
+        cu_seqlens_q_padded: Tensor | None = None, cu_seqlens_kv_padded: Tensor | None = None,
+        max_seqlen_q: int | None = None, max_seqlen_kv: int | None = None, attn_mask_type: str | None = None,
+        window_size: tuple[int, int] | None = None, checkpoint_core_attention: bool = False,
+        core_attention_bias_type: str = "no_bias", core_attention_bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None, fast_zero_fill: bool = True, inference_params: Any = None,
+        pad_between_seqs: bool | None = None, fp8_output: bool | None = False, num_splits: int | None = 1,
+    ) -> Tensor:  # fmt: skip
         """[s, b, heads, d] -> [s, b, heads * d], or [T, heads, d] -> [T, heads * d]."""
         layout, mask = qkv_format or self.qkv_format, attn_mask_type or self.attn_mask_type
         assert query_layer.shape[-2:] == (self.heads, self.width), (query_layer.shape, self.heads, self.width)

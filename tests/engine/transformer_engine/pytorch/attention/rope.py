@@ -26,16 +26,10 @@ def _rotated(tensor: Tensor, freqs: Tensor) -> Tensor:
 
 
 def apply_rotary_pos_emb(
-    t: Tensor,
-    freqs: Tensor,
-    tensor_format: str = "sbhd",
-    start_positions: Tensor | None = None,
-    interleaved: bool = False,
-    fused: bool = False,
-    cu_seqlens: Tensor | None = None,
-    cp_size: int = 1,
+    t: Tensor, freqs: Tensor, tensor_format: str = "sbhd", start_positions: Tensor | None = None,
+    interleaved: bool = False, fused: bool = False, cu_seqlens: Tensor | None = None, cp_size: int = 1,
     cp_rank: int = 0,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     assert (tensor_format, fused, interleaved, cu_seqlens) == ("sbhd", True, False, None)
     assert freqs.dtype == torch.float32
     assert freqs.shape == (len(t), 1, 1, t.shape[-1])

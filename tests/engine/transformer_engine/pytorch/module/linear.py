@@ -109,33 +109,16 @@ class Linear(_Parallel):
     """As published."""
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        sequence_parallel: bool = False,
-        fuse_wgrad_accumulation: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Callable[[], Any] | None = None,
-        rng_tracker_name: str | None = None,
-        init_method: Callable[[Tensor], Any] | None = None,
-        bias: bool = True,
-        return_bias: bool = False,
-        params_dtype: torch.dtype | None = None,
-        parallel_mode: str | None = None,
-        parameters_split: Any = None,
-        device: Any = "cuda",
-        ub_overlap_ag: bool = False,
-        ub_overlap_rs: bool = False,
-        ub_overlap_rs_dgrad: bool = False,
-        ub_bulk_dgrad: bool = False,
-        ub_bulk_wgrad: bool = False,
-        ub_name: str | None = None,
-        delay_wgrad_compute: bool = False,
-        symmetric_ar_type: str | None = None,
-        save_original_input: bool = False,
-        name: str | None = None,
-    ) -> None:
+        self, in_features: int, out_features: int, sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False, tp_group: Any = None, tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None, rng_tracker_name: str | None = None,
+        init_method: Callable[[Tensor], Any] | None = None, bias: bool = True, return_bias: bool = False,
+        params_dtype: torch.dtype | None = None, parallel_mode: str | None = None, parameters_split: Any = None,
+        device: Any = "cuda", ub_overlap_ag: bool = False, ub_overlap_rs: bool = False,
+        ub_overlap_rs_dgrad: bool = False, ub_bulk_dgrad: bool = False, ub_bulk_wgrad: bool = False,
+        ub_name: str | None = None, delay_wgrad_compute: bool = False, symmetric_ar_type: str | None = None,
+        save_original_input: bool = False, name: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.start(delay_wgrad_compute, fuse_wgrad_accumulation, bias)
         self.return_bias, self.save_original_input = return_bias, save_original_input
@@ -150,36 +133,17 @@ class LayerNormLinear(_Parallel):
     """As published."""
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        eps: float = 1e-5,
-        sequence_parallel: bool = False,
-        fuse_wgrad_accumulation: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Callable[[], Any] | None = None,
-        init_method: Callable[[Tensor], Any] | None = None,
-        bias: bool = True,
-        normalization: str = "LayerNorm",
-        return_bias: bool = False,
-        params_dtype: torch.dtype | None = None,
-        parallel_mode: str | None = None,
-        return_layernorm_output: bool = False,
-        return_layernorm_output_gathered: bool = False,
-        parameters_split: Any = None,
-        zero_centered_gamma: bool = False,
-        device: Any = "cuda",
-        ub_overlap_ag: bool = False,
-        ub_overlap_rs: bool = False,
-        ub_overlap_rs_dgrad: bool = False,
-        ub_bulk_wgrad: bool = False,
-        ub_bulk_dgrad: bool = False,
-        ub_name: str | None = None,
-        delay_wgrad_compute: bool = False,
-        symmetric_ar_type: str | None = None,
-        name: str | None = None,
-    ) -> None:
+        self, in_features: int, out_features: int, eps: float = 1e-5, sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False, tp_group: Any = None, tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None, init_method: Callable[[Tensor], Any] | None = None,
+        bias: bool = True, normalization: str = "LayerNorm", return_bias: bool = False,
+        params_dtype: torch.dtype | None = None, parallel_mode: str | None = None,
+        return_layernorm_output: bool = False, return_layernorm_output_gathered: bool = False,
+        parameters_split: Any = None, zero_centered_gamma: bool = False, device: Any = "cuda",
+        ub_overlap_ag: bool = False, ub_overlap_rs: bool = False, ub_overlap_rs_dgrad: bool = False,
+        ub_bulk_wgrad: bool = False, ub_bulk_dgrad: bool = False, ub_name: str | None = None,
+        delay_wgrad_compute: bool = False, symmetric_ar_type: str | None = None, name: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         assert parallel_mode == "column"
         assert normalization in ("LayerNorm", "RMSNorm")

@@ -52,15 +52,9 @@ def _backward(
 
 class _Norm(torch.nn.Module):
     def __init__(
-        self,
-        normalized_shape: int,
-        eps: float = 1e-5,
-        sequence_parallel: bool = False,
-        zero_centered_gamma: bool = False,
-        params_dtype: torch.dtype | None = None,
-        device: Any = "cuda",
-        **_: Any,
-    ) -> None:
+        self, normalized_shape: int, eps: float = 1e-5, sequence_parallel: bool = False,
+        zero_centered_gamma: bool = False, params_dtype: torch.dtype | None = None, device: Any = "cuda", **_: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.eps, self.offset = eps, float(zero_centered_gamma)
         first = torch.full((normalized_shape,), 1 - self.offset, dtype=params_dtype, device=device)
