@@ -15,10 +15,10 @@ PAGE = ROOT / "docs/api.md"
 WIDTH = 120
 HEAD = """# Reference
 
-What may be imported: `omnibal_ext` needs numpy and numba alone, `megatron.vlm` torch and megatron-core. Names with an
-underscore in front, and modules that are not here, may change with any version. Made of the docstrings by
-`python -m tests.reference`; the pages that explain are [packing.md](packing.md), [loops.md](loops.md),
-[streams.md](streams.md), [planning.md](planning.md) and [models.md](models.md).
+For those who import the packages: `omnibal_ext` needs numpy and numba only, `megatron.vlm` torch and megatron-core.
+Names that begin with an underscore, and modules that are not here, may change with any version. Explained in
+[packing.md](packing.md), [loops.md](loops.md), [streams.md](streams.md), [planning.md](planning.md) and
+[models.md](models.md); generated from docstrings by `python -m tests.reference`.
 """
 ROOMS = {
     "Samples to packs": (
@@ -31,7 +31,7 @@ ROOMS = {
         "omnibal_ext.packing.index.summary",
     ),
     "Packs to batches": ("megatron.vlm.data.dataset", "megatron.vlm.hf.packs", "megatron.vlm.data.batches"),
-    "Batches that nobody packed": (
+    "Batches that are not packed": (
         "omnibal_ext.rebalance.phases",
         "omnibal_ext.rebalance.plan",
         "omnibal_ext.rebalance.nodes",

@@ -48,11 +48,19 @@ def sources(program: str) -> str:
     return text + "".join(path.read_text() for path in paths if path.exists())
 
 
+def titles(path: Path) -> set[str]:
+    """What links to a document's titles are called: lower case, without punctuation, spaces as hyphens."""
+    found = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in found}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text()):
-        if "://" not in target:
-            assert (path.parent / target).exists(), f"{path.name}: {target}"
+    for name, title in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", path.read_text()):
+        if "://" not in name:
+            target = path.parent / name if name else path
+            assert target.exists(), f"{path.name}: {name}"
+            assert not title or title in titles(target), f"{path.name}: {name}#{title}"
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *PROGRAMS], ids=lambda path: path.name)

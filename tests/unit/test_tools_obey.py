@@ -184,7 +184,7 @@ def test_every_flag_of_the_choice_of_budgets_reaches_it(name: str, monkeypatch: 
 
 def test_chosen_budgets_are_packed_with_and_given_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     corpus: Any = SimpleNamespace(sizes=SIZES)
-    trial = budgets.Trial(11, 222, 1.0, 0.0, 4.0)
+    trial = budgets.BudgetTrial(11, 222, 1.0, 0.0, 4.0)
     monkeypatch.setattr(pack_data, "choose_budgets", lambda *_, **__: (trial, [trial]))
     for words, wanted in (
         ([], (11, 222)),

@@ -12,15 +12,16 @@ from omnibal_ext.flags import shown, written_with_dashes
 
 HEAD = """# Flags of Megatron
 
-Printed by `python -m megatron.vlm.flags > docs/flags.md`. What stands in the first three lists may be given; every
-other flag of megatron-core's parser is refused. All that is refused of a command line is said together, a line each;
-`python -m megatron.vlm.pretrain --help` explains the flags that may be given, and our own."""
+For those who bring a Megatron-LM command line: which of its flags work here. Flags in the first three lists may be
+given; every other flag of megatron-core's parser is refused, all of a command line together, a line each.
+`python -m megatron.vlm.pretrain --help` explains the flags that may be given, and our own. This page is printed by
+`python -m megatron.vlm.flags > docs/flags.md`."""
 SECTIONS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
-    ("Obeyed", "It does what Megatron says; the test named shows it.", "shown by", OBEYED),
-    ("Set", "The value that is set is accepted, another one is refused.", "by what, and what to change", SET),
-    ("Untested", "Megatron's own, which our parts do not touch and our tests do not run: passed on, said in the log.",
+    ("Obeyed", "These do what Megatron says; the named test shows it.", "shown by", OBEYED),
+    ("Set", "The value that is set is accepted; another one is refused.", "by what, and what to change", SET),
+    ("Untested", "Megatron's own, not touched by our code and not run by our tests: passed on, and named in the log.",
      "what it is about", UNTESTED),
-    ("Refused", "All others. These (`*`: anything) are told what to do instead, the rest what is nearest.",
+    ("Refused", "All others. For these (`*`: anything) the line says what to do instead, else the nearest flag.",
      "instead", INSTEAD),
 )  # fmt: skip
 
@@ -38,13 +39,13 @@ def _lines() -> Iterator[str]:
     for title, what, column, table in SECTIONS:
         yield from ("", f"## {title}", "", what, "", f"| flags | {column} |", "|---|---|")
         yield from (f"| {_written(flags, options)} | {_said(reason)} |" for reason, flags in table.items())
-    yield from ("", "## Numbers", "", "Those that each flag takes, our own beside Megatron's; all others are refused.")
+    yield from ("", "## Numbers", "", "What each flag takes, ours and Megatron's; other numbers are refused.")
     yield from ("", "| from, to | flags |", "|---|---|")
     taken: defaultdict[str, list[str]] = defaultdict(list)
     for numbers in NUMBERS:
         taken[numbers.interval].append(numbers.names)
     yield from (f"| {interval} | {_written(' '.join(names), options)} |" for interval, names in taken.items())
-    yield from ("", "## Needs", "", "What else must hold for a flag to be obeyed; without it the flag is refused.")
+    yield from ("", "## Needs", "", "What a flag needs to have an effect; without it the flag is refused.")
     yield from ("", "| flags | what they need |", "|---|---|")
     yield from (f"| {_written(need.names, options)} | {need.needs} |" for need in NEEDS)
 
