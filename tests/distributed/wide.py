@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.vlm.data.sharing import share_of, with_filler
+from megatron.vlm.data.pack_shard import shard_of, with_filler
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
@@ -103,7 +103,7 @@ def part(
         makers = np.random.default_rng(pack).integers(0, width, len(units))  # whatever they are
     own = makers.repeat(units) == place
     each = 1 / model.least_tiles if whole.grids else model.image_tokens_per_tile
-    share = share_of(replace(whole, pixels=None), spans, makers.repeat((units * each).astype(int)), place)
+    share = shard_of(replace(whole, pixels=None), spans, makers.repeat((units * each).astype(int)), place)
     grids = tuple(grid for grid, maker in zip(whole.grids, makers, strict=False) if maker == place)
     return replace(share, tiles=int(own.sum()), pixels=whole.pixels[torch.from_numpy(own)], grids=grids)
 

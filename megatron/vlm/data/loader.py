@@ -23,7 +23,7 @@ from megatron.vlm.data.media.anyres import order_tensors
 from megatron.vlm.data.media.tiles import FRAMES
 from megatron.vlm.data.media.videos import join_tiles
 from megatron.vlm.data.pack_images import PackImages, SampleTiles
-from megatron.vlm.data.sharing import share_of, with_filler
+from megatron.vlm.data.pack_shard import shard_of, with_filler
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.architectures.language import LanguageArchitecture
@@ -70,7 +70,7 @@ class PackDataset(Dataset):
         """T is padded to a multiple of `sequence_multiple` (`microbatch.sequence_multiple`).
 
         `decodes`: if false, another rank broadcasts the pixels, and a meta tensor has their shape. `rank`: the
-        data-parallel rank, which decides its share of a wide pack.
+        data-parallel rank, which decides its shard of a wide pack.
 
         Raises UserError if the index was made from another dataset, or is damaged.
         """
@@ -90,7 +90,7 @@ class PackDataset(Dataset):
         samples = self.index.samples(pack) if pack >= 0 else np.empty(0, dtype=np.int64)
         real = [int(self.data.sizes.tokens[sample]) for sample in samples]
         if pack >= 0 and (width := self.index.width(pack)) > 1:
-            return self._share(pack, samples, real, width)
+            return self._shard(pack, samples, real, width)
         longest = max(real, default=0)
         lengths = [longest] * len(real) if self.index.pad else list(real)
         if filler := -sum(lengths) % self.sequence_multiple if lengths else self.sequence_multiple:
@@ -100,17 +100,17 @@ class PackDataset(Dataset):
         pixels, broken = self._pixels([SampleTiles(sample, None, count) for sample, count in shown])
         return replace(self._pack(pack, samples, real, lengths, self.needs.targets), pixels=pixels, broken=broken)
 
-    def _share(self, pack: int, samples: np.ndarray, real: list[int], width: int) -> Microbatch:
-        """This rank's share of a pack that a team of `width` ranks runs."""
+    def _shard(self, pack: int, samples: np.ndarray, real: list[int], width: int) -> Microbatch:
+        """This rank's shard of a pack that a team of `width` ranks runs."""
         place, steps = self.rank % width, PackImages.of(self.data, samples)
         lengths, spans = with_filler(shard_tokens(real, width, self.sequence_multiple), real, self.sequence_multiple)
         makers = np.array(assign_units(steps.tiles.tolist(), pack, tuple(range(width)), 1), np.int64)
         own = steps.subset(makers == place)
         entire = self._pack(pack, samples, real, list(lengths), self.needs.targets or self.needs.labels)
-        share = share_of(entire, spans, makers.repeat(steps.features), place)
+        shard = shard_of(entire, spans, makers.repeat(steps.features), place)
         pixels, broken = self._pixels(own.tiles_to_read)
         grids = own.grids if self.data.rule.native else ()
-        return replace(share, tiles=int(own.tiles.sum()), grids=grids, pixels=pixels, broken=broken)
+        return replace(shard, tiles=int(own.tiles.sum()), grids=grids, pixels=pixels, broken=broken)
 
     def _pack(
         self, pack: int, samples: np.ndarray, real: list[int], lengths: list[int], tells_targets: bool

@@ -19,7 +19,7 @@ from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.tower_encoding import EncoderRank
 from tests.unit.data.clips import TURNS, noise, write_frames
 from tests.unit.data.test_loader import ALL, dataset, pack_of  # noqa: F401 (a fixture)
-from tests.unit.data.test_sharing import as_film
+from tests.unit.data.test_pack_shard import as_film
 from tests.unit.data.test_videos import made
 from tests.unit.preprocessing.test_processors import written_tokenizer
 

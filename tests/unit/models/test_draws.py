@@ -7,10 +7,10 @@ import torch
 from megatron.core import tensor_parallel
 from megatron.core.tensor_parallel import random
 
-from megatron.vlm.data.sharing import share_of
+from megatron.vlm.data.pack_shard import shard_of
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.draws import begin_draws
-from tests.unit.data.test_sharing import drawn as wide_pack
+from tests.unit.data.test_pack_shard import drawn as wide_pack
 
 SEEDS, ITERATIONS, PACKS, LINKS, TENSOR = (1, 2), (1, 2), (-1, 0, 1), (0, 1), (0, 1)
 
@@ -48,7 +48,7 @@ def test_ranks_of_a_team_draw_for_tokens_of_their_own() -> None:
     pack, spans, makers, width = wide_pack(0, False)
     drawn = set()
     for place in range(width):
-        begin_draws(1, share_of(pack, spans, makers, place), 0)
+        begin_draws(1, shard_of(pack, spans, makers, place), 0)
         drawn.add(torch.rand(1).item())
     assert len(drawn) == width >= 2
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from megatron.vlm.data import dataset as reading
 from megatron.vlm.data.loader import Needs, PackDataset, samples_before
-from megatron.vlm.data.sharing import share_of, with_filler
+from megatron.vlm.data.pack_shard import shard_of, with_filler
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.packing.build import build_index
@@ -61,7 +61,7 @@ def drawn(seed: int, joined: bool) -> tuple[Microbatch, list, np.ndarray, int]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_places_hold_every_token_once(seed: int) -> None:
     pack, spans, makers, width = drawn(seed, joined=False)
-    shares = [share_of(pack, spans, makers, place) for place in range(width)]
+    shares = [shard_of(pack, spans, makers, place) for place in range(width)]
     ids = torch.cat([share.input_ids for share in shares])
     assert sorted(ids.tolist()) == list(range(pack.tokens))
     for share in shares:
@@ -85,7 +85,7 @@ def test_places_hold_every_token_once(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rows_of_cut_samples_meet_in_order(seed: int) -> None:
     pack, spans, makers, width = drawn(seed, joined=False)
-    shares = [share_of(pack, spans, makers, place) for place in range(width)]
+    shares = [shard_of(pack, spans, makers, place) for place in range(width)]
     cut = shares[0].shard.split
     arrived = torch.cat([share.input_ids[:rows] for share, rows in zip(shares, cut.rows, strict=True)])
     wanted = [torch.arange(pack.tokens)[pack.segment_ids == number] for number in cut.samples]
@@ -100,7 +100,7 @@ def test_rows_of_cut_samples_meet_in_order(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_features_come_to_the_tokens_that_show_them(seed: int, joined: bool) -> None:
     pack, spans, makers, width = drawn(seed, joined)
-    shares = [share_of(pack, spans, makers, place) for place in range(width)]
+    shares = [shard_of(pack, spans, makers, place) for place in range(width)]
     made = [torch.from_numpy(np.flatnonzero(makers == place)) for place in range(width)]
     routes = [share.shard.features for share in shares]
     sent = [features[route.send_rows].split(route.send_counts) for features, route in zip(made, routes, strict=True)]

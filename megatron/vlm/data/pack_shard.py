@@ -1,10 +1,10 @@
-"""A wide pack, which a team of ranks runs together: from the entire pack to the share of one rank.
+"""A wide pack, which a team of ranks runs together: from the entire pack to the shard of one rank.
 
     pack of width 2      a a a a a | b b | c c c | f      images of a: A0 A1, of c: C0
     place 0              a a a a | b b                    makes A0, takes what its tokens show
     place 1              a | c c c | f                    makes A1 and C0
 
-`omnibal_ext.packing.shards` assigns tokens to ranks, `omnibal_ext.image_assignment` images. A share has the spans of
+`omnibal_ext.packing.shards` assigns tokens to ranks, `omnibal_ext.image_assignment` images. A shard has the spans of
 cut samples first, then entire samples, then padding.
 """
 
@@ -23,22 +23,22 @@ from omnibal_ext.packing.shards import PackShards, TokenSpan
 
 
 def with_filler(
-    shares: PackShards, lengths: Sequence[int], multiple: int
+    shards: PackShards, lengths: Sequence[int], multiple: int
 ) -> tuple[tuple[int, ...], tuple[tuple[TokenSpan, ...], ...]]:
     """Segment lengths of a pack and spans of every place, with the padding of each place as one more segment.
 
     Every place gets at least `multiple` tokens.
     """
     filled, spans = list(lengths), []
-    for mine, tokens in zip(shares.spans, shares.tokens, strict=True):
+    for mine, tokens in zip(shards.spans, shards.tokens, strict=True):
         filler = max(tokens, multiple) - sum(span.end - span.begin for span in mine)
         spans.append((*mine, TokenSpan(len(filled), 0, filler)) if filler else mine)
         filled += [filler] if filler else []
     return tuple(filled), tuple(spans)
 
 
-def share_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Ints, place: int) -> Microbatch:
-    """The share of one place of a team, of a pack without pixels.
+def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Ints, place: int) -> Microbatch:
+    """The shard of one place of a team, of a pack without pixels.
 
     `spans`: the tokens of every place. `makers` [features]: the place that computes each image feature of the pack.
     """
@@ -46,7 +46,7 @@ def share_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Int
     cut, rows = _cut(pack.lengths, parts), [_rows(pack.lengths, mine) for mine in parts]
     asked, images = _tokens_of_images(pack, rows, place)
     numbers, begins, ends = zip(*parts[place], strict=True)
-    share = PackShard(
+    shard = PackShard(
         team_rank=place,
         width=len(parts),
         pack=_sizes_alone(pack),
@@ -64,9 +64,9 @@ def share_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Int
         samples=sum(begin == 0 for number, begin in zip(numbers, begins, strict=True) if number in real),
         useful_tokens=sum(real.values()),
         useful_squares=squares + sum(length**2 for length in cut.lengths) // len(parts),
-        segment_ids=None if pack.segment_ids is None else pack.segment_ids[share.rows],
-        shard=share,
-        **_text(pack, share.rows),
+        segment_ids=None if pack.segment_ids is None else pack.segment_ids[shard.rows],
+        shard=shard,
+        **_text(pack, shard.rows),
         **images,
     )
 
