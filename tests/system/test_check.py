@@ -87,10 +87,6 @@ def test_a_run_that_may_start_is_let_through(folder: Path, monkeypatch: pytest.M
     ("check", "changes", "words"),
     [
         ("weights", {"from_scratch": False}, "no weights to start from"),
-        ("weights", {"from_scratch": False, "load": "/nowhere"}, "/nowhere: no such folder"),
-        ("weights", {"from_scratch": False, "preset": "theirs", "plan": None}, "no weights to start from"),
-        ("weights", {"from_scratch": False, "first_weights": "data"}, "neither a checkpoint"),
-        ("weights", {"from_scratch": False, "first_weights": "theirs"}, "unlike --model tiny; leave --model out"),
         ("dataset", {"preset": "llava-1.5-7b", "plan": None}, "--tile-size 32, not 336, --tokens-per-tile 4, not 576"),
         ("dataset", {"data": "nowhere"}, "no such folder; give a dataset that tools/preprocess_data.py has made"),
         ("dataset", {"data": "demo"}, "is not a dataset: has no manifest.json; make one with tools/preprocess_data.py"),
@@ -99,29 +95,20 @@ def test_a_run_that_may_start_is_let_through(folder: Path, monkeypatch: pytest.M
         ("plan", {"plan": "other.json", **BY_PLAN}, "internvl-chat-1.5"),
         ("plan", {"plan": "lossy.json", **BY_PLAN}, "layer projector (id 5) is lost"),
         ("plan", {"freeze": "vit", **BY_PLAN}, "freeze"),
-        ("flags", {"eval_packs": "packs"}, "without --eval-data"),
         ("flags", {"eval_data": "data"}, "without --eval-packs"),
         ("packs", {"global_batch_size": 3}, "packs; give --global-batch-size 4, or pack again with tools/pack_data.py"),
-        ("packs", {"global_batch_size": 3}, "--micro-batches 3"),
         ("held-out packs", {"eval_data": "data", "eval_packs": "nowhere"}, "no such folder; give a packed index"),
         ("model", {"tensor_model_parallel_size": 3, "plan": None}, "3"),
-        ("checkpoints", {"save": "two.json"}, "is a file"),
     ],
 )
 def test_each_wrong_input_is_refused_by_the_check_that_is_about_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, check: str, changes: dict[str, Any], words: str
 ) -> None:
-    files = ("data", "packs", "eval_data", "eval_packs", "first_weights", "save", "plan")
+    files = ("data", "packs", "eval_data", "eval_packs", "plan")
     given = {name: folder / value if name in files and value else value for name, value in changes.items()}
-    if given.get("preset") == "theirs":
-        given["preset"] = folder / "theirs"
-    if "save" in given:
-        given["save_interval"] = 2
-    tensor = given.get("tensor_model_parallel_size", 1)
-    alone = given.get("plan", "two.json") is None
+    tensor, alone = given.get("tensor_model_parallel_size", 1), given.get("plan", "two.json") is None
     if alone:  # one rank, or one a tensor-parallel rank
         given["pipeline_model_parallel_size"] = 1
-    given["from"] = given.pop("first_weights", None)
     found = findings(folder, monkeypatch, ranks=tensor if alone else 2, **given)
     state, detail = found.get(check) or found["flags"]
     assert state == "refused"

@@ -136,13 +136,6 @@ def test_a_misnamed_field_does_not_end_with_exit_code_0(raw: Path, tmp_path: Pat
     assert json.loads(again.stdout)["rejected_by_reason"]["unsupported_field"] > 10
 
 
-def test_several_workers_write_the_same_bytes_as_one(raw: Path, tmp_path: Path) -> None:
-    preprocess(raw, tmp_path / "one")
-    preprocess(raw, tmp_path / "two", workers=2)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    assert not (tmp_path / "two.work").exists()
-
-
 def test_a_second_run_finds_the_work_done_and_another_recipe_is_refused(raw: Path, tmp_path: Path) -> None:
     first = preprocess(raw, tmp_path / "dataset")
     stamp = (tmp_path / "dataset" / "tokens.bin").stat().st_mtime_ns

@@ -45,10 +45,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
     ("flags", "words"),
     [
         (("--widths", "1,4", "--data-parallel-size", 6), ("--widths 1,4: 4 ranks must divide", "size 6", "leave that")),
-        (("--widths", "1,16"), ("--widths 1,16: 16 ranks must divide", "size 8", "use other ranks")),
-        (("--widths", "1,2,3"), ("3 must be a multiple of 2",)),
         (("--widths", "1,2", "--method", "random"), ("--method random pads", "use balanced")),
-        (("--widths", "1,2", "--method", "isf"), ("--method isf", "use balanced")),
         (("--widths", "1,2", "--oversize", "alone"), ("--oversize alone", "leave it out")),
         (
             ("--widths", "1,4", "--max-rejects", 0),
