@@ -174,10 +174,10 @@ def _parsed(parser: Parser, given: Namespace, refused: Sequence[str]) -> tuple[N
 
     Raises UserError with all that is refused already and what flags lack, or with what Megatron refuses.
     """
-    platform.mend_start()
-    platform.mend_distributed_optimizer()
-    platform.mend_gradient_norm()
-    platform.mend_momentum()
+    platform.patch_start()
+    platform.patch_distributed_optimizer()
+    platform.patch_gradient_norm()
+    platform.patch_momentum()
     with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
         args = parse_args(lambda _: parser)
         refuse([*refused, *missing_needs(given, args, parser)])

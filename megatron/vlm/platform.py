@@ -334,7 +334,7 @@ def _meet_on_own_devices() -> None:
 
 
 @cache
-def mend_start() -> None:
+def patch_start() -> None:
     """Let Megatron start from pip's wheel (megatron-core 0.19).
 
     Its first rank runs `make` for functions in C++ and ends the process where that fails: the wheel has what is made,
@@ -347,7 +347,7 @@ def mend_start() -> None:
 
 
 @cache
-def mend_gradient_norm() -> None:
+def patch_gradient_norm() -> None:
     """Let the norm of the gradients stay on the device without Apex or Transformer Engine (megatron-core 0.19).
 
     Core's own way brings the norm of each gradient to the host, which waits for every one.
@@ -392,7 +392,7 @@ def _count_steps() -> None:
 
 
 @cache
-def mend_distributed_optimizer() -> None:
+def patch_distributed_optimizer() -> None:
     """Let the distributed optimizer resume without Apex or Transformer Engine (megatron-core 0.19).
 
     1. Loading asks a fresh optimizer for its state, and torch's Adam has none before its first step: Megatron stops at
@@ -440,7 +440,7 @@ def mend_distributed_optimizer() -> None:
 
 
 @cache
-def mend_momentum() -> None:
+def patch_momentum() -> None:
     """Let SGD resume (megatron-core 0.19): loading wants the state that an optimizer starts from, and core makes none.
 
     A momentum of zeros becomes the first gradient, as does none.

@@ -41,7 +41,7 @@ MICROBATCHES = 4
 
 def main() -> None:
     what, path, *flags = sys.argv[1:]
-    platform.mend_distributed_optimizer()
+    platform.patch_distributed_optimizer()
     if what == "answers":
         harness.start(harness.SMALL, 1, 1, flags)
         found = {question: training.one_process(question) for question in QUESTIONS}

@@ -33,7 +33,7 @@ PACKS = "one of many"
 
 def main() -> None:
     what, names, path, *flags = sys.argv[1:]
-    platform.mend_distributed_optimizer()
+    platform.patch_distributed_optimizer()
     if what == "answers":
         harness.start(harness.SMALL, 1, 1, flags)
         found = {question: one_process(question) for question in questions(names.split(","))}

@@ -123,7 +123,7 @@ def test_what_works_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distrib_optimizer, "HAVE_APEX_OR_TE", True)
     monkeypatch.setattr(dataset_utils, "compile_helpers", compiles)
     monkeypatch.setattr(platform, "installed", lambda _: False)
-    for mend in (platform.mend_gradient_norm, platform.mend_distributed_optimizer, platform.mend_start):
+    for mend in (platform.patch_gradient_norm, platform.patch_distributed_optimizer, platform.patch_start):
         mend.__wrapped__()
     assert clip_grads.l2_norm_impl is norm
     assert optimizer.state_dict is before

@@ -130,7 +130,7 @@ def test_the_norm_of_gradients_is_core_s_and_asks_no_host(seed: int) -> None:
     from megatron.core import utils
     from megatron.core.optimizer import clip_grads
 
-    platform.mend_gradient_norm()
+    platform.patch_gradient_norm()
     ours = clip_grads.l2_norm_impl
     assert ours is not utils.local_multi_tensor_l2_norm
     generator = torch.Generator().manual_seed(seed)
@@ -159,7 +159,7 @@ def test_sgd_that_is_ready_to_load_a_state_steps_as_it_would(momentum: float) ->
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import FP32Optimizer
 
-    platform.mend_momentum()
+    platform.patch_momentum()
     ends = []
     for asked in (False, True):
         weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))

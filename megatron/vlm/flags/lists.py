@@ -63,7 +63,7 @@ SET = {
         "context_parallel_size",
     "the trainer: weights are cut over --tensor-model-parallel-size and stages alone":
         "tensor_parallel_num_weight_shards",
-    "the trainer: experts are cut as other perceptrons are, or dealt whole over --expert-model-parallel-size":
+    "the trainer: experts are cut as other perceptrons are, or distributed whole over --expert-model-parallel-size":
         "expert_tensor_parallel_size",
     "the trainer: routers are balanced sample by sample; --moe-aux-loss-coeff says how much":
         "moe_router_load_balancing_type",
