@@ -16,7 +16,8 @@ OBEYED = {
         "use_distributed_optimizer",
     "tests/distributed/test_training.py::test_all_layouts_train_the_same_weights": "overlap_param_gather",
     "tests/system/test_training.py::test_an_evaluation_is_every_held_out_token_once": "eval_interval skip_train",
-    "tests/distributed/test_dropout.py::test_layouts_draw_alike_and_so_does_a_tower_beside_the_pipeline": "hidden_dropout attention_dropout",
+    "tests/distributed/test_dropout.py::test_layouts_draw_alike_and_so_does_a_tower_beside_the_pipeline":
+        "hidden_dropout attention_dropout",
     "tests/distributed/test_training.py::test_half_precision_differs_by_its_rounding": "bf16 fp16",
     "tests/unit/flags/test_obeyed.py::test_adam_takes_the_steps_that_the_flags_say":
         "lr min_lr lr_decay_style lr_warmup_iters lr_warmup_init weight_decay adam_beta1 adam_beta2 adam_eps clip_grad",
