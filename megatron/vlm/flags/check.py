@@ -9,12 +9,16 @@ from megatron.vlm.flags.parser import Parser
 from omnibal_ext.flags import flag_with_value, needs_missing, outside_intervals, shown
 
 
-def refused_values(given: Namespace, parser: Parser, is_model_known: bool = True) -> list[str]:
+def refused_values(
+    given: Namespace, parser: Parser, is_model_known: bool = True, is_plan_known: bool = True
+) -> list[str]:
     """Why flags may not have the values given: they are set to others, do not take them, or take other numbers.
 
     `parser` has the defaults that preset, plan, machine and trainer set; of a model not known all are refused.
+    What a plan sets is not compared with one that cannot be read.
     """
-    refusals = [_refusal(name, value, parser, is_model_known) for name, value in vars(given).items()]
+    compared = {name: value for name, value in vars(given).items() if is_plan_known or not _is_of_plan(name)}
+    refusals = [_refusal(name, value, parser, is_model_known) for name, value in compared.items()]
     return [*filter(None, refusals), *outside_intervals(vars(given), NUMBERS, parser.written)]
 
 
@@ -27,6 +31,10 @@ def missing_needs(given: Namespace, args: Namespace, parser: Parser) -> list[str
 def untested(given: Namespace, parser: Parser) -> tuple[str, ...]:
     """The flags among those given that no test runs, as the user wrote them."""
     return tuple(parser.written(name) for name in vars(given) if name in each(UNTESTED))
+
+
+def _is_of_plan(name: str) -> bool:
+    return SET_BY.get(name, "").startswith("--plan")
 
 
 def _refusal(name: str, value: object, parser: Parser, is_model_known: bool) -> str:

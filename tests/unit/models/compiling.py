@@ -1,7 +1,7 @@
 """compiling.py MODEL: how many graphs torch's compiler is given by each pack of a model, printed as JSON.
 
-Functions are fused as where there is CUDA; what is compiled is run as it is. A third of the layers is computed again as
-a whole, a third in its attention, and a third not.
+Functions are fused as where there is CUDA; what is compiled is run as it is. A third of the layers is recomputed, of a
+third norms and activation functions alone, and a third not.
 """
 
 import json

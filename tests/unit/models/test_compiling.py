@@ -22,11 +22,11 @@ def graphs(*words: str) -> list[int]:
 
 @pytest.mark.starts
 @pytest.mark.parametrize(
-    ("model", "most", "of_one_tile"), [("small", 13, 0), pytest.param("gemma", 20, 4, marks=pytest.mark.long)]
+    ("model", "most", "of_one_tile"), [("small", 16, 0), pytest.param("gemma", 22, 4, marks=pytest.mark.long)]
 )
 def test_the_first_pack_compiles_for_all(model: str, most: int, of_one_tile: int) -> None:
     """Seven functions of the first model, with gradients and, where layers are computed again, without; torch by itself
-    compiles 27. The other has norms of many forms: of one function more than torch by itself would compile."""
+    compiles 33. The other has norms of many forms: of one function more than torch by itself would compile."""
     found = graphs(model)
     assert len(found) == 8
     assert found[0] <= most
