@@ -96,7 +96,7 @@ MULTIMODAL_REFUSED = """
     --eod-mask-loss --img-h --img-w --patch-dim --data-path --split --prompt-path --freeze-LM --pixel-shuffle
     --use-tiling --max-num-tiles --use-thumbnail --pretrained-checkpoint --use-te --disable-vision-class-token
     --recompute-granularity --recompute-method 4 --hidden-size --add-qkv-bias --tokenizer-type
-    --pipeline-model-parallel-size --micro-batch-size --ckpt-format --adam-beta2
+    --micro-batch-size --ckpt-format --adam-beta2
 """
 
 
