@@ -97,3 +97,13 @@ def test_of_several_chunks_the_layer_goes_first_that_saves_most_bytes_in_flight(
     (needed, _) = problem.stage_peak_bytes(fewest_that_fit(problem, edges))
     assert fewest_that_fit(replace(problem, memory_bytes=needed), edges).recompute == ((), (), (), ())
     assert fewest_that_fit(replace(problem, memory_bytes=needed - 1), edges).recompute == ((1,), (), (), ())
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe", "zb_h1"]))
+def test_promised_bytes_are_never_below_those_of_any_schedule_and_chunks(seed: int, schedule: str) -> None:
+    problem = replace(random_problem(seed, schedule_name=schedule), packs=None, memory_bytes=np.inf)
+    edges = even_edges(layer_weights(problem, "layers"), problem.stages)
+    kept, again = fewest_that_fit(problem, edges), recompute_all(problem, edges)
+    assert problem.simulate(kept).peak_bytes.tolist() == pytest.approx(problem.stage_peak_bytes(kept))
+    promised = np.array(problem.stage_peak_bytes(again))
+    assert (problem.simulate(again).peak_bytes <= promised * (1 + 1e-9)).all()
