@@ -50,7 +50,7 @@ def parser(description: str | None, packs: bool = True) -> argparse.ArgumentPars
 
 
 def start_ranks() -> tuple[int, int]:
-    """Meet the other ranks; this one's number, and how many there are."""
+    """Join the process group, and return (rank, world size)."""
     if "RANK" not in os.environ:
         raise UserError("start it with torchrun, which says how many ranks there are: torchrun --nproc-per-node 2 ...")
     if HAS_CUDA:

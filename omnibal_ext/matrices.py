@@ -1,4 +1,4 @@
-"""The matrices of every kind of layer, each said once: its shape, how ranks share it, whether it gets an adapter.
+"""The linear layers of every kind of layer: shape, tensor-parallel split, and whether it gets an adapter.
 
 Shapes of weights (`megatron.vlm.hf.shapes`), adapters (`omnibal_ext.adapters`), and parameters and products of costs
 (`omnibal_ext.costs.works`) are read from here.
@@ -11,7 +11,7 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.chain import LINEAR
 
 ONE_MATRIX = ("glm4v_text",)
-"""Language models whose gate and up are one matrix at Hugging Face's too, with one A."""
+"""Language models whose gate and up projection are one matrix in Hugging Face too, with one adapter."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,8 @@ def _vit(model: Architecture, ranks: int) -> tuple[Matrix, ...]:
 
 
 def _projector(model: Architecture) -> tuple[Matrix, ...]:
-    """No adapters for a bare matrix, nor for those that join squares of patches, or stand behind one that does."""
+    """Without adapters are matrices that merge patches or directly follow that ("gated"), and the only matrix behind
+    pooled patches or a norm without a weight."""
     out, joined, width = model.language.hidden_size, model.joined_width, model.vision.hidden_size
     if model.pools or model.merger == "normed":
         return (Matrix("linear", out, joined, is_adaptable=False),)

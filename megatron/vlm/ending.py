@@ -29,8 +29,8 @@ from typing import NoReturn
 from torch.distributed import TCPStore
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.launch.parent_watch import kill_with_parent
 from omnibal_ext.output import ignore_lost_output, say
-from omnibal_ext.parent_watch import kill_with_parent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NO_REASON = "Megatron ended the run without an exit code; why, if it has said so, is in its last lines above"

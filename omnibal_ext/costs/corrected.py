@@ -1,4 +1,4 @@
-"""A profile corrected by what a run measured: its seconds, part by part of the model, scaled by how long they took."""
+"""Corrects a profile by what a run measured: the seconds of each part of the model are scaled by measured / profile."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -8,18 +8,18 @@ from omnibal_ext.chain import KIND_OF, TIMED_PART_OF
 from omnibal_ext.costs.profile import LayerCost, Profile
 
 OTHER, EXCHANGE, UPDATE, WHOLE = "other", "exchange", "update", "whole step"
-"""What is compared beside the parts of the model: executor, messages between ranks of a pack, reduction and optimizer
-step, and the iteration from its start to the last rank's end."""
+"""Compared besides the parts of the model: the executor, messages between ranks that share a pack, gradient reduction
+with the optimizer step, and the iteration until the last rank ends."""
 FORWARD = ("forward_seconds", "forward_fit", "recompute_seconds", "recompute_cheap_seconds")
-"""Costs of a layer that are scaled as its forwards."""
+"""Fields of `LayerCost` that are scaled by the ratio of forwards."""
 BACKWARD = ("backward_seconds", "backward_fit", "weight_gradient_seconds", "split_backward_seconds", "empty_seconds")
 EXCHANGED = ("exchange_seconds", "exchange_key_seconds")
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Seconds of a rank and iteration, on average: of a part of the model (`omnibal_ext.chain.TIMED_PART_OF`) in a
-    phase ("forward", "backward", "recompute", "weight"), or of one of those above."""
+    """Seconds per rank and iteration, on average: of a part of the model (`omnibal_ext.chain.TIMED_PART_OF`) and phase
+    ("forward", "backward", "recompute", "weight"), or of `OTHER`, `EXCHANGE`, `UPDATE`, `WHOLE`."""
 
     part: str
     phase: str
@@ -28,12 +28,12 @@ class Compared:
 
 
 def corrected(profile: Profile, compared: Collection[Compared], by: Mapping[str, Any]) -> Profile:
-    """The profile with seconds that say of each part what was measured; those of hosts and transfers stay.
+    """Return the profile with the seconds of each part scaled to what was measured; hosts and transfers stay.
 
-    Layers that are run again cost a forward more: what they were predicted to take, scaled as forwards, is taken from
-    what backwards took. A projector that was not told from the ViT is scaled as that. A part that did not run, or that
-    the profile has no seconds of, stays as it is.
-    by: what the profile says of where this comes from.
+    Measured backwards contain recomputation: its predicted seconds, scaled as forwards, are subtracted first. A
+    projector that was measured together with the ViT is scaled as the ViT. A part that did not run, or whose seconds
+    are 0 in the profile, stays as it is.
+    by: the new profile's `corrected_by`.
     """
     other, exchange, update = (_ratio(_of(compared, part).values()) for part in (OTHER, EXCHANGE, UPDATE))
 
@@ -56,12 +56,12 @@ def corrected(profile: Profile, compared: Collection[Compared], by: Mapping[str,
 
 
 def _of(compared: Collection[Compared], part: str) -> dict[str, tuple[float, float]]:
-    """By phase, seconds of the profile and measured ones."""
+    """(profile seconds, measured seconds) of a part, by phase."""
     return {one.phase: (one.profile_seconds, one.measured_seconds) for one in compared if one.part == part}
 
 
 def _of_passes(phases: dict[str, tuple[float, float]]) -> tuple[float, float]:
-    """By what forwards and backwards of a part are to be scaled."""
+    """The factors of a part's forwards and backwards."""
     forward = _ratio([phases.get("forward", (0.0, 0.0))])
     again = forward * phases.get("recompute", (0.0, 0.0))[0]
     planned = sum(phases[phase][0] for phase in phases if phase not in ("forward", "recompute"))
@@ -70,13 +70,13 @@ def _of_passes(phases: dict[str, tuple[float, float]]) -> tuple[float, float]:
 
 
 def _ratio(compared: Collection[tuple[float, float]]) -> float:
-    """Measured seconds over those of the profile; 1 where either has none."""
+    """Measured / profile seconds, summed over phases; 1 if either sum is 0."""
     planned, measured = (sum(seconds) for seconds in zip((0.0, 0.0), *compared, strict=True))
     return measured / planned if planned > 0 and measured > 0 else 1.0
 
 
 def _scaled(seconds: Any, factor: float) -> Any:
-    """A figure, a fit of three, or None."""
+    """Seconds, a fit of three numbers, or None, times the factor."""
     if isinstance(seconds, tuple):
         return tuple(figure * factor for figure in seconds)
     return None if seconds is None else seconds * factor

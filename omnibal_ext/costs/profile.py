@@ -48,7 +48,7 @@ OLDER = {"full_layers": FULL, "linear_layers": LINEAR}
 """Fields of older files that `layers_apart` has, and by what name."""
 RENAMED = {f"least_{name}_seconds": f"host_{name}_seconds" for name in ("forward", "backward")}
 """Costs of a layer in older files, and what they are called now."""
-DROPPED_FLAGS = tuple(f"recompute_{part}_{what}" for part in ("attention", "mlp") for what in ("seconds", "kept_bytes"))
+DROPPED = tuple(f"recompute_{part}_{what}" for part in ("attention", "mlp") for what in ("seconds", "kept_bytes"))
 """Costs of a layer that older files have, and nothing asks for."""
 IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share",
             "host_action_seconds", "corrected_by")  # fmt: skip
@@ -388,7 +388,7 @@ def _layer_cost(kind: str, record: Mapping[str, Any]) -> LayerCost:
     for name, entry in fields.items():
         if entry.default is dataclasses.MISSING and name not in record:
             raise UserError(f"layer {kind}: {name} is missing; profile again")
-    record = {RENAMED.get(name, name): value for name, value in record.items() if name not in DROPPED_FLAGS}
+    record = {RENAMED.get(name, name): value for name, value in record.items() if name not in DROPPED}
     unknown = sorted(set(record) - set(fields))
     if unknown:
         raise UserError(f"layer {kind}: {unknown[0]} is not a known cost; known are {', '.join(fields)}")

@@ -18,8 +18,8 @@ from typing import IO, Any
 import psutil
 
 from omnibal_ext.errors import Stopped
+from omnibal_ext.launch.parent_watch import kill_with_this_process
 from omnibal_ext.output import say
-from omnibal_ext.parent_watch import kill_with_this_process
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that ask a run to end; a batch system may send SIGUSR1 before the time limit."""

@@ -12,9 +12,9 @@ from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE
 class RankOptions:
     """Recompute counts with which a rank fits.
 
-    Step time grows with every count. So of a rank with one stage the minimal counts that fit can be best, and no others
-    (`frontier`); if all microbatches are equal, the one that adds the least time. With virtual chunks there are too
-    many to look at, and cuts are worth more looks than they are. There it is one that is near the best:
+    Step time grows with every count, so only the minimal counts that fit can be best (`frontier`). A rank with one
+    stage gets all of them; if all microbatches are equal, the one that adds the least time. With virtual chunks there
+    are too many, and trying more cuts gains more: a rank gets one choice, which is near the best:
 
     1. Add layers one by one, first where they give back most bytes a second, until the rank fits. A layer recomputed
        whole takes the place of one whose cheap outputs are.

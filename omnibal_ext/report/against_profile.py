@@ -4,13 +4,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from omnibal_ext.chain import TIMED_PART_OF
 from omnibal_ext.costs.corrected import EXCHANGE, OTHER, UPDATE, WHOLE, Compared
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.subject import Subject
 from omnibal_ext.report.timeline import Timeline
 
-PARTS = ("vit", "projector", "llm", "head", OTHER, EXCHANGE, UPDATE, WHOLE)
+PARTS = (*dict.fromkeys(TIMED_PART_OF.values()), OTHER, EXCHANGE, UPDATE, WHOLE)
+"""What is compared, in the order in which it is shown."""
 
 
 def against_profile(plan: Plan, profile: Profile, records: Sequence[Mapping[str, Any]]) -> list[Compared]:

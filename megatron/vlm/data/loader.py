@@ -29,10 +29,10 @@ from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import assign_units
+from omnibal_ext.launch.parent_watch import exit_with_parent
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.shards import shard_tokens
-from omnibal_ext.parent_watch import exit_with_parent
 
 
 @dataclass(frozen=True)

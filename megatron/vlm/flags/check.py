@@ -12,10 +12,10 @@ from omnibal_ext.flags import flag_with_value, needs_missing, outside_intervals,
 def refused_values(
     given: Namespace, parser: Parser, is_model_known: bool = True, is_plan_known: bool = True
 ) -> list[str]:
-    """Why flags may not have the values given: they are set to others, do not take them, or take other numbers.
+    """Refusals of values: the flag is set to another, or takes only others.
 
-    `parser` has the defaults that preset, plan, machine and trainer set; of a model not known all are refused.
-    What a plan sets is not compared with one that cannot be read.
+    The defaults of `parser` are what model, plan, machine and trainer set. Without a model every flag that one sets is
+    refused; without a plan the flags that one sets are not compared.
     """
     compared = {name: value for name, value in vars(given).items() if is_plan_known or not _is_of_plan(name)}
     refusals = [_refusal(name, value, parser, is_model_known) for name, value in compared.items()]
@@ -23,7 +23,7 @@ def refused_values(
 
 
 def missing_needs(given: Namespace, args: Namespace, parser: Parser) -> list[str]:
-    """What flags of those given lack to be obeyed; `args` are all, not validated yet."""
+    """Conditions that the given flags lack to be obeyed; `args` are all flags, before Megatron validates them."""
     changed = {name: value for name, value in vars(given).items() if not _same(value, parser.get_default(name))}
     return needs_missing(changed, args, NEEDS, parser.written)
 

@@ -1,7 +1,7 @@
-"""What to do instead of giving a flag of Megatron's that is not obeyed: of those that its users' scripts have.
+"""Remedies for flags in Megatron users' scripts that are not obeyed here.
 
-Each sentence stands for the flags that match one of its patterns, as they are written; the first that matches counts.
-`omnibal_ext.flag_synonyms` has those that are only called otherwise.
+Each remedy has glob patterns of the flags it is for; the first that matches counts. Flags that only have another name
+here are in `omnibal_ext.flag_synonyms`.
 """
 
 from fnmatch import fnmatchcase
@@ -55,5 +55,5 @@ INSTEAD = {
 
 
 def instead_of(flag: str) -> str:
-    """What to do instead of giving it; "" for a flag that no pattern has."""
+    """The remedy for a flag; "" if no pattern matches."""
     return next((said for said, many in INSTEAD.items() if any(fnmatchcase(flag, one) for one in many.split())), "")
