@@ -12,7 +12,7 @@ from numba import njit
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.layout.tables import KIND_OF_WAY
 from omnibal_ext.packing.random_bits import below
-from omnibal_ext.schedules.beside import BACKWARD, FORWARD, WEIGHT
+from omnibal_ext.schedules.actions import BACKWARD, FORWARD, WEIGHT
 
 MICROBATCH, CHUNK = 0, 1
 ORDERS, CUTS, RECOMPUTED = 50, 100, 100

@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from omnibal_ext.layout.anneal import Costs, Places, State, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
-from omnibal_ext.schedules.actions import Action, Schedule, of_items
-from omnibal_ext.schedules.beside import WEIGHT
+from omnibal_ext.schedules.actions import WEIGHT, Action, Schedule, of_items
 from omnibal_ext.schedules.playing import Loads, played
 
 RUNS = 3
@@ -87,7 +86,7 @@ def play_lists(problem: LayoutProblem, layout: Layout) -> LayoutProblem:
     """
     loads, fastest, least = _loads(problem, layout), problem, problem.step_seconds(layout)
     shares = sorted(range(1, min(problem.microbatches, 2 * problem.ranks) + 1), key=lambda n: abs(n - problem.ranks))
-    tries = max(1, MOST_PLAYED // problem.program.steps.shape[1])
+    tries = max(1, MOST_PLAYED // len(problem.program.listed))
     for in_flight in shares[:tries]:
         lists = played(problem.placement, problem.microbatches, loads, in_flight)
         if lists is not None:

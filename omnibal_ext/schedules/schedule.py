@@ -5,7 +5,7 @@ from functools import cache
 from itertools import accumulate
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.schedules.actions import Action, Schedule, dependencies, has_weight_gradients, of_items
+from omnibal_ext.schedules.actions import Action, Schedule, givers, has_weight_gradients, of_items
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.playing import Loads, played, repeated
 
@@ -183,7 +183,8 @@ def _play_greedily(placement: Placement, microbatches: int, limits: list[int]) -
     next_f, next_b, next_w, clock = [0] * ranks, [0] * ranks, [0] * ranks, [0] * ranks
 
     def arrival(rank: int, action: Action) -> int | None:
-        times = [finish.get(needed) for needed in dependencies(action, rank, placement)]
+        own = [(rank, Action("F", action.microbatch, action.chunk))] if action.kind == "B" else []
+        times = [finish.get(needed) for needed in own + givers(action, rank, placement)]
         return None if None in times else max((t for t in times if t is not None), default=0)
 
     def has_room(rank: int) -> bool:

@@ -11,8 +11,9 @@ there: the language model's actions keep theirs, and E, and V, go in the order o
 
 from itertools import pairwise
 
-from omnibal_ext.schedules.actions import Action, Beside, Schedule, by_second, check_schedule
+from omnibal_ext.schedules.actions import Action, Beside, Schedule
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import compile_schedule
 
 Places = list[list[tuple[int, Action]]]
 """Of every rank, its E and V, each behind so many of the language model's actions."""
@@ -46,7 +47,7 @@ def in_time(
     B, those of `together` microbatches at once: what ranks do at the same time holds the pipeline up once. Where the
     tower is ahead, E stand where the F of the same microbatch does.
     """
-    ends = by_second(schedule, check_schedule(schedule, microbatches, placement), placement)
+    ends = compile_schedule(schedule, microbatches, placement).by_second()
     (rank, chunk), places = placement.rank_and_chunk(0), []
     needed = [ends[rank, Action("F", m, chunk)] - 1 - early for m in range(microbatches)]
     given = [ends[rank, Action("B", m, chunk)] + early for m in range(microbatches)]

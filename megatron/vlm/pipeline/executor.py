@@ -183,7 +183,7 @@ class Executor:
             )
         if key not in self._postings:
             schedule = self.lists.get(key) or build_schedule(self.schedule_name, *key)
-            postings = with_posts(schedule, num_microbatches, placement, self.tower.beside if self.tower else None)
+            postings = with_posts(schedule, num_microbatches, placement)
             check_packs(schedule, placement.chunks)
             if has_weight_gradients(schedule):
                 for chunk in chunks:
@@ -198,7 +198,7 @@ class Executor:
         if key not in self._in_time_postings:
             beside = Beside(tuple(parts_of(self.tower.parts, number) for number in range(num_microbatches)))
             lists = with_encoding(build_schedule(self.schedule_name, *key), beside)
-            self._in_time_postings[key] = with_posts(lists, num_microbatches, placement, beside)
+            self._in_time_postings[key] = with_posts(lists, num_microbatches, placement)
         return self._in_time_postings[key]
 
     def _encodes(self, placement: Placement, num_microbatches: int) -> Postings:

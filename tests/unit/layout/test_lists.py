@@ -20,7 +20,8 @@ from omnibal_ext.layout import anneal
 from omnibal_ext.layout.lists import _costs, _state, build_lists
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import BUILT, find_layouts, find_plan, make_plan
-from omnibal_ext.schedules.actions import Action, Schedule, check_packs, check_schedule
+from omnibal_ext.schedules.actions import Action, Schedule, check_packs
+from omnibal_ext.schedules.program import check_schedule
 
 from .instances import random_problem
 

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibal_ext.schedules.actions import check_packs, check_schedule, of_items
+from omnibal_ext.schedules.actions import check_packs, of_items
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.playing import Loads, played
+from omnibal_ext.schedules.program import check_schedule, compile_schedule
 from omnibal_ext.schedules.schedule import build_schedule
-from omnibal_ext.schedules.simulate import Simulation, compile_schedule, simulate
+from omnibal_ext.schedules.simulate import Simulation, simulate
 from tests.unit.drawn import placements
 from tests.unit.schedules.uniform import uniform
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from omnibal_ext.errors import UserError
 from omnibal_ext.schedules.actions import Action, Schedule
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import compile_schedule
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, one_f_one_b, placement_of
-from omnibal_ext.schedules.simulate import StageCosts, compile_schedule, simulate, step_seconds
+from omnibal_ext.schedules.simulate import StageCosts, simulate, step_seconds
 from tests.unit.drawn import drawn_lists, placements
 from tests.unit.schedules.uniform import uniform
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs, check_schedule, counts_of
+from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs, counts_of
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import check_schedule
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
 from omnibal_ext.schedules.weaving import first_and_last, in_time, woven
 from omnibal_ext.tower_encoding import parts_of, with_encoding
@@ -67,7 +68,7 @@ def test_an_order_runs_only_what_has_all_it_waits_for(placement: Placement, micr
     beside = Beside(drawn_parts(placement.ranks, microbatches, seed))
     schedule = drawn_lists(placement, microbatches, seed)
     found = woven(schedule, in_time(schedule, microbatches, placement, beside))
-    order = [(rank, found[rank][at]) for rank, at in check_schedule(found, microbatches, placement, beside)]
+    order = check_schedule(found, microbatches, placement, beside).listed
     assert len(order) == sum(map(len, found))
     when = {place: second for second, place in enumerate(order)}
     first, chunk = placement.rank_and_chunk(0)
