@@ -2,8 +2,8 @@
 
 1. Of a few ways to hold activations from E to V (all, of half of the ViT's layers inputs alone, of all layers), those
    with most bytes first: take the tower's bytes off the memory, and plan the chain from word_embed on as any chain.
-2. Deal microbatches to ranks and place E and V (`placing`), from all first and last, and from just in time; E and V of
-   what fits are then simulated on all packs.
+2. Deal microbatches to ranks and place E and V (`place_search`), from all first and last, and from just in time; E and
+   V of what fits are then simulated on all packs.
 3. Where ranks are short of bytes with all that waits there, plan once more with so much less.
 4. The fastest of all ways, its places searched longer. Where a way recomputes nothing of the language model, no later
    one can be faster.
@@ -22,9 +22,9 @@ from omnibal_ext.costs.tower import TowerCosts, dealt_by_bytes, language_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside, largest_share
 from omnibal_ext.layout.place_search import place_costs, searched_places
-from omnibal_ext.layout.placing import NONE
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
+from omnibal_ext.layout.state import NONE
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.schedules.actions import Action, Beside, Schedule
 from omnibal_ext.schedules.weaving import Places, first_and_last, woven
@@ -167,7 +167,7 @@ def _placed(
     """The fastest places that fit, else None, the bytes that the nearest are short of, and on which pipeline rank."""
     fitting: list[Planned] = []
     least_short, fullest = np.inf, 0
-    for places in searched_places(alone, place_costs(problem, alone, layout, aside, waiting), aside, seconds):
+    for places in searched_places(alone, layout, place_costs(problem, alone, layout, aside, waiting), aside, seconds):
         whole = _with_places(problem, alone, aside, places)
         peaks = whole.stage_peak_bytes(layout)
         short = max(peaks) - problem.memory_bytes

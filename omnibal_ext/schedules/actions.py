@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.schedules.placement import Placement
-from omnibal_ext.schedules.playing import Item
 
 KINDS = "FBWEV"
 FORWARD, BACKWARD, WEIGHT, ENCODE, VISION_BACKWARD = range(len(KINDS))
@@ -85,11 +84,6 @@ class Action:
 
 
 Schedule = list[list[Action]]
-
-
-def of_items(lists: list[list[Item]]) -> Schedule:
-    """The schedule of (kind, microbatch, chunk) lists."""
-    return [[Action(*item) for item in items] for items in lists]
 
 
 def has_weight_gradients(schedule: Schedule) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibal_ext.schedules.actions import check_packs, of_items
+from omnibal_ext.schedules.actions import check_packs
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.playing import Loads, played
 from omnibal_ext.schedules.program import check_schedule, compile_schedule
@@ -51,9 +51,8 @@ def test_playing_ends_in_any_room_for_one_microbatch_and_stays_in_it(
     late = [min(one) for one in zip(kept, late, strict=True)]
     seconds = {kind: [random.uniform(0.1, 1) for _ in range(placement.stages)] for kind in "FBW"}
     room = [random.uniform(1, 3) * sum(kept[s] for s in stages) for stages in placement.stages_of]
-    lists = played(placement, microbatches, Loads(seconds, kept, late, room), in_flight)
-    assert lists is not None
-    schedule = of_items(lists)
+    schedule = played(placement, microbatches, Loads(seconds, kept, late, room), in_flight)
+    assert schedule is not None
     check_schedule(schedule, microbatches, placement)
     check_packs(schedule, placement.chunks)
     backward = [b + w for b, w in zip(seconds["B"], seconds["W"], strict=True)]
