@@ -6,7 +6,7 @@ Of what fits take what is faster, and what is slower by d with probability exp(-
 import numpy as np
 from numba import njit
 
-from omnibal_ext.layout.changes import DRAWS, changed
+from omnibal_ext.layout.changes import DRAWS, LAYOUTS, changed, same_layers
 from omnibal_ext.layout.state import Costs, State, board_of, stages_of, step_seconds
 from omnibal_ext.packing.random_bits import below
 
@@ -25,8 +25,7 @@ def anneal(
     for change in range(changes):
         at = change * DRAWS[what]
         other = changed(state, costs, what, seed, at)
-        same = np.array_equal(state.edges, other.edges) and np.array_equal(state.again, other.again)
-        others = stages if same else stages_of(other, costs)
+        others = stages_of(other, costs) if what == LAYOUTS and not same_layers(state, other) else stages
         there = step_seconds(other, others, costs, board, change)
         temperature = warm * (cold / warm) ** (change / changes)
         chance = (1 + below(1 << 30, seed, at + DRAWS[what] - 1)) / (1 << 30)

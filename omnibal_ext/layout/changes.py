@@ -28,10 +28,11 @@ FURTHEST, FURTHEST_PART = 6, 7
 @njit(cache=True)
 def changed(state: State, costs: Costs, what: int, seed: int, at: int) -> State:  # pragma: no cover - compiled
     """The state with one thing changed."""
-    new = State(state.kinds.copy(), state.orders.copy(), state.edges.copy(), state.again.copy(), state.places.copy())
     if what == ENCODERS:
-        _change_parts(state.places, new.places, state.kinds.shape[1], costs.ahead, seed, at)
-        return new
+        places = state.places.copy()
+        _change_parts(state.places, places, state.kinds.shape[1], costs.ahead, seed, at)
+        return State(state.kinds, state.orders, state.edges, state.again, places)
+    new = State(state.kinds.copy(), state.orders.copy(), state.edges.copy(), state.again.copy(), state.places)
     dice = below(1000 if what == LAYOUTS else 1000 - CUTS - RECOMPUTED, seed, at)
     if dice < ORDERS:
         _exchange(new.orders, seed, at + 1)
@@ -46,6 +47,12 @@ def changed(state: State, costs: Costs, what: int, seed: int, at: int) -> State:
                 new.again[stage, costs.offered[way]] += 2 * below(2, seed, draw + 2) - 1
         _limit(new, costs.holds)
     return new
+
+
+@njit(cache=True)
+def same_layers(state: State, other: State) -> bool:  # pragma: no cover - compiled
+    """Whether two states cut and recompute alike."""
+    return bool((state.edges == other.edges).all() and (state.again == other.again).all())
 
 
 @njit(cache=True)
