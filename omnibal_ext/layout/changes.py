@@ -9,9 +9,10 @@ those of two.
 from numba import njit
 
 from omnibal_ext.arrays import Ints
-from omnibal_ext.layout.state import CHUNK, MICROBATCH, NONE, Costs, State
+from omnibal_ext.layout.state import CHUNK, MICROBATCH, Costs, State
 from omnibal_ext.layout.tables import KIND_OF_WAY
 from omnibal_ext.packing.random_bits import below
+from omnibal_ext.schedules.weaving import NONE
 
 LISTS, LAYOUTS, ENCODERS = range(3)
 """What may change: lists; lists, cuts and recomputed layers; where E and V stand and who encodes."""

@@ -31,10 +31,11 @@ from omnibal_ext.arrays import Floats
 from omnibal_ext.layout.anneal import anneal
 from omnibal_ext.layout.changes import LAYOUTS, LISTS
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.state import NONE, Costs, State
+from omnibal_ext.layout.state import Costs, State
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
 from omnibal_ext.schedules.actions import WEIGHT, Action, Schedule
 from omnibal_ext.schedules.playing import Loads, played
+from omnibal_ext.schedules.weaving import NONE
 
 RUNS = 3
 """On the mean of all cases, with other random numbers each."""

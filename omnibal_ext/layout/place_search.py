@@ -14,9 +14,9 @@ from omnibal_ext.layout.beside import TowerBeside, largest_share, part_seconds
 from omnibal_ext.layout.changes import ENCODERS
 from omnibal_ext.layout.lists import costs_of, mean_of, of_cases, state_of
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.state import NONE, Costs, State
+from omnibal_ext.layout.state import Costs, State
 from omnibal_ext.schedules.actions import Beside
-from omnibal_ext.schedules.weaving import Places, first_and_last, in_time
+from omnibal_ext.schedules.weaving import first_and_last, in_time
 
 WARM, COLD = 0.05, 0.003
 """First and last temperature, of the mean seconds of an E."""
@@ -58,9 +58,8 @@ def starts_of(alone: LayoutProblem, ahead: bool) -> list[list[Ints]]:
     for parts in dealings(alone.ranks, alone.microbatches):
         beside = Beside(parts, ahead)
         shape = (alone.schedule, alone.microbatches, alone.placement, beside)
-        given = [first_and_last(alone.schedule, beside)]
-        given += [in_time(*shape, early, together) for early in (2, 4 * alone.ranks) for together in (1, alone.ranks)]
-        found.append([as_array(places, alone.ranks, alone.microbatches) for places in given])
+        soon = [in_time(*shape, early, together) for early in (2, 4 * alone.ranks) for together in (1, alone.ranks)]
+        found.append([first_and_last(alone.schedule, beside), *soon])
     return found
 
 
@@ -79,15 +78,6 @@ def dealings(ranks: int, microbatches: int) -> list[tuple[tuple[int, ...], ...]]
         tuple(halves),
         tuple(everyone if end else parts for end, parts in zip(ends, across, strict=True)),
     ]
-
-
-def as_array(places: Places, ranks: int, microbatches: int) -> Ints:
-    """int64 [2, ranks, microbatches]: where E and V stand, `NONE` where a rank has no part."""
-    found = np.full((2, ranks, microbatches), NONE, dtype=np.int64)
-    for rank, mine in enumerate(places):
-        for place, action in mine:
-            found["EV".index(action.kind), rank, action.microbatch] = place
-    return found
 
 
 def place_costs(

@@ -31,7 +31,7 @@ from omnibal_ext.layout.tables import (
     kind_tables,
     prefix_sums,
 )
-from omnibal_ext.schedules.actions import VISION, Schedule
+from omnibal_ext.schedules.actions import BACKWARD, ENCODE, FORWARD, WEIGHT, Schedule
 from omnibal_ext.schedules.clock import Seconds, last_ends
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import Program, compile_schedule
@@ -149,19 +149,17 @@ class LayoutProblem:
     def moments(self) -> list[list[Ints]]:
         """Per rank, between actions and then in each chunk's B: int64 [vectors, 2, chunks], the greatest numbers of
         microbatches at once, chunk by chunk: those between F and the end of B, and those between B and W."""
+        rank, stage, kind, _ = self.program.steps
+        chunks = np.array([self.placement.rank_and_chunk(s)[1] for s in range(self.stages)])
         found = []
-        for actions in self.schedule:
-            now = np.zeros((2, self.chunks), dtype=np.int64)
-            seen: list[set[tuple[int, ...]]] = [{tuple(now.ravel().tolist())}, *(set() for _ in range(self.chunks))]
-            for action in actions:
-                if action.kind in VISION:
-                    continue
-                if action.kind == "B":
-                    seen[1 + action.chunk].add(tuple(now.ravel().tolist()))
-                now[0, action.chunk] += (action.kind == "F") - (action.kind == "B")
-                now[1, action.chunk] += ((action.kind == "B") - (action.kind == "W")) * self.program.split_backward
-                seen[0].add(tuple(now.ravel().tolist()))
-            found.append([_maximal(np.array(sorted(s), dtype=np.int64)).reshape(-1, 2, self.chunks) for s in seen])
+        for mine in (np.flatnonzero((rank == r) & (kind < ENCODE)) for r in range(self.ranks)):
+            kinds, chunk, numbers = kind[mine], chunks[stage[mine]], np.arange(mine.size)
+            change = np.zeros((mine.size, 2, self.chunks), dtype=np.int64)
+            change[numbers, 0, chunk] = 1 * (kinds == FORWARD) - (kinds == BACKWARD)
+            change[numbers, 1, chunk] = self.program.split_backward * (1 * (kinds == BACKWARD) - (kinds == WEIGHT))
+            after = change.cumsum(axis=0)
+            in_backward = [(after - change)[(chunk == c) & (kinds == BACKWARD)] for c in range(self.chunks)]
+            found.append([_maximal(moments) for moments in (np.concatenate([0 * after[:1], after]), *in_backward)])
         return found
 
     @cached_property
@@ -373,7 +371,8 @@ class LayoutProblem:
         return float((work.reshape(self.cases).mean() + tower) / self.ranks)
 
 
-def _maximal(vectors: Ints) -> Ints:
-    """The rows that no other row reaches in every column."""
+def _maximal(moments: Ints) -> Ints:
+    """Of int64 [moments, ...] those that no other reaches in every number, each once."""
+    vectors = np.unique(moments.reshape(len(moments), -1), axis=0)
     keep = [not ((vectors >= v).all(axis=1) & (vectors > v).any(axis=1)).any() for v in vectors]
-    return vectors[keep]
+    return vectors[keep].reshape(-1, *moments.shape[1:])

@@ -24,10 +24,9 @@ from omnibal_ext.layout.beside import TowerBeside, largest_share
 from omnibal_ext.layout.place_search import place_costs, searched_places
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
-from omnibal_ext.layout.state import NONE
 from omnibal_ext.plan_tower import Tower
-from omnibal_ext.schedules.actions import Action, Beside, Schedule
-from omnibal_ext.schedules.weaving import Places, first_and_last, woven
+from omnibal_ext.schedules.actions import Beside
+from omnibal_ext.schedules.weaving import NONE, first_and_last, woven
 from omnibal_ext.units import in_bytes
 
 Planned = tuple[LayoutProblem, Candidate]
@@ -182,20 +181,8 @@ def _placed(
 def _with_places(problem: LayoutProblem, alone: LayoutProblem, aside: TowerBeside, places: Ints) -> LayoutProblem:
     """The problem with these lists, its memory whole again."""
     parts = tuple(tuple(np.flatnonzero(places[0, :, m] != NONE).tolist()) for m in range(problem.microbatches))
-    schedule = alone.schedule
-    listed: Places = [
-        [
-            (int(place), Action(kind, m, rank))
-            for kind, row in zip("EV", places[:, rank], strict=True)
-            for m, place in enumerate(row)
-            if place != NONE
-        ]
-        for rank in range(problem.ranks)
-    ]
     mode = "bubbles" if aside.costs.trained else "ahead"
-    if mode == "bubbles" and listed == first_and_last(schedule, Beside(parts)):
+    if mode == "bubbles" and np.array_equal(places, first_and_last(alone.schedule, Beside(parts))):
         mode = "first"
-    tower = replace(aside.tower, parts=parts, mode=mode)
-    lists: Schedule = woven(schedule, listed)
-    beside = replace(aside, tower=tower)
-    return replace(alone, lists=lists, beside=beside, memory_bytes=problem.memory_bytes)
+    beside = replace(aside, tower=replace(aside.tower, parts=parts, mode=mode))
+    return replace(alone, lists=woven(alone.schedule, places), beside=beside, memory_bytes=problem.memory_bytes)

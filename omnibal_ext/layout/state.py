@@ -11,10 +11,9 @@ from numba import njit
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.schedules.actions import BACKWARD, FORWARD, WEIGHT
+from omnibal_ext.schedules.weaving import NONE
 
 MICROBATCH, CHUNK = 0, 1
-NONE = -1
-"""The place of a part that a rank does not have."""
 
 
 class State(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.schedules.actions import BACKWARD, ENCODE, FORWARD, KINDS, VISION_BACKWARD, Action
-from omnibal_ext.schedules.clock import Moves, Seconds, hold, last_ends, play
+from omnibal_ext.schedules.clock import Moves, Seconds, hold, play
 from omnibal_ext.schedules.program import Program, begins
 
 Move = tuple[Ints, Ints, Floats]
@@ -101,21 +101,11 @@ def simulate(program: Program, costs: StageCosts, encoding: Encoding | None = No
     """Play a program; `encoding`: of one with E and V. Costs must be [program.stages, program.microbatches]."""
     start, end, last, busy = play(program.rows, _seconds(program, costs, encoding), 0)
     peak, after = hold(program.steps, *_moves(program, costs, encoding, start))
-    fixed, step = program.placement.by_rank(costs.fixed_bytes), _step(program, costs, encoding)
+    fixed, step = program.placement.by_rank(costs.fixed_bytes), program.placement.by_rank(costs.step)
     if encoding is not None:
-        fixed = fixed + encoding.fixed_bytes
+        fixed, step = fixed + encoding.fixed_bytes, step + encoding.step
     whole = float((last + step).max())
     return Simulation(program, start, end, whole, busy, peak + fixed, after + fixed[program.steps[0]])
-
-
-def step_seconds(program: Program, costs: StageCosts, encoding: Encoding | None = None) -> float:
-    """Only the step time of `simulate`."""
-    ends = last_ends(program.rows, _seconds(program, costs, encoding))[0]
-    return float((ends + _step(program, costs, encoding)).max())
-
-
-def _step(program: Program, costs: StageCosts, encoding: Encoding | None) -> Floats:
-    return program.placement.by_rank(costs.step) + (0.0 if encoding is None else encoding.step)
 
 
 def _seconds(program: Program, costs: StageCosts, encoding: Encoding | None) -> Seconds:

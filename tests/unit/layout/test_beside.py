@@ -13,7 +13,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.layout.anneal import judged
 from omnibal_ext.layout.beside import TowerBeside, largest_share
 from omnibal_ext.layout.lists import state_of
-from omnibal_ext.layout.place_search import as_array, place_costs
+from omnibal_ext.layout.place_search import place_costs
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.roads import _placed, _with_places, plan_beside, plan_road
 from omnibal_ext.layout.search import find_plan, make_plan
@@ -151,12 +151,11 @@ def test_the_search_judges_places_as_the_simulator_plays_their_lists(schedule: s
         aside = TowerBeside(Tower(4, owners, ((0,),) * 5), costs, whole.profile, 2, whole.packs)
         costs_of_places, state = place_costs(whole, alone, layout, aside, 0.0), state_of(alone, layout)
         beside = Beside(drawn_parts(2, 5, seed), not trained)
-        for listed in (
+        for places in (
             first_and_last(alone.schedule, beside),
             in_time(alone.schedule, 5, alone.placement, beside),
             in_time(alone.schedule, 5, alone.placement, beside, 3, 2),
         ):
-            places = as_array(listed, 2, 5)
             built = _with_places(whole, alone, aside, places)
             found = judged(state._replace(places=places), costs_of_places)
             if full:
@@ -198,7 +197,7 @@ def test_annealed_places_are_never_slower_than_first_and_last() -> None:
         assert found.beside is not None
         alone = replace(found, lists=None, beside=None)
         parts = tuple(((m + 1) % 3,) for m in range(6))
-        first = _with_places(whole, alone, found.beside, as_array(first_and_last(alone.schedule, Beside(parts)), 3, 6))
+        first = _with_places(whole, alone, found.beside, first_and_last(alone.schedule, Beside(parts)))
         assert best.step_seconds <= first.step_seconds(best.layout) * (1 + 1e-9)
 
 

@@ -133,11 +133,10 @@ def test_any_merging_that_keeps_what_waits_runs(ranks: int, microbatches: int, s
     draw = random.Random(seed)
     schedule = build_schedule("1f1b", ranks, microbatches)
     beside = Beside(drawn_parts(ranks, microbatches, seed))
-    places = []
+    places = first_and_last(schedule, beside)
     for rank, actions in enumerate(schedule):
-        wanted = sorted(beside.work(rank), key=lambda a: (a.kind, a.microbatch))
-        drawn = [sorted(draw.randint(0, len(actions)) for a in wanted if a.kind == kind) for kind in "EV"]
-        places.append(list(zip([*drawn[0], *drawn[1]], wanted, strict=True)))
+        for row in places[:, rank]:
+            row[row >= 0] = sorted(draw.randint(0, len(actions)) for _ in row[row >= 0])
     found = woven(schedule, places)
     if _runs(found, beside):
         check_schedule(found, microbatches, beside=beside)
