@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron.vlm.data.chat_program import DATE
 from megatron.vlm.data.templates import CALL, CALLING, CHATS, LOOK, TEMPLATES, TOLD, ChatTemplate, chat_template
-from megatron.vlm.data.turns import ASSISTANT, TOOL, Call, Message
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, Call, Message
 from omnibal_ext.architectures.folder import read_config
 from omnibal_ext.errors import UserError
 
@@ -48,10 +48,11 @@ def folder_template(folder: Path) -> tuple[str, str] | None:
 
 
 def _alike(ours: ChatTemplate, theirs: ChatTemplate, chats: Sequence[Sequence[Message]], tools: bool = False) -> bool:
-    """Whether both write the same, but for the end of the last answer and a system message that has the day's date."""
+    """Whether both write the same, but for the end of the last answer and a system message with the day's date."""
     for chat in chats:
         our, their = (template.text(chat, [LOOK] * tools) for template in (ours, theirs))
-        if our != their and not (our and their and (DATE in their or our == their + ours.ending)):
+        dated = chat[0].role != SYSTEM and DATE in (their or "")
+        if our != their and not (our and their and (dated or our == their + ours.ending)):
             return False
     return True
 
