@@ -40,7 +40,6 @@ def args(tmp_path: Path) -> Namespace:
 
 
 def saved(args: Namespace, **flags: Any) -> dict[str, Any]:
-    """What a save of such a run says, as it is read again."""
     read: dict[str, Any] = json.loads(json.dumps(describe_run(changed(args, **flags), TINY, PLAN)))
     return read
 
