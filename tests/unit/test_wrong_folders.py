@@ -21,18 +21,6 @@ from omnibal_ext.plan import Plan
 from tests.demo import demo_dataset, demo_packs
 
 
-def _nothing(path: Path) -> None:
-    pass
-
-
-def _empty(path: Path) -> None:
-    path.mkdir()
-
-
-def _file(path: Path) -> None:
-    path.write_text("no folder\n")
-
-
 def _with(name: str, text: str, *more: str) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         path.mkdir()
@@ -57,15 +45,9 @@ def _model(config: str) -> Callable[[Path], None]:
     return make
 
 
-def _weights_alone(path: Path) -> None:
-    path.mkdir()
-    _weights(path)
-
-
 def _adapters(path: Path) -> None:
-    _with(
-        "adapter_config.json", json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]})
-    )(path)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    _with("adapter_config.json", json.dumps(config))(path)
     _weights(path)
     (path / "model.safetensors").rename(path / "adapter_model.safetensors")
 
@@ -95,11 +77,11 @@ def _packs(path: Path) -> None:
     demo_packs(ChatDataset(path.parent / "a dataset"), path, PackOptions(vit_budget=8, llm_budget=256))
 
 
-KINDS: Mapping[str, Callable[[Path], None]] = {
-    "nowhere": _nothing,
-    "empty": _empty,
-    "a file": _file,
-    "weights alone": _weights_alone,
+KINDS: Mapping[str, Callable[[Path], object]] = {
+    "nowhere": lambda _: None,
+    "empty": Path.mkdir,
+    "a file": lambda path: path.write_text("no folder\n"),
+    "weights alone": lambda path: (path.mkdir(), _weights(path)),
     "no JSON": _model('{"model_type": '),
     "a list": _model("[]"),
     "no model type": _model("{}"),
