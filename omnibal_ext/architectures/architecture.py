@@ -18,12 +18,11 @@ from omnibal_ext.chain import (
     FULL,
     LINEAR,
     TAKING,
-    carried_after,
     cost_kinds,
-    features_after,
     layer_chain,
 )
 from omnibal_ext.errors import UserError
+from omnibal_ext.flow import Extra, blocks_after, features_after, language_extras, tower_extras
 
 
 @dataclass(frozen=True)
@@ -140,6 +139,11 @@ class Architecture:
         """What the costs of every layer of the chain stand under."""
         return cost_kinds(self.chain, self.layers_apart)
 
+    def extras(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[Extra, ...]:
+        """What travels beside the hidden states, on one of so many tensor-parallel ranks."""
+        features = tower_extras(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
+        return (*features, *language_extras(self.chain, self.language, ranks, is_shared_out))
+
     @cached_property
     def features_after(self) -> tuple[int, ...]:
         """How many features travel beside the output of every layer of the chain."""
@@ -148,11 +152,8 @@ class Architecture:
     def carried_after(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[int, ...]:
         """How many tensors as large as the hidden states travel beside the output of every layer of the chain, on one
         of so many tensor-parallel ranks, which language layers read or gave; () where they do not."""
-        language = self.language
-        if language.layer_inputs is None and language.shared_keys is None:
-            return ()
-        behind = [language.carried(number, ranks, is_shared_out) for number in range(-1, language.layers)]
-        return carried_after(self.chain, behind)
+        extras = tuple(language_extras(self.chain, self.language, ranks, is_shared_out))
+        return blocks_after(extras, len(self.chain), self.language.hidden_size) if extras else ()
 
     @property
     def hash(self) -> str:

@@ -251,26 +251,6 @@ class LanguageArchitecture:
         """Layers whose keys and values others take."""
         return tuple(sorted({self.keys_of(number) for number in self.taking_layers}))
 
-    def kept_keys(self, number: int) -> tuple[int, ...]:
-        """Layers up to `number` whose keys and values a layer behind it takes."""
-        behind = {self.keys_of(later) for later in self.taking_layers if later > number}
-        return tuple(sorted(giver for giver in behind if giver <= number))
-
-    def carried(self, number: int, ranks: int, is_shared_out: bool) -> int:
-        """Tensors as large as the hidden states that travel beside those behind layer `number` (-1: behind the word
-        embedding): the first hidden states, and keys and values that are taken later, which fill up the last one.
-
-        On one of so many tensor-parallel `ranks`, of which each holds its part of the hidden states, or all of them.
-        """
-        if number == self.layers - 1:
-            return 0
-        numbers = 0
-        for giver in self.kept_keys(number):
-            layer = self.of_layer(giver)
-            numbers += 2 * layer.groups_on(ranks) * layer.head_dim
-        share = ranks if is_shared_out else 1
-        return -(-numbers * share // self.hidden_size) + (self.layer_inputs is not None)
-
     @property
     def without_experts(self) -> "LanguageArchitecture":
         """As layers in front of those with experts have it."""

@@ -32,11 +32,11 @@ from omnibal_ext.chain import (
     VISION_KINDS,
     GradientMode,
     cost_kinds,
-    features_after,
     gradient_mode,
 )
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
+from omnibal_ext.flow import features_after
 from omnibal_ext.formats import MEASURED, PROFILE, PROFILE_COUNTS
 from omnibal_ext.reading.checks import integer, is_number, listing, shown
 from omnibal_ext.reading.seal import check_if_sealed, sealed
