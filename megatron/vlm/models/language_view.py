@@ -135,7 +135,8 @@ def _seen(
     cut = share.split
     together = _with_masks(cut.lengths, masks(cut.samples))
     exchange = HeadExchange(cut.rows, cut.order, share.team_rank, share.team, together)
-    own = _with_masks(batch.lengths[batch.split_segments :], masks(share.segments[batch.split_segments :]))
+    first = share.split_segments
+    own = _with_masks(batch.lengths[first:], masks(share.segments[first:]))
     return replace(own, rotation=rotation, exchange=exchange)
 
 
