@@ -67,12 +67,12 @@ def language_extras(
     if inputs := language.layer_inputs:
         yield Extra("first", words, layers)
         yield Extra("norm", words, layers, (inputs.width,), rows=0)
-    for giver in language.giving_layers:
-        takers = tuple(layers[number] for number in language.taking_layers if language.keys_of(number) == giver)
-        heads = language.of_layer(giver)
-        for name in ("key", "value"):
-            shape = (1, heads.groups_on(ranks), heads.head_dim)
-            yield Extra(f"{name} {giver}", layers[giver], takers, shape, ranks if is_shared_out else 1)
+    for giver, layer in enumerate(language.each_layer):
+        takers = [link for link, other in zip(layers, language.each_layer, strict=True) if other.keys_from == giver]
+        if takers and layer.attention:
+            shape = (1, layer.attention.groups_on(ranks), layer.attention.head_dim)
+            for name in (f"key {giver}", f"value {giver}"):
+                yield Extra(name, layers[giver], tuple(takers), shape, ranks if is_shared_out else 1)
 
 
 def blocks(extras: Iterable[Extra], width: int) -> int:

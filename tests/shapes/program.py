@@ -46,7 +46,8 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
 
     args = start(name, tensor)
     model = preset(name)
-    language = replace(model.language, layers=1, image_attention=False)  # masks are none of this device's
+    model = replace(model, language=replace(model.language, image_attention=False))  # masks are none of this device's
+    language = replace(model.language, layers=1)
     if language.sliding and language.far:  # one with a window, one without
         language = replace(language, layers=2, sliding=replace(language.sliding, layers=(0,)))
     if language.sliding and language.shared_keys:  # and as many that take their keys and values
@@ -66,7 +67,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     pack = replace(synthetic_pack(one, tiles, equal_lengths(tokens, 4)), sample_weights=weights)
     MoEAuxLossAutoScaler.main_loss_backward_scale = torch.ones(1, device="cuda")  # as in an iteration
     found = {}
-    for link, (kind, cost) in enumerate(zip(chain.kinds, one.cost_kinds, strict=True)):
+    for link, (kind, cost) in enumerate(zip(chain.kinds, names_in(model, one), strict=True)):
         stage = Stage(chain, link, link + 1)
         entering = None
         if link:
@@ -88,6 +89,18 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
         found |= {f"gpt {kind}": core_layer(config, pack) for kind, config in
                   (("vit", chain.vision), ("llm", chain.language))}  # fmt: skip
     return found
+
+
+def names_in(model: Any, one: Any) -> list[str]:
+    """What the costs of the layers of `one` stand under in `model`, of which it has one layer of every kind."""
+
+    def described(kind: str, layer: Any) -> tuple[str, Any]:
+        experts = getattr(layer, "experts", None)  # of which `one` has no layers without in front
+        return kind, replace(layer, experts=replace(experts, dense_layers=0)) if experts else layer
+
+    layers = zip(model.chain, model.layers, model.cost_kinds, strict=True)
+    names = {described(kind, layer): name for kind, layer, name in layers}
+    return [names[described(*pair)] for pair in zip(one.chain, one.layers, strict=True)]
 
 
 def without_beside(found: Answer, chain: Any, link: int, pack: Any) -> None:

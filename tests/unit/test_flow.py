@@ -19,9 +19,9 @@ def beside(model: Architecture, ranks: int, is_shared_out: bool) -> list[tuple[i
         seen[kind] += 1
         layer = seen["llm"] - 1
         waiting = [n for n, taken in enumerate(vision.feature_layers) if taken < seen["vit"] and n > layer]
-        later = range(layer + 1, language.layers)
-        givers = {language.keys_of(n) for n in later if language.keys_of(n) <= layer}
-        heads = [language.of_layer(giver) for giver in givers]
+        later = language.each_layer[layer + 1 :]
+        givers = {one.keys_from for one in later if one.keys_from is not None and one.keys_from <= layer}
+        heads = [one for giver in givers if (one := language.each_layer[giver].attention)]
         keys = sum(2 * max(1, one.groups_over(ranks) // ranks) * one.head_dim for one in heads)
         first = language.hidden_size if language.layer_inputs and seen["word_embed"] and later else 0
         gone = vision.side_by_side and seen["projector"]
