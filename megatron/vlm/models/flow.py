@@ -77,7 +77,8 @@ class Carrier:
 
     def _entering(self, link: int) -> list[Extra]:
         """Those in front of a link, in the order in which they are laid out."""
-        return sorted((one for one in self.extras if one.enters(link)), key=lambda one: bool(one.shape))
+        found = (one for one in self.extras if one.enters(link))
+        return sorted(found, key=lambda one: (bool(one.shape), not one.rows))  # kernels want aligned heads
 
 
 def _rows_apart(extras: list[Extra], width: int) -> int:
