@@ -75,7 +75,7 @@ class Architecture:
             )
         taken = self.vision.feature_layers
         ascending = all(a < b for a, b in pairwise((-1, *taken, self.vision.layers)))
-        if not ascending or self.streams > 1 + self.language.layers:
+        if not ascending or (len(taken) > self.language.layers and not self.vision.side_by_side):
             raise UserError(
                 f"model {self.name!r}: features of the ViT's layers {list(taken)}; supported: ascending numbers below "
                 f"{self.vision.layers}, no more than the {self.language.layers} language layers that they enter"
@@ -90,7 +90,7 @@ class Architecture:
     @property
     def streams(self) -> int:
         """Tensors of image tokens behind the projector: hidden states, and features that enter later."""
-        return 1 + len(self.vision.feature_layers) * (not self.vision.side_by_side)
+        return 1 + self.features_after[self.chain.index("projector")]
 
     @property
     def untied(self) -> bool:

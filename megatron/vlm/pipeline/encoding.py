@@ -205,7 +205,7 @@ class Encoding:
                 assign_units(pack.units, number, parts, tensor_ranks),
                 len(parts),
                 tensor_ranks,
-                1 + architecture.features_after[self.tower.plan.links - 1],
+                architecture.streams,
             )
             if self.here in parts:
                 made.parts[number] = replace(pack, iteration=made.iteration)

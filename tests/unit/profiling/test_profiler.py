@@ -4,7 +4,7 @@ import statistics
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -273,6 +273,15 @@ def test_samples_share_a_pack_evenly() -> None:
 def test_impossible_constants_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(UserError, match=name):
         Profile(**{**make_profile().__dict__, name: value}).validate()
+
+
+@pytest.mark.parametrize("layers", [(4,), (0, 1, 2, 3)])
+def test_features_that_nobody_gives_or_takes_are_refused(layers: tuple[int, ...]) -> None:
+    """Of four ViT layers, for three language layers."""
+    with pytest.raises(UserError, match="feature_layers"):
+        replace(make_profile(4, 3), feature_layers=layers).validate()
+    replace(make_profile(4, 3), feature_layers=(0, 1, 3)).validate()
+    replace(make_profile(4, 3), feature_layers=(0, 1, 2, 3), features_joined=True).validate()
 
 
 @pytest.mark.starts
