@@ -28,13 +28,13 @@ class Extra:
     takers: tuple[int, ...]
     """Links, ascending."""
     shape: tuple[int, ...] = ()
-    """Of one row; (): it is shaped as the hidden states are."""
+    """Of one row; (): the whole is shaped as the hidden states are."""
     rows: int = 1
-    """For every row of the hidden states; 0: of a shape it is one alone."""
+    """How many it has for each row of the hidden states; 0: it is one row, however many these are."""
     of_tower: bool = False
-    """Only packs have it that the tower has something to encode of."""
+    """Only packs that the tower encodes something of have it."""
     added: bool = False
-    """It is added to what its taker gives, which does not read it."""
+    """It is added to what its taker gives; the taker's module does not read it."""
 
     def enters(self, link: int) -> bool:
         """Whether it is on its way in front of a link."""
@@ -77,7 +77,7 @@ def language_extras(
 
 def blocks(extras: Iterable[Extra], width: int) -> int:
     """Tensors as large as the hidden states, of `width` numbers a row, that extras take; those with shapes of their own
-    fill up the last one. What is one alone is not counted."""
+    fill up the last one. Those of one row are not counted."""
     row = [prod(extra.of(1, width)) for extra in extras if extra.rows]
     return -(-sum(row) // width)
 

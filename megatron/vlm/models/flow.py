@@ -31,7 +31,7 @@ class Carrier:
     """Hands extras from link to link, and lays them out between stages."""
 
     extras: tuple[Extra, ...]
-    """Of the chain that such a pack has, as one tensor-parallel rank has them."""
+    """All that travel in a pack's chain, on one tensor-parallel rank."""
 
     def rows(self, link: int, rows: int, width: int) -> int:
         """Rows of the tensor that enters `link`, of so many of hidden states."""
@@ -82,5 +82,5 @@ class Carrier:
 
 
 def _rows_apart(extras: list[Extra], width: int) -> int:
-    """Rows of the extras that are one alone, whatever rows hidden states have."""
+    """Rows of the tensor between stages that extras of one row fill."""
     return -(-sum(prod(one.shape) for one in extras if not one.rows) // width)
