@@ -5,11 +5,11 @@ from typing import Any
 from omnibal_ext.families.family import Family, Model
 from omnibal_ext.families.fields import GENERAL, names
 from omnibal_ext.families.idefics3.config import read_idefics3
-from omnibal_ext.families.idefics3.names import connector_weights
 from omnibal_ext.families.idefics3.presets import PRESETS
 from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup, Places
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.tiles import clip_weights
+from omnibal_ext.families.weights import Weight
 
 _FIELDS: dict[str, Any] = {"image_token_id": 128257, "scale_factor": 2, "tie_word_embeddings": False}
 
@@ -27,7 +27,10 @@ class Markup(ImageMarkup):
         return "".join("".join((*line, "\n")) for line in lines) + "\n" * places.whole + super().image_text(Places())
 
 
-WEIGHTS = (*clip_weights(), *connector_weights())
+WEIGHTS = (
+    *clip_weights(last_norm=True),
+    Weight("projector", "linear.weight", ("connector.modality_projection.proj.weight",)),
+)
 VISION = Part(
     {
         "hidden_size": 1152,

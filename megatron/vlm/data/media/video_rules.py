@@ -39,28 +39,19 @@ class VideoRule(ABC):
 
     obeys: ClassVar[tuple[str, ...]] = ("fps", "min_frames", "max_frames")
     """The fields that decide how many frames are sampled."""
+    pace: ClassVar[str] = "{0.fps:g} frames a second, {0.min_frames} to {0.max_frames}"
+    """How many frames are seen, in words."""
+    fills_pairs: ClassVar[bool] = False
+    """Before frames are resized an odd one at the end is added again, and a step stands at its first frame's time."""
 
     def __str__(self) -> str:
         """As preprocessing prints it."""
         pixels = f"{self.min_pixels} to {self.max_pixels} pixels a {'video' if self.whole else 'frame'}"
-        return self.refused or f"{self.pace}, {pixels}"
-
-    @property
-    def pace(self) -> str:
-        """How many frames are seen, in words."""
-        return f"{self.fps:g} frames a second, {self.min_frames} to {self.max_frames}"
+        return self.refused or f"{self.pace.format(self)}, {pixels}"
 
     @abstractmethod
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
         """Numbers of the frames that are seen of `total`, `rate` a second; [] if there are too few."""
-
-    def step_time(self, first: float, second: float) -> float:
-        """Seconds of a step of frames at these."""
-        return (first + second) / 2
-
-    def resized(self, frames: int) -> int:
-        """How many of so many frames there are when they are resized."""
-        return frames
 
 
 def choose_frames(
@@ -78,7 +69,8 @@ def choose_frames(
     if not (frames := rule.sample(total, rate, seconds)):
         raise Rejected("too_few_frames", f"{seconds:.2g} seconds are too short to be seen, show it as an image")
     seen = [times[frame] for frame in (*frames, frames[-1])]
-    steps = tuple(rule.step_time(*seen[step : step + 2]) for step in range(0, len(frames), FRAMES))
+    second = 0 if rule.fills_pairs else 1
+    steps = tuple((seen[step] + seen[step + second]) / 2 for step in range(0, len(frames), FRAMES))
     a_step = FRAMES / (len(frames) / total * rate)
     return VideoFrames(
         tuple(frames), steps, a_step, rule.whole, tuple(files[frame] for frame in frames) if files else ()
@@ -90,7 +82,7 @@ def frame_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) 
     width, height = size
     side, counted, rounded = SQUARE * patch, 1, 1
     if rule.whole:
-        frames = rule.resized(frames)
+        frames += frames % FRAMES * rule.fills_pairs
         counted, rounded = frames, round(frames / FRAMES) * FRAMES
         width, height = grown(size, side)
     return square_grid(width, height, patch, rule.min_pixels, _most_pixels(rule, frames, side), counted, rounded)

@@ -20,11 +20,8 @@ class BySecond(VideoRule):
 
     sampling: str = "by second"
     obeys: ClassVar[tuple[str, ...]] = ("fps", "max_seconds")
-
-    @property
-    def pace(self) -> str:
-        """How many frames are seen, in words."""
-        return f"{self.fps:g} frames a second"
+    pace: ClassVar[str] = "{0.fps:g} frames a second"
+    fills_pairs: ClassVar[bool] = True
 
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
         """Without duplicates."""
@@ -37,14 +34,6 @@ class BySecond(VideoRule):
             found = [min(total - 1, ceil(time * rate)) for time in np.linspace(0, seconds, count)]
         return sorted(set(found))
 
-    def step_time(self, first: float, second: float) -> float:
-        """The first frame's."""
-        return first
-
-    def resized(self, frames: int) -> int:
-        """The last one is added again before."""
-        return frames + frames % FRAMES
-
 
 @dataclass(frozen=True, slots=True)
 class ByLength(BySecond):
@@ -52,11 +41,7 @@ class ByLength(BySecond):
 
     sampling: str = "by length"
     obeys: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def pace(self) -> str:
-        """How many frames are seen, in words."""
-        return "6 frames a second, fewer of long videos"
+    pace: ClassVar[str] = "6 frames a second, fewer of long videos"
 
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
         """At the pace of the length, without duplicates; spread evenly if that gives another number than wanted."""
