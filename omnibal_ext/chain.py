@@ -5,28 +5,16 @@
 A chain is the tuple of the layers' kinds; a layer's id is its place in it.
 """
 
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Literal
 
 KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
-FULL = "vit_full"
-"""What the costs of a ViT layer stand under that sees whole images among layers that see windows of them; in a chain it
-is a "vit" as those are."""
-LINEAR = "llm_linear"
-"""What the costs of a language layer of linear attention stand under; in a chain it is an "llm" as the others are."""
-FAR = "llm_far"
-"""The same of language layers without a window, whose heads are others than those of the layers with one."""
-DENSE = "llm_dense"
-"""What the costs of a language layer with one perceptron stand under among layers with experts."""
-TAKING, FAR_TAKING = "llm_taking", "llm_far_taking"
-"""The same of language layers that take their keys and values from an earlier layer; of `FAR` ones among them."""
-KIND_OF = {FULL: "vit", LINEAR: "llm", FAR: "llm", DENSE: "llm", TAKING: "llm", FAR_TAKING: "llm"}
-"""Names that costs and weights of some layers stand under, and what such a layer is in a chain."""
-SQUARED_KINDS = ("llm", FAR, DENSE, TAKING, FAR_TAKING)
-"""Kinds whose work grows with the squares of samples' lengths too."""
-VISION_KINDS = ("patch_embed", "vit", FULL, "projector")
+VISION_KINDS = ("patch_embed", "vit", "projector")
 """Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
+TOWER_KINDS = VISION_KINDS
+"""Kinds of towers' links: they pass a pack by that has nothing to encode."""
 RECOMPUTABLE_KINDS = ("vit", "llm")
 ADAPTABLE_KINDS = ("vit", "projector", "llm")
 """Kinds whose linear layers get adapters where their part has them."""
@@ -54,7 +42,7 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collect
     """
     frozen = {kind for part in frozen_parts for kind in PARTS[part]}
     adapted = {kind for kind in ADAPTABLE_KINDS if PART_OF[kind] in adapted_parts}
-    kind = KIND_OF.get(kind, kind)
+    kind = chain_kind(kind)
     if kind in adapted:
         return "adapted"
     if kind not in frozen:
@@ -63,41 +51,35 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collect
     return "frozen" if any(other not in frozen or other in adapted for other in earlier) else "idle"
 
 
-def features_after(chain: Sequence[str], feature_layers: Sequence[int], joined: bool = False) -> tuple[int, ...]:
-    """How many features travel beside the output of every layer: taken there or before, and not yet entered.
-
-    The outputs of the ViT layers `feature_layers` (numbers among the ViT's, ascending) enter one by one behind the
-    first language layers (DeepStack, arXiv 2406.04334), or, `joined`, the projector all at once.
-    """
-    counts, seen = [], Counter[str]()
-    for kind in chain:
-        seen[kind] += 1
-        taken = sum(layer < seen["vit"] for layer in feature_layers)
-        entered = taken * seen["projector"] if joined else seen["llm"]
-        counts.append(max(0, taken - entered))
-    return tuple(counts)
-
-
-def carried_after(chain: Sequence[str], behind: Sequence[int]) -> tuple[int, ...]:
-    """How many tensors as large as the hidden states travel beside the output of every layer, which language layers
-    read or gave: `behind` the word embedding, and behind every language layer."""
-    counts, seen = [], Counter[str]()
-    for kind in chain:
-        seen[kind] += 1
-        is_language = kind in ("word_embed", "llm") and len(behind) > seen["llm"]
-        counts.append(behind[seen["llm"]] if is_language else 0)
-    return tuple(counts)
-
-
-def cost_kinds(chain: Sequence[str], apart: Mapping[str, Collection[int]]) -> tuple[str, ...]:
-    """What the costs of every layer stand under; `apart` are layers by such a name, numbers among those that are alike
-    in the chain."""
-    names = {(KIND_OF[name], number): name for name, layers in apart.items() for number in layers}
+def cost_kinds(chain: Sequence[str], separate: Mapping[str, Collection[int]]) -> tuple[str, ...]:
+    """What the costs of every layer stand under: its kind, or the name in `separate` that has its number among those
+    of its kind in the chain."""
+    names = {(chain_kind(name), number): name for name, layers in separate.items() for number in layers}
     seen, kinds = Counter[str](), []
     for kind in chain:
         kinds.append(names.get((kind, seen[kind]), kind))
         seen[kind] += 1
     return tuple(kinds)
+
+
+def separate_layers(chain: Sequence[str], layers: Sequence[Hashable]) -> dict[str, tuple[int, ...]]:
+    """Layers that cost otherwise than the first of their kind, as `cost_kinds` reads them: equal ones under the name of
+    the first of them ("llm.3"). `layers`: a value for each layer of the chain."""
+    names: dict[tuple[str, Hashable], str] = {}
+    found: dict[str, list[int]] = {}
+    seen = Counter[str]()
+    for kind, layer in zip(chain, layers, strict=True):
+        name = names.setdefault((kind, layer), f"{kind}.{seen[kind]}" if seen[kind] else kind)
+        if name != kind:
+            found.setdefault(name, []).append(seen[kind])
+        seen[kind] += 1
+    return {name: tuple(numbers) for name, numbers in found.items()}
+
+
+def chain_kind(name: str) -> str:
+    """The kind in the chain of layers whose costs stand under `name`: "llm.3" is an "llm", and so is "llm_linear" of
+    older profiles."""
+    return name if name in KINDS else re.split("[._]", name)[0]
 
 
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -10,20 +11,11 @@ from typing import Any
 
 from omnibal_ext.architectures.fields import LATER, hashed
 from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.architectures.vision import VisionArchitecture
-from omnibal_ext.chain import (
-    DENSE,
-    FAR,
-    FAR_TAKING,
-    FULL,
-    LINEAR,
-    TAKING,
-    carried_after,
-    cost_kinds,
-    features_after,
-    layer_chain,
-)
+from omnibal_ext.chain import cost_kinds, layer_chain, separate_layers
 from omnibal_ext.errors import UserError
+from omnibal_ext.flow import Extra, blocks_after, features_after, language_extras, tower_extras
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ class Architecture:
             )
         taken = self.vision.feature_layers
         ascending = all(a < b for a, b in pairwise((-1, *taken, self.vision.layers)))
-        if not ascending or self.streams > 1 + self.language.layers:
+        if not ascending or (len(taken) > self.language.layers and not self.vision.side_by_side):
             raise UserError(
                 f"model {self.name!r}: features of the ViT's layers {list(taken)}; supported: ascending numbers below "
                 f"{self.vision.layers}, no more than the {self.language.layers} language layers that they enter"
@@ -98,7 +90,7 @@ class Architecture:
     @property
     def streams(self) -> int:
         """Tensors of image tokens behind the projector: hidden states, and features that enter later."""
-        return 1 + len(self.vision.feature_layers) * (not self.vision.side_by_side)
+        return 1 + self.features_after[self.chain.index("projector")]
 
     @property
     def untied(self) -> bool:
@@ -124,21 +116,33 @@ class Architecture:
         """The model as one flat list of layer kinds."""
         return layer_chain(self.vision.layers, self.language.layers)
 
-    @property
-    def layers_apart(self) -> dict[str, tuple[int, ...]]:
-        """Layers that differ from others of their kind in the chain: by the name that their costs and weights stand
-        under, numbers among that kind's."""
-        language = self.language
-        far, taking = set(language.far_layers), set(language.taking_layers)
-        found = {FULL: self.vision.full_layers, LINEAR: language.linear_layers, DENSE: language.dense_layers}
-        for name, layers in ((FAR, far - taking), (TAKING, taking - far), (FAR_TAKING, far & taking)):
-            found[name] = tuple(sorted(layers))
-        return {name: layers for name, layers in found.items() if layers}
+    @cached_property
+    def layers(self) -> tuple[Hashable, ...]:
+        """A value for each layer of the chain; equal ones of a kind have the same matrices and costs."""
+        sees_whole_images = [number in self.vision.full_layers for number in range(self.vision.layers)]
+        return (None, *sees_whole_images, None, None, *self.language.each_layer, None)
 
-    @property
+    def layer(self, name: str) -> Layer:
+        """The first language layer whose costs stand under `name`."""
+        found = self.layers[self.cost_kinds.index(name)]
+        assert isinstance(found, Layer)
+        return found
+
+    @cached_property
+    def layers_apart(self) -> dict[str, tuple[int, ...]]:
+        """Layers that differ from the first of their kind in the chain: by the name that their costs stand under,
+        numbers among that kind's."""
+        return separate_layers(self.chain, self.layers)
+
+    @cached_property
     def cost_kinds(self) -> tuple[str, ...]:
         """What the costs of every layer of the chain stand under."""
         return cost_kinds(self.chain, self.layers_apart)
+
+    def extras(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[Extra, ...]:
+        """What travels beside the hidden states, on one of so many tensor-parallel ranks."""
+        features = tower_extras(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
+        return (*features, *language_extras(self.chain, self.language, ranks, is_shared_out))
 
     @cached_property
     def features_after(self) -> tuple[int, ...]:
@@ -148,11 +152,8 @@ class Architecture:
     def carried_after(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[int, ...]:
         """How many tensors as large as the hidden states travel beside the output of every layer of the chain, on one
         of so many tensor-parallel ranks, which language layers read or gave; () where they do not."""
-        language = self.language
-        if language.layer_inputs is None and language.shared_keys is None:
-            return ()
-        behind = [language.carried(number, ranks, is_shared_out) for number in range(-1, language.layers)]
-        return carried_after(self.chain, behind)
+        extras = tuple(language_extras(self.chain, self.language, ranks, is_shared_out))
+        return blocks_after(extras, len(self.chain), self.language.hidden_size) if extras else ()
 
     @property
     def hash(self) -> str:

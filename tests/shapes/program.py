@@ -22,7 +22,6 @@ Answer = dict[str, Any]
 
 
 def main() -> None:
-    """Every preset on one machine."""
     kind, *words = sys.argv[1:]
     result = {}
     sizes = [words[place : place + 4] for place in range(0, len(words), 4)]
@@ -46,7 +45,8 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
 
     args = start(name, tensor)
     model = preset(name)
-    language = replace(model.language, layers=1, image_attention=False)  # masks are none of this device's
+    model = replace(model, language=replace(model.language, image_attention=False))  # masks are none of this device's
+    language = replace(model.language, layers=1)
     if language.sliding and language.far:  # one with a window, one without
         language = replace(language, layers=2, sliding=replace(language.sliding, layers=(0,)))
     if language.sliding and language.shared_keys:  # and as many that take their keys and values
@@ -66,13 +66,11 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     pack = replace(synthetic_pack(one, tiles, equal_lengths(tokens, 4)), sample_weights=weights)
     MoEAuxLossAutoScaler.main_loss_backward_scale = torch.ones(1, device="cuda")  # as in an iteration
     found = {}
-    for link, (kind, cost) in enumerate(zip(chain.kinds, one.cost_kinds, strict=True)):
+    for link, (kind, cost) in enumerate(zip(chain.kinds, names_in(model, one), strict=True)):
         stage = Stage(chain, link, link + 1)
         entering = None
         if link:
-            shape = list(chain.shape_before(link, pack))
-            if kind == "word_embed":
-                shape[0] = len(pack.image_positions) * (1 + chain.features_before(link, pack))
+            shape = chain.shape_before(link, pack, len(pack.image_positions) if kind == "word_embed" else None)
             entering = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         found[cost] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
         if kind in RECOMPUTABLE_KINDS:
@@ -92,18 +90,28 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     return found
 
 
+def names_in(model: Any, one: Any) -> list[str]:
+    """What the costs of the layers of `one` stand under in `model`, of which it has one layer of every kind."""
+
+    def described(kind: str, layer: Any) -> tuple[str, Any]:
+        experts = getattr(layer, "experts", None)  # of which `one` has no layers without in front
+        return kind, replace(layer, experts=replace(experts, dense_layers=0)) if experts else layer
+
+    layers = zip(model.chain, model.layers, model.cost_kinds, strict=True)
+    names = {described(kind, layer): name for kind, layer, name in layers}
+    return [names[described(*pair)] for pair in zip(one.chain, one.layers, strict=True)]
+
+
 def without_beside(found: Answer, chain: Any, link: int, pack: Any) -> None:
-    """What a layer reads of others lies in one tensor with the hidden states, and keys and values of it are laid out as
-    they were: a stage holds both once, however many layers read them."""
-    rows, _, width = chain.hidden_shape_before(link, pack) if chain.kinds[link] == "llm" else (0, 0, 0)
-    beside, arrived = 2 * width * chain.carrier.extra_rows(link, rows), 0
-    layer = chain.architecture.language.of_layer(chain.kinds[:link].count("llm"))
-    if beside and layer.takes_keys:
-        arrived = 2 * pack.tokens * 2 * layer.kv_heads * layer.head_dim
-    for way in (found, found.get("cheap"), found.get("adapted")):
-        if way:
-            way["kept"] -= beside + arrived
-    found["late"] -= beside
+    """What a layer reads of others lies in one tensor with the hidden states: a stage holds it once, however many
+    layers read it."""
+    if chain.kinds[link] == "llm":
+        rows, _, width = chain.hidden_shape_before(link, pack)
+        beside = 2 * width * (chain.shape_before(link, pack)[0] - rows)
+        for way in (found, found.get("cheap"), found.get("adapted")):
+            if way:
+                way["kept"] -= beside
+        found["late"] -= beside
 
 
 def start(name: str, tensor: int) -> Namespace:
@@ -171,7 +179,6 @@ def count(module: Any, forward: Callable[[], Any]) -> Answer:
 
 
 def held_until_w(module: Any, forward: Callable[[], Any]) -> int:
-    """Bytes that a split backward leaves for W."""
     import torch
 
     from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients

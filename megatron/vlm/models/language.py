@@ -17,13 +17,14 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.functional import dropout
 
+from megatron.vlm.families.gemma4.normed_values import KeysAsValues, NormedValues, QueriesAlone
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.core_attention import IsolatedAttention
-from megatron.vlm.models.attention.normed_values import KeysAsValues, NormedValues, QueriesAlone
 from megatron.vlm.models.attention.padding import loads_without_padding
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.cross_entropy import cap_logits, token_losses
 from megatron.vlm.models.draws import own_draws
+from megatron.vlm.models.exchange import features_to_tokens
 from megatron.vlm.models.language_view import LanguageView
 from megatron.vlm.models.layer_inputs import LayerInput
 from megatron.vlm.models.linear.gated_delta_net import GatedDeltaNet
@@ -34,6 +35,7 @@ from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules, perceptron_projections, projections, set_projections
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.layer import Attention, Layer
 from omnibal_ext.architectures.linear_attention import LinearAttention
 
 
@@ -62,45 +64,44 @@ class WordEmbedding(MegatronModule):
         inputs = architecture.language.layer_inputs
         self.inputs_norm = torch.nn.Parameter(torch.ones(inputs.width, dtype=config.params_dtype)) if inputs else None
 
-    def forward(self, image: Tensor, batch: Microbatch) -> Tensor:
-        """Image tokens [image tokens, 1, width] -> the pack [T, 1, width], under sequence parallelism this rank's."""
-        assert batch.image_positions is not None
+    def forward(self, image: Tensor, batch: Microbatch, *features: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Image tokens [image tokens, 1, width] -> the pack [T, 1, width], under sequence parallelism this rank's.
+
+        Then the same of each feature, zero at words; and, where layers have inputs, what all of these read.
+        """
+        if batch.shard is not None and batch.has_images:
+            image, *rest = features_to_tokens((image, *features), batch.shard)
+            features = tuple(rest)
         words = self.embedding(batch.input_ids)
         words = words if self.scale == 1 else words * self.scale
         words = dropout(words, self.config.hidden_dropout, self.training)
-        tokens = image.squeeze(1)
-        if self.newline is not None and batch.image_sources is not None:
-            tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])
-            if batch.image_weights is None:
-                tokens = tokens[batch.image_sources]
-            else:
-                mixed = zip(batch.image_sources.T, batch.image_weights.T, strict=True)
-                tokens = sum(tokens[source] * weight[:, None] for source, weight in mixed)
-        merged = words.index_copy(0, batch.image_positions, tokens.to(words.dtype)).unsqueeze(1)
-        return self._share(merged)
+        hidden = self._placed(words, self._in_order(image.squeeze(1), batch), batch)
+        extras = [self._placed(one.new_zeros(batch.tokens, one.shape[2]), one.squeeze(1), batch) for one in features]
+        if self.inputs_norm is not None:
+            extras += [hidden, tensor_parallel.copy_to_tensor_model_parallel_region(self.inputs_norm)]
+        return (hidden, *extras) if extras else hidden
 
-    def feature(self, image: Tensor, batch: Microbatch) -> Tensor:
-        """A feature of the image tokens [image tokens, 1, width] -> of the whole pack, zero at words; shaped as it."""
+    def _in_order(self, tokens: Tensor, batch: Microbatch) -> Tensor:
+        """Projected tokens -> the pack's image tokens, newlines among them."""
+        if self.newline is None or batch.image_sources is None:
+            return tokens
+        tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])
+        if batch.image_weights is None:
+            return tokens[batch.image_sources]
+        mixed = zip(batch.image_sources.T, batch.image_weights.T, strict=True)
+        return sum(tokens[source] * weight[:, None] for source, weight in mixed)
+
+    def _placed(self, words: Tensor, image: Tensor, batch: Microbatch) -> Tensor:
+        """Image tokens in their places among words; under sequence parallelism this rank's share of it all."""
         assert batch.image_positions is not None
-        words = image.new_zeros(batch.tokens, image.shape[-1])
-        return self._share(words.index_copy(0, batch.image_positions, image.squeeze(1)).unsqueeze(1))
-
-    def weight_of_inputs(self) -> Tensor | None:
-        """Of the norm which all layers' inputs have in common, each rank of its numbers of them."""
-        weight = self.inputs_norm
-        return None if weight is None else tensor_parallel.copy_to_tensor_model_parallel_region(weight)
-
-    def _share(self, whole: Tensor) -> Tensor:
+        whole = words.index_copy(0, batch.image_positions, image.to(words.dtype)).unsqueeze(1)
         return tensor_parallel.scatter_to_sequence_parallel_region(whole) if self.sequence_parallel else whole
 
 
 class LanguageLayer(TransformerLayer):
     """Core's transformer layer over a pack: [T, 1, width] -> the same."""
 
-    slides = False
-    """A token sees no further back than the model's window."""
-    linear = False
-    """A state is carried from token to token, in the place of attention."""
+    mixer: Attention | LinearAttention
     scalar: Tensor | None
     """What the layer gives is multiplied with."""
     routes = True
@@ -111,25 +112,23 @@ class LanguageLayer(TransformerLayer):
     def place(self, language: LanguageArchitecture, number: int) -> None:
         """Say which of the language model's layers this is."""
         self.register_buffer("scalar", torch.ones(1, dtype=self.config.params_dtype) if language.layer_scalar else None)
-        self.slides = language.sliding is not None and number in language.sliding.layers
-        self.linear = number in language.linear_layers
-        self.routes = language.of_layer(number).experts is not None
+        layer = language.each_layer[number]
+        self.mixer, self.routes = layer.mixer, layer.experts is not None
         if isinstance(self.self_attention, NormedValues):
-            self.self_attention.gives = number in language.giving_layers
+            self.self_attention.gives = any(other.keys_from == number for other in language.each_layer)
         inputs = language.layer_inputs
         self.input = LayerInput(self.config, inputs) if inputs else None
 
     def forward(
-        self, hidden: Tensor, batch: Microbatch, view: LanguageView, *carried: Tensor
-    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        self, hidden: Tensor, batch: Microbatch, view: LanguageView, *extras: Tensor
+    ) -> Tensor | tuple[Tensor, ...]:
         """[T, 1, width] -> the same; of a layer whose keys and values others take, these too.
 
-        `carried` is what `Carried.read_by` says of this layer.
+        `extras`: the first hidden states and a norm's weight where it has an input, key and value where it takes them.
         """
-        seen = view.runs if self.linear else view.near if self.slides else view.far
-        if isinstance(attention := self.self_attention, QueriesAlone):
-            *rest, key, value = carried
-            carried, attention.taken = tuple(rest), (key, value)
+        seen = view.runs if isinstance(self.mixer, LinearAttention) else view.seen[self.mixer.window]
+        if isinstance(self.self_attention, QueriesAlone):
+            self.self_attention.taken = extras[-2:]
         with own_draws(self), get_fp8_context(self.config, self.layer_number - 1):
             out: Tensor = super().forward(
                 hidden,
@@ -137,19 +136,16 @@ class LanguageLayer(TransformerLayer):
                 packed_seq_params=seen,
                 padding_mask=view.balance if self.routes else None,
             )[0]
-        if isinstance(attention, QueriesAlone):
-            attention.taken = None  # else it would hold this pack's until the next one comes
-        if self.input is not None and view.words is not None:
-            out = self.input(out, view.words, *carried)
+        out = out if self.input is None else self.input(out, view.words, *extras[:2])
         out = out if self.scalar is None else out * self.scalar
-        if not isinstance(attention, NormedValues) or attention.given is None:
-            return out
-        (key, value), attention.given = attention.given, None
-        return out, key, value
+        given = self.self_attention.give() if isinstance(self.self_attention, NormedValues) else ()
+        return (out, *given) if given else out
 
 
-def language_layer_config(config: TransformerConfig, architecture: LanguageArchitecture) -> TransformerConfig:
-    """The configuration of a layer that is as `architecture` says.
+def language_layer_config(
+    config: TransformerConfig, language: LanguageArchitecture, described: Layer
+) -> TransformerConfig:
+    """The configuration of a layer that is as `described`.
 
     Core would sum gradients of all QK-norms if the model's own said that there are some.
 
@@ -157,44 +153,44 @@ def language_layer_config(config: TransformerConfig, architecture: LanguageArchi
     host four times as long.
     """
     layer = copy(config)
-    layer.qk_layernorm = architecture.qk_norm
-    groups = architecture.groups_over(config.tensor_model_parallel_size)
-    layer.num_query_groups, layer.kv_channels = groups, architecture.head_dim
-    layer.num_attention_heads = groups * (architecture.heads // architecture.kv_heads)
+    layer.qk_layernorm = language.qk_norm
+    if attention := described.attention:
+        groups = attention.groups_over(config.tensor_model_parallel_size)
+        layer.num_query_groups, layer.kv_channels = groups, attention.head_dim
+        layer.num_attention_heads = groups * (attention.heads // attention.kv_heads)
     layer.bias_dropout_fusion = config.bias_dropout_fusion and config.hidden_dropout > 0
-    if not architecture.experts:
-        layer.ffn_hidden_size, layer.num_moe_experts = architecture.ffn_hidden_size, None
+    if not described.experts:
+        layer.ffn_hidden_size, layer.num_moe_experts = described.ffn_hidden_size, None
     return layer
 
 
 def language_layer_spec(
-    config: TransformerConfig, architecture: LanguageArchitecture, again: bool, number: int
+    config: TransformerConfig, language: LanguageArchitecture, layer: Layer, again: bool
 ) -> ModuleSpec:
-    """Core's layer with attention isolated per sample or linear attention, as layer `number` has it, and, where the
-    model has them, QK-norm of every head, norms behind both branches, experts. `again`: built so that its cheap outputs
-    can be computed again."""
-    submodules, architecture = layer_submodules(config, again), architecture.of_layer(number)
-    if architecture.branch_norms:
+    """Core's layer with attention isolated per sample or linear attention and, where the layer has them, QK-norm of
+    every head, norms behind both branches, experts. `again`: built so that its cheap outputs can be computed again."""
+    submodules = layer_submodules(config, again)
+    if language.branch_norms:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
-    if architecture.activation != "silu":
+    if language.activation != "silu":
         submodules.mlp = partial(Perceptron.as_mlp_submodule, **submodules.mlp.keywords)
-    if (experts := architecture.experts) and experts.beside:
+    if (experts := layer.experts) and experts.beside:
         submodules.mlp = beside_builder(perceptron_projections(config), experts.beside)
         submodules.pre_mlp_layernorm = IdentityOp
     elif experts:
         submodules.mlp, submodules.pre_mlp_layernorm = experts_builder(perceptron_projections(config)), build_norm
-    if architecture.linear and number in architecture.linear.layers:
-        submodules.self_attention = linear_attention_spec(config, architecture.linear, again)
+    if isinstance(mixer := layer.mixer, LinearAttention):
+        submodules.self_attention = linear_attention_spec(config, mixer, again)
         return ModuleSpec(LanguageLayer, submodules=submodules)
     attention = submodules.self_attention.submodules
-    attention.core_attention = ModuleSpec(IsolatedAttention, params={"cap": architecture.score_cap})
-    less = 2 if architecture.takes_keys else int(architecture.keys_are_values)
+    attention.core_attention = ModuleSpec(IsolatedAttention, params={"cap": language.score_cap})
+    less = 2 if mixer.reads_keys else int(mixer.keys_are_values)
     own = {"heads_less": less} if less else {}
-    set_projections(attention, config, architecture.kv_heads, architecture.qkv_bias, again, **own)
-    if architecture.value_norm:
+    set_projections(attention, config, mixer.kv_heads, language.qkv_bias, again, **own)
+    if language.value_norm:
         submodules.self_attention.module = (NormedValues, KeysAsValues, QueriesAlone)[less]
     attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if config.qk_layernorm else IdentityOp
-    if architecture.takes_keys:
+    if mixer.reads_keys:
         attention.k_layernorm = IdentityOp
     return ModuleSpec(LanguageLayer, submodules=submodules)
 
