@@ -21,8 +21,8 @@ GENERATION = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
 
 class _Sandbox(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Values of `loop` and of a namespace are harmless; to check each takes as long as all else."""
-        if type(obj) is LoopContext and not attribute.startswith("_"):
+        """Values of `loop` are harmless, and to check each takes long."""
+        if type(obj) is LoopContext and hasattr(LoopContext, attribute) and not attribute.startswith("_"):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
