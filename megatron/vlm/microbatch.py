@@ -175,9 +175,7 @@ class Microbatch:
     pixel_statistics: PixelStatistics | None = None  # to normalise the loader's pixels
     input_ids: Tensor | None = None  # [T]
     image_positions: Tensor | None = None  # [image tokens], into input_ids
-    image_sources: Tensor | None = (
-        None  # [image tokens] or [.., 4], indices of projected tokens, -1: newline; None: in order
-    )
+    image_sources: Tensor | None = None  # [image tokens] or [.., 4], projected tokens, -1: newline; None: in order
     image_weights: Tensor | None = None  # [image tokens, 4] with 4 sources: their weights in a token
     labels: Tensor | None = None  # [T]
     supervised: Tensor | None = None  # [counted tokens], into labels; None: the loss of every token is computed
