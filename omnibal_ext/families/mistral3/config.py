@@ -17,7 +17,7 @@ def read_mistral3(name: str, config: Section) -> Architecture:
     config.must(projector_hidden_act="gelu", vision_feature_layer=-1, spatial_merge_size=2)
     tower, text = config.inner("vision_config", "pixtral"), config.inner("text_config", "mistral")
     tower.must_be("pixtral")
-    text.must_be("mistral")
+    text.must_be("mistral", "ministral3")
     return Architecture(
         name,
         _vision(tower),
@@ -26,7 +26,7 @@ def read_mistral3(name: str, config: Section) -> Architecture:
         projector_bias=config.take("multimodal_projector_bias", flag),
         tied=tied(config),
         prompt=PromptFormat("mistral", config.take("image_token_index", TOKEN), "mistral-v7", "native_edge"),
-        types=("mistral3", "mistral"),
+        types=("mistral3", text["model_type"]),
     )
 
 

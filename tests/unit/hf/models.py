@@ -89,6 +89,14 @@ VIP = [-2, -4, 1]
 QWEN = {**TEXT, "model_type": "qwen2"}
 QWEN3 = {**TEXT, "model_type": "qwen3", "head_dim": 16}
 MISTRAL = {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": 512}
+MINISTRAL = {
+    **TEXT, "model_type": "ministral3", "head_dim": 16, "pad_token_id": None,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, **YARN, "mscale": 1.0, "mscale_all_dim": 0.5,
+        "llama_4_scaling_beta": 0.4,
+    },
+}  # fmt: skip
+"""Beyond 16 tokens queries are scaled."""
 
 GEMMA = {
     **TEXT,
@@ -532,6 +540,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         MISTRAL,
         {"multimodal_projector_bias": True},
     ),
+    "ministral 3": ("Mistral3", PIXTRAL, MINISTRAL, {"tie_word_embeddings": False}),
     "glm-4.1v": ("Glm4v", GLM_VIT, GLM_TEXT, {}),
     "glm-4.6v dense, tied, biases": (
         "Glm46V",
