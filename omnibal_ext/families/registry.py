@@ -10,6 +10,7 @@ from omnibal_ext.families.gemma4_unified.family import FAMILY as GEMMA4_UNIFIED
 from omnibal_ext.families.glm_v.family import FAMILY as GLM_V
 from omnibal_ext.families.idefics3.family import FAMILY as IDEFICS3
 from omnibal_ext.families.internvl.family import FAMILY as INTERNVL
+from omnibal_ext.families.lighton_ocr.family import FAMILY as LIGHTON_OCR
 from omnibal_ext.families.llava.family import FAMILY as LLAVA
 from omnibal_ext.families.mistral3.family import FAMILY as MISTRAL3
 from omnibal_ext.families.paligemma.family import FAMILY as PALIGEMMA
@@ -20,7 +21,8 @@ from omnibal_ext.families.towers.languages import LANGUAGES
 from omnibal_ext.families.towers.tiles import TOWERS
 
 FAMILIES: tuple[Family, ...] = (
-    INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3, GEMMA4, GEMMA4_UNIFIED, MISTRAL3, GLM_V, IDEFICS3, PALIGEMMA
+    INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3, GEMMA4, GEMMA4_UNIFIED, MISTRAL3, GLM_V, IDEFICS3, PALIGEMMA,
+    LIGHTON_OCR,
 )  # fmt: skip
 MODELS: Mapping[str, Model] = {kind: model for family in FAMILIES for kind, model in family.models.items()}
 """Model types of whole models."""

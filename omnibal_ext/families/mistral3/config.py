@@ -20,7 +20,7 @@ def read_mistral3(name: str, config: Section) -> Architecture:
     text.must_be("mistral", "ministral3")
     return Architecture(
         name,
-        _vision(tower),
+        read_pixtral(tower),
         read_language(text),
         merger="matrix",
         projector_bias=config.take("multimodal_projector_bias", flag),
@@ -30,7 +30,8 @@ def read_mistral3(name: str, config: Section) -> Architecture:
     )
 
 
-def _vision(tower: Section) -> VisionArchitecture:
+def read_pixtral(tower: Section) -> VisionArchitecture:
+    """The ViT of a section of type pixtral. Raises UserError naming a field that cannot be honoured."""
     tower.must(num_channels=3, attention_dropout=0.0)
     width, heads, patch = (
         tower.take(*field) for field in (("hidden_size", WIDTH), ("num_attention_heads", HEADS), ("patch_size", SIDE))

@@ -541,6 +541,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"multimodal_projector_bias": True},
     ),
     "ministral 3": ("Mistral3", PIXTRAL, MINISTRAL, {"tie_word_embeddings": False}),
+    "lighton ocr": ("LightOnOcr", PIXTRAL, QWEN3, {}),
     "glm-4.1v": ("Glm4v", GLM_VIT, GLM_TEXT, {}),
     "glm-4.6v dense, tied, biases": (
         "Glm46V",
@@ -614,7 +615,7 @@ def config_fields(family: str) -> dict[str, Any]:
     prefix, vision, text, fields = FAMILIES[family]
     if prefix.startswith(("Qwen", "Glm", "Gemma4")):
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
-    elif prefix in ("Idefics3", "SmolVLM"):
+    elif prefix in ("Idefics3", "SmolVLM", "LightOnOcr"):
         fields = {"image_token_id": IMAGE_TOKEN, **fields}
     elif prefix == "InternVL":
         fields = {"image_token_id": IMAGE_TOKEN, **fields}

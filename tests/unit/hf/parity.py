@@ -271,7 +271,7 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
             images = _with_positions(sample, theirs.config.vision_config.pooling_kernel_size)
         elif sample.shown and theirs.config.model_type == "gemma4_unified":
             images = _with_positions(sample, 1, half=False)
-        elif sample.shown and theirs.config.model_type == "mistral3":
+        elif sample.shown and theirs.config.model_type in ("mistral3", "lighton_ocr"):
             images = _whole_pictures(sample)
         elif sample.shown:
             images = _at_native_resolution(sample, theirs.config.model_type)
