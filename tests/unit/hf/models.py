@@ -569,6 +569,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         },
         {"tie_word_embeddings": True},
     ),
+    "glm ocr": (
+        "GlmOcr",
+        {**GLM_VIT, "intermediate_size": 56},
+        {**GLM_TEXT, "head_dim": 16, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
+        {},
+    ),
+    "glm ocr without biases, tied": (
+        "GlmOcr",
+        {**GLM_VIT, "attention_bias": False, "hidden_act": "gelu"},
+        GLM_TEXT,
+        {"tie_word_embeddings": True},
+    ),
     "qwen2-vl": ("Qwen2VL", QWEN2_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl": ("Qwen2_5_VL", QWEN2_5_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl tied": (
