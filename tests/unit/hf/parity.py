@@ -222,8 +222,8 @@ def padded(batch: Microbatch, multiple: int) -> Microbatch:
 def packed_at_native_resolution(
     native: NativeResolution, per_sample: Sequence[Sequence[tuple[float, ...]]], apart: bool = False
 ) -> tuple[Microbatch, list[Sample]]:
-    """The same of images and videos of the sizes given, in squares. Between the steps of a video Qwen3-VL has words, and
-    so have models that are told `apart`."""
+    """The same of images and videos of the sizes given, in squares. Between a video's steps Qwen3-VL has words, and so
+    have models that are told `apart`."""
     generator, samples, places, begin = torch.Generator().manual_seed(5), [], [], 0
     apart, filmed = (
         apart or native.learned_positions is not None,
