@@ -81,8 +81,10 @@ def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, 
 def language_layer(
     language: LanguageArchitecture, layer: Layer, ranks: int = 1, one_matrix: bool = False
 ) -> tuple[Matrix, ...]:
-    """Of a language layer; `one_matrix`: gate and up are one in Hugging Face too, with one adapter. Linear attention's layers have no adapters, and
-    among layers with experts attention alone."""
+    """Of a language layer; `one_matrix`: gate and up are one in Hugging Face too, with one adapter.
+
+    Linear attention's layers have no adapters; in models with experts attention alone has.
+    """
     width = language.hidden_size
     if isinstance(layer.mixer, LinearAttention):
         mixer = _linear_attention(width, layer.mixer, ranks)
