@@ -22,7 +22,6 @@ Answer = dict[str, Any]
 
 
 def main() -> None:
-    """Every preset on one machine."""
     kind, *words = sys.argv[1:]
     result = {}
     sizes = [words[place : place + 4] for place in range(0, len(words), 4)]
@@ -180,7 +179,6 @@ def count(module: Any, forward: Callable[[], Any]) -> Answer:
 
 
 def held_until_w(module: Any, forward: Callable[[], Any]) -> int:
-    """Bytes that a split backward leaves for W."""
     import torch
 
     from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients

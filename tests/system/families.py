@@ -42,8 +42,6 @@ IMAGE_INDEX = {"image_token_index": "<image>"}
 
 @dataclass(frozen=True)
 class Family:
-    """A folder: of the model, and beside it."""
-
     name: str
     """How transformers' classes begin."""
     vision: Fields
@@ -64,7 +62,6 @@ class Family:
 
     @property
     def sees_films(self) -> bool:
-        """Whether conversations about videos are for it."""
         return "video_preprocessor_config.json" in self.files
 
 
@@ -170,7 +167,6 @@ def build(family: str, demo: Path, folder: Path) -> None:
 
 
 def save_model(name: str, folder: Path, tokenizer: Path) -> None:
-    """As it would have been published."""
     family = FAMILIES[name]
     folder.mkdir()
     shutil.copyfile(tokenizer, folder / "tokenizer.model")

@@ -21,7 +21,7 @@ from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import KindMeasurement, _consecutive, fit_seconds
 from megatron.vlm.profiling.profiler import ProfileJob, fit_line, measure_profile, seconds_of_weights, step_seconds
 from megatron.vlm.profiling.stopwatch import WARM_UP, Run, Stopwatch, at_usual_pace
-from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
+from megatron.vlm.profiling.synthetic import synthetic_pack
 from megatron.vlm.profiling.transfers import TransferCosts
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
@@ -171,8 +171,6 @@ class Kind:
 
 
 class Watch:
-    """Runs everything once."""
-
     disturbed: ClassVar = {"vit": "1 of 9"}
 
     def __init__(self, steps: int) -> None:
@@ -262,10 +260,6 @@ def test_layers_are_measured_as_the_job_runs_them(shared: bool) -> None:
     flags = ProfileJob("tiny", 1, 1, tensor_parallel=2, sequence_parallel=shared, bf16=True).flags()
     assert ("--sequence-parallel" in flags) == shared
     assert {"--bf16", "--tensor-model-parallel-size"} <= set(flags)
-
-
-def test_samples_share_a_pack_evenly() -> None:
-    assert equal_lengths(10, 4) == [3, 3, 2, 2]
 
 
 @pytest.mark.parametrize("name", ["transfer_latency_seconds", "action_seconds", "iteration_seconds", "overhead_bytes"])
