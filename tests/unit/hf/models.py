@@ -236,6 +236,7 @@ GLM_TEXT = {
     "num_hidden_layers": 3,
     "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.5},
 }
+GLM_OCR_TEXT = {**GLM_TEXT, "head_dim": 16, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}
 GLM_MOE_TEXT = {
     **GLM_TEXT,
     "head_dim": 16,
@@ -572,7 +573,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "glm ocr": (
         "GlmOcr",
         {**GLM_VIT, "intermediate_size": 56},
-        {**GLM_TEXT, "head_dim": 16, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
+        GLM_OCR_TEXT,
         {},
     ),
     "glm ocr without biases, tied": (
