@@ -33,7 +33,7 @@ class Segments(PackedSeqParams):
     causal: bool = True
     masks: tuple[Tensor | None, ...] = ()
     """For each segment a bias [length, length] added to its scores instead of `causal`, or None; (): for none."""
-    rotation: tuple[Tensor, Tensor] | None = None
+    rotation: tuple[Tensor, Tensor, Tensor | None] | None = None
     """RoPE angles of each row (`models.rotation`); None: no rotation."""
     exchange: "HeadExchange | None" = None
     """For the first rows, of samples split over several ranks; None: no sample is split."""
@@ -76,7 +76,7 @@ def segments_of(
     lengths: Sequence[int],
     causal: bool = True,
     masks: tuple[Tensor | None, ...] = (),
-    rotation: tuple[Tensor, Tensor] | None = None,
+    rotation: tuple[Tensor, Tensor, Tensor | None] | None = None,
 ) -> Segments:
     """Consecutive segments of these lengths, on this rank's device."""
     boundaries = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)

@@ -81,7 +81,10 @@ def _vit_work(architecture: Architecture, sees_whole_images: bool, tiles: int, t
     weights = sum(matrix.weights for matrix in matrices_of(architecture, t)["vit"])
     # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
     inside_h = 2 * heads_h + 2 * (heads_h - h)
-    inner, normed = (2 + vision.gated) * vision.ffn_hidden_size, 2 * vision.qk_norm + 3 * vision.head_norms
+    inner, normed = (
+        (2 + vision.gated) * vision.ffn_hidden_size,
+        2 * (vision.qk_norm or vision.query_key_norms) + 3 * vision.head_norms,
+    )
     others = 2 * normed + 4 * vision.layer_scale + 4 * vision.branch_norms
     numbers = kept(h, inside_h, inner, (normed + 2 * vision.branch_norms) * h, vision.layer_scale)
     # Before and behind what is clamped; at the activation function one kernel does it.
