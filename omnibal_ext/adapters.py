@@ -115,7 +115,7 @@ def check_adapters(adapters: Adapters, architecture: Architecture) -> None:
 NUMBERS = (Interval("[1, 65536]", "lora_rank"),)
 NEEDS = (
     Need("lora_targets", "--lora-rank", lambda arguments: arguments.lora_rank),
-    Need("freeze", "no --lora-rank beside it, which freezes all but the adapters", lambda args: not args.lora_rank),
+    Need("freeze", "to be given without --lora-rank, which freezes all weights", lambda args: not args.lora_rank),
 )
 
 
