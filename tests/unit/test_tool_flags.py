@@ -67,7 +67,7 @@ NEEDS = {
         ("--analytic a100 --steps 7", "--steps 7 needs to be given without --analytic"),
         (
             "--analytic a100 --tower-profile whole.json",
-            "--tower-profile whole.json needs to be given without --analytic",
+            "whole.json needs to be given without --analytic",
         ),
         ("--analytic a100 --force", "--force needs to be given without --analytic"),
         ("--lora-targets vit llm", "--lora-targets vit llm needs --lora-rank"),
