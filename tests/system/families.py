@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.templates import TEMPLATES
+from megatron.vlm.data.templates import chat_template
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from tests.unit.data.clips import TURNS as FILMED
 from tests.unit.data.clips import noise, write_frames, write_video
@@ -42,8 +42,6 @@ IMAGE_INDEX = {"image_token_index": "<image>"}
 
 @dataclass(frozen=True)
 class Family:
-    """A folder: of the model, and beside it."""
-
     name: str
     """How transformers' classes begin."""
     vision: Fields
@@ -64,7 +62,6 @@ class Family:
 
     @property
     def sees_films(self) -> bool:
-        """Whether conversations about videos are for it."""
         return "video_preprocessor_config.json" in self.files
 
 
@@ -170,14 +167,13 @@ def build(family: str, demo: Path, folder: Path) -> None:
 
 
 def save_model(name: str, folder: Path, tokenizer: Path) -> None:
-    """As it would have been published."""
     family = FAMILIES[name]
     folder.mkdir()
     shutil.copyfile(tokenizer, folder / "tokenizer.model")
     torch.manual_seed(0)
     template, markup = family.words
     special = MARKUPS[markup].tokens if markup else tuple(family.tokens.values())
-    loaded = load_tokenizer(tokenizer, (*TEMPLATES[template].tokens, *special)) if family.tokens else None
+    loaded = load_tokenizer(tokenizer, (*chat_template(template).tokens, *special)) if family.tokens else None
     tokens = {name: loaded.token_id(token) for name, token in family.tokens.items()} if loaded else {}
     config = getattr(transformers, f"{family.name}Config")(
         vision_config=dict(family.vision), text_config=dict(family.text), **tokens, **family.more

@@ -125,7 +125,6 @@ def parser_of(tool: str, monkeypatch: pytest.MonkeyPatch) -> ToolParser:
 
 
 def numbers_of(parser: ToolParser) -> dict[str, Action]:
-    """Its flags that take numbers."""
     actions = {action.dest: action for action in parser._actions}
     return {name: a for name, a in actions.items() if a.type not in (None, str, Path) and name not in CHECKED_AS_READ}
 

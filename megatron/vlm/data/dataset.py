@@ -24,13 +24,14 @@ from torch.utils.data import Dataset
 
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.manifest import check_manifest, read_images
-from megatron.vlm.data.media.anyres import FeatureOrder, feature_order
 from megatron.vlm.data.media.crc import ChangedError
+from megatron.vlm.data.media.features import FeatureOrder
 from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization, load_rgb
-from megatron.vlm.data.media.tiles import RULES, Rule, TiledImage, cut_tiles, places_of
+from megatron.vlm.data.media.tiling import TiledImage, TilingRule
 from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
+from megatron.vlm.families.media import TILINGS
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import verify_checksums
 from omnibal_ext.files.folders import refuse_without_manifest
@@ -129,7 +130,7 @@ class ChatDataset(Dataset):
         return [self._order(image) for image in self.images(sample)]
 
     def _order(self, image: TiledImage) -> FeatureOrder:
-        return feature_order(image, self.manifest["tiling"]["rule"], self.manifest["tokens_per_tile"])
+        return self.rule.order(image, self.manifest["tokens_per_tile"])
 
     def image_starts(self, sample: int) -> list[int]:
         """The index in `text` of the first token of each run of image tokens."""
@@ -144,8 +145,7 @@ class ChatDataset(Dataset):
 
     def _repeats(self, sample: int) -> list[int]:
         """The length of each run of image tokens: of an image, of each of its rows or tiles, or of a video's step."""
-        rule = self.manifest["tiling"]["rule"]
-        shown = [(len(self._order(image)), places_of(image, rule).count) for image in self.images(sample)]
+        shown = [(len(self._order(image)), self.rule.places(image).count) for image in self.images(sample)]
         return [features // places for features, places in shown for _ in range(places)]
 
     @property
@@ -155,9 +155,9 @@ class ChatDataset(Dataset):
         return [token for token in tokens if token is not None]
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> TilingRule:
         """How images were cut."""
-        return RULES[self.manifest["tiling"]["rule"]]
+        return TILINGS[self.manifest["tiling"]["rule"]]
 
     @property
     def normalization(self) -> Normalization:
@@ -183,21 +183,19 @@ class ChatDataset(Dataset):
 
     def image_tiles(self, sample: int, image: TiledImage) -> NDArray[np.uint8]:
         """As `tiles`, of one of a sample's `images`; only a video's tiles have a frames dimension."""
-        size, rule = self.manifest["tile_size"], self.manifest["tiling"]["rule"]
+        size = self.manifest["tile_size"]
         image = image if self.checks_images else replace(image, crcs=())
         source = self._sources.entry(sample)
         root = Path(source["image_root"] or "")
         path = Path(source["path"]) if image.place else root / image.path
         try:
-            return _video_tiles(root, path, image, size) if image.film else _image_tiles(path, image, size, rule)
+            if image.film:
+                return _video_tiles(root, path, image, size)
+            return self.rule.cut(load_rgb(path, image.place, *image.crcs), image, size)
         except ChangedError as error:
             raise UserError(f"{error}; sample {sample} of {self.folder}") from error
         except Exception as error:  # Pillow's and FFmpeg's readers raise nearly anything on a damaged file
             raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
-
-
-def _image_tiles(path: Path, image: TiledImage, size: int, rule: str) -> NDArray[np.uint8]:
-    return cut_tiles(load_rgb(path, image.place, *image.crcs), image, size, rule)
 
 
 def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiles import FRAMES, TiledImage
+from megatron.vlm.data.media.tiling import FRAMES, TiledImage
 from megatron.vlm.data.media.videos import join_tiles
 from megatron.vlm.microbatch import Grid, Microbatch
 from omnibal_ext.errors import UserError

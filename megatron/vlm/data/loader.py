@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from megatron.vlm import platform
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.anyres import order_tensors
-from megatron.vlm.data.media.tiles import FRAMES
+from megatron.vlm.data.media.features import order_tensors
+from megatron.vlm.data.media.tiling import FRAMES
 from megatron.vlm.data.media.videos import join_tiles
 from megatron.vlm.data.pack_images import PackImages, SampleTiles
 from megatron.vlm.data.pack_shard import shard_of, with_filler

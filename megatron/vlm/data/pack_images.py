@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiles import SQUARE
+from megatron.vlm.data.media.tiling import SQUARE
 from megatron.vlm.microbatch import Grid
 
 

@@ -190,18 +190,6 @@ def test_a_plan_beside_is_a_plan_that_the_report_reads_back(schedule: str, train
     assert {piece.part for span in of_parts for piece in span.pieces} == {"vit", "other"}
 
 
-def test_annealed_places_are_never_slower_than_first_and_last() -> None:
-    for seed in range(4):
-        whole = problem(seed, 3, 6, memory_bytes=1e6)
-        found, (best,) = plan_beside(whole, "layers", seconds=0.2)
-        assert found.lists is not None
-        assert found.beside is not None
-        alone = replace(found, lists=None, beside=None)
-        parts = tuple(((m + 1) % 3,) for m in range(6))
-        first = _with_places(whole, alone, found.beside, as_array(first_and_last(alone.schedule, Beside(parts)), 3, 6))
-        assert best.step_seconds <= first.step_seconds(best.layout) * (1 + 1e-9)
-
-
 def test_the_faster_road_is_taken_and_said() -> None:
     whole = problem(1, 2, 6)
     cut = find_plan(whole, "joint", seconds=0.2)[1][0].step_seconds

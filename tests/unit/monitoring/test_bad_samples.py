@@ -20,7 +20,7 @@ from megatron.core.utils import get_model_config
 from PIL import Image
 
 from megatron.vlm import pretrain
-from megatron.vlm.data.loader import PackLoader
+from megatron.vlm.data.loader import Needs, PackDataset, PackLoader
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring import bad_samples
 from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps
@@ -29,8 +29,10 @@ from megatron.vlm.monitoring.meters import TrainingMeter
 from megatron.vlm.monitoring.stage_meter import StageMeter
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.errors import UserError
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.run_metrics import training_intervals
 from omnibal_ext.schedules.actions import Action
+from tests.demo import demo_dataset, demo_packs
 from tests.distributed import harness
 from tests.distributed.harness import get_model
 from tests.unit.alone import megatron_alone
@@ -59,8 +61,6 @@ def case(trained: tuple[Trainer, Any], monkeypatch: pytest.MonkeyPatch) -> tuple
 
 
 class Written(list[Microbatch]):
-    """A dataset of packs that are there already."""
-
     reads_images = False
 
 
@@ -84,7 +84,6 @@ def packs() -> list[Microbatch]:
 def run(
     trainer: Trainer, model: Any, batches: list[Microbatch], training: bool = True, iteration: int = 7
 ) -> torch.Tensor:
-    """An iteration as Megatron's loop starts it; its gradients."""
     for module in model:
         module.zero_grad_buffer()
     source = PackLoader(Written(batches), range(len(batches)))  # type: ignore[arg-type]
@@ -95,7 +94,6 @@ def run(
 
 
 def optimizer_of(trainer: Trainer, model: Any, lr: float = 0.0, **settings: Any) -> Any:
-    """As Megatron makes it, with what the trainer installs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bad_samples.training, "get_megatron_optimizer", get_megatron_optimizer)
         trainer.bad_steps.install(trainer.end_training_iteration)
@@ -320,23 +318,8 @@ def test_hosts_and_megatron_alone_are_asked_whether_a_step_is_sound(
 
 @pytest.mark.parametrize("what", ["vanished", "is another one"])
 def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: Path, what: str) -> None:
-    from examples.demo.data import make_demo_data
-    from megatron.vlm.data.dataset import ChatDataset
-    from megatron.vlm.data.loader import Needs, PackDataset
-    from megatron.vlm.data.media.tiles import Tiling
-    from megatron.vlm.preprocessing.job import open_job
-    from megatron.vlm.preprocessing.preprocess import preprocess
-    from megatron.vlm.preprocessing.samples import Recipe
-    from omnibal_ext.packing.build import build_index
-    from omnibal_ext.packing.corpus import Corpus
-    from omnibal_ext.packing.options import PackOptions
-
-    make_demo_data(tmp_path, samples=12, heldout_samples=1, seed=3)
-    recipe = Recipe(tmp_path, tmp_path / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), 4)
-    preprocess(open_job([tmp_path / "train.jsonl"], recipe, tmp_path / "data"))
-    data = ChatDataset(tmp_path / "data")
-    options, built_from = PackOptions(vit_budget=200, llm_budget=2000), {"data": {"manifest": data.manifest}}
-    index = build_index(Corpus.of_dataset(data.folder), tmp_path / "packs", options, built_from)[0]
+    data = demo_dataset(tmp_path, tmp_path / "data", 12)
+    index = demo_packs(data, tmp_path / "packs", PackOptions(vit_budget=200, llm_budget=2000))
     dataset = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=True))
     whole = dataset[0]
     sample = next(sample for sample in whole.sample_ids if data.sizes.tiles[sample])
@@ -427,15 +410,6 @@ def test_metering_takes_under_a_hundredth_of_a_step(case: tuple[Trainer, Any, li
             trainer.end_training_iteration(iteration, False)
     assert len(training_intervals(metered)) == 1
     assert 0 < spent[0] / iterations / len(whole) < 0.01 * 0.1  # seconds; seen: a quarter of that
-
-
-def test_a_constant_scale_cannot_fall_whatever_the_least_one_is(case: tuple[Trainer, Any, list[str]]) -> None:
-    """64, where scales that change may fall to 1: each step that overflows is told of, and counted."""
-    trainer, _, said = case
-    config = OptimizerConfig(fp16=True, loss_scale=64.0, min_loss_scale=1.0)
-    trainer.bad_steps._overflowed(torch.tensor([64.0]), config)
-    assert "under a loss scale of 64, which falls no further" in said[-1]
-    assert trainer.bad_steps.in_a_row == 1
 
 
 @pytest.mark.parametrize("ending", [None, SystemExit(0), UserError("broken")])

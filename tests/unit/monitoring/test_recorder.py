@@ -146,10 +146,6 @@ def test_it_reads_as_a_timeline_of_these_packs_and_leaves_no_hook(record: dict[s
     assert record["hooks"] == 0
 
 
-def test_nothing_is_recorded_where_there_is_no_file() -> None:
-    assert Recorder(None, (1, 2)).iterations == frozenset()
-
-
 def test_ranks_of_one_machine_count_from_one_time() -> None:
     """Whoever leaves the meeting late has started late: a tensor does not arrive before it is sent."""
     sent = {"host": "a", "clock": 100.0, "rank": 0, "data_parallel_rank": 0, "end": 5.0, "reads": [[0.2, 0.4]],

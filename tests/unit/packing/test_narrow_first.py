@@ -68,9 +68,7 @@ def test_first_so_many_narrow_iterations_then_every_other_sample_once(
             assert np.unique(twice.iteration(number)).tolist() == np.unique(tables[number]).tolist()
 
 
-def test_they_are_filled_balanced_and_random_and_others_have_their_part_of_long_samples(
-    tmp_path: Path,
-) -> None:
+def test_they_are_filled_balanced_and_random_and_others_have_their_part_of_long_samples(tmp_path: Path) -> None:
     sizes = corpus(6000, long=0.02)
     options = replace(OPTIONS, micro_batches=8, narrow_first=4)
     index, summary = build_index(sizes, tmp_path / "index", options)

@@ -33,7 +33,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> PackedIndex:
 
 
 def rebalanced(index: PackedIndex, ranks: RankLayout, since: int) -> tuple[PackStream, PackStream]:
-    """The stream before and after."""
     before = PackStream(index, *ranks)
     path = write_rebalanced(index, ranks, rebalance(index, before.order, ranks, since))
     after = PackStream(index, *ranks)

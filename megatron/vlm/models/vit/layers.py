@@ -40,6 +40,15 @@ from megatron.vlm.models.tile_rows import SplitHeads
 from omnibal_ext.architectures.vision import VisionArchitecture
 
 
+def whole_matrix(
+    config: TransformerConfig, columns: int, rows: int, bias: bool
+) -> tensor_parallel.ColumnParallelLinear:
+    """A matrix [rows, columns] cut over tensor-parallel ranks, each of which has all that it gives."""
+    return tensor_parallel.ColumnParallelLinear(
+        columns, rows, config=config, init_method=config.init_method, bias=bias, gather_output=True
+    )
+
+
 def shared_rows(rows: int, config: TransformerConfig) -> int:
     """Rows of `rows` that a tensor-parallel rank holds, those that fill up included."""
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
@@ -89,7 +98,6 @@ class PatchEmbed(MegatronModule):
             torch.nn.init.zeros_(self.projection.bias)
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
-        """Pixels of the pack [tiles, 3, height, width] -> ViT tokens [tokens, tiles, width]."""
         """Pixels of the pack's tiles -> rows of ViT tokens, this rank's share."""
         assert batch.pixels is not None
         tokens = self.projection(batch.pixels.to(self.positions.dtype)).flatten(2).permute(2, 0, 1)
