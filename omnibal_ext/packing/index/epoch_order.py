@@ -33,7 +33,7 @@ class EpochOrder:
         complete_iterations: bool,
         epoch_parts: Sequence[Sequence[int]] = (),
     ) -> None:
-        """With `complete_iterations` an epoch is padded with `EMPTY_PACK` to the end of its last iteration.
+        """With `complete_iterations` an epoch's last iteration is filled with `EMPTY_PACK`.
 
         Args:
             epoch_packs: packs of each stored epoch, all above 0.
@@ -90,8 +90,8 @@ class EpochOrder:
             position += len(found[-1])
         return np.concatenate(found)
 
-    def left_of_the_epoch(self, iteration: int) -> list[Ints]:
-        """Return the complete groups [G, B] that remain of the epoch in which `iteration` starts, per sub-epoch.
+    def remaining_groups(self, iteration: int) -> list[Ints]:
+        """Return the stored groups [G, B] still to run in the epoch of `iteration`, one array per sub-epoch.
 
         Empty at the start of an epoch.
         """
@@ -107,7 +107,7 @@ class EpochOrder:
         return np.split(groups, np.flatnonzero(np.diff(sub_epoch)) + 1)
 
     def are_groups(self, iterations: Ints) -> NDArray[np.bool_]:
-        """Return which iterations, packs [I, B], are a stored group, [I]."""
+        """Return which iterations, given as packs [I, B], are stored groups: [I]."""
         first = iterations[:, 0]
         section = np.searchsorted(self.ends, first, side="right") - 1
         aligned = (first >= 0) & ((first - self.ends[section]) % self.global_batch == 0)
