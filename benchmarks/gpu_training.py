@@ -59,8 +59,9 @@ class RandomTrainer(Trainer):
     def datasets(self, *_: Any, **__: Any) -> tuple[Iterator[Microbatch], None, None]:
         """The packs from where a checkpoint left off, without end."""
         self.meter.start(self.args.train_iters, 0, 1.0)
-        self.packs[True].append(PackLoader(self.random_packs, count(self.args.consumed_train_samples), 0))
-        return self.packs[True][-1], None, None
+        packs = PackLoader(self.random_packs, count(self.args.consumed_train_samples), 0)
+        self.packs[True].chunks.append(packs)
+        return packs, None, None
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megatron.vlm.data.dataset import Shown
 from megatron.vlm.microbatch import FeatureRoute, Microbatch, PackShard, SplitSamples
 from omnibal_ext.arrays import Ints
+from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.packing.shards import PackShards, TokenSpan
 
 
@@ -35,6 +37,29 @@ def with_filler(
         spans.append((*mine, TokenSpan(len(filled), 0, filler)) if filler else mine)
         filled += [filler] if filler else []
     return tuple(filled), tuple(spans)
+
+
+def shard_of_place(
+    pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], shown: Sequence[Shown], place: int
+) -> tuple[Microbatch, list[Shown]]:
+    """The shard of one place of a team, of a pack without pixels that shows these images; and those that it encodes.
+
+    Images, and temporal steps of videos, are encoded on one place each.
+    """
+    own, tiles, width = (
+        [],
+        [image.tiles // image.steps for _, image, _ in shown for _ in range(image.steps)],
+        len(spans),
+    )
+    makers = np.array(assign_units(tiles, pack.pack, tuple(range(width)), 1), np.int64)
+    maker = iter(makers.tolist())
+    for sample, image, _ in shown:
+        if steps := [step for step in range(image.steps) if next(maker) == place]:
+            own.append(Shown(sample, image.at_steps(steps)))
+    features = [int(each * shown[0].sample.data.manifest["tokens_per_tile"]) for each in tiles]
+    shard = shard_of(pack, spans, makers.repeat(features), place)
+    grids = tuple((image.steps, image.rows, image.columns) for _, image, _ in own) if pack.grids else ()
+    return replace(shard, tiles=sum(one.tiles for one in own), grids=grids), own
 
 
 def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Ints, place: int) -> Microbatch:

@@ -88,7 +88,7 @@ def run(
     for module in model:
         module.zero_grad_buffer()
     source = PackLoader(Written(batches), range(len(batches)))  # type: ignore[arg-type]
-    trainer.packs[training] = [source]
+    trainer.packs[training].chunks = [source]
     arguments = {"model": model, "num_microbatches": len(batches), "forward_step_func": trainer.forward_step}
     trainer._run_iteration({**arguments, "data_iterator": source}, training, iteration)
     return torch.cat([buffer.grad_data.clone() for buffer in model[0].buffers])
@@ -158,7 +158,7 @@ def test_an_evaluation_leaves_broken_samples_out_too(case: tuple[Trainer, Any, l
         model[0].eval()
         trainer.evaluation.tally = pretrain.Tally(1)
         source = PackLoader(Written(batches), range(2))  # type: ignore[arg-type]
-        trainer.packs[False] = [source]
+        trainer.packs[False].chunks = [source]
         arguments = {"model": model, "num_microbatches": 2, "forward_step_func": trainer.forward_step}
         trainer._run_iteration({**arguments, "data_iterator": source, "forward_only": True}, False, 0)
         losses.append(trainer.evaluation.tally.losses.clone())
@@ -340,7 +340,7 @@ def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: 
     dataset = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=True))
     whole = dataset[0]
     sample = next(sample for sample in whole.sample_ids if data.sizes.tiles[sample])
-    path = tmp_path / data.images(sample)[0].path
+    path = tmp_path / data.sample(sample).images[0].path
     if what == "vanished":
         path.unlink()
     else:
@@ -351,7 +351,7 @@ def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: 
     assert whole.pixels is not None
     assert broken.pixels.shape == whole.pixels.shape
     assert [number for number, _ in broken.broken] == [sample]
-    assert data.images(sample)[0].path in broken.broken[0][1]
+    assert data.sample(sample).images[0].path in broken.broken[0][1]
     assert ("is not what was preprocessed" in broken.broken[0][1]) == (what != "vanished")
     changed = (broken.pixels != whole.pixels).flatten(1).any(1)
     assert int(changed.sum()) <= int(data.sizes.tiles[sample])
@@ -457,8 +457,9 @@ def test_what_reads_ahead_ends_with_the_training(
         monkeypatch.setattr(pretrain.torch.distributed, name, lambda *_: None)
     monkeypatch.setattr(pretrain, "pretrain", train)
     monkeypatch.setattr(trainer.args, "skip_train", True)
-    monkeypatch.setattr(trainer, "packs", {True: opened[:1], False: opened[1:2]})
-    monkeypatch.setattr(trainer, "images", opened[2])
+    monkeypatch.setattr(trainer.packs[True], "chunks", opened[:1])
+    monkeypatch.setattr(trainer.packs[False], "chunks", opened[1:2])
+    monkeypatch.setattr(trainer.packs[True], "images", opened[2])
     monkeypatch.setattr(trainer, "recorder", Opened())
     monkeypatch.setattr(trainer, "bad_steps", MagicMock())
     with pytest.raises(type(ending)) if ending else nullcontext():
