@@ -96,7 +96,7 @@ class PackDataset(Dataset):
             pack=pack,
             sample_ids=tuple(sample.number for sample in samples),
             **self._text(samples, lengths, width),
-            **self._places(samples, lengths),
+            **self._images(samples, lengths),
         )
         looks = self.needs.pixels or width > 1
         shown = [Shown(one, image) for one in samples if looks and one.tiles for image in one.images]
@@ -132,9 +132,6 @@ class PackDataset(Dataset):
         if needs.tokens:
             shown = torch.isin(ids, torch.tensor(self.data.image_tokens)).nonzero().squeeze(1)
             found |= {"input_ids": ids, "image_positions": shown}
-        if needs.tokens and self.data.rule.joins_tiles:
-            orders = ((i.tiles, order) for one in samples for i, order in zip(one.images, one.orders, strict=True))
-            found |= order_tensors((tiles * self.data.manifest["tokens_per_tile"], order) for tiles, order in orders)
         if needs.labels:
             sources = torch.zeros(len(lengths), dtype=torch.long)  # padding counts as the first file's
             sources[: len(samples)] = torch.from_numpy(self.sources.of(np.array([one.number for one in samples])))
@@ -142,37 +139,35 @@ class PackDataset(Dataset):
             found |= {"segment_ids": segment_ids(lengths), "sources": sources}
         return found
 
-    def _places(self, samples: Sequence[Sample], lengths: Sequence[int]) -> dict[str, Any]:
+    def _images(self, samples: Sequence[Sample], lengths: Sequence[int]) -> dict[str, Any]:
         """For all stages: where each run of image tokens starts and, at native resolution, its grid and the seconds
-        between a video's steps."""
+        between a video's steps. If tiles are joined, which features each image token is."""
         rule, begins = self.data.rule, accumulate(lengths, initial=0)
         shown = [pair for pair in zip(begins, samples, strict=False) if pair[1].tiles]
         starts = [begin + one for begin, sample in shown if rule.needs_image_starts for one in sample.image_starts]
         images = [image for _, sample in shown if rule.native for image in sample.images]
+        pairs = (pair for one in samples for pair in zip(one.images, one.orders, strict=True))
+        each, joins = self.data.manifest["tokens_per_tile"], rule.joins_tiles and self.needs.tokens
         return {
             "grids": tuple(grid for image in images for grid in image.grids),
             "image_starts": tuple(starts),
             "seconds": tuple(image.film.seconds if image.film else 1.0 for image in images for _ in image.grids),
+            **(order_tensors((image.tiles * each, order) for image, order in pairs) if joins else {}),
         }
 
 
 class PackLoader:
-    """Iterates over a rank's microbatches, without end; `reread` gives those of this iteration once more.
+    """Iterates over a rank's microbatches; `taken` are the numbers of their packs, until they are cleared.
 
-    `reading()` makes a context manager for the wait for each microbatch, for timers.
+    `dataset` (`PackDataset`, `ImageShardDataset`) gives one for every item of `order`. `reading()` makes a context
+    manager for the wait for each, for timers.
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        order: Iterable[Any],
-        num_workers: int = 0,
+        self, dataset: Any, order: Iterable[Any], num_workers: int = 0,
         reading: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
-        """`dataset` (`PackDataset`, `ImageShardDataset`) gives a `Microbatch` for every item of `order`."""
-        self.dataset, self.reading = dataset, reading
-        self.taken: list[int] = []
-        """Numbers of the packs since the iteration began."""
+    ) -> None:  # fmt: skip
+        self.dataset, self.reading, self.taken = dataset, reading, list[int]()
         self._batches = microbatches(dataset, order, num_workers)
 
     def __iter__(self) -> Iterator[Microbatch]:
@@ -188,10 +183,6 @@ class PackLoader:
         """End the worker processes, and with them the iteration."""
         self._batches.close()
 
-    def reread(self) -> Iterator[Microbatch]:
-        """The `taken` packs, read again."""
-        return map(self.dataset.__getitem__, tuple(self.taken))
-
 
 def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Generator[Microbatch, None, None]:
     """The microbatches of a rank's packs, on the host (pinned with CUDA).
@@ -201,7 +192,7 @@ def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Ge
     workers = num_workers if dataset.reads_images else 0
     if workers:
         _start_forkserver()
-    loader = DataLoader(
+    yield from DataLoader(
         dataset,
         batch_size=None,
         sampler=order,
@@ -212,7 +203,6 @@ def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Ge
         worker_init_fn=exit_with_parent,
         generator=torch.Generator(),  # for workers' seeds: on CPU the default one is dropout's
     )
-    yield from loader
 
 
 @cache

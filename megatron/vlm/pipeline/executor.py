@@ -153,21 +153,23 @@ class Executor:
         key = (placement.ranks, num_microbatches, placement.chunks)
         if self.tower is not None and forward_only:
             return self._in_time(placement, num_microbatches)
-        if self.tower is not None and key not in self.lists:
-            made = next(iter(self.lists))[1]
-            raise UserError(
-                f"the plan has lists for {made} microbatches with its tower beside the pipeline, the run has "
-                f"{num_microbatches}; plan again with tools/plan_layout.py --num-microbatches {num_microbatches}"
-            )
         if key not in self._postings:
-            schedule = self.lists.get(key) or build_schedule(self.schedule_name, *key)
-            postings = with_posts(schedule, num_microbatches, placement, self.tower.beside if self.tower else None)
+            schedule = self.lists.get(key) or self._built(*key)
+            beside = self.tower.beside if self.tower else None
+            self._postings[key] = with_posts(schedule, num_microbatches, placement, beside)
             check_packs(schedule, placement.chunks)
-            if has_weight_gradients(schedule):
-                for chunk in chunks:
-                    self.weight_gradients.attach(chunk.stage)
-            self._postings[key] = postings
+            for chunk in chunks if has_weight_gradients(schedule) else ():
+                self.weight_gradients.attach(chunk.stage)
         return self._postings[key]
+
+    def _built(self, ranks: int, microbatches: int, chunks: int) -> Schedule:
+        """Lists that the plan does not have. Raises UserError if it has a replicated tower, whose E and V it chose."""
+        if self.tower is None:
+            return build_schedule(self.schedule_name, ranks, microbatches, chunks)
+        raise UserError(
+            f"the plan has lists for {next(iter(self.lists))[1]} microbatches with its tower beside the pipeline, the "
+            f"run has {microbatches}; plan again with tools/plan_layout.py --num-microbatches {microbatches}"
+        )
 
     def _in_time(self, placement: Placement, num_microbatches: int) -> Postings:
         """Lists of an evaluation with a tower: of any number of microbatches, each encoded shortly before its F."""

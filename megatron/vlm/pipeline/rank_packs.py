@@ -59,12 +59,12 @@ class RankPacks:
     def again(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
         """What it gets for the same iteration, rerun. The next one's images follow, as a tower that runs ahead has
         taken them."""
-        packs: dict[str, Any] = {"data_iterator": [loader.reread() for loader in self.chunks]}
+        packs = {"data_iterator": [map(loader.dataset.__getitem__, [*loader.taken]) for loader in self.chunks]}
         if self.images is None:
             return packs
         taken = self.chunks[0].taken, self.images.taken[-self.microbatches :]
         keys = [(pack, number) for each in taken for number, pack in enumerate(each)]
-        return packs | {"images": Images(_told(map(self.images.dataset.__getitem__, keys), saw), iteration)}
+        return {**packs, "images": Images(_told(map(self.images.dataset.__getitem__, keys), saw), iteration)}
 
     def close(self) -> None:
         """End the processes that read ahead, for which Python's exit would wait one by one."""
