@@ -55,7 +55,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.costs.measured import RESULTS, device_key, efficiencies
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.costs.works import cost_works
+from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.records import write_record
 from omnibal_ext.units import GIB
@@ -414,7 +414,7 @@ def layer_figures(found: dict[str, Any], model: str) -> list[dict[str, Any]]:
     What is computed again counts as time, not as work.
     """
     profile = Profile.from_record(found["profile"])
-    works = cost_works(preset(model), profile.vit_budget, profile.llm_budget, 1)
+    works = layer_works(preset(model), profile.vit_budget, profile.llm_budget, 1)
     counts = {kind: 2 * work.tokens * work.matrix_weights + work.attention for kind, work in works.items()}
     figures = []
     for kind, cost in profile.layers.items():

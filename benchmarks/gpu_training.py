@@ -25,7 +25,7 @@ from megatron.vlm.data.loader import PackLoader
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pretrain import Trainer, train
 from megatron.vlm.single import set_single_rank
-from omnibal_ext.chain import KIND_OF, TIMED_PART_OF
+from omnibal_ext.chain import TIMED_PART_OF, chain_kind
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.run_metrics import TIMELINE, complete_lines, training_intervals
@@ -206,7 +206,7 @@ def planned_step(profile: Profile, packs: Packs) -> Planned:
 
 
 def _part(kind: str, phase: str) -> str:
-    return TIMED_PART_OF["projector" if (kind, phase) == ("word_embed", "backward") else KIND_OF.get(kind, kind)]
+    return TIMED_PART_OF["projector" if (kind, phase) == ("word_embed", "backward") else chain_kind(kind)]
 
 
 def resume(model: str, packs: Packs, folder: Path) -> dict[str, float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import DENSE, KIND_OF, LINEAR, PART_OF, PARTS
+from omnibal_ext.chain import PART_OF, PARTS, chain_kind
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Interval, Need
 from omnibal_ext.matrices import Matrix, matrices_of
@@ -82,7 +82,6 @@ def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]
     return {
         kind: tuple(matrix for matrix in found if matrix.is_adaptable)
         for kind, found in matrices_of(architecture).items()
-        if kind not in (DENSE, LINEAR)
     }
 
 
@@ -91,7 +90,7 @@ def adapter_parameters(architecture: Architecture, adapters: Adapters, tensor: i
     return {
         kind: sum(matrix.numbers(adapters.rank, tensor) for matrix in matrices)
         for kind, matrices in adapted_matrices(architecture).items()
-        if PART_OF[KIND_OF.get(kind, kind)] in adapters.targets
+        if PART_OF[chain_kind(kind)] in adapters.targets
     }
 
 
@@ -106,7 +105,7 @@ def check_adapters(adapters: Adapters, architecture: Architecture) -> None:
         )
     matrices = adapted_matrices(architecture)
     for part in adapters.targets:
-        if not matrices[part]:
+        if not matrices.get(part):
             why = {"projector": "is a bare matrix, for which peft has no adapter", "vit": "has no layers"}[part]
             raise UserError(f"--lora-targets {part}: the {part} of {architecture.name} {why}; leave it out")
         least, name = min((min(m.columns, m.rows), m.name) for m in matrices[part])

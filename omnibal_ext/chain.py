@@ -5,27 +5,13 @@
 A chain is the tuple of the layers' kinds; a layer's id is its place in it.
 """
 
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Literal
 
 KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
-FULL = "vit_full"
-"""What the costs of a ViT layer stand under that sees whole images among layers that see windows of them; in a chain it
-is a "vit" as those are."""
-LINEAR = "llm_linear"
-"""What the costs of a language layer of linear attention stand under; in a chain it is an "llm" as the others are."""
-FAR = "llm_far"
-"""The same of language layers without a window, whose heads are others than those of the layers with one."""
-DENSE = "llm_dense"
-"""What the costs of a language layer with one perceptron stand under among layers with experts."""
-TAKING, FAR_TAKING = "llm_taking", "llm_far_taking"
-"""The same of language layers that take their keys and values from an earlier layer; of `FAR` ones among them."""
-KIND_OF = {FULL: "vit", LINEAR: "llm", FAR: "llm", DENSE: "llm", TAKING: "llm", FAR_TAKING: "llm"}
-"""Names that costs and weights of some layers stand under, and what such a layer is in a chain."""
-SQUARED_KINDS = ("llm", FAR, DENSE, TAKING, FAR_TAKING)
-"""Kinds whose work grows with the squares of samples' lengths too."""
-VISION_KINDS = ("patch_embed", "vit", FULL, "projector")
+VISION_KINDS = ("patch_embed", "vit", "projector")
 """Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
 RECOMPUTABLE_KINDS = ("vit", "llm")
 ADAPTABLE_KINDS = ("vit", "projector", "llm")
@@ -54,7 +40,7 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collect
     """
     frozen = {kind for part in frozen_parts for kind in PARTS[part]}
     adapted = {kind for kind in ADAPTABLE_KINDS if PART_OF[kind] in adapted_parts}
-    kind = KIND_OF.get(kind, kind)
+    kind = chain_kind(kind)
     if kind in adapted:
         return "adapted"
     if kind not in frozen:
@@ -89,15 +75,35 @@ def carried_after(chain: Sequence[str], behind: Sequence[int]) -> tuple[int, ...
     return tuple(counts)
 
 
-def cost_kinds(chain: Sequence[str], apart: Mapping[str, Collection[int]]) -> tuple[str, ...]:
-    """What the costs of every layer stand under; `apart` are layers by such a name, numbers among those that are alike
-    in the chain."""
-    names = {(KIND_OF[name], number): name for name, layers in apart.items() for number in layers}
+def cost_kinds(chain: Sequence[str], separate: Mapping[str, Collection[int]]) -> tuple[str, ...]:
+    """What the costs of every layer stand under: its kind, or the name in `separate` that has its number among those
+    of its kind in the chain."""
+    names = {(chain_kind(name), number): name for name, layers in separate.items() for number in layers}
     seen, kinds = Counter[str](), []
     for kind in chain:
         kinds.append(names.get((kind, seen[kind]), kind))
         seen[kind] += 1
     return tuple(kinds)
+
+
+def separate_layers(chain: Sequence[str], layers: Sequence[Hashable]) -> dict[str, tuple[int, ...]]:
+    """Layers that cost otherwise than the first of their kind, as `cost_kinds` reads them: equal ones under the name of
+    the first of them ("llm.3"). `layers`: a value for each layer of the chain."""
+    names: dict[tuple[str, Hashable], str] = {}
+    found: dict[str, list[int]] = {}
+    seen = Counter[str]()
+    for kind, layer in zip(chain, layers, strict=True):
+        name = names.setdefault((kind, layer), f"{kind}.{seen[kind]}" if seen[kind] else kind)
+        if name != kind:
+            found.setdefault(name, []).append(seen[kind])
+        seen[kind] += 1
+    return {name: tuple(numbers) for name, numbers in found.items()}
+
+
+def chain_kind(name: str) -> str:
+    """The kind in the chain of layers whose costs stand under `name`: "llm.3" is an "llm", and so is "llm_linear" of
+    older profiles."""
+    return name if name in KINDS else re.split("[._]", name)[0]
 
 
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:

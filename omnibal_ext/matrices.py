@@ -7,8 +7,11 @@ Shapes of weights (`megatron.vlm.hf.shapes`), adapters (`omnibal_ext.adapters`),
 from dataclasses import dataclass, replace
 
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.chain import LINEAR
+from omnibal_ext.architectures.layer import Attention, Layer
+from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.chain import chain_kind
 
 ONE_MATRIX = ("glm4v_text",)
 """Language models whose gate and up projection are one matrix in Hugging Face too, with one adapter."""
@@ -66,55 +69,65 @@ def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, 
 
     Heads and groups of heads are filled up for so many tensor-parallel `ranks`, among which they are counted together.
     """
-    language = model.language
     one_matrix = model.types[1] in ONE_MATRIX
-    found = {kind: attention_layer(one, ranks, one_matrix) for kind, one in language.by_kind.items()}
-    if language.linear:
-        found[LINEAR] = linear_layer(language, ranks)
-    return {"vit": _vit(model, ranks) if model.vision.layers else (), "projector": _projector(model), **found}
+    found = {"projector": _projector(model)}
+    for name, layer in zip(model.cost_kinds, model.layers, strict=True):
+        if name not in found and isinstance(layer, Layer):
+            found[name] = language_layer(model.language, layer, ranks, one_matrix)
+        elif name not in found and chain_kind(name) == "vit":
+            found[name] = _vit(model, ranks)
+    return found
 
 
-def attention_layer(language: LanguageArchitecture, ranks: int = 1, one_matrix: bool = False) -> tuple[Matrix, ...]:
-    """Of a language layer with softmax attention; `one_matrix`: gate and up have one adapter."""
-    groups, width = language.groups_over(ranks), language.hidden_size
-    heads, gated = language.heads // language.kv_heads * language.head_dim, 1 + language.output_gate
-    keys = () if language.takes_keys else (language.head_dim,) * (1 if language.keys_are_values else 2)
-    group = (heads * gated, *keys)
+def language_layer(
+    language: LanguageArchitecture, layer: Layer, ranks: int = 1, one_matrix: bool = False
+) -> tuple[Matrix, ...]:
+    """Of a language layer; `one_matrix`: gate and up have one adapter. Linear attention's layers have no adapters, and
+    among layers with experts attention alone."""
+    width = language.hidden_size
+    if isinstance(layer.mixer, LinearAttention):
+        mixer = _linear_attention(width, layer.mixer, ranks)
+    else:
+        mixer = _attention(width, layer.mixer, ranks, language.output_gate)
+    shares = (1,) if one_matrix else (layer.ffn_hidden_size,) * 2
+    feed_forward = (
+        _experts(width, layer.ffn_hidden_size, layer.experts)
+        if layer.experts
+        else _perceptron("mlp.", width, layer.ffn_hidden_size, shares=shares)
+    )
+    if language.experts or layer.linear:
+        feed_forward = tuple(replace(matrix, is_adaptable=False) for matrix in feed_forward)
+    return (*mixer, *feed_forward, *_layer_inputs(language))
+
+
+def _attention(width: int, mixer: Attention, ranks: int, output_gate: bool) -> tuple[Matrix, ...]:
+    groups, heads = mixer.groups_over(ranks), mixer.heads // mixer.kv_heads * mixer.head_dim
+    keys = () if mixer.reads_keys else (mixer.head_dim,) * (1 if mixer.keys_are_values else 2)
+    group = (heads * (1 + output_gate), *keys)
     return (
         Matrix("self_attention.linear_qkv", groups * sum(group), width, group if keys else (1,)),
         Matrix("self_attention.linear_proj", width, groups * heads, by_rows=True),
-        *_feed_forward(language, one_matrix),
-        *_layer_inputs(language),
     )
 
 
-def linear_layer(language: LanguageArchitecture, ranks: int = 1) -> tuple[Matrix, ...]:
-    """Of a language layer with linear attention, which has no adapters."""
-    linear, width = language.linear, language.hidden_size
-    assert linear is not None
+def _linear_attention(width: int, linear: LinearAttention, ranks: int) -> tuple[Matrix, ...]:
     groups = linear.groups_over(ranks)
     values = groups * linear.heads_a_group * linear.value_width
-    found = (
-        Matrix("self_attention.linear_qkv", groups * linear.projected, width),
-        Matrix("self_attention.linear_proj", width, values, by_rows=True),
-        *_feed_forward(language),
+    return (
+        Matrix("self_attention.linear_qkv", groups * linear.projected, width, is_adaptable=False),
+        Matrix("self_attention.linear_proj", width, values, by_rows=True, is_adaptable=False),
     )
-    return tuple(replace(matrix, is_adaptable=False) for matrix in found)
 
 
-def _feed_forward(language: LanguageArchitecture, one_matrix: bool = False) -> tuple[Matrix, ...]:
-    """A perceptron, or experts and what stands beside them, which get no adapters."""
-    width, inner, experts = language.hidden_size, language.ffn_hidden_size, language.experts
-    if experts is None:
-        return _perceptron("mlp.", width, inner, shares=(1,) if one_matrix else (inner, inner))
-    found = (
+def _experts(width: int, inner: int, experts: Experts) -> tuple[Matrix, ...]:
+    """Experts, their router, and the perceptrons that all tokens go through."""
+    return (
         *_perceptron("mlp.experts.experts.", width, inner, experts=experts.count, chosen=experts.chosen),
         Matrix("mlp.router", experts.count, width),
         *(_perceptron("mlp.shared_experts.", width, experts.shared) if experts.shared else ()),
         *((Matrix("mlp.shared_experts.gate_weight", 1, width),) if experts.shared and experts.shared_gate else ()),
         *(_perceptron("mlp.perceptron.", width, experts.beside) if experts.beside else ()),
     )
-    return tuple(replace(matrix, is_adaptable=False) for matrix in found)
 
 
 def _perceptron(

@@ -23,7 +23,7 @@ from omnibal_ext.adapters import Adapters, add_trained_flags, check_adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
-from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS, VISION_KINDS
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS, chain_kind
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.measured import measured_device
@@ -152,7 +152,7 @@ def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: A
             )
     if (size := unsharded.tensor_model_parallel_size) != 1:
         raise UserError(f"{arguments.tower_profile}: is of tensor-parallel size {size}, not 1")
-    layers = {kind: cost for kind, cost in unsharded.layers.items() if kind in VISION_KINDS}
+    layers = {kind: cost for kind, cost in unsharded.layers.items() if chain_kind(kind) in VISION_KINDS}
     return replace(profile, whole_layers=layers, image_tiles=image)
 
 
@@ -208,7 +208,7 @@ def _show(profile: Profile, output: str) -> None:
             profile.cost_kinds.count(kind),
             f"{cost.forward_seconds * 1e3:.3f}",
             f"{cost.backward_seconds * 1e3:.3f}",
-            f"{cost.extra_seconds * 1e3:.3f}" if KIND_OF.get(kind, kind) in RECOMPUTABLE_KINDS else "-",
+            f"{cost.extra_seconds * 1e3:.3f}" if chain_kind(kind) in RECOMPUTABLE_KINDS else "-",
             f"{cost.kept_bytes / 2**20:.2f}",
             f"{cost.weight_bytes / 2**20:.2f}",
             f"{cost.output_bytes / 2**20:.2f}",

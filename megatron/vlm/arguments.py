@@ -136,8 +136,8 @@ def read_arguments(argv: Sequence[str] | None = None, is_packed: bool = True) ->
     if args.num_experts:  # in lists: Megatron's log would find the name of another balance loss within this one's
         args.moe_router_load_balancing_type = [args.moe_router_load_balancing_type]
         args.moe_aux_loss_coeff = [args.moe_aux_loss_coeff]
-        dense = architecture.language.dense_layers  # no router, which the log's means count
-        args.moe_layer_freq = [int(number not in dense) for number in range(args.num_layers)]
+        # Routers alone count in the log's means.
+        args.moe_layer_freq = [int(layer.experts is not None) for layer in architecture.language.each_layer]
     if args.logging_level is None:
         log_noise.quieten_start_up()
     return TrainingInputs(args, architecture, plan, untested(given, parser), said)

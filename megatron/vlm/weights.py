@@ -198,8 +198,8 @@ def _check_adapters(weights: Weights, checkpoint: OurCheckpoint, adapters: Adapt
 
 def _sizes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     """Shapes of a few weights that have all of a model's widths."""
-    perceptron = f"links.llm_{len(architecture.language.dense_layers)}.mlp"
-    perceptron += ".experts.experts" * (architecture.language.experts is not None)
+    experts = architecture.language.experts
+    perceptron = f"links.llm_{experts.dense_layers if experts else 0}.mlp" + ".experts.experts" * (experts is not None)
     shown = (
         f"links.{'vit_0.mlp.linear_fc1' if architecture.vision.layers else 'patch_embed.projection'}.weight",
         "links.word_embed.embedding.weight",

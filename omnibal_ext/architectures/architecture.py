@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -10,19 +11,9 @@ from typing import Any
 
 from omnibal_ext.architectures.fields import LATER, hashed
 from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.architectures.vision import VisionArchitecture
-from omnibal_ext.chain import (
-    DENSE,
-    FAR,
-    FAR_TAKING,
-    FULL,
-    LINEAR,
-    TAKING,
-    carried_after,
-    cost_kinds,
-    features_after,
-    layer_chain,
-)
+from omnibal_ext.chain import carried_after, cost_kinds, features_after, layer_chain, separate_layers
 from omnibal_ext.errors import UserError
 
 
@@ -124,18 +115,25 @@ class Architecture:
         """The model as one flat list of layer kinds."""
         return layer_chain(self.vision.layers, self.language.layers)
 
-    @property
-    def layers_apart(self) -> dict[str, tuple[int, ...]]:
-        """Layers that differ from others of their kind in the chain: by the name that their costs and weights stand
-        under, numbers among that kind's."""
-        language = self.language
-        far, taking = set(language.far_layers), set(language.taking_layers)
-        found = {FULL: self.vision.full_layers, LINEAR: language.linear_layers, DENSE: language.dense_layers}
-        for name, layers in ((FAR, far - taking), (TAKING, taking - far), (FAR_TAKING, far & taking)):
-            found[name] = tuple(sorted(layers))
-        return {name: layers for name, layers in found.items() if layers}
+    @cached_property
+    def layers(self) -> tuple[Hashable, ...]:
+        """A value for each layer of the chain; equal ones of a kind have the same matrices and costs."""
+        sees_whole_images = [number in self.vision.full_layers for number in range(self.vision.layers)]
+        return (None, *sees_whole_images, None, None, *self.language.each_layer, None)
 
-    @property
+    def layer(self, name: str) -> Layer:
+        """The first language layer whose costs stand under `name`."""
+        found = self.layers[self.cost_kinds.index(name)]
+        assert isinstance(found, Layer)
+        return found
+
+    @cached_property
+    def layers_apart(self) -> dict[str, tuple[int, ...]]:
+        """Layers that differ from the first of their kind in the chain: by the name that their costs stand under,
+        numbers among that kind's."""
+        return separate_layers(self.chain, self.layers)
+
+    @cached_property
     def cost_kinds(self) -> tuple[str, ...]:
         """What the costs of every layer of the chain stand under."""
         return cost_kinds(self.chain, self.layers_apart)

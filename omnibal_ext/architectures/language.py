@@ -1,11 +1,13 @@
 """A language model as plain data: the sizes that the planner prices, and what the trainer builds from them."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import log
 
-from omnibal_ext.architectures.fields import LATER, filled_up
+from omnibal_ext.architectures.experts import Experts
+from omnibal_ext.architectures.fields import LATER
+from omnibal_ext.architectures.layer import Attention, Layer
 from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.chain import DENSE, FAR, FAR_TAKING, TAKING
 
 
 @dataclass(frozen=True)
@@ -58,46 +60,6 @@ class FarHeads:
     head_size: int
     keys_are_values: bool
     """One matrix gives both, which are normalised apart."""
-
-    @property
-    def own_values(self) -> bool:
-        """Values have a matrix of their own."""
-        return not self.keys_are_values
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Perceptrons in the place of one, some of which each token goes through: a router chooses.
-
-    They are alike in all layers that have them.
-    """
-
-    count: int
-    chosen: int
-    """Those that a token goes through: the likeliest."""
-    renormalised: bool = True
-    """What a token's experts weigh adds up to 1; else they weigh as likely as they are among all."""
-    balance: float = 0.001
-    """What the routers' balance loss weighs in training."""
-    beside: int = field(default=0, metadata=LATER)
-    """Width of a perceptron beside the experts, through which every token goes too: both have norms of their own in
-    front and behind, and the router one without a weight (Gemma 4); 0: there is none."""
-    shared: int = 0
-    """Width of one more perceptron, through which every token goes; 0: there is none."""
-    shared_gate: bool = field(default=True, metadata=LATER)
-    """That one's output is multiplied with a gate of its own."""
-    sigmoids: bool = field(default=False, metadata=LATER)
-    """How likely an expert is says a sigmoid for each; by that and a bias of its own, which is not trained, the router
-    chooses (arXiv 2408.15664). Else a softmax over all."""
-    groups: int = field(default=1, metadata=LATER)
-    """Groups of experts; a token's are those of the likeliest groups, by their two likeliest experts."""
-    chosen_groups: int = field(default=1, metadata=LATER)
-    scale: float = field(default=1.0, metadata=LATER)
-    """What a token's experts weigh is multiplied with."""
-    dense_layers: int = field(default=0, metadata=LATER)
-    """Layers in front that have one perceptron in the place of experts."""
-    dense_width: int = field(default=0, metadata=LATER)
-    """Its width."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +122,6 @@ class LanguageArchitecture:
     far: FarHeads | None = field(default=None, metadata=LATER)
     value_norm: bool = field(default=False, metadata=LATER)
     """RMSNorm of every head's value by itself, without a weight."""
-    keys_are_values: bool = field(default=False, metadata=LATER)
-    """Before their norms; of one layer (`of_layer`)."""
     layer_scalar: bool = field(default=False, metadata=LATER)
     """What a layer gives is multiplied with one number, which is not trained."""
     score_cap: float | None = field(default=None, metadata=LATER)
@@ -170,8 +130,6 @@ class LanguageArchitecture:
     """Logits x become cap tanh(x / cap)."""
     layer_inputs: LayerInputs | None = field(default=None, metadata=LATER)
     shared_keys: SharedKeys | None = field(default=None, metadata=LATER)
-    takes_keys: bool = field(default=False, metadata=LATER)
-    """Keys and values are an earlier layer's; of one layer (`of_layer`)."""
     image_attention: bool = False
     """Tokens of an image see those of the same image behind them too."""
     prefix_attention: bool = field(default=False, metadata=LATER)
@@ -205,56 +163,43 @@ class LanguageArchitecture:
         """No layer has experts."""
         return self.experts is None
 
-    @property
-    def far_layers(self) -> tuple[int, ...]:
-        """Layers whose heads are others than most; none in most models."""
-        near = self.sliding.layers if self.sliding else ()
-        return tuple(number for number in range(self.layers) if number not in near) if self.far else ()
+    @cached_property
+    def each_layer(self) -> tuple[Layer, ...]:
+        """The layers, one by one."""
+        return tuple(self._layer(number) for number in range(self.layers))
 
-    def of_layer(self, number: int) -> "LanguageArchitecture":
-        """The same with the heads and the perceptron, or experts, that layer `number` has."""
-        one = self.with_far_heads if number in self.far_layers else self
-        one = one.without_keys if number in self.taking_layers else one
-        return one.without_experts if number in self.dense_layers else one
+    def _layer(self, number: int) -> Layer:
+        window = self.sliding.tokens if self.sliding and number in self.sliding.layers else None
+        keys_from, experts, inner = self._keys_from(number), self.experts, self.ffn_hidden_size
+        if keys_from is not None and self.shared_keys and self.shared_keys.widens:
+            inner *= 2
+        if experts and number < experts.dense_layers:
+            inner, experts = experts.dense_width, None
+        if self.linear and number in self.linear.layers:
+            return Layer(self.linear, inner, experts)
+        heads, width, one_matrix = self.kv_heads, self.head_dim, False
+        if self.far and window is None:
+            heads, width, one_matrix = self.far.kv_heads, self.far.head_size, self.far.keys_are_values
+        sees_images = self.image_attention
+        if self.sliding and self.sliding.images_here_alone and window is None:
+            sees_images = False
+        mixer = Attention(
+            self.heads, heads, width, one_matrix, keys_from is not None, sees_images, self.prefix_attention, window
+        )
+        return Layer(mixer, inner, experts, keys_from)
 
-    @property
-    def without_keys(self) -> "LanguageArchitecture":
-        """As layers have it that take keys and values of others."""
-        if self.shared_keys is None:
-            return self
-        return replace(self, takes_keys=True, ffn_hidden_size=self.ffn_hidden_size * (1 + self.shared_keys.widens))
-
-    @property
-    def by_kind(self) -> dict[str, "LanguageArchitecture"]:
-        """By the name that costs and weights of layers with softmax attention stand under, the same as they have it."""
-        found = {"llm": self} | ({FAR: self.with_far_heads} if self.far else {})
-        if self.shared_keys:
-            found |= {TAKING: self.without_keys, FAR_TAKING: self.with_far_heads.without_keys}
-        return found | ({DENSE: self.without_experts} if self.dense_layers else {})
-
-    @property
-    def taking_layers(self) -> tuple[int, ...]:
-        """Layers that take keys and values of others; none in most models."""
+    def _keys_from(self, number: int) -> int | None:
+        """The last of the layers with keys of their own that slides a window, or none, as layer `number` does."""
         first = self.layers - (self.shared_keys.layers if self.shared_keys else 0)
-        return tuple(range(first, self.layers))
-
-    def keys_of(self, number: int) -> int:
-        """The layer whose keys and values layer `number` reads; itself in most models."""
-        if number not in self.taking_layers:
-            return number
+        if number < first:
+            return None
         near = self.sliding.layers if self.sliding else ()
-        alike = [one for one in range(self.taking_layers[0]) if (one in near) == (number in near)]
-        return alike[-1]
-
-    @property
-    def giving_layers(self) -> tuple[int, ...]:
-        """Layers whose keys and values others take."""
-        return tuple(sorted({self.keys_of(number) for number in self.taking_layers}))
+        return max(other for other in range(first) if (other in near) == (number in near))
 
     def kept_keys(self, number: int) -> tuple[int, ...]:
-        """Layers up to `number` whose keys and values a layer behind it takes."""
-        behind = {self.keys_of(later) for later in self.taking_layers if later > number}
-        return tuple(sorted(giver for giver in behind if giver <= number))
+        """Layers up to `number` whose keys and values a layer behind it reads."""
+        read = {layer.keys_from for layer in self.each_layer[number + 1 :]}
+        return tuple(sorted(giver for giver in read if giver is not None and giver <= number))
 
     def carried(self, number: int, ranks: int, is_shared_out: bool) -> int:
         """Tensors as large as the hidden states that travel beside those behind layer `number` (-1: behind the word
@@ -266,47 +211,8 @@ class LanguageArchitecture:
             return 0
         numbers = 0
         for giver in self.kept_keys(number):
-            layer = self.of_layer(giver)
-            numbers += 2 * layer.groups_on(ranks) * layer.head_dim
+            attention = self.each_layer[giver].attention
+            assert attention is not None
+            numbers += 2 * attention.groups_on(ranks) * attention.head_dim
         share = ranks if is_shared_out else 1
         return -(-numbers * share // self.hidden_size) + (self.layer_inputs is not None)
-
-    @property
-    def without_experts(self) -> "LanguageArchitecture":
-        """As layers in front of those with experts have it."""
-        return replace(self, ffn_hidden_size=self.experts.dense_width, experts=None) if self.experts else self
-
-    @property
-    def with_far_heads(self) -> "LanguageArchitecture":
-        """As layers have it that slide no window."""
-        if self.far is None:
-            return self
-        near_alone = self.sliding is not None and self.sliding.images_here_alone
-        return replace(
-            self,
-            kv_heads=self.far.kv_heads,
-            head_size=self.far.head_size,
-            keys_are_values=self.far.keys_are_values,
-            image_attention=self.image_attention and not near_alone,
-        )
-
-    @property
-    def linear_layers(self) -> tuple[int, ...]:
-        """Layers of linear attention; none in most models."""
-        return self.linear.layers if self.linear else ()
-
-    @property
-    def dense_layers(self) -> tuple[int, ...]:
-        """Layers with one perceptron in front of those with experts; none where all are alike."""
-        return tuple(range(self.experts.dense_layers)) if self.experts else ()
-
-    def groups_over(self, ranks: int) -> int:
-        """Groups of heads that share key and value, on tensor-parallel ranks: the model's, where `ranks` divides the
-        heads and divides or shares the groups, else the next number that it divides; what is more are zeros."""
-        if self.heads % ranks == 0 and (self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0):
-            return self.kv_heads
-        return filled_up(self.kv_heads, ranks)
-
-    def groups_on(self, ranks: int) -> int:
-        """Of these groups those that one of the ranks has; where several share one, each has a copy."""
-        return max(1, self.groups_over(ranks) // ranks)

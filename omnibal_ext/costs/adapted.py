@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import KIND_OF
 from omnibal_ext.costs.work import BYTES, Work
 
 
@@ -29,17 +28,16 @@ class AdaptersWork:
 def adapters_works(
     architecture: Architecture, adapters: Adapters, works: Mapping[str, Work], t: int
 ) -> dict[str, AdaptersWork]:
-    """Of one layer of each kind in `works` that has adapters, on one of `t` tensor-parallel ranks."""
+    """Of one layer of each kind that has adapters, from `works`, on one of `t` tensor-parallel ranks."""
     matrices, numbers, found = adapted_matrices(architecture), adapter_parameters(architecture, adapters, t), {}
-    for kind, work in works.items():
-        if (plain := kind if kind in numbers else KIND_OF.get(kind, kind)) not in numbers:
-            continue
-        rows, columns = (sum(getattr(matrix, side) for matrix in matrices[plain]) for side in ("rows", "columns"))
-        inner = adapters.rank * sum(matrix.parts / (t if matrix.by_rows else 1) for matrix in matrices[plain])
+    for kind, number in numbers.items():
+        work = works[kind]
+        rows, columns = (sum(getattr(matrix, side) for matrix in matrices[kind]) for side in ("rows", "columns"))
+        inner = adapters.rank * sum(matrix.parts / (t if matrix.by_rows else 1) for matrix in matrices[kind])
         found[kind] = AdaptersWork(
-            matrices=len(matrices[plain]),
-            weights=numbers[plain],
-            operations=2 * work.tokens * numbers[plain],
+            matrices=len(matrices[kind]),
+            weights=number,
+            operations=2 * work.tokens * number,
             forward_bytes=work.tokens * BYTES * (2 * rows + columns) / t,
             backward_bytes=work.tokens * BYTES * (2 * rows + 5 * columns) / t,
             kept=work.tokens * BYTES * inner - work.for_weights / work.shares(t),

@@ -27,11 +27,12 @@ from typing import Any
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
-from omnibal_ext.chain import KIND_OF, VISION_KINDS, GradientMode, gradient_mode
+from omnibal_ext.architectures.layer import Layer
+from omnibal_ext.chain import VISION_KINDS, GradientMode, chain_kind, gradient_mode
 from omnibal_ext.costs.adapted import AdaptersWork, adapters_works
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.work import BYTES, Work, exchange_costs
-from omnibal_ext.costs.works import IMAGE_PATCHES, cost_works
+from omnibal_ext.costs.works import IMAGE_PATCHES, layer_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.units import GIB
 
@@ -124,12 +125,15 @@ def analytic_profile(
     check_expert_ranks(architecture, expert_model_parallel_size, (tensor_model_parallel_size, data_parallel_size))
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
-    works, vision = cost_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size), architecture.vision
-    for kind, language in architecture.language.by_kind.items():
-        if language.both_ways:  # under a mask torch computes whole squares
-            llm = works[kind]
-            works[kind] = replace(llm, attention=2 * llm.attention, per_square=2 * llm.per_square)
-    units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}
+    works, vision = (
+        layer_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size),
+        architecture.vision,
+    )
+    for name, layer in dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True)):
+        if isinstance(layer, Layer) and layer.attention and layer.attention.is_masked:  # torch computes whole squares
+            work = works[name]
+            works[name] = replace(work, attention=2 * work.attention, per_square=2 * work.per_square)
+    units = {kind: vit_budget if chain_kind(kind) in VISION_KINDS else llm_budget for kind in works}
     frozen = adapters.frozen(frozen)
     added = adapters_works(architecture, adapters, works, t)
     modes = {kind: gradient_mode(kind, frozen, adapters.targets) for kind in works}
@@ -156,7 +160,7 @@ def analytic_profile(
             ).layers
         )
         of_towers = {
-            "whole_layers": {kind: cost for kind, cost in whole.items() if kind in VISION_KINDS},
+            "whole_layers": {kind: cost for kind, cost in whole.items() if chain_kind(kind) in VISION_KINDS},
             "image_tiles": float(IMAGE_PATCHES) if vision.native is not None else 0.0,
             "replica_seconds_per_byte": 1 / (_replica_rate(gpu, t, d, replica_ranks) * gpu.bandwidth_efficiency),
         }
@@ -208,7 +212,7 @@ def _replica_rate(gpu: Device, t: int, d: int, replica_ranks: int) -> float:
 def _layer_cost(
     kind: str, work: Work, units: int, gpu: Device, ranks: _Ranks, mode: GradientMode, added: AdaptersWork | None
 ) -> LayerCost:
-    forward, backward = HOST_SECONDS.get(KIND_OF.get(kind, kind), (0.0, 0.0))
+    forward, backward = HOST_SECONDS.get(chain_kind(kind), (0.0, 0.0))
     weights = sum(weights for weights, _ in ranks.weights(work))
     cost = _in_mode(_cost(work, units, gpu, ranks), weights, units, mode)
     if added is None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from omnibal_ext.chain import KIND_OF, TIMED_PART_OF
+from omnibal_ext.chain import TIMED_PART_OF, chain_kind
 from omnibal_ext.costs.profile import LayerCost, Profile
 
 OTHER, EXCHANGE, UPDATE, WHOLE = "other", "exchange", "update", "whole step"
@@ -38,7 +38,7 @@ def corrected(profile: Profile, compared: Collection[Compared], by: Mapping[str,
     other, exchange, update = (_ratio(_of(compared, part).values()) for part in (OTHER, EXCHANGE, UPDATE))
 
     def cost_of(kind: str, cost: LayerCost) -> LayerCost:
-        part = TIMED_PART_OF[KIND_OF.get(kind, kind)]
+        part = TIMED_PART_OF[chain_kind(kind)]
         alike = "vit" if part == "projector" else part
         forward, backward = _of_passes(_of(compared, part) or _of(compared, alike))
         factors = {**dict.fromkeys(FORWARD, forward), **dict.fromkeys(BACKWARD, backward)}

@@ -1,13 +1,13 @@
 """What a language model's layers ask for: attention or linear attention, and perceptrons or experts behind it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnibal_ext.architectures.language import Experts, LanguageArchitecture
+from omnibal_ext.architectures.experts import Experts
+from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.layer import Attention, Layer
 from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.chain import LINEAR
 from omnibal_ext.costs.work import BYTES, Work, cheap_passes
-from omnibal_ext.matrices import Matrix, attention_layer, linear_layer
+from omnibal_ext.matrices import language_layer
 
 SCORES = 2
 """fp32 numbers a token and expert that a router's backward needs: how likely it is for the choice, and for the balance.
@@ -46,28 +46,28 @@ class Mixer:
     """Operations forward, token by token: what a key finds in every state, what it adds, what a query finds."""
 
 
-def attention(language: LanguageArchitecture, t: int) -> Mixer:
+def attention(language: LanguageArchitecture, mixer: Attention, t: int) -> Mixer:
     """Softmax attention, with heads filled up for `t` tensor-parallel ranks."""
-    groups = language.groups_over(t)
-    heads = groups * (language.heads // language.kv_heads) * language.head_dim
+    groups = mixer.groups_over(t)
+    heads = groups * (mixer.heads // mixer.kv_heads) * mixer.head_dim
     gates, projected = heads * language.output_gate, 0
-    if not language.takes_keys:
-        projected = (1 if language.keys_are_values else 2) * groups * language.head_dim
-    copies = t * language.groups_on(t)  # ranks that share a group have one each
-    key_value = 2 * copies * language.head_dim
-    own = 0 if language.takes_keys else key_value
+    if not mixer.reads_keys:
+        projected = (1 if mixer.keys_are_values else 2) * groups * mixer.head_dim
+    copies = t * mixer.groups_on(t)  # ranks that share a group have one each
+    key_value = 2 * copies * mixer.head_dim
+    own = 0 if mixer.reads_keys else key_value
     rotated = heads + key_value // 2
     normalised = (heads + own // 2) * language.qk_norm + own // 2 * language.value_norm
-    repeated = (2 * heads - key_value) * language.both_ways  # under a mask every head has its key and value
+    repeated = (2 * heads - key_value) * mixer.is_masked  # under a mask every head has its key and value
     return Mixer(
-        others=(2 - language.takes_keys) * language.head_dim * language.qk_norm,
+        others=(2 - mixer.reads_keys) * mixer.head_dim * language.qk_norm,
         # Query, turned key, value and output; before their norm query and key; gates, and what they are applied to.
         kept=2 * heads + (key_value + own) // 2 + repeated + normalised + 2 * gates,
         late=2 * heads + projected + gates,
         moved=2 * heads + projected + 2 * rotated + 2 * normalised + 3 * gates,
         operations=0,
         per_square=2 * heads,
-        score_bytes=heads // language.head_dim * CAPPED_SCORE if language.score_cap else 0,
+        score_bytes=heads // mixer.head_dim * CAPPED_SCORE if language.score_cap else 0,
         exchanged=2 * heads + key_value,
         exchanged_keys=key_value,
         key_groups=copies,
@@ -96,26 +96,18 @@ def linear_attention(linear: LinearAttention, t: int) -> Mixer:
     )
 
 
-def language_works(language: LanguageArchitecture, tokens: int, t: int, e: int = 1) -> dict[str, Work]:
-    """The layers by kind, as `works.layer_works` has them."""
-    works = {
-        kind: _work(one, attention(one, t), attention_layer(one, t), tokens, t, e)
-        for kind, one in language.by_kind.items()
-    }
-    if language.linear:
-        mixer = linear_attention(language.linear, t)
-        works[LINEAR] = _work(language, mixer, linear_layer(language, t), tokens, t, e)
-    return works
-
-
-def _work(
-    language: LanguageArchitecture, mixer: Mixer, matrices: Sequence[Matrix], tokens: int, t: int, e: int
-) -> Work:
-    g, experts = language.hidden_size, language.experts or Experts(1, 1)
-    routed, shares = language.experts is not None, experts.shared > 0
+def language_work(language: LanguageArchitecture, layer: Layer, tokens: int, t: int, e: int = 1) -> Work:
+    """Of one layer, as `works.layer_works` has them."""
+    if isinstance(layer.mixer, LinearAttention):
+        mixer = linear_attention(layer.mixer, t)
+    else:
+        mixer = attention(language, layer.mixer, t)
+    matrices = language_layer(language, layer, t)
+    g, experts = language.hidden_size, layer.experts or Experts(1, 1)
+    routed, shares = layer.experts is not None, experts.shared > 0
     gated = shares and experts.shared_gate
     beside = experts.beside > 0
-    inner = experts.chosen * 3 * language.ffn_hidden_size + 3 * (experts.shared + experts.beside)
+    inner = experts.chosen * 3 * layer.ffn_hidden_size + 3 * (experts.shared + experts.beside)
     sorted_tokens = experts.chosen * g * routed  # a copy for each of a token's experts
     dealt = e > 1
     copies = sorted_tokens * (1 if dealt else t)  # of all ranks; dealt ones are sorted again where they have come
@@ -136,7 +128,7 @@ def _work(
     )
     late = inner + (2 * copies + 2 * g * t * (1 + shares + beside) if routed else 4 * g * t)
     # Routers and sorted copies keep what the norm in front of experts gives, and so does each expert.
-    cheap, again = (g, 2.0) if routed else (2 * g + language.ffn_hidden_size, cheap_passes(g, inner))
+    cheap, again = (g, 2.0) if routed else (2 * g + layer.ffn_hidden_size, cheap_passes(g, inner))
     parameters = sum(matrix.weights for matrix in matrices) + mixer.others
     inputs, table = (own.width, own.width * own.words) if (own := language.layer_inputs) else (0, 0)
     if inputs:  # of core's linear layers, which gather inputs again in W; the first hidden states are held elsewhere
@@ -162,5 +154,5 @@ def _work(
         cheap_passes=again,
         routed=sorted_tokens,
         expert_parameters=sum(matrix.weights for matrix in matrices if matrix.experts),
-        for_weights=tokens * (copies + experts.chosen * language.ffn_hidden_size) * routed * BYTES,
+        for_weights=tokens * (copies + experts.chosen * layer.ffn_hidden_size) * routed * BYTES,
     )

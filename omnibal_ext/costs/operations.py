@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import KIND_OF, VISION_KINDS, gradient_mode
+from omnibal_ext.chain import VISION_KINDS, chain_kind, gradient_mode
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.costs.works import layer_works
 
@@ -39,17 +39,17 @@ class ModelOperations:
         """Count a model's layers, some of whose parts may be frozen, and adapters."""
         works, added, frozen = layer_works(model, 1, 1, 1), adapter_parameters(model, adapters), adapters.frozen(frozen)
         units = dict.fromkeys(("tile", "token", "square", "counted"), 0.0)
-        counts = Counter(kind if kind in works else KIND_OF[kind] for kind in model.cost_kinds)
+        counts = Counter(model.cost_kinds)
         for kind, layers in counts.items():
             work, mode = works[kind], gradient_mode(kind, frozen, adapters.targets)
             passes = PASSES[mode]
             matrices = 2.0 * work.tokens * work.matrix_weights * layers
             if not work.input_gradient:
                 passes = min(passes, 2)
-            unit = "tile" if kind in VISION_KINDS else "counted" if kind == "head" else "token"
+            unit = "tile" if chain_kind(kind) in VISION_KINDS else "counted" if kind == "head" else "token"
             units[unit] += matrices * passes + 3 * 2.0 * work.tokens * added.get(kind, 0.0) * layers
             attention = layers * (1 if mode == "idle" else 3)
-            if kind == "vit":
+            if chain_kind(kind) == "vit":
                 units["tile"] += work.attention * attention
             units["token"] += work.states * attention
             units["square"] += work.per_square * attention

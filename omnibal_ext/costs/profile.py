@@ -23,14 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.chain import (
-    FULL,
-    KIND_OF,
     KINDS,
-    LINEAR,
     PARTS,
     RECOMPUTABLE_KINDS,
     VISION_KINDS,
     GradientMode,
+    chain_kind,
     cost_kinds,
     features_after,
     gradient_mode,
@@ -44,7 +42,7 @@ from omnibal_ext.reading.seal import check_if_sealed, sealed
 SCHEMA_VERSION = 1
 LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "carried_after")
 """Fields that are tuples here and lists in a file."""
-OLDER = {"full_layers": FULL, "linear_layers": LINEAR}
+OLDER = {"full_layers": "vit_full", "linear_layers": "llm_linear"}
 """Fields of older files that `layers_apart` has, and by what name."""
 RENAMED = {f"least_{name}_seconds": f"host_{name}_seconds" for name in ("forward", "backward")}
 """Costs of a layer in older files, and what they are called now."""
@@ -151,8 +149,8 @@ class Profile:
     lora_targets: tuple[str, ...] = ()
     """The parts that have adapters."""
     layers_apart: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Layers whose costs stand under another name than those of their kind in the chain (`omnibal_ext.chain.KIND_OF`):
-    by that name, numbers among that kind's. ViT layers that stand apart keep as many bytes as the others."""
+    """Layers whose costs differ from those of the first of their kind in the chain: by the name that their costs stand
+    under, numbers among that kind's. ViT layers that stand apart keep as many bytes as the others."""
     feature_layers: tuple[int, ...] = ()
     """ViT layers whose output enters the language model too: until then it travels beside the hidden states."""
     features_joined: bool = False
@@ -253,10 +251,10 @@ class Profile:
                 if part not in PARTS:
                     raise UserError(f"{name}: {part!r} is no part of a model; parts are {', '.join(PARTS)}")
         for kind, cost in (*self.layers.items(), *self.whole_layers.items()):
-            if kind not in (*KINDS, *KIND_OF):
-                raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join((*KINDS, *KIND_OF))}")
+            if chain_kind(kind) not in KINDS:
+                raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join(KINDS)}")
             _validate_cost(kind, cost, self.mode(kind))
-        if others := sorted(set(self.whole_layers) - set(VISION_KINDS)):
+        if others := sorted(kind for kind in self.whole_layers if chain_kind(kind) not in VISION_KINDS):
             raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(VISION_KINDS)}")
         carried = len(self.chain) if self.carried_after else 0
         listing(integer(0, 2**16), carried, carried)("carried_after", list(self.carried_after))
@@ -342,7 +340,7 @@ class Profile:
 
     def load_factor(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """Units of each pack over the budget: what bytes scale with."""
-        if kind in VISION_KINDS:
+        if chain_kind(kind) in VISION_KINDS:
             return packs.tiles / self.vit_budget
         return packs.tokens / self.llm_budget
 
@@ -365,7 +363,7 @@ class Profile:
     def _seconds(
         self, kind: str, at_budget: float, fit: Fit | None, packs: PackSizes, empty: float
     ) -> NDArray[np.float64]:
-        vision = kind in VISION_KINDS
+        vision = chain_kind(kind) in VISION_KINDS
         units = packs.tiles if vision else packs.tokens
         squares = np.zeros_like(packs.squares) if vision else packs.squares
         if fit is None:
@@ -401,7 +399,7 @@ def _validate_cost(kind: str, cost: LayerCost, mode: GradientMode) -> None:
     positive = {
         "forward_seconds": True,
         "backward_seconds": has_backward,
-        "kept_bytes": has_backward and KIND_OF.get(kind, kind) in RECOMPUTABLE_KINDS,
+        "kept_bytes": has_backward and chain_kind(kind) in RECOMPUTABLE_KINDS,
     }
     for entry in dataclasses.fields(cost):
         value = getattr(cost, entry.name)

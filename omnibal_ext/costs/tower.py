@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.arrays import Floats
-from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS, VISION_KINDS
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, chain_kind
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.errors import UserError
 
@@ -32,7 +32,8 @@ class TowerCosts:
     @classmethod
     def of(cls, profile: Profile) -> "TowerCosts":
         """From a profile at any tensor-parallel size. Raises UserError where it lacks what whole layers cost."""
-        missing = [kind for kind in profile.cost_kinds if kind in VISION_KINDS and kind not in profile.whole_layers]
+        links = profile.cost_kinds[: profile.chain.index("word_embed")]
+        missing = [kind for kind in links if kind not in profile.whole_layers]
         if profile.tensor_model_parallel_size == 1:
             return cls(profile)
         if missing:
@@ -121,12 +122,12 @@ class TowerCosts:
     def parameters(self) -> tuple[int, ...]:
         """Of every link."""
         of_kind = self.profile.parameters
-        missing = [kind for kind in self.kinds if KIND_OF.get(kind, kind) not in of_kind and kind not in of_kind]
+        missing = [kind for kind in self.kinds if chain_kind(kind) not in of_kind and kind not in of_kind]
         if missing:
             raise UserError(
                 f"layer {missing[0]}: the profile has no parameters, which a tower's copies take; profile again"
             )
-        return tuple(of_kind.get(kind, of_kind.get(KIND_OF.get(kind, kind), 0)) for kind in self.kinds)
+        return tuple(of_kind.get(kind, of_kind.get(chain_kind(kind), 0)) for kind in self.kinds)
 
     @property
     def copy_bytes(self) -> float:
@@ -154,7 +155,7 @@ class TowerCosts:
 def language_profile(profile: Profile) -> Profile:
     """What the pipeline's stages are cut from where the tower stands beside: the chain from word_embed on."""
     chain = profile.chain[profile.chain.index("word_embed") :]
-    apart = {kind: layers for kind, layers in profile.layers_apart.items() if KIND_OF[kind] in chain}
+    apart = {kind: layers for kind, layers in profile.layers_apart.items() if chain_kind(kind) in chain}
     carried = profile.carried_after[-len(chain) :]
     return replace(profile, chain=chain, layers_apart=apart, feature_layers=(), carried_after=carried)
 

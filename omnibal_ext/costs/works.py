@@ -20,12 +20,11 @@ For n tokens of width h on one of t tensor-parallel ranks with sequence parallel
                 and holds; without it inputs are gathered again in W, and less is held
 """
 
-from dataclasses import replace
-
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
-from omnibal_ext.chain import FULL
-from omnibal_ext.costs.language_works import language_works
+from omnibal_ext.architectures.layer import Layer
+from omnibal_ext.architectures.vision import VisionArchitecture
+from omnibal_ext.chain import chain_kind
+from omnibal_ext.costs.language_works import language_work
 from omnibal_ext.costs.projector_works import projector_work
 from omnibal_ext.costs.work import BYTES, Work, cheap_passes, kept, passes
 from omnibal_ext.matrices import matrices_of
@@ -35,7 +34,9 @@ IMAGE_PATCHES = 2304
 
 
 def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: int = 1) -> dict[str, Work]:
-    """What each kind of layer asks for, by kind: all of `t` tensor-parallel ranks together, in sequence parallelism.
+    """What one layer of each kind asks for, by the name that its costs stand under.
+
+    All of `t` tensor-parallel ranks together, in sequence parallelism.
 
     Experts are cut over them, which all take all tokens; or dealt whole over `e` ranks, to which tokens travel.
 
@@ -52,6 +53,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
         pixels *= vision.native.frames
     norms, normed = (2 * pixels + 5 * h, pixels + 2 * h) if vision.embedding_norms else (0, 0)  # and a bias
     vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
+    layers = dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True))
     return {
         "patch_embed": Work(
             pixels * h + learned_positions + norms, pixels * h, vit_tokens, h,
@@ -59,10 +61,10 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
             input_gradient=vision.embedding_norms,
             passes=2 + vision.embedding_norms * (4 + 2 * pixels / h),
         ),
-        **({"vit": _vit_work(architecture, tiles, t)} if vision.layers else {}),
+        **{name: _vit_work(architecture, bool(full), tiles, t) for name, full in layers if chain_kind(name) == "vit"},
         "projector": projector_work(architecture, tiles, t),
         "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * architecture.streams * BYTES) * t),
-        **language_works(language, tokens, t, e),
+        **{name: language_work(language, one, tokens, t, e) for name, one in layers if isinstance(one, Layer)},
         # Every rank has all supervised tokens in front of it.
         "head": Work(
             words + g, words, tokens, g, tokens * (g + g * t + language.vocab_size) * BYTES,
@@ -71,8 +73,8 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
     }  # fmt: skip
 
 
-def _vit_work(architecture: Architecture, tiles: int, t: int) -> Work:
-    """Of one layer of the ViT, a mean of those with windows and those without."""
+def _vit_work(architecture: Architecture, sees_whole_images: bool, tiles: int, t: int) -> Work:
+    """Of one layer of the ViT."""
     vision = architecture.vision
     h, vit_tokens = vision.hidden_size, tiles * vision.tokens_per_tile
     heads_h = h // vision.heads * vision.heads_over(t)
@@ -89,7 +91,7 @@ def _vit_work(architecture: Architecture, tiles: int, t: int) -> Work:
     late = 4 * heads_h + inner + 4 * h * t
     return Work(
         weights + 4 * h, weights, vit_tokens, h, vit_tokens * numbers * BYTES,
-        vit_tokens * late * BYTES, attention=4 * heads_h * tiles * _attended(vision),
+        vit_tokens * late * BYTES, attention=4 * heads_h * tiles * _attended(vision, sees_whole_images),
         passes=passes(h, inside_h, inner, others) + 2 * clamped / h, blocks=2,
         cheap=vit_tokens * (2 * h * (1 + vision.clipped) + vision.ffn_hidden_size) * BYTES,
         cheap_passes=cheap_passes(h, inner) + 4 * vision.clipped,
@@ -97,26 +99,11 @@ def _vit_work(architecture: Architecture, tiles: int, t: int) -> Work:
     )  # fmt: skip
 
 
-def _attended(vision: VisionArchitecture) -> float:
-    """Sum of squared lengths of attention a tile; at native resolution a patch, in images of `IMAGE_PATCHES`, a mean of
-    the layers with windows and those without."""
+def _attended(vision: VisionArchitecture, sees_whole_images: bool) -> float:
+    """Sum of squared lengths of attention a tile; at native resolution the patches that a patch sees, in images of
+    `IMAGE_PATCHES` or in windows."""
     if vision.native is None:
         return vision.tokens_per_tile**2
-    whole = len(vision.full_layers) / vision.layers
-    return whole * IMAGE_PATCHES + (1 - whole) * _window(vision.native)
-
-
-def _window(native: NativeResolution) -> float:
-    """Patches that a patch sees in the layers that are not `full_layers`."""
-    return min(IMAGE_PATCHES, (native.window * native.merge) ** 2) if native.window else IMAGE_PATCHES
-
-
-def cost_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: int = 1) -> dict[str, Work]:
-    """`layer_works`, with both kinds of ViT layers behind their mean where some see windows and some whole images."""
-    works, vision = layer_works(architecture, tiles, tokens, t, e), architecture.vision
-    if vision.full_layers:
-        assert vision.native is not None
-        mean, a_patch = works["vit"], works["vit"].attention / _attended(vision)
-        reach = {"vit": _window(vision.native), FULL: IMAGE_PATCHES}
-        works |= {kind: replace(mean, attention=a_patch * seen) for kind, seen in reach.items()}
-    return works
+    if sees_whole_images or not vision.native.window:
+        return IMAGE_PATCHES
+    return min(IMAGE_PATCHES, (vision.native.window * vision.native.merge) ** 2)

@@ -5,22 +5,32 @@ the number of the layer, `{f}` of a feature that enters the language model later
 many names. Names are those of published checkpoints on disk; other spellings are brought to them first.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from omnibal_ext.architectures.layer import Layer
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of ours, in layers whose costs stand under `kind`; `form` is a name of `megatron.vlm.hf.forms`, `when`
-    a field of the architecture that must be true."""
+    """One weight of ours, in layers of that kind; `form` is a name of `megatron.vlm.hf.forms`, `when` a field of the
+    architecture that must be true."""
 
     kind: str
     ours: str
     theirs: tuple[str, ...]
     form: str = "same"
     when: str = ""
+    of_layers: Callable[[Layer], object] | None = None
+    """Which language layers have it; None: all."""
     part_of: int | None = None
     """Axis along which theirs has those of all layers end to end; None: a layer's are by themselves."""
+
+
+def only(layers: Callable[[Layer], object], weights: Iterable[Weight]) -> Iterator[Weight]:
+    """These weights, in language layers of which `layers` is true."""
+    for weight in weights:
+        yield replace(weight, of_layers=layers)
 
 
 def norm(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:

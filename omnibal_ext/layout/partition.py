@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, chain_kind
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, LayoutProblem
@@ -52,7 +52,7 @@ def layer_weights(problem: LayoutProblem, method: str) -> NDArray[np.float64]:
             raise UserError(
                 f"layer {missing[0]}: the profile has no parameters; profile again, or use another --method"
             )
-        own = [kind if kind in profile.parameters else KIND_OF[kind] for kind in profile.cost_kinds]
+        own = [kind if kind in profile.parameters else chain_kind(kind) for kind in profile.cost_kinds]
         return np.array([profile.parameters[kind] for kind in own], dtype=np.float64)
     if method == "layers":
         return np.array([kind in RECOMPUTABLE_KINDS for kind in profile.chain], dtype=np.float64)

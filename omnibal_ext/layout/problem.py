@@ -24,9 +24,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.frontier import StageBytes
 from omnibal_ext.layout.tables import (
-    APART,
     BY_KIND,
-    COLUMNS,
     KIND_OF_WAY,
     WAYS,
     WHOLE,
@@ -197,10 +195,9 @@ class LayoutProblem:
     @cached_property
     def _columns(self) -> Ints:
         """int64 [layers, columns]: where each layer counts."""
-        found = (self.kind_ids[:, None] == np.arange(COLUMNS)).astype(np.int64)
-        for other, column in APART.items():
-            found[:, column] = [kind == other for kind in self.profile.cost_kinds]
-        return found
+        found = (self.kind_ids[:, None] == np.arange(2 * len(KINDS))).astype(np.int64)
+        separate = [[kind == name for name in self.profile.layers_apart] for kind in self.profile.cost_kinds]
+        return np.hstack([found, np.array(separate, dtype=np.int64)])
 
     def per_layer(self, table: Floats) -> Floats:
         """A row of `tables` a layer: [columns, ...] -> [layers, ...]."""
@@ -209,7 +206,7 @@ class LayoutProblem:
     @cached_property
     def received(self) -> Ints:
         """int64 [layers + 1, columns]: features that a stage receives which begins with each layer."""
-        found = np.zeros((len(self.kind_ids) + 1, COLUMNS), dtype=np.int64)
+        found = np.zeros_like(self.kind_counts)
         found[np.arange(1, len(found)), len(KINDS) + self.kind_ids] = self.profile.features_after
         return found
 

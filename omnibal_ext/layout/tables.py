@@ -1,8 +1,8 @@
 """Costs of every kind of layer on every microbatch, as tables that a layout's figures are sums of.
 
-A stage is a row of counts, `COLUMNS` of them: its layers of each kind; then the features that it receives, of which one
-beside the output of a layer takes as many bytes as that output until its backward; and those of its layers whose costs
-stand apart (`APART`, such as language layers of linear attention): what such a layer takes more, or less.
+A stage is a row of counts (`columns_of`): its layers of each kind; then the features that it receives, of which one
+beside the output of a layer takes as many bytes as that output until its backward; and its layers that differ from the
+first of their kind (`Profile.layers_apart`), whose column has what such a layer takes more, or less.
 
 What of a stage is recomputed is a row of counts too, one for each of `WAYS`: a level and a kind of layer.
 
@@ -17,12 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats
-from omnibal_ext.chain import KIND_OF, KINDS, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS, chain_kind
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 
-APART = {kind: 2 * len(KINDS) + number for number, kind in enumerate(KIND_OF)}
-"""Layers whose costs stand apart, and their columns."""
-COLUMNS = 2 * len(KINDS) + len(APART)
 LEVELS = ("cheap", "whole")
 WAYS = tuple(product(LEVELS, RECOMPUTABLE_KINDS))
 KIND_OF_WAY = np.array([KINDS.index(kind) for _, kind in WAYS])
@@ -61,6 +58,11 @@ class KindTables:
     """[ways] What the profile has figures of; whole layers always."""
 
 
+def columns_of(profile: Profile) -> tuple[str, ...]:
+    """The kind in the chain that each column of the tables is of."""
+    return (*KINDS, *KINDS, *map(chain_kind, profile.layers_apart))
+
+
 def prefix_sums(per_layer: NDArray) -> NDArray:
     """[layers, ...] -> [layers + 1, ...]: the sums before each layer, and of all."""
     return np.concatenate([np.zeros_like(per_layer[:1]), np.cumsum(per_layer, axis=0)])
@@ -72,11 +74,10 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in KINDS]
     rows += [_received(profile, row, kind) for row, kind in zip(rows, KINDS, strict=True)]
     plain = dict(zip(KINDS, rows, strict=False))
-    for other in APART:
-        row, place = plain[KIND_OF[other]], KINDS.index(KIND_OF[other])
-        apart = _row(profile, packs, microbatches, split_backward, other) if _share(profile, other) else row
-        again, more = _apart(row, apart, _share(profile, other))
-        rows[place] = (*rows[place][:-1], rows[place][-1] + again)
+    for name in profile.layers_apart:
+        row, column = plain[chain_kind(name)], KINDS.index(chain_kind(name))
+        again, more = _apart(row, _row(profile, packs, microbatches, split_backward, name), _share(profile, name))
+        rows[column] = (*rows[column][:-1], rows[column][-1] + again)
         rows.append(more)
     *by_column, again = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
     ways = [_way(profile.layers.get(kind), level) for level, kind in WAYS]
@@ -86,14 +87,14 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
     return KindTables(*figures)
 
 
-def _share(profile: Profile, other: str) -> float:
-    """Of the layers of a kind those whose costs stand under `other`."""
-    return profile.cost_kinds.count(other) / max(1, profile.chain.count(KIND_OF[other]))
+def _share(profile: Profile, name: str) -> float:
+    """Of the layers of a kind those whose costs stand under `name`."""
+    return len(profile.layers_apart[name]) / max(1, profile.chain.count(chain_kind(name)))
 
 
 def _alike(profile: Profile) -> Profile:
     """With the most bytes of all kinds of language layers for each: no less is promised than is held."""
-    kinds = ("llm", *(kind for kind in profile.layers_apart if KIND_OF[kind] == "llm"))
+    kinds = ("llm", *(kind for kind in profile.layers_apart if chain_kind(kind) == "llm"))
     pair = {kind: profile.layers[kind] for kind in kinds if kind in profile.layers}
     names = ("kept_bytes", "recompute_kept_bytes", "late_bytes", "recompute_cheap_kept_bytes")
     most = {name: [value for cost in pair.values() if (value := getattr(cost, name)) is not None] for name in names}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.arrays import Floats
-from omnibal_ext.chain import VISION_KINDS
+from omnibal_ext.chain import VISION_KINDS, chain_kind
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.packing.packs import LOADS, sample_loads
@@ -38,7 +38,7 @@ class PackCosts:
         """Sum the layers of a profile, measured or analytic."""
         vision, language = {CONSTANT: 0.0, "tiles": 0.0}, {CONSTANT: 0.0, "tokens": 0.0, "attention": 0.0}
         for kind in profile.cost_kinds:
-            cost, part = profile.layers[kind], vision if kind in VISION_KINDS else language
+            cost, part = profile.layers[kind], vision if chain_kind(kind) in VISION_KINDS else language
             unit, budget = ("tiles", profile.vit_budget) if part is vision else ("tokens", profile.llm_budget)
             for seconds, fit in (
                 (cost.forward_seconds, cost.forward_fit),

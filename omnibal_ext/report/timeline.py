@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from omnibal_ext.chain import KIND_OF, KINDS, TIMED_PART_OF
+from omnibal_ext.chain import KINDS, TIMED_PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.tower import TowerCosts, language_profile
 from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import APART, COLUMNS, KIND_OF_WAY, KindTables, kind_tables
+from omnibal_ext.layout.tables import KIND_OF_WAY, KindTables, columns_of, kind_tables
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import VISION, Action, Beside, givers
 from omnibal_ext.schedules.placement import Placement
@@ -182,7 +182,7 @@ class _ActionSplit:
     """Divides an action's time among parts of the model, by the costs of the layers that its stage holds."""
 
     def __init__(self, problem: LayoutProblem, layout: Layout, case: int) -> None:
-        self.tables, self.case = problem.tables, case
+        self.tables, self.case, self.columns = problem.tables, case, columns_of(problem.profile)
         self.held, self.recomputed = problem.counts(layout)
         self.split, self.action_seconds = problem.program.split_backward, problem.profile.action_seconds
         self.beside = problem.beside
@@ -208,9 +208,9 @@ class _ActionSplit:
         if action.kind == "W":
             return self._by_part(t.weight, self.held[stage], action, "weight", KINDS[::-1])
         seconds = t.backward - t.weight if self.split else t.backward
-        by_kind = np.zeros((COLUMNS, *t.recompute.shape[1:]))
+        by_kind = np.zeros_like(t.forward)
         np.add.at(by_kind, KIND_OF_WAY, t.recompute * self.recomputed[stage][:, None, None])
-        recompute = self._by_part(by_kind, np.ones(COLUMNS), action, "recompute", KINDS[::-1])
+        recompute = self._by_part(by_kind, 1, action, "recompute", KINDS[::-1])
         back = self._by_part(seconds, self.held[stage], action, "backward", KINDS[::-1])
         parts = dict.fromkeys(piece.part for piece in (*back, *recompute))
         return [piece for part in parts for piece in (*recompute, *back) if piece.part == part]
@@ -218,10 +218,8 @@ class _ActionSplit:
     def _by_part(self, table: Any, counts: Any, action: Action, phase: Phase, kinds: Sequence[str]) -> list[SpanPart]:
         seconds = table[:, self.case, action.microbatch] * counts
         totals = dict.fromkeys(dict.fromkeys(TIMED_PART_OF[kind] for kind in kinds), 0.0)
-        for kind in kinds:
-            totals[TIMED_PART_OF[kind]] += float(seconds[KINDS.index(kind)])
-        for other, column in APART.items():
-            totals[TIMED_PART_OF[KIND_OF[other]]] += float(seconds[column])
+        for kind, taken in zip(self.columns, seconds.tolist(), strict=True):
+            totals[TIMED_PART_OF[kind]] += taken
         return [SpanPart(part, phase, total) for part, total in totals.items() if total > 0]
 
 

@@ -42,8 +42,8 @@ from megatron.vlm.platform import CPU
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.language import (
-    Experts,
     FarHeads,
     LanguageArchitecture,
     LayerInputs,

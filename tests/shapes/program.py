@@ -46,7 +46,8 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
 
     args = start(name, tensor)
     model = preset(name)
-    language = replace(model.language, layers=1, image_attention=False)  # masks are none of this device's
+    model = replace(model, language=replace(model.language, image_attention=False))  # masks are none of this device's
+    language = replace(model.language, layers=1)
     if language.sliding and language.far:  # one with a window, one without
         language = replace(language, layers=2, sliding=replace(language.sliding, layers=(0,)))
     if language.sliding and language.shared_keys:  # and as many that take their keys and values
@@ -66,7 +67,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     pack = replace(synthetic_pack(one, tiles, equal_lengths(tokens, 4)), sample_weights=weights)
     MoEAuxLossAutoScaler.main_loss_backward_scale = torch.ones(1, device="cuda")  # as in an iteration
     found = {}
-    for link, (kind, cost) in enumerate(zip(chain.kinds, one.cost_kinds, strict=True)):
+    for link, (kind, cost) in enumerate(zip(chain.kinds, names_in(model, one), strict=True)):
         stage = Stage(chain, link, link + 1)
         entering = None
         if link:
@@ -92,13 +93,27 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     return found
 
 
+def names_in(model: Any, one: Any) -> list[str]:
+    """What the costs of the layers of `one` stand under in `model`, of which it has one layer of every kind."""
+
+    def described(kind: str, layer: Any) -> tuple[str, Any]:
+        experts = getattr(layer, "experts", None)  # of which `one` has no layers without in front
+        return kind, replace(layer, experts=replace(experts, dense_layers=0)) if experts else layer
+
+    layers = zip(model.chain, model.layers, model.cost_kinds, strict=True)
+    names = {described(kind, layer): name for kind, layer, name in layers}
+    return [names[described(*pair)] for pair in zip(one.chain, one.layers, strict=True)]
+
+
 def without_beside(found: Answer, chain: Any, link: int, pack: Any) -> None:
     """What a layer reads of others lies in one tensor with the hidden states, and keys and values of it are laid out as
     they were: a stage holds both once, however many layers read them."""
     rows, _, width = chain.hidden_shape_before(link, pack) if chain.kinds[link] == "llm" else (0, 0, 0)
     beside, arrived = 2 * width * chain.carrier.extra_rows(link, rows), 0
-    layer = chain.architecture.language.of_layer(chain.kinds[:link].count("llm"))
-    if beside and layer.takes_keys:
+    layer = chain.architecture.language.each_layer[
+        min(chain.kinds[:link].count("llm"), chain.kinds.count("llm") - 1)
+    ].attention
+    if beside and layer.reads_keys:
         arrived = 2 * pack.tokens * 2 * layer.kv_heads * layer.head_dim
     for way in (found, found.get("cheap"), found.get("adapted")):
         if way:

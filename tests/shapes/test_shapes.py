@@ -11,7 +11,7 @@ import pytest
 
 from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_parameters
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.chain import FAR, FAR_TAKING, LINEAR, PARTS, TAKING
+from omnibal_ext.chain import PARTS, chain_kind
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.language_works import CHUNK
 from omnibal_ext.costs.work import Work
@@ -212,10 +212,10 @@ def test_linear_attention_waits_for_nothing_and_holds_what_plans_count(
 ) -> None:
     """Without its kernels, of which plans count what they keep: torch's form keeps one copy of what they take."""
     name, (tensor, tiles, tokens) = "qwen3.5-9b", MIXED["local"]["qwen3.5-9b"]
-    found = mixed[1][name][LINEAR]  # the first layer of the model
+    found = mixed[1][name]["llm"]  # the first layer of the model
     assert not found["waits"]
     model = preset(name)
-    work, linear = layer_works(model, tiles, tokens, tensor)[LINEAR], model.language.linear
+    work, linear = layer_works(model, tiles, tokens, tensor)["llm"], model.language.linear
     assert linear is not None
     gathered = work.blocks * tokens * work.width * 2 * (1 - 1 / tensor)
     assert found["late"] == pytest.approx(work.late / tensor - gathered, rel=0.001)
@@ -239,9 +239,12 @@ def check_heads(machine: str, name: str, found: dict[str, Any]) -> None:
     model = replace(model, language=replace(model.language, image_attention=False))  # no masks are made here
     profile = analytic_profile(model, "h100", tiles, tokens, tensor)
     # Cosines and sines of a pack, which a stage holds once, however many layers turn by them.
-    near, far = model.language.rotary_width, model.language.with_far_heads.rotary_width
-    angles = Counter(dict.fromkeys(("llm", TAKING), 4 * tokens * near))
-    angles.update(dict.fromkeys((FAR, FAR_TAKING), 4 * tokens * far))
+    layers = [
+        (name, layer) for name, layer in zip(model.cost_kinds, model.layers, strict=True) if chain_kind(name) == "llm"
+    ]
+    angles = Counter(
+        {name: 4 * tokens * (model.language.rotated or layer.attention.head_dim) for name, layer in layers}
+    )
     for kind, work in layer_works(model, tiles, tokens, tensor).items():
         one, cost = found[kind], profile.layers[kind]
         assert not one["wide"], (name, kind)
@@ -252,7 +255,7 @@ def check_heads(machine: str, name: str, found: dict[str, Any]) -> None:
         assert cost.late_bytes - gathered == pytest.approx(one["late"], rel=0.05), (name, kind)
         products = 2 * work.tokens * work.matrix_weights * (2 + work.input_gradient) / work.shares(tensor)
         assert products == pytest.approx(one["operations"], rel=0.01), (name, kind)
-    for kind in {"vit", "llm", FAR, TAKING, FAR_TAKING} & profile.layers.keys():
+    for kind in (name for name in profile.layers if chain_kind(name) in ("vit", "llm")):
         kept = found[kind]["cheap"]["kept"] - angles[kind]
         assert profile.layers[kind].recompute_cheap_kept_bytes == pytest.approx(kept, rel=0.05), (name, kind)
     if work := layer_works(model, tiles, tokens, tensor).get("vit"):

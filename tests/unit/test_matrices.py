@@ -2,7 +2,6 @@
 
 from omnibal_ext.adapters import adapted_matrices
 from omnibal_ext.architectures.presets import PRESETS, preset
-from omnibal_ext.chain import DENSE, LINEAR
 from omnibal_ext.matrices import Matrix, matrices_of
 
 
@@ -12,10 +11,10 @@ def named(kind: str, model: str, ranks: int = 1) -> dict[str, Matrix]:
 
 def test_a_gate_of_the_output_is_projected_beside_every_query() -> None:
     """Qwen3.5-9B: 16 heads of 256 in 4 groups, with a gate for each number; adapters know it too."""
-    qkv = named("llm", "qwen3.5-9b")["self_attention.linear_qkv"]
+    qkv = named("llm.3", "qwen3.5-9b")["self_attention.linear_qkv"]
     assert (qkv.rows, qkv.columns, qkv.shares) == (2 * 16 * 256 + 2 * 4 * 256, 4096, (2 * 4 * 256, 256, 256))
-    assert qkv in adapted_matrices(preset("qwen3.5-9b"))["llm"]
-    assert not [matrix for matrix in named(LINEAR, "qwen3.5-9b").values() if matrix.is_adaptable]
+    assert qkv in adapted_matrices(preset("qwen3.5-9b"))["llm.3"]
+    assert not [matrix for matrix in named("llm", "qwen3.5-9b").values() if matrix.is_adaptable]
 
 
 def test_a_token_is_multiplied_with_the_experts_that_it_goes_through() -> None:
@@ -28,7 +27,7 @@ def test_a_token_is_multiplied_with_the_experts_that_it_goes_through() -> None:
 
 def test_layers_in_front_of_experts_have_one_perceptron() -> None:
     """GLM-4.5V: the first layer's perceptron is 10,944 wide."""
-    assert named(DENSE, "glm-4.5v")["mlp.linear_fc1"].shape == (2 * 10944, 4096)
+    assert named("llm", "glm-4.5v")["mlp.linear_fc1"].shape == (2 * 10944, 4096)
 
 
 def test_heads_are_filled_up_for_ranks_that_do_not_divide_them() -> None:

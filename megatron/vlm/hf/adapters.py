@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from megatron.vlm.hf.forms import join, split
+from megatron.vlm.hf.forms import Link, join, split
 from megatron.vlm.hf.names import WeightSource, table_name
 from megatron.vlm.hf.peft_config import (
     MERGE,
@@ -55,6 +55,7 @@ class AdaptedLayer:
     theirs: tuple[str, ...]
     """Hugging Face's layers, in the tables' spelling (`hf/names.py`)."""
     form: str
+    link: Link
 
     @property
     def adapter_name(self) -> str:
@@ -71,18 +72,16 @@ class AdaptedLayer:
         a, b = (self.matrix.parts * rank, self.matrix.columns), (self.matrix.rows, rank)
         return {f"{self.adapter_name}.a": a, f"{self.adapter_name}.b": b}
 
-    def split(self, a: Tensor, b: Tensor, architecture: Architecture) -> dict[str, tuple[Tensor, Tensor]]:
+    def split(self, a: Tensor, b: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Our a and b -> A and B by Hugging Face layer, without the padding for tensor parallelism."""
         a, b = a[:, : self.matrix.columns], b[: self.matrix.rows]
         b = b if self.rank_factor == 1 else wide(b, self._mask(b))
-        both = zip(a.chunk(len(self.theirs)), split(self.form, b, architecture), strict=True)
+        both = zip(a.chunk(len(self.theirs)), split(self.form, b, self.link), strict=True)
         return dict(zip(self.theirs, both, strict=True))
 
-    def join(
-        self, theirs: Mapping[str, tuple[Tensor, Tensor]], rank: int, architecture: Architecture
-    ) -> tuple[Tensor, Tensor]:
+    def join(self, theirs: Mapping[str, tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor]:
         """A and B by Hugging Face layer -> our a and b; zeros for missing layers. Raises UserError for another rank."""
-        rows = [len(part) for part in split(self.form, torch.empty(self.matrix.rows, 1, device="meta"), architecture)]
+        rows = [len(part) for part in split(self.form, torch.empty(self.matrix.rows, 1, device="meta"), self.link)]
         pairs = []
         for name, count in zip(self.theirs, rows, strict=True):
             zeros = torch.zeros(rank, self.matrix.columns), torch.zeros(count, rank)
@@ -95,7 +94,7 @@ class AdaptedLayer:
             if a.shape[0] not in (rank, rank * self.rank_factor):
                 raise UserError(f"{name}: has rank {a.shape[0]}, others {rank}; adapters of one rank are read")
             pairs.append((a, b))
-        a, b = torch.cat([a for a, _ in pairs]), join(self.form, [b for _, b in pairs], architecture)
+        a, b = torch.cat([a for a, _ in pairs]), join(self.form, [b for _, b in pairs], self.link)
         if b.shape[1] == rank:
             return a.repeat(self.matrix.parts * rank // len(a), 1), b
         own = b.unflatten(1, (self.matrix.parts, rank))[torch.arange(len(b)), part_of_rows(self.matrix, len(b), 0)]
@@ -121,11 +120,11 @@ def adapted_layers(architecture: Architecture, sources: Mapping[str, WeightSourc
     for weight, source in sources.items():
         link, _, inner = weight.removeprefix("links.").removesuffix(".weight").partition(".")
         kind, cost = kinds[link]
-        for matrix in matrices.get(cost, matrices.get(kind, ())):
+        for matrix in matrices.get(cost, ()):
             if matrix.name == inner and weight.endswith(".weight"):
                 theirs = tuple(table_name(name).removesuffix(".weight") for name in source.theirs)
                 name = weight.removesuffix(".weight")
-                found[weight] = AdaptedLayer(name, matrix, PART_OF[kind], theirs, source.form)
+                found[weight] = AdaptedLayer(name, matrix, PART_OF[kind], theirs, source.form, source.link)
     return found
 
 
@@ -147,7 +146,7 @@ def write_peft(
     tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
     for layer in layers.values():
         pair = ours[f"{layer.adapter_name}.a"], ours[f"{layer.adapter_name}.b"]
-        for theirs, both in layer.split(*pair, architecture).items():
+        for theirs, both in layer.split(*pair).items():
             name = theirs if is_remote_code else in_memory(theirs, family_of(architecture).modules)
             tensors |= {f"{PREFIX}{name}{end}": tensor for end, tensor in zip(SUFFIXES, both, strict=True)}
             if layer.rank_factor > 1:
@@ -214,7 +213,7 @@ def read_peft(
     ours = dict[str, Tensor]()
     for layer in layers.values():
         if layer.target in parts:
-            a, b = layer.join(theirs, adapters.rank, architecture)
+            a, b = layer.join(theirs, adapters.rank)
             ours |= {f"{layer.adapter_name}.a": a, f"{layer.adapter_name}.b": b}
     return PeftAdapters(adapters, ours, PeftExtras(config.dropout, config.is_stabilized, unused_pairs), config.notes)
 

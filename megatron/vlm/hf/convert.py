@@ -98,7 +98,7 @@ class KeyMap:
 
     def join(self, ours: str, tensors: Iterable[Tensor]) -> Tensor:
         """Hugging Face's tensors -> our weight of that name."""
-        return _join(self.sources[ours], tensors, self.architecture)
+        return _join(self.sources[ours], tensors)
 
     def split(self, ours: str, tensor: Tensor) -> dict[str, Tensor]:
         """Our weight -> Hugging Face's tensors (or chunks of them) by name, without padding for tensor parallelism.
@@ -113,7 +113,7 @@ class KeyMap:
         for dim, size in enumerate(wanted):
             tensor = tensor.narrow(dim, 0, size)
         source = self.sources[ours]
-        return dict(zip(source.theirs, split(source.form, tensor, self.architecture), strict=True))
+        return dict(zip(source.theirs, split(source.form, tensor, source.link), strict=True))
 
 
 def _joined(ours: str, source: WeightSource, stored: Mapping[str, Stored], architecture: Architecture) -> Tensor:
@@ -125,7 +125,7 @@ def _joined(ours: str, source: WeightSource, stored: Mapping[str, Stored], archi
     try:
         entries = [stored[name] for name in source.theirs]
         theirs = [torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta") for entry in entries]
-        found = _join(source, theirs, architecture)
+        found = _join(source, theirs)
     except (RuntimeError, IndexError, ValueError):
         found = None  # shapes that do not go together at all
     if found is None or tuple(found.shape) != wanted:
@@ -134,9 +134,9 @@ def _joined(ours: str, source: WeightSource, stored: Mapping[str, Stored], archi
     return found
 
 
-def _join(source: WeightSource, tensors: Iterable[Tensor], architecture: Architecture) -> Tensor:
+def _join(source: WeightSource, tensors: Iterable[Tensor]) -> Tensor:
     parts = [tensor if source.chunk is None else source.chunk.of(tensor) for tensor in tensors]
-    return join(source.form, parts, architecture)
+    return join(source.form, parts, source.link)
 
 
 def from_hugging_face(folder: Path, output: Path, peft: Path | None = None) -> KeyMap:

@@ -26,56 +26,72 @@ import torch
 from torch import Tensor
 
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.layer import Attention, Layer
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where a weight is: in which model and, of language layers, in which layer."""
+
+    model: Architecture
+    layer: Layer | None = None
+
+    @property
+    def attention(self) -> Attention:
+        """Of the layer."""
+        assert self.layer is not None
+        assert self.layer.attention is not None
+        return self.layer.attention
 
 
 @dataclass(frozen=True)
 class Form:
     """`join`: Hugging Face's tensors to one of ours. `split`: the inverse; the caller restores leading dimensions."""
 
-    join: Callable[[Sequence[Tensor], Architecture], Tensor]
-    split: Callable[[Tensor, Architecture], tuple[Tensor, ...]]
+    join: Callable[[Sequence[Tensor], Link], Tensor]
+    split: Callable[[Tensor, Link], tuple[Tensor, ...]]
 
 
-def _same(tensors: Sequence[Tensor], _: Architecture) -> Tensor:
+def _same(tensors: Sequence[Tensor], _: Link) -> Tensor:
     (tensor,) = tensors
     return tensor
 
 
-def _tokens(tensors: Sequence[Tensor], _: Architecture) -> Tensor:
+def _tokens(tensors: Sequence[Tensor], _: Link) -> Tensor:
     """Any shape that ends in the width -> [tokens, 1, width]."""
     (tensor,) = tensors
     return tensor.reshape(-1, 1, tensor.shape[-1])
 
 
-def _row(tensors: Sequence[Tensor], _: Architecture) -> Tensor:
+def _row(tensors: Sequence[Tensor], _: Link) -> Tensor:
     (tensor,) = tensors
     return tensor.reshape(1, -1)
 
 
-def _join_squares(tensors: Sequence[Tensor], model: Architecture) -> Tensor:
+def _join_squares(tensors: Sequence[Tensor], link: Link) -> Tensor:
     """A matrix over squares of patches [out, in x patches] -> [out, patches x in]."""
-    weight = _same(tensors, model)
-    return weight.reshape(len(weight), -1, model.shuffle**2).mT.flatten(1)
+    weight = _same(tensors, link)
+    return weight.reshape(len(weight), -1, link.model.shuffle**2).mT.flatten(1)
 
 
-def _split_squares(tensor: Tensor, model: Architecture) -> tuple[Tensor, ...]:
-    return (tensor.reshape(len(tensor), model.shuffle**2, -1).mT,)
+def _split_squares(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
+    return (tensor.reshape(len(tensor), link.model.shuffle**2, -1).mT,)
 
 
-def _alone(tensor: Tensor, _: Architecture) -> tuple[Tensor, ...]:
+def _alone(tensor: Tensor, _: Link) -> tuple[Tensor, ...]:
     return (tensor,)
 
 
-def _stack(tensors: Sequence[Tensor], _: Architecture) -> Tensor:
+def _stack(tensors: Sequence[Tensor], _: Link) -> Tensor:
     return torch.cat(list(tensors))
 
 
-def _stack_experts(tensors: Sequence[Tensor], _: Architecture) -> Tensor:
+def _stack_experts(tensors: Sequence[Tensor], _: Link) -> Tensor:
     """gate, up of each expert in turn, each [inner, width] -> [experts, 2 * inner, width]."""
     return torch.stack([torch.cat(halves) for halves in zip(tensors[::2], tensors[1::2], strict=True)])
 
 
-def _split_experts(tensor: Tensor, _: Architecture) -> tuple[Tensor, ...]:
+def _split_experts(tensor: Tensor, _: Link) -> tuple[Tensor, ...]:
     return tuple(half for expert in tensor for half in expert.chunk(2))
 
 
@@ -94,111 +110,107 @@ def _split_qkv(tensor: Tensor, groups: int, width: int) -> tuple[Tensor, ...]:
     return _split_groups(tensor, groups, [len(tensor) // groups - 2 * width, width, width])
 
 
-def _halves(tensor: Tensor, model: Architecture) -> Tensor:
+def _halves(tensor: Tensor, link: Link) -> Tensor:
     """Rotary pairs (0, 1), (2, 3), ... of each head -> all first numbers, then all second ones."""
-    return _reordered(tensor, model, lambda turning: turning.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2))
+    return _reordered(tensor, link, lambda turning: turning.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2))
 
 
-def _neighbours(tensor: Tensor, model: Architecture) -> Tensor:
-    return _reordered(tensor, model, lambda turning: turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
+def _neighbours(tensor: Tensor, link: Link) -> Tensor:
+    return _reordered(tensor, link, lambda turning: turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
 
 
-def _reordered(tensor: Tensor, model: Architecture, order: Callable[[Tensor], Tensor]) -> Tensor:
-    heads = tensor.unflatten(0, (-1, model.language.head_dim))
-    width = model.language.rotary_width
+def _reordered(tensor: Tensor, link: Link, order: Callable[[Tensor], Tensor]) -> Tensor:
+    heads = tensor.unflatten(0, (-1, link.attention.head_dim))
+    width = link.model.language.rotary_width
     return torch.cat([order(heads[:, :width]), heads[:, width:]], dim=1).flatten(0, 1)
 
 
-def _join_neighbours(tensors: Sequence[Tensor], model: Architecture) -> Tensor:
+def _join_neighbours(tensors: Sequence[Tensor], link: Link) -> Tensor:
     query, key, value = tensors
-    return _join_groups([_halves(query, model), _halves(key, model), value], model.language.kv_heads)
+    return _join_groups([_halves(query, link), _halves(key, link), value], link.attention.kv_heads)
 
 
-def _split_neighbours(tensor: Tensor, model: Architecture) -> tuple[Tensor, ...]:
-    query, key, value = _split_qkv(tensor, *_language(model))
-    return _neighbours(query, model), _neighbours(key, model), value
+def _split_neighbours(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
+    query, key, value = _split_qkv(tensor, *_heads(link))
+    return _neighbours(query, link), _neighbours(key, link), value
 
 
-def _gated(tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
+def _gated(tensors: Sequence[Tensor], link: Link) -> Tensor:
     """query | gate of each head, key, value -> queries, gates, key, value of each group."""
     both, *others = tensors
-    width = architecture.language.head_dim
+    width = link.attention.head_dim
     heads = both.reshape(-1, 2, width, *both.shape[1:])
-    return _join_groups([heads[:, 0].flatten(0, 1), heads[:, 1].flatten(0, 1), *others], architecture.language.kv_heads)
+    return _join_groups([heads[:, 0].flatten(0, 1), heads[:, 1].flatten(0, 1), *others], link.attention.kv_heads)
 
 
-def _split_gated(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
-    groups, width = _language(architecture)
-    queries = architecture.language.heads // groups * width
+def _split_gated(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
+    groups, width = _heads(link)
+    queries = link.attention.heads // groups * width
     query, gate, key, value = _split_groups(tensor, groups, [queries, queries, width, width])
     heads = [part.reshape(-1, 1, width, *part.shape[1:]) for part in (query, gate)]
     return torch.cat(heads, dim=1).flatten(0, 2), key, value
 
 
-def _linear_parts(architecture: Architecture) -> tuple[int, list[int]]:
+def _linear_parts(link: Link) -> tuple[int, list[int]]:
     """Groups of a linear attention layer, and the rows of q, k, v, z, b, a in one group."""
-    linear = architecture.language.linear
+    assert link.layer is not None
+    linear = link.layer.linear
     assert linear is not None
     values, heads = linear.heads_a_group * linear.value_width, linear.heads_a_group
     return linear.groups, [linear.key_width, linear.key_width, values, values, heads, heads]
 
 
-def _join_linear(tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
-    groups, parts = _linear_parts(architecture)
+def _join_linear(tensors: Sequence[Tensor], link: Link) -> Tensor:
+    groups, parts = _linear_parts(link)
     mixed, *others = tensors
     return _join_groups([*mixed.split([groups * part for part in parts[:3]]), *others], groups)
 
 
-def _split_linear(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
-    groups, parts = _linear_parts(architecture)
+def _split_linear(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
+    groups, parts = _linear_parts(link)
     *mixed, gate, rate, alpha = _split_groups(tensor, groups, parts)
     return torch.cat(mixed), gate, rate, alpha
 
 
-def _join_convolution(tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
-    groups, parts = _linear_parts(architecture)
+def _join_convolution(tensors: Sequence[Tensor], link: Link) -> Tensor:
+    groups, parts = _linear_parts(link)
     (weight,) = tensors
     return _join_groups(weight.flatten(1).split([groups * part for part in parts[:3]]), groups)
 
 
-def _split_convolution(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
-    groups, parts = _linear_parts(architecture)
+def _split_convolution(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
+    groups, parts = _linear_parts(link)
     return (torch.cat(_split_groups(tensor, groups, parts[:3])),)
 
 
-def _join_patches(tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
-    side = architecture.vision.patch_size
+def _join_patches(tensors: Sequence[Tensor], link: Link) -> Tensor:
+    side = link.model.vision.patch_size
     (weight,) = tensors
     return weight.reshape(-1, side, side, 3).permute(0, 3, 1, 2).unsqueeze(2).contiguous()
 
 
-def _split_patches(tensor: Tensor, _: Architecture) -> tuple[Tensor, ...]:
+def _split_patches(tensor: Tensor, _: Link) -> tuple[Tensor, ...]:
     return (tensor.squeeze(2).permute(0, 2, 3, 1).flatten(1),)
 
 
-def _split_keys_alone(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
-    groups, width = _full(architecture)
+def _split_keys_alone(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
+    groups, width = _heads(link)
     return _split_groups(tensor, groups, [len(tensor) // groups - width, width])
 
 
-def _vision(model: Architecture) -> tuple[int, int]:
-    """Groups and head size of the ViT's attention; so `_language` and `_full`."""
-    return model.vision.heads, model.vision.hidden_size // model.vision.heads
+def _vision(link: Link) -> tuple[int, int]:
+    """Groups and head size of the ViT's attention; `_heads`: of a language layer's."""
+    return link.model.vision.heads, link.model.vision.hidden_size // link.model.vision.heads
 
 
-def _language(model: Architecture) -> tuple[int, int]:
-    return model.language.kv_heads, model.language.head_dim
+def _heads(link: Link) -> tuple[int, int]:
+    return link.attention.kv_heads, link.attention.head_dim
 
 
-def _full(model: Architecture) -> tuple[int, int]:
-    """Of full-attention layers among sliding-window ones (Gemma 4)."""
-    return model.language.with_far_heads.kv_heads, model.language.with_far_heads.head_dim
-
-
-def _qkv(heads: Callable[[Architecture], tuple[int, int]]) -> Form:
+def _qkv(heads: Callable[[Link], tuple[int, int]]) -> Form:
     return Form(
-        lambda tensors, model: _join_groups(tensors, heads(model)[0]),
-        lambda tensor, model: _split_qkv(tensor, *heads(model)),
+        lambda tensors, link: _join_groups(tensors, heads(link)[0]),
+        lambda tensor, link: _split_qkv(tensor, *heads(link)),
     )
 
 
@@ -206,30 +218,29 @@ FORMS = {
     "same": Form(_same, _alone),
     "tokens": Form(_tokens, _alone),
     "row": Form(_row, _alone),
-    "one_frame": Form(lambda tensors, model: _same(tensors, model).unsqueeze(2), _alone),
+    "one_frame": Form(lambda tensors, link: _same(tensors, link).unsqueeze(2), _alone),
     "squares": Form(_join_squares, _split_squares),
-    "transposed": Form(lambda tensors, model: _same(tensors, model).mT, lambda tensor, _: (tensor.mT,)),
+    "transposed": Form(lambda tensors, link: _same(tensors, link).mT, lambda tensor, _: (tensor.mT,)),
     "experts": Form(lambda tensors, _: torch.stack(list(tensors)), lambda tensor, _: tensor.unbind()),
     "stacked_experts": Form(_stack_experts, _split_experts),
     "stacked": Form(_stack, lambda tensor, _: tensor.chunk(2)),
     "vision_qkv": _qkv(_vision),
     "vision_packed_qkv": Form(
-        lambda tensors, model: _join_groups(_same(tensors, model).chunk(3), model.vision.heads),
-        lambda tensor, model: (torch.cat(_split_qkv(tensor, *_vision(model))),),
+        lambda tensors, link: _join_groups(_same(tensors, link).chunk(3), link.model.vision.heads),
+        lambda tensor, link: (torch.cat(_split_qkv(tensor, *_vision(link))),),
     ),
-    "language_qkv": _qkv(_language),
-    "far_qkv": _qkv(_full),
-    "keys_alone": Form(lambda tensors, model: _join_groups(tensors, _full(model)[0]), _split_keys_alone),
+    "language_qkv": _qkv(_heads),
+    "keys_alone": Form(lambda tensors, link: _join_groups(tensors, _heads(link)[0]), _split_keys_alone),
     "ranges": Form(
         lambda tensors, _: torch.stack(list(tensors)).reshape(-1, 4), lambda tensor, _: tensor.flatten().unbind()
     ),
     "patches": Form(_join_patches, _split_patches),
     "pixels": Form(
-        lambda tensors, model: _join_patches(tensors, model).flatten(),
-        lambda tensor, model: _split_patches(tensor.view(1, 3, 1, model.vision.patch_size, -1), model),
+        lambda tensors, link: _join_patches(tensors, link).flatten(),
+        lambda tensor, link: _split_patches(tensor.view(1, 3, 1, link.model.vision.patch_size, -1), link),
     ),
     "axes": Form(
-        lambda tensors, model: _same(tensors, model).transpose(0, 1), lambda tensor, _: (tensor.transpose(0, 1),)
+        lambda tensors, link: _same(tensors, link).transpose(0, 1), lambda tensor, _: (tensor.transpose(0, 1),)
     ),
     "neighbours_qkv": Form(_join_neighbours, _split_neighbours),
     "gated_qkv": Form(_gated, _split_gated),
@@ -245,11 +256,11 @@ def resolve_form(form: str, stored: Sequence[int], wanted: Sequence[int]) -> str
     return "same" if tuple(stored) == tuple(wanted) else "transposed"
 
 
-def join(form: str, tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
+def join(form: str, tensors: Sequence[Tensor], link: Link) -> Tensor:
     """Hugging Face's tensors -> our weight."""
-    return FORMS[form].join(tensors, architecture)
+    return FORMS[form].join(tensors, link)
 
 
-def split(form: str, tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
+def split(form: str, tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
     """Our weight -> Hugging Face's tensors."""
-    return FORMS[form].split(tensor, architecture)
+    return FORMS[form].split(tensor, link)

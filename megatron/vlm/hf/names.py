@@ -11,8 +11,10 @@ from operator import attrgetter
 
 from torch import Tensor
 
+from megatron.vlm.hf.forms import Link
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import KIND_OF, layer_names
+from omnibal_ext.architectures.layer import Layer
+from omnibal_ext.chain import layer_names
 from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS
 from omnibal_ext.families.weights import Weight
 
@@ -44,6 +46,7 @@ class WeightSource:
 
     theirs: tuple[str, ...]
     form: str
+    link: Link
     chunk: "TensorChunk | None" = None
     """Ours is only this chunk of theirs; None: all of it."""
 
@@ -87,22 +90,19 @@ def sources(
     tower, words = MODELS[vision].part, PARTS[language]
     separate = any(re.search(FIRST_EXPERT, name) for name in stored)
     table = (*tower.weights, *(words.weights_apart if separate and words.weights_apart else words.weights))
-    named, found, counts = {weight.kind for weight in table}, {}, Counter(architecture.chain)
-    for cost, link in zip(architecture.cost_kinds, layer_names(architecture.chain), strict=True):
-        kind, number = cost if cost in named else KIND_OF[cost], link.partition(".")[2]
-        for weight in _present_weights(table, kind, architecture):
+    found, counts = {}, Counter(architecture.chain)
+    links = zip(architecture.chain, layer_names(architecture.chain), architecture.layers, strict=True)
+    for kind, link, layer in links:
+        number, where = link.partition(".")[2], Link(architecture, layer if isinstance(layer, Layer) else None)
+        for weight in _present_weights(table, kind, where):
             features = range(len(architecture.vision.feature_layers)) if "{f}" in weight.ours else (0,)
             for feature in map(str, features):
                 names = tuple(
                     name.replace("{n}", number).replace("{f}", feature) for name in _of_experts(weight, architecture)
                 )
                 ours = weight.ours.replace("{f}", feature)
-                chunk = (
-                    None
-                    if weight.part_of is None
-                    else TensorChunk(weight.part_of, int(number), counts[KIND_OF.get(kind, kind)])
-                )
-                found[f"links.{link.replace('.', '_')}.{ours}"] = WeightSource(names, weight.form, chunk)
+                chunk = None if weight.part_of is None else TensorChunk(weight.part_of, int(number), counts[kind])
+                found[f"links.{link.replace('.', '_')}.{ours}"] = WeightSource(names, weight.form, where, chunk)
     return found
 
 
@@ -114,7 +114,8 @@ def _of_experts(weight: Weight, architecture: Architecture) -> tuple[str, ...]:
     return tuple(name.replace("{e}", str(expert)) for expert in range(experts.count) for name in weight.theirs)
 
 
-def _present_weights(table: Iterable[Weight], kind: str, architecture: Architecture) -> Iterator[Weight]:
+def _present_weights(table: Iterable[Weight], kind: str, link: Link) -> Iterator[Weight]:
     for weight in table:
-        if weight.kind == kind and (not weight.when or attrgetter(weight.when)(architecture)):
+        is_here = weight.kind == kind and (not weight.when or attrgetter(weight.when)(link.model))
+        if is_here and (link.layer is None or weight.of_layers is None or weight.of_layers(link.layer)):
             yield weight

@@ -6,7 +6,9 @@ from functools import lru_cache
 from megatron.vlm.models.vit.clip import MATRICES, SUFFIX
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.chain import KIND_OF, LINEAR
+from omnibal_ext.architectures.layer import Attention, Layer
+from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.chain import chain_kind, layer_names
 from omnibal_ext.matrices import Matrix, matrices_of
 
 Shape = tuple[int, ...]
@@ -15,21 +17,16 @@ Shape = tuple[int, ...]
 def weight_shape(ours: str, model: Architecture) -> Shape:
     """The unsharded shape of a weight, by name in our checkpoints, such as `links.vit_3.mlp.linear_fc1.weight`."""
     _, link, weight = ours.split(".", 2)
-    kind, _, number = link.rpartition("_")
-    if link in _OTHER_WEIGHTS:
-        return _shapes(link, model)[weight]
-    for name, layers in model.layers_apart.items():
-        if KIND_OF[name] == kind == "llm" and int(number) in layers:
-            kind = name
-    return _shapes(kind, model)[weight]
+    names = [name.replace(".", "_") for name in layer_names(model.chain)]
+    return _shapes(model.cost_kinds[names.index(link)], model)[weight]
 
 
 @lru_cache(maxsize=16)
-def _shapes(kind: str, model: Architecture) -> dict[str, Shape]:
-    """All weights of a kind of layer (a name of `Architecture.cost_kinds`)."""
-    language = model.language.by_kind.get(kind)
-    found = _attention_layer(language) if language else _OTHER_WEIGHTS[kind](model)
-    for matrix in matrices_of(model).get(kind, ()):
+def _shapes(name: str, model: Architecture) -> dict[str, Shape]:
+    """All weights of a layer whose costs stand under `name`."""
+    kind = chain_kind(name)
+    found = _language_layer(model.language, model.layer(name)) if kind == "llm" else _WEIGHTS[kind](model)
+    for matrix in matrices_of(model).get(name, ()):
         found |= _matrix(matrix)
     return found
 
@@ -107,23 +104,9 @@ def _word_embed(model: Architecture) -> dict[str, Shape]:
     }
 
 
-def _attention_layer(language: LanguageArchitecture) -> dict[str, Shape]:
+def _language_layer(language: LanguageArchitecture, layer: Layer) -> dict[str, Shape]:
     width, inputs = language.hidden_size, language.layer_inputs
-    return {
-        "input.table": (inputs.words, inputs.width) if inputs else (0, 0),
-        "input.norm.weight": (width,),
-        **_feed_forward(language),
-        **_norm("self_attention.q_layernorm", language.head_dim),
-        **_norm("self_attention.k_layernorm", language.head_dim),
-        **_norm("self_attn_bda.norm", width),
-        **_norm("mlp_bda.norm", width),
-        "scalar": (1,),
-    }
-
-
-def _feed_forward(language: LanguageArchitecture) -> dict[str, Shape]:
-    """Norms before attention and MLP, and the experts' parameters that are not matrices."""
-    width, experts = language.hidden_size, language.experts.count if language.experts else 0
+    experts = layer.experts.count if layer.experts else 0
     norms = ("perceptron_norm", "perceptron_after", "experts_norm", "experts_after")
     return {
         **_layer_norms(width),
@@ -131,18 +114,24 @@ def _feed_forward(language: LanguageArchitecture) -> dict[str, Shape]:
         "mlp.router.scale": (width,),
         "mlp.router.expert_scale": (experts,),
         "mlp.router.expert_bias": (experts,),
+        "input.table": (inputs.words, inputs.width) if inputs else (0, 0),
+        "input.norm.weight": (width,),
+        **_norm("self_attn_bda.norm", width),
+        **_norm("mlp_bda.norm", width),
+        "scalar": (1,),
+        **_mixer(layer.mixer),
     }
 
 
-def _linear_layer(model: Architecture) -> dict[str, Shape]:
-    linear = model.language.linear
-    assert linear is not None
+def _mixer(mixer: Attention | LinearAttention) -> dict[str, Shape]:
+    if isinstance(mixer, Attention):
+        queries = _norm("self_attention.q_layernorm", mixer.head_dim)
+        return queries | _norm("self_attention.k_layernorm", mixer.head_dim)
     return {
-        **_feed_forward(model.language),
-        "self_attention.convolution": (linear.groups * linear.convolved, linear.kernel),
-        "self_attention.a_log": (linear.heads,),
-        "self_attention.dt_bias": (linear.heads,),
-        "self_attention.norm_weight": (linear.value_width,),
+        "self_attention.convolution": (mixer.groups * mixer.convolved, mixer.kernel),
+        "self_attention.a_log": (mixer.heads,),
+        "self_attention.dt_bias": (mixer.heads,),
+        "self_attention.norm_weight": (mixer.value_width,),
     }
 
 
@@ -151,12 +140,11 @@ def _head(model: Architecture) -> dict[str, Shape]:
     return {**_norm("norm", width), "linear.weight": (model.language.vocab_size, width)}
 
 
-_OTHER_WEIGHTS: dict[str, Callable[[Architecture], dict[str, Shape]]] = {
+_WEIGHTS: dict[str, Callable[[Architecture], dict[str, Shape]]] = {
     "patch_embed": _patch_embed,
     "vit": _vit,
     "projector": _projector,
     "word_embed": _word_embed,
-    LINEAR: _linear_layer,
     "head": _head,
 }
-"""Weights that are not in `matrices_of`, of layers without softmax attention."""
+"""Weights that are not in `matrices_of`, of all but language layers."""

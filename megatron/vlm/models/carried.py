@@ -120,8 +120,8 @@ class Carrier:
     def _taken(self) -> dict[int, int]:
         """By the links of layers that take keys and values, the layer that gave them."""
         language = self.architecture.language
-        taking = language.taking_layers
-        return {link: language.keys_of(number) for link, number in self._numbers.items() if number in taking}
+        givers = {link: language.each_layer[number].keys_from for link, number in self._numbers.items()}
+        return {link: giver for link, giver in givers.items() if giver is not None}
 
     def _weight_rows(self, link: int) -> int:
         inputs = self.architecture.language.layer_inputs
@@ -134,5 +134,6 @@ class Carrier:
 
     def _heads(self, giver: int) -> tuple[int, int]:
         """Groups of keys and values that a rank has of a layer, and the width of a head."""
-        layer = self.architecture.language.of_layer(giver)
-        return layer.groups_on(self.config.tensor_model_parallel_size), layer.head_dim
+        attention = self.architecture.language.each_layer[giver].attention
+        assert attention is not None
+        return attention.groups_on(self.config.tensor_model_parallel_size), attention.head_dim

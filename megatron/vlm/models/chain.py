@@ -142,8 +142,9 @@ class Chain:
                 case "llm":
                     language = self.architecture.language
                     number = self.kinds[:link].count("llm")
-                    config = language_layer_config(self.language, language.of_layer(number))
-                    spec = language_layer_spec(config, language, self._norms_apart(link, again), number)
+                    described = language.each_layer[number]
+                    config = language_layer_config(self.language, language, described)
+                    spec = language_layer_spec(config, language, described, self._norms_apart(link, again))
                     layer = self._layer(config, spec, link, again)
                     assert isinstance(layer, LanguageLayer)
                     layer.place(language, number)
@@ -170,8 +171,8 @@ class Chain:
     def _adapted(self, link: int, module: torch.nn.Module) -> torch.nn.Module:
         """A link, with adapters where its part has them."""
         if self.gradient_mode(link) == "adapted":
-            found, kind = adapted_matrices(self.architecture), self.architecture.cost_kinds[link]
-            attach(module, found.get(kind, found[self.kinds[link]]), self.adapters, self.seed + link)
+            matrices = adapted_matrices(self.architecture)[self.architecture.cost_kinds[link]]
+            attach(module, matrices, self.adapters, self.seed + link)
         return module
 
     def shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:

@@ -12,7 +12,9 @@ from torch.nn.functional import gelu, silu
 
 from megatron.vlm import platform
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import Experts, LanguageArchitecture
+from omnibal_ext.architectures.experts import Experts
+from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.layer import Attention
 
 
 def gelu_tanh(value: Tensor) -> Tensor:
@@ -29,7 +31,7 @@ def language_config(args: Namespace, architecture: Architecture) -> TransformerC
     Groups of heads are filled up where the tensor-parallel group's size asks for it.
     """
     language, ranks = architecture.language, args.tensor_model_parallel_size
-    groups = language.groups_over(ranks)
+    groups = Attention(language.heads, language.kv_heads, language.head_dim).groups_over(ranks)
     filled = {"num_query_groups": groups, "num_attention_heads": groups * (language.heads // language.kv_heads)}
     # Core lets weight gradients wait only where experts exchange tokens meanwhile; ours wait for a schedule.
     config = core_transformer_config_from_args(Namespace(**vars(args) | filled | {"delay_wgrad_compute": False}))

@@ -34,6 +34,7 @@ from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules, perceptron_projections, projections, set_projections
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.layer import Attention, Layer
 from omnibal_ext.architectures.linear_attention import LinearAttention
 
 
@@ -97,10 +98,7 @@ class WordEmbedding(MegatronModule):
 class LanguageLayer(TransformerLayer):
     """Core's transformer layer over a pack: [T, 1, width] -> the same."""
 
-    slides = False
-    """A token sees no further back than the model's window."""
-    linear = False
-    """A state is carried from token to token, in the place of attention."""
+    mixer: Attention | LinearAttention
     scalar: Tensor | None
     """What the layer gives is multiplied with."""
     routes = True
@@ -111,11 +109,10 @@ class LanguageLayer(TransformerLayer):
     def place(self, language: LanguageArchitecture, number: int) -> None:
         """Say which of the language model's layers this is."""
         self.register_buffer("scalar", torch.ones(1, dtype=self.config.params_dtype) if language.layer_scalar else None)
-        self.slides = language.sliding is not None and number in language.sliding.layers
-        self.linear = number in language.linear_layers
-        self.routes = language.of_layer(number).experts is not None
+        layer = language.each_layer[number]
+        self.mixer, self.routes = layer.mixer, layer.experts is not None
         if isinstance(self.self_attention, NormedValues):
-            self.self_attention.gives = number in language.giving_layers
+            self.self_attention.gives = number in language.kept_keys(number)
         inputs = language.layer_inputs
         self.input = LayerInput(self.config, inputs) if inputs else None
 
@@ -126,7 +123,7 @@ class LanguageLayer(TransformerLayer):
 
         `carried` is what `Carried.read_by` says of this layer.
         """
-        seen = view.runs if self.linear else view.near if self.slides else view.far
+        seen = view.runs if isinstance(self.mixer, LinearAttention) else view.seen[self.mixer.window]
         if isinstance(attention := self.self_attention, QueriesAlone):
             *rest, key, value = carried
             carried, attention.taken = tuple(rest), (key, value)
@@ -148,8 +145,10 @@ class LanguageLayer(TransformerLayer):
         return out, key, value
 
 
-def language_layer_config(config: TransformerConfig, architecture: LanguageArchitecture) -> TransformerConfig:
-    """The configuration of a layer that is as `architecture` says.
+def language_layer_config(
+    config: TransformerConfig, language: LanguageArchitecture, described: Layer
+) -> TransformerConfig:
+    """The configuration of a layer that is as `described`.
 
     Core would sum gradients of all QK-norms if the model's own said that there are some.
 
@@ -157,44 +156,44 @@ def language_layer_config(config: TransformerConfig, architecture: LanguageArchi
     host four times as long.
     """
     layer = copy(config)
-    layer.qk_layernorm = architecture.qk_norm
-    groups = architecture.groups_over(config.tensor_model_parallel_size)
-    layer.num_query_groups, layer.kv_channels = groups, architecture.head_dim
-    layer.num_attention_heads = groups * (architecture.heads // architecture.kv_heads)
+    layer.qk_layernorm = language.qk_norm
+    if attention := described.attention:
+        groups = attention.groups_over(config.tensor_model_parallel_size)
+        layer.num_query_groups, layer.kv_channels = groups, attention.head_dim
+        layer.num_attention_heads = groups * (attention.heads // attention.kv_heads)
     layer.bias_dropout_fusion = config.bias_dropout_fusion and config.hidden_dropout > 0
-    if not architecture.experts:
-        layer.ffn_hidden_size, layer.num_moe_experts = architecture.ffn_hidden_size, None
+    if not described.experts:
+        layer.ffn_hidden_size, layer.num_moe_experts = described.ffn_hidden_size, None
     return layer
 
 
 def language_layer_spec(
-    config: TransformerConfig, architecture: LanguageArchitecture, again: bool, number: int
+    config: TransformerConfig, language: LanguageArchitecture, layer: Layer, again: bool
 ) -> ModuleSpec:
-    """Core's layer with attention isolated per sample or linear attention, as layer `number` has it, and, where the
-    model has them, QK-norm of every head, norms behind both branches, experts. `again`: built so that its cheap outputs
-    can be computed again."""
-    submodules, architecture = layer_submodules(config, again), architecture.of_layer(number)
-    if architecture.branch_norms:
+    """Core's layer with attention isolated per sample or linear attention and, where the layer has them, QK-norm of
+    every head, norms behind both branches, experts. `again`: built so that its cheap outputs can be computed again."""
+    submodules = layer_submodules(config, again)
+    if language.branch_norms:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
-    if architecture.activation != "silu":
+    if language.activation != "silu":
         submodules.mlp = partial(Perceptron.as_mlp_submodule, **submodules.mlp.keywords)
-    if (experts := architecture.experts) and experts.beside:
+    if (experts := layer.experts) and experts.beside:
         submodules.mlp = beside_builder(perceptron_projections(config), experts.beside)
         submodules.pre_mlp_layernorm = IdentityOp
     elif experts:
         submodules.mlp, submodules.pre_mlp_layernorm = experts_builder(perceptron_projections(config)), build_norm
-    if architecture.linear and number in architecture.linear.layers:
-        submodules.self_attention = linear_attention_spec(config, architecture.linear, again)
+    if isinstance(mixer := layer.mixer, LinearAttention):
+        submodules.self_attention = linear_attention_spec(config, mixer, again)
         return ModuleSpec(LanguageLayer, submodules=submodules)
     attention = submodules.self_attention.submodules
-    attention.core_attention = ModuleSpec(IsolatedAttention, params={"cap": architecture.score_cap})
-    less = 2 if architecture.takes_keys else int(architecture.keys_are_values)
+    attention.core_attention = ModuleSpec(IsolatedAttention, params={"cap": language.score_cap})
+    less = 2 if mixer.reads_keys else int(mixer.keys_are_values)
     own = {"heads_less": less} if less else {}
-    set_projections(attention, config, architecture.kv_heads, architecture.qkv_bias, again, **own)
-    if architecture.value_norm:
+    set_projections(attention, config, mixer.kv_heads, language.qkv_bias, again, **own)
+    if language.value_norm:
         submodules.self_attention.module = (NormedValues, KeysAsValues, QueriesAlone)[less]
     attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if config.qk_layernorm else IdentityOp
-    if architecture.takes_keys:
+    if mixer.reads_keys:
         attention.k_layernorm = IdentityOp
     return ModuleSpec(LanguageLayer, submodules=submodules)
 

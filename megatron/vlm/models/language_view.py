@@ -31,6 +31,7 @@ from megatron.vlm.models.attention.rotation import Rotation
 from megatron.vlm.models.linear.gated_delta_net import Runs
 from megatron.vlm.models.mixture.router import Balance
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.layer import Attention
 
 Span = tuple[int, int]
 """First token, and the one behind the last."""
@@ -38,11 +39,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class LanguageView:
-    """Of the layers that see any distance, and of those that slide a window, where there are such: what tokens see, and
-    by which angles they turn."""
+    """What tokens see, and by which angles they turn."""
 
-    far: Segments
-    near: Segments
+    seen: dict[int | None, Segments]
+    """By the window of a layer's attention; None: it sees any distance."""
     balance: Balance | None = None
     """Of the routers of experts."""
     runs: Runs | None = None
@@ -57,27 +57,29 @@ class LanguageViewer(torch.nn.Module):
     def __init__(self, architecture: Architecture, dtype: torch.dtype) -> None:
         super().__init__()
         language, self.dtype = architecture.language, dtype
-        self.sliding, self.image_attention = language.sliding, language.image_attention
-        self.prefix_attention = language.prefix_attention
-        self.near_alone = self.sliding is not None and self.sliding.images_here_alone
-        self.images_whole = self.sliding is not None and self.sliding.images_whole
+        attentions = [layer.attention for layer in language.each_layer if layer.attention]
+        self.attentions = {attention.window: attention for attention in attentions}
+        self.images_whole = language.sliding is not None and language.sliding.images_whole
         self.linear, self.inputs = language.linear, language.layer_inputs
         self.image_tokens, self.joined = architecture.image_tokens_per_tile, architecture.shuffle**2
         self.native = native = architecture.vision.native
-        far = language.with_far_heads
-        self.rotary = Rotary(far, architecture.shuffle, native.positions_per_second if native else None)
-        if self.sliding:
-            near = replace(language, rope_theta=self.sliding.theta, rope_scaling=None)
-            self.near_rotary = Rotary(near, architecture.shuffle)
+        seconds = native.positions_per_second if native else None
+        self.rotaries = {}
+        for window, attention in self.attentions.items():
+            turned = replace(language, head_size=attention.head_dim)
+            if window is not None and language.sliding:
+                turned = replace(turned, rope_theta=language.sliding.theta, rope_scaling=None)
+            self.rotaries[window] = Rotary(turned, architecture.shuffle, seconds)
 
     def forward(self, batch: Microbatch) -> LanguageView:
-        """Rotation and segments of both kinds of layers. UserError where a sample is too long for the model."""
+        """Rotation and segments of every window. UserError where a sample is too long for the model."""
         masks = partial(self._masks, batch.full_pack, {})
-        far, balance = _seen(batch, partial(masks, None), self.rotary(batch, self.dtype)), Balance.of(batch)
-        if not self.sliding:
-            return LanguageView(far, far, balance, Runs.of(batch, self.dtype, far.exchange) if self.linear else None)
-        near = _seen(batch, partial(masks, self.sliding.tokens), self.near_rotary(batch, self.dtype))
-        return LanguageView(far, near, balance, words=self._words(batch) if self.inputs else None)
+        seen = {
+            window: _seen(batch, partial(masks, attention), self.rotaries[window](batch, self.dtype))
+            for window, attention in self.attentions.items()
+        }
+        runs = Runs.of(batch, self.dtype, seen[None].exchange) if self.linear else None
+        return LanguageView(seen, Balance.of(batch), runs, self._words(batch) if self.inputs else None)
 
     def _words(self, batch: Microbatch) -> Tensor:
         """Those of the pack; one that no table learns in the place of image tokens."""
@@ -89,7 +91,7 @@ class LanguageViewer(torch.nn.Module):
     def _images(self, batch: Microbatch, number: int) -> tuple[Span, ...]:
         """Where in a sample are the tokens of its images that see each other."""
         begin = sum(batch.lengths[:number])
-        starts = batch.image_starts if self.image_attention else ()
+        starts = batch.image_starts
         counts = [self.image_tokens] * len(starts)
         if self.native:
             counts = [steps * rows * columns // self.joined for steps, rows, columns in batch.grids]
@@ -98,19 +100,20 @@ class LanguageViewer(torch.nn.Module):
 
     def _prefix(self, batch: Microbatch, number: int) -> int:
         """Tokens at the head of a sample that all see each other; padding has none."""
-        return batch.prefixes[number] if self.prefix_attention and number < len(batch.prefixes) else 0
+        return batch.prefixes[number] if number < len(batch.prefixes) else 0
 
     def _masks(
-        self, batch: Microbatch, made: dict[Any, Tensor | None], window: int | None, numbers: Sequence[int]
+        self, batch: Microbatch, made: dict[Any, Tensor | None], attention: Attention, numbers: Sequence[int]
     ) -> tuple[Tensor | None, ...]:
         """Of these samples of a pack; each is made once, whatever windows it fits into."""
         found = []
         for number in numbers:
             length = batch.lengths[number]
-            reach = length if window is None else min(window, length)
-            images = () if window is None and self.near_alone else self._images(batch, number)
+            reach = length if attention.window is None else min(attention.window, length)
+            images = self._images(batch, number) if attention.sees_images else ()
+            prefix = self._prefix(batch, number) if attention.sees_prefix else 0
             if (number, reach, images) not in made:
-                made[number, reach, images] = self._mask(length, images, reach, self._prefix(batch, number))
+                made[number, reach, images] = self._mask(length, images, reach, prefix)
             found.append(made[number, reach, images])
         return tuple(found)
 

@@ -10,9 +10,9 @@ from megatron.vlm.preflight.findings import Note
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import expert_shares
-from omnibal_ext.chain import KIND_OF, gradient_mode
+from omnibal_ext.chain import gradient_mode
 from omnibal_ext.costs.analytic import analytic_profile
-from omnibal_ext.costs.works import cost_works
+from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.units import GIB, in_bytes
@@ -24,8 +24,8 @@ def parameters(
     """(parameters, trained parameters) of the model, without biases of linear layers."""
     of_kind, frozen = analytic_profile(architecture, "h100", 1, 1).parameters, adapters.frozen(frozen)
     added = adapter_parameters(architecture, adapters)
-    kinds = [kind if kind in of_kind else KIND_OF[kind] for kind in architecture.cost_kinds]
-    more = sum(int(added.get(kind, added.get(KIND_OF.get(kind, kind), 0))) for kind in kinds)
+    kinds = architecture.cost_kinds
+    more = sum(int(added.get(kind, 0)) for kind in kinds)
     total = sum(of_kind[kind] for kind in kinds)
     trained = sum(of_kind[kind] for kind in kinds if gradient_mode(kind, frozen) == "trained")
     return total + more, trained + more
@@ -59,7 +59,7 @@ def _state_bytes(args: Namespace, architecture: Architecture) -> float:
     """Bytes of weights, gradients and optimizer state on a rank, if pipeline stages have equally many."""
     adapters, expert_parallel = Adapters.of(args), args.expert_model_parallel_size
     total, trained = parameters(architecture, tuple(args.freeze), adapters)
-    works = cost_works(architecture, 1, 1, 1)
+    works = layer_works(architecture, 1, 1, 1)
     experts = sum(works[kind].expert_parameters for kind in architecture.cost_kinds)
     trained_experts = 0 if "llm" in adapters.frozen(args.freeze) else experts
     half = args.bf16 or args.fp16

@@ -20,7 +20,6 @@ from megatron.vlm.preflight.replicated_tower import check_replicated_tower
 from megatron.vlm.preflight.saving import check_saving
 from megatron.vlm.weights import Weights, check_weights, starting_weights
 from omnibal_ext.adapters import Adapters, adapter_parameters
-from omnibal_ext.chain import KIND_OF
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
 
@@ -193,7 +192,7 @@ def _check_adapters(run: Run) -> str | None:
     if not adapters.rank:
         return None
     each = adapter_parameters(model, adapters)
-    numbers = sum(int(each.get(kind, each.get(KIND_OF.get(kind, kind), 0))) for kind in model.cost_kinds)
+    numbers = sum(int(each.get(kind, 0)) for kind in model.cost_kinds)
     found = f"rank {adapters.rank} in {' '.join(adapters.targets)}: {numbers:,} numbers are trained, nothing else"
     none = "; experts and their routers have none" * (model.language.experts is not None and "llm" in adapters.targets)
     return found + none

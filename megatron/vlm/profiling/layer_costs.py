@@ -18,7 +18,8 @@ from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.stage_pass import SplitBackward, StagePass, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Seconds, Timer
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
-from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS, SQUARED_KINDS, VISION_KINDS
+from omnibal_ext.architectures.layer import Layer
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS, chain_kind
 from omnibal_ext.costs.profile import Fit, LayerCost
 
 SAMPLES = 4  # of the pack that is measured at the budgets
@@ -37,7 +38,9 @@ class KindMeasurement:
     def __init__(self, args: Namespace, chain: Chain, kind: str, budgets: tuple[int, int]) -> None:
         self.link, self.count = _consecutive(kind, chain.architecture.cost_kinds)
         self.args, self.chain, self.kind = args, chain, kind
-        self.packs = _packs(chain, kind, *budgets)
+        layer = chain.architecture.layers[self.link]
+        self.grows_with_squares = isinstance(layer, Layer) and layer.attention is not None
+        self.packs = self._packs(*budgets)
         self.module = wrapped_stage(chain, self.link, self.link + self.count)
         self.mode = chain.gradient_mode(self.link)
         weights = list(self.module.parameters())
@@ -57,6 +60,29 @@ class KindMeasurement:
         """Of the runs without recomputation, at the budgets."""
         self.split = SplitBackward(args, chain, self.link, self.count, self.packs[0]) if self.trained else None
 
+    def _packs(self, tiles: int, tokens: int) -> list[Microbatch]:
+        """Packs at the budgets and, for the fit, half as large; where attention counts, also one long sample.
+
+        With sequence parallelism, padded to a multiple of the tensor-parallel size, as in training.
+        """
+        config = self.chain.language
+        multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
+
+        def make(tiles: int, tokens: int, samples: int = SAMPLES) -> Microbatch:
+            tokens += -tokens % multiple
+            return synthetic_pack(self.chain.architecture, tiles, equal_lengths(tokens, min(samples, tokens)))
+
+        if chain_kind(self.kind) in VISION_KINDS:
+            return [make(tiles, tokens), make(max(1, tiles // 2), tokens)]
+        packs = [make(tiles, tokens), make(tiles // 2, max(1, tokens // 2))]
+        return [*packs, make(tiles, tokens, 1)] if self.grows_with_squares else packs
+
+    def _features(self, pack: Microbatch) -> tuple[float, float, float]:
+        """Regressors of the layer's seconds: (1, tiles or tokens, sum of squared sample lengths)."""
+        if chain_kind(self.kind) in VISION_KINDS:
+            return (1.0, pack.tiles, 0.0)
+        return (1.0, pack.tokens, float(sum(length**2 for length in pack.lengths)) * self.grows_with_squares)
+
     @property
     def stage(self) -> Stage:
         """The layers without the DDP wrapper."""
@@ -73,7 +99,7 @@ class KindMeasurement:
         found |= {mode: self._recompute_run(mode, plain[0]) for mode in self.modes}
         if self.split is not None:
             found["split"] = self.split.run
-        if self.kind in VISION_KINDS:
+        if chain_kind(self.kind) in VISION_KINDS:
             found["empty"] = self._run("", synthetic_pack(self.chain.architecture, 0, self.packs[0].lengths))
         return found
 
@@ -106,7 +132,7 @@ class KindMeasurement:
         extra = {f"{mode}_seconds": max(0.0, taken) for mode, taken in added.items()}
         extra |= {f"{mode}_kept_bytes": self.kept[mode] for mode in self.modes}
         _, b, w = each.get("split", (None, None, 0.0))
-        features = [_features(self.kind, pack) for pack in self.packs]
+        features = [self._features(pack) for pack in self.packs]
         host_forward, host_backward = (taken / self.count for taken in self.timer.host_seconds)
         return LayerCost(
             forward_seconds=forward[0],
@@ -204,33 +230,8 @@ def _consecutive(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
         starts = [i for i in range(len(kinds)) if tuple(kinds[i : i + count]) == (kind,) * count]
         if starts:
             # The last language layers, after which no image features are added.
-            return starts[-1 if KIND_OF.get(kind, kind) == "llm" else 0], count
+            return starts[-1 if chain_kind(kind) == "llm" else 0], count
     raise ValueError(f"no layer of kind {kind}")
-
-
-def _packs(chain: Chain, kind: str, tiles: int, tokens: int) -> list[Microbatch]:
-    """Packs at the budgets and, for the fit, half as large; where attention counts, also one long sample.
-
-    With sequence parallelism, padded to a multiple of the tensor-parallel size, as in training.
-    """
-    config = chain.language
-    multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
-
-    def make(tiles: int, tokens: int, samples: int = SAMPLES) -> Microbatch:
-        tokens += -tokens % multiple
-        return synthetic_pack(chain.architecture, tiles, equal_lengths(tokens, min(samples, tokens)))
-
-    if kind in VISION_KINDS:
-        return [make(tiles, tokens), make(max(1, tiles // 2), tokens)]
-    packs = [make(tiles, tokens), make(tiles // 2, max(1, tokens // 2))]
-    return [*packs, make(tiles, tokens, 1)] if kind in SQUARED_KINDS else packs
-
-
-def _features(kind: str, pack: Microbatch) -> tuple[float, float, float]:
-    """Regressors of a layer's seconds: (1, tiles or tokens, sum of squared sample lengths)."""
-    if kind in VISION_KINDS:
-        return (1.0, pack.tiles, 0.0)
-    return (1.0, pack.tokens, float(sum(length**2 for length in pack.lengths)) if kind in SQUARED_KINDS else 0.0)
 
 
 def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> Fit:

@@ -7,8 +7,8 @@ for all of them (`global_head_dim`, `num_global_key_value_heads`).
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.language import (
-    Experts,
     FarHeads,
     LanguageArchitecture,
     LayerInputs,

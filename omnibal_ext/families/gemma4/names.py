@@ -3,62 +3,70 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from omnibal_ext.chain import FAR, FAR_TAKING, TAKING
-from omnibal_ext.families.weights import Weight, llama, perceptron
+from omnibal_ext.architectures.layer import Layer
+from omnibal_ext.families.weights import Weight, llama, only, perceptron
 
 RANGE = ("input_min", "input_max", "output_min", "output_max")
 LAYER = "language_model.model.layers.{n}"
 
 
 def language_weights() -> Iterator[Weight]:
-    """Global layers have other heads, and keys that may be values; the last layers may have queries alone."""
-    for row in llama(branch_norms=True):
-        dense = row.ours.startswith(("mlp.", "pre_mlp_layernorm."))
-        weight = replace(row, when="language.dense") if dense else row
-        yield weight
-        if weight.kind == "llm" and ".linear_qkv." not in weight.ours:
-            yield replace(weight, kind=FAR)
-            if ".k_layernorm." not in weight.ours:
-                yield replace(weight, kind=TAKING)
-                yield replace(weight, kind=FAR_TAKING)
+    """Keys may be values; the last layers may have queries alone."""
+    for weight in llama(branch_norms=True):
+        layers = _has_keys if ".k_layernorm." in weight.ours else None
+        if weight.ours.startswith(("mlp.", "pre_mlp_layernorm.")):
+            layers = _has_no_experts
+        if ".linear_qkv." not in weight.ours:
+            yield replace(weight, of_layers=layers)
     queries, keys, values = (f"{LAYER}.self_attn.{one}_proj.weight" for one in "qkv")
     qkv = "self_attention.linear_qkv.weight"
-    yield Weight(FAR, qkv, (queries, keys, values), "far_qkv", when="language.far.own_values")
-    yield Weight(FAR, qkv, (queries, keys), "keys_alone", when="language.far.keys_are_values")
-    for kind in (TAKING, FAR_TAKING):
-        yield Weight(kind, qkv, (queries,))
-    for kind in ("llm", FAR, TAKING, FAR_TAKING):
-        yield Weight(kind, "scalar", (f"{LAYER}.layer_scalar",))
-        for weight in _mixture(kind):
-            yield replace(weight, when="language.experts")
-        for weight in _layer_input(kind):
-            yield replace(weight, when="language.layer_inputs")
+    yield Weight("llm", qkv, (queries, keys, values), "language_qkv", of_layers=_has_values)
+    yield Weight(
+        "llm", qkv, (queries, keys), "keys_alone", of_layers=lambda one: _has_keys(one) and not _has_values(one)
+    )
+    yield Weight("llm", qkv, (queries,), of_layers=lambda layer: not _has_keys(layer))
+    yield Weight("llm", "scalar", (f"{LAYER}.layer_scalar",))
+    yield from only(lambda layer: layer.experts, _mixture())
+    for weight in _layer_input():
+        yield replace(weight, when="language.layer_inputs")
     norm = "language_model.model.per_layer_projection_norm.weight"
     yield Weight("word_embed", "inputs_norm", (norm,), when="language.layer_inputs")
 
 
-def _layer_input(kind: str) -> Iterator[Weight]:
+def _has_no_experts(layer: Layer) -> bool:
+    return layer.experts is None
+
+
+def _has_keys(layer: Layer) -> bool:
+    return layer.keys_from is None
+
+
+def _has_values(layer: Layer) -> bool:
+    return _has_keys(layer) and layer.attention is not None and not layer.attention.keys_are_values
+
+
+def _layer_input() -> Iterator[Weight]:
     """What a layer reads beside its hidden states; tables and matrices behind the first ones are one of all."""
     model = "language_model.model"
-    yield Weight(kind, "input.table", (f"{model}.embed_tokens_per_layer.weight",), part_of=1)
-    yield Weight(kind, "input.context.weight", (f"{model}.per_layer_model_projection.weight",), part_of=0)
-    yield Weight(kind, "input.gate.weight", (f"{LAYER}.per_layer_input_gate.weight",))
-    yield Weight(kind, "input.projection.weight", (f"{LAYER}.per_layer_projection.weight",))
-    yield Weight(kind, "input.norm.weight", (f"{LAYER}.post_per_layer_input_norm.weight",))
+    yield Weight("llm", "input.table", (f"{model}.embed_tokens_per_layer.weight",), part_of=1)
+    yield Weight("llm", "input.context.weight", (f"{model}.per_layer_model_projection.weight",), part_of=0)
+    yield Weight("llm", "input.gate.weight", (f"{LAYER}.per_layer_input_gate.weight",))
+    yield Weight("llm", "input.projection.weight", (f"{LAYER}.per_layer_projection.weight",))
+    yield Weight("llm", "input.norm.weight", (f"{LAYER}.post_per_layer_input_norm.weight",))
 
 
-def _mixture(kind: str) -> Iterator[Weight]:
-    """Experts, and the perceptron beside them, which has the names of a layer that is not a mixture."""
-    yield Weight(kind, "mlp.router.weight", (f"{LAYER}.router.proj.weight",))
-    yield Weight(kind, "mlp.router.scale", (f"{LAYER}.router.scale",))
-    yield Weight(kind, "mlp.router.expert_scale", (f"{LAYER}.router.per_expert_scale",))
-    yield Weight(kind, "mlp.experts.experts.linear_fc1.weight", (f"{LAYER}.experts.gate_up_proj",))
-    yield Weight(kind, "mlp.experts.experts.linear_fc2.weight", (f"{LAYER}.experts.down_proj",))
-    yield from perceptron(kind, "mlp.perceptron", f"{LAYER}.mlp")
+def _mixture() -> Iterator[Weight]:
+    """Experts, and the perceptron next to them, which has the names of a layer that is not a mixture."""
+    yield Weight("llm", "mlp.router.weight", (f"{LAYER}.router.proj.weight",))
+    yield Weight("llm", "mlp.router.scale", (f"{LAYER}.router.scale",))
+    yield Weight("llm", "mlp.router.expert_scale", (f"{LAYER}.router.per_expert_scale",))
+    yield Weight("llm", "mlp.experts.experts.linear_fc1.weight", (f"{LAYER}.experts.gate_up_proj",))
+    yield Weight("llm", "mlp.experts.experts.linear_fc2.weight", (f"{LAYER}.experts.down_proj",))
+    yield from perceptron("llm", "mlp.perceptron", f"{LAYER}.mlp")
     norms = {"perceptron_norm": "pre_feedforward_layernorm", "perceptron_after": "post_feedforward_layernorm_1"}
     norms |= {"experts_norm": "pre_feedforward_layernorm_2", "experts_after": "post_feedforward_layernorm_2"}
     for ours, theirs in norms.items():
-        yield Weight(kind, f"mlp.{ours}.weight", (f"{LAYER}.{theirs}.weight",))
+        yield Weight("llm", f"mlp.{ours}.weight", (f"{LAYER}.{theirs}.weight",))
 
 
 def vision_weights() -> Iterator[Weight]:

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.language import (
-    Experts,
     FarHeads,
     LanguageArchitecture,
     LayerInputs,

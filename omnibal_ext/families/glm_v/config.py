@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.folder import read_config
-from omnibal_ext.architectures.language import Experts, LanguageArchitecture
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section

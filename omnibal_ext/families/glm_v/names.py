@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from omnibal_ext.chain import DENSE
-from omnibal_ext.families.weights import Weight, experts, linear, perceptron, split_qkv
+from omnibal_ext.families.weights import Weight, experts, linear, only, perceptron, split_qkv
 
 MODEL, LAYER = "language_model.model", "language_model.model.layers.{n}"
 
@@ -46,16 +45,19 @@ def dense_weights() -> Iterator[Weight]:
 def mixture_weights(apart: bool) -> Iterator[Weight]:
     """One perceptron in the first layers; in the others experts (`apart`, or together), and one for all tokens."""
     yield Weight("word_embed", "embedding.weight", (f"{MODEL}.embed_tokens.weight",))
-    for kind in (DENSE, "llm"):
-        yield Weight(kind, "input_layernorm.weight", (f"{LAYER}.input_layernorm.weight",))
-        yield from split_qkv(kind, f"{LAYER}.self_attn.", "language_qkv", "language.qkv_bias")
-        yield Weight(kind, "self_attention.linear_proj.weight", (f"{LAYER}.self_attn.o_proj.weight",))
-        yield Weight(kind, "pre_mlp_layernorm.weight", (f"{LAYER}.post_attention_layernorm.weight",))
-    yield from perceptron(DENSE, "mlp", f"{LAYER}.mlp")
+    yield Weight("llm", "input_layernorm.weight", (f"{LAYER}.input_layernorm.weight",))
+    yield from split_qkv("llm", f"{LAYER}.self_attn.", "language_qkv", "language.qkv_bias")
+    yield Weight("llm", "self_attention.linear_proj.weight", (f"{LAYER}.self_attn.o_proj.weight",))
+    yield Weight("llm", "pre_mlp_layernorm.weight", (f"{LAYER}.post_attention_layernorm.weight",))
+    yield from only(lambda layer: not layer.experts, perceptron("llm", "mlp", f"{LAYER}.mlp"))
+    yield from only(lambda layer: layer.experts, _experts(apart))
+    yield from _head()
+
+
+def _experts(apart: bool) -> Iterator[Weight]:
     yield from experts("llm", f"{LAYER}.mlp", apart, together="same")
     yield Weight("llm", "mlp.router.expert_bias", (f"{LAYER}.mlp.gate.e_score_correction_bias",))
     yield from perceptron("llm", "mlp.shared_experts", f"{LAYER}.mlp.shared_experts")
-    yield from _head()
 
 
 def _head() -> Iterator[Weight]:

@@ -1,7 +1,8 @@
 """GLM-V's models, a line each. Sizes are transformers' defaults; of GLM-4.6V from memory, as GLM-4.5V's."""
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.language import Experts, LanguageArchitecture
+from omnibal_ext.architectures.experts import Experts
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 
 VIT = VisionArchitecture(

@@ -5,7 +5,8 @@ Heads turn in part, norms are around zero, and of the mixtures one expert is sha
 
 from typing import Any
 
-from omnibal_ext.architectures.language import Experts, LanguageArchitecture
+from omnibal_ext.architectures.experts import Experts
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section

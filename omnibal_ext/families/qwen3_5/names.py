@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from omnibal_ext.chain import LINEAR
-from omnibal_ext.families.weights import Weight, experts, perceptron
+from omnibal_ext.families.weights import Weight, experts, only, perceptron
 
 
 def language_weights(mixture: bool, apart: bool = False) -> Iterator[Weight]:
@@ -11,28 +10,35 @@ def language_weights(mixture: bool, apart: bool = False) -> Iterator[Weight]:
     model, layer = "language_model.model", "language_model.model.layers.{n}"
     attention, net = f"{layer}.self_attn", f"{layer}.linear_attn"
     yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
-    for kind in ("llm", LINEAR):
-        yield Weight(kind, "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
-        yield Weight(kind, "pre_mlp_layernorm.weight", (f"{layer}.post_attention_layernorm.weight",))
-        yield from _with_shared_expert(kind, apart) if mixture else perceptron(kind, "mlp", f"{layer}.mlp")
+    yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
+    yield Weight("llm", "pre_mlp_layernorm.weight", (f"{layer}.post_attention_layernorm.weight",))
+    yield from _with_shared_expert(apart) if mixture else perceptron("llm", "mlp", f"{layer}.mlp")
+    yield from only(lambda one: one.attention, _attention(attention))
+    yield from only(lambda one: one.linear, _linear_attention(net))
+    yield Weight("head", "norm.weight", (f"{model}.norm.weight",))
+    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
+
+
+def _attention(attention: str) -> Iterator[Weight]:
     queries = tuple(f"{attention}.{one}_proj.weight" for one in "qkv")
     yield Weight("llm", "self_attention.linear_qkv.weight", queries, "gated_qkv")
     for one in "qk":
         yield Weight("llm", f"self_attention.{one}_layernorm.weight", (f"{attention}.{one}_norm.weight",))
     yield Weight("llm", "self_attention.linear_proj.weight", (f"{attention}.o_proj.weight",))
+
+
+def _linear_attention(net: str) -> Iterator[Weight]:
     projected = tuple(f"{net}.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a"))
-    yield Weight(LINEAR, "self_attention.linear_qkv.weight", projected, "linear")
-    yield Weight(LINEAR, "self_attention.convolution", (f"{net}.conv1d.weight",), "convolution")
-    yield Weight(LINEAR, "self_attention.a_log", (f"{net}.A_log",))
-    yield Weight(LINEAR, "self_attention.dt_bias", (f"{net}.dt_bias",))
-    yield Weight(LINEAR, "self_attention.norm_weight", (f"{net}.norm.weight",))
-    yield Weight(LINEAR, "self_attention.linear_proj.weight", (f"{net}.out_proj.weight",))
-    yield Weight("head", "norm.weight", (f"{model}.norm.weight",))
-    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
+    yield Weight("llm", "self_attention.linear_qkv.weight", projected, "linear")
+    yield Weight("llm", "self_attention.convolution", (f"{net}.conv1d.weight",), "convolution")
+    yield Weight("llm", "self_attention.a_log", (f"{net}.A_log",))
+    yield Weight("llm", "self_attention.dt_bias", (f"{net}.dt_bias",))
+    yield Weight("llm", "self_attention.norm_weight", (f"{net}.norm.weight",))
+    yield Weight("llm", "self_attention.linear_proj.weight", (f"{net}.out_proj.weight",))
 
 
-def _with_shared_expert(kind: str, apart: bool) -> Iterator[Weight]:
+def _with_shared_expert(apart: bool) -> Iterator[Weight]:
     mlp = "language_model.model.layers.{n}.mlp"
-    yield from experts(kind, mlp, apart, together="same")
-    yield from perceptron(kind, "mlp.shared_experts", f"{mlp}.shared_expert")
-    yield Weight(kind, "mlp.shared_experts.gate_weight", (f"{mlp}.shared_expert_gate.weight",))
+    yield from experts("llm", mlp, apart, together="same")
+    yield from perceptron("llm", "mlp.shared_experts", f"{mlp}.shared_expert")
+    yield Weight("llm", "mlp.shared_experts.gate_weight", (f"{mlp}.shared_expert_gate.weight",))

@@ -6,7 +6,8 @@ Sources: transformers' defaults (9B, 35B-A3B), the models' cards (27B, 122B-A10B
 from dataclasses import replace
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.language import Experts, LanguageArchitecture
+from omnibal_ext.architectures.experts import Experts
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.families.qwen_vl.presets import VIT_LARGE
 

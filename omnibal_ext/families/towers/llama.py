@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.folder import weight_files
-from omnibal_ext.architectures.language import Experts, LanguageArchitecture, RopeScaling
+from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.reading.checks import finite, flag, integer, listing, maybe, record, shown, text

@@ -4,7 +4,8 @@ Sources: the published configurations of InternViT, CLIP, SigLIP, InternLM2, Qwe
 Vocabularies are those of the vision-language model, with its image tokens, not of the language model it started from.
 """
 
-from omnibal_ext.architectures.language import Experts, LanguageArchitecture
+from omnibal_ext.architectures.experts import Experts
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import VisionArchitecture
 
 SIGLIP = VisionArchitecture(

@@ -37,15 +37,15 @@ def test_layers_take_what_transformers_lets_them(seed: int) -> None:
     taking = language.shared_keys.layers
     config = Gemma4TextConfig(num_hidden_layers=language.layers, layer_types=kinds, num_kv_shared_layers=taking)
     modes = config.kv_sharing_modes
-    assert language.taking_layers == tuple(number for number, mode in enumerate(modes) if mode == "reuse")
     stored: dict[str, int] = {}  # as its forward pass goes: the last that stored one of a kind is read
     for number, (kind, mode) in enumerate(zip(kinds, modes, strict=True)):
         if mode == "store":
             stored[kind] = number
-        assert language.keys_of(number) == (stored[kind] if mode == "reuse" else number)
-        wide = mode == "reuse"
-        assert language.of_layer(number).ffn_hidden_size == 96 * (1 + wide)
-        assert language.of_layer(number).takes_keys == wide
+        layer, wide = language.each_layer[number], mode == "reuse"
+        assert layer.keys_from == (stored[kind] if wide else None)
+        assert layer.ffn_hidden_size == 96 * (1 + wide)
+        assert layer.attention is not None
+        assert layer.attention.reads_keys == wide
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -53,9 +53,8 @@ def test_keys_travel_from_who_gives_them_to_the_last_who_takes_them(seed: int) -
     """Counted cut by cut, also where keys and values of a layer are more than one tensor of hidden states."""
     language = replace(some_language(seed), hidden_size=48)
     for number in range(-1, language.layers):
-        crossing = {
-            language.keys_of(later) for later in range(number + 1, language.layers) if language.keys_of(later) <= number
-        }
+        read = [layer.keys_from for layer in language.each_layer[number + 1 :]]
+        crossing = {giver for giver in read if giver is not None and giver <= number}
         assert set(language.kept_keys(number)) == crossing
         numbers = 2 * 2 * language.head_dim * len(crossing)
         assert language.carried(number, 1, is_shared_out=False) == -(-numbers // 48)

@@ -135,7 +135,7 @@ def load(folder: Path, args: Namespace) -> Stage:
     values = {**vars(args), **preset_defaults(architecture, plan, args)}
     values["sequence_parallel"] = args.tensor_model_parallel_size > 1 and architecture.language.experts is not None
     language = language_config(Namespace(**values), architecture)
-    targets = tuple(part for part in PARTS if adapted_matrices(architecture)[part])
+    targets = tuple(part for part in PARTS if adapted_matrices(architecture).get(part))
     chain = Chain(
         architecture, language, vision_config(language, architecture), vocab_size=256, seed=3, frozen=tuple(PARTS),
         adapters=Adapters(RANK, ALPHA, targets),

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from omnibal_ext.chain import FULL, KIND_OF, KINDS, layer_chain
+from omnibal_ext.chain import KINDS, layer_chain
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.layout.problem import LayoutProblem
 
-LANGUAGE = [name for name, kind in KIND_OF.items() if kind == "llm"]
-"""What language layers that differ from the others stand under."""
+FULL, LINEAR = "vit_full", "llm_linear"
+LANGUAGE = [LINEAR, "llm.1", "llm.2"]
+"""What layers that differ from the first of their kind stand under, in older profiles and in those of today."""
 
 
 def make_profile(

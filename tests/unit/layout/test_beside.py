@@ -99,7 +99,7 @@ def test_analytic_profiles_price_whole_layers_only_when_asked() -> None:
     assert plain.hash == replace(asked, whole_layers={}, image_tiles=0.0, replica_seconds_per_byte=0.0).hash
     assert not {"whole_layers", "image_tiles", "replica_seconds_per_byte"} & set(plain.to_record())
     one = analytic_profile(model, "h100", 4096, 4096, 1, 4)
-    assert set(asked.whole_layers) == {"patch_embed", "vit", "vit_full", "projector"}
+    assert set(asked.whole_layers) == {"patch_embed", "vit", "vit.7", "projector"}
     assert all(cost == one.layers[kind] for kind, cost in asked.whole_layers.items())
     assert Profile.from_record(asked.to_record()) == asked
 

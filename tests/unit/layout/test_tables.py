@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnibal_ext.chain import KINDS
-from omnibal_ext.layout.tables import COLUMNS, KIND_OF_WAY, WHOLE, kind_tables
+from omnibal_ext.layout.tables import KIND_OF_WAY, WHOLE, columns_of, kind_tables
 
 from .instances import make_profile
 
@@ -26,7 +26,7 @@ def test_only_trained_layers_have_weight_gradients_and_those_are_half_of_a_backw
 
 def test_without_packs_every_microbatch_fills_the_budgets() -> None:
     tables = kind_tables(PROFILE, None, microbatches=3, split_backward=False)
-    assert tables.forward.shape == (COLUMNS, 1, 3)
+    assert tables.forward.shape == (len(columns_of(PROFILE)), 1, 3)
     for kind, forward in zip(KINDS, tables.forward, strict=False):
         assert (forward == PROFILE.layers[kind].forward_seconds).all()
     whole = tables.recompute[WHOLE]

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.language_view import LanguageViewer, seen_keys
+from megatron.vlm.microbatch import Microbatch, Segments
+from megatron.vlm.models.language_view import LanguageView, LanguageViewer, seen_keys
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import SlidingWindow
 from tests.distributed.harness import GEMMA, PALIGEMMA, SMALL
@@ -44,18 +44,23 @@ def test_keys_that_are_seen_are_those_of_the_definition(seed: int, whole: bool) 
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_prompt_is_seen_in_both_directions_and_its_answer_in_one(window: int | None) -> None:
     """As the model's authors say it: whatever the window, which an answer looks back over; padding has no prompt."""
-    sliding = SlidingWindow(window or 99, (0, 1), 1e3)
+    sliding = SlidingWindow(window or 99, (0,), 1e3)
     language = replace(PALIGEMMA.language, sliding=sliding)
     batch = pack((6, 9, 1, 4), (0, 6), (4, 8, 1))
     view = LanguageViewer(replace(PALIGEMMA, language=language), torch.float32)(batch)
-    for length, prefix, mask in zip(batch.lengths, (4, 8, 1, 0), view.near.masks, strict=True):
+    for length, prefix, mask in zip(batch.lengths, (4, 8, 1, 0), near(view).masks, strict=True):
         wanted = [
             [max(q, k) < prefix or (k <= q and (window is None or key_is_near(q, k, window))) for k in range(length)]
             for q in range(length)
         ]
         found = torch.ones(length, length).tril().bool() if mask is None else mask == 0
         assert found.tolist() == wanted
-    assert [mask is None for mask in view.far.masks] == [False, False, True, True]
+    assert [mask is None for mask in view.seen[None].masks] == [False, False, True, True]
+
+
+def near(view: LanguageView) -> Segments:
+    """Of the layers with a window; in a model without one, of all."""
+    return view.seen[max((window for window in view.seen if window), default=None)]
 
 
 def key_is_near(query: int, key: int, window: int) -> bool:
@@ -66,7 +71,7 @@ def key_is_near(query: int, key: int, window: int) -> bool:
 def test_no_token_sees_another_sample(window: int | None) -> None:
     language = replace(GEMMA.language, sliding=SlidingWindow(window or 99, (1,), 1e3))
     view = LanguageViewer(replace(GEMMA, language=language), torch.float32)(pack(LENGTHS, STARTS))
-    begin, segments = 0, view.near
+    begin, segments = 0, near(view)
     for length, mask in zip(LENGTHS, segments.masks, strict=True):
         images = [
             range(start - begin, start - begin + PER_IMAGE) for start in STARTS if begin <= start < begin + length
@@ -76,13 +81,13 @@ def test_no_token_sees_another_sample(window: int | None) -> None:
         assert found.tolist() == rows
         assert mask is None or (mask[~found] == -torch.inf).all()
         begin += length
-    assert len(view.far.masks) == len(LENGTHS)
+    assert len(view.seen[None].masks) == len(LENGTHS)
 
 
 def test_samples_within_a_window_have_one_mask_for_all_layers() -> None:
     language = replace(GEMMA.language, sliding=SlidingWindow(6, (1,), 1e3))
     view = LanguageViewer(replace(GEMMA, language=language), torch.float32)(pack(LENGTHS, STARTS))
-    shared = [near is far for near, far in zip(view.near.masks, view.far.masks, strict=True)]
+    shared = [one is other for one, other in zip(near(view).masks, view.seen[None].masks, strict=True)]
     assert shared == [True, False, True, True]
 
 
@@ -99,15 +104,15 @@ def test_samples_within_a_window_have_one_mask_for_all_layers() -> None:
 def test_packs_without_a_need_for_masks_have_none(model: Architecture, batch: Microbatch, masked: tuple) -> None:
     """So that kernels for packs can take them."""
     view = LanguageViewer(model, torch.bfloat16)(batch)
-    assert (bool(view.far.masks), bool(view.near.masks)) == masked
+    assert (bool(view.seen[None].masks), bool(near(view).masks)) == masked
 
 
 def test_layers_with_a_window_turn_by_a_base_of_their_own_unscaled() -> None:
     view = LanguageViewer(GEMMA, torch.float32)(pack((7,), ()))
     places, half = torch.arange(7.0), torch.arange(8) / 8
     assert GEMMA.language.sliding is not None
-    near, far = (theta**-half for theta in (GEMMA.language.sliding.theta, GEMMA.language.rope_theta))
-    for segments, speeds in ((view.near, near), (view.far, far / 8)):
+    slow, fast = (theta**-half for theta in (GEMMA.language.sliding.theta, GEMMA.language.rope_theta))
+    for segments, speeds in ((near(view), slow), (view.seen[None], fast / 8)):
         assert segments.rotation is not None
         angles, (cosines, sines) = torch.outer(places, speeds), segments.rotation
         assert torch.allclose(cosines[:, 0, 0, :8], angles.cos())

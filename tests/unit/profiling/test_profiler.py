@@ -23,7 +23,6 @@ from megatron.vlm.profiling.profiler import ProfileJob, fit_line, measure_profil
 from megatron.vlm.profiling.stopwatch import WARM_UP, Run, Stopwatch, at_usual_pace
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from megatron.vlm.profiling.transfers import TransferCosts
-from omnibal_ext.chain import FAR, FAR_TAKING, FULL, TAKING
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
 from tests.distributed import harness, late_bytes
@@ -236,7 +235,12 @@ def test_gradients_are_reduced_by_a_ring(ranks: int, share: float) -> None:
 def test_vit_layers_with_windows_and_without_are_measured_apart() -> None:
     """Of four ViT layers, links 1 to 4, the second sees whole images; two are measured where two follow each other."""
     kinds = harness.MODELS["native"].cost_kinds
-    assert [_consecutive(kind, kinds) for kind in (FULL, "vit", "projector", "llm")] == [(2, 1), (3, 2), (5, 1), (9, 2)]
+    assert [_consecutive(kind, kinds) for kind in ("vit.1", "vit", "projector", "llm")] == [
+        (2, 1),
+        (3, 2),
+        (5, 1),
+        (9, 2),
+    ]
     assert _consecutive("vit", harness.MODELS["small"].cost_kinds) == (1, 2)
 
 
@@ -285,11 +289,14 @@ def test_what_layers_read_of_others_is_no_part_of_what_they_keep(chain: Chain) -
     from megatron.training import get_args  # which loads where megatron.vlm has been before
 
     language, number = chain.architecture.language, 4  # bytes, fp32
-    for kind in ("llm", FAR, TAKING, FAR_TAKING):
+    kinds = [kind for kind in dict.fromkeys(chain.architecture.cost_kinds) if kind.startswith("llm")]
+    assert len(kinds) == 4
+    for kind in kinds:
         measured = KindMeasurement(get_args(), chain, kind, (16, 8))
         tokens = measured.packs[0].tokens
-        layer = language.of_layer(chain.kinds[: measured.link].count("llm"))
-        keys = 2 * tokens * layer.kv_heads * layer.head_dim * number if layer.takes_keys else 0
+        layer = language.each_layer[chain.kinds[: measured.link].count("llm")].attention
+        assert layer is not None
+        keys = 2 * tokens * layer.kv_heads * layer.head_dim * number if layer.reads_keys else 0
         assert measured.count == 1, kind
         assert measured.kept["recompute"] == tokens * language.hidden_size * number + keys, kind
         assert measured.output_bytes == tokens * language.hidden_size * number, kind
