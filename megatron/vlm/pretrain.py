@@ -28,8 +28,7 @@ from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.checkpoint import guard
 from megatron.vlm.checkpoint.run import describe_run
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.loader import Needs, PackDataset, PackLoader, first_iteration
-from megatron.vlm.data.sources import Sources
+from megatron.vlm.data.loader import Needs, PackDataset, first_iteration
 from megatron.vlm.ending import UnfinishedError, run_rank
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.hf.export import SaveExporter, check_like
@@ -62,6 +61,8 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.run_metrics import TIMELINE
 from omnibal_ext.schedules.actions import Action
+
+Packs = Iterator[Microbatch]
 
 
 class Trainer:
@@ -99,7 +100,7 @@ class Trainer:
     @staticmethod
     def sources(data: str | None) -> tuple[str, ...]:
         """Short names of a dataset's input files."""
-        return Sources(ChatDataset(data).manifest).names if data else ()
+        return ChatDataset(data).sources.names if data else ()
 
     def model(
         self,
@@ -115,7 +116,7 @@ class Trainer:
         owned = owned_links(self.plan, vp_stage)
         return Stage(chain, *stage.layers, stage.recompute, stage.recompute_cheap, vp_stage, pg_collection, owned)
 
-    def datasets(self, _: Any, vp_stage: int | None = None) -> tuple[PackLoader, PackLoader | None, None]:
+    def datasets(self, _: Any, vp_stage: int | None = None) -> tuple[Packs, Packs | None, None]:
         """(training microbatches of this rank from the checkpoint's position, held-out ones from the first, None)."""
         args = self.args
         train = self._dataset(args.data, args.packs, vp_stage)

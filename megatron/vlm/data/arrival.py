@@ -10,7 +10,6 @@ a quarter of the bytes of normalised float32 pixels.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -32,12 +31,13 @@ class Arrivals:
     """
 
     def __init__(self, packs: Iterator[Microbatch], count: int, normalises: bool = True) -> None:
-        self.packs, self.normalises = islice(packs, count), normalises
+        self.packs, self.left, self.normalises = packs, count, normalises
         self.copied: Microbatch | None = None
 
     def look_ahead(self) -> None:
         """Start copying the next pack, unless there is none in this iteration or it is being copied."""
-        if self.copied is None and (pack := next(self.packs, None)) is not None:
+        if self.left and self.copied is None:
+            self.left, pack = self.left - 1, next(self.packs)
             with platform.beside_computing("copying"):
                 self.copied = to_device(pack)
 

@@ -121,6 +121,9 @@ class Sample:
         self.length, self.tiles = int(data.sizes.tokens[number]), int(data.sizes.tiles[number])
         """Tokens of the text, image tokens included; tiles of all images."""
 
+    def __str__(self) -> str:
+        return f"{self.data.folder}: sample {self.number}"
+
     def _column(self, name: str) -> NDArray[Any]:
         column: NDArray[Any] = self.data.columns[name][self.number]
         return column
@@ -132,19 +135,15 @@ class Sample:
 
         Raises UserError for an id outside of the vocabulary, and if T is not what sizes.npz says.
         """
-        tokens, mask, place = (
-            self._column("tokens"),
-            self._column("loss_mask"),
-            f"{self.data.folder}: sample {self.number}",
-        )
+        tokens, mask = self._column("tokens"), self._column("loss_mask")
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.data.manifest["vocab_size"]:
-            raise UserError(f"{place} has token ids behind the vocabulary; {REMEDY}")
+            raise UserError(f"{self} has token ids behind the vocabulary; {REMEDY}")
         if self.tiles:
             if len(self.runs) != (marks := int(np.isin(tokens, self.data.image_tokens).sum())):
-                raise UserError(f"{place} has {len(self.runs)} images, {marks} marks; {REMEDY}")
+                raise UserError(f"{self} has {len(self.runs)} images, {marks} marks; {REMEDY}")
             tokens, mask = expand_images(tokens, mask, self.data.image_tokens, self.runs)
         if len(tokens) != self.length:
-            raise UserError(f"{place} has {len(tokens)} tokens where sizes.npz says {self.length}; {REMEDY}")
+            raise UserError(f"{self} has {len(tokens)} tokens where sizes.npz says {self.length}; {REMEDY}")
         return tokens, mask
 
     @cached_property
@@ -158,7 +157,7 @@ class Sample:
             if (tiles := sum(image.tiles for image in images)) != self.tiles:
                 raise UserError(f"images have {tiles} tiles, sizes.npz says {self.tiles}")
         except UserError as error:
-            raise UserError(f"{self.data.folder}: sample {self.number}: {error}; {REMEDY}") from None
+            raise UserError(f"{self}: {error}; {REMEDY}") from None
         return images
 
     @cached_property
@@ -171,10 +170,8 @@ class Sample:
     def runs(self) -> list[int]:
         """The length of each run of image tokens: of an image, of each of its rows or tiles, or of a video's step."""
         rule = self.data.manifest["tiling"]["rule"]
-        shown = [
-            (len(order), places_of(image, rule).count) for image, order in zip(self.images, self.orders, strict=True)
-        ]
-        return [features // places for features, places in shown for _ in range(places)]
+        places = [places_of(image, rule).count for image in self.images]
+        return [len(order) // count for order, count in zip(self.orders, places, strict=True) for _ in range(count)]
 
     @property
     def image_starts(self) -> list[int]:
@@ -190,10 +187,9 @@ class Sample:
         return self.length - len(mask) + int(mask.argmax())
 
     def read(self, image: TiledImage) -> NDArray[np.uint8]:
-        """The tiles of one of `images` as they were cut: uint8 [tiles, tile_size, tile_size, 3].
+        """The tiles of one of `images`: uint8 [tiles, tile_size, tile_size, 3], a video's [tiles, frames, ..., 3].
 
-        Of a video [tiles, frames, tile_size, tile_size, 3]. Raises `UserError` naming file and sample if it cannot be
-        read, or is not what was preprocessed.
+        Raises `UserError` naming file and sample if it cannot be read, or is not what was preprocessed.
         """
         size, rule = self.data.manifest["tile_size"], self.data.manifest["tiling"]["rule"]
         image = image if self.data.checks_images else replace(image, crcs=())

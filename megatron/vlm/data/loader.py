@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -156,53 +156,32 @@ class PackDataset(Dataset):
         }
 
 
-class PackLoader:
-    """Iterates over a rank's microbatches; `taken` are the numbers of their packs, until they are cleared.
-
-    `dataset` (`PackDataset`, `ImageShardDataset`) gives one for every item of `order`. `reading()` makes a context
-    manager for the wait for each, for timers.
-    """
-
-    def __init__(
-        self, dataset: Any, order: Iterable[Any], num_workers: int = 0,
-        reading: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:  # fmt: skip
-        self.dataset, self.reading, self.taken = dataset, reading, list[int]()
-        self._batches = microbatches(dataset, order, num_workers)
-
-    def __iter__(self) -> Iterator[Microbatch]:
-        return self
-
-    def __next__(self) -> Microbatch:
-        with self.reading():
-            batch = next(self._batches)
-        self.taken.append(batch.pack)
-        return batch
-
-    def close(self) -> None:
-        """End the worker processes, and with them the iteration."""
-        self._batches.close()
-
-
-def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Generator[Microbatch, None, None]:
-    """The microbatches of a rank's packs, on the host (pinned with CUDA).
+def microbatches(
+    dataset: Any, order: Iterable[Any], num_workers: int = 0,
+    reading: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Generator[Microbatch, None, None]:  # fmt: skip
+    """The microbatches that a dataset has for the items of `order`, on the host (pinned with CUDA).
 
     `num_workers` processes read datasets with images; others are read here, which is faster than to transfer them.
+    `reading()` makes a context manager for the wait for each microbatch, for timers. Closing it ends the processes.
     """
     workers = num_workers if dataset.reads_images else 0
     if workers:
         _start_forkserver()
-    yield from DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=order,
-        num_workers=workers,
+    loader = DataLoader(
+        dataset, batch_size=None, sampler=order, num_workers=workers,
         multiprocessing_context="forkserver" if workers else None,
-        persistent_workers=workers > 0,
         pin_memory=platform.HAS_CUDA,
         worker_init_fn=exit_with_parent,
         generator=torch.Generator(),  # for workers' seeds: on CPU the default one is dropout's
-    )
+    )  # fmt: skip
+    batches = iter(loader)
+    while True:
+        with reading():
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 @cache

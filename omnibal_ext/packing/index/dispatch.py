@@ -73,7 +73,7 @@ class PackStream:
     def of_rank(self, rank: int, iteration: int) -> Iterator[int]:
         """Yield the packs of a data-parallel rank from an iteration on, without end."""
         for number in count(iteration):
-            yield from self.iteration(number)[rank].tolist()
+            yield from self.iterations(number, number + 1)[0, rank].tolist()
 
     def iteration(self, number: int) -> Ints:
         """Return the pack numbers of iteration `number`, counted from 0 over all epochs: int64 [D, M]."""

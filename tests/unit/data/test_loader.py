@@ -24,7 +24,6 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import (
     Needs,
     PackDataset,
-    PackLoader,
     first_iteration,
     microbatches,
 )
@@ -383,14 +382,14 @@ def test_workers_are_forks_of_one_process_that_sees_no_gpu(monkeypatch: pytest.M
 @pytest.mark.starts
 def test_workers_end_when_their_packs_are_closed() -> None:
     """And before that no pack is missing; what is closed without a pack taken has started none."""
-    opened = PackLoader(cast(Any, Worker()), count(), num_workers=2)
+    opened = microbatches(cast(Any, Worker()), count(), num_workers=2)
     workers = {next(opened).samples for _ in range(6)}
     assert len(workers) == 2
     assert all(map(psutil.pid_exists, workers))
     opened.close()
     assert not any(map(psutil.pid_exists, workers))
     assert next(opened, None) is None
-    PackLoader(cast(Any, Worker()), count(), num_workers=2).close()
+    microbatches(cast(Any, Worker()), count(), num_workers=2).close()
 
 
 RANK = """
