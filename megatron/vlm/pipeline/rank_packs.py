@@ -32,6 +32,8 @@ class RankPacks:
         self.streams: list[Generator[Microbatch, None, None]] = []
         """Of all chunks, then of the images."""
         self.order: Iterator[int] = iter(())
+        self.count = 0
+        """Pack numbers of the iterations to come, and packs of an iteration."""
         self.packs, self.following = list[int](), list[int]()
         """Numbers of the packs of this iteration, and of the next one."""
 
