@@ -18,8 +18,9 @@ from omnibal_ext.output import say
 with exit_on_user_error():
     from megatron.vlm.data.markup import MARKUPS
     from megatron.vlm.data.media.images import NORMALIZATIONS
-    from megatron.vlm.data.media.tiles import RULES, Tiling
+    from megatron.vlm.data.media.tiles import Tiling
     from megatron.vlm.data.templates import TEMPLATES
+    from megatron.vlm.families.media import TILINGS
     from megatron.vlm.preprocessing.folder_files import FlagValue
     from megatron.vlm.preprocessing.job import Shard, open_job
     from megatron.vlm.preprocessing.model_recipe import (
@@ -65,7 +66,7 @@ def _parser() -> ToolParser:
     add("--output-dir", type=Path, required=True)
     add("--workers", type=int, default=1, help="processes")
     add("--image-markup", choices=list(MARKUPS), help=f"the words around images {usual['image-markup']}")
-    add("--tiling", choices=list(RULES), help=usual["tiling"])
+    add("--tiling", choices=list(TILINGS), help=usual["tiling"])
     add("--tile-size", type=int, help=f"pixels a side {usual['tile-size']}")
     add("--tokens-per-tile", type=int, help=f"LLM tokens a tile {usual['tokens-per-tile']}")
     add("--min-tiles", type=int, help=usual["min-tiles"])

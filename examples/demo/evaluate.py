@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from megatron.vlm.checkpoint.folder import Checkpoints
 from megatron.vlm.checkpoint.guard import load_complete
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.anyres import FeatureOrder, order_tensors
+from megatron.vlm.data.media.features import FeatureOrder, order_tensors
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage

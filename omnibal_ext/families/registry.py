@@ -1,4 +1,5 @@
-"""The families there are. A new one is a folder beside this file and a line in `FAMILIES`."""
+"""The families there are. A new one is a folder beside this file and a line in `FAMILIES`; `megatron.vlm.families` has
+what reads images and joins patches in its own way (`media.py`, `modules.py`)."""
 
 from collections.abc import Mapping
 

@@ -26,13 +26,14 @@ from torch.utils.data import Dataset
 
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.manifest import check_manifest, read_images
-from megatron.vlm.data.media.anyres import FeatureOrder, feature_order
 from megatron.vlm.data.media.crc import ChangedError
+from megatron.vlm.data.media.features import FeatureOrder
 from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization, load_rgb
-from megatron.vlm.data.media.tiles import FRAMES, RULES, Rule, TiledImage, cut_tiles, places_of
+from megatron.vlm.data.media.tiling import FRAMES, TiledImage, TilingRule
 from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
+from megatron.vlm.families.media import TILINGS
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import verify_checksums
 from omnibal_ext.files.folders import refuse_without_manifest
@@ -103,9 +104,9 @@ class ChatDataset(Dataset):
         return [token for token in tokens if token is not None]
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> TilingRule:
         """How images were cut."""
-        return RULES[self.manifest["tiling"]["rule"]]
+        return TILINGS[self.manifest["tiling"]["rule"]]
 
     @property
     def normalization(self) -> Normalization:
@@ -163,14 +164,13 @@ class Sample:
     @cached_property
     def orders(self) -> list[FeatureOrder]:
         """For each image, which of its tiles' features each token is; -1 is a newline."""
-        rule, each = self.data.manifest["tiling"]["rule"], self.data.manifest["tokens_per_tile"]
-        return [feature_order(image, rule, each) for image in self.images]
+        rule, each = self.data.rule, self.data.manifest["tokens_per_tile"]
+        return [rule.order(image, each) for image in self.images]
 
     @cached_property
     def runs(self) -> list[int]:
         """The length of each run of image tokens: of an image, of each of its rows or tiles, or of a video's step."""
-        rule = self.data.manifest["tiling"]["rule"]
-        places = [places_of(image, rule).count for image in self.images]
+        places = [self.data.rule.places(image).count for image in self.images]
         return [len(order) // count for order, count in zip(self.orders, places, strict=True) for _ in range(count)]
 
     @property
@@ -191,13 +191,15 @@ class Sample:
 
         Raises `UserError` naming file and sample if it cannot be read, or is not what was preprocessed.
         """
-        size, rule = self.data.manifest["tile_size"], self.data.manifest["tiling"]["rule"]
+        size = self.data.manifest["tile_size"]
         image = image if self.data.checks_images else replace(image, crcs=())
         source = self.data.sources.entry(self.number)
         root = Path(source["image_root"] or "")
         path = Path(source["path"]) if image.place else root / image.path
         try:
-            return _video_tiles(root, path, image, size) if image.film else _image_tiles(path, image, size, rule)
+            if image.film:
+                return _video_tiles(root, path, image, size)
+            return self.data.rule.cut(load_rgb(path, image.place, *image.crcs), image, size)
         except ChangedError as error:
             raise UserError(f"{error}; sample {self.number} of {self.data.folder}") from error
         except Exception as error:  # Pillow's and FFmpeg's readers raise nearly anything on a damaged file
@@ -245,10 +247,6 @@ def read_tiles(shown: Sequence[Shown], size: int, decodes: bool = True) -> tuple
             frames = (FRAMES,) if one.image.film else ()  # the other ranks expect this shape
             tiles.append(np.zeros((one.tiles, *frames, size, size, 3), dtype=np.uint8))
     return torch.from_numpy(join_tiles(tiles)), tuple(broken.items())
-
-
-def _image_tiles(path: Path, image: TiledImage, size: int, rule: str) -> NDArray[np.uint8]:
-    return cut_tiles(load_rgb(path, image.place, *image.crcs), image, size, rule)
 
 
 def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from megatron.vlm import platform
 from megatron.vlm.data.dataset import ChatDataset, Sample, Shown, read_tiles
-from megatron.vlm.data.media.anyres import order_tensors
+from megatron.vlm.data.media.features import order_tensors
 from megatron.vlm.data.pack_shard import shard_of_place, with_filler
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.microbatch import Microbatch, segment_ids

@@ -6,11 +6,12 @@ from typing import Any
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.crc import LARGEST
 from megatron.vlm.data.media.images import NORMALIZATIONS, path_below_root
-from megatron.vlm.data.media.tiles import FRAMES, RULES, TiledImage, VideoFrames
+from megatron.vlm.data.media.tiling import FRAMES, TiledImage, VideoFrames
 from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN
 from megatron.vlm.data.media.videos import MOST_FRAMES, READING
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES
+from megatron.vlm.families.media import TILINGS
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import (
     Check,
@@ -70,7 +71,7 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "chat_template": one_of(*TEMPLATES),
         "tile_size": integer(1, 2**14),
         "tokens_per_tile": finite(1 / 64, 2**16),
-        "tiling": record({"rule": one_of(*RULES), "min_tiles": _TILES, "max_tiles": _TILES, "thumbnail": flag}),
+        "tiling": record({"rule": one_of(*TILINGS), "min_tiles": _TILES, "max_tiles": _TILES, "thumbnail": flag}),
         "normalization": one_of(*NORMALIZATIONS),
         "checksums": record(dict.fromkeys(FILES, text)),
         "made_from": record({"recipe": record({"max_tokens": anything, "system_message": anything})}),

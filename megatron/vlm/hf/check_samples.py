@@ -11,14 +11,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.vlm.data.dataset import ChatDataset, Sample
-from megatron.vlm.data.media.anyres import FeatureOrder, feature_order
-from megatron.vlm.data.media.tiles import ANYRES_MAX_GRIDS, Tiling, tile_image
+from megatron.vlm.data.media.features import FeatureOrder
+from megatron.vlm.data.media.tiles import Tiling, tile_image
+from megatron.vlm.families.media import TILINGS
 from megatron.vlm.microbatch import Grid
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
 
 WORDS = 16
+MOST_TILES = 36
+"""Of an image: all that any model has."""
 MOST_TRIED = 8
 """Samples of a dataset that are tried until one can be read."""
 Sides = tuple[float, float]
@@ -95,9 +98,9 @@ def _of_tiles(
     tile, per_tile = architecture.vision.image_size, architecture.image_tokens_per_tile
     sizes = tuple((round(width * tile), round(height * tile)) for width, height in sides)
     rule = architecture.prompt.tiling if architecture.newline else "fixed"
-    tiling = Tiling(tile, 1, len(ANYRES_MAX_GRIDS), architecture.newline, rule)
+    tiling = Tiling(tile, 1, MOST_TILES, architecture.newline, rule)
     images = [tile_image("", size, len(sizes), tiling) for size in sizes]
-    orders = [feature_order(image, rule, per_tile) for image in images]
+    orders = [TILINGS[rule].order(image, per_tile) for image in images]
     ids, starts = _words_around(architecture, list(map(len, orders)), image_token, generator)
     pixels = torch.randn(sum(image.tiles for image in images), 3, tile, tile, generator=generator)
     features = tuple((image.tiles * per_tile, order) for image, order in zip(images, orders, strict=True))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import lru_cache
 
-from megatron.vlm.models.vit.clip import MATRICES, SUFFIX
+from megatron.vlm.families.gemma4.clip import MATRICES, SUFFIX
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Attention, Layer

@@ -1,7 +1,7 @@
 """The layer chain: builds any link of it, and knows the shape of what travels between two links."""
 
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +14,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import sharded_state_dict_default
 
+from megatron.vlm.families.gemma4.clip import clip
+from megatron.vlm.families.gemma4_unified.layerless import NormedPatchEmbed
+from megatron.vlm.families.modules import MERGERS, PROJECTORS
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.adapters import adapters_in, attach
@@ -29,24 +32,12 @@ from megatron.vlm.models.language import (
     language_layer_config,
     language_layer_spec,
 )
-from megatron.vlm.models.vit.clip import clip
-from megatron.vlm.models.vit.layerless import NormedMatrix, NormedPatchEmbed
 from megatron.vlm.models.vit.layers import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
-from megatron.vlm.models.vit.mergers import GatedMerger, MatrixMerger
-from megatron.vlm.models.vit.native import NativePatchEmbed, PatchMerger, SquarePooler
-from megatron.vlm.models.vit.projector import PooledProjector, Projector, ShuffledProjector
+from megatron.vlm.models.vit.native import NativePatchEmbed
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
 
-MERGERS: dict[str, Callable[..., torch.nn.Module]] = {
-    "perceptron": PatchMerger,
-    "matrix": MatrixMerger,
-    "gated": GatedMerger,
-    "normed": NormedMatrix,
-}
-PROJECTORS: dict[str, Callable[..., torch.nn.Module]] = {"perceptron": Projector, "shuffled": ShuffledProjector}
-"""By `Architecture.merger`, at native resolution and of tiles."""
 SEEDS_APART = 2**20
 """Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
 
@@ -134,8 +125,8 @@ class Chain:
                     layer.place(vision, self.kinds[:link].count("vit"))
                     return layer
                 case "projector":
-                    pooled, others = (SquarePooler, MERGERS) if vision.native else (PooledProjector, PROJECTORS)
-                    join = pooled if self.architecture.pools else others[self.architecture.merger]
+                    known = MERGERS if vision.native else PROJECTORS
+                    join = known["pooled" if self.architecture.pools else self.architecture.merger]
                     return self._adapted(link, join(self.vision, self.language, self.architecture))
                 case "word_embed":
                     return WordEmbedding(self.language, self.vocab_size, self.architecture)

@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from megatron.vlm.data.formats.places import embedded
 from megatron.vlm.data.formats.rows import PartSource, Place, Row
 from megatron.vlm.data.markup import image_markup
-from megatron.vlm.data.media.anyres import feature_order
 from megatron.vlm.data.media.crc import crc_of
 from megatron.vlm.data.media.images import MAX_PIXELS, image_size, path_below_root
-from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, places_of
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_grid
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import ChatTemplate, RenderedChat, chat_template, render_chat
 from megatron.vlm.data.turns import SYSTEM, Message
+from megatron.vlm.families.media import TILINGS
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.record_media import VideoReference
 from megatron.vlm.preprocessing.shorten import Content, ImageFile, shorter
@@ -90,11 +91,12 @@ class SampleMaker:
         of_tokenizer = sorted(self.tokenizer.reserved - {IMAGE_MARK})
         self.reserved = tuple(dict.fromkeys((*self.template.tokens, *self.markup.reserved, *of_tokenizer)))
         self.system = self.template.system if recipe.system_message is None else recipe.system_message
-        if recipe.video and not (self.markup.video and RULES[recipe.tiling.rule].native):
+        self.rule = TILINGS[recipe.tiling.rule]
+        if recipe.video and not (self.markup.video and self.rule.native):
             raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")
-        if RULES[recipe.tiling.rule].native and "fewer-tiles" in recipe.shorten:
+        if self.rule.native and "fewer-tiles" in recipe.shorten:
             raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")
-        if self.template.pair != RULES[recipe.tiling.rule].prefix_attention:
+        if self.template.pair != self.rule.prefix_attention:
             raise UserError(
                 f"chat template {self.template.name!r} with tiling {recipe.tiling.rule!r}: one of them is for one "
                 "question and its answer, the other for several turns; leave both out, or give the model's own"
@@ -191,12 +193,11 @@ class SampleMaker:
 
     def _prepare(self, content: Content) -> Sample:
         images = content.tiled()
-        rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
-        places = [places_of(image, rule) for image in images]
+        places = [self.rule.places(image) for image in images]
         shown = [image.film.times if image.film else place for image, place in zip(images, places, strict=True)]
         chat = render_chat(content.messages, self.template, self.markup, shown, content.tools)
         tokens, loss_mask = tokenize(chat, self.tokenizer)
-        features = sum(len(feature_order(image, rule, per_tile)) for image in images)
+        features = sum(len(self.rule.order(image, self.recipe.tokens_per_tile)) for image in images)
         return Sample(tokens, loss_mask, images, len(tokens) - sum(place.count for place in places) + features)
 
 

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.video_rules import VIDEO_RULES, choose_frames
+from megatron.vlm.data.media.video_rules import choose_frames
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.families.media import VIDEO_RULES
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.seal import sealed
 from tests.unit.data.clips import TURNS

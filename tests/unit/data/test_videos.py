@@ -19,9 +19,13 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_images
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.media.tiles import TiledImage, Tiling
-from megatron.vlm.data.media.video_rules import VIDEO_RULES, VideoRule, choose_frames, frame_grid
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.media.tiling import TiledImage
+from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_grid
 from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.families.glm_v.videos import ByLength, BySecond
+from megatron.vlm.families.media import VIDEO_RULES
+from megatron.vlm.families.qwen_vl.videos import Even, Spread
 from megatron.vlm.models.vit.native import text_and_image_positions
 from megatron.vlm.preprocessing.folder_files import FlagValue, video_rule
 from megatron.vlm.preprocessing.job import open_job
@@ -45,10 +49,10 @@ _GLM = {
 }
 SHOWN = {"qwen-vl": _QWEN, "qwen3-vl": _QWEN, "glm-4.1v": _GLM, "glm-4.6v": _GLM}
 RULES = {
-    "qwen-vl": VideoRule(False, 16 * PATCH**2, 60 * PATCH**2, max_frames=9),
-    "qwen3-vl": VideoRule(True, 64 * PATCH**2, 400 * PATCH**2, max_frames=9, sampling="spread"),
-    "glm-4.1v": VideoRule(True, 64 * PATCH**2, 400 * PATCH**2, sampling="by second"),
-    "glm-4.6v": VideoRule(True, 64 * PATCH**2, 400 * PATCH**2, sampling="by length"),
+    "qwen-vl": Even(False, 16 * PATCH**2, 60 * PATCH**2, max_frames=9),
+    "qwen3-vl": Spread(True, 64 * PATCH**2, 400 * PATCH**2, max_frames=9),
+    "glm-4.1v": BySecond(True, 64 * PATCH**2, 400 * PATCH**2),
+    "glm-4.6v": ByLength(True, 64 * PATCH**2, 400 * PATCH**2),
 }
 CAPPED = ("qwen-vl", "qwen3-vl")
 NORMALIZATION = {"qwen-vl": "clip", "qwen3-vl": "half", "glm-4.1v": "clip", "glm-4.6v": "clip"}

@@ -28,9 +28,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from megatron.vlm.checkpoint.integrity import seal_by_one_process
-from megatron.vlm.data.media.anyres import FeatureOrder, feature_order, joined_orders
-from megatron.vlm.data.media.tiles import RULES, Tiling, tile_image
+from megatron.vlm.data.media.features import FeatureOrder, joined_orders
+from megatron.vlm.data.media.tiles import Tiling, tile_image
 from megatron.vlm.defaults import preset_defaults
+from megatron.vlm.families.media import TILINGS
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import table_name
@@ -167,9 +168,9 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     rule, per_tile = architecture.prompt.tiling if architecture.newline else "fixed", architecture.image_tokens_per_tile
     tiling, shown = Tiling(architecture.vision.image_size, 1, 36, architecture.newline, rule), {}
     for images in IMAGES:
-        among = len(images) if RULES[rule].cap else 1
+        among = len(images) if rule == "anyres_max_9" else 1
         shown |= {size: tile_image("", size, among, tiling) for size in images}
-    orders = {size: feature_order(image, rule, per_tile) for size, image in shown.items()}
+    orders = {size: TILINGS[rule].order(image, per_tile) for size, image in shown.items()}
     counts = {size: (len(orders[size]), shown[size].tiles) for size in shown}
     samples = models.samples(counts, IMAGES, architecture.vision.image_size)
     order = joined_orders((shown[size].tiles * per_tile, orders[size]) for images in IMAGES for size in images)

@@ -10,7 +10,8 @@ import torch
 
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiles import Tiling, VideoFrames
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.media.tiling import VideoFrames
 from megatron.vlm.hf import check
 from megatron.vlm.hf.check import nan_max
 from megatron.vlm.hf.check_samples import CheckSample, samples_of

@@ -23,7 +23,7 @@ from torch.nn.functional import interpolate
 
 from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.media.crc import opened
-from megatron.vlm.data.media.tiles import FRAMES, SQUARE, TiledImage
+from megatron.vlm.data.media.tiling import FRAMES, SQUARE, TiledImage
 from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError
 

@@ -40,6 +40,15 @@ from megatron.vlm.models.tile_rows import SplitHeads
 from omnibal_ext.architectures.vision import VisionArchitecture
 
 
+def whole_matrix(
+    config: TransformerConfig, columns: int, rows: int, bias: bool
+) -> tensor_parallel.ColumnParallelLinear:
+    """A matrix [rows, columns] cut over tensor-parallel ranks, each of which has all that it gives."""
+    return tensor_parallel.ColumnParallelLinear(
+        columns, rows, config=config, init_method=config.init_method, bias=bias, gather_output=True
+    )
+
+
 def shared_rows(rows: int, config: TransformerConfig) -> int:
     """Rows of `rows` that a tensor-parallel rank holds, those that fill up included."""
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1

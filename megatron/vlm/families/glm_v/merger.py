@@ -1,11 +1,9 @@
-"""From squares of patches to tokens, where a matrix joins a square before a perceptron sees it.
+"""From squares of GLM-V's patches to tokens.
 
-Mistral 3    norm of patches, matrix [square -> patch], GELU perceptron of two layers
-GLM-4.1V     norm of patches, matrix [square -> token], matrix, LayerNorm, GELU, gated perceptron
+norm of patches, matrix [square -> token], matrix, LayerNorm, GELU, gated perceptron
 """
 
 from copy import copy
-from typing import Any
 
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -19,39 +17,9 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm
 from megatron.vlm.models.perceptron import Perceptron
-from megatron.vlm.models.vit.layers import join_rows
+from megatron.vlm.models.vit.layers import join_rows, whole_matrix
 from megatron.vlm.models.vit.native import View
 from omnibal_ext.architectures.architecture import Architecture
-
-
-def _whole(config: TransformerConfig, columns: int, rows: int, bias: bool) -> ColumnParallelLinear:
-    """A matrix [rows, columns] cut over tensor-parallel ranks, each of which has all that it gives."""
-    return ColumnParallelLinear(
-        columns, rows, config=config, init_method=config.init_method, bias=bias, gather_output=True
-    )
-
-
-class MatrixMerger(MegatronModule):
-    """Squares of patches -> image tokens, in the order of the images (Mistral 3)."""
-
-    def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
-        super().__init__(outside_layers(vision))
-        self.shared, width, out = vision, vision.hidden_size, language.hidden_size
-        self.width = architecture.joined_width
-        linear: dict[str, Any] = {"config": self.config, "init_method": vision.init_method}
-        linear["bias"] = architecture.projector_bias
-        self.norm = build_norm(self.config, width, architecture.language.norm_epsilon, "RMSNorm")
-        self.merge = _whole(self.config, self.width, width, bias=False)
-        self.linear_fc1 = ColumnParallelLinear(width, out, gather_output=False, **linear)
-        self.linear_fc2 = RowParallelLinear(out, out, input_is_parallel=True, skip_bias_add=False, **linear)
-
-    def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        patches = self.norm(join_rows(hidden, batch.tiles, self.shared))
-        merged, _ = self.merge(patches.view(-1, 1, self.width))
-        inner, _ = self.linear_fc1(merged)
-        out: Tensor = self.linear_fc2(gelu(inner))[0]
-        return out
 
 
 class GatedMerger(MegatronModule):
@@ -62,8 +30,8 @@ class GatedMerger(MegatronModule):
         self.shared, out = vision, language.hidden_size
         self.width = architecture.joined_width
         self.vision_norm = build_norm(self.config, vision.hidden_size, architecture.vision.norm_epsilon)
-        self.merge = _whole(self.config, self.width, out, bias=True)
-        self.linear = _whole(self.config, out, out, bias=False)
+        self.merge = whole_matrix(self.config, self.width, out, bias=True)
+        self.linear = whole_matrix(self.config, out, out, bias=False)
         self.norm = build_norm(self.config, out, kind="LayerNorm")
         inside = copy(self.config)
         inside.hidden_size, inside.ffn_hidden_size = out, architecture.merger_width

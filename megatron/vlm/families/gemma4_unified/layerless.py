@@ -3,7 +3,6 @@
 pixels -> norm -> matrix -> norm -> + learned positions of column and row -> norm | norm without a weight -> matrix
 """
 
-from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm, normalised_heads
-from megatron.vlm.models.vit.layers import join_rows, share_rows
+from megatron.vlm.models.vit.layers import join_rows, share_rows, whole_matrix
 from megatron.vlm.models.vit.native import NativePatchEmbed, View
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.vision import VisionArchitecture
@@ -45,10 +44,7 @@ class NormedMatrix(MegatronModule):
     def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
         super().__init__(outside_layers(vision))
         self.shared = vision
-        self.linear = ColumnParallelLinear(
-            vision.hidden_size, language.hidden_size, config=self.config, init_method=vision.init_method, bias=False,
-            gather_output=True,
-        )  # fmt: skip
+        self.linear = whole_matrix(self.config, vision.hidden_size, language.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
