@@ -13,6 +13,8 @@ from typing import Literal
 KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
 VISION_KINDS = ("patch_embed", "vit", "projector")
 """Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
+TOWER_KINDS = VISION_KINDS
+"""Kinds of towers' links: they pass a pack by that has nothing to encode."""
 RECOMPUTABLE_KINDS = ("vit", "llm")
 ADAPTABLE_KINDS = ("vit", "projector", "llm")
 """Kinds whose linear layers get adapters where their part has them."""
@@ -47,32 +49,6 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collect
         return "trained"
     earlier = KINDS[: KINDS.index(kind)]
     return "frozen" if any(other not in frozen or other in adapted for other in earlier) else "idle"
-
-
-def features_after(chain: Sequence[str], feature_layers: Sequence[int], joined: bool = False) -> tuple[int, ...]:
-    """How many features travel beside the output of every layer: taken there or before, and not yet entered.
-
-    The outputs of the ViT layers `feature_layers` (numbers among the ViT's, ascending) enter one by one behind the
-    first language layers (DeepStack, arXiv 2406.04334), or, `joined`, the projector all at once.
-    """
-    counts, seen = [], Counter[str]()
-    for kind in chain:
-        seen[kind] += 1
-        taken = sum(layer < seen["vit"] for layer in feature_layers)
-        entered = taken * seen["projector"] if joined else seen["llm"]
-        counts.append(max(0, taken - entered))
-    return tuple(counts)
-
-
-def carried_after(chain: Sequence[str], behind: Sequence[int]) -> tuple[int, ...]:
-    """How many tensors as large as the hidden states travel beside the output of every layer, which language layers
-    read or gave: `behind` the word embedding, and behind every language layer."""
-    counts, seen = [], Counter[str]()
-    for kind in chain:
-        seen[kind] += 1
-        is_language = kind in ("word_embed", "llm") and len(behind) > seen["llm"]
-        counts.append(behind[seen["llm"]] if is_language else 0)
-    return tuple(counts)
 
 
 def cost_kinds(chain: Sequence[str], separate: Mapping[str, Collection[int]]) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ def _parser() -> ToolParser:
     add("--image-root", type=Path, help="the folder that image paths start from (default: that of each input)")
     add(*MODEL_FLAGS, help="a preset or a Hugging Face folder that the data is for: it decides what is not given below")
     add("--tokenizer-model", type=Path, help="a sentencepiece .model or a tokenizer.json (or the model folder's)")
-    add("--chat-template", help=f"one of {', '.join(TEMPLATES)} (or the model's)")
+    add("--chat-template", help=f"one of {', '.join(TEMPLATES)}, or a .jinja file (default: the model's)")
     add("--output-dir", type=Path, required=True)
     add("--workers", type=int, default=1, help="processes")
     add("--image-markup", choices=list(MARKUPS), help=f"the words around images {usual['image-markup']}")

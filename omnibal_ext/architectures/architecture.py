@@ -13,8 +13,9 @@ from omnibal_ext.architectures.fields import LATER, hashed
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.architectures.vision import VisionArchitecture
-from omnibal_ext.chain import carried_after, cost_kinds, features_after, layer_chain, separate_layers
+from omnibal_ext.chain import cost_kinds, layer_chain, separate_layers
 from omnibal_ext.errors import UserError
+from omnibal_ext.flow import Extra, blocks_after, features_after, language_extras, tower_extras
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Architecture:
             )
         taken = self.vision.feature_layers
         ascending = all(a < b for a, b in pairwise((-1, *taken, self.vision.layers)))
-        if not ascending or self.streams > 1 + self.language.layers:
+        if not ascending or (len(taken) > self.language.layers and not self.vision.side_by_side):
             raise UserError(
                 f"model {self.name!r}: features of the ViT's layers {list(taken)}; supported: ascending numbers below "
                 f"{self.vision.layers}, no more than the {self.language.layers} language layers that they enter"
@@ -89,7 +90,7 @@ class Architecture:
     @property
     def streams(self) -> int:
         """Tensors of image tokens behind the projector: hidden states, and features that enter later."""
-        return 1 + len(self.vision.feature_layers) * (not self.vision.side_by_side)
+        return 1 + self.features_after[self.chain.index("projector")]
 
     @property
     def untied(self) -> bool:
@@ -138,6 +139,11 @@ class Architecture:
         """What the costs of every layer of the chain stand under."""
         return cost_kinds(self.chain, self.layers_apart)
 
+    def extras(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[Extra, ...]:
+        """What travels beside the hidden states, on one of so many tensor-parallel ranks."""
+        features = tower_extras(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
+        return (*features, *language_extras(self.chain, self.language, ranks, is_shared_out))
+
     @cached_property
     def features_after(self) -> tuple[int, ...]:
         """How many features travel beside the output of every layer of the chain."""
@@ -146,11 +152,8 @@ class Architecture:
     def carried_after(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[int, ...]:
         """How many tensors as large as the hidden states travel beside the output of every layer of the chain, on one
         of so many tensor-parallel ranks, which language layers read or gave; () where they do not."""
-        language = self.language
-        if language.layer_inputs is None and language.shared_keys is None:
-            return ()
-        behind = [language.carried(number, ranks, is_shared_out) for number in range(-1, language.layers)]
-        return carried_after(self.chain, behind)
+        extras = tuple(language_extras(self.chain, self.language, ranks, is_shared_out))
+        return blocks_after(extras, len(self.chain), self.language.hidden_size) if extras else ()
 
     @property
     def hash(self) -> str:

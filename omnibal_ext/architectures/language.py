@@ -195,24 +195,3 @@ class LanguageArchitecture:
             return None
         near = self.sliding.layers if self.sliding else ()
         return max(other for other in range(first) if (other in near) == (number in near))
-
-    def kept_keys(self, number: int) -> tuple[int, ...]:
-        """Layers up to `number` whose keys and values a layer behind it reads."""
-        read = {layer.keys_from for layer in self.each_layer[number + 1 :]}
-        return tuple(sorted(giver for giver in read if giver is not None and giver <= number))
-
-    def carried(self, number: int, ranks: int, is_shared_out: bool) -> int:
-        """Tensors as large as the hidden states that travel beside those behind layer `number` (-1: behind the word
-        embedding): the first hidden states, and keys and values that are taken later, which fill up the last one.
-
-        On one of so many tensor-parallel `ranks`, of which each holds its part of the hidden states, or all of them.
-        """
-        if number == self.layers - 1:
-            return 0
-        numbers = 0
-        for giver in self.kept_keys(number):
-            attention = self.each_layer[giver].attention
-            assert attention is not None
-            numbers += 2 * attention.groups_on(ranks) * attention.head_dim
-        share = ranks if is_shared_out else 1
-        return -(-numbers * share // self.hidden_size) + (self.layer_inputs is not None)

@@ -30,11 +30,11 @@ from omnibal_ext.chain import (
     GradientMode,
     chain_kind,
     cost_kinds,
-    features_after,
     gradient_mode,
 )
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
+from omnibal_ext.flow import features_after
 from omnibal_ext.formats import MEASURED, PROFILE, PROFILE_COUNTS
 from omnibal_ext.reading.checks import integer, is_number, listing, shown
 from omnibal_ext.reading.seal import check_if_sealed, sealed
@@ -256,6 +256,9 @@ class Profile:
             _validate_cost(kind, cost, self.mode(kind))
         if others := sorted(kind for kind in self.whole_layers if chain_kind(kind) not in VISION_KINDS):
             raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(VISION_KINDS)}")
+        vision, language = self.chain.count("vit"), self.chain.count("llm")
+        most = vision if self.features_joined else language
+        listing(integer(0, vision - 1), 0, most)("feature_layers", list(self.feature_layers))
         carried = len(self.chain) if self.carried_after else 0
         listing(integer(0, 2**16), carried, carried)("carried_after", list(self.carried_after))
         for name, check in PROFILE_COUNTS.items():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.templates import TEMPLATES
+from megatron.vlm.data.templates import chat_template
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from tests.unit.data.clips import TURNS as FILMED
 from tests.unit.data.clips import noise, write_frames, write_video
@@ -177,7 +177,7 @@ def save_model(name: str, folder: Path, tokenizer: Path) -> None:
     torch.manual_seed(0)
     template, markup = family.words
     special = MARKUPS[markup].tokens if markup else tuple(family.tokens.values())
-    loaded = load_tokenizer(tokenizer, (*TEMPLATES[template].tokens, *special)) if family.tokens else None
+    loaded = load_tokenizer(tokenizer, (*chat_template(template).tokens, *special)) if family.tokens else None
     tokens = {name: loaded.token_id(token) for name, token in family.tokens.items()} if loaded else {}
     config = getattr(transformers, f"{family.name}Config")(
         vision_config=dict(family.vision), text_config=dict(family.text), **tokens, **family.more

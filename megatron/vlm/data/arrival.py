@@ -50,20 +50,14 @@ class Arrivals:
             raise StopIteration
         pack, self.copied = self.copied, None
         platform.wait_for("copying")
-        for tensor in tensors(pack).values():
+        for tensor in pack.tensors().values():
             platform.used_here(tensor)
         return with_pixels(pack) if self.normalises else pack
 
 
-def tensors(pack: Microbatch) -> dict[str, Tensor]:
-    """A pack's tensors by name, without meta tensors, which stand for what another rank will broadcast."""
-    found: dict[str, Any] = vars(pack)
-    return {name: value for name, value in found.items() if isinstance(value, Tensor) and not value.is_meta}
-
-
 def to_device(pack: Microbatch) -> Microbatch:
     """The pack with its tensors on this rank's device; copies may still be running."""
-    moved: dict[str, Any] = {name: tensor.to("cuda", non_blocking=True) for name, tensor in tensors(pack).items()}
+    moved: dict[str, Any] = {name: tensor.to("cuda", non_blocking=True) for name, tensor in pack.tensors().items()}
     return replace(pack, **moved)
 
 

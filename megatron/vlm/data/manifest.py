@@ -55,6 +55,14 @@ _SOURCE = record(
         "image_root": maybe(text),
     }
 )
+
+
+def _template(place: str, value: Any) -> str:
+    """A name of `TEMPLATES`, or the file of another program."""
+    name = text(place, value)
+    return name if name.endswith((".jinja", ".json")) else one_of(*TEMPLATES)(place, name)
+
+
 _MANIFEST: Check[dict[str, Any]] = record(
     {
         "samples": integer(1),
@@ -68,7 +76,7 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "image_token_id": _ID,
         "pad_token_id": _ID,
         "eos_token_id": _ID,
-        "chat_template": one_of(*TEMPLATES),
+        "chat_template": _template,
         "tile_size": integer(1, 2**14),
         "tokens_per_tile": finite(1 / 64, 2**16),
         "tiling": record({"rule": one_of(*TILINGS), "min_tiles": _TILES, "max_tiles": _TILES, "thumbnail": flag}),
@@ -76,8 +84,8 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "checksums": record(dict.fromkeys(FILES, text)),
         "made_from": record({"recipe": record({"max_tokens": anything, "system_message": anything})}),
     },
-    # Older datasets, without videos, have none of these.
-    {"video_token_id": maybe(_ID), "video_files": integer(), "video_reading": integer()},
+    # Older datasets have none of these.
+    {"video_token_id": maybe(_ID), "video_files": integer(), "video_reading": integer(), "chat_program": text},
 )
 
 

@@ -163,7 +163,8 @@ class Recorder:
     def add_pack(self, batch: Microbatch) -> None:
         """Note the sizes of the pack whose forward begins."""
         if self._current is not None and self._current.action.kind == "F" and self._current.action.chunk == 0:
-            self.packs.append([batch.tiles, batch.tokens, batch.squares, batch.sent_tokens, batch.width])
+            sent = (0, 1) if batch.shard is None else (batch.shard.sent_tokens, batch.shard.width)
+            self.packs.append([batch.tiles, batch.tokens, batch.squares, *sent])
 
     def close(self) -> None:
         """Write what is left; training has ended."""

@@ -204,13 +204,12 @@ class Encoding:
         while made.taken <= microbatch:
             pack, number, architecture = next(made.arrivals), made.taken, self.tower.chain.architecture
             parts, tensor_ranks = self._parts(number), self.group.size()
-            copies = 1 + (self.tower.features if pack.units else 0)
             made.rows[number] = ImageRows(
                 tuple(architecture.image_tokens(size) for size in pack.units),
                 assign_units(pack.units, number, parts, tensor_ranks),
                 len(parts),
                 tensor_ranks,
-                copies,
+                architecture.streams,
             )
             if self.here in parts:
                 made.parts[number] = replace(pack, iteration=made.iteration)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice, product
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +55,12 @@ def test_ranks_read_every_tile_once_and_in_order(dataset: ChatDataset, seed: int
     assert whole.pixels is not None
     assert torch.equal(torch.cat([*put_together(parts)]), whole.pixels)
     encode = PARTS[microbatch % 3]
-    dealt = assign_units(whole.units_of_images(), microbatch, encode, TENSOR)
+    units = tuple(map(prod, whole.grids)) or (1,) * whole.tiles
+    dealt = assign_units(units, microbatch, encode, TENSOR)
     for (rank, tensor), part in parts.items():
         place = encode.index(rank) * TENSOR + tensor if rank in encode else -1
         assert part.encodes == tuple(worker == place for worker in dealt)
-        assert part.units == whole.units_of_images()
+        assert part.units == units
         assert (part.pack, part.samples, part.sample_ids) == (whole.pack, whole.samples, whole.sample_ids)
         assert part.pixel_statistics == whole.pixel_statistics
         assert part.tiles == sum(part.encodes)

@@ -91,9 +91,11 @@ def test_rows_of_cut_samples_meet_in_order(seed: int) -> None:
     wanted = [torch.arange(pack.tokens)[pack.segment_ids == number] for number in cut.samples]
     assert torch.equal(arrived[cut.order], torch.cat(wanted) if wanted else torch.zeros(0, dtype=torch.long))
     for share, rows in zip(shares, cut.rows, strict=True):
-        assert sum(share.lengths[: share.split_segments]) == rows
-        whole = share.shard.segments[share.split_segments :]
-        assert all(share.lengths[share.split_segments + i] == pack.lengths[number] for i, number in enumerate(whole))
+        assert sum(share.lengths[: share.shard.split_segments]) == rows
+        whole = share.shard.segments[share.shard.split_segments :]
+        assert all(
+            share.lengths[share.shard.split_segments + i] == pack.lengths[number] for i, number in enumerate(whole)
+        )
 
 
 @pytest.mark.parametrize("joined", [False, True])

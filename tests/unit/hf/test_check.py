@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from examples.demo.data import make_demo_data
-from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.dataset import ChatDataset, Sample
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.media.tiling import VideoFrames
 from megatron.vlm.hf import check
@@ -66,7 +66,7 @@ def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(
         for one in range(len(data))
         for image in data.sample(one).images
     ][:1]
-    monkeypatch.setattr(ChatDataset, "images", lambda *_: all_films)
+    monkeypatch.setattr(Sample, "images", all_films)
 
     def logits(samples: list[CheckSample]) -> list[torch.Tensor]:
         seen.append(samples)

@@ -13,7 +13,7 @@ from PIL import Image
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.templates import TEMPLATES
+from megatron.vlm.data.templates import chat_template
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import resolve_settings
 from megatron.vlm.preprocessing.preprocess import preprocess
@@ -231,7 +231,7 @@ def glm(path: Path, _: bool) -> tuple[Any, str]:
         def check_argument_for_proper_class(self, *_: Any) -> None:
             """Its video processor needs torchvision."""
 
-    tokenizer = fast(path, [*TEMPLATES["glm-4.1v"].tokens, *MARKUPS["glm-4.1v"].tokens])
+    tokenizer = fast(path, [*chat_template("glm-4.1v").tokens, *MARKUPS["glm-4.1v"].tokens])
     edges = {"shortest_edge": 2 * 16 * PATCH**2, "longest_edge": 2 * 120 * PATCH**2}
     return WithoutVideo(Glm4vImageProcessorPil(size=edges), tokenizer, None), SHOWN_BY_GLM
 

@@ -13,7 +13,6 @@ from megatron.vlm.data.dataset import ChatDataset, expand_images
 from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.templates import chat_template
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
@@ -207,13 +206,19 @@ def test_ways_are_tried_in_the_order_given_and_counted(root: Path) -> None:
         assert arrays["supervised"].tolist() == [int(data.sample(sample).text[1].sum()) for sample in range(4)]
 
 
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, "
+    "and polite answers to the user's questions."
+)
+
+
 @pytest.mark.parametrize(
     ("template", "own", "flag", "expected"),
     [
         ("internlm2-chat", None, None, None),
         ("internlm2-chat", None, "Read", "Read"),
         ("internlm2-chat", "Repeat", "Read", "Repeat"),
-        ("vicuna", None, None, chat_template("vicuna").system),
+        ("vicuna", None, None, VICUNA),
         ("vicuna", None, "", None),
         ("vicuna", "Repeat", None, "Repeat"),
     ],

@@ -8,7 +8,6 @@ from megatron.core.tensor_parallel import all_gather_last_dim_from_tensor_parall
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
-from megatron.vlm.models.carried import Keys
 from megatron.vlm.models.norm import normalised_heads
 
 
@@ -17,8 +16,8 @@ class NormedValues(SelfAttention):
 
     gives = False
     """Later layers take its keys and values."""
-    given: Keys | None = None
-    """Those of the pack that runs, for the layer to hand on."""
+    given: tuple[Tensor, ...] = ()
+    """Key and value [T, 1, groups here, d] of the pack that runs, not yet turned."""
 
     def get_query_key_value_tensors(
         self,
@@ -32,6 +31,11 @@ class NormedValues(SelfAttention):
         if self.gives:
             self.given = key, value
         return query, key, value
+
+    def give(self) -> tuple[Tensor, ...]:
+        """Key and value for later layers, or nothing; they are not held here until the next pack comes."""
+        given, self.given = self.given, ()
+        return given
 
     def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = super().get_query_key_value_tensors(hidden)
@@ -62,12 +66,12 @@ class KeysAsValues(NormedValues):
 
 
 class QueriesAlone(NormedValues):
-    """The same where keys and values are an earlier layer's, which the layer puts into `taken`."""
+    """The same where key and value are an earlier layer's, which the layer puts into `taken` for each pack."""
 
-    taken: Keys | None = None
+    taken: tuple[Tensor, ...] = ()
 
     def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, _ = self.linear_qkv(hidden)
-        assert self.taken is not None
+        (key, value), self.taken = self.taken, ()
         assert isinstance(self.q_layernorm, torch.nn.Module)
-        return self.q_layernorm(query.unflatten(-1, (-1, self.hidden_size_per_attention_head))), *self.taken
+        return self.q_layernorm(query.unflatten(-1, (-1, self.hidden_size_per_attention_head))), key, value

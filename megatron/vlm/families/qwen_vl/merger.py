@@ -1,5 +1,7 @@
 """From squares of Qwen's patches to tokens: a norm, and a perceptron of two layers as wide as a square."""
 
+from typing import Any
+
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -52,7 +54,9 @@ class PatchMerger(SquareMerger):
             # Not in a list of modules: core's checkpoints would take the ranks' parts of its weights for whole ones.
             self.add_module(f"feature_{number}", SquareMerger(vision, language, architecture, feature=True))
 
-    def feature(self, number: int, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """This rank's rows behind the layer that gives feature `number` -> image tokens [tokens, 1, LLM width]."""
-        merged: Tensor = self.get_submodule(f"feature_{number}")(hidden, batch, view)
-        return merged
+    def forward(self, hidden: Tensor, batch: Microbatch, view: View, *features: Tensor) -> Any:
+        """This rank's rows, and those behind the layers that give features -> image tokens [tokens, 1, LLM width], of
+        each."""
+        out = super().forward(hidden, batch, view)
+        merged = [self.get_submodule(f"feature_{n}")(one, batch, view) for n, one in enumerate(features)]
+        return (out, *merged) if merged else out

@@ -98,7 +98,6 @@ class PatchEmbed(MegatronModule):
             torch.nn.init.zeros_(self.projection.bias)
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
-        """Pixels of the pack [tiles, 3, height, width] -> ViT tokens [tokens, tiles, width]."""
         """Pixels of the pack's tiles -> rows of ViT tokens, this rank's share."""
         assert batch.pixels is not None
         tokens = self.projection(batch.pixels.to(self.positions.dtype)).flatten(2).permute(2, 0, 1)

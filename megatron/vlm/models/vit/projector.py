@@ -4,8 +4,6 @@ A two-layer perceptron (LLaVA), pixel shuffle before it (InternVL), or what seve
 (ViP-LLaVA); or one matrix behind the pixel shuffle (Idefics 3; of single patches PaliGemma).
 """
 
-from collections.abc import Sequence
-
 import torch
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
@@ -47,13 +45,14 @@ class Projector(MegatronModule):
             language.hidden_size, language.hidden_size, input_is_parallel=True, skip_bias_add=False, **linear
         )
 
-    def joined(self, hidden: Tensor, features: Sequence[Tensor]) -> Tensor:
-        """Rows of ViT tokens, and those that layers before gave: one behind the other in width, in that order."""
-        given = (*features, hidden)
-        return torch.cat([given[number] for number in self.side_by_side], dim=-1)
+    def forward(self, hidden: Tensor, batch: Microbatch, *features: Tensor) -> Tensor:
+        """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile.
 
-    def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile."""
+        `features`: rows that layers before gave; those of both that `side_by_side` names are joined in width.
+        """
+        if self.side_by_side:
+            given = (*features, hidden)
+            hidden = torch.cat([given[number] for number in self.side_by_side], dim=-1)
         rows = join_rows(hidden, self.tokens_per_tile * batch.tiles, self.shared)
         tokens = rows.view(self.tokens_per_tile, batch.tiles, -1)
         image = self.vision_norm(tokens)[self.first :].transpose(0, 1)
