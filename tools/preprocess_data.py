@@ -43,8 +43,8 @@ NUMBERS = (
     Interval("[0, inf)", "max_rejects"),
 )
 NEEDS = (
-    Need("max_pixels", "no --max-tiles beside it: pixels of patches", lambda arguments: arguments.max_tiles is None),
-    Need("check", "no --shard, --merge beside it: these write", lambda given: not (given.shard or given.merge)),
+    Need("max_pixels", "to be given without --max-tiles", lambda given: given.max_tiles is None),
+    Need("check", "to be given without --shard or --merge", lambda given: not (given.shard or given.merge)),
 )
 
 

@@ -36,7 +36,7 @@ LIMITS = ("max_tiles", "max_pixels", "max_tokens")
 READING_FLAGS = {"image_root": None, "workers": 1, "max_rejects": None}
 """Flags that have no effect on an existing dataset, with their defaults."""
 MICRO_BATCHES = 4
-"""Default packs of a rank and iteration for each pipeline rank."""
+"""Default microbatches per pipeline rank."""
 ONE_RANK, AUTO = "1", "auto"
 """Values of --widths: the default, and as wide as samples need within a node."""
 USUAL_FLAGS: dict[str, tuple[str, ...]] = {
@@ -49,9 +49,9 @@ USUAL_FLAGS: dict[str, tuple[str, ...]] = {
     "--clip-grad": ("1.0",),
     "--log-interval": ("10",),
 }
-"""Defaults of Megatron's flags, as InternVL is fine-tuned (arXiv 2412.05271)."""
+"""Defaults of Megatron's flags: InternVL's fine-tuning (arXiv 2412.05271)."""
 USUAL_FOR_ADAPTERS = {"--lr": ("4e-5",)}
-"""The same for adapters, which start at zero and take larger steps."""
+"""Other defaults for adapters, which start at zero and take larger steps."""
 
 
 def widths(text: str) -> str:
@@ -98,10 +98,10 @@ def refuse_sizes_alone(model: str) -> None:
 
 
 def say_unused(arguments: argparse.Namespace) -> None:
-    """Print which of `READING_FLAGS` are given without --input, and so are not used."""
+    """Print which of `READING_FLAGS` have no effect because --input is not given."""
     unused = [flag_name(name) for name, usual in READING_FLAGS.items() if getattr(arguments, name) != usual]
     if unused and not arguments.input and not arguments.json:
-        say(f"{', '.join(unused)}: not used, the dataset {arguments.data} is made")
+        say(f"{', '.join(unused)}: not used, as the dataset {arguments.data} exists already")
 
 
 def check_conversation_flags(arguments: argparse.Namespace) -> None:
@@ -166,12 +166,12 @@ def _check_widths(arguments: argparse.Namespace, data_parallel: int) -> None:
 
 
 def micro_batches(arguments: argparse.Namespace) -> int:
-    """Packs of a rank and iteration."""
+    """Return the packs per rank and iteration."""
     return int(arguments.micro_batches or MICRO_BATCHES * arguments.pipeline_model_parallel_size)
 
 
 def check_conversations(arguments: argparse.Namespace, tools: Path) -> dict[str, str]:
-    """The finding of `preprocess_data.py --check`, which reads the first lines of each file and writes nothing."""
+    """Return the result of `preprocess_data.py --check`, which reads the first lines of files and writes nothing."""
     switches = ["--check", "--json", "--input", *arguments.input, *_shorten(arguments)]
     words = [str(word) for flag in _data_flags(arguments).items() for word in flag]
     command = [sys.executable, "-W", "ignore", str(tools / "preprocess_data.py"), *words, *switches]
@@ -187,7 +187,7 @@ def check_conversations(arguments: argparse.Namespace, tools: Path) -> dict[str,
 
 
 def _note(arguments: argparse.Namespace, what: str) -> Path:
-    """The file that records from which flags the run's `what`, "data" or "packs", was made."""
+    """Return the file that records the flags by which the run's `what` ("data" or "packs") was made."""
     return Path(arguments.run_dir) / f"{what}.inputs.json"
 
 
@@ -236,7 +236,7 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
 
 
 def _folders(arguments: argparse.Namespace) -> list[Path]:
-    """The folders of the packs, and of held-out ones."""
+    """Return the folders of the packs and of the held-out packs."""
     held_out = [Path(arguments.run_dir) / HELD_OUT] if arguments.held_out else []
     return [Path(arguments.packs), *held_out]
 

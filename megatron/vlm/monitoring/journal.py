@@ -20,7 +20,7 @@ RATES = (
     "dist_ratio_attention", "epoch", "model_tflops", "mfu", "bubble", "replaced_samples", "skipped_steps",
 )  # fmt: skip
 TOLERANCE = 0.05
-"""Relative difference between a step and the profile from which replanning is advised."""
+"""Relative difference between a step and the profile above which replanning is advised."""
 
 
 class Journal:

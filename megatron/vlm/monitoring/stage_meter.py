@@ -28,7 +28,7 @@ from omnibal_ext.units import in_bytes
 
 WARM_UP = 2  # iterations
 TOLERANCE = 0.2
-"""Relative difference between a stage's measured and planned share of the work that is no drift."""
+"""Relative difference between a stage's measured and planned share of the work above which it drifts."""
 COMPARED_AFTER, DRIFT_WINDOW = 3, 8
 """Iterations until stages are compared with the plan; number of last iterations from which drift is judged."""
 
@@ -178,7 +178,7 @@ def comparison_with_plan(plan: Plan, iterations: Sequence[Sequence[float]], repo
 def drift_warning(plan: Plan, iterations: Sequence[Sequence[float]]) -> str:
     """A warning about the stage that drifts most, in one direction in three of four iterations; "" if none does.
 
-    So disturbances now and then, and packs far from the mean, are no drift.
+    So occasional disturbances, and packs far from the mean, are not reported.
     """
     if len(iterations) < DRIFT_WINDOW:
         return ""

@@ -75,7 +75,7 @@ class SplitBackward:
         """Bytes of one layer that B keeps for W."""
 
     def run(self) -> Seconds:
-        """Seconds of (forward, B, W), each of another microbatch, as in a schedule."""
+        """Return seconds of (forward, B, W), each on a different microbatch, as in a schedule."""
         if not self.in_flight:
             self._start()
             self._start()

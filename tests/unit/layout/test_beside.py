@@ -8,7 +8,7 @@ import pytest
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
-from omnibal_ext.costs.tower import TowerCosts, dealt_by_bytes, language_profile
+from omnibal_ext.costs.tower import TowerCosts, language_profile, owners_by_bytes
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside, largest_share
 from omnibal_ext.layout.place_search import _actions, as_array, place_costs
@@ -104,9 +104,9 @@ def test_analytic_profiles_price_whole_layers_only_when_asked() -> None:
     assert Profile.from_record(asked.to_record()) == asked
 
 
-def test_owners_are_dealt_by_bytes() -> None:
-    assert dealt_by_bytes([5, 1, 4, 4, 2], 2) == (0, 0, 1, 1, 0)
-    assert dealt_by_bytes([1, 1, 1], 4) == (0, 1, 2)
+def test_owners_are_balanced_by_bytes() -> None:
+    assert owners_by_bytes([5, 1, 4, 4, 2], 2) == (0, 0, 1, 1, 0)
+    assert owners_by_bytes([1, 1, 1], 4) == (0, 1, 2)
 
 
 def test_the_largest_share_of_equal_images() -> None:
@@ -146,7 +146,7 @@ def test_the_search_judges_places_as_the_simulator_plays_their_lists(schedule: s
         costs = TowerCosts.of(whole.profile)
         alone = replace(whole, profile=language_profile(whole.profile))
         layout = find_plan(alone, "layers")[1][0].layout
-        owners = dealt_by_bytes(costs.owner_bytes(), 2)
+        owners = owners_by_bytes(costs.owner_bytes(), 2)
         aside = TowerBeside(Tower(4, owners, ((0,),) * 5), costs, whole.profile, 2, whole.packs)
         judged = place_costs(whole, alone, layout, aside, 0.0)
         assert (judged.actions[..., 0] == 0).sum() == 5 * 2 * chunks

@@ -186,7 +186,7 @@ def test_a_plan_for_another_job_is_refused(name: str, more: int, monkeypatch: py
 @pytest.mark.parametrize(
     ("widest", "ranks", "tower", "says"),
     [(4, 6, None, "packs of 4 ranks, which do not divide the 6"), (4, 2, None, "do not divide the 2 data-parallel"),
-     (2, 8, object(), "with the tower beside the pipeline"), (4, 8, None, None), (1, 3, object(), None)],
+     (2, 8, object(), "need a vision tower cut into stages"), (4, 8, None, None), (1, 3, object(), None)],
 )  # fmt: skip
 def test_packs_wider_than_a_rank_need_whole_teams_and_a_tower_cut_into_stages(
     widest: int, ranks: int, tower: object, says: str | None
