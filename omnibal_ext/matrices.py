@@ -12,9 +12,7 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Attention, Layer
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.chain import chain_kind
-
-ONE_MATRIX = ("glm4v_text",)
-"""Language models whose gate and up projection are one matrix in Hugging Face too, with one adapter."""
+from omnibal_ext.families.registry import PARTS
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,8 @@ def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, 
 
     Heads and groups of heads are padded to divide over `ranks` tensor-parallel ranks.
     """
-    one_matrix = model.types[1] in ONE_MATRIX
+    gate_and_up = [weight.theirs for weight in PARTS[model.types[1]].weights if weight.ours == "mlp.linear_fc1.weight"]
+    one_matrix = any(len(theirs) == 1 for theirs in gate_and_up)
     found = {"projector": _projector(model)}
     for name, layer in zip(model.cost_kinds, model.layers, strict=True):
         if name not in found and isinstance(layer, Layer):
@@ -82,8 +81,10 @@ def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, 
 def language_layer(
     language: LanguageArchitecture, layer: Layer, ranks: int = 1, one_matrix: bool = False
 ) -> tuple[Matrix, ...]:
-    """Of a language layer; `one_matrix`: gate and up have one adapter. Linear attention's layers have no adapters, and
-    among layers with experts attention alone."""
+    """Of a language layer; `one_matrix`: gate and up are one in Hugging Face too, with one adapter.
+
+    Linear attention's layers have no adapters; in models with experts attention alone has.
+    """
     width = language.hidden_size
     if isinstance(layer.mixer, LinearAttention):
         mixer = _linear_attention(width, layer.mixer, ranks)

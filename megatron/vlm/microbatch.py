@@ -33,7 +33,7 @@ class Segments(PackedSeqParams):
     causal: bool = True
     masks: tuple[Tensor | None, ...] = ()
     """For each segment a bias [length, length] added to its scores instead of `causal`, or None; (): for none."""
-    rotation: tuple[Tensor, Tensor] | None = None
+    rotation: tuple[Tensor, Tensor, Tensor | None] | None = None
     """RoPE angles of each row (`models.rotation`); None: no rotation."""
     exchange: "HeadExchange | None" = None
     """For the first rows, of samples split over several ranks; None: no sample is split."""
@@ -76,7 +76,7 @@ def segments_of(
     lengths: Sequence[int],
     causal: bool = True,
     masks: tuple[Tensor | None, ...] = (),
-    rotation: tuple[Tensor, Tensor] | None = None,
+    rotation: tuple[Tensor, Tensor, Tensor | None] | None = None,
 ) -> Segments:
     """Consecutive segments of these lengths, on this rank's device."""
     boundaries = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -175,9 +175,7 @@ class Microbatch:
     pixel_statistics: PixelStatistics | None = None  # to normalise the loader's pixels
     input_ids: Tensor | None = None  # [T]
     image_positions: Tensor | None = None  # [image tokens], into input_ids
-    image_sources: Tensor | None = (
-        None  # [image tokens] or [.., 4], indices of projected tokens, -1: newline; None: in order
-    )
+    image_sources: Tensor | None = None  # [image tokens] or [.., 4], projected tokens, -1: newline; None: in order
     image_weights: Tensor | None = None  # [image tokens, 4] with 4 sources: their weights in a token
     labels: Tensor | None = None  # [T]
     supervised: Tensor | None = None  # [counted tokens], into labels; None: the loss of every token is computed

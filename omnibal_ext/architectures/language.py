@@ -30,10 +30,16 @@ class RopeScaling:
     """yarn rounds its correction range to integers (`truncate`)."""
     turning: float = field(default=1.0, metadata=LATER)
     """Share of a head's pairs that turn at all ("proportional")."""
+    amplitude: float | None = field(default=None, metadata=LATER)
+    """What rotated queries and keys are multiplied with; None: by yarn 0.1 ln(factor) + 1, else 1."""
+    query_beta: float = field(default=0.0, metadata=LATER)
+    """Rotated queries at position p are multiplied with 1 + beta ln(1 + floor(p / original_positions)) (Llama 4)."""
 
     @property
     def attention_factor(self) -> float:
-        """What yarn multiplies rotated queries and keys with; 1 elsewhere."""
+        """What rotated queries and keys are multiplied with."""
+        if self.amplitude is not None:
+            return self.amplitude
         return 0.1 * log(self.factor) + 1 if self.kind == "yarn" and self.factor > 1 else 1.0
 
 

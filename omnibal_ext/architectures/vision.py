@@ -60,6 +60,8 @@ class VisionArchitecture:
     qk_norm: bool = False  # over the full width of query and key, not per head (InternViT-6B)
     head_norms: bool = field(default=False, metadata=LATER)
     """RMSNorm of every head's query, key and, without a weight, value by itself; scores are not divided (Gemma 4)."""
+    query_key_norms: bool = field(default=False, metadata=LATER)
+    """RMSNorm of every head's query and key by itself (GLM-OCR)."""
     branch_norms: bool = field(default=False, metadata=LATER)
     """Attention and perceptron end in a norm, before the residual connection."""
     activation: str = "gelu"  # or "quick_gelu" (CLIP), "gelu_tanh", "silu"
@@ -100,6 +102,11 @@ class VisionArchitecture:
                 f"image size {self.image_size} is no multiple of patch size {self.patch_size}: "
                 "patches would not cover the tile"
             )
+
+    @property
+    def norms_heads(self) -> bool:
+        """Every head's query and key are normalised by themselves."""
+        return self.head_norms or self.query_key_norms
 
     @property
     def norm_bias(self) -> bool:

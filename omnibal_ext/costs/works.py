@@ -79,7 +79,10 @@ def _vit_work(architecture: Architecture, sees_whole_images: bool, tiles: int, t
     weights = sum(matrix.weights for matrix in matrices_of(architecture, t)["vit"])
     # `kept` counts query and attention output at width h; what padded heads add to them is counted with key and value.
     inside_h = 2 * heads_h + 2 * (heads_h - h)
-    inner, normed = (2 + vision.gated) * vision.ffn_hidden_size, 2 * vision.qk_norm + 3 * vision.head_norms
+    inner, normed = (
+        (2 + vision.gated) * vision.ffn_hidden_size,
+        2 * (vision.qk_norm or vision.query_key_norms) + 3 * vision.head_norms,
+    )
     others = 2 * normed + 4 * vision.layer_scale + 4 * vision.branch_norms
     numbers = kept(h, inside_h, inner, (normed + 2 * vision.branch_norms) * h, vision.layer_scale)
     # Inputs and outputs of clamps; the one at the activation function is fused with it.

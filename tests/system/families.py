@@ -89,6 +89,15 @@ def glm(name: str, text: Fields, template: str) -> Family:
                   drawn=True)  # fmt: skip
 
 
+def mistral(text: Fields) -> Family:
+    return Family("Mistral3", {**models.PIXTRAL, "patch_size": 8}, text,
+                  {**CLIP_PIXELS, "size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}},
+                  ("mistral-v7", "mistral"), {"image_token_index": "[IMG]"}, models.MISTRAL_JINJA,
+                  {"tie_word_embeddings": False},
+                  {"tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>"},
+                   "processor_config.json": {"patch_size": 8, "spatial_merge_size": 2}})  # fmt: skip
+
+
 def qwen(name: str, vision: Fields, text: Fields, system: str = "") -> Family:
     pixels = CLIP_PIXELS if system else HALVES
     limits = {"min_pixels": 256, "max_pixels": 4096, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
@@ -130,13 +139,15 @@ FAMILIES = {
     ),
     "qwen3.5": qwen("Qwen3_5", models.QWEN3_5, models.QWEN3_5_TEXT),
     "qwen3.5-moe": qwen("Qwen3_5Moe", models.QWEN3_5, {**models.QWEN3_5_TEXT, **models.EXPERTS, **models.SHARED}),
-    "mistral-3": Family(
-        "Mistral3", {**models.PIXTRAL, "patch_size": 8}, {**models.MISTRAL, "vocab_size": 512},
+    "mistral-3": mistral({**models.MISTRAL, "vocab_size": 512}),
+    "ministral-3": mistral({**models.MINISTRAL, "vocab_size": 512}),
+    "lighton-ocr": Family(
+        "LightOnOcr", {**models.PIXTRAL, "patch_size": 8}, {**TEXT, "model_type": "qwen3", "head_dim": 16},
         {**CLIP_PIXELS, "size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}},
-        ("mistral-v7", "mistral"), {"image_token_index": "[IMG]"}, models.MISTRAL_JINJA, {"tie_word_embeddings": False},
-        {"tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>"},
-         "processor_config.json": {"patch_size": 8, "spatial_merge_size": 2}},
+        ("qwen-vl", "lighton_ocr"), {"image_token_id": "<|image_pad|>"}, TURNS, {"tie_word_embeddings": False},
+        {"processor_config.json": {"patch_size": 8, "spatial_merge_size": 2}},
     ),
+    "glm-ocr": glm("GlmOcr", models.GLM_OCR_TEXT, models.GLM_JINJA),
     "glm-4.1v": glm("Glm4v", models.GLM_TEXT, models.GLM_JINJA),
     "glm-4.5v": glm("Glm4vMoe", models.GLM_MOE_TEXT, models.GLM_THINKING_JINJA),
     "smolvlm": Family(
@@ -150,7 +161,7 @@ FAMILIES = {
         more={"projection_dim": 48},
     ),
 }  # fmt: skip
-UNPACKED = ("qwen3.5", "gemma-4", "mistral", "glm", "smolvlm", "paligemma")
+UNPACKED = ("qwen3.5", "gemma-4", "mistral", "ministral", "lighton", "glm", "smolvlm", "paligemma")
 PACKED = [family for family in FAMILIES if not family.startswith(UNPACKED)]
 """Those whose packs transformers can run."""
 

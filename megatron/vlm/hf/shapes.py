@@ -68,7 +68,7 @@ def _patch_embed(model: Architecture) -> dict[str, Shape]:
 
 def _vit(model: Architecture) -> dict[str, Shape]:
     width = model.vision.hidden_size
-    normed = width // model.vision.heads if model.vision.head_norms else width
+    normed = width // model.vision.heads if model.vision.norms_heads else width
     return {
         **_layer_norms(width),
         **_norm("self_attention.q_layernorm", normed),

@@ -146,6 +146,9 @@ _scale_add_fused = jit_fuser(_scale_add)
 class VisionAttention(SelfAttention):
     """Core's attention; where query and key have norms over all heads, these share one reduction over the group."""
 
+    norms_values = False
+    """Values have a norm without a weight."""
+
     def get_query_key_value_tensors(
         self,
         hidden_states: Tensor,
@@ -162,7 +165,7 @@ class VisionAttention(SelfAttention):
             query, key = normalise_together(query, key, self.q_layernorm, self.k_layernorm)
         elif isinstance(self.q_layernorm, HeadRMSNorm):
             query, key = self.q_layernorm(query), self.k_layernorm(key)
-            value = normalised_heads(value, self.config.layernorm_epsilon)
+            value = normalised_heads(value, self.config.layernorm_epsilon) if self.norms_values else value
         return query, key, value
 
 
@@ -178,6 +181,7 @@ class VisionLayer(TransformerLayer):
     def place(self, vision: VisionArchitecture, number: int) -> None:
         """Say which of the ViT's layers this is."""
         native = vision.native
+        self.self_attention.norms_values = vision.head_norms
         self.whole = native is not None and (native.window is None or number in native.full_layers)
         self.drop_path = vision.drop_path * number / max(vision.layers - 1, 1)
 
@@ -223,7 +227,7 @@ def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitectur
     tiles = partial(TileAttention, tokens=architecture.tokens_per_tile)
     attention.submodules.core_attention = ImageAttention if architecture.native else tiles
     full_width = partial(FullWidthRMSNorm, heads=heads) if architecture.qk_norm else IdentityOp
-    norm = HeadRMSNorm if architecture.head_norms else full_width
+    norm = HeadRMSNorm if architecture.norms_heads else full_width
     attention.submodules.q_layernorm = attention.submodules.k_layernorm = norm
     set_projections(attention.submodules, config, heads, architecture.qkv_bias, again)
     return ModuleSpec(VisionLayer, submodules=submodules)
