@@ -37,7 +37,7 @@ class Rebalanced(NamedTuple):
     remaining: Ints  # packs of the running epoch's remaining complete groups, from iteration `since` on
 
     def packs(self, order: EpochOrder, first: int, groups: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the packs that run instead of `groups` [I, B], the iterations from `first` on, and which of these are
+        """Return the packs that run instead of `groups` [I, B], the iterations from `first` on, and which iterations are
         balanced for these ranks, [I].
         """
         batch = order.global_batch
