@@ -67,7 +67,7 @@ class PackStream:
         return self.order.first_iteration(epoch)
 
     def beyond(self, epochs: int) -> int:
-        """Return how many packs of later epochs complete the iterations of the first `epochs` epochs; 0 with wide packs."""
+        """Return how many packs of later epochs fill up the iterations of `epochs` epochs; 0 with wide packs."""
         return self.first_iteration(epochs) * self.order.global_batch - self.order.start_of(epochs)
 
     def of_rank(self, rank: int, iteration: int) -> Iterator[int]:
@@ -82,7 +82,7 @@ class PackStream:
     def iterations(self, first: int, end: int) -> Ints:
         """Return the pack numbers of iterations `first` to `end` - 1: int64 [end - first, D, M].
 
-        Stored groups are balanced for the index's data-parallel size, or for the one given to `omnibal level`. All other
+        Stored groups are balanced for the index's data-parallel size, or for the one of `omnibal level`. All other
         iterations are balanced here.
         """
         batch = self.order.global_batch
