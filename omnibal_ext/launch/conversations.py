@@ -71,9 +71,7 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-tiles", type=int, help="of a conversation; at native resolution patches of an image")
     group.add_argument("--max-pixels", type=int, help="most pixels of an image, for models at native resolution")
     group.add_argument("--max-tokens", type=int, help="most tokens of a sample; longer ones are left out, or shortened")
-    group.add_argument(
-        "--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens, by: fewer-tiles, truncate"
-    )
+    group.add_argument("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
     group.add_argument("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
     group.add_argument("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
     group.add_argument(
