@@ -24,14 +24,14 @@ __all__ = ["EMPTY_PACK", "PackStream", "assign_zigzag", "epoch_iterations"]
 class PackStream:
     """The packs of every iteration of training, as a function of the iteration's number.
 
-    With `last_iteration` "next_epoch" (the index stores it) the iteration at an epoch's end is completed with packs of
-    the next epoch, with "empty" by `EMPTY_PACK`.
+    The last iteration of an epoch is completed with packs of the next epoch (`last_iteration` "next_epoch"), or with
+    `EMPTY_PACK` ("empty").
     """
 
     def __init__(
         self, index: PackedIndex, data_parallel_size: int, micro_batches: int, last_iteration: str | None = None
     ) -> None:
-        """`last_iteration` overrides the index's. Raises UserError if the index has another global batch."""
+        """`last_iteration`: by default the index's. Raises UserError if the index has another global batch."""
         if data_parallel_size < 1 or micro_batches < 1:
             raise UserError(
                 f"data-parallel size {data_parallel_size} x micro-batches {micro_batches}: both must be 1 or more"
@@ -50,7 +50,7 @@ class PackStream:
         last_iteration = last_iteration or str(index.manifest["last_iteration"])
         self.order = EpochOrder.of_manifest(index.manifest, last_iteration)
         self._rebalanced = None
-        """Packs of stored groups, regrouped for these ranks."""
+        """Stored groups, regrouped for these ranks; None: not regrouped."""
         self._balanced = data_parallel_size == index.manifest.get("data_parallel_size", data_parallel_size)
         """Whether stored groups are balanced for these ranks."""
         if not self._balanced and not index.wide:
@@ -63,11 +63,11 @@ class PackStream:
         return self.order.first_iteration(1)
 
     def first_iteration(self, epoch: float) -> int:
-        """Return the first iteration that starts in an epoch: the number of iterations of so many epochs."""
+        """Return the first iteration that starts in an epoch, which is the number of iterations before it."""
         return self.order.first_iteration(epoch)
 
     def beyond(self, epochs: int) -> int:
-        """Return how many packs of later epochs run in the iterations of `epochs` epochs; with wide packs 0."""
+        """Return how many packs of later epochs fill up the iterations of `epochs` epochs; 0 with wide packs."""
         return self.first_iteration(epochs) * self.order.global_batch - self.order.start_of(epochs)
 
     def of_rank(self, rank: int, iteration: int) -> Iterator[int]:
@@ -82,7 +82,7 @@ class PackStream:
     def iterations(self, first: int, end: int) -> Ints:
         """Return the pack numbers of iterations `first` to `end` - 1: int64 [end - first, D, M].
 
-        Stored groups are balanced for the data-parallel size of the index, or of a file by `rebalance`. All other
+        Stored groups are balanced for the index's data-parallel size, or for the one of `omnibal level`. All other
         iterations are balanced here.
         """
         batch = self.order.global_batch
@@ -106,7 +106,7 @@ class PackStream:
         return packs[assign_balanced(seconds, local[None], self._data_parallel_size)[0]]
 
     def _slots_of(self, groups: Ints, wide: WidePackArrays) -> Ints:
-        """Return the slots of stored iterations [I, B]: as stored, or assigned anew for another number of ranks."""
+        """Return the slots of stored iterations [I, B]: as stored, or reassigned for another number of ranks."""
         ranks, micro_batches = self._data_parallel_size, groups.shape[1] // self._data_parallel_size
         tables = np.asarray(wide.pack_seats[groups])
         if self._balanced:
@@ -125,7 +125,7 @@ class PackStream:
     def samples_before(self, iteration: int) -> int:
         """Return the samples of all ranks before an iteration; those of a wide pack count once."""
         index, starts = self._index, range(0, iteration, 1000)
-        counts = np.append(np.diff(index.pack_offsets), 0)  # an empty pack is number -1: the last entry
+        counts = np.append(np.diff(index.pack_offsets), 0)  # the last entry is for EMPTY_PACK, -1
         slots = counts / np.append([1] * index.num_packs if index.wide is None else index.wide.pack_widths, 1)
         return round(sum(slots[self.iterations(start, min(start + 1000, iteration))].sum() for start in starts))
 

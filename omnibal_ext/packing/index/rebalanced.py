@@ -26,7 +26,7 @@ from omnibal_ext.packing.ordering.order_iterations import order_iterations
 from omnibal_ext.reading.arrays import map_array
 
 EFFORT = 1.0  # nominal seconds, see `balance_ranks`
-REMEDY = "remove it and level the index again"
+REMEDY = "remove it and run tools/level_packs.py again"
 
 
 class Rebalanced(NamedTuple):
@@ -37,8 +37,8 @@ class Rebalanced(NamedTuple):
     remaining: Ints  # packs of the running epoch's remaining complete groups, from iteration `since` on
 
     def packs(self, order: EpochOrder, first: int, groups: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the packs that run instead of `groups` [I, B], the iterations from `first` on, and which of these are
-        balanced for these ranks, [I].
+        """Return the packs that run instead of `groups` [I, B], the iterations from `first` on, and which of them
+        are balanced for these ranks, [I].
         """
         batch = order.global_batch
         positions, packs = first * batch + np.arange(groups.size), groups.ravel().copy()
