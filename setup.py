@@ -58,7 +58,8 @@ setup(
         "omnibal_tools",
     ],
     package_dir={"omnibal_tools": "tools"},
-    package_data={"omnibal_ext.report.templates": ["*"]},  # and every py.typed, which setuptools takes along
+    # And every py.typed, which setuptools takes along.
+    package_data={"": ["*.jinja"], "omnibal_ext.report.templates": ["*"]},
     entry_points={"console_scripts": ["omnibal=omnibal_tools.__main__:main"]},
     install_requires=[  # the packer and the planner, which decide for any trainer
         "numpy>=1.26,<3",

@@ -4,8 +4,7 @@ Of a frozen matrix W [rows, columns], A [rank, columns] and B [rows, rank] are t
 
     y = W x + alpha / rank * B (A x)
 
-Where Megatron's matrix is several of Hugging Face's (query, key and value; gate and up), each has its own A, as with
-peft.
+If a Megatron matrix concatenates several of Hugging Face (query, key, value; gate, up), each has its own A, as in peft.
 """
 
 from argparse import Namespace
@@ -20,7 +19,7 @@ from omnibal_ext.flags import Interval, Need
 from omnibal_ext.matrices import Matrix, matrices_of
 
 SUFFIX = "_adapter"
-"""An adapter is named as its linear layer, with this suffix."""
+"""An adapter's name is its linear layer's with this suffix."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,11 @@ class Adapters:
     alpha: float = 0.0
     """The adapter's output is scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Parts, of `omnibal_ext.chain.PARTS`."""
+    """Parts of the model, see `omnibal_ext.chain.PARTS`."""
 
     @classmethod
     def of(cls, arguments: Namespace) -> "Adapters":
-        """From flags; defaults: --lora-alpha twice the rank, --lora-targets llm."""
+        """From flags. Defaults: --lora-alpha twice the rank, --lora-targets llm."""
         if not arguments.lora_rank:
             return cls()
         targets = tuple(part for part in PARTS if part in (arguments.lora_targets or ("llm",)))
@@ -44,11 +43,11 @@ class Adapters:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> "Adapters":
-        """The adapters of which `to_record` made a record."""
+        """From the result of `to_record`."""
         return cls() if record is None else cls(record["rank"], record["alpha"], tuple(record["targets"]))
 
     def to_record(self) -> dict[str, Any] | None:
-        """What a checkpoint's manifest holds; None: no adapters."""
+        """Return the record for a checkpoint's manifest; None: no adapters."""
         return {"rank": self.rank, "alpha": self.alpha, "targets": list(self.targets)} if self.rank else None
 
     @property
@@ -57,12 +56,12 @@ class Adapters:
         return self.alpha / self.rank
 
     def frozen(self, parts: Sequence[str]) -> tuple[str, ...]:
-        """The parts with frozen weights: those of --freeze (`parts`), and with adapters all."""
+        """Return the parts with frozen weights: `parts` (--freeze), or with adapters all."""
         return tuple(PARTS) if self.rank else tuple(parts)
 
     @property
     def size_flags(self) -> list[str]:
-        """The flags that decide what adapters cost, as command-line words: all but --lora-alpha."""
+        """The flags on which the adapters' costs depend, as command-line words: all but --lora-alpha."""
         return ["--lora-rank", str(self.rank), "--lora-targets", *self.targets] if self.rank else []
 
     @property
@@ -75,10 +74,8 @@ NO_ADAPTERS = Adapters()
 
 
 def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]]:
-    """The matrices with adapters by kind of layer (`chain.cost_kinds`): linear ones of transformers and projector.
-
-    Not those of experts and routers, patch merging, and per-layer inputs.
-    """
+    """Return the matrices that can have adapters, by cost key (`chain.cost_kinds`): those of ViT, projector and LLM
+    layers, except in experts and routers, patch merging and per-layer inputs."""
     return {
         kind: tuple(matrix for matrix in found if matrix.is_adaptable)
         for kind, found in matrices_of(architecture).items()
@@ -86,7 +83,7 @@ def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]
 
 
 def adapter_parameters(architecture: Architecture, adapters: Adapters, tensor: int = 1) -> dict[str, float]:
-    """Parameters in the adapters of one layer of each kind, on one of `tensor` tensor-parallel ranks."""
+    """Return the adapters' parameters in one layer of each kind, on one of `tensor` tensor-parallel ranks."""
     return {
         kind: sum(matrix.numbers(adapters.rank, tensor) for matrix in matrices)
         for kind, matrices in adapted_matrices(architecture).items()
@@ -95,7 +92,7 @@ def adapter_parameters(architecture: Architecture, adapters: Adapters, tensor: i
 
 
 def check_adapters(adapters: Adapters, architecture: Architecture) -> None:
-    """Raise UserError for parts that cannot have adapters, and for a rank that exceeds a side of a matrix."""
+    """Raise UserError for parts that cannot have adapters, and for a rank above a matrix's rows or columns."""
     if not adapters.rank:
         return
     if architecture.language.linear and "llm" in adapters.targets:
@@ -118,7 +115,7 @@ def check_adapters(adapters: Adapters, architecture: Architecture) -> None:
 NUMBERS = (Interval("[1, 65536]", "lora_rank"),)
 NEEDS = (
     Need("lora_targets", "--lora-rank", lambda arguments: arguments.lora_rank),
-    Need("freeze", "no --lora-rank beside it, which freezes all but the adapters", lambda args: not args.lora_rank),
+    Need("freeze", "to be given without --lora-rank, which freezes all weights", lambda args: not args.lora_rank),
 )
 
 
@@ -127,5 +124,5 @@ def add_trained_flags(parser: Any) -> None:
     parser.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
     parser.add_argument("--lora-rank", type=int, metavar="R", help="train adapters of this rank, and nothing else")
     parser.add_argument(
-        "--lora-targets", nargs="+", choices=tuple(PARTS), metavar="PART", help="parts that get them (default: llm)"
+        "--lora-targets", nargs="+", choices=tuple(PARTS), metavar="PART", help="parts that get adapters (default: llm)"
     )

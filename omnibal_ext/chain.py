@@ -2,7 +2,7 @@
 
     patch_embed | vit.0 .. vit.n-1 | projector | word_embed | llm.0 .. llm.m-1 | head
 
-A chain is the tuple of the layers' kinds; a layer's id is its place in it.
+A chain is the tuple of the layers' kinds; a layer's id is its index in it.
 """
 
 import re
@@ -13,30 +13,31 @@ from typing import Literal
 KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
 VISION_KINDS = ("patch_embed", "vit", "projector")
 """Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
+TOWER_KINDS = VISION_KINDS
+"""Kinds of towers' links: they pass a pack by that has nothing to encode."""
 RECOMPUTABLE_KINDS = ("vit", "llm")
 ADAPTABLE_KINDS = ("vit", "projector", "llm")
-"""Kinds whose linear layers get adapters where their part has them."""
+"""Kinds whose linear layers get adapters if their part is among the targets."""
 PARTS = {"vit": ("patch_embed", "vit"), "projector": ("projector",), "llm": ("word_embed", "llm", "head")}
-"""The parts of a model that people freeze, and the kinds of layers in each."""
+"""The parts of a model that can be frozen, and the kinds of layers in each."""
 PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
 TIMED_PART_OF = {**PART_OF, "head": "head"}
-"""What timelines tell apart: these parts, and the head from the other language layers."""
+"""The part of each kind in timelines: as in `PART_OF`, with the head as a part of its own."""
 VISION_NORM = "vision_norm"
-"""The ViT's last norm, where a model has one. It lies in the projector's link, at its front, and is of the ViT."""
+"""The ViT's last norm, if any. It is the first module of the projector's link, but belongs to the part "vit"."""
 GradientMode = Literal["trained", "adapted", "frozen", "idle"]
 
 
 def layer_chain(vit_layers: int, llm_layers: int) -> tuple[str, ...]:
-    """The kinds of all layers of a model with so many ViT and LLM layers."""
+    """Return the chain of a model with so many ViT and LLM layers."""
     return ("patch_embed", *["vit"] * vit_layers, "projector", "word_embed", *["llm"] * llm_layers, "head")
 
 
 def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collection[str] = ()) -> GradientMode:
-    """What the backward pass does in a layer of that kind when some of `PARTS` are frozen, and some have adapters.
+    """Return what the backward computes in a layer of that kind if some of `PARTS` are frozen or have adapters.
 
-    "trained": gradients of weights and inputs. "adapted": of adapters and inputs. "frozen": of inputs only, for
-    something before it is trained. "idle": nothing up to here is trained, so there is no backward work and nothing is
-    kept for one.
+    "trained": gradients of weights and inputs. "adapted": of adapters and inputs. "frozen": of inputs only, which
+    earlier trained layers need. "idle": nothing, as no earlier layer is trained; nothing is kept for a backward.
     """
     frozen = {kind for part in frozen_parts for kind in PARTS[part]}
     adapted = {kind for kind in ADAPTABLE_KINDS if PART_OF[kind] in adapted_parts}
@@ -49,35 +50,9 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collect
     return "frozen" if any(other not in frozen or other in adapted for other in earlier) else "idle"
 
 
-def features_after(chain: Sequence[str], feature_layers: Sequence[int], joined: bool = False) -> tuple[int, ...]:
-    """How many features travel beside the output of every layer: taken there or before, and not yet entered.
-
-    The outputs of the ViT layers `feature_layers` (numbers among the ViT's, ascending) enter one by one behind the
-    first language layers (DeepStack, arXiv 2406.04334), or, `joined`, the projector all at once.
-    """
-    counts, seen = [], Counter[str]()
-    for kind in chain:
-        seen[kind] += 1
-        taken = sum(layer < seen["vit"] for layer in feature_layers)
-        entered = taken * seen["projector"] if joined else seen["llm"]
-        counts.append(max(0, taken - entered))
-    return tuple(counts)
-
-
-def carried_after(chain: Sequence[str], behind: Sequence[int]) -> tuple[int, ...]:
-    """How many tensors as large as the hidden states travel beside the output of every layer, which language layers
-    read or gave: `behind` the word embedding, and behind every language layer."""
-    counts, seen = [], Counter[str]()
-    for kind in chain:
-        seen[kind] += 1
-        is_language = kind in ("word_embed", "llm") and len(behind) > seen["llm"]
-        counts.append(behind[seen["llm"]] if is_language else 0)
-    return tuple(counts)
-
-
 def cost_kinds(chain: Sequence[str], separate: Mapping[str, Collection[int]]) -> tuple[str, ...]:
-    """What the costs of every layer stand under: its kind, or the name in `separate` that has its number among those
-    of its kind in the chain."""
+    """Return the key of every layer's costs: its kind, or the key in `separate` that lists its number within the
+    kind."""
     names = {(chain_kind(name), number): name for name, layers in separate.items() for number in layers}
     seen, kinds = Counter[str](), []
     for kind in chain:
@@ -87,8 +62,8 @@ def cost_kinds(chain: Sequence[str], separate: Mapping[str, Collection[int]]) ->
 
 
 def separate_layers(chain: Sequence[str], layers: Sequence[Hashable]) -> dict[str, tuple[int, ...]]:
-    """Layers that cost otherwise than the first of their kind, as `cost_kinds` reads them: equal ones under the name of
-    the first of them ("llm.3"). `layers`: a value for each layer of the chain."""
+    """Return the layers that differ from the first of their kind, as `cost_kinds` takes them: equal ones by the name of
+    their first ("llm.3"). `layers`: a value for each layer of the chain; equal values cost the same."""
     names: dict[tuple[str, Hashable], str] = {}
     found: dict[str, list[int]] = {}
     seen = Counter[str]()
@@ -101,13 +76,12 @@ def separate_layers(chain: Sequence[str], layers: Sequence[Hashable]) -> dict[st
 
 
 def chain_kind(name: str) -> str:
-    """The kind in the chain of layers whose costs stand under `name`: "llm.3" is an "llm", and so is "llm_linear" of
-    older profiles."""
+    """Return the kind of the layers with this cost key: "llm" for "llm.3", and for "llm_linear" of older profiles."""
     return name if name in KINDS else re.split("[._]", name)[0]
 
 
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:
-    """Names as people say them: "patch_embed", "vit.0", "vit.1", ..., "head"."""
+    """Return readable names: "patch_embed", "vit.0", "vit.1", ..., "head"."""
     seen: Counter[str] = Counter()
     names = []
     for kind in chain:

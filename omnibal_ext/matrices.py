@@ -1,7 +1,7 @@
 """The linear layers of every kind of layer: shape, tensor-parallel split, and whether it gets an adapter.
 
-Shapes of weights (`megatron.vlm.hf.shapes`), adapters (`omnibal_ext.adapters`), and parameters and products of costs
-(`omnibal_ext.costs.works`) are read from here.
+Used for shapes of weights (`megatron.vlm.hf.shapes`), adapters (`omnibal_ext.adapters`) and costs
+(`omnibal_ext.costs.works`).
 """
 
 from dataclasses import dataclass, replace
@@ -12,64 +12,63 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Attention, Layer
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.chain import chain_kind
-
-ONE_MATRIX = ("glm4v_text",)
-"""Language models whose gate and up projection are one matrix in Hugging Face too, with one adapter."""
+from omnibal_ext.families.registry import PARTS
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix, whole: [rows, columns], by the name of its module within a layer."""
+    """An unsharded matrix [rows, columns]; `name` is that of its module within a layer."""
 
     name: str
     rows: int
     columns: int
     shares: tuple[int, ...] = (1,)
-    """Rows of each matrix of Hugging Face's that it is made of: of gate and up, one behind the other; of query, key and
-    value in each group of heads, group by group."""
+    """Rows of the Hugging Face matrices that it concatenates: gate, up; or query, key, value of each group of heads,
+    group by group."""
     by_rows: bool = False
-    """Tensor-parallel ranks have parts of its columns, and add up what these give."""
+    """Megatron's RowParallelLinear: tensor-parallel ranks have parts of the columns, and outputs are summed."""
     is_stacked: bool = False
-    """It is gate and up, each of which is cut over tensor-parallel ranks."""
+    """It is gate and up, each sharded over tensor-parallel ranks."""
     is_adaptable: bool = True
-    """It gets a low-rank adapter where its part of the model has them."""
+    """It gets an adapter if its part of the model has them."""
     experts: int = 0
-    """Experts that have one each; 0: it is no expert's."""
+    """Number of experts that have one each; 0: it is not in an expert."""
     chosen: int = 1
-    """Of these, those that a token is multiplied with."""
+    """Number of these experts that a token goes through."""
 
     @property
     def parts(self) -> int:
-        """How many matrices of Hugging Face's it is, each with an A of its own."""
+        """Number of Hugging Face matrices that it concatenates, each with its own A."""
         return len(self.shares)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight in our checkpoints: of experts one behind the other."""
+        """Shape of the weight in our checkpoints; those of experts are stacked."""
         return (self.experts, self.rows, self.columns) if self.experts else (self.rows, self.columns)
 
     @property
     def weights(self) -> int:
-        """Numbers in it, of all experts."""
+        """Parameters, of all experts."""
         return self.rows * self.columns * max(1, self.experts)
 
     @property
     def multiplied(self) -> int:
-        """Numbers that a token is multiplied with."""
+        """Parameters that a token is multiplied with."""
         return self.rows * self.columns * self.chosen
 
     def numbers(self, rank: int, tensor: int = 1) -> float:
-        """Numbers in its adapters, on one of `tensor` tensor-parallel ranks; each of these has one of the two whole."""
+        """Return the adapters' parameters on one of `tensor` tensor-parallel ranks, which shards one of A and B."""
         rows, columns = (self.rows, self.columns / tensor) if self.by_rows else (self.rows / tensor, self.columns)
         return rank * (self.parts * columns + rows)
 
 
 def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, ...]]:
-    """The matrices of one layer of each kind, by the name that its costs stand under.
+    """Return the unsharded matrices of one layer of each kind, by its cost key (`chain.cost_kinds`).
 
-    Heads and groups of heads are filled up for so many tensor-parallel `ranks`, among which they are counted together.
+    Heads and groups of heads are padded to divide over `ranks` tensor-parallel ranks.
     """
-    one_matrix = model.types[1] in ONE_MATRIX
+    gate_and_up = [weight.theirs for weight in PARTS[model.types[1]].weights if weight.ours == "mlp.linear_fc1.weight"]
+    one_matrix = any(len(theirs) == 1 for theirs in gate_and_up)
     found = {"projector": _projector(model)}
     for name, layer in zip(model.cost_kinds, model.layers, strict=True):
         if name not in found and isinstance(layer, Layer):
@@ -82,8 +81,10 @@ def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, 
 def language_layer(
     language: LanguageArchitecture, layer: Layer, ranks: int = 1, one_matrix: bool = False
 ) -> tuple[Matrix, ...]:
-    """Of a language layer; `one_matrix`: gate and up have one adapter. Linear attention's layers have no adapters, and
-    among layers with experts attention alone."""
+    """Return a language layer's matrices; `one_matrix`: gate and up are one in Hugging Face too, with one adapter.
+
+    Layers of linear attention have no adapters; in models with experts only attention has.
+    """
     width = language.hidden_size
     if isinstance(layer.mixer, LinearAttention):
         mixer = _linear_attention(width, layer.mixer, ranks)
@@ -145,7 +146,7 @@ def _perceptron(
 
 
 def _layer_inputs(language: LanguageArchitecture) -> tuple[Matrix, ...]:
-    """Of what a layer reads beside its hidden states."""
+    """Matrices of per-layer inputs (`LayerInputs`)."""
     inputs, width = language.layer_inputs, language.hidden_size
     if inputs is None:
         return ()
@@ -160,7 +161,7 @@ def _vit(model: Architecture, ranks: int) -> tuple[Matrix, ...]:
     vision = model.vision
     width, inner, head = vision.hidden_size, vision.ffn_hidden_size, vision.hidden_size // vision.heads
     heads = head * vision.heads_over(ranks)
-    # Query, key and value are one matrix at Hugging Face's too, but for Gemma 4's and Pixtral's.
+    # Hugging Face too has one matrix for query, key and value, except in Gemma 4 and Pixtral.
     packed = vision.native is not None and not model.pools and model.merger != "matrix"
     return (
         Matrix("self_attention.linear_qkv", 3 * heads, width, (1,) if packed else (head,) * 3),
@@ -170,8 +171,8 @@ def _vit(model: Architecture, ranks: int) -> tuple[Matrix, ...]:
 
 
 def _projector(model: Architecture) -> tuple[Matrix, ...]:
-    """Without adapters are matrices that merge patches or directly follow that ("gated"), and the only matrix behind
-    pooled patches or a norm without a weight."""
+    """No adapters: matrices that merge patches, the one that follows in "gated", and the only matrix after pooling or
+    a norm without a weight."""
     out, joined, width = model.language.hidden_size, model.joined_width, model.vision.hidden_size
     if model.pools or model.merger == "normed":
         return (Matrix("linear", out, joined, is_adaptable=False),)

@@ -138,6 +138,28 @@ def run_tool(name: str, *arguments: object, room: str = "tools") -> subprocess.C
     return subprocess.CompletedProcess([path, *words], codes[0], stdout[0], stderr[0])
 
 
+def tool(name: str, *arguments: object, room: str = "tools", check: bool = True) -> subprocess.CompletedProcess[str]:
+    """`run_tool`, and it must end well."""
+    done = run_tool(name, *arguments, room=room)
+    assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done
+
+
+def fresh_python(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with all of its imports ahead, and their warnings, from the repository."""
+    command = [sys.executable, *map(str, words)]
+    found = environment(**variables)
+    return subprocess.run(command, cwd=ROOT, env=found, capture_output=True, text=True, timeout=300, check=False)
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """The line with which a program refuses what a user gave it: exit code 2 and no traceback."""
+    assert done.returncode == 2, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("error: ")]
+    return line
+
+
 def _run(
     program: str,
     arguments: Sequence[str],

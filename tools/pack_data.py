@@ -69,12 +69,12 @@ NEEDS = (
     ),
     Need(
         "held_out like",
-        "no --held-out-of beside it: that index says which samples, and how they are packed",
+        "to be given without --held-out-of, whose index determines samples and packing",
         lambda arguments: not arguments.held_out_of,
     ),
     Need("narrow_first", "--widths auto or of several ranks", lambda arguments: arguments.widths != (1,)),
     Need("node_ranks", "--widths auto", lambda arguments: arguments.widths is None),
-    Need("analytic model", "no --costs beside it: that has the seconds", lambda arguments: not arguments.costs),
+    Need("analytic model", "to be given without --costs, which has the seconds", lambda arguments: not arguments.costs),
 )
 
 

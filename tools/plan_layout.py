@@ -273,13 +273,13 @@ NEEDS = (
         pipeline_model_parallel_size virtual_pipeline_model_parallel_size num_microbatches schedule packs recompute
         tower
         """,
-        "no --sweep beside it, which chooses",
+        "to be given without --sweep, which chooses",
         lambda arguments: not arguments.sweep,
     ),
     Need("pack_iterations", "--packs", lambda arguments: arguments.packs),
     Need("radius", "--method bmp or joint", lambda arguments: arguments.method in ("bmp", "joint")),
     Need("model budgets tensor_sizes expert_sizes", "--analytic", lambda arguments: arguments.analytic),
-    Need("analytic", "no --profile beside it: that has the costs", lambda arguments: not arguments.profile),
+    Need("analytic", "to be given without --profile, which has the costs", lambda arguments: not arguments.profile),
 )
 
 

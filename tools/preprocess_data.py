@@ -18,8 +18,9 @@ from omnibal_ext.output import say
 with exit_on_user_error():
     from megatron.vlm.data.markup import MARKUPS
     from megatron.vlm.data.media.images import NORMALIZATIONS
-    from megatron.vlm.data.media.tiles import RULES, Tiling
+    from megatron.vlm.data.media.tiles import Tiling
     from megatron.vlm.data.templates import TEMPLATES
+    from megatron.vlm.families.media import TILINGS
     from megatron.vlm.preprocessing.folder_files import FlagValue
     from megatron.vlm.preprocessing.job import Shard, open_job
     from megatron.vlm.preprocessing.model_recipe import (
@@ -42,8 +43,8 @@ NUMBERS = (
     Interval("[0, inf)", "max_rejects"),
 )
 NEEDS = (
-    Need("max_pixels", "no --max-tiles beside it: pixels of patches", lambda arguments: arguments.max_tiles is None),
-    Need("check", "no --shard, --merge beside it: these write", lambda given: not (given.shard or given.merge)),
+    Need("max_pixels", "to be given without --max-tiles", lambda given: given.max_tiles is None),
+    Need("check", "to be given without --shard or --merge", lambda given: not (given.shard or given.merge)),
 )
 
 
@@ -61,11 +62,11 @@ def _parser() -> ToolParser:
     add("--image-root", type=Path, help="the folder that image paths start from (default: that of each input)")
     add(*MODEL_FLAGS, help="a preset or a Hugging Face folder that the data is for: it decides what is not given below")
     add("--tokenizer-model", type=Path, help="a sentencepiece .model or a tokenizer.json (or the model folder's)")
-    add("--chat-template", help=f"one of {', '.join(TEMPLATES)} (or the model's)")
+    add("--chat-template", help=f"one of {', '.join(TEMPLATES)}, or a .jinja file (default: the model's)")
     add("--output-dir", type=Path, required=True)
     add("--workers", type=int, default=1, help="processes")
     add("--image-markup", choices=list(MARKUPS), help=f"the words around images {usual['image-markup']}")
-    add("--tiling", choices=list(RULES), help=usual["tiling"])
+    add("--tiling", choices=list(TILINGS), help=usual["tiling"])
     add("--tile-size", type=int, help=f"pixels a side {usual['tile-size']}")
     add("--tokens-per-tile", type=int, help=f"LLM tokens a tile {usual['tokens-per-tile']}")
     add("--min-tiles", type=int, help=usual["min-tiles"])

@@ -246,10 +246,14 @@ NEEDS = (
     Need("measured", "--analytic: its figures replace some of the estimates", lambda arguments: arguments.analytic),
     Need(
         "tower_profile",
-        "no --analytic, which prices whole layers itself by --replica-ranks",
+        "to be given without --analytic, which prices whole layers itself by --replica-ranks",
         lambda arguments: not arguments.analytic,
     ),
-    Need("steps force", "no --analytic, which measures nothing", lambda arguments: not arguments.analytic),
+    Need(
+        "steps force",
+        "to be given without --analytic, which measures nothing",
+        lambda arguments: not arguments.analytic,
+    ),
 )
 
 

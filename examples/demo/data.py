@@ -43,8 +43,8 @@ with exit_on_user_error():
     from PIL import Image, ImageDraw, ImageFont
 
     from megatron.vlm.data.markup import MARKUPS
-    from megatron.vlm.data.media.tiles import Grid, internvl_grid
-    from megatron.vlm.data.templates import TEMPLATES
+    from megatron.vlm.data.media.tiling import Grid
+    from megatron.vlm.families.internvl.tiling import internvl_grid
 
 NUMBERS = (Interval("[1, 1e9]", "samples heldout_samples"), Interval("[0, 4294967295]", "seed"))
 TILE = 32  # pixels a side of a cell, a tile of the tiny preset
@@ -54,6 +54,12 @@ MAX_SIDE = 10  # cells in a row or column
 LETTERS = string.ascii_letters
 QUESTION = "Read the digits."
 SPELLING = "Spell"
+OTHER_TOKENS = (
+    "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "[INST]", "[/INST]",
+    "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<bos>",
+    "<start_of_turn>", "<end_of_turn>", "<|turn>", "<turn|>", "<end_of_utterance>", "<eos>",
+)  # fmt: skip
+"""Special tokens of other chat templates than InternVL's."""
 TEXT_ONLY_SHARE, SEVERAL_IMAGES_SHARE = 0.2, 0.15
 HELD_OUT_DIGITS = 0.2  # share of the handwritten digits kept for the held-out pictures
 
@@ -180,8 +186,7 @@ def _turns(*exchanges: tuple[str, str]) -> list[dict[str, str]]:
 
 def train_tokenizer() -> bytes:
     """A sentencepiece model in which every letter and digit of an answer is exactly one token, always the same."""
-    images = MARKUPS["internvl"].tokens
-    special = dict.fromkeys(token for template in TEMPLATES.values() for token in (*template.tokens, *images))
+    special = ("<|im_start|>", "<|im_end|>", *MARKUPS["internvl"].tokens, *OTHER_TOKENS)
     words = ["\n", "user", "assistant", "system", "Read", "▁the", "▁digits", SPELLING]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -190,7 +195,7 @@ def train_tokenizer() -> bytes:
         model_type="char",
         vocab_size=256,
         hard_vocab_limit=False,
-        user_defined_symbols=[token for token in special if token not in ("<s>", "</s>")] + words,
+        user_defined_symbols=[*special, *words],
         normalization_rule_name="identity",
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,

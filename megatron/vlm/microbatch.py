@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -32,7 +33,7 @@ class Segments(PackedSeqParams):
     causal: bool = True
     masks: tuple[Tensor | None, ...] = ()
     """For each segment a bias [length, length] added to its scores instead of `causal`, or None; (): for none."""
-    rotation: tuple[Tensor, Tensor] | None = None
+    rotation: tuple[Tensor, Tensor, Tensor | None] | None = None
     """RoPE angles of each row (`models.rotation`); None: no rotation."""
     exchange: "HeadExchange | None" = None
     """For the first rows, of samples split over several ranks; None: no sample is split."""
@@ -75,7 +76,7 @@ def segments_of(
     lengths: Sequence[int],
     causal: bool = True,
     masks: tuple[Tensor | None, ...] = (),
-    rotation: tuple[Tensor, Tensor] | None = None,
+    rotation: tuple[Tensor, Tensor, Tensor | None] | None = None,
 ) -> Segments:
     """Consecutive segments of these lengths, on this rank's device."""
     boundaries = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -136,6 +137,21 @@ class PackShard:
     features: FeatureRoute
     team: ProcessGroup | None = None
 
+    @property
+    def split_segments(self) -> int:
+        """Number of split segments here; they are the first ones."""
+        return sum(number in self.split.samples for number in self.segments)
+
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens that a rank sends to the other ranks of its team."""
+        return tokens_sent(sum(self.split.lengths), self.width)
+
+    def squares(self, lengths: Sequence[int]) -> int:
+        """Sum of squared lengths of the segments here, which are so long; of split ones the rank's share."""
+        split = sum(length * length for length in self.split.lengths) // self.width
+        return split + sum(length * length for length in lengths[self.split_segments :])
+
 
 @dataclass(frozen=True)
 class Microbatch:
@@ -159,9 +175,7 @@ class Microbatch:
     pixel_statistics: PixelStatistics | None = None  # to normalise the loader's pixels
     input_ids: Tensor | None = None  # [T]
     image_positions: Tensor | None = None  # [image tokens], into input_ids
-    image_sources: Tensor | None = (
-        None  # [image tokens] or [.., 4], indices of projected tokens, -1: newline; None: in order
-    )
+    image_sources: Tensor | None = None  # [image tokens] or [.., 4], projected tokens, -1: newline; None: in order
     image_weights: Tensor | None = None  # [image tokens, 4] with 4 sources: their weights in a token
     labels: Tensor | None = None  # [T]
     supervised: Tensor | None = None  # [counted tokens], into labels; None: the loss of every token is computed
@@ -186,45 +200,28 @@ class Microbatch:
 
     def pin_memory(self) -> "Microbatch":
         """The microbatch in pinned memory; torch's DataLoader calls this in its pinning thread."""
-        pinned = {name: value.pin_memory() for name, value in vars(self).items() if _has_content(value)}
+        pinned: dict[str, Any] = {name: tensor.pin_memory() for name, tensor in self.tensors().items()}
         return replace(self, **pinned)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name, without meta tensors, which stand for what another rank will broadcast."""
+        found: dict[str, Any] = vars(self)
+        return {name: value for name, value in found.items() if isinstance(value, Tensor) and not value.is_meta}
 
     @property
     def tokens(self) -> int:
         """T: tokens of the sequence, padding included."""
         return sum(self.lengths)
 
-    def units_of_images(self) -> tuple[int, ...]:
-        """Tiles or patches of each unit of the pack's images (`tower_encoding`), in order."""
-        return tuple(steps * rows * columns for steps, rows, columns in self.grids) or (1,) * self.tiles
-
     @property
     def squares(self) -> int:
         """Sum of squared lengths of all segments, to which attention FLOPs are proportional."""
-        if self.shard is None:
-            return sum(length * length for length in self.lengths)
-        unsplit = sum(length * length for length in self.lengths[self.split_segments :])
-        return unsplit + sum(length * length for length in self.shard.split.lengths) // self.shard.width
-
-    @property
-    def width(self) -> int:
-        """Ranks that run the pack together."""
-        return 1 if self.shard is None else self.shard.width
-
-    @property
-    def sent_tokens(self) -> int:
-        """Tokens that a rank sends to the other ranks of its team."""
-        return 0 if self.shard is None else tokens_sent(sum(self.shard.split.lengths), self.width)
+        return self.shard.squares(self.lengths) if self.shard else sum(length * length for length in self.lengths)
 
     @property
     def full_pack(self) -> "Microbatch":
         """The pack that this is a shard of, without tensors; itself if it is no shard."""
         return self if self.shard is None else self.shard.pack
-
-    @property
-    def split_segments(self) -> int:
-        """Number of split segments; they are the first ones."""
-        return 0 if self.shard is None else sum(number in self.shard.split.samples for number in self.shard.segments)
 
     @property
     def has_images(self) -> bool:
@@ -263,7 +260,3 @@ class Microbatch:
         begins = self.shard.begins if self.shard else (0,) * len(self.lengths)
         pairs = zip(begins, self.lengths, strict=True)
         return torch.cat([torch.arange(begin, begin + length) for begin, length in pairs])
-
-
-def _has_content(value: object) -> bool:
-    return isinstance(value, Tensor) and not value.is_meta

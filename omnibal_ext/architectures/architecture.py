@@ -13,56 +13,57 @@ from omnibal_ext.architectures.fields import LATER, hashed
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.architectures.vision import VisionArchitecture
-from omnibal_ext.chain import carried_after, cost_kinds, features_after, layer_chain, separate_layers
+from omnibal_ext.chain import cost_kinds, layer_chain, separate_layers
 from omnibal_ext.errors import UserError
+from omnibal_ext.flow import Extra, blocks_after, features_after, language_extras, tower_extras
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """What the model reads, as text: what a dataset must have been made with. It changes no size and no cost."""
+    """Text and tiles that the model was trained on; a dataset must match. No effect on sizes and costs."""
 
-    image_markup: str = "internvl"  # or "llava": the words around an image (megatron.vlm.data.markup)
+    image_markup: str = "internvl"  # or "llava": text around an image (megatron.vlm.data.markup)
     image_token_id: int | None = None
-    """Id of the token that stands for one image feature, where it is known."""
+    """Id of the token that stands for one image feature; None: unknown."""
     chat_template: str | None = None
-    """The template that the model was trained with (megatron.vlm.data.templates), where it is known."""
+    """Name of the chat template (megatron.vlm.data.templates); None: unknown."""
     tiling: str = "internvl"
-    """The rule by which the model was shown images (megatron.vlm.data.media.tiles)."""
+    """Rule by which images are tiled (megatron.vlm.data.media.tiles)."""
 
 
 @dataclass(frozen=True)
 class Architecture:
     """A vision-language model. The projector joins `shuffle` x `shuffle` patches into one LLM token.
 
-    Raises UserError if the patches of a tile cannot be shuffled so.
+    Raises UserError if a tile's patches cannot be joined so, or for invalid feature layers.
     """
 
     name: str
     vision: VisionArchitecture
     language: LanguageArchitecture
     shuffle: int = 2
-    projector_norm: bool = True  # InternVL's; LLaVA's two-layer perceptron has none
+    projector_norm: bool = True  # InternVL; LLaVA's two-layer MLP has none
     projector_bias: bool = True
     pools: bool = False
-    """The projector takes the mean of such a square, normalises it and has one matrix alone (Gemma 3)."""
+    """The projector averages these patches instead, followed by a norm and one matrix (Gemma 3)."""
     merger: str = field(default="perceptron", metadata=LATER)
-    """How squares of a ViT at native resolution become tokens: "perceptron", of two layers as wide as a square (Qwen);
-    "matrix", which makes a patch of a square, in front of two layers (Mistral 3); "gated", two matrices in front of a
-    gated perceptron (GLM-4.1V); "normed", one matrix alone behind a norm without a weight (Gemma 4 without towers). Of
-    tiles: "shuffled", one matrix alone behind the pixel shuffle (Idefics 3, PaliGemma)."""
+    """The projector's layers. At native resolution: "perceptron", a two-layer MLP as wide as the joined patches (Qwen);
+    "matrix", a matrix that merges them into one patch, then two layers (Mistral 3); "gated", two matrices, then a gated
+    MLP (GLM-4.1V); "normed", a norm without weight, then one matrix (Gemma 4 without towers). With tiles: "shuffled",
+    one matrix after the pixel shuffle (Idefics 3, PaliGemma)."""
     merger_width: int = field(default=0, metadata=LATER)
-    """Inner width of the gated one."""
+    """Inner width of the MLP of "gated"."""
     class_token: bool = False
-    """The language model gets the tile's class token too."""
+    """The language model also gets the tile's class token."""
     newline: bool = False
-    """Tiles of an image are joined, its padding is cut off, and every row ends with a learned token (LLaVA-1.6,
+    """Features of an image's tiles are joined, without padding, and a learned token ends every row (LLaVA-1.6,
     LLaVA-OneVision)."""
     tied: bool = False
     """Word embedding and head share one weight."""
     prompt: PromptFormat = PromptFormat()
     types: tuple[str, str] = field(default=("internvl", "llama"), compare=False, repr=False)
-    """Model types of config.json, of the whole and of its language model: by these the family and the names of weights
-    are found. They change no size."""
+    """`model_type` in config.json of the model and of its language model, by which family and names of weights are
+    found. No effect on sizes."""
 
     def __post_init__(self) -> None:
         side = self.vision.image_size // self.vision.patch_size
@@ -74,7 +75,7 @@ class Architecture:
             )
         taken = self.vision.feature_layers
         ascending = all(a < b for a, b in pairwise((-1, *taken, self.vision.layers)))
-        if not ascending or self.streams > 1 + self.language.layers:
+        if not ascending or (len(taken) > self.language.layers and not self.vision.side_by_side):
             raise UserError(
                 f"model {self.name!r}: features of the ViT's layers {list(taken)}; supported: ascending numbers below "
                 f"{self.vision.layers}, no more than the {self.language.layers} language layers that they enter"
@@ -82,14 +83,14 @@ class Architecture:
 
     @property
     def joined_width(self) -> int:
-        """Width of what the projector's first matrix multiplies."""
+        """Input width of the projector's first matrix."""
         squares = 1 if self.pools else self.shuffle**2
         return self.vision.hidden_size * squares * max(1, len(self.vision.side_by_side))
 
     @property
     def streams(self) -> int:
-        """Tensors of image tokens behind the projector: hidden states, and features that enter later."""
-        return 1 + len(self.vision.feature_layers) * (not self.vision.side_by_side)
+        """Number of tensors of image tokens after the projector: hidden states, and features that are added later."""
+        return 1 + self.features_after[self.chain.index("projector")]
 
     @property
     def untied(self) -> bool:
@@ -98,16 +99,16 @@ class Architecture:
 
     @property
     def image_tokens_per_tile(self) -> int:
-        """LLM tokens of one tile, after the pixel shuffle; none of one patch alone (`least_tiles`)."""
+        """LLM tokens of one tile, after the pixel shuffle; 0 at native resolution, see `least_tiles`."""
         return self.image_tokens(1)
 
     @property
     def least_tiles(self) -> int:
-        """Tiles that become a whole number of LLM tokens."""
+        """Fewest tiles that become an integer number of LLM tokens."""
         return self.vision.native.merge**2 if self.vision.native else 1
 
     def image_tokens(self, tiles: int) -> int:
-        """LLM tokens of so many tiles."""
+        """Return the LLM tokens of `tiles` tiles."""
         return tiles * self.vision.patches // self.shuffle**2 + tiles * self.class_token
 
     @cached_property
@@ -117,53 +118,55 @@ class Architecture:
 
     @cached_property
     def layers(self) -> tuple[Hashable, ...]:
-        """A value for each layer of the chain; equal ones of a kind have the same matrices and costs."""
+        """A value for each layer of the chain; layers of a kind with equal values have the same matrices and costs."""
         sees_whole_images = [number in self.vision.full_layers for number in range(self.vision.layers)]
         return (None, *sees_whole_images, None, None, *self.language.each_layer, None)
 
     def layer(self, name: str) -> Layer:
-        """The first language layer whose costs stand under `name`."""
+        """Return the first language layer with this cost key."""
         found = self.layers[self.cost_kinds.index(name)]
         assert isinstance(found, Layer)
         return found
 
     @cached_property
     def layers_apart(self) -> dict[str, tuple[int, ...]]:
-        """Layers that differ from the first of their kind in the chain: by the name that their costs stand under,
-        numbers among that kind's."""
+        """Layers that differ from the first of their kind: {cost key: their numbers within the kind}."""
         return separate_layers(self.chain, self.layers)
 
     @cached_property
     def cost_kinds(self) -> tuple[str, ...]:
-        """What the costs of every layer of the chain stand under."""
+        """Cost key (in `Profile.layers`) of every layer of the chain."""
         return cost_kinds(self.chain, self.layers_apart)
+
+    def extras(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[Extra, ...]:
+        """Return the tensors passed along the chain in addition to the hidden states, on one of `ranks` tensor-parallel
+        ranks."""
+        features = tower_extras(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
+        return (*features, *language_extras(self.chain, self.language, ranks, is_shared_out))
 
     @cached_property
     def features_after(self) -> tuple[int, ...]:
-        """How many features travel beside the output of every layer of the chain."""
+        """Number of features passed on with the output of every layer of the chain."""
         return features_after(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
 
     def carried_after(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[int, ...]:
-        """How many tensors as large as the hidden states travel beside the output of every layer of the chain, on one
-        of so many tensor-parallel ranks, which language layers read or gave; () where they do not."""
-        language = self.language
-        if language.layer_inputs is None and language.shared_keys is None:
-            return ()
-        behind = [language.carried(number, ranks, is_shared_out) for number in range(-1, language.layers)]
-        return carried_after(self.chain, behind)
+        """Return the size of language layers' extras (`flow.language_extras`) passed on with every layer's output, in
+        multiples of the hidden states, on one of `ranks` tensor-parallel ranks; () without such."""
+        extras = tuple(language_extras(self.chain, self.language, ranks, is_shared_out))
+        return blocks_after(extras, len(self.chain), self.language.hidden_size) if extras else ()
 
     @property
     def hash(self) -> str:
-        """Names the sizes: two models with the same hash can share a profile and a plan."""
+        """Hash of all that affects costs: models with the same hash can share a profile and a plan."""
         sizes = {name: value for name, value in hashed(self).items() if name not in ("prompt", "types")}
         text = json.dumps(sizes, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def differences(one: Architecture, other: Architecture) -> list[tuple[str, object, object]]:
-    """What two models compute differently: name of the field, and both values.
+    """Return the fields in which two models compute differently, each with both values.
 
-    Their names do not count, nor the length at which a sample gets too long for one of them or is turned otherwise.
+    Names, the maximum length and dynamic RoPE scaling, which affects long samples only, are not compared.
     """
     first, second = (_flat(dataclasses.asdict(model)) for model in map(_as_for_short_samples, (one, other)))
     compared = first.keys() - {"name", "types", "language.max_positions"}

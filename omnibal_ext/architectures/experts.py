@@ -1,4 +1,4 @@
-"""Experts in the place of a layer's perceptron, as plain data."""
+"""Mixture of experts, as plain data."""
 
 from dataclasses import dataclass, field
 
@@ -7,34 +7,31 @@ from omnibal_ext.architectures.fields import LATER
 
 @dataclass(frozen=True)
 class Experts:
-    """Perceptrons in the place of one, some of which each token goes through: a router chooses.
-
-    They are alike in all layers that have them.
-    """
+    """Experts instead of an MLP: a router chooses some for each token. The same in all layers that have them."""
 
     count: int
     chosen: int
-    """Those that a token goes through: the likeliest."""
+    """Experts per token, those of highest probability."""
     renormalised: bool = True
-    """What a token's experts weigh adds up to 1; else they weigh as likely as they are among all."""
+    """The weights of a token's experts are normalised to sum 1; else they are their probabilities among all experts."""
     balance: float = 0.001
-    """What the routers' balance loss weighs in training."""
+    """Coefficient of the routers' load-balancing loss."""
     beside: int = field(default=0, metadata=LATER)
-    """Width of a perceptron beside the experts, through which every token goes too: both have norms of their own in
-    front and behind, and the router one without a weight (Gemma 4); 0: there is none."""
+    """Width of a dense MLP next to the experts, for every token; 0: none. MLP and experts have separate norms before
+    and after, the router a norm without weight (Gemma 4)."""
     shared: int = 0
-    """Width of one more perceptron, through which every token goes; 0: there is none."""
+    """Width of a shared expert, for every token; 0: none."""
     shared_gate: bool = field(default=True, metadata=LATER)
-    """That one's output is multiplied with a gate of its own."""
+    """The shared expert's output is multiplied by a gate."""
     sigmoids: bool = field(default=False, metadata=LATER)
-    """How likely an expert is says a sigmoid for each; by that and a bias of its own, which is not trained, the router
-    chooses (arXiv 2408.15664). Else a softmax over all."""
+    """Scores are sigmoids; the router chooses by score plus a bias per expert without gradient (arXiv 2408.15664).
+    Else scores are a softmax over all experts."""
     groups: int = field(default=1, metadata=LATER)
-    """Groups of experts; a token's are those of the likeliest groups, by their two likeliest experts."""
+    """Groups of experts. A token's experts are from the `chosen_groups` groups whose two best score highest."""
     chosen_groups: int = field(default=1, metadata=LATER)
     scale: float = field(default=1.0, metadata=LATER)
-    """What a token's experts weigh is multiplied with."""
+    """Factor on the weights of a token's experts."""
     dense_layers: int = field(default=0, metadata=LATER)
-    """Layers in front that have one perceptron in the place of experts."""
+    """Number of first layers with an MLP instead of experts."""
     dense_width: int = field(default=0, metadata=LATER)
-    """Its width."""
+    """Width of that MLP."""

@@ -1,14 +1,14 @@
-"""Fields of models as plain data: which of them a model's hash is made of, and what ranks fill up."""
+"""Fields of the dataclasses of models: which of them enter a model's hash."""
 
 import dataclasses
 from typing import Any
 
 LATER = {"later": True}
-"""Of a field that models had none of at first: it changes the hash of those alone where it is not the default."""
+"""Metadata of a field added later: its default does not enter the hash, so that hashes of older models stay."""
 
 
 def hashed(value: Any) -> Any:
-    """Fields by name, without those that came `LATER` and say nothing."""
+    """Return fields by name, without `LATER` ones that have their default."""
     if not dataclasses.is_dataclass(value):
         return value
     fields = [(one, getattr(value, one.name)) for one in dataclasses.fields(value)]
@@ -16,5 +16,5 @@ def hashed(value: Any) -> Any:
 
 
 def filled_up(count: int, ranks: int) -> int:
-    """The next number that `ranks` divides."""
+    """Return `count` rounded up to a multiple of `ranks`."""
     return -(-count // ranks) * ranks

@@ -1,4 +1,4 @@
-"""The files of a model's folder, as Hugging Face has them."""
+"""Files of a Hugging Face model folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,18 +14,18 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 ADAPTER = "adapter_config.json"
-"""Of peft, which applies the weights beside it to those of a base model."""
+"""The config of peft's adapters; the adapters' weights lie next to it."""
 WITH_ADAPTERS = "tools/convert_checkpoint.py --from-hf MODEL --adapters FOLDER reads both"
 
 
 def find_config(path: Path) -> Path | None:
-    """The config.json that a path means: itself, in that folder, or in its "huggingface" (a converted model's)."""
+    """Return `path` itself, its config.json, or that of its folder "huggingface" (of a converted model); None: none."""
     candidates = (path, path / CONFIG, path / "huggingface" / CONFIG)
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def config_path(path: Path) -> Path:
-    """The same; raises UserError if there is none."""
+    """Like `find_config`, but raises UserError if there is none."""
     if found := find_config(path):
         return found
     if (path / ADAPTER).exists():
@@ -34,17 +34,17 @@ def config_path(path: Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The content of a config.json, or of another of the files beside it. Raises UserError if it is no JSON object."""
+    """Return the content of config.json or another JSON file. Raises UserError if it is no JSON object."""
     return read_json(path, mapping(anything), "download it again")
 
 
 def image_token_id(config: Mapping[str, Any]) -> Any:
-    """What a config.json says of the token that stands for image features; None where it says nothing."""
+    """Return the id of the token that stands for an image feature, from a config.json, unchecked; None: not there."""
     return config.get("image_token_id", config.get("image_token_index"))
 
 
 def weight_files(folder: Path) -> dict[str, str]:
-    """Name of every weight of a folder -> the safetensors file that holds it; empty where there are none."""
+    """Return {weight name: safetensors file} of a folder; empty without weights."""
     if (folder / INDEX).exists():
         index = read_json(folder / INDEX, record({"weight_map": mapping(weight_file)}), "download it again")
         weights: dict[str, str] = index["weight_map"]
@@ -55,7 +55,7 @@ def weight_files(folder: Path) -> dict[str, str]:
 
 
 def weight_file(place: str, value: Any) -> str:
-    """The name of a safetensors file of the same folder; any other would lead out of it."""
+    """A check (`reading.checks`): a safetensors file's name, without a path out of the folder."""
     name = text(place, value)
     if not is_plain_name(name) or not name.endswith(".safetensors"):
         raise UserError(f"{place} must be the name of a .safetensors file in this folder, got {shown(name)}")

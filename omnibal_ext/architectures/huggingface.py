@@ -1,4 +1,4 @@
-"""Reads Hugging Face's config.json as an `Architecture`; what we cannot honour exactly is refused by name."""
+"""Reads Hugging Face's config.json as an `Architecture`; refuses fields that we do not support exactly."""
 
 from pathlib import Path
 
@@ -10,10 +10,9 @@ from omnibal_ext.families.section import whole_model
 
 
 def read_architecture(path: Path) -> Architecture:
-    """The model that a config.json (or the folder it is in) describes.
+    """Return the model of a config.json, or of its folder.
 
-    Raises UserError naming all fields that are unknown or cannot be honoured exactly, up to one that is missing or
-    without which nothing can be read on.
+    Raises UserError naming all unknown or unsupported fields, up to the first fault that prevents reading further.
     """
     path = config_path(path)
     values = read_config(path)

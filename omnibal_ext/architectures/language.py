@@ -12,82 +12,88 @@ from omnibal_ext.architectures.linear_attention import LinearAttention
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Slower rotation for longer texts.
+    """RoPE scaling for longer contexts.
 
-    "linear" divides every angle, "llama3" and "yarn" those of long waves, "yarn" (arXiv 2309.00071) with sharper
-    attention; "dynamic" stretches the waves of samples longer than the original context, by their length;
-    "proportional" lets only the first pairs of a head turn, and divides their angles.
+    "linear" divides all frequencies by `factor`; "llama3" and "yarn" (arXiv 2309.00071) only low ones, yarn with
+    scaled attention; "dynamic" increases the base for samples longer than the original context, by their length;
+    "proportional" rotates only the first pairs of a head, with divided frequencies.
     """
 
     kind: str
     factor: float
     low_frequency_factor: float = 1.0
-    """Waves that fit into the original context so many times or less are slowed by the whole factor."""
+    """Frequencies with at most this many periods in the original context are divided by the full factor."""
     high_frequency_factor: float = 4.0
-    """Waves that fit into it so many times or more are not slowed."""
+    """Frequencies with at least this many are unchanged."""
     original_positions: int = 8192
     whole_dimensions: bool = True
-    """The border of yarn's waves is rounded to whole frequencies."""
+    """yarn rounds its correction range to integers (`truncate`)."""
     turning: float = field(default=1.0, metadata=LATER)
-    """Share of a head's pairs that turn at all ("proportional")."""
+    """Fraction of a head's pairs that are rotated ("proportional")."""
+    amplitude: float | None = field(default=None, metadata=LATER)
+    """Factor on rotated queries and keys; None: 0.1 ln(factor) + 1 with yarn, else 1."""
+    query_beta: float = field(default=0.0, metadata=LATER)
+    """Factor on rotated queries at position p: 1 + beta ln(1 + floor(p / original_positions)) (Llama 4)."""
 
     @property
     def attention_factor(self) -> float:
-        """What yarn multiplies rotated queries and keys with; 1 elsewhere."""
+        """Factor on rotated queries and keys."""
+        if self.amplitude is not None:
+            return self.amplitude
         return 0.1 * log(self.factor) + 1 if self.kind == "yarn" and self.factor > 1 else 1.0
 
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Language layers in which a token looks back over a few tokens only, and turns by a base of their own."""
+    """Language layers with a sliding window, and their own RoPE base."""
 
     tokens: int
-    """How many a token sees, itself among them."""
+    """Width of the window, the current token included."""
     layers: tuple[int, ...]
     theta: float
-    """Base of these layers' rotation, which is not scaled."""
+    """RoPE base of these layers, without scaling."""
     images_here_alone: bool = field(default=False, metadata=LATER)
-    """Where tokens of an image see each other, they do so in these layers and in no others (Gemma 4)."""
+    """Attention among an image's tokens is bidirectional in these layers only (Gemma 4)."""
     images_whole: bool = field(default=False, metadata=LATER)
-    """They see all of it, however far back it begins (Gemma 4 without towers); else none that the window leaves out."""
+    """That attention covers the entire image, beyond the window too (Gemma 4 without towers)."""
 
 
 @dataclass(frozen=True)
 class FarHeads:
-    """Heads of the layers that slide no window, where they are others than those of the layers that do (Gemma 4)."""
+    """Heads of the layers without a sliding window, if different from the others' (Gemma 4)."""
 
     kv_heads: int
     head_size: int
     keys_are_values: bool
-    """One matrix gives both, which are normalised apart."""
+    """Keys and values are the same projection, with different norms."""
 
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What every layer reads beside its hidden states: of each word a row of a table of its own, and what a matrix of
-    its own makes of the first hidden states (Gemma 4 E2B)."""
+    """Per-layer inputs: every layer also gets a row of its own embedding table for each token, and a projection of the
+    first hidden states (Gemma 4 E2B)."""
 
     width: int
     words: int
-    """Rows of a table."""
+    """Rows of each table."""
     blank: int
-    """The word in the place of image tokens there; no table learns its row."""
+    """Token id that replaces image tokens in the tables; its row is not trained."""
 
 
 @dataclass(frozen=True)
 class SharedKeys:
-    """The last layers take keys and values of the last layer in front of all of them that slides a window, or slides
-    none, as they do (Gemma 4 E2B)."""
+    """The last layers use keys and values of an earlier layer, the last one before all of them of their own type, with
+    or without sliding window (Gemma 4 E2B)."""
 
     layers: int
-    """How many take them."""
+    """Number of these layers."""
     widens: bool
-    """Their perceptrons are twice as wide."""
+    """Their MLPs are twice as wide."""
 
 
 @dataclass(frozen=True)
 class LanguageArchitecture:
-    """A decoder-only language model: RMSNorm, a gated perceptron, rotary positions, grouped-query attention."""
+    """A decoder-only language model: RMSNorm, gated MLP, rotary positions, grouped-query attention."""
 
     layers: int
     hidden_size: int
@@ -99,31 +105,31 @@ class LanguageArchitecture:
     norm_epsilon: float = 1e-5
     qkv_bias: bool = False
     qk_norm: bool = False
-    """RMSNorm of every head's query and key by itself (Qwen3)."""
+    """RMSNorm of query and key per head (Qwen3)."""
     head_size: int | None = None
-    """Width of one head where it is not hidden_size / heads."""
+    """Width of one head; None: hidden_size / heads."""
     rope_scaling: RopeScaling | None = None
     rotary_sections: tuple[int, ...] = ()
-    """Frequencies that turn with time, row and column of a token (M-RoPE); all with its place where there are none."""
+    """Numbers of frequencies for time, row and column (M-RoPE); (): all for the position in the sequence."""
     rotary_interleaved: bool = False
-    """Neighbouring frequencies turn with different ones of the three, as long as each has some left (Qwen3-VL)."""
+    """The three sections are interleaved instead of consecutive (Qwen3-VL)."""
     max_positions: int | None = None
-    """Longer samples are refused: beyond, the model slides a window in all of its layers, which we do not."""
+    """Longer samples are refused: the model has a sliding window of this size in all layers, unsupported here."""
     activation: str = "silu"  # or "gelu_tanh"
     centred_norms: bool = False
-    """Norms multiply with 1 + weight (Gemma)."""
+    """Norms multiply by 1 + weight (Gemma)."""
     branch_norms: bool = False
-    """Attention and perceptron end in a norm, before the residual connection."""
+    """A norm after attention and after the MLP, before the residual connection."""
     scaled_words: bool = False
-    """Word embeddings are multiplied with the root of hidden_size, rounded as the weights are."""
+    """Word embeddings are multiplied by sqrt(hidden_size), rounded to the weights' precision."""
     query_scale: int | None = None
-    """Scores are divided by the root of this; None: of a head's width."""
+    """Scores are divided by the square root of this; None: of the head's width."""
     sliding: SlidingWindow | None = None
     far: FarHeads | None = field(default=None, metadata=LATER)
     value_norm: bool = field(default=False, metadata=LATER)
-    """RMSNorm of every head's value by itself, without a weight."""
+    """RMSNorm of the value per head, without weight."""
     layer_scalar: bool = field(default=False, metadata=LATER)
-    """What a layer gives is multiplied with one number, which is not trained."""
+    """A layer's output is multiplied by a scalar, which is not trained."""
     score_cap: float | None = field(default=None, metadata=LATER)
     """Scores x become cap tanh(x / cap), before masks."""
     logit_cap: float | None = field(default=None, metadata=LATER)
@@ -131,17 +137,17 @@ class LanguageArchitecture:
     layer_inputs: LayerInputs | None = field(default=None, metadata=LATER)
     shared_keys: SharedKeys | None = field(default=None, metadata=LATER)
     image_attention: bool = False
-    """Tokens of an image see those of the same image behind them too."""
+    """Attention among the tokens of an image is bidirectional."""
     prefix_attention: bool = field(default=False, metadata=LATER)
-    """So do all tokens before a sample's answer, whatever window there is (PaliGemma)."""
+    """Attention among the tokens before a sample's answer is bidirectional, in any window (PaliGemma)."""
     experts: Experts | None = None
-    """Layers have so many perceptrons of width `ffn_hidden_size`, and a router."""
+    """Mixture of experts of width `ffn_hidden_size`; None: dense."""
     linear: LinearAttention | None = None
-    """Layers of another kind among those of attention."""
+    """Layers with linear attention among the others; None: there are none."""
     output_gate: bool = False
-    """What attention gives is multiplied with a gate for each number, projected beside the query (arXiv 2505.06708)."""
+    """Attention's output is multiplied elementwise by a gate, projected with the query (arXiv 2505.06708)."""
     rotated: int | None = None
-    """Numbers of a head that turn, the first ones; None: all."""
+    """Rotary width of a head: its first so many numbers; None: all."""
 
     @property
     def head_dim(self) -> int:
@@ -150,12 +156,12 @@ class LanguageArchitecture:
 
     @property
     def rotary_width(self) -> int:
-        """Numbers of a head that turn."""
+        """How many numbers of a head are rotated."""
         return self.rotated or self.head_dim
 
     @property
     def both_ways(self) -> bool:
-        """Tokens see some that stand behind them: samples have masks."""
+        """Some tokens attend to later ones, so samples need masks."""
         return self.image_attention or self.prefix_attention
 
     @property
@@ -189,30 +195,9 @@ class LanguageArchitecture:
         return Layer(mixer, inner, experts, keys_from)
 
     def _keys_from(self, number: int) -> int | None:
-        """The last of the layers with keys of their own that slides a window, or none, as layer `number` does."""
+        """Return the layer whose keys and values layer `number` uses (`SharedKeys`); None: its own."""
         first = self.layers - (self.shared_keys.layers if self.shared_keys else 0)
         if number < first:
             return None
         near = self.sliding.layers if self.sliding else ()
         return max(other for other in range(first) if (other in near) == (number in near))
-
-    def kept_keys(self, number: int) -> tuple[int, ...]:
-        """Layers up to `number` whose keys and values a layer behind it reads."""
-        read = {layer.keys_from for layer in self.each_layer[number + 1 :]}
-        return tuple(sorted(giver for giver in read if giver is not None and giver <= number))
-
-    def carried(self, number: int, ranks: int, is_shared_out: bool) -> int:
-        """Tensors as large as the hidden states that travel beside those behind layer `number` (-1: behind the word
-        embedding): the first hidden states, and keys and values that are taken later, which fill up the last one.
-
-        On one of so many tensor-parallel `ranks`, of which each holds its part of the hidden states, or all of them.
-        """
-        if number == self.layers - 1:
-            return 0
-        numbers = 0
-        for giver in self.kept_keys(number):
-            attention = self.each_layer[giver].attention
-            assert attention is not None
-            numbers += 2 * attention.groups_on(ranks) * attention.head_dim
-        share = ranks if is_shared_out else 1
-        return -(-numbers * share // self.hidden_size) + (self.layer_inputs is not None)

@@ -5,44 +5,44 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LinearAttention:
-    """Layers that keep a state of one size in the place of all keys and values (arXiv 2412.06464): Qwen3.5's.
+    """Gated DeltaNet layers (arXiv 2412.06464, Qwen3.5): a state of fixed size instead of all keys and values.
 
-    A head of queries and keys serves `heads_a_group` heads of values, each of which has a state of `key_width` x
-    `value_width` numbers; queries, keys and values pass a causal convolution over time, each number by itself.
+    A query-key head (group) serves `heads_a_group` value heads, each with a state of `key_width` x `value_width`
+    numbers. Queries, keys and values first pass a causal depthwise convolution over tokens.
     """
 
     layers: tuple[int, ...]
-    """Numbers among the language model's layers; the others are full attention."""
+    """Numbers of these layers in the language model; the others have softmax attention."""
     groups: int
-    """Heads of queries and keys."""
+    """Query-key heads."""
     heads: int
-    """Heads of values."""
+    """Value heads."""
     key_width: int
     value_width: int
     kernel: int
-    """Tokens that the convolution sees, the last one itself."""
+    """Width of the convolution in tokens, the current one included."""
 
     @property
     def heads_a_group(self) -> int:
-        """Heads of values to each of queries and keys."""
+        """Value heads per query-key head."""
         return self.heads // self.groups
 
     @property
     def convolved(self) -> int:
-        """Numbers a token and group that pass the convolution: query, key and values."""
+        """Channels of the convolution per group: query, key, values."""
         return 2 * self.key_width + self.heads_a_group * self.value_width
 
     @property
     def projected(self) -> int:
-        """Numbers a token and group that the layer's input is projected to: those, a gate of each value, and what a
-        head learns by and forgets by."""
+        """Outputs of the input projection per group: `convolved`, a gate for each value, and per value head a learning
+        rate and a decay."""
         return self.convolved + self.heads_a_group * (self.value_width + 2)
 
     @property
     def state(self) -> int:
-        """Numbers of a group's states."""
+        """Numbers in the states of a group."""
         return self.heads_a_group * self.key_width * self.value_width
 
     def groups_over(self, ranks: int) -> int:
-        """Groups on tensor-parallel ranks: the next number that `ranks` divides; what is more are zeros."""
+        """Return the groups over all `ranks` tensor-parallel ranks, padded with zeros to a multiple of `ranks`."""
         return -(-self.groups // ranks) * ranks

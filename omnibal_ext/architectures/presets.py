@@ -1,4 +1,4 @@
-"""The models we know by name, and how a name becomes a model."""
+"""Models with a name (presets), and what the flag --model accepts."""
 
 import difflib
 import re
@@ -16,9 +16,9 @@ from omnibal_ext.families.registry import FAMILIES
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 
 HUB_NAME = re.compile(r"(https?://(huggingface\.co|hf\.co)/)?(\w[\w.-]*/\w[\w.-]*)(?(1)(/.*)?)")
-"""OWNER/MODEL, as Hugging Face's hub has them, or a page of one there."""
+"""OWNER/MODEL on the Hugging Face hub, or the URL of its page."""
 MODEL_FLAGS = ("--model", "--preset")
-"""Both words name a model to every program: what `preset` takes."""
+"""Two names of one flag in every program; its value is the argument of `preset`."""
 TINY = Architecture(
     "tiny",
     VisionArchitecture(layers=4, hidden_size=64, heads=4, ffn_hidden_size=256, patch_size=8, image_size=32),
@@ -33,11 +33,11 @@ PRESETS: dict[str, Architecture] = {
 
 
 def preset(name: str) -> Architecture:
-    """The model of that name: a preset, VISION+LANGUAGE ("internvit-6b+yi-34b"), or a Hugging Face folder.
+    """Return a model by name: a preset, VISION+LANGUAGE ("internvit-6b+yi-34b"), or a Hugging Face folder.
 
-    A folder with a config.json that is called like a preset is meant: its weights and its tokenizer are used.
+    A folder with a config.json has precedence over a preset of the same name.
 
-    Raises UserError naming the known ones, or the field of a config.json that we cannot honour.
+    Raises UserError naming similar presets, or the unsupported fields of a config.json.
     """
     if name in PRESETS and not find_config(Path(name)):
         return PRESETS[name]
@@ -51,7 +51,7 @@ def preset(name: str) -> Architecture:
 
 
 def _unknown(name: str) -> str:
-    """What to say of a name that is none: how to have what it names, or the nearest that we know."""
+    """Return the message for an unknown name: how to download it, or the nearest presets."""
     if found := HUB_NAME.fullmatch(name):
         model = found[3]
         folder = model.rpartition("/")[2]

@@ -8,48 +8,47 @@ from omnibal_ext.errors import UserError
 
 @dataclass(frozen=True)
 class NativeResolution:
-    """How a ViT sees images at their own size: as patches with positions in two dimensions, squares of which join."""
+    """A ViT that sees images at their own size, as patches with two-dimensional positions."""
 
     merge: int = 2
-    """Patches a side of a square that becomes one token of the language model."""
+    """merge x merge patches become one LLM token."""
     frames: int = 2
-    """Frames of a patch; an image is a film of equal ones."""
+    """Frames in a patch (temporal patch size); an image is repeated."""
     window: int | None = None
-    """Squares a side of a window of attention; None where every layer sees whole images."""
+    """Side of an attention window, in squares of merge x merge patches; None: no windows."""
     full_layers: tuple[int, ...] = ()
-    """Layers that see whole images all the same."""
+    """Layers without windows."""
     theta: float = 1e4
     columns_between: bool = field(default=False, metadata=LATER)
-    """Columns turn by the frequencies between those of rows (Pixtral); else by the same."""
+    """Rows rotate by even frequencies, columns by odd ones (Pixtral); else both by the same."""
     learned_positions: int | None = None
-    """Learned positions a side of a square that is stretched over an image, beside the rotation; None: there are none.
-    """
+    """Side of a square of learned positions, interpolated to an image's size and added to the rotation; None: none."""
     axis_positions: int | None = field(default=None, metadata=LATER)
-    """Learned positions of rows, and as many of columns: a patch gets one of each (Gemma 4); None: there are none."""
+    """Learned positions for rows, and as many for columns; a patch adds one of each (Gemma 4); None: none."""
     by_halves: bool = field(default=False, metadata=LATER)
-    """Columns turn the first half of a head and rows the second, each half by itself; else numbers of a pair are half a
-    head apart, and rows turn the first pairs."""
+    """Columns rotate the first half of a head and rows the second. Else the two numbers of a pair are half a head
+    apart, and rows rotate the first pairs."""
     bicubic: bool = field(default=False, metadata=LATER)
-    """They are stretched edges on edges, a patch has sixteen of them (GLM-4.1V); else corners on corners, four."""
+    """Learned positions are interpolated bicubically, align_corners=False (GLM-4.1V); else bilinearly, True."""
     positions_per_second: float | None = None
-    """Of a video's frames in time, for the language model; None: one a step, however far they are apart."""
+    """Temporal M-RoPE positions per second of video; None: one per temporal patch."""
 
     @property
     def around(self) -> int:
-        """Learned positions that a patch has shares of."""
+        """Number of learned positions that a patch's is interpolated from."""
         return 0 if self.learned_positions is None else 16 if self.bicubic else 4
 
 
 @dataclass(frozen=True)
 class VisionArchitecture:
-    """A ViT that sees square tiles of `image_size` pixels. The defaults are those of InternViT-300M.
+    """A ViT for square tiles of `image_size` pixels. The defaults are InternViT-300M's.
 
-    At native resolution a tile is a patch: what counts tiles counts patches.
+    At native resolution a tile is a patch: numbers of tiles are numbers of patches.
     """
 
     layers: int
-    """Those that run: a model that reads its features before the last layers has that many fewer. 0: patches go as they
-    are embedded to the projector, and there are no heads (Gemma 4 without towers)."""
+    """Layers that run; those after the last feature layer are left out. 0: embedded patches go to the projector
+    directly, and `heads` is unused (Gemma 4 without towers)."""
     hidden_size: int
     heads: int
     ffn_hidden_size: int
@@ -61,46 +60,53 @@ class VisionArchitecture:
     qk_norm: bool = False  # over the full width of query and key, not per head (InternViT-6B)
     head_norms: bool = field(default=False, metadata=LATER)
     """RMSNorm of every head's query, key and, without a weight, value by itself; scores are not divided (Gemma 4)."""
+    query_key_norms: bool = field(default=False, metadata=LATER)
+    """RMSNorm of every head's query and key by itself (GLM-OCR)."""
     branch_norms: bool = field(default=False, metadata=LATER)
     """Attention and perceptron end in a norm, before the residual connection."""
     activation: str = "gelu"  # or "quick_gelu" (CLIP), "gelu_tanh", "silu"
     gated: bool = False
-    """The perceptron is gated, as a language model's (Qwen2.5-VL)."""
+    """The MLP is gated, as a language model's (Qwen2.5-VL)."""
     bias: bool = field(default=True, metadata=LATER)
-    """Matrices have biases; those of query, key and value, and of patches, are named apart."""
+    """Biases of matrices other than query, key, value (`qkv_bias`) and patches (`patch_bias`)."""
     patch_bias: bool = True
     class_token: bool = True
-    """A tile has a token of its own beside its patches; images at their own size have none anyway."""
+    """A tile has a class token in addition to its patches; ignored at native resolution."""
     pre_norm: bool = False
-    """A LayerNorm between the embedding and the first layer (CLIP); at native resolution one of the layers' kind, in
-    front of learned positions (Pixtral, GLM-4.1V)."""
+    """A LayerNorm between the embedding and the first layer (CLIP); at native resolution of the type `normalization`,
+    before learned positions are added (Pixtral, GLM-4.1V)."""
     final_norm: bool = False
-    """A LayerNorm behind the last layer; at native resolution one of the layers' kind."""
+    """A LayerNorm after the last layer; at native resolution of the type `normalization`."""
     embedding_norms: bool = field(default=False, metadata=LATER)
-    """LayerNorms of a patch's pixels, of what their matrix gives, and of that at its place, with PyTorch's epsilon
-    (Gemma 4 without towers); at native resolution."""
+    """LayerNorms of a patch's pixels, of its embedding, and of that plus its position, with PyTorch's epsilon; at
+    native resolution (Gemma 4 without towers)."""
     layer_scale: bool = True
     clipped: bool = field(default=False, metadata=LATER)
-    """Matrices clamp what goes in and what comes out, by numbers that are not trained (Gemma 4's small models)."""
+    """Inputs and outputs of linear layers are clamped to stored limits, not trained (small Gemma 4 models)."""
     standardized: bool = field(default=False, metadata=LATER)
-    """What leaves the ViT, joined, is shifted and scaled by numbers that are not trained (Gemma 4)."""
-    pixels: str = "imagenet"  # or "clip", "half", "unit": mean and deviation that pixels are brought to
+    """The ViT's output, joined, is shifted and scaled by stored numbers, not trained (Gemma 4)."""
+    pixels: str = "imagenet"  # or "clip", "half", "unit": mean and deviation for normalising pixels
     native: NativeResolution | None = None
     drop_path: float = 0.0
-    """Share of tiles that pass a branch of the last layer by in training; it grows from none in the first layer
+    """Probability that a tile skips a branch of the last layer in training, rising linearly from 0 in the first layer
     (stochastic depth, arXiv 1603.09382)."""
     feature_layers: tuple[int, ...] = ()
-    """Layers whose output enters the language model too, the first of them behind its first layer and so on."""
+    """Layers whose output (a feature) also enters the language model: the n-th is added after its n-th layer."""
     side_by_side: tuple[int, ...] = field(default=(), metadata=LATER)
-    """The projector joins what these layers give in width, in this order, and nothing of it enters later: numbers among
-    `feature_layers`, the ViT's output the last one."""
+    """The projector concatenates features instead, in this order, and none enters the language model: indices into
+    `feature_layers`, with the ViT's output as the last one."""
 
     def __post_init__(self) -> None:
-        if self.image_size % self.patch_size and self.class_token:  # SigLIP's leave the rest unseen
+        if self.image_size % self.patch_size and self.class_token:  # SigLIP ignores the remaining pixels
             raise UserError(
                 f"image size {self.image_size} is no multiple of patch size {self.patch_size}: "
                 "patches would not cover the tile"
             )
+
+    @property
+    def norms_heads(self) -> bool:
+        """Every head's query and key are normalised by themselves."""
+        return self.head_norms or self.query_key_norms
 
     @property
     def norm_bias(self) -> bool:
@@ -114,14 +120,14 @@ class VisionArchitecture:
 
     @property
     def full_layers(self) -> tuple[int, ...]:
-        """Layers that see whole images where others see windows of them; none where all are alike."""
+        """Layers without attention windows, if others have them; else ()."""
         return self.native.full_layers if self.native and self.native.window else ()
 
     def heads_over(self, ranks: int) -> int:
-        """Heads on tensor-parallel ranks: the next number that `ranks` divides; what is more are zeros."""
+        """Return the heads over all `ranks` tensor-parallel ranks, padded with zeros to a multiple of `ranks`."""
         return filled_up(self.heads, ranks)
 
     @property
     def tokens_per_tile(self) -> int:
-        """ViT tokens of one tile: its patches and the class token, which images at their own size have none of."""
+        """ViT tokens of one tile: its patches and, except at native resolution, the class token."""
         return self.patches + (self.class_token and self.native is None)

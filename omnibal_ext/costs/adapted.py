@@ -1,4 +1,4 @@
-"""What the adapters of a layer ask for beside it, counted from their shapes (`omnibal_ext.adapters`)."""
+"""Costs of a layer's adapters alone, counted from their shapes (`omnibal_ext.adapters`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from omnibal_ext.costs.work import BYTES, Work
 
 @dataclass(frozen=True, slots=True)
 class AdaptersWork:
-    """The adapters of one layer of a kind at the budget, on one tensor-parallel rank."""
+    """Costs of the adapters of one layer, for a pack at the budget, on one tensor-parallel rank."""
 
     matrices: int
-    """Matrices that have them."""
+    """Matrices with an adapter."""
     weights: float
-    """Numbers in them."""
+    """Parameters of the adapters."""
     operations: float
-    """Forward, and the same for each of the two gradients."""
+    """Of the forward; each of the two gradients takes as many."""
     forward_bytes: float
-    """Read and written beside their products."""
+    """Read and written, apart from the adapters' own products."""
     backward_bytes: float
     kept: float
-    """Bytes saved for the backward, less those of the layer that nobody asks for where its own weights are frozen."""
+    """Bytes saved for the backward, minus those that the frozen layer no longer saves (`Work.for_weights`)."""
 
 
 def adapters_works(
     architecture: Architecture, adapters: Adapters, works: Mapping[str, Work], t: int
 ) -> dict[str, AdaptersWork]:
-    """Of one layer of each kind that has adapters, from `works`, on one of `t` tensor-parallel ranks."""
+    """Return the adapters' costs of one layer of each kind that has some, on one of `t` tensor-parallel ranks."""
     matrices, numbers, found = adapted_matrices(architecture), adapter_parameters(architecture, adapters, t), {}
     for kind, number in numbers.items():
         work = works[kind]

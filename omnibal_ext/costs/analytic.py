@@ -1,24 +1,24 @@
-"""Profiles without a device: operation counts over published peaks, with the efficiencies stated here.
+"""Profiles without a device: operation counts divided by published peaks times the efficiencies stated here.
 
-A measured profile replaces an analytic one line by line; the two have the same fields. What layers ask for is counted
-by `works.layer_works`; of it, on one of t tensor-parallel ranks:
+A measured profile has the same fields, and can replace some or all of the figures (`Profile.replaced_by`). Operations
+and bytes of layers are counted in `works.layer_works`. On one of t tensor-parallel ranks:
 
-    attention   2.5 times its operations backward (FlashAttention-2, arXiv 2307.08691)
-    links       two all-reduces of n h 2 bytes forward, two backward, each 2 (t - 1) / t times its bytes (Megatron-LM,
-                arXiv 2104.04473)
-    experts     dealt over e of the t d ranks that hold a layer: what a token's experts take and give crosses to other
-                ranks, (e - 1) / e of it where all are chosen alike, those of the node and of others at once
-    weights     2 bytes a weight, 4 its gradient, 12 optimizer state, the last spread over d data-parallel ranks by the
-                distributed optimizer; those of dealt experts are 1 / e on a rank, and spread over t d / e
-    frozen      no gradients of weights: their matrices, bytes and optimizer step are left out; what is kept is counted
-                as if they were trained (an upper bound), though no linear layer keeps its input: there is nothing that
-                is cheap to compute again. Idle layers have no backward and keep nothing.
-    adapted     as frozen, and beside every matrix two of a low rank (`adapters`): what the first gives is kept, and so
-                is what enters, but not what only weights without adapters ask for. What the matrix gives is read and
-                written once more to be added to, and its gradient read twice; what enters is read once forward, and its
-                gradient passed 5 times
-    teams       ranks that run a pack together are of one node: what they exchange of a token, by its links
-    host        a layer is asked for in these seconds, which are those of no device (`HOST_SECONDS`)
+    attention   backward takes 2.5 times the operations of forward (FlashAttention-2, arXiv 2307.08691)
+    links       two all-reduces of n h 2 bytes forward, two backward; each moves 2 (t - 1) / t times its bytes
+                (Megatron-LM, arXiv 2104.04473)
+    experts     distributed over e of the t d ranks that hold a layer. If all are chosen equally often, (e - 1) / e of
+                their inputs and outputs go to other ranks; transfers within and between nodes overlap
+    weights     2 bytes a weight, 4 its gradient, 12 its optimizer state. The distributed optimizer shards the state
+                over d data-parallel ranks. With e > 1 a rank has 1 / e of the experts, their state over t d / e ranks
+    frozen      no gradients of weights: without their products, bytes and optimizer step. Bytes kept are those of a
+                trained layer, an upper bound. Linear layers keep no inputs, so cheap recomputation would save nothing.
+                Idle layers have no backward and keep nothing.
+    adapted     as frozen, plus A and B of every adapted matrix (`adapters`). The matrix's input and A's output are
+                kept, but not what only weights without adapters need. Elementwise traffic: forward reads the matrix's
+                input and reads and writes its output once; backward reads the output's gradient twice and passes over
+                the input's 5 times
+    teams       ranks that run a pack together share a node, and exchange tokens over its links
+    host        launching a layer takes `HOST_SECONDS` on every device
 """
 
 from dataclasses import dataclass, replace
@@ -38,29 +38,29 @@ from omnibal_ext.units import GIB
 
 GPUS_A_NODE = 8
 OVERHEAD_BYTES = 4.0 * GIB
-"""Of a GPU: driver context, communication buffers, fragmentation, which an empty job already takes."""
+"""Memory that an empty job takes on a GPU: driver context, communication buffers, fragmentation."""
 EXPOSED_REDUCTION = 0.25
-"""Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""
+"""Fraction of gradient reduction and weight gathering that is not overlapped (--overlap-grad-reduce)."""
 HOST_SECONDS = {"vit": (7e-4, 6e-4), "llm": (1e-3, 8e-4)}
-"""What a host takes to ask for a layer, forward and backward (benchmarks/host.py, on one core of a shared server)."""
+"""Host seconds to launch a layer's (forward, backward): benchmarks/host.py, on one core of a shared server."""
 HOST_SECONDS_OF_ADAPTERS = 1.6e-4
-"""The same for those of a matrix, forward or backward: nine launches in all, at the pace of the layers' own."""
+"""The same for the adapter of one matrix, forward or backward: nine launches in all, at a layer's rate."""
 BACKWARD_ATTENTION = 2.5
-"""Operations of attention backward over forward (FlashAttention-2)."""
+"""Ratio of attention's backward to forward operations (FlashAttention-2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """How a layer is shared out."""
+    """Parallel sizes that divide a layer."""
 
     tensor: int
     data: int
     experts: int
-    """Ranks that the experts of a layer are dealt over; 1: they are cut over the tensor-parallel ranks."""
+    """Expert-parallel size; 1: tensor parallelism shards every expert."""
     distributed_optimizer: bool
 
     def weights(self, work: Work) -> tuple[tuple[float, float], ...]:
-        """Weights that a rank has, and ranks that have the same: of all but experts, of experts."""
+        """((weights on a rank, ranks with the same weights) of all but the experts, the same of the experts)."""
         others, experts = work.parameters - work.expert_parameters, work.expert_parameters
         shares, alike = expert_shares(self.tensor, self.data, self.experts)
         return (others / work.shares(self.tensor), self.data), (experts / shares, alike)
@@ -68,7 +68,7 @@ class _Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Published peaks of one GPU, and the share of each that large bf16 layers reach."""
+    """Published peaks of one GPU, and the fraction of each that large bf16 layers reach."""
 
     name: str
     flops: float
@@ -77,9 +77,9 @@ class Device:
     memory_bandwidth: float
     """Bytes a second (data sheet)."""
     node_bandwidth: float
-    """Bytes a second and direction to the GPUs of the node (data sheet: half of the two-way figure)."""
+    """Bytes a second in one direction within a node (data sheet: half of the bidirectional figure)."""
     network_bandwidth: float
-    """Bytes a second and GPU between nodes: one 200 or 400 Gb/s adapter a GPU, as in the vendor's reference systems."""
+    """Bytes a second per GPU between nodes: one 200 or 400 Gb/s adapter each, as in the vendor's reference systems."""
     matrix_efficiency: float
     attention_efficiency: float
     bandwidth_efficiency: float = 0.8
@@ -110,12 +110,11 @@ def analytic_profile(
     adapters: Adapters = NO_ADAPTERS,
     replica_ranks: int = 0,
 ) -> Profile:
-    """The profile of a model on a100, h100 or h200 at packed shapes (`vit_budget` tiles, `llm_budget` tokens).
+    """Return the profile of a model on a100, h100 or h200, for packs of `vit_budget` tiles and `llm_budget` tokens.
 
-    `measured` takes the place of the efficiencies stated here (`measured_device`). Seconds at the budget are those of a
-    pack that is one sample; the fits price others. Above 0, `replica_ranks` (pipeline x tensor) add what a tower beside
-    the pipeline costs. Raises UserError for unknown devices, sizes under one, and experts
-    that cannot be dealt or cut so.
+    `measured` (`measured_device`) replaces the efficiencies stated here. Seconds at the budgets are those of a pack of
+    one sample; the fits price others. `replica_ranks` (pipeline x tensor-parallel) above 0 adds the costs of a
+    replicated tower. Raises UserError for unknown devices, sizes below 1, and experts that these ranks cannot divide.
     """
     if device not in DEVICES:
         raise UserError(f"device {device!r} is not known; choose one of {', '.join(DEVICES)}, or measure a profile")
@@ -130,7 +129,7 @@ def analytic_profile(
         architecture.vision,
     )
     for name, layer in dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True)):
-        if isinstance(layer, Layer) and layer.attention and layer.attention.is_masked:  # torch computes whole squares
+        if isinstance(layer, Layer) and layer.attention and layer.attention.is_masked:  # torch computes all scores
             work = works[name]
             works[name] = replace(work, attention=2 * work.attention, per_square=2 * work.per_square)
     units = {kind: vit_budget if chain_kind(kind) in VISION_KINDS else llm_budget for kind in works}
@@ -199,9 +198,9 @@ def analytic_profile(
 
 
 def _replica_rate(gpu: Device, t: int, d: int, replica_ranks: int) -> float:
-    """Bytes a second of a broadcast to all ranks of a replica.
+    """Return bytes a second of a broadcast to all ranks of a replica, each with a network adapter.
 
-    Pipeline ranks are t d GPUs apart in Megatron's order: a node has some t of them, and each a network adapter.
+    Neighbouring pipeline ranks are t d GPUs apart in Megatron's order, so a node may hold few of the replica's ranks.
     """
     in_node = min(GPUS_A_NODE, t * max(1, GPUS_A_NODE // (t * d)))
     if replica_ranks <= in_node:
@@ -216,9 +215,9 @@ def _layer_cost(
     weights = sum(weights for weights, _ in ranks.weights(work))
     cost = _in_mode(_cost(work, units, gpu, ranks), weights, units, mode)
     if added is None:
-        return _as_asked(cost, forward, backward)
+        return _with_host(cost, forward, backward)
     more = HOST_SECONDS_OF_ADAPTERS * added.matrices
-    return _as_asked(_with_adapters(cost, added, units, gpu, ranks), forward + more, backward + more)
+    return _with_host(_with_adapters(cost, added, units, gpu, ranks), forward + more, backward + more)
 
 
 def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
@@ -254,18 +253,18 @@ def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
 
 
 def _link_seconds(work: Work, gpu: Device, ranks: _Ranks) -> float:
-    """What tensor- and expert-parallel ranks exchange, forward or backward."""
+    """Seconds of communication between tensor- and expert-parallel ranks, forward or backward."""
     t, e = ranks.tensor, ranks.experts
     node, network = gpu.node_bandwidth * gpu.bandwidth_efficiency, gpu.network_bandwidth * gpu.bandwidth_efficiency
     stream, routed = work.tokens * work.width * BYTES, work.tokens * work.routed * BYTES
-    blocks = work.blocks - (e > 1 and routed > 0)  # dealt experts take shares of the sequence, and give them
+    blocks = work.blocks - (e > 1 and routed > 0)  # expert parallelism works on shards of the sequence
     reductions = blocks * stream * 2 * (t - 1) / t / (node if t <= GPUS_A_NODE else network)
     near = min(e, GPUS_A_NODE)
     return reductions + 2 * routed / t * max((near - 1) / e / node, (e - near) / e / network)
 
 
 def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) -> LayerCost:
-    """A trained layer's cost where its weights, or it and everything before it, are not trained."""
+    """Return the cost of a layer in another mode; `cost` is that of a trained one, with `weights` on a rank."""
     if mode == "trained":
         return cost
     matrices = cost.weight_gradient_seconds or 0.0
@@ -281,7 +280,7 @@ def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) ->
 
 
 def _with_adapters(cost: LayerCost, work: AdaptersWork, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
-    """A frozen layer's cost, and that of its adapters."""
+    """Return the sum of a frozen layer's cost and its adapters'."""
     matrices = work.operations / (gpu.flops * gpu.matrix_efficiency)
     bytes_a_second = gpu.memory_bandwidth * gpu.bandwidth_efficiency
     forward = matrices + work.forward_bytes / bytes_a_second
@@ -301,16 +300,16 @@ def _with_adapters(cost: LayerCost, work: AdaptersWork, units: int, gpu: Device,
     )
 
 
-def _as_asked(cost: LayerCost, forward: float, backward: float) -> LayerCost:
-    """A layer's cost where the host takes these seconds to ask for it."""
+def _with_host(cost: LayerCost, forward: float, backward: float) -> LayerCost:
+    """Add the host's seconds to launch the layer's forward and backward."""
     backward *= cost.backward_seconds > 0
     return replace(cost, host_forward_seconds=forward, host_backward_seconds=backward)
 
 
 def _step_seconds(weights: float, alike: float, gpu: Device, ranks: _Ranks) -> float:
-    """Gradients reduced (4 bytes), weights gathered (2), most of it hidden; the optimizer moves 40 bytes a weight.
+    """Seconds to reduce gradients (4 bytes a weight), gather weights (2), both mostly overlapped, and step (40 moved).
 
-    `alike`: ranks that have the same weights.
+    `alike`: ranks with the same weights.
     """
     within = ranks.tensor * ranks.data <= GPUS_A_NODE
     bandwidth = (gpu.node_bandwidth if within else gpu.network_bandwidth) * gpu.bandwidth_efficiency

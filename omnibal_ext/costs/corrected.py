@@ -9,7 +9,7 @@ from omnibal_ext.costs.profile import LayerCost, Profile
 
 OTHER, EXCHANGE, UPDATE, WHOLE = "other", "exchange", "update", "whole step"
 """Compared besides the parts of the model: the executor, messages between ranks that share a pack, gradient reduction
-with the optimizer step, and the iteration until the last rank ends."""
+with the optimizer step, and the entire iteration up to its last rank."""
 FORWARD = ("forward_seconds", "forward_fit", "recompute_seconds", "recompute_cheap_seconds")
 """Fields of `LayerCost` that are scaled by the ratio of forwards."""
 BACKWARD = ("backward_seconds", "backward_fit", "weight_gradient_seconds", "split_backward_seconds", "empty_seconds")
@@ -18,7 +18,7 @@ EXCHANGED = ("exchange_seconds", "exchange_key_seconds")
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Seconds per rank and iteration, on average: of a part of the model (`omnibal_ext.chain.TIMED_PART_OF`) and phase
+    """Mean seconds per rank and iteration of a part of the model (`omnibal_ext.chain.TIMED_PART_OF`) in a phase
     ("forward", "backward", "recompute", "weight"), or of `OTHER`, `EXCHANGE`, `UPDATE`, `WHOLE`."""
 
     part: str
@@ -28,12 +28,11 @@ class Compared:
 
 
 def corrected(profile: Profile, compared: Collection[Compared], by: Mapping[str, Any]) -> Profile:
-    """Return the profile with the seconds of each part scaled to what was measured; hosts and transfers stay.
+    """Return the profile with the seconds of each part scaled to those measured, host and transfer seconds unchanged.
 
     Measured backwards contain recomputation: its predicted seconds, scaled as forwards, are subtracted first. A
-    projector that was measured together with the ViT is scaled as the ViT. A part that did not run, or whose seconds
-    are 0 in the profile, stays as it is.
-    by: the new profile's `corrected_by`.
+    projector that was measured together with the ViT is scaled as the ViT. A part that did not run, or has 0 seconds
+    in the profile, is unchanged. `by`: the new profile's `corrected_by`.
     """
     other, exchange, update = (_ratio(_of(compared, part).values()) for part in (OTHER, EXCHANGE, UPDATE))
 
@@ -70,13 +69,13 @@ def _of_passes(phases: dict[str, tuple[float, float]]) -> tuple[float, float]:
 
 
 def _ratio(compared: Collection[tuple[float, float]]) -> float:
-    """Measured / profile seconds, summed over phases; 1 if either sum is 0."""
+    """Return measured / profile seconds, each summed; 1 if either sum is 0."""
     planned, measured = (sum(seconds) for seconds in zip((0.0, 0.0), *compared, strict=True))
     return measured / planned if planned > 0 and measured > 0 else 1.0
 
 
 def _scaled(seconds: Any, factor: float) -> Any:
-    """Seconds, a fit of three numbers, or None, times the factor."""
+    """Return `factor` times seconds or a fit; None stays None."""
     if isinstance(seconds, tuple):
         return tuple(figure * factor for figure in seconds)
     return None if seconds is None else seconds * factor

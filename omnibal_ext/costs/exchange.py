@@ -1,8 +1,10 @@
-"""What ranks of a team exchange of a wide pack, in numbers: heads of samples that are cut, layer by layer.
+"""Numbers that the ranks of a team send each other in a layer: query, key and value heads of samples cut between them.
 
-forward of a layer     rows of a place x (heads + 2 x groups of every other one)      there
-                       rows of the others x heads of a place                          and back
-backward               the same, the other way
+forward     a rank's rows x (heads + 2 x key-value groups of every other rank)    to compute attention
+            the other ranks' rows x the rank's heads                              outputs, sent back
+backward    the same, in the other direction
+
+A `place` is the number of a rank in its team.
 """
 
 from collections.abc import Sequence
@@ -13,50 +15,50 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class HeadShares:
-    """Which query heads, and which groups of keys and values, every place of a team computes: as even as can be.
+    """Query heads, and key-value groups, that each rank of a team computes, as evenly as possible.
 
-    Eight heads in four groups over three places: heads 0-1, 2-4, 5-7 with groups 0, 1-2, 2-3. Where more places than
-    heads are, some compute none.
+    8 heads in 4 groups over 3 ranks: heads 0-1, 2-4, 5-7 with groups 0, 1-2, 2-3. With more ranks than heads some
+    compute none.
     """
 
     count: int
-    """Heads of a tensor-parallel rank."""
+    """Query heads of a tensor-parallel rank."""
     kv_groups: int
-    """Its groups of keys and values."""
+    """Its key-value groups."""
     places: int
 
     @property
     def each(self) -> int:
-        """Heads that share a group."""
+        """Query heads per key-value group."""
         return self.count // self.kv_groups
 
     @cached_property
     def heads(self) -> tuple[tuple[int, int], ...]:
-        """First and last + 1 of every place."""
+        """Query heads [first, end) of each rank."""
         ends = [self.count * place // self.places for place in range(self.places + 1)]
         return tuple(pairwise(ends))
 
     @cached_property
     def groups(self) -> tuple[tuple[int, int], ...]:
-        """Those that these heads read."""
+        """Key-value groups [first, end) that these heads read; (0, 0) without heads."""
         return tuple((a // self.each, -(-b // self.each)) if a < b else (0, 0) for a, b in self.heads)
 
     def widths(self, place: int) -> tuple[int, int]:
-        """How many heads and groups a place has."""
+        """Return the numbers of heads and of groups of a rank."""
         (first, end), (first_group, end_group) = self.heads[place], self.groups[place]
         return end - first, end_group - first_group
 
     def by_head(self, place: int) -> list[int] | None:
-        """Of each head of a place its group among those of the place; None where all have as many in a row."""
+        """Return the group of each of a rank's heads, counted from its first; None if all its groups are complete."""
         (first, end), (first_group, end_group) = self.heads[place], self.groups[place]
         if (first_group * self.each, end_group * self.each) == (first, end):
             return None
         return [head // self.each - first_group for head in range(first, end)]
 
     def numbers_sent(self, rows: Sequence[int], width: int, place: int) -> int:
-        """What a place sends to others in the forward pass of a layer with heads of `width` numbers.
+        """Return how many numbers a rank sends in the forward pass of a layer with heads of `width` numbers.
 
-        `rows` are those of samples that are cut, of every place.
+        rows: tokens of cut samples on each rank.
         """
         others = [other for other in range(self.places) if other != place]
         there = rows[place] * sum(heads + 2 * groups for heads, groups in map(self.widths, others))

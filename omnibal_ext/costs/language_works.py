@@ -1,4 +1,4 @@
-"""What a language model's layers ask for: attention or linear attention, and perceptrons or experts behind it."""
+"""Counts the work of language layers: attention or linear attention, then an MLP or experts."""
 
 from dataclasses import dataclass
 
@@ -10,58 +10,57 @@ from omnibal_ext.costs.work import BYTES, Work, cheap_passes
 from omnibal_ext.matrices import language_layer
 
 SCORES = 2
-"""fp32 numbers a token and expert that a router's backward needs: how likely it is for the choice, and for the balance.
-"""
+"""fp32 probabilities a token and expert that a router keeps: for the choice, and for the balance loss."""
 CAPPED_SCORE = 56
-"""Bytes read and written of a capped score: twice each in half precision; six times each in fp32, which it becomes, is
-scaled, capped in two steps, masked, and made a share in."""
+"""Bytes that a capped score moves: read and written twice in half precision, six times in fp32 (cast, scale, two steps
+of the cap, mask, softmax)."""
 CHUNK = 64
-"""Tokens whose influence on each other linear attention computes at once."""
+"""Tokens of a chunk of linear attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
-    """What mixes the tokens of a layer, between its norm and its residual connection, a token unless said."""
+    """Work of a layer's attention, from its norm to its residual connection; per token unless said."""
 
     others: int
-    """Parameters beside its matrices."""
+    """Parameters outside of its matrices, in total."""
     kept: int
-    """Numbers that its backward needs beside its input."""
+    """Numbers that its backward needs besides its input."""
     late: int
-    """Numbers from B to W beside those of the layer's width: outputs' gradients into it, inputs out of it."""
+    """Numbers held from B to W, other than hidden states: output gradients of QKV, inputs of the output projection."""
     moved: int
     """Numbers that elementwise operations read and write, forward."""
     operations: int
-    """Beside those of its matrices, forward."""
+    """Of the forward, besides its matrices."""
     per_square: int = 0
-    """The same for each token squared of a sample's length."""
+    """The same, times a sample's length squared."""
     score_bytes: int = 0
-    """Of scores, for each token squared of a sample's length: see `Work`."""
+    """Times a sample's length squared, see `Work`."""
     exchanged: int = 0
-    """Numbers that go to the ranks that compute a head, of samples that several hold, and come back."""
+    """Numbers sent to other ranks of a team and back, for a token of a cut sample."""
     exchanged_keys: int = 0
-    """Of these keys and values."""
+    """Of these, keys and values."""
     key_groups: int = 0
     states: float = 0.0
-    """Operations forward, token by token: what a key finds in every state, what it adds, what a query finds."""
+    """Forward operations of linear attention as a recurrence: read the state by key, update it, read it by query."""
 
 
 def attention(language: LanguageArchitecture, mixer: Attention, t: int) -> Mixer:
-    """Softmax attention, with heads filled up for `t` tensor-parallel ranks."""
+    """Softmax attention, its heads padded to divide over `t` tensor-parallel ranks."""
     groups = mixer.groups_over(t)
     heads = groups * (mixer.heads // mixer.kv_heads) * mixer.head_dim
     gates, projected = heads * language.output_gate, 0
     if not mixer.reads_keys:
         projected = (1 if mixer.keys_are_values else 2) * groups * mixer.head_dim
-    copies = t * mixer.groups_on(t)  # ranks that share a group have one each
+    copies = t * mixer.groups_on(t)  # each rank that shares a group has a copy
     key_value = 2 * copies * mixer.head_dim
     own = 0 if mixer.reads_keys else key_value
     rotated = heads + key_value // 2
     normalised = (heads + own // 2) * language.qk_norm + own // 2 * language.value_norm
-    repeated = (2 * heads - key_value) * mixer.is_masked  # under a mask every head has its key and value
+    repeated = (2 * heads - key_value) * mixer.is_masked  # with a mask keys and values are repeated for every head
     return Mixer(
         others=(2 - mixer.reads_keys) * mixer.head_dim * language.qk_norm,
-        # Query, turned key, value and output; before their norm query and key; gates, and what they are applied to.
+        # Rotated query and key, value, output; inputs of norms; gates, and the outputs they multiply.
         kept=2 * heads + (key_value + own) // 2 + repeated + normalised + 2 * gates,
         late=2 * heads + projected + gates,
         moved=2 * heads + projected + 2 * rotated + 2 * normalised + 3 * gates,
@@ -75,18 +74,18 @@ def attention(language: LanguageArchitecture, mixer: Attention, t: int) -> Mixer
 
 
 def linear_attention(linear: LinearAttention, t: int) -> Mixer:
-    """Gated DeltaNet, with groups filled up for `t` tensor-parallel ranks, by flash-linear-attention's kernels.
+    """Gated DeltaNet by flash-linear-attention's kernels, its groups padded to divide over `t` tensor-parallel ranks.
 
-    Of a chunk's tokens the products of keys and of queries with keys, the system that is solved and what is read of its
-    solution; of the state what is read for keys and queries, and what is added.
+    Operations in a chunk: K K^T, Q K^T, the triangular system and products with its solution. On the state: reads by
+    keys and queries, and the update.
     """
     groups = linear.groups_over(t)
     heads, convolved, projected = (groups * one for one in (linear.heads_a_group, linear.convolved, linear.projected))
     key, value = linear.key_width, linear.value_width
-    values, repeated = heads * value, 2 * heads * key  # query and key once for each head of values
+    values, repeated = heads * value, 2 * heads * key  # query and key repeated for each value head
     return Mixer(
         others=convolved * linear.kernel + 2 * heads + value,
-        # Before the convolution; query, key, value; a chunk's solved system; rates; output, gates, and both together.
+        # Convolution's input; query, key, value; solution of a chunk's system; rates; output, gates, gated output.
         kept=convolved + repeated + values + CHUNK * heads + 4 * heads + 3 * values,
         late=projected + values,
         moved=2 * projected + 2 * convolved + 2 * repeated + 2 * values + 3 * values,
@@ -97,7 +96,7 @@ def linear_attention(linear: LinearAttention, t: int) -> Mixer:
 
 
 def language_work(language: LanguageArchitecture, layer: Layer, tokens: int, t: int, e: int = 1) -> Work:
-    """Of one layer, as `works.layer_works` has them."""
+    """Return the work of one language layer; arguments as of `works.layer_works`."""
     if isinstance(layer.mixer, LinearAttention):
         mixer = linear_attention(layer.mixer, t)
     else:
@@ -108,16 +107,15 @@ def language_work(language: LanguageArchitecture, layer: Layer, tokens: int, t: 
     gated = shares and experts.shared_gate
     beside = experts.beside > 0
     inner = experts.chosen * 3 * layer.ffn_hidden_size + 3 * (experts.shared + experts.beside)
-    sorted_tokens = experts.chosen * g * routed  # a copy for each of a token's experts
-    dealt = e > 1
-    copies = sorted_tokens * (1 if dealt else t)  # of all ranks; dealt ones are sorted again where they have come
-    # Two norms and two residual connections; of what an expert that all tokens share gives the gate, and the sum.
-    passes = (
-        10 + inner / g + 4 * language.branch_norms + 3 * shares + 2 * gated + (8 if dealt else 4) * sorted_tokens / g
-    )
-    passes += 16 * beside  # three norms more, the router's and its scale, the sum
-    # Inputs of both norms, of the mixer and of the perceptron; branches before their norms; a gated expert's output; of
-    # a perceptron beside experts and of these what goes into the norms behind, and what a router scales and multiplies.
+    sorted_tokens = experts.chosen * g * routed  # one copy per chosen expert
+    distributed = e > 1
+    copies = sorted_tokens * (1 if distributed else t)  # of all ranks together
+    # Two norms and two residuals; a shared expert's gate and sum; copies sorted by expert, on the receiving rank again.
+    sorting = (8 if distributed else 4) * sorted_tokens / g
+    passes = 10 + inner / g + 4 * language.branch_norms + 3 * shares + 2 * gated + sorting
+    passes += 16 * beside  # three more norms, the router's norm and scale, the sum
+    # Inputs of norms, mixer and MLP; of branch norms; a gated shared expert's output; with a dense MLP next to experts
+    # inputs of the norms after both, and of the router's scale and matrix.
     kept = (
         (4 + 4 * beside) * g
         + inner
@@ -127,11 +125,11 @@ def language_work(language: LanguageArchitecture, layer: Layer, tokens: int, t: 
         + 2 * SCORES * experts.count * routed
     )
     late = inner + (2 * copies + 2 * g * t * (1 + shares + beside) if routed else 4 * g * t)
-    # Routers and sorted copies keep what the norm in front of experts gives, and so does each expert.
+    # With experts only the first norm is recomputed: router, copies and experts keep the second one's output.
     cheap, again = (g, 2.0) if routed else (2 * g + layer.ffn_hidden_size, cheap_passes(g, inner))
     parameters = sum(matrix.weights for matrix in matrices) + mixer.others
     inputs, table = (own.width, own.width * own.words) if (own := language.layer_inputs) else (0, 0)
-    if inputs:  # of core's linear layers, which gather inputs again in W; the first hidden states are held elsewhere
+    if inputs:  # core's linear layers, which gather inputs again in W; the first hidden states are held elsewhere
         parameters += table + g
         kept, late, passes = kept + 2 * g + 4 * inputs, late + g + g * t + 3 * inputs, passes + 5 + 6 * inputs / g
     return Work(

@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu.py` found on a GPU takes the place of the efficiencies that analytic profiles assume."""
+"""Efficiencies measured by `benchmarks/gpu.py`, used instead of those that analytic profiles assume."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,12 +14,12 @@ EFFICIENCIES = ("matrix_efficiency", "attention_efficiency", "bandwidth_efficien
 
 
 def device_key(name: str) -> str | None:
-    """The name in `DEVICES` of a GPU that calls itself `name`; None where its peaks are not known."""
+    """Return the key in `DEVICES` of a GPU whose driver calls it `name`; None if its peaks are unknown."""
     return next((key for key in DEVICES if key in name.lower()), None)
 
 
 def efficiencies(key: str, reached: Mapping[str, float]) -> dict[str, float]:
-    """Shares of a device's published peaks; `reached`: operations and bytes a second of `benchmarks/gpu.py`."""
+    """Return fractions of a device's published peaks; `reached`: operations and bytes a second measured."""
     device = DEVICES[key]
     return {
         "matrix_efficiency": reached["matrix_flops"] / device.flops,
@@ -29,9 +29,9 @@ def efficiencies(key: str, reached: Mapping[str, float]) -> dict[str, float]:
 
 
 def measured_device(key: str, folder: Path = RESULTS) -> Device | None:
-    """The device `key` as it was measured; None where it was not.
+    """Return the device `key` with measured efficiencies; None if not measured.
 
-    Raises UserError for a result file that is damaged, or whose figures no device reaches.
+    Raises UserError for a result file that is damaged, or has impossible figures.
     """
     path = folder / f"{key}.json"
     return (

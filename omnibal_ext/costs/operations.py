@@ -1,11 +1,10 @@
-"""What a model must compute for given samples, whoever computes it how: the upper part of model FLOPs utilisation.
+"""Model FLOPs: the operations that samples need in any implementation, the numerator of MFU.
 
-Counted are multiplications with weights and attention, 2 operations each, forward and backward. Not counted are
-padding, recomputation, elementwise work, the head's other tokens than those that are to be predicted, and gradients
-that nobody needs: of frozen weights, and of everything before the first trained layer. Attention is counted once
-forward and twice backward (the flash kernel's second forward is recomputation), half of it under the language model's
-causal mask, and for each sample apart: sum(length^2). Of linear attention what is read of states and added to them is
-counted, token by token, whatever chunks a kernel computes it in.
+Counted: matrix products and attention, 2 operations per multiplication, forward and backward. Not counted: padding,
+recomputation, elementwise work, the head on tokens without a label, and gradients that nobody needs (of frozen weights,
+of everything before the first trained layer). Attention counts once forward and twice backward (the flash kernel's
+second forward is recomputation), half under the language model's causal mask, for each sample: sum(length^2). Linear
+attention counts as a recurrence over tokens, whatever chunks a kernel computes.
 """
 
 from collections import Counter
@@ -18,25 +17,25 @@ from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.costs.works import layer_works
 
 PASSES = {"trained": 3, "adapted": 2, "frozen": 2, "idle": 1}
-"""Forward; gradients of inputs; gradients of weights."""
+"""Products with a matrix, by gradient mode: forward, gradients of inputs, gradients of weights."""
 
 
 @dataclass(frozen=True)
 class ModelOperations:
-    """Operations of one optimizer step, forward and backward, for each unit of its samples."""
+    """Forward and backward operations of a step, per tile, token, squared sample length and label."""
 
     tile: float
     token: float
     square: float
-    """For each token squared, of a sample's length."""
+    """Times a sample's length squared."""
     counted: float
-    """For each token that is to be predicted."""
+    """Per token with a label."""
 
     @classmethod
     def of(
         cls, model: Architecture, frozen: tuple[str, ...] = (), adapters: Adapters = NO_ADAPTERS
     ) -> "ModelOperations":
-        """Count a model's layers, some of whose parts may be frozen, and adapters."""
+        """Count the operations of a model with `frozen` parts and adapters."""
         works, added, frozen = layer_works(model, 1, 1, 1), adapter_parameters(model, adapters), adapters.frozen(frozen)
         units = dict.fromkeys(("tile", "token", "square", "counted"), 0.0)
         counts = Counter(model.cost_kinds)
@@ -56,10 +55,10 @@ class ModelOperations:
         return cls(**units)
 
     def total(self, tiles: float, tokens: float, squares: float, counted: float) -> float:
-        """Operations for samples of so many tiles, tokens, squared lengths, and tokens to be predicted."""
+        """Return the operations of samples with these sums of tiles, tokens, squared lengths and labels."""
         return self.tile * tiles + self.token * tokens + self.square * squares + self.counted * counted
 
 
 def peak_operations(device_name: str) -> float | None:
-    """Dense bf16 operations a second of a GPU by the name that its driver gives; None where that is not known."""
+    """Return the peak dense bf16 operations a second of a GPU, by its driver's name for it; None if unknown."""
     return next((device.flops for name, device in DEVICES.items() if name in device_name.lower()), None)

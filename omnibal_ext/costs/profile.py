@@ -1,14 +1,14 @@
-"""Profile: what one layer of every kind costs at the packed shape, measured or analytic, and what a given pack costs.
+"""Profile: costs of one layer of every kind for a full pack, measured or analytic, and for any other pack.
 
-Seconds of a layer on a pack with `units` (tiles for the vision kinds, tokens for the others) and `squares` (sum of the
-squared sample lengths, in tokens squared; 0 for the vision kinds, whose attention stays inside a tile):
+Device seconds of a layer on a pack with `units` (tiles for the vision kinds, tokens for the others) and `squares` (sum
+of the squared sample lengths, in tokens squared; 0 for the vision kinds, whose attention stays inside a tile):
 
-    seconds = constant + per_unit * units + per_square * squares         where the profile has a fit
-    seconds = seconds at the budget * units / budget                     where it has none
+    seconds = constant + per_unit * units + per_square * squares         with a fit
+    seconds = seconds at the budget * units / budget                     without
 
-of the device. Its host launches them in `host_forward_seconds` and `host_backward_seconds`, whatever the pack, and does
-not wait for it: a rank is bound by its host where launching a whole iteration takes longer (`schedules.simulate`).
-A pack without tiles passes the vision kinds by: it takes their `empty_seconds`, backward.
+The host launches a layer in `host_forward_seconds` and `host_backward_seconds`, whatever the pack, and runs ahead of
+the device: a rank is host-bound if launching the entire iteration takes longer than computing it
+(`schedules.simulate`). On a pack without tiles a vision layer takes `empty_seconds`, in its backward.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ from omnibal_ext.chain import (
     GradientMode,
     chain_kind,
     cost_kinds,
-    features_after,
     gradient_mode,
 )
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
+from omnibal_ext.flow import features_after
 from omnibal_ext.formats import MEASURED, PROFILE, PROFILE_COUNTS
 from omnibal_ext.reading.checks import integer, is_number, listing, shown
 from omnibal_ext.reading.seal import check_if_sealed, sealed
@@ -43,74 +43,70 @@ SCHEMA_VERSION = 1
 LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "carried_after")
 """Fields that are tuples here and lists in a file."""
 OLDER = {"full_layers": "vit_full", "linear_layers": "llm_linear"}
-"""Fields of older files that `layers_apart` has, and by what name."""
+"""Fields of older files, and their keys in `layers_apart`."""
 RENAMED = {f"least_{name}_seconds": f"host_{name}_seconds" for name in ("forward", "backward")}
-"""Costs of a layer in older files, and what they are called now."""
+"""Costs of a layer by their names in older files, and their present names."""
 DROPPED = tuple(f"recompute_{part}_{what}" for part in ("attention", "mlp") for what in ("seconds", "kept_bytes"))
-"""Costs of a layer that older files have, and nothing asks for."""
+"""Costs of a layer in older files that are ignored."""
 IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share",
             "host_action_seconds", "corrected_by")  # fmt: skip
-"""Fields that a file has only where they say something."""
+"""Fields that are left out of a file when empty."""
 Fit = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """Cost of one layer of one kind on one rank, for a pack at both budgets, in the kind's mode (`Profile.mode`).
-
-    A frozen layer's backward computes gradients of inputs only, one with adapters those of the adapters too; an idle
-    one has no backward and keeps nothing.
-    """
+    """Cost of one layer of one kind on one rank, for a pack at both budgets, in the kind's `chain.GradientMode`."""
 
     forward_seconds: float
     backward_seconds: float
-    """Without the second forward of a recomputed layer."""
+    """Without recomputation."""
     kept_bytes: float
-    """Saved for the backward of one microbatch when the layer is not recomputed, its input included."""
+    """Saved for the backward of one microbatch without recomputation, the layer's input included."""
     recompute_kept_bytes: float
-    """Saved when it is recomputed: its input."""
+    """Saved if the layer is recomputed: its input."""
     weight_bytes: float
-    """Weights and, where they are trained, gradients and optimizer state."""
+    """Weights and, if trained, gradients and optimizer state."""
     output_bytes: float
-    """What a cut right after this layer carries, one way; each feature beside its output is as many again."""
+    """Sent if the chain is cut after this layer, in one direction; each feature (`features_after`) adds as many."""
     recompute_seconds: float | None = None
-    """What recomputing adds to the backward; None: `forward_seconds`."""
+    """Added to the backward by recomputing the layer; None: `forward_seconds`."""
     recompute_cheap_seconds: float | None = None
-    """What computing outputs of norms and of the activation function again adds to the backward; None: not offered."""
+    """Added to the backward by cheap recomputation (norms and activation function); None: not offered."""
     recompute_cheap_kept_bytes: float | None = None
-    """Saved when these are computed again."""
+    """Saved for the backward with cheap recomputation."""
     weight_gradient_seconds: float | None = None
-    """What W takes in zero-bubble schedules; None: half of `backward_seconds`."""
+    """Of W in zero-bubble schedules; None: half of `backward_seconds`."""
     split_backward_seconds: float | None = None
-    """What B and W take together there; None: `backward_seconds`."""
+    """Of B and W together in zero-bubble schedules; None: `backward_seconds`."""
     late_bytes: float | None = None
-    """Held from B to W there, recomputed or not: inputs and output gradients of linear layers; None: as before B."""
+    """Held from B to W: inputs and output gradients of linear layers, recomputed or not; None: as much as before B."""
     empty_seconds: float = 0.0
-    """What a pack without tiles takes of a vision layer, backward."""
+    """Backward seconds of a vision layer on a pack without tiles."""
     host_forward_seconds: float = 0.0
-    """In which the host launches the kernels of a forward, however small the pack; 0 on a CPU."""
+    """Host seconds to launch a forward's kernels, whatever the pack; 0 on a CPU."""
     host_backward_seconds: float = 0.0
-    """The same of a backward."""
+    """The same for a backward."""
     step_seconds: float = 0.0
-    """Once an iteration: data-parallel reduction and optimizer step."""
+    """Data-parallel reduction and optimizer step, once an iteration."""
     exchange_seconds: float = 0.0
-    """Of a token of a sample that several ranks hold parts of, what ranks exchange, forward; as long backward."""
+    """Seconds a token of the exchange between a team's ranks, for samples cut between them; forward or backward."""
     exchange_key_seconds: float = 0.0
-    """Of it keys and values: where more ranks share a sample than there are groups of these, each goes to several."""
+    """The part for keys and values, sent to several ranks if the team is wider than `exchange_groups`."""
     exchange_groups: float = 0.0
-    """Of keys and values, of a tensor-parallel rank; 0: the layer has none."""
+    """Key-value groups of a tensor-parallel rank; 0: the layer has none."""
     forward_fit: Fit | None = None
     """(constant, per unit, per square), seconds."""
     backward_fit: Fit | None = None
 
     @property
     def extra_seconds(self) -> float:
-        """What recomputing the layer adds to its backward."""
+        """Seconds that recomputing the layer adds to its backward."""
         return self.forward_seconds if self.recompute_seconds is None else self.recompute_seconds
 
     @property
     def saved_bytes(self) -> float:
-        """What recomputing the layer saves for each microbatch in flight."""
+        """Bytes that recomputing the layer saves for each microbatch in flight."""
         return max(0.0, self.kept_bytes - self.recompute_kept_bytes)
 
 
@@ -122,14 +118,14 @@ class PackSizes:
     tokens: NDArray[np.int64]
     squares: NDArray[np.int64]
     exchanged: NDArray[np.int64] | None = None
-    """Tokens that a rank sends to others of its team, of packs that are wider than a rank; None: there are none."""
+    """Tokens that a rank of each pack's team sends to the others; None: no pack is wider than a rank."""
     widths: NDArray[np.int64] | None = None
-    """Ranks that run each together; None: one. No cost depends on it."""
+    """Ranks that run each pack; None: one."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Costs of every kind of layer of one model, on one device, at one budget and one set of parallel sizes."""
+    """Costs of every kind of layer of one model, on one device, for one pair of budgets and set of parallel sizes."""
 
     model: str
     model_hash: str
@@ -138,55 +134,55 @@ class Profile:
     vit_budget: int
     llm_budget: int
     parameters: dict[str, int] = field(default_factory=dict)
-    """Parameters of one layer of each kind, of all tensor-parallel ranks; only the parameter-based cut needs them."""
+    """Parameters of one layer of each kind, unsharded; for parameter-based cuts and copies of a tower."""
     tensor_model_parallel_size: int = 1
     expert_model_parallel_size: int = 1
-    """Ranks that the experts of a layer are dealt over."""
+    """Ranks over which whole experts of a layer are distributed; 1: every expert is sharded by tensor parallelism."""
     frozen: tuple[str, ...] = ()
-    """Parts of the model whose weights are not trained, of `omnibal_ext.chain.PARTS`."""
+    """Parts of the model (`omnibal_ext.chain.PARTS`) with frozen weights."""
     lora_rank: int = 0
-    """Of the adapters that are trained instead; 0: none."""
+    """Rank of the adapters; 0: none."""
     lora_targets: tuple[str, ...] = ()
     """The parts that have adapters."""
     layers_apart: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Layers whose costs differ from those of the first of their kind in the chain: by the name that their costs stand
-    under, numbers among that kind's. ViT layers that stand apart keep as many bytes as the others."""
+    """Layers whose costs differ from the first layer's of their kind: their key in `layers`, and their numbers within
+    the kind. ViT layers among them keep as many bytes as the others."""
     feature_layers: tuple[int, ...] = ()
-    """ViT layers whose output enters the language model too: until then it travels beside the hidden states."""
+    """ViT layers whose output, a feature, also enters the language model; stages pass it on with the hidden states."""
     features_joined: bool = False
-    """It enters the projector, all at once, and not the first language layers."""
+    """The features all enter the projector, instead of one language layer each."""
     carried_after: tuple[int, ...] = ()
-    """How many tensors as large as the hidden states travel beside the output of every layer of the chain, which
-    language layers read or gave; (): none."""
+    """Per layer of the chain: tensors as large as the hidden states that stages pass on with its output, for later
+    language layers (`Architecture.carried_after`); (): none."""
     supervised_share: float = 0.0
-    """Of a pack's tokens, on average, those that are learnt, which the head's seconds are of; 0: not known, all."""
+    """Mean fraction of supervised tokens in a pack; the head's seconds are for these. 0: unknown, they are for all."""
     device: str = ""
     dtype: str = ""
     transfer_seconds_per_byte: float = 0.0
-    """Time between neighbouring pipeline ranks."""
+    """Of transfers between neighbouring pipeline ranks."""
     transfer_latency_seconds: float = 0.0
     overhead_bytes: float = 0.0
-    """Taken on every rank whatever it holds: driver context, communication buffers."""
+    """On every rank, whatever layers it holds: driver context, communication buffers."""
     action_seconds: float = 0.0
-    """Once for every forward and every backward of a stage, beside its layers: the executor and the wrappers."""
+    """Added to each forward and each backward of a stage: executor and wrappers."""
     host_action_seconds: float = 0.0
-    """In which the host launches these."""
+    """Host seconds to launch these."""
     iteration_seconds: float = 0.0
-    """Once an iteration on every rank, beside the layers' `step_seconds`."""
+    """Once an iteration on every rank, in addition to the layers' `step_seconds`."""
     measured_with: dict[str, Any] = field(default_factory=dict)
     """Hardware, software and settings: the same ones need not be measured again. Empty in analytic profiles."""
     whole_layers: dict[str, LayerCost] = field(default_factory=dict)
-    """Of a tower beside the pipeline where tensor-parallel ranks are several: its kinds on one rank that has all of a
-    layer. Empty: not known, or those of `layers` at tensor-parallel size 1."""
+    """Costs of unsharded tower layers, for a replicated tower with tensor parallelism. Empty: unknown, or at
+    tensor-parallel size 1 those of `layers`."""
     image_tiles: float = 0.0
-    """Tiles (or patches) of an image, which is encoded in one piece; 0: a tile is."""
+    """Tiles (or patches) of an image that one rank must encode; 0: one tile."""
     replica_seconds_per_byte: float = 0.0
-    """Between any ranks of a replica; 0: as between neighbours."""
+    """Of transfers between any ranks of a replica; 0: `transfer_seconds_per_byte`."""
     corrected_by: dict[str, Any] = field(default_factory=dict)
-    """The run whose measured seconds these are (`costs.corrected`): its folder, its iterations, and the hash of the
-    profile that it was planned from. Empty: no run's."""
+    """The run whose measurements corrected this profile (`costs.corrected`): its folder, iterations, and the hash of
+    its plan's profile. Empty: none."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """How it went: efficiencies, outliers; for people, read by no program."""
+    """For people: efficiencies, outliers. No program reads them."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -219,25 +215,25 @@ class Profile:
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
-        """What profile.json holds."""
+        """Return the content of profile.json."""
         lists = {name: list(getattr(self, name)) for name in LISTS}
         apart = {kind: list(layers) for kind, layers in self.layers_apart.items()}
         record = dataclasses.asdict(self) | lists | {"layers_apart": apart}
         return {name: value for name, value in record.items() if value or name not in IF_KNOWN}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Validate and write profile.json, all or nothing."""
+        """Validate and write profile.json atomically."""
         self.validate()
         write_record(path, sealed(self.to_record()))
 
     @property
     def hash(self) -> str:
-        """Sixteen hexadecimal digits that change when any figure does."""
+        """16 hexadecimal digits, of all fields except `notes`."""
         record = {name: value for name, value in self.to_record().items() if name != "notes"}
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
     def validate(self) -> None:
-        """Raise UserError for missing layers, and for times and bytes that cannot be, naming the layer."""
+        """Raise UserError for missing layers and impossible figures, naming the layer."""
         if not self.chain:
             raise UserError("the layer chain is empty")
         for kind in self.chain:
@@ -256,6 +252,9 @@ class Profile:
             _validate_cost(kind, cost, self.mode(kind))
         if others := sorted(kind for kind in self.whole_layers if chain_kind(kind) not in VISION_KINDS):
             raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(VISION_KINDS)}")
+        vision, language = self.chain.count("vit"), self.chain.count("llm")
+        most = vision if self.features_joined else language
+        listing(integer(0, vision - 1), 0, most)("feature_layers", list(self.feature_layers))
         carried = len(self.chain) if self.carried_after else 0
         listing(integer(0, 2**16), carried, carried)("carried_after", list(self.carried_after))
         for name, check in PROFILE_COUNTS.items():
@@ -263,18 +262,18 @@ class Profile:
 
     @property
     def cost_kinds(self) -> tuple[str, ...]:
-        """What the costs of every layer of the chain stand under in `layers`."""
+        """Key in `layers` of every layer of the chain."""
         return cost_kinds(self.chain, self.layers_apart)
 
     @property
     def features_after(self) -> tuple[int, ...]:
-        """How many features travel beside the output of every layer of the chain."""
+        """Tensors as large as the hidden states passed on with every layer's output: features, and `carried_after`."""
         features = features_after(self.chain, self.feature_layers, self.features_joined)
         return tuple(map(sum, zip(features, self.carried_after or (0,) * len(features), strict=True)))
 
     @property
     def bound_by_host(self) -> tuple[str, ...]:
-        """Kinds of which a layer takes longer to launch than to compute, at the budgets."""
+        """Kinds whose layers take longer to launch than to compute, at the budgets."""
         return tuple(
             kind for kind, cost in self.layers.items()
             if cost.host_forward_seconds + cost.host_backward_seconds > cost.forward_seconds + cost.backward_seconds
@@ -289,9 +288,9 @@ class Profile:
             )
 
     def with_supervised(self, share: float) -> "Profile":
-        """This profile where `share` of a pack's tokens are learnt, on average: the head multiplies no others.
+        """Return this profile for packs with a fraction `share` of supervised tokens; the head computes no others.
 
-        Its bytes stay: packs differ, and the fullest has to fit.
+        Its bytes are unchanged: packs differ, and the fullest has to fit.
         """
         head, ratio = self.layers["head"], share / (self.supervised_share or 1.0)
         if ratio == 1:
@@ -309,11 +308,11 @@ class Profile:
         return replace(self, layers={**self.layers, "head": cost}, supervised_share=share)
 
     def mode(self, kind: str) -> GradientMode:
-        """What the backward pass does in layers of a kind."""
+        """Return which gradients the backward computes in layers of a kind."""
         return gradient_mode(kind, self.frozen, self.lora_targets)
 
     def replaced_by(self, measured: Mapping[str, Any]) -> "Profile":
-        """This profile with every figure that `measured` has, a whole or partial profile record, in its place.
+        """Return this profile with the figures of `measured`, a complete or partial profile record.
 
         Raises UserError if it was measured for another model, budgets, parallel sizes or frozen parts.
         """
@@ -327,7 +326,7 @@ class Profile:
         for kind, costs in layers.items():
             given = {name: value for name, value in costs.items() if value is not None}
             record["layers"][kind] = record["layers"].get(kind, {}) | given
-            for name in ("forward", "backward"):  # a fit prices packs by itself
+            for name in ("forward", "backward"):  # the old fit would override the new seconds
                 if f"{name}_seconds" in given and f"{name}_fit" not in given:
                     record["layers"][kind][f"{name}_fit"] = None
         plain = ("transfer_seconds_per_byte", "transfer_latency_seconds", "action_seconds", "iteration_seconds",
@@ -339,23 +338,23 @@ class Profile:
         return profile
 
     def load_factor(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
-        """Units of each pack over the budget: what bytes scale with."""
+        """Return tiles or tokens of each pack divided by the budget; bytes are proportional to it."""
         if chain_kind(kind) in VISION_KINDS:
             return packs.tiles / self.vit_budget
         return packs.tokens / self.llm_budget
 
     def forward_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
-        """Forward seconds of one layer of that kind on each pack."""
+        """Return forward seconds of one layer of that kind on each pack."""
         cost = self.layers[kind]
         return self._seconds(kind, cost.forward_seconds, cost.forward_fit, packs, 0.0)
 
     def backward_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
-        """Backward seconds of one layer of that kind on each pack, recomputation left out."""
+        """Return backward seconds of one layer of that kind on each pack, without recomputation."""
         cost = self.layers[kind]
         return self._seconds(kind, cost.backward_seconds, cost.backward_fit, packs, cost.empty_seconds)
 
     def exchange_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
-        """What ranks that run a pack together take to exchange heads in a layer, forward; backward it is as much."""
+        """Return the seconds in which a team exchanges heads in a layer's forward; the backward takes as many."""
         cost, sent = self.layers[kind], np.zeros(packs.tokens.shape) if packs.exchanged is None else packs.exchanged
         copies = 1.0 if packs.widths is None else np.maximum(1, packs.widths / (cost.exchange_groups or np.inf))
         return np.asarray(sent * (cost.exchange_seconds + (copies - 1) * cost.exchange_key_seconds))
@@ -374,7 +373,7 @@ class Profile:
 
 
 def _of_share(seconds: float, fit: Fit | None, share: float) -> tuple[float, Fit | None]:
-    """Seconds at the budgets and their fit, where only a share of the units is worked on."""
+    """Return seconds at the budgets and their fit if only a fraction `share` of the units is computed."""
     if fit is None:
         return seconds * share, None
     constant, per_unit, per_square = fit

@@ -1,11 +1,11 @@
-"""What the vision tower costs on one rank that has all of it, beside the pipeline: no tensor parallelism inside.
+"""Costs of a replicated vision tower: every rank encodes with all of it, without tensor parallelism.
 
-Every rank of a replica has a working copy of the tower's weights, and fp32 sums of their gradients. Once an iteration
-copies are refreshed from the owners of the weights and sums are reduced to them, inside the replica; owners then take
-part in the data-parallel reduction and the optimizer's step as for all weights.
+Every rank of a replica has a working copy of the tower's weights, and fp32 sums of their gradients. Each link has an
+owner, one rank of the replica. Once an iteration sums are reduced to the owners, and copies refreshed from them; owners
+take part in the data-parallel reduction and the optimizer step as for other weights.
 
-    copies       parameters x 2 bytes (4 in fp32), and x 4 for sums where anything of the tower is trained
-    a step       bytes of copies and sums over the rate between ranks of a replica, none of it hidden
+    copies       2 bytes a parameter (4 in fp32), and 4 for its sum if any of the tower is trained
+    a step       bytes of copies and sums divided by the bandwidth between ranks of a replica, not overlapped
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.errors import UserError
 
 SUM_BYTES = 4
-"""Of a gradient's sum."""
+"""Per parameter, in fp32."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TowerCosts:
 
     @classmethod
     def of(cls, profile: Profile) -> "TowerCosts":
-        """From a profile at any tensor-parallel size. Raises UserError where it lacks what whole layers cost."""
+        """From a profile at any tensor-parallel size. Raises UserError if it lacks costs of unsharded layers."""
         links = profile.cost_kinds[: profile.chain.index("word_embed")]
         missing = [kind for kind in links if kind not in profile.whole_layers]
         if profile.tensor_model_parallel_size == 1:
@@ -39,41 +39,41 @@ class TowerCosts:
         if missing:
             raise UserError(
                 f"layer {missing[0]}: the profile is of tensor-parallel size {profile.tensor_model_parallel_size}, and "
-                "beside the pipeline a rank has all of it: give --tower-profile, of size 1, or plan with --tower cut"
+                "a replicated tower is not sharded: give --tower-profile, of size 1, or plan with --tower cut"
             )
         return cls(replace(profile, layers=profile.layers | profile.whole_layers, tensor_model_parallel_size=1))
 
     @property
     def unit(self) -> float:
-        """Tiles that are encoded in one piece, about."""
+        """About how many tiles an image has; an image is encoded in one piece."""
         return self.profile.image_tiles or 1.0
 
     @property
     def seconds_per_byte(self) -> float:
-        """Between ranks of a replica."""
+        """Of transfers between ranks of a replica."""
         return self.profile.replica_seconds_per_byte or self.profile.transfer_seconds_per_byte
 
     @property
     def links(self) -> int:
-        """Of the tower."""
+        """Number of the tower's links."""
         return self.profile.chain.index("word_embed")
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """What the costs of its links stand under."""
+        """Keys of its links' costs in the profile's `layers`."""
         return self.profile.cost_kinds[: self.links]
 
     @cached_property
     def trained(self) -> bool:
-        """Whether anything goes back through it."""
+        """Whether it has a backward pass."""
         return self.profile.mode("projector") != "idle"
 
     def forward(self, tiles: Floats) -> Floats:
-        """Seconds of so many tiles through all links, elementwise."""
+        """Return the forward seconds of all links, elementwise for `tiles`."""
         return self._seconds(tiles, self.kinds, backward=False)
 
     def backward(self, tiles: Floats, recompute: tuple[int, ...] = (), again: bool = False) -> Floats:
-        """Seconds of the way back; `again`: with a whole forward before, else with that of the links `recompute`."""
+        """Return backward seconds with recomputation: of all links (`again`), else of the links `recompute`."""
         rerun = self.kinds if again else tuple(self.kinds[link] for link in recompute)
         return self._seconds(tiles, self.kinds, backward=True) + self._seconds(tiles, rerun, backward=False)
 
@@ -88,7 +88,7 @@ class TowerCosts:
         return seconds
 
     def kept_bytes(self, recompute: tuple[int, ...] = (), again: bool = False) -> float:
-        """Of a tile, from E to V."""
+        """Bytes kept per tile between its forward (E) and backward (V); arguments as of `backward`."""
         if not self.trained:
             return 0.0
         if again:
@@ -98,7 +98,7 @@ class TowerCosts:
         return kept / self.profile.vit_budget
 
     def working_bytes(self, recompute: tuple[int, ...] = (), again: bool = False) -> float:
-        """Of a tile, on top while V runs: activations of all links where all run again, else of the largest."""
+        """More bytes per tile during V: recomputed activations of all links (`again`), else of the largest link."""
         if not self.trained:
             return 0.0
         if again:
@@ -109,18 +109,18 @@ class TowerCosts:
 
     @property
     def output_bytes(self) -> float:
-        """Of a tile: what the language model takes, features among it; its gradient has as many."""
+        """Bytes per tile that the language model gets, features included; the gradient has as many."""
         streams = 1 + self.profile.features_after[self.links - 1]
         return self._cost("projector").output_bytes * streams / self.profile.vit_budget
 
     @property
     def vit_links(self) -> tuple[int, ...]:
-        """Those that can be recomputed."""
+        """Numbers of the links that can be recomputed."""
         return tuple(n for n, kind in enumerate(self.profile.chain[: self.links]) if kind in RECOMPUTABLE_KINDS)
 
     @cached_property
     def parameters(self) -> tuple[int, ...]:
-        """Of every link."""
+        """Parameters of every link. Raises UserError if the profile has none."""
         of_kind = self.profile.parameters
         missing = [kind for kind in self.kinds if chain_kind(kind) not in of_kind and kind not in of_kind]
         if missing:
@@ -131,21 +131,21 @@ class TowerCosts:
 
     @property
     def copy_bytes(self) -> float:
-        """Of a rank: working copies of the weights, and sums of their gradients."""
+        """Bytes on a rank of working copies and gradient sums."""
         weights = 4 if self.profile.dtype == "fp32" else 2
         return float(sum(self.parameters) * (weights + SUM_BYTES * self.trained))
 
     @property
     def exchange_seconds(self) -> float:
-        """Once an iteration, inside a replica. A frozen tower's copies are made once a run."""
+        """Of the step, once an iteration; 0 for a frozen tower, which is copied once a run."""
         return self.copy_bytes * self.seconds_per_byte * self.trained
 
     def owner_bytes(self) -> list[float]:
-        """Of every link, on the rank that owns it: weights and, where trained, gradients and optimizer state."""
+        """Bytes of every link on its owner: weights and, if trained, gradients and optimizer state."""
         return [self._cost(kind).weight_bytes for kind in self.kinds]
 
     def owner_seconds(self) -> list[float]:
-        """Of every link, once an iteration on its owner."""
+        """Step seconds of every link on its owner, once an iteration."""
         return [self._cost(kind).step_seconds for kind in self.kinds]
 
     def _cost(self, kind: str) -> LayerCost:
@@ -153,15 +153,15 @@ class TowerCosts:
 
 
 def language_profile(profile: Profile) -> Profile:
-    """What the pipeline's stages are cut from where the tower stands beside: the chain from word_embed on."""
+    """Return the profile of the links that stages hold if the tower is replicated: from word_embed on."""
     chain = profile.chain[profile.chain.index("word_embed") :]
     apart = {kind: layers for kind, layers in profile.layers_apart.items() if chain_kind(kind) in chain}
     carried = profile.carried_after[-len(chain) :]
     return replace(profile, chain=chain, layers_apart=apart, feature_layers=(), carried_after=carried)
 
 
-def dealt_by_bytes(sizes: list[float], ranks: int) -> tuple[int, ...]:
-    """Of every link the rank that owns it: the largest first, to the rank with fewest bytes, of equals the first."""
+def owners_by_bytes(sizes: list[float], ranks: int) -> tuple[int, ...]:
+    """Return the owner of every link, from the bytes of each: largest first, to the rank with fewest bytes so far."""
     held, owners = [0.0] * ranks, [0] * len(sizes)
     for link in sorted(range(len(sizes)), key=lambda link: (-sizes[link], link)):
         owners[link] = min(range(ranks), key=lambda rank: (held[rank], rank))

@@ -1,14 +1,14 @@
-"""What a layer asks for, as data, and what transformer layers of all towers have alike."""
+"""The work of a layer: operations, memory traffic and bytes kept; and formulas that ViT and language layers share."""
 
 from dataclasses import dataclass
 from typing import Any
 
-BYTES = 2  # of a bf16 number
+BYTES = 2  # per bf16 number
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One layer of a kind at the budget, of all tensor-parallel ranks together; or, of `copies`, of each of them."""
+    """Work of one layer on a pack at the budget, of all tensor-parallel ranks together; with `copies`, of each."""
 
     parameters: int
     matrix_weights: int
@@ -20,66 +20,65 @@ class Work:
     late: float = 0.0
     """Bytes held from B to W; 0: B computes the gradients of all weights."""
     cheap: float = 0.0
-    """Bytes of `kept` that elementwise operations give again."""
+    """Bytes of `kept` that cheap recomputation does not keep: outputs of norms and activation functions."""
     cheap_passes: float = 0.0
-    """Reads and writes of the stream by these."""
+    """Reads and writes of the hidden states by that recomputation."""
     attention: float = 0.0
-    """Operations forward."""
+    """Forward operations of attention."""
     per_square: float = 0.0
-    """Attention operations for each token squared, where samples share a pack; 0 where attention grows with tiles."""
+    """Forward operations of attention times a sample's length squared; 0 in the ViT, where they grow with tiles."""
     score_bytes: float = 0.0
-    """Read and written of scores, forward, for each token squared of a sample's length, where no kernel hides them."""
+    """Bytes of scores read and written in the forward, times a sample's length squared; 0 with flash attention."""
     states: float = 0.0
-    """Operations a token, forward, on the states of linear attention, in whatever chunks a kernel computes them."""
+    """Forward operations a token of linear attention as a recurrence, whatever chunks a kernel computes."""
     passes: float = 2.0
-    """Reads and writes of the stream by elementwise operations, forward."""
+    """Reads and writes of the hidden states by elementwise operations, forward."""
     blocks: float = 0
     """Tensor-parallel blocks (attention, MLP) that end in an all-reduce; a gather or scatter is half of one."""
     exchanged: int = 0
-    """Numbers a token that travel there and back where several ranks hold parts of its sample."""
+    """Numbers sent to other ranks of a team and back, for a token of a sample that is cut between them."""
     exchanged_keys: int = 0
-    """Of these keys and values, in `key_groups`."""
+    """Of these, keys and values, in `key_groups` groups."""
     key_groups: int = 0
     expert_parameters: int = 0
     """Parameters of experts, among `parameters`."""
     routed: int = 0
-    """Numbers a token that its experts take, and as many that they give."""
+    """Numbers a token in the inputs of its experts; their outputs have as many."""
     for_weights: float = 0.0
-    """Bytes of `kept` that only gradients of weights ask for which can have no adapters: of LayerScale, of experts."""
+    """Bytes of `kept` used only by gradients of weights that get no adapters: LayerScale, experts."""
     copies: bool = False
-    """Whether every tensor-parallel rank does all of it: the first link."""
+    """Whether every tensor-parallel rank does all of the work: the patch embedding."""
     input_gradient: bool = True
-    """What its matrices multiply has a gradient: not pixels, unless a norm between has weights."""
+    """Whether the inputs of its matrices have gradients. Pixels have none, unless a norm with weights comes first."""
 
     def shares(self, t: int) -> int:
-        """Among how many of `t` tensor-parallel ranks it is divided."""
+        """Return the number of tensor-parallel ranks, of `t`, that divide the work."""
         return 1 if self.copies else t
 
 
 def passes(h: int, key_value: int, activations: int, others: float) -> float:
-    """Reads and writes of n h numbers, unfused: two norms (4), two residuals (6), attention in and out (2 and key and
-    value), the activation function in and out; `others`: norm of query and key (4), of both branches (4), LayerScale
-    (4), or rotation."""
+    """Reads and writes of n h numbers by unfused operations: two norms (4), two residuals (6), attention's inputs and
+    output (2, key and value), the activation function's input and output; `others`: norm of query and key (4), branch
+    norms (4), LayerScale (4), rotation."""
     return 4 + 6 + 2 + (key_value + activations) / h + others
 
 
 def cheap_passes(h: int, activations: int) -> float:
-    """Of `passes` those of two norms and of the activation function, in and out."""
+    """The part of `passes` for two norms and the activation function."""
     return 4 + activations / h
 
 
 def kept(h: int, key_value: int, activations: int, normed: int = 0, layer_scale: bool = False) -> int:
     """Numbers a token that a layer's backward needs.
 
-    The inputs of both norms, of QKV and of the MLP (4 h); query and attention output (2 h); key and value; what goes in
-    and out of the activation function; query and key before their norm, branches before theirs (`normed`); branches
-    before LayerScale (2 h).
+    Inputs of both norms, of QKV and of the MLP (4 h); query and attention output (2 h); key and value; input and output
+    of the activation function; inputs of query, key and branch norms (`normed`); inputs of LayerScale (2 h).
     """
     return 6 * h + key_value + activations + normed + 2 * h * layer_scale
 
 
 def exchange_costs(work: Work, shares: int, number_seconds: float) -> dict[str, Any]:
-    """What `LayerCost` has of the exchange in teams, on one of so many tensor-parallel ranks, from seconds a number."""
+    """Return `LayerCost`'s fields of the exchange in a team; `shares`: tensor-parallel ranks that divide it."""
     return {
         "exchange_seconds": work.exchanged / shares * number_seconds,
         "exchange_key_seconds": work.exchanged_keys / shares * number_seconds,

@@ -1,23 +1,22 @@
-"""What layers ask for, counted from a model's shapes: operations, memory traffic, bytes kept.
+"""Counts the work of layers from a model's shapes: operations, memory traffic, bytes kept.
 
 For n tokens of width h on one of t tensor-parallel ranks with sequence parallelism:
 
     matrices    2 n (weights of the layer) / t operations forward, the same for each of the two gradients (Megatron-LM,
                 arXiv 2104.04473, appendix)
-    attention   4 h sum(len^2) / t operations forward, half of it under a causal mask, all of it under the masks of
-                Gemma 3, whose layers with windows and without are priced alike
-    linear      6 k v operations a token and head of linear attention, whose state has k x v numbers, and what its
-                chunk's tokens do to each other; all of it grows with n alone
-    experts     as perceptrons, for each token those it goes through, and the copies of it that are sorted by expert;
-                weights are those of all
-    memory      elementwise operations read and write the stream of n h 2 / t bytes as often as `work.passes` counts
+    attention   4 h sum(len^2) / t operations forward; half under a causal mask; all under Gemma 3's masks, with or
+                without sliding windows
+    linear      6 k v operations a token and head of linear attention with a k x v state, plus those within a chunk;
+                proportional to n
+    experts     an MLP's work for each chosen expert, plus copies of tokens sorted by expert; weights of all experts
+    memory      elementwise operations read and write the hidden states, n h 2 / t bytes, `work.passes` times
     kept        the tensors listed in `work.kept`, as in arXiv 2205.05198 section 4 without dropout and stored scores;
                 tests/shapes/test_shapes.py counts them on a device of shapes
-    cheap       of them the outputs of norms (h each) and of the activation function, which elementwise operations give
-                again: a norm reads and writes the stream, the activation what goes in and out of it
-    late        from B to W of a split backward: input and output gradient of every linear layer. Under sequence
-                parallelism each is a share of one side and whole on the other, which Transformer Engine gathers in B
-                and holds; without it inputs are gathered again in W, and less is held
+    cheap       those of them that elementwise operations recompute: outputs of norms (h each) and of the activation
+                function. A norm reads and writes the hidden states, the activation its input and output
+    late        from B to W of a split backward: input and output gradient of every linear layer. With sequence
+                parallelism one of the two is sharded, the other gathered: Transformer Engine gathers inputs in B and
+                holds them; core's own layers gather them again in W and hold less
 """
 
 from omnibal_ext.architectures.architecture import Architecture
@@ -30,23 +29,22 @@ from omnibal_ext.costs.work import BYTES, Work, cheap_passes, kept, passes
 from omnibal_ext.matrices import matrices_of
 
 IMAGE_PATCHES = 2304
-"""Patches of an image at native resolution that attention is counted for: 672 x 672 pixels."""
+"""Patches of the image that attention at native resolution is counted for: 672 x 672 pixels."""
 
 
 def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: int = 1) -> dict[str, Work]:
-    """What one layer of each kind asks for, by the name that its costs stand under.
+    """Return the work of one layer of each kind, by its key in `Profile.layers`.
 
-    All of `t` tensor-parallel ranks together, in sequence parallelism.
+    Of all `t` tensor-parallel ranks together, with sequence parallelism. Experts are sharded over these ranks, or for
+    `e` above 1 whole experts are distributed over `e` ranks, to which tokens are sent.
 
-    Experts are cut over them, which all take all tokens; or dealt whole over `e` ranks, to which tokens travel.
-
-    Ranks that heads do not divide by get heads of zeros too; where the ViT's tokens do not divide, the attention's
-    output is kept once more, with the rows that fill up.
+    Heads that `t` does not divide are padded with zeros. If `t` does not divide the ViT's tokens, the attention's
+    output is kept once more, padded.
     """
     vision, language = architecture.vision, architecture.language
     h, g, tile = vision.hidden_size, language.hidden_size, vision.tokens_per_tile
     pixels, words, learned_positions = 3 * vision.patch_size**2, language.vocab_size * g, tile * h
-    around = 0  # what is kept of a patch's learned positions: their places and shares
+    around = 0  # numbers kept for a patch's interpolated positions: indices and weights
     if vision.native:
         around = vision.native.around * 10
         learned_positions = ((vision.native.learned_positions or 0) ** 2 + 2 * (vision.native.axis_positions or 0)) * h
@@ -65,7 +63,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
         "projector": projector_work(architecture, tiles, t),
         "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * architecture.streams * BYTES) * t),
         **{name: language_work(language, one, tokens, t, e) for name, one in layers if isinstance(one, Layer)},
-        # Every rank has all supervised tokens in front of it.
+        # Every rank has the hidden states of all supervised tokens.
         "head": Work(
             words + g, words, tokens, g, tokens * (g + g * t + language.vocab_size) * BYTES,
             tokens * (g * t + language.vocab_size) * BYTES,
@@ -74,20 +72,23 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
 
 
 def _vit_work(architecture: Architecture, sees_whole_images: bool, tiles: int, t: int) -> Work:
-    """Of one layer of the ViT."""
+    """Return the work of one ViT layer."""
     vision = architecture.vision
     h, vit_tokens = vision.hidden_size, tiles * vision.tokens_per_tile
     heads_h = h // vision.heads * vision.heads_over(t)
     weights = sum(matrix.weights for matrix in matrices_of(architecture, t)["vit"])
-    # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
+    # `kept` counts query and attention output at width h; what padded heads add to them is counted with key and value.
     inside_h = 2 * heads_h + 2 * (heads_h - h)
-    inner, normed = (2 + vision.gated) * vision.ffn_hidden_size, 2 * vision.qk_norm + 3 * vision.head_norms
+    inner, normed = (
+        (2 + vision.gated) * vision.ffn_hidden_size,
+        2 * (vision.qk_norm or vision.query_key_norms) + 3 * vision.head_norms,
+    )
     others = 2 * normed + 4 * vision.layer_scale + 4 * vision.branch_norms
     numbers = kept(h, inside_h, inner, (normed + 2 * vision.branch_norms) * h, vision.layer_scale)
-    # Before and behind what is clamped; at the activation function one kernel does it.
+    # Inputs and outputs of clamps; the one at the activation function is fused with it.
     clamped = 4 * (h + heads_h) * vision.clipped
     numbers += clamped + heads_h * (vit_tokens % t > 0)
-    # Of four linear layers: query, key, value and attention output; MLP; whole on every rank what ranks have shares of.
+    # Four linear layers: query, key, value and attention output; MLP; hidden states gathered on every rank (t).
     late = 4 * heads_h + inner + 4 * h * t
     return Work(
         weights + 4 * h, weights, vit_tokens, h, vit_tokens * numbers * BYTES,
@@ -100,8 +101,8 @@ def _vit_work(architecture: Architecture, sees_whole_images: bool, tiles: int, t
 
 
 def _attended(vision: VisionArchitecture, sees_whole_images: bool) -> float:
-    """Sum of squared lengths of attention a tile; at native resolution the patches that a patch sees, in images of
-    `IMAGE_PATCHES` or in windows."""
+    """Sum of squared sequence lengths a tile. At native resolution a tile is a patch: the patches it attends to, in
+    images of `IMAGE_PATCHES` or in windows."""
     if vision.native is None:
         return vision.tokens_per_tile**2
     if sees_whole_images or not vision.native.window:

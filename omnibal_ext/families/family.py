@@ -13,7 +13,7 @@ class Packs:
     """How packs are joined for transformers' model of a type, in any PyTorch loop (`megatron.vlm.hf.packs`)."""
 
     tiling: str
-    """A rule by which images are cut for it (`megatron.vlm.data.media.tiles`)."""
+    """A rule by which images are cut for it (`megatron.vlm.families.media`)."""
     boundaries: bool = False
     """It takes those of samples, which it does not hand on to its ViT; others find samples by their positions."""
 

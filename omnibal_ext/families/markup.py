@@ -1,18 +1,8 @@
-"""How a model's text shows an image: the words around the place that its features take.
+"""How a model's text shows an image: the words around the place that its features take; each family has its own.
 
     InternVL   <img><IMG_CONTEXT><IMG_CONTEXT>...</img>
-    LLaVA      <image><image>...
-    Qwen-VL    <|vision_start|><|image_pad|><|image_pad|>...<|vision_end|>
-               <|vision_start|><|video_pad|><|video_pad|>...<|vision_end|>
-    Qwen3-VL   <|vision_start|><0.3 seconds><|vision_start|><|video_pad|>...<|vision_end|><1.3 seconds>...<|vision_end|>
-    Gemma 4    <|image><|image|><|image|>...<image|>
-    GLM-V      <|begin_of_image|><|image|><|image|>...<|end_of_image|>
-               <|begin_of_video|><|begin_of_image|><|image|>...<|end_of_image|>0<|begin_of_image|>...1<|end_of_video|>
     Mistral 3  [IMG][IMG]...[IMG_BREAK][IMG][IMG]...[IMG_END], a row of features each
-    Idefics 3  <fake_token_around_image><row_1_col_1><image>...<fake_token_around_image><row_1_col_2><image>...,
-               a line for each row of tiles, an empty line, of the whole <fake_token_around_image><global-img><image>...
-    PaliGemma  <image><image>...<bos>, the first token of the text behind the last image (its template's)
-    Gemma 3    <start_of_image><image_soft_token><image_soft_token>...<end_of_image>, an empty line before and after
+    Qwen3-VL   <|vision_start|><0.3 seconds><|vision_start|><|video_pad|>...<|vision_end|><1.3 seconds>...<|vision_end|>
 
 The context token is written once, or once a row or tile, and repeated later, when the tiles are counted. Markup belongs
 to the model, not to the chat template: a token that the model never had is an id behind its vocabulary. The texts are
@@ -79,18 +69,10 @@ class ImageMarkup:
     """How each step of a video stands apart; None: they stand together."""
     between: str = ""
     """Between the places of an image whose features stand at several in the words, row by row."""
-    tile: str = ""
-    """Before each tile of an image that has several and a place for each: with {row} and {column}, from 1."""
 
     def image_text(self, places: Places) -> str:
         """What an `<image>` mark becomes, of an image at these places."""
-        if not places.whole:
-            return self.before + self.between.join([self.context] * places.count) + self.after
-        lines = (
-            "".join(self.tile.format(row=row + 1, column=column + 1) + self.context for column in range(places.columns))
-            for row in range(places.rows)
-        )
-        return "".join(f"{line}\n" for line in lines) + "\n" + self.before + self.context + self.after
+        return self.before + self.between.join([self.context] * places.count) + self.after
 
     def video_text(self, times: Sequence[float]) -> str:
         """What a `<video>` mark becomes, for steps at so many seconds."""

@@ -1,4 +1,5 @@
-"""The families there are. A new one is a folder beside this file and a line in `FAMILIES`."""
+"""The families there are. A new one is a folder beside this file and a line in `FAMILIES`; `megatron.vlm.families` has
+what reads images and joins patches in its own way (`media.py`, `modules.py`)."""
 
 from collections.abc import Mapping
 
@@ -7,9 +8,11 @@ from omnibal_ext.families.family import Family, Model
 from omnibal_ext.families.gemma3.family import FAMILY as GEMMA3
 from omnibal_ext.families.gemma4.family import FAMILY as GEMMA4
 from omnibal_ext.families.gemma4_unified.family import FAMILY as GEMMA4_UNIFIED
+from omnibal_ext.families.glm_ocr.family import FAMILY as GLM_OCR
 from omnibal_ext.families.glm_v.family import FAMILY as GLM_V
 from omnibal_ext.families.idefics3.family import FAMILY as IDEFICS3
 from omnibal_ext.families.internvl.family import FAMILY as INTERNVL
+from omnibal_ext.families.lighton_ocr.family import FAMILY as LIGHTON_OCR
 from omnibal_ext.families.llava.family import FAMILY as LLAVA
 from omnibal_ext.families.mistral3.family import FAMILY as MISTRAL3
 from omnibal_ext.families.paligemma.family import FAMILY as PALIGEMMA
@@ -20,7 +23,8 @@ from omnibal_ext.families.towers.languages import LANGUAGES
 from omnibal_ext.families.towers.tiles import TOWERS
 
 FAMILIES: tuple[Family, ...] = (
-    INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3, GEMMA4, GEMMA4_UNIFIED, MISTRAL3, GLM_V, IDEFICS3, PALIGEMMA
+    INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3, GEMMA4, GEMMA4_UNIFIED, MISTRAL3, GLM_V, IDEFICS3, PALIGEMMA,
+    LIGHTON_OCR, GLM_OCR,
 )  # fmt: skip
 MODELS: Mapping[str, Model] = {kind: model for family in FAMILIES for kind, model in family.models.items()}
 """Model types of whole models."""

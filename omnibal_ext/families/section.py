@@ -88,10 +88,11 @@ class Section:
             if self.values.get(name, value) != value:
                 self.faults.append(f"{self.where}.{name} is {shown(self.values[name])}; supported: {value!r}")
 
-    def must_be(self, kind: str) -> None:
+    def must_be(self, *kinds: str) -> None:
         """Raises UserError if the section is of another model type, with other fields."""
-        if self["model_type"] != kind:
-            raise UserError(f"{self.where}.model_type is {shown(self['model_type'])}; supported: {kind!r}")
+        if self["model_type"] not in kinds:
+            known = " or ".join(map(repr, kinds))
+            raise UserError(f"{self.where}.model_type is {shown(self['model_type'])}; supported: {known}")
 
     def refuse_unread(self) -> None:
         """Fields that are given, not turned off, and nobody asked for are faults."""

@@ -1,4 +1,4 @@
-"""Folders that are written under a temporary name and then replace an older one; refusals of wrong folders."""
+"""Writes folders under a temporary name and moves them into place; refuses wrong folders."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 def refuse_within(flag: str, folder: Path, taken: Mapping[str, str | None]) -> None:
-    """Raise UserError if an output folder is or lies in one of the input folders `taken`, which are by their flags."""
+    """Raise UserError if an output folder is, or is inside, an input folder; `taken`: {flag: input folder}."""
     for other, name in taken.items():
         if name and (inside := Path(name).resolve()) in (folder.resolve(), *folder.resolve().parents):
             raise UserError(
@@ -30,7 +30,7 @@ def refuse_no_images(root: Path) -> None:
 
 
 def refuse_without_manifest(folder: Path, what: str, maker: str) -> None:
-    """Raise UserError if a folder does not exist or has no manifest.json, which `maker` writes into `what` it makes."""
+    """Raise UserError if a folder does not exist or has no manifest.json, which the tool `maker` writes."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give {what} that {maker} has made")
     if not (folder / "manifest.json").exists():
@@ -57,7 +57,7 @@ def _put_in_place(folder: Path, target: Path) -> None:
     """Rename `folder` to `target`; an old `target` becomes `folder`."""
     if not target.exists():
         folder.rename(target)
-    elif not _exchange(folder, target):  # three renames, of which a crash loses neither folder
+    elif not _exchange(folder, target):  # three renames; a crash between them loses neither folder
         old = folder.with_name(f"{folder.name}.old")
         target.rename(old)
         folder.rename(target)

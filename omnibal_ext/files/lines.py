@@ -1,4 +1,4 @@
-"""A JSON Lines file to which a run appends what it measures."""
+"""A JSON Lines file to which a run appends its measurements."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def _append(file: Any, line: bytes) -> None:
 
 
 def _end_of_lines(file: Any) -> int:
-    """The byte at which the last complete line ends."""
+    """Return the offset at which the last complete line ends."""
     end: int = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 2**16)

@@ -22,7 +22,7 @@ from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""Errors of file systems without locks: there, two programs must not be started on one output."""
+"""Errors of file systems without locks. Nothing prevents two programs from writing one output there."""
 PATIENCE_SECONDS = 10.0
 """How long to wait for another job that may be about to end."""
 POLL_SECONDS = 0.2
@@ -35,9 +35,9 @@ def lock_of(output: Path) -> Path:
 
 @contextmanager
 def working_on(output: Path, exclusive: bool = True) -> Iterator[None]:
-    """Hold the lock of `output`, after waiting for it, which is said on stderr; not `exclusive`: a shared lock.
+    """Hold the lock of `output`; waits for it, with a line on stderr. Not `exclusive`: a shared lock.
 
-    While this waited, the output may have been made by another program.
+    Another program may have made the output in the meantime.
     """
     path = lock_of(output)
     lock = _take(path, exclusive)
@@ -63,11 +63,11 @@ def only_job(path: Path, what: str, job: str | None = None) -> Iterator[None]:
 
 
 def _take(path: Path, exclusive: bool, job: str | None = None) -> IO[str] | None:
-    """The lock file, locked and with the holder's name in it; None if another holds it. Programs of a job share it."""
+    """Return the lock file, locked and with our name in it; None if another holds it. Programs of a `job` share it."""
     lock = _locked(path, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
     if lock is not None:
         lock.truncate(0)
-        with suppress(OSError):  # a full disk: a lock is one without the name too
+        with suppress(OSError):  # a full disk: the lock works without the name too
             os.write(lock.fileno(), json.dumps(_signed(job)).encode())
         if job is not None:
             fcntl.flock(lock, fcntl.LOCK_SH)

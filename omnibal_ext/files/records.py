@@ -14,7 +14,7 @@ from omnibal_ext.reading.document import read_json
 
 
 def read_record(path: str | os.PathLike[str], what: str, tool: str, build: Callable[[Any], Value]) -> Value:
-    """`build(content)` of a JSON file. Raises UserError naming the file, and `tool`, which makes such files."""
+    """Return `build(content)` of a JSON file. Raises UserError naming the file, and `tool`, which makes such files."""
     try:
         return read_json(path, lambda _, record: build(record), f"make one with {tool}")
     except UserError as error:
@@ -31,7 +31,7 @@ def check_version(record: Any, version: int, remedy: str) -> None:
 
 
 def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
-    """Write a JSON file as `write_text` does, and its folder if it does not exist."""
+    """Write a JSON file with `write_text`; makes its folder if needed."""
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

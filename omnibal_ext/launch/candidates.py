@@ -1,4 +1,4 @@
-"""`--measure-top-k`: runs of a plan's best layouts for a few steps, of which the fastest is kept."""
+"""`--measure-top-k`: trial runs of a plan's best layouts for a few steps; the fastest is kept."""
 
 import dataclasses
 import statistics
@@ -36,24 +36,24 @@ DROPPED_FLAGS = (
     # ends
     "--exit-interval",
 )  # fmt: skip
-"""Flags of the run that its trials do not get: they save and evaluate nothing, and start from random weights."""
+"""Flags of the run that its trials do not get: trials save and evaluate nothing, and start from random weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutTrial:
-    """A layout, and its measured seconds a step; None: the trial failed."""
+    """A layout and its measured seconds per step; None: the trial failed."""
 
     plan: Plan
     measured_seconds: float | None
 
 
 def layouts(plan: Plan, count: int) -> list[Plan]:
-    """The plan and its next-best layouts, at most `count` in all."""
+    """Return the plan and its next best layouts, at most `count` in total."""
     return [plan, *(plan.alternative(i) for i in range(min(count - 1, len(plan.alternatives))))]
 
 
 def trial_flags(words: Sequence[str]) -> list[str]:
-    """The flags of a trial: the run's without `DROPPED_FLAGS` and their values, to end after `STEPS`."""
+    """Return the flags of a trial, which ends after `STEPS`: the run's without `DROPPED_FLAGS` and their values."""
     kept, skipping = [], False
     for word in words:
         if word.startswith("--"):
@@ -64,7 +64,7 @@ def trial_flags(words: Sequence[str]) -> list[str]:
 
 
 def measured_seconds(metrics: Path) -> float | None:
-    """Median seconds of a trial's steps, the first left out; None if it failed."""
+    """Return the median seconds of a trial's steps without the first; None if it failed."""
     lines = training_intervals(metrics)
     if len(lines) < STEPS:
         return None
@@ -72,7 +72,7 @@ def measured_seconds(metrics: Path) -> float | None:
 
 
 def keep_fastest(trials: Sequence[LayoutTrial]) -> Plan:
-    """The plan of the fastest layout, with the figures of all trials. Raises UserError if all failed."""
+    """Return the plan of the fastest layout, with the figures of all trials. Raises UserError if all failed."""
     ran = [trial for trial in trials if trial.measured_seconds is not None]
     if not ran:
         raise UserError(f"none of {len(trials)} layouts ran {STEPS} steps; see the logs of the trials")

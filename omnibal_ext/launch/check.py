@@ -20,13 +20,13 @@ class Report:
 
     findings: list[dict[str, str]]
     weights: dict[str, str | None] | None
-    """The first weights: kind (own: the run's checkpoint, given, unconverted, random) and folder; None: refused."""
+    """Initial weights: kind (own: the run's checkpoint, given, unconverted, random) and folder; None: refused."""
     device_gib: float
     """Memory of one device."""
 
     @property
     def refusals(self) -> list[str]:
-        """Why the run may not start, a line each."""
+        """Reasons why the run may not start, a line each."""
         return [finding["detail"] for finding in self.findings if finding["state"] == "refused"]
 
     @property

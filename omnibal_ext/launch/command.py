@@ -12,11 +12,11 @@ RANKS = (sys.executable, "-W", "ignore", "-m", "omnibal_ext.launch.torchrun")
 TIMELINES = 10
 """Iterations whose timelines a run records for its report."""
 UNKNOWN_ITERATIONS = 10**6
-"""Stands for --train-iters in the checks of a run by epochs whose packs are not made yet."""
+"""Value of --train-iters in checks of a run with --epochs whose packs are not made yet."""
 
 
 def torchrun_words(arguments: argparse.Namespace, plan: Path, index: PackedIndex, metrics: Path) -> list[str]:
-    """The arguments of torchrun."""
+    """Return the arguments of torchrun."""
     if arguments.nnodes > 1:
         rendezvous = [f"--nnodes={arguments.nnodes}", f"--rdzv-id={arguments.rdzv_id}", "--rdzv-backend=c10d"]
         rendezvous.append(f"--rdzv-endpoint={arguments.rdzv_endpoint}")
@@ -27,7 +27,7 @@ def torchrun_words(arguments: argparse.Namespace, plan: Path, index: PackedIndex
 
 
 def trainer_words(arguments: argparse.Namespace, plan: Path, metrics: Path, packs: PackedIndex | int) -> list[str]:
-    """The arguments of `megatron.vlm.pretrain`; `packs`: the run's or, before they exist, their number an iteration."""
+    """Return the arguments of `megatron.vlm.pretrain`; `packs`: the index or, before it exists, packs per iteration."""
     flags = {
         "--model": arguments.model,
         "--from": arguments.first_weights,
@@ -52,7 +52,7 @@ def trainer_words(arguments: argparse.Namespace, plan: Path, metrics: Path, pack
 
 
 def _iterations(epochs: float | None, packs: PackedIndex | int) -> int | None:
-    """The iterations of the epochs; None without --epochs."""
+    """Return the iterations of so many epochs; None without --epochs."""
     if not epochs:
         return None
     if isinstance(packs, int):

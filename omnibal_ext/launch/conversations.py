@@ -36,7 +36,7 @@ LIMITS = ("max_tiles", "max_pixels", "max_tokens")
 READING_FLAGS = {"image_root": None, "workers": 1, "max_rejects": None}
 """Flags that have no effect on an existing dataset, with their defaults."""
 MICRO_BATCHES = 4
-"""Default packs of a rank and iteration for each pipeline rank."""
+"""Default microbatches per pipeline rank."""
 ONE_RANK, AUTO = "1", "auto"
 """Values of --widths: the default, and as wide as samples need within a node."""
 USUAL_FLAGS: dict[str, tuple[str, ...]] = {
@@ -49,9 +49,9 @@ USUAL_FLAGS: dict[str, tuple[str, ...]] = {
     "--clip-grad": ("1.0",),
     "--log-interval": ("10",),
 }
-"""Defaults of Megatron's flags, as InternVL is fine-tuned (arXiv 2412.05271)."""
+"""Defaults of Megatron's flags: InternVL's fine-tuning (arXiv 2412.05271)."""
 USUAL_FOR_ADAPTERS = {"--lr": ("4e-5",)}
-"""The same for adapters, which start at zero and take larger steps."""
+"""Other defaults for adapters, which start at zero and take larger steps."""
 
 
 def widths(text: str) -> str:
@@ -67,22 +67,22 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
         "--input", nargs="+", metavar="FILE", help="files of conversations, see tools/preprocess_data.py"
     )
     group.add_argument("--image-root", metavar="FOLDER", help="where image paths start from (default: at each file)")
-    group.add_argument("--chat-template", help="where the model's folder does not say it")
-    group.add_argument("--max-tiles", type=int, help="of a conversation, or of an image where tiles are patches")
-    group.add_argument("--max-pixels", type=int, help="of an image, for models that see it near its own size")
-    group.add_argument("--max-tokens", type=int, help="of a sample; longer ones are left out, or shortened")
+    group.add_argument("--chat-template", help="if the model's folder has none")
+    group.add_argument("--max-tiles", type=int, help="of a conversation; at native resolution patches of an image")
+    group.add_argument("--max-pixels", type=int, help="most pixels of an image, for models at native resolution")
+    group.add_argument("--max-tokens", type=int, help="most tokens of a sample; longer ones are left out, or shortened")
     group.add_argument("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
     group.add_argument("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
     group.add_argument("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
     group.add_argument(
         "--widths", type=widths, default=ONE_RANK, metavar="W,W...",
-        help="ranks that may run a pack together, see tools/pack_data.py; name --llm-budget, which is one rank's",
+        help="ranks that may run a pack together, see tools/pack_data.py; needs --llm-budget, of one rank",
     )  # fmt: skip
     group.add_argument("--held-out", type=float, metavar="SHARE", help="evaluate on these samples, train on the rest")
     group.add_argument("--workers", type=int, default=1, help="processes that preprocess")
     group.add_argument("--max-rejects", type=int, help="conversations that may be left out (default: 1%%, at least 10)")
     group.add_argument(
-        "--micro-batches", type=int, help=f"packs of a rank an iteration ({MICRO_BATCHES} a pipeline rank)"
+        "--micro-batches", type=int, help=f"packs per rank and iteration (default: {MICRO_BATCHES} per pipeline rank)"
     )
 
 
@@ -98,10 +98,10 @@ def refuse_sizes_alone(model: str) -> None:
 
 
 def say_unused(arguments: argparse.Namespace) -> None:
-    """Print which of `READING_FLAGS` are given without --input, and so are not used."""
+    """Print which of `READING_FLAGS` have no effect because --input is not given."""
     unused = [flag_name(name) for name, usual in READING_FLAGS.items() if getattr(arguments, name) != usual]
     if unused and not arguments.input and not arguments.json:
-        say(f"{', '.join(unused)}: not used, the dataset {arguments.data} is made")
+        say(f"{', '.join(unused)}: not used, as the dataset {arguments.data} exists already")
 
 
 def check_conversation_flags(arguments: argparse.Namespace) -> None:
@@ -166,12 +166,12 @@ def _check_widths(arguments: argparse.Namespace, data_parallel: int) -> None:
 
 
 def micro_batches(arguments: argparse.Namespace) -> int:
-    """Packs of a rank and iteration."""
+    """Return the packs per rank and iteration."""
     return int(arguments.micro_batches or MICRO_BATCHES * arguments.pipeline_model_parallel_size)
 
 
 def check_conversations(arguments: argparse.Namespace, tools: Path) -> dict[str, str]:
-    """The finding of `preprocess_data.py --check`, which reads the first lines of each file and writes nothing."""
+    """Return the result of `preprocess_data.py --check`, which reads the first lines of files and writes nothing."""
     switches = ["--check", "--json", "--input", *arguments.input, *_shorten(arguments)]
     words = [str(word) for flag in _data_flags(arguments).items() for word in flag]
     command = [sys.executable, "-W", "ignore", str(tools / "preprocess_data.py"), *words, *switches]
@@ -187,7 +187,7 @@ def check_conversations(arguments: argparse.Namespace, tools: Path) -> dict[str,
 
 
 def _note(arguments: argparse.Namespace, what: str) -> Path:
-    """The file that records from which flags the run's `what`, "data" or "packs", was made."""
+    """Return the file that records the flags by which the run's `what` ("data" or "packs") was made."""
     return Path(arguments.run_dir) / f"{what}.inputs.json"
 
 
@@ -236,7 +236,7 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
 
 
 def _folders(arguments: argparse.Namespace) -> list[Path]:
-    """The folders of the packs, and of held-out ones."""
+    """Return the folders of the packs and of the held-out packs."""
     held_out = [Path(arguments.run_dir) / HELD_OUT] if arguments.held_out else []
     return [Path(arguments.packs), *held_out]
 

@@ -1,4 +1,4 @@
-"""Tables of the launcher's flags: numbers that they take, conditions, and which must stand before --."""
+"""Tables of the launcher's flags: intervals of their numbers, their needs, and which must be before --."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -30,52 +30,54 @@ NUMBERS = (
 
 
 def flags_in(words: Sequence[str]) -> set[str]:
-    """The flags on a command line, and other words."""
+    """Return the words of a command line; --flag=value is reduced to --flag."""
     return {word.partition("=")[0] for word in words}
 
 
 NEEDS = (
     Need(
         "epochs",
-        "no --train-iters beside it: both say how long to train",
+        "to be given without --train-iters, which sets the length too",
         lambda arguments: "--train-iters" not in flags_in(arguments.megatron),
     ),
     Need(
         """
         chat_template micro_batches max_tiles max_pixels max_tokens shorten vit_budget llm_budget widths held_out
         """,
-        "--input: dataset and packs that are there already were made as they are",
+        "--input: existing datasets and packs are used as they are",
         lambda arguments: arguments.input,
     ),
     Need(
         "widths",
-        "--llm-budget TOKENS: of one rank, where one budget is found that holds the longest sample",
+        "--llm-budget TOKENS, for one rank: the default holds the longest sample on one rank",
         lambda arguments: arguments.llm_budget,
     ),
     Need(
         "held_out",
-        "no --eval-data beside it: that is held out already",
+        "to be given without --eval-data, which is the held-out data",
         lambda arguments: not (arguments.eval_data or arguments.eval_packs),
     ),
     Need(
-        "save_hf", "no --no-save beside it: the weights lie beside the saves", lambda arguments: not arguments.no_save
+        "save_hf",
+        "to be given without --no-save: the weights are written next to the saves",
+        lambda arguments: not arguments.no_save,
     ),
     Need(
         "no_save",
-        "no --save beside it: that says where to",
+        "to be given without --save",
         lambda arguments: "--save" not in flags_in(arguments.megatron),
     ),
     Need(
         "analytic repack replan method schedule tower recompute virtual_pipeline_model_parallel_size",
-        "no --plan beside it: a plan that is there was made as it is",
+        "to be given without --plan: an existing plan is used as it is",
         lambda arguments: not arguments.plan,
     ),
     Need(
         "replan",
-        "no --repack beside it: a run keeps its packs; name them by --packs RUN/packs",
+        "to be given without --repack: a run keeps its packs; give them by --packs RUN/packs",
         lambda arguments: not arguments.repack,
     ),
-    Need("analytic", "no --profile beside it: that has the costs", lambda arguments: not arguments.profile),
+    Need("analytic", "to be given without --profile, which has the costs", lambda arguments: not arguments.profile),
     Need("nnodes", "--rdzv-endpoint HOST:PORT of the first node", lambda arguments: arguments.rdzv_endpoint),
 )
 
@@ -85,8 +87,8 @@ def refuse_misplaced(parser: ToolParser, words: Sequence[str]) -> None:
     launcher = {option for action in parser._actions for option in action.option_strings} - parser.forwarded
     if misplaced := [flag for word in words if (flag := word.partition("=")[0]) in launcher]:
         raise UserError(
-            *(f"{flag} stands behind --, where Megatron's flags are; give it before, so that the plan, the packs and "
-              "the checks go by it too" for flag in misplaced)
+            *(f"{flag} stands behind --, where Megatron's flags are; give it before, so that plan, packs and "
+              "checks use it too" for flag in misplaced)
         )  # fmt: skip
 
 

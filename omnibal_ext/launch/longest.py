@@ -1,4 +1,4 @@
-"""A note on the longest sample, before layers are measured at the budgets that it requires."""
+"""A note on the longest sample, which determines the budgets at which layers are measured."""
 
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,16 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import Sizes
 
 OUTLIER = 4
-"""The longest sample is an outlier from that many times the median (of samples with images) on."""
+"""The longest sample is an outlier if it is at least so many times the median (of samples with images)."""
 MAX_PIXELS = 1280 * 28**2
 """The usual --max-pixels of other trainers for models with native resolution."""
 
 
 def longest_sample(data: Path, index: PackedIndex, is_native: bool, is_limited: bool) -> str:
-    """In words, the most tiles and tokens of a sample in the packs, as shares of a pack's budgets.
+    """Return a sentence on the most tiles and tokens of a sample in the packs, compared with the budgets.
 
-    For an outlier of a model with native resolution (`is_native`), unless flags limit its images (`is_limited`), with a
-    value for --max-pixels.
+    It suggests --max-pixels for an outlier of a model with native resolution (`is_native`), unless flags limit images
+    already (`is_limited`).
     """
     packed = Sizes.load(data / "sizes.npz").take(np.unique(index.sample_ids))
     tiles, unit = packed.tiles[packed.tiles > 0], "patches" if is_native else "tiles"
@@ -33,7 +33,7 @@ def longest_sample(data: Path, index: PackedIndex, is_native: bool, is_limited: 
         return said
     manifest = read_json(data / "manifest.json", mapping(anything), "preprocess again with tools/preprocess_data.py")
     smaller = min(MAX_PIXELS, manifest["tiling"]["max_tiles"] * manifest["tile_size"] ** 2 // OUTLIER)
-    return f"{said}; all that is measured, and memory, is for these: --max-pixels {smaller} makes large images smaller"
+    return f"{said}; costs and memory are planned for these: --max-pixels {smaller} makes large images smaller"
 
 
 def _share(unit: str, sizes: NDArray[Any], budget: int) -> str:

@@ -24,7 +24,7 @@ def kill_with_parent(parent: int) -> None:
 
 
 def kill_with_this_process() -> Callable[[], None]:
-    """A function for children of this process to call first, as `preexec_fn` or `initializer`."""
+    """Return a function that children of this process call first, as `preexec_fn` or `initializer`."""
     return partial(kill_with_parent, os.getpid())
 
 

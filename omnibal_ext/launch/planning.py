@@ -37,14 +37,14 @@ PLANNED = (
 )  # fmt: skip
 """Flags of tools/launch.py that are forwarded to tools/plan_layout.py."""
 SWITCHES = ("bf16", "use_distributed_optimizer", "sequence_parallel")
-"""Flags of Megatron's on which costs depend; so do those of what is trained."""
+"""Megatron flags without value on which costs depend."""
 KEPT_OPTIONS = ("built_from", "sources", *(field.name for field in fields(PackOptions)))
-"""Fields of the manifest that repacking keeps."""
+"""Fields of the index's manifest that must be equal after --repack."""
 
 
 @dataclass(frozen=True)
 class Planning:
-    """The inputs of a run's plan: flags of tools/launch.py, the model, the packs, and counts that follow from these."""
+    """Inputs of a run's plan: flags of tools/launch.py, the model, the packs, and parallel sizes."""
 
     flags: argparse.Namespace
     job: argparse.Namespace
@@ -86,12 +86,12 @@ class Planning:
         return self.run_dir / "plan.inputs.json"
 
     def provisional(self) -> Plan:
-        """`provisional_plan` of the run."""
+        """The run's `provisional_plan`."""
         budgets = self.index.vit_budget, self.index.llm_budget
         return provisional_plan(self.flags, self.job, self.architecture, self.micro_batches, *budgets)
 
     def is_planned(self) -> bool:
-        """Whether a plan exists: that of --plan, or one that was made from this profile and these flags."""
+        """Whether a valid plan exists: that of --plan, or one made from this profile and these flags."""
         if self.flags.plan:
             return True
         if not all(path.exists() for path in (self.profile_path, self.plan_path, self.inputs_path)):
@@ -103,7 +103,7 @@ class Planning:
         return asked == json.loads(json.dumps(self._asked()))
 
     def check_profile(self) -> None:
-        """Raise UserError if --profile is of another model, budgets, parallel sizes, frozen parts or adapters."""
+        """Raise UserError if --profile is for another model, budgets, parallel sizes, frozen parts or adapters."""
         if not self.flags.profile:
             return
         wanted: dict[str, Any] = {
@@ -124,7 +124,7 @@ class Planning:
             )
 
     def repacked(self) -> "Planning":
-        """--repack: the same, with packs that balance the profile's seconds; profile and packs are made if missing."""
+        """--repack: return this with packs balanced by the profile's seconds; profile and packs are made if missing."""
         self._ensure_profile()
         folder = self.run_dir / "packs"
         if self._is_repacked(folder):
@@ -157,7 +157,7 @@ class Planning:
         return all(made.get(name) == value for name, value in wanted.items())
 
     def ensure(self) -> Plan:
-        """The run's plan; profile and plan are made first if they are missing or stale."""
+        """Return the run's plan; profile and plan are made first if missing or stale."""
         if not self.flags.plan:
             self._ensure_profile()
             if not self.is_planned():
@@ -202,7 +202,7 @@ class Planning:
         return flags
 
     def _asked(self) -> dict[str, Any]:
-        """All that the plan depends on."""
+        """Return all inputs on which the plan depends."""
         return {
             "model_hash": self.architecture.hash,
             "profile_hash": Profile.load(self.profile_path).hash,
@@ -233,8 +233,8 @@ def provisional_plan(
     vit_budget: int = 0,
     llm_budget: int = 0,
 ) -> Plan:
-    """A plan for checks alone, cut evenly and without predictions. Raises UserError as `Plan.validate`, and for one
-    microbatch on several pipeline ranks."""
+    """Return a plan for checks only, cut evenly and without predictions. Raises UserError as `Plan.validate`, and for
+    one microbatch on several pipeline ranks."""
     ranks, chunks = flags.pipeline_model_parallel_size, flags.virtual_pipeline_model_parallel_size
     adapters = Adapters.of(job)
     if micro_batches == 1 and ranks > 1:

@@ -31,7 +31,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Within, `SIGNALS` raise `Stopped`, except those that were ignored before (nohup)."""
+    """Context in which `SIGNALS` raise `Stopped`, except those ignored before (nohup)."""
 
     def stop(number: int, _: FrameType | None) -> None:
         raise Stopped(number)
@@ -58,13 +58,13 @@ def descendants(pid: int) -> list[psutil.Process]:
     for process in psutil.process_iter(["ppid", "status"]):
         children.setdefault(process.info["ppid"], []).append(process)
     found = list(children.get(pid, ()))
-    for process in found:  # which grows meanwhile
+    for process in found:  # `found` grows in the loop
         found += children.get(process.pid, ())
     return found
 
 
 def end_tree(child: subprocess.Popen[str]) -> None:
-    """Kill a child, its descendants and orphans among these; this process must have no other children."""
+    """Kill a child and its descendants, orphaned ones included; this process must have no other children."""
     child.kill()
     while left := [process for process in descendants(os.getpid()) if process.info["status"] != psutil.STATUS_ZOMBIE]:
         for process in left:
@@ -84,7 +84,7 @@ def _started(command: Sequence[str], streams: dict[str, Any]) -> subprocess.Pope
 
 
 def run_to_end(command: Sequence[str], **streams: Any) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` without a check, which kills the child and its descendants when this program is stopped."""
+    """Like `subprocess.run(check=False)`, but kills the child and its descendants when this program is stopped."""
     with _started(command, streams) as child:
         try:
             output, errors = child.communicate()
@@ -161,6 +161,6 @@ class _ErrorLines(threading.Thread):
 
 
 def error_of(line: str) -> str:
-    """The `error:` line in a line of output, or "". Ranks that write at the same time may repeat it in one line."""
+    """Return the `error:` message in a line of output, or "". If ranks write at once, a line may repeat it."""
     said = line.rstrip().split(ERROR)
     return ERROR + said[-1] if said[0] == "" and len(set(said[1:])) == 1 else line.rstrip() * line.startswith(ERROR)

@@ -1,4 +1,4 @@
-"""`--replan`: the profile of the run in a folder, corrected by what that run measured."""
+"""`--replan`: corrects a run's profile by what the run measured."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -16,8 +16,8 @@ CORRECTED = "profile.corrected.json"
 
 
 def corrected_profile(planning: Planning) -> Path:
-    """The profile for a new plan: corrected by the run's last measurements or, if there are none since an earlier
-    --replan, the one made then. With --check nothing is written.
+    """Return the path of the corrected profile for a new plan; if nothing was measured since an earlier --replan, of
+    the one made then. With --check nothing is written.
 
     Raises UserError if nothing was measured, for a run of another model, and if the run's profile is missing.
     """
@@ -52,5 +52,5 @@ def corrected_profile(planning: Planning) -> Path:
     corrected(source, compared, by).save(path)
     if not planning.flags.json:
         numbers = ", ".join(map(str, check["iterations"]))
-        say(f"profile corrected by iterations {numbers} of the run; later starts keep to it by --profile {path}")
+        say(f"profile corrected by iterations {numbers} of the run; give --profile {path} to keep it in later starts")
     return path

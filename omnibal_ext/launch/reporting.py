@@ -32,7 +32,7 @@ def profile_of(planning: Planning) -> Path:
 
 
 def write_report(tool: Path, planning: Planning, quiet: bool) -> None:
-    """Write RUN/report.html and, unless `quiet`, print its path. A plan without profile, written by hand, has none."""
+    """Write RUN/report.html and, unless `quiet`, print its path. A hand-written plan has no profile, and no report."""
     run_dir, profile = planning.run_dir, profile_of(planning)
     said = f"no report: {profile} is not there, and the plan's predictions are made from it"
     if profile.exists():

@@ -1,8 +1,8 @@
-"""torchrun with exit code 2 if a rank raised `UserError`, 1 if one failed otherwise.
+"""torchrun, but with exit code 2 if a rank raised `UserError`, 1 if one failed otherwise.
 
 python -m omnibal_ext.launch.torchrun <torchrun's arguments>
 
-It forwards a signal to the ranks, also if the launcher has sent it to them already, and ends when they have.
+It forwards signals to the ranks, which may get them from the launcher too, and ends after them.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from omnibal_ext.output import ignore_lost_output, say
 
 
 def main() -> None:
-    """Run the ranks; print which failed first, in one line, unless its exit code says that it printed an error."""
+    """Run the ranks; print a line on the first that failed, unless its exit code means that it printed one itself."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import main as torchrun

@@ -13,7 +13,7 @@ PYTHON = ">=3.11,<3.14"
 
 
 def check_versions() -> str:
-    """The versions in words. Raises UserError for a package that is missing or of an unsupported version."""
+    """Return a line with all versions. Raises UserError for a missing package or unsupported version."""
     if platform.python_version() not in SpecifierSet(PYTHON):
         raise UserError(f"Python {platform.python_version()}; {PYTHON} is needed: see scripts/setup.sh")
     found = {"python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""Converts Hugging Face weights once, and keeps the result next to their folder or in the run's."""
+"""Converts Hugging Face weights once, and keeps the result next to their folder or in the run's folder."""
 
 import hashlib
 import importlib.util
@@ -18,11 +18,11 @@ from omnibal_ext.output import say
 from omnibal_ext.units import GIB
 
 CHECKPOINT = "latest_checkpointed_iteration.txt"
-"""A file of Megatron's in every folder of checkpoints."""
+"""A file that Megatron writes into every checkpoint folder."""
 CACHED = re.compile(r"/models--(?:[^/]+--)?([^/]+)/snapshots/[^/]+$")
-"""The path of a model in the Hugging Face cache, which its own programs manage, with the model's name."""
+"""Path of a model in the Hugging Face cache, where we write nothing; group 1 is the model's name."""
 BYTES_COMPARED = 4
-"""Memory for comparing logits, in bytes for each byte of weights: two models in fp32 of one in bf16."""
+"""Memory for comparing logits, per byte of bf16 weights: two models in fp32."""
 
 
 def is_unconverted(folder: Path) -> bool:
@@ -31,13 +31,13 @@ def is_unconverted(folder: Path) -> bool:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a run can start from a folder: it has a Hugging Face model with weights, or a checkpoint."""
+    """Whether a folder has a Hugging Face model with weights, or a checkpoint."""
     return (folder / CHECKPOINT).is_file() or is_unconverted(folder)
 
 
 def converted_folder(source: Path, run_dir: Path) -> Path:
-    """Where the converted weights of a folder are kept: next to it or, if that is not writable or in the Hugging Face
-    cache, in the run's folder. The name has a hash of the names, sizes and times of the folder's files."""
+    """Return the folder for the converted weights of `source`: next to it or, if that is not writable or in the
+    Hugging Face cache, in the run's folder. The name has a hash of the names, sizes and times of the folder's files."""
     source = source.resolve()
     digest = hashlib.sha256((source / CONFIG).read_bytes())
     for file in sorted(source.iterdir()):
@@ -72,7 +72,7 @@ def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bo
 
 
 def _not_comparable(source: Path) -> str:
-    """Why logits cannot be compared on this machine; "": they can."""
+    """Return why logits cannot be compared on this machine; "" if they can."""
     model = MODELS.get(str(read_config(source / CONFIG).get("model_type")))
     if model and not model.in_transformers:
         return "its code is in its repository, and is not run"

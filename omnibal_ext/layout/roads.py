@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.arrays import Ints
-from omnibal_ext.costs.tower import TowerCosts, dealt_by_bytes, language_profile
+from omnibal_ext.costs.tower import TowerCosts, language_profile, owners_by_bytes
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside, largest_share
 from omnibal_ext.layout.place_search import place_costs, searched_places
@@ -133,7 +133,7 @@ def _plan_way(
 ) -> tuple[Planned, Placing]:
     """The way's plan, and how places are searched for it."""
     profile, budget = problem.profile, float(problem.profile.vit_budget)
-    owners = dealt_by_bytes(costs.owner_bytes(), problem.ranks * profile.tensor_model_parallel_size)
+    owners = owners_by_bytes(costs.owner_bytes(), problem.ranks * profile.tensor_model_parallel_size)
     tower = Tower(costs.links, owners, ((0,),) * problem.microbatches, "bubbles", way.recompute)
     aside = TowerBeside(tower, costs, profile, problem.ranks, problem.packs)
     share = float(largest_share(np.array(budget), profile.tensor_model_parallel_size, costs.unit))

@@ -54,7 +54,7 @@ def build_index(
 
 @contextmanager
 def _clock() -> Iterator[Callable[[], tuple[float, float]]]:
-    """Yield a function that returns the seconds so far without numba's compilation, and those of compilation."""
+    """Yield a function that returns (seconds so far without numba's compilation, seconds of compilation)."""
     begin, compiling = time.perf_counter(), TimingListener()
 
     def spent() -> tuple[float, float]:
@@ -85,7 +85,7 @@ def _build_index(
         raise UserError(f"none of {kept.sum()} samples fits {options.held}: raise the budgets")
     asked = {**asdict(options), "costs": costs.to_record(), "built_from": dict(built_from or {})}
     asked |= {"sample_vit_budget": options.vit_budget, "sample_llm_budget": options.llm_budget}
-    del asked["vit_budget"], asked["llm_budget"]  # of what they come to
+    del asked["vit_budget"], asked["llm_budget"]  # the manifest has those of the packs, set below
     asked["widths"] = list(options.widths)
     if not options.wide:
         del asked["widths"]
@@ -139,7 +139,7 @@ def _wide_arrays(epochs: list[Epoch], corpus: Corpus) -> WidePackArrays | None:
 
 
 def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
-    """Return why each sample cannot be packed, a number of `reject_names`, 0 if it can: int8 [N]."""
+    """Return for each sample 0, or why it cannot be packed (a key of `reject_names`): int8 [N]."""
     reasons, ranks = np.zeros(len(sizes), np.int8), options.widths[-1]
     for number, (name, budget) in enumerate(options.budgets.items(), 3):
         if budget:
@@ -150,7 +150,7 @@ def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
 
 
 def _rejects(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions) -> Iterator[dict[str, Any]]:
-    """Yield a record for each sample left out: what it is, its origin and the reason."""
+    """Yield a record for each sample left out: number, origin, sizes and reason."""
     names, ranks = reject_names(options.budgets), options.widths[-1]
     together = f" on {ranks} ranks" if options.wide else ""
     for sample in np.flatnonzero(reasons).tolist():

@@ -25,7 +25,7 @@ DATASET_SOURCES = sealed_by(
         {"checksums": mapping(text)},
     )
 )
-"""What packing reads of a dataset's manifest."""
+"""Schema of the fields that packing reads in a dataset's manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class CorpusSource:
     name: str
     samples: int
     weight: float = 1.0
-    """How often an epoch sees each sample: 2: twice; 0.5: half of the samples, and the next epoch the others."""
+    """How often each sample is in an epoch. 2: twice. 0.5: half of the samples, the others in the next epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Corpus:
     supervised: Ints | None = None
     """[N]; tokens of each sample that count in the loss; None: unknown."""
     kept: NDArray[np.bool_] | None = None
-    """[N]; samples to pack, the others are held out. None: all."""
+    """[N]; whether to pack each sample; the others are held out. None: all."""
 
     def __post_init__(self) -> None:
         """Raises UserError if sizes, sources and groups do not match."""
@@ -128,7 +128,7 @@ class Corpus:
         raise IndexError(sample)
 
     def epochs_to_see_all(self) -> int:
-        """Return after how many epochs every sample of a fractional weight has been seen, at most `MOST_EPOCHS`."""
+        """Return the epochs until all samples of sources with fractional weights are seen, at most `MOST_EPOCHS`."""
         for epochs in range(1, MOST_EPOCHS):
             if all(math.isclose(epochs * source.weight, round(epochs * source.weight)) for source in self.sources):
                 return epochs

@@ -1,7 +1,7 @@
-"""What a pack costs: seconds of each part of the model, from a profile or from a model's shapes.
+"""Seconds of a pack in each part of the model, from a profile or from a model's shapes.
 
-A part (vision, language) is what ranks wait for together: with pipelining each part has devices of its own, and an
-iteration takes as long as the fullest rank of each. Without, a rank's parts add up.
+The parts are vision and language. With pipelining they run on different devices, and ranks wait for the slowest one in
+each part. Without, a rank's seconds of both add up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ from omnibal_ext.packing.packs import LOADS, sample_loads
 from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
 from omnibal_ext.sizes import Sizes
 
-DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # the defaults' relative cost of tiles and tokens
-CONSTANT = "pack"  # fixed seconds of a part per pack, whatever its size
+DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # for costs by default
+CONSTANT = "pack"  # key of the seconds per pack that do not depend on its size
 COSTS = record({"parts": mapping(mapping(finite(-LARGEST), most=64), most=8)}, {"origin": text})
-"""Schema of `PackCosts.to_record`; a fitted figure may be negative."""
+"""Schema of `PackCosts.to_record`; fitted seconds may be negative."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackCosts:
-    """Forward and backward seconds of each part of the model: per unit of each load, and fixed per pack (`pack`)."""
+    """Forward plus backward seconds in each part of the model: per unit of each load, and per pack (`CONSTANT`)."""
 
     parts: Mapping[str, Mapping[str, float]]
     origin: str = ""
@@ -60,7 +60,7 @@ class PackCosts:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "PackCosts":
-        """Read a record of `to_record`. Raises UserError if it is none."""
+        """Read a record of `to_record`. Raises UserError if it is invalid."""
         checked = COSTS("costs", record)
         return cls(checked["parts"], checked.get("origin", ""))
 
@@ -92,6 +92,6 @@ class PackCosts:
         return PackCosts(each).waited_for(sample_loads(sizes), (*LOADS, *sizes.more), one_sum)
 
     def waited_for(self, loads: NDArray[np.int64], names: Sequence[str], one_sum: bool) -> Floats:
-        """Return `seconds`; with `one_sum` (a rank runs one part after the other) their sum over parts, [P, 1]."""
+        """Return `seconds`, or with `one_sum` (each rank runs all parts) their sum over parts, [P, 1]."""
         seconds = self.seconds(loads, names)
         return seconds.sum(axis=1, keepdims=True) if one_sum else seconds

@@ -13,7 +13,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A random fraction `share` of the samples; `packed`: an index packs these, otherwise it packs all others."""
+    """A random fraction `share` of the samples. `packed`: an index has only these; else it has all others."""
 
     share: float
     seed: int
@@ -21,7 +21,7 @@ class HeldOut:
 
     @classmethod
     def left_out_by(cls, index: PackedIndex) -> "HeldOut":
-        """Return the samples that an index left out, to be packed. Raises UserError if there are none."""
+        """Return the samples held out of an index, to pack them. Raises UserError if none are."""
         drawn = index.manifest["built_from"].get("held_out", {})
         if drawn.get("packed", True):
             raise UserError(f"--held-out-of {index.folder}: leaves no samples out; pack it with --held-out SHARE")
@@ -32,10 +32,10 @@ class HeldOut:
         return asdict(self)
 
     def draw(self, count: int) -> NDArray[np.bool_]:
-        """Return which of `count` samples are held out, [count], `share` x `count` of them, rounded.
+        """Return which of `count` samples are held out, [count]: `share` x `count`, rounded.
 
         Raises:
-            UserError: none or all would be.
+            UserError: none or all would be held out.
         """
         held = round(self.share * count)
         if not 0 < held < count:

@@ -27,7 +27,7 @@ class PackOptions:
     micro_batches: int = 1
     data_parallel_size: int = 1
     samples_per_pack: int = 4
-    """Of the padded methods."""
+    """For the padded methods."""
     last_iteration: str = "next_epoch"
     """What completes the last iteration of an epoch: packs of the "next_epoch", or "empty" packs of weight 0."""
     oversize: str = "reject"
@@ -37,17 +37,16 @@ class PackOptions:
     samples, 1 without such weights."""
     seed: int = 0
     pipeline_model_parallel_size: int | None = None
-    """1: a rank's seconds of all parts of the model add up; more: ranks wait for each part separately. None: the
-    latter, unless there is one microbatch, with which a pipeline would idle."""
+    """1: a rank's seconds of all parts of the model add up; more: ranks wait for each part separately. None: as with
+    more, unless there is one microbatch, with which a pipeline would idle."""
     wait: float = WAIT
-    """Fraction of device time that ranks may spend waiting for the fullest one; a larger one lets iterations look more
-    like the corpus."""
+    """Fraction of device time that ranks may wait for the slowest; more lets iterations look more like the corpus."""
     seconds: float = 1.0
-    """Nominal seconds for equalizing packs and for mixing iterations; counts steps."""
+    """Effort for equalizing packs and for mixing iterations: a number of steps, given in nominal seconds."""
     widths: tuple[int, ...] = (1,)
-    """Numbers of ranks that may run a pack together, ascending; such a pack has as many times the budgets."""
+    """Numbers of ranks that may run a pack together, ascending; its budgets are multiplied by that number."""
     narrow_first: int = 0
-    """First iterations of the first epoch that have only packs of width 1; has no effect without wide packs."""
+    """Number of first iterations, in the first epoch, with packs of width 1 only; no effect without wide packs."""
 
     def __post_init__(self) -> None:
         """Raises UserError for a value out of range."""

@@ -41,8 +41,7 @@ class Epoch(NamedTuple):
 def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, epoch: int) -> Epoch:
     """Pack one epoch and order its packs by iteration.
 
-    1. Take the samples of each sub-epoch without those of `reasons` above 0, which are left out or get packs of their
-       own.
+    1. Take the samples of each sub-epoch; those with `reasons` above 0 are left out or get packs of their own.
     2. Pack each exchange group of each sub-epoch separately.
     3. Equalize and order the packs of each sub-epoch; all leftover packs come last.
 
@@ -126,7 +125,7 @@ def _pack_sub_epoch(
 
 
 def _exchange_groups(corpus: Corpus, samples: Ints) -> Iterator[Ints]:
-    """Yield exchange groups, sets of samples that may share packs: of one corpus group, no sample twice."""
+    """Yield exchange groups: samples of one corpus group that may share packs, none twice."""
     if len(samples) == 0:
         return
     if corpus.groups is None and (samples[1:] > samples[:-1]).all():  # no copies
@@ -140,7 +139,7 @@ def _exchange_groups(corpus: Corpus, samples: Ints) -> Iterator[Ints]:
 
 
 def _balance_leftover(packs: PackList, sizes: Sizes, options: PackOptions, costs: PackCosts) -> PackList:
-    """Return leftover packs such that those which complete an iteration are balanced over ranks."""
+    """Reorder leftover packs so that iterations which they fill completely are balanced over ranks."""
     complete = np.arange(len(packs) // options.global_batch * options.global_batch).reshape(-1, options.global_batch)
     seconds = costs.waited_for(pack_loads(packs, sizes), (*LOADS, *sizes.more), options.one_sum)
     order = stored_order(assign_balanced(seconds, complete, options.data_parallel_size)).ravel()

@@ -14,7 +14,7 @@ from omnibal_ext.sizes import Sizes
 
 TILES, TOKENS, ATTENTION = 0, 1, 2  # columns of loads
 EMPTY_PACK = -1  # pack number of an empty slot: no samples, no loss
-LOADS = ("tiles", "tokens", "attention")  # their names; further sizes follow
+LOADS = ("tiles", "tokens", "attention")  # names of the first columns; further sizes follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def sample_loads(sizes: Sizes) -> NDArray[np.int64]:
 
 
 def pack_loads(packs: PackList, sizes: Sizes, pad: bool = False) -> NDArray[np.int64]:
-    """Return what a device runs of each pack: tiles, tokens, attention sum(length^2), further sizes: [P, K].
+    """Return the loads of each pack: tiles, tokens, attention sum(length^2), further sizes: [P, K].
 
     With `pad` every sample counts as long as the longest of its pack.
     """

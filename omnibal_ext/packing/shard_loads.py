@@ -10,7 +10,7 @@ from omnibal_ext.packing.shards import shard_tokens, tokens_sent
 from omnibal_ext.sizes import Sizes
 
 EXCHANGED = "exchanged"
-"""The last column: tokens that a rank sends to its team for documents that are cut, see `shards.tokens_sent`."""
+"""Name of the last column: tokens that a rank sends to its team for cut documents, see `shards.tokens_sent`."""
 
 
 def shard_loads(packs: PackList, sizes: Sizes, widths: Ints) -> Ints:
@@ -42,7 +42,7 @@ def tokens_cut(packs: PackList, sizes: Sizes, widths: Ints) -> Ints:
 def _attention(
     lengths: Sequence[int], spans: Sequence[Sequence[tuple[int, int, int]]], cut: Sequence[int], width: int
 ) -> list[int]:
-    """Return the sum of squared lengths each rank attends to; of cut documents, its 1 / width of the heads."""
+    """Return the sum of squared lengths on each rank; of cut documents a rank computes 1 / width of the heads."""
     of_cut = -(-sum(lengths[document] ** 2 for document in cut) // width)
     cut_documents = set(cut)
     return [of_cut + sum(lengths[d] ** 2 for d, _, _ in held if d not in cut_documents) for held in spans]

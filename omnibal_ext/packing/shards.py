@@ -27,7 +27,7 @@ class PackShards:
     spans: tuple[tuple[TokenSpan, ...], ...]
     """Spans of each rank, ascending by document; at most one per document."""
     tokens: tuple[int, ...]
-    """Tokens that each rank runs, rounded up to the multiple."""
+    """Tokens that each rank runs, padded to the multiple."""
     cut: tuple[int, ...]
     """Documents cut between ranks, ascending: only these are exchanged."""
     exchanged: int
@@ -38,8 +38,8 @@ def shard_tokens(lengths: Sequence[int], width: int, multiple: int = 1) -> PackS
     """Divide the documents of a pack, of `lengths` tokens, over the `width` ranks of a team.
 
     1. A rank runs at most an equal part of all tokens, rounded up to `multiple`.
-    2. Documents that fit stay complete, longest first, each on the emptiest rank. If one finds no room so, repeat with
-       the fullest rank that has room, and keep the result that cuts fewer tokens.
+    2. Documents that fit a rank stay complete, longest first, each on the emptiest rank. If one does not fit so, repeat
+       with the fullest rank that has room, and keep the result that cuts fewer tokens.
     3. The others, longest first, fill the remaining room of the ranks in order.
 
     With `width` 1 the one rank has every document.
@@ -57,9 +57,9 @@ def shard_tokens(lengths: Sequence[int], width: int, multiple: int = 1) -> PackS
 
 
 def tokens_sent(cut: int, width: int) -> int:
-    """Tokens that each of `width` ranks sends to the others.
+    """Return the tokens that each of `width` ranks sends to the others.
 
-    A rank has 1 / width of the `cut` tokens, and sends all heads of them but the 1 / width that it computes.
+    A rank has 1 / width of the `cut` tokens, and sends their heads, except the 1 / width of heads that it computes.
     """
     return -(-cut * (width - 1) // width**2)
 

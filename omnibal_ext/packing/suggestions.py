@@ -1,4 +1,4 @@
-"""Suggestions where a corpus cannot have both: ranks that hardly wait, and iterations that look like the corpus.
+"""Suggestions if packs of a corpus cannot have both little waiting and iterations that look like the corpus.
 
 Each suggestion is tried on a subset of the samples, so its effect and cost are measured.
 """
@@ -16,15 +16,15 @@ from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import PackOptions
 
 RANDOM = 1.1
-"""Spread of iterations over that of a random order of samples, above which it is reported."""
+"""Spread of iterations, relative to a random order of samples, above which it is reported."""
 MISSING = 0.01
 """Fraction of iterations without a kind, minus that of a random order, above which it is reported."""
 TOO_LONG = 1.02
-"""Waiting over the allowed fraction, above which it is reported."""
-TRIED_SAMPLES, TRIED_ITERATIONS = 20_000, 20  # at least so many are tried, if there are as many
-FEW = 3  # so few iterations do not show how much they differ
+"""Ratio of waiting to the allowed fraction above which it is reported."""
+TRIED_SAMPLES, TRIED_ITERATIONS = 20_000, 20  # at least so many are tried, if the corpus has them
+FEW = 3  # too few iterations to measure a spread
 BETTER = 0.9
-"""A suggestion is made if it reduces a measure at fault to this fraction of its value, or less."""
+"""A suggestion must reduce a measure that is too high to this fraction or less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Suggestion:
     price: str
     wait: float
     spread: float
-    """Of sizes or sources, whichever is more, against a random order of samples."""
+    """Relative to a random order of samples: of sizes or sources, the larger one."""
     kinds_missing: float
 
 
 def shortfalls(summary: Summary, options: PackOptions) -> list[str]:
-    """Return a sentence for each aim that an index misses; none for a baseline."""
+    """Return a sentence for each measure that is too high; none for a baseline."""
     found: list[str] = []
     if options.method != "balanced" or summary.iterations < 2:
         return found
@@ -120,7 +120,7 @@ def _suggestion(flags: str, price: str, summary: Summary) -> Suggestion:
 
 
 def _helps(suggestion: Suggestion, before: Suggestion) -> bool:
-    """Whether what is at fault improves: missing kinds, differing iterations, or, if neither is at fault, the wait."""
+    """Whether measures that are too high improve: missing kinds and spread, or if neither is, the wait."""
     if before.kinds_missing > MISSING and suggestion.kinds_missing <= BETTER * before.kinds_missing:
         return True
     if before.spread > RANDOM:

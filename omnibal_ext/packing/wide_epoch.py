@@ -1,7 +1,7 @@
 """Pack and order a sub-epoch that has samples beyond one rank's budgets, with packs of several widths.
 
-Where ranks run several packs, iterations mix widths and each has its part of wide packs (`ordering/mixed_widths.py`).
-Where that leaves ranks waiting, as with one pack a rank, iterations are of one width, with packs of equal cost.
+If ranks run several packs per iteration, iterations mix widths (`ordering/mixed_widths.py`). If ranks would wait then,
+as with one pack per rank, each iteration has packs of one width and of equal cost.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -68,12 +68,12 @@ def narrow_iterations(
     narrow = sub_epoch.widths(samples) == 1
     drawn = np.random.default_rng((seed, 4)).permutation(samples[narrow])
     sizes, budgets = sub_epoch.limits(drawn)
-    packs_of = np.append(0, (np.cumsum(sizes, axis=0) / np.maximum(budgets, 1)).max(axis=1))  # of so many, and no fewer
+    packs_of = np.append(0, (np.cumsum(sizes, axis=0) / np.maximum(budgets, 1)).max(axis=1))  # at least
     if packs_of[-1] < (count := iterations * options.global_batch):
         most = int(packs_of[-1]) // options.global_batch
         raise UserError(
-            f"--narrow-first {iterations}: samples of one rank fill {most} iterations of {options.global_batch} packs "
-            "for sure; give as many or fewer"
+            f"--narrow-first {iterations}: samples that fit one rank suffice for {most} iterations of "
+            f"{options.global_batch} packs; give at most that"
         )
     enough = int(np.searchsorted(packs_of, count))
     packs, exchange_groups = sub_epoch.narrow(list(split(np.sort(drawn[:enough]))))
@@ -131,11 +131,11 @@ class _SubEpoch(NamedTuple):
         return SlottedPacks(found.packs, found.widths, generator.permutation(found.slots))
 
     def single_width(self, exchange_groups: Sequence[Ints]) -> SlottedPacks:
-        """Return iterations of one width each: wide packs of equal cost, filled up; then narrow packs as usual."""
+        """Return iterations of one width each: wide packs, filled to equal cost; then narrow packs as usual."""
         data_parallel, micro_batches = self.options.data_parallel_size, self.options.micro_batches
         found, left = self._wide_iterations(exchange_groups)
         narrow, group_of_pack = self.narrow(left)
-        options = replace(self.options, widths=(1,), wait=self.options.wait / 2)  # wide packs wait as well
+        options = replace(self.options, widths=(1,), wait=self.options.wait / 2)  # ranks wait in wide iterations too
         packs = narrow
         if len(narrow):
             packs = order_packs(self.corpus, narrow, options, self.costs, self.seed, group_of_pack)
@@ -155,7 +155,7 @@ class _SubEpoch(NamedTuple):
         return SlottedPacks(PackList.concatenate(all_packs), np.concatenate(widths), slots)
 
     def _last(self, packs: PackList, divide: bool) -> SlottedPacks:
-        """Assign slots to leftover narrow packs; with `divide`, first repack their samples, balanced over all ranks."""
+        """Assign slots to leftover narrow packs; `divide`: repack their samples first, balanced over all ranks."""
         widths, ranks = np.ones(len(packs), np.int64), (self.options.data_parallel_size, self.options.micro_batches)
         if divide:
             ids = packs.sample_ids

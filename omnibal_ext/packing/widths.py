@@ -11,7 +11,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
 
 NODE_RANKS = 8
-"""Data-parallel ranks of a node by default; only `--widths` given as numbers makes teams that span nodes."""
+"""Default data-parallel ranks of a node. Teams span nodes only if `--widths` gives numbers."""
 
 
 class Budgets(Protocol):
@@ -38,7 +38,7 @@ def read_widths(text: str) -> tuple[int, ...] | None:
 def check_widths(widths: Sequence[int], data_parallel_size: int) -> None:
     """Raise UserError unless widths ascend, each divides the next, and all divide the data-parallel size.
 
-    Then a team of `width` neighbouring ranks lies within one team of any larger width.
+    So each team of neighbouring ranks lies within one team of any larger width.
     """
     shown = f"--widths {','.join(map(str, widths))}"
     if not widths or widths[0] < 1:
@@ -54,7 +54,7 @@ def check_widths(widths: Sequence[int], data_parallel_size: int) -> None:
 
 
 def sample_widths(sizes: Sizes, budgets: Budgets, widths: Sequence[int]) -> Ints:
-    """Return the least of `widths` that holds each sample, [N]; 0: none does."""
+    """Return the smallest of `widths` whose budgets each sample fits, [N]; 0: none."""
     needed = ranks_needed(sizes, budgets)
     position = np.searchsorted(widths, needed)
     return np.append(widths, 0)[position]
@@ -74,9 +74,9 @@ def ranks_needed(sizes: Sizes, budgets: Budgets) -> Ints:
 def widths_for(
     sizes: Sizes, budgets: Budgets, data_parallel_size: int, node_ranks: int = NODE_RANKS
 ) -> tuple[int, ...]:
-    """Return the powers of two that samples need, 1 included, each of which divides the data-parallel size.
+    """Return the powers of two that samples need, 1 included, as far as they divide the data-parallel size.
 
-    Each also divides the data-parallel ranks of a node, so that no team spans nodes.
+    They also divide the data-parallel ranks of a node, so that no team spans nodes.
     """
     possible = [1]
     while data_parallel_size % (2 * possible[-1]) == node_ranks % (2 * possible[-1]) == 0:

@@ -27,7 +27,7 @@ _short.maxlong = 40
 
 
 def shown(value: object) -> str:
-    """The value for a message: in one line, abbreviated."""
+    """Return the value for a message: one line, abbreviated."""
     return _short.repr(value)
 
 
@@ -36,7 +36,7 @@ def _wrong(place: str, wanted: str, value: object) -> UserError:
 
 
 def integer(least: int = 0, most: int = 2**53) -> Check[int]:
-    """An integer; true and false are none."""
+    """An integer, not true or false."""
     wanted = f"a whole number from {least} to {most}" if most < 2**53 else f"a whole number of at least {least}"
 
     def check(place: str, value: Any) -> int:
@@ -60,14 +60,14 @@ def finite(least: float = 0.0, most: float = LARGEST) -> Check[float]:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number of magnitude at most `LARGEST`."""
+    """Whether it is a finite number of absolute value at most `LARGEST`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value) and abs(value) <= LARGEST
 
 
 def text(place: str, value: Any) -> str:
-    """A text that can be encoded and be a file's name: without NUL and lone surrogates."""
+    """A text that could be a file's name: without NUL and lone surrogates."""
     if not isinstance(value, str) or len(value) > MOST_TEXT or not is_writable(value):
         raise _wrong(place, "a text", value)
     return value
@@ -127,7 +127,7 @@ def listing(item: Check[Value], least: int = 0, most: int = MOST_ITEMS) -> Check
 
 
 def mapping(item: Check[Value], most: int = MOST_ITEMS) -> Check[dict[str, Value]]:
-    """An object of any names, whose values pass `item`."""
+    """An object with any keys, whose values pass `item`."""
 
     def check(place: str, value: Any) -> dict[str, Value]:
         if not isinstance(value, dict) or len(value) > most:
@@ -138,7 +138,7 @@ def mapping(item: Check[Value], most: int = MOST_ITEMS) -> Check[dict[str, Value
 
 
 def record(required: Mapping[str, Check[Any]], optional: Mapping[str, Check[Any]] | None = None) -> Check[Any]:
-    """An object with these fields; others are not checked."""
+    """An object with these fields; further ones are allowed, and not checked."""
 
     def check(place: str, value: Any) -> Any:
         if not isinstance(value, dict):

@@ -2,7 +2,7 @@
 
     "MMIDIDX" 0 0, version 1, type, S, D    int32 [S] lengths    int64 [S] first bytes    int64 [D] documents
 
-In our columns every sample is a document and samples lie end to end, so the lengths determine all else in the index.
+In our columns every sample is a document and samples are contiguous, so the lengths determine the rest of the index.
 """
 
 import struct
@@ -24,7 +24,7 @@ TYPE_CODES: dict[Any, int] = {np.uint8: 1, np.int32: 4}
 def column_lengths(folder: Path, name: str, dtype: type, remedy: str) -> NDArray[np.int32]:
     """The length of every sample of a column, int32 [S].
 
-    Raises UserError naming the file if any byte of the index, or the size of the data, is not what the lengths require.
+    Raises UserError naming the file if the index or the size of the data does not match the lengths.
     """
     path = folder / f"{name}.idx"
     with open_plain(path, remedy) as file:

@@ -11,8 +11,8 @@ PathLike = str | os.PathLike[str]
 
 
 def open_plain(path: PathLike, remedy: str, most_bytes: int | None = None) -> BufferedReader:
-    """Open a regular file for reading. Raises UserError naming the file and the remedy for any other, such as a named
-    pipe, which might block for ever, and for a file larger than `most_bytes`."""
+    """Open a regular file for reading. Raises UserError, naming file and remedy, for anything else (a named pipe might
+    block for ever) and for a file larger than `most_bytes`."""
     try:
         # Opening a named pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -33,7 +33,7 @@ def read_bytes(path: PathLike, remedy: str, most_bytes: int) -> bytes:
     """The content of a regular file. Raises UserError as `open_plain`."""
     with open_plain(path, remedy, most_bytes) as file:
         try:
-            return file.read(size_of(file))  # no more, should it grow meanwhile
+            return file.read(size_of(file))  # not more, if it grows meanwhile
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
 
@@ -44,5 +44,5 @@ def size_of(file: BufferedReader) -> int:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name has no folder in it and does not begin with a dot, so that it cannot lead out of its folder."""
+    """Whether a name has no folder and no leading dot, so that it cannot point out of its folder."""
     return Path(name).name == name and not name.startswith(".") and "\\" not in name

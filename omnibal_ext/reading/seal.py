@@ -12,7 +12,7 @@ FIELD = "manifest_hash"
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest as JSON holds it, with the hash of its content in `FIELD`."""
+    """Return the manifest with JSON types, and the hash of its content in `FIELD`."""
     content = {name: value for name, value in json.loads(json.dumps(manifest)).items() if name != FIELD}
     return {**content, FIELD: _hash(content)}
 
@@ -24,7 +24,7 @@ def check_seal(manifest: Mapping[str, Any]) -> None:
 
 
 def check_if_sealed(record: Any, remedy: str) -> None:
-    """`check_seal` for a record whose hash may have been removed, to edit it by hand."""
+    """`check_seal`, for a record that users may edit after removing the hash."""
     if not isinstance(record, Mapping) or FIELD not in record:
         return
     try:

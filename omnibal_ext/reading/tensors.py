@@ -1,6 +1,6 @@
 """The header of a safetensors file: type, shape and position of every tensor, checked against the file's size.
 
-A file is the length of the header (8 bytes), the header in JSON {name: {dtype, shape, data_offsets}}, and the tensors.
+A file has the header's length (8 bytes), the header in JSON {name: {dtype, shape, data_offsets}}, and the tensors.
 """
 
 import math
@@ -39,12 +39,12 @@ class TensorEntry:
 
     @property
     def end(self) -> int:
-        """The byte after its last one."""
+        """The byte after its last, counted like `start`."""
         return self.start + math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 def read_tensor_entries(path: PathLike) -> dict[str, TensorEntry]:
-    """The entries of a safetensors file's header by name of the tensor; no tensor is read.
+    """Return the entries of a safetensors file's header by tensor name, without reading tensors.
 
     Raises UserError naming the file and the tensor unless the tensors fill the file without gap or overlap.
     """

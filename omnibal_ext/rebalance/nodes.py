@@ -1,4 +1,4 @@
-"""Which rank runs which batch: the assignment with the fewest bytes between nodes, then between ranks."""
+"""Assigns batches to ranks: fewest bytes between nodes, then fewest between ranks."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,14 @@ def place_batches(batch: Ints, sources: Sequence[tuple[Ints, Floats]], ranks: in
 
     Args:
         batch: batch of each sample, [N].
-        sources: inputs of the phase: the rank that holds each sample's input, [N], and its bytes, [N].
+        sources: for each input of the phase (rank that has each sample's input [N], its bytes [N]).
         ranks: neighbours share a node, `ranks_per_node` each.
     """
     bytes_on = np.zeros((ranks, ranks))
     for home, size in sources:
         np.add.at(bytes_on, (batch, home), size)
     bytes_in_node = bytes_on.reshape(ranks, -1, ranks_per_node).sum(axis=2).repeat(ranks_per_node, axis=1)
-    value = bytes_in_node + bytes_on / (
-        bytes_on.sum() + 1.0
-    )  # staying on a rank is worth less than any byte kept within the node
+    value = bytes_in_node + bytes_on / (bytes_on.sum() + 1.0)  # staying on the same rank decides ties only
     return np.asarray(linear_sum_assignment(value, maximize=True)[1], np.int64)
 
 

@@ -1,4 +1,4 @@
-"""One phase of a step: which rank takes which samples, so that the fullest rank has the least.
+"""One phase of a step: assigns samples to ranks so that the slowest rank takes as few seconds as possible.
 
 A phase runs its batch in one of two ways (both from OrchMLLM, arXiv 2503.23830, which prints neither algorithm):
 
@@ -18,11 +18,11 @@ from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.costs import PackCosts
 
 MOST_TRIED = 2_000_000
-"""Divisions of two ranks' samples tried, at most, so that a plan takes milliseconds."""
+"""Most divisions of two ranks' samples tried, so that a plan takes milliseconds."""
 MOST_DIVIDED = 10
-"""Up to so many samples of two ranks are divided exhaustively; of more, one is swapped for one."""
+"""Up to so many samples of two ranks are divided exhaustively; with more, only single samples are swapped."""
 LEAST_GAIN = 1e-4
-"""Least reduction of the fullest rank by a change, as a fraction of the mean rank."""
+"""Least reduction of the slowest rank's seconds by a change, as a fraction of the mean rank's."""
 MOST_HALVINGS = 100
 
 
@@ -60,7 +60,7 @@ def phases_of(costs: PackCosts) -> dict[str, Phase]:
 
 
 def assign_packed(seconds: Floats, ranks: int) -> Ints:
-    """Assign samples so that the fullest rank has little more than the mean, or than the longest sample: rank [N].
+    """Assign samples so that the slowest rank takes little more than the mean, or the longest sample: rank [N].
 
     1. Longest first, each to the least loaded rank: within 4/3 - 1/(3 ranks) of the optimum (Graham, 1969).
     2. While it lowers the maximum, redistribute the samples of the fullest rank and a lighter one: optimally if they
@@ -71,11 +71,11 @@ def assign_packed(seconds: Floats, ranks: int) -> Ints:
 
 
 def assign_padded(seconds: Floats, ranks: int) -> Ints:
-    """Assign samples so that the greatest number x longest sample of a rank is least: rank [N].
+    """Assign samples so that the maximum over ranks of count x longest sample is minimal: rank [N].
 
-    `seconds` are of samples alone. Some optimal batches are runs of the samples sorted by length: of two batches, the
-    one with the longer maximum can hold the longest samples of both, as many as before. Bisection finds the least bound
-    for which as many runs as ranks suffice.
+    `seconds`: of each sample alone. There are optimal batches that are runs of the samples sorted by length: of two
+    batches, the one with the longer maximum can take the longest samples of both, as many as it had. Bisection finds
+    the least bound for which `ranks` runs suffice.
     """
     order = np.lexsort((np.arange(len(seconds)), -seconds))
     falling = np.ascontiguousarray(seconds[order], np.float64)
@@ -130,7 +130,7 @@ def _level(seconds: Floats, order: Ints, ranks: int) -> Ints:
 
 @numba.njit(cache=True)
 def _divide(full: int, light: int, worth: float, seconds: Floats, loads: Floats, counts: Ints, members: Ints) -> bool:
-    """Divide two ranks' samples most equally, of all divisions; False if that gains no more than `worth`."""
+    """Divide two ranks' samples as equally as possible; False if that gains no more than `worth`."""
     split = counts[full]
     both = np.concatenate((members[full, :split], members[light, : counts[light]]))
     total, had = loads[full] + loads[light], 0.0
@@ -163,7 +163,7 @@ def _swap(full: int, light: int, worth: float, seconds: Floats, loads: Floats, c
     for i in range(counts[full]):
         for j in range(counts[light]):
             less = seconds[members[full, i]] - seconds[members[light, j]]
-            gain = min(less, gap - less)  # both ranks end at least so far below the fuller one
+            gain = min(less, gap - less)  # both ranks are then at least so far below the slower one
             if gain > best:
                 best, mine, other = gain, i, j
     if mine < 0:

@@ -1,4 +1,4 @@
-"""Placement of a step's samples in each of its phases, and the bytes that travel."""
+"""Assigns a step's samples to ranks in each of its phases, minimising bytes sent."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from omnibal_ext.rebalance.nodes import place_batches
 from omnibal_ext.rebalance.phases import Phase
 
 BALANCED = 1.02
-"""Samples stay where they were read if the fullest rank then takes at most so many times its reassigned seconds."""
+"""Samples are not moved if the slowest rank takes at most so many times its seconds after reassignment."""
 
 
 class PhaseInput(NamedTuple):
-    """A phase, and what each sample of the step brings to it."""
+    """A phase, and the work and bytes of each sample in it."""
 
     phase: Phase
     units: NDArray[np.generic]
@@ -24,7 +24,7 @@ class PhaseInput(NamedTuple):
     home_bytes: Floats
     """[N] Bytes of each sample's input to this phase, on the rank that read it."""
     after: str = ""
-    """Earlier phase whose outputs are inputs too; "": none."""
+    """Earlier phase whose outputs are also inputs of this one; "": none."""
     output_bytes: Floats | None = None
     """[N] Bytes of those outputs."""
 
@@ -35,11 +35,11 @@ class PhasePlacement(NamedTuple):
     rank_of: Ints
     """[N] Rank that runs each sample; the one that read it if it does not take part."""
     before: float
-    """Seconds of the fullest rank if samples stay where they were read."""
+    """Seconds of the slowest rank if samples stay where they were read."""
     after: float
-    """Seconds of the fullest rank as placed."""
+    """Seconds of the slowest rank as placed."""
     stays: bool
-    """The samples were balanced as read and are not moved."""
+    """Samples are not moved, as they were balanced when read."""
 
 
 def plan_step(
@@ -47,9 +47,9 @@ def plan_step(
 ) -> dict[str, PhasePlacement]:
     """Place the samples of every phase of a step, in order; equal sizes give the same plan on every rank.
 
-    1. Assign the samples of a phase to batches so that the fullest rank has the least.
-    2. If that is worth it, give each batch to the rank with the fewest bytes between nodes: inputs come from where they
-       were read, outputs of an earlier phase from where that ran.
+    1. Assign the samples of a phase to batches so that the slowest takes as few seconds as possible.
+    2. Unless samples stay (`BALANCED`), assign batches to ranks with the fewest bytes between nodes. Inputs come from
+       the rank that read them, outputs of an earlier phase from the rank that ran it.
 
     Args:
         home: rank that read each sample, [N].
@@ -57,7 +57,7 @@ def plan_step(
         ranks_per_node: must divide `ranks`.
 
     Raises:
-        UserError: nodes of `ranks_per_node` do not make up `ranks`.
+        UserError: `ranks_per_node` does not divide `ranks`.
     """
     if ranks < 1 or ranks_per_node < 1 or ranks % ranks_per_node:
         raise UserError(f"{ranks} ranks are no whole number of nodes of {ranks_per_node} ranks")

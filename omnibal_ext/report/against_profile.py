@@ -1,4 +1,4 @@
-"""Seconds that the profile predicts for recorded iterations, and seconds that they took."""
+"""Predicted (by the profile) and measured seconds of recorded iterations."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from omnibal_ext.report.subject import Subject
 from omnibal_ext.report.timeline import Timeline
 
 PARTS = (*dict.fromkeys(TIMED_PART_OF.values()), OTHER, EXCHANGE, UPDATE, WHOLE)
-"""What is compared, in the order in which it is shown."""
+"""What is compared, in the order shown."""
 
 
 def against_profile(plan: Plan, profile: Profile, records: Sequence[Mapping[str, Any]]) -> list[Compared]:
-    """Predicted and measured seconds of a rank and iteration by part and phase, mean over `records` (lines of
-    timeline.jsonl); predicted for the packs that they ran.
+    """Return predicted and measured seconds per rank and iteration by part and phase, mean over `records` (lines of
+    timeline.jsonl); predictions are for the packs of these iterations.
 
     Separate weight gradients (W) are recorded without parts: they are divided among the parts as predicted. A
     replicated vision tower is predicted as one part: its projector counts as "vit".

@@ -1,6 +1,6 @@
 """Balanced packs against random batches: the load of ranks over the steps, and the gain of each kind of balance.
 
-Random batches have the same samples, as many an iteration, padded as a loader without a packer pads them.
+Random batches have the same samples, as many per iteration, padded as by a loader without packing.
 """
 
 from dataclasses import dataclass, replace
@@ -24,24 +24,24 @@ from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.sizes import Sizes
 
 MOST_SAMPLES = 20_000
-"""Largest sample of a corpus that is packed at random for the comparison."""
+"""Most samples of a corpus that are packed at random for the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoads:
     """Seconds of work of every worker in every step, float64 [steps, workers].
 
-    Workers are data-parallel ranks or, where there is one only, the microbatches of its pipeline.
+    Workers are data-parallel ranks or, if there is only one, the microbatches of its pipeline.
     """
 
     workers: str
     seconds: NDArray[np.float64]
     samples: float
-    """Samples a step."""
+    """Samples per step."""
 
     @property
     def spread(self) -> float:
-        """Share of the workers' time in which they wait for the slowest."""
+        """Fraction of the workers' time spent waiting for the slowest."""
         return wait(self.seconds[..., None])
 
 
@@ -70,7 +70,7 @@ def random_index(index: PackedIndex, sizes: Sizes, folder: Path) -> PackedIndex:
 
 
 def loads_of(index: PackedIndex, costs: PackCosts, replicas: int, steps: int = 200) -> StepLoads:
-    """The loads of the first steps of epoch 0, on `replicas` data-parallel ranks."""
+    """Return the loads of the first steps of epoch 0, on `replicas` data-parallel ranks."""
     stream = PackStream(index, replicas, index.global_batch // replicas)
     iterations = epoch_iterations(stream)[:steps]
     loads = np.asarray(index.loads[np.maximum(iterations, 0).ravel()])
@@ -84,19 +84,19 @@ def loads_of(index: PackedIndex, costs: PackCosts, replicas: int, steps: int = 2
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A setup with some kinds of balance, and its predicted samples a second."""
+    """A setup with some kinds of balance, and its predicted samples per second."""
 
     name: str
     samples_per_second: float
     needed: float
-    """Share of the ranks' time that is needed work."""
+    """Fraction of the ranks' time that is needed work."""
 
 
 def contributions(
     problem: LayoutProblem, layout: Layout, index: PackedIndex, random: PackedIndex
 ) -> list[Contribution]:
-    """Predictions from random batches, cuts by parameters and full recomputation on, adding one kind of balance at a
-    time until the plan.
+    """Return predictions, from random batches with cuts by parameters and full recomputation to the plan, adding one
+    kind of balance at a time.
 
     Setups that exceed the memory are left out. A replicated vision tower counts as part of the plan's cuts.
     """

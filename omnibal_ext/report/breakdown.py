@@ -5,7 +5,7 @@ All ranks' time (lanes x length of the iteration) is divided by cause:
     needed             forwards and backwards of the layers, once
     recomputation      repeated forwards
     executor           time of an action outside its layers
-    exchange           ranks that share a pack send each other tensors, and wait for each other to do so
+    exchange           ranks that share a pack exchange tensors, and wait for each other
     late data or host  the iteration takes longer because a rank waits for its packs, or for its own host
     uneven stages      ranks wait because the slowest rank works longer than they do
     fill and drain     ranks wait for their first microbatch, after their last, and for tensors between
@@ -36,7 +36,7 @@ WORTH_TRYING = 0.01
 
 
 def breakdown(timeline: Timeline) -> dict[str, float]:
-    """Shares of all ranks' time by cause, in the order of `CAUSES`; they add up to 1."""
+    """Return fractions of all ranks' time by cause, in the order of `CAUSES`; their sum is 1."""
     found, lanes_seconds = dict.fromkeys(CAUSES, 0.0), timeline.seconds * len(timeline.lanes)
     causes = {OTHER: EXECUTOR, EXCHANGE: EXCHANGE}
     for (part, phase), seconds in timeline.totals().items():
@@ -47,7 +47,7 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
         end, slowest = max(lane.end for lane in lanes), max(lane.work_seconds for lane in lanes)
         last = max(lane.last_end for lane in lanes)
         for lane in lanes:
-            done = min(last, lane.update_at)  # when its replica is, or earlier if it does not wait for that
+            done = min(last, lane.update_at)  # a rank that does not wait for its replica may update earlier
             uneven = slowest - lane.work_seconds
             found[UNEVEN] += uneven
             found[FILL] += done - lane.work_seconds - uneven + end - lane.end
@@ -71,7 +71,7 @@ def replicas(timeline: Timeline) -> dict[int, list[Lane]]:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The slowest rank of the pipeline, and the cause (of `CAUSES`) that costs most, with its share of the time."""
+    """The slowest rank of the pipeline, and the most expensive of `CAUSES`, with its fraction of the time."""
 
     lane: Lane
     stages: tuple[int, ...]
@@ -82,12 +82,12 @@ class Limit:
 
     @property
     def more(self) -> float:
-        """Share by which the rank works longer than the others do on average."""
+        """How much longer the rank works than the others on average (0.1: 10%)."""
         return self.lane.work_seconds / self.others - 1 if self.others else 0.0
 
 
 def limit_of(timeline: Timeline) -> Limit:
-    """The rank that works longest in the replica that ends last, and what costs most."""
+    """Return the rank that works longest in the replica that ends last, and the most expensive cause."""
     last = max(replicas(timeline).values(), key=lambda lanes: max(lane.end for lane in lanes))
     slowest = max(last, key=lambda lane: lane.work_seconds)
     others = [lane.work_seconds for lane in last if lane is not slowest]
@@ -99,7 +99,7 @@ def limit_of(timeline: Timeline) -> Limit:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A suggestion: what to change, how, and the predicted gain in samples a second (0.1: 10% more)."""
+    """A suggestion: what to change, how, and the predicted gain in samples per second (0.1: 10% more)."""
 
     what: str
     how: str
@@ -107,7 +107,7 @@ class Change:
 
 
 def faster_data(timeline: Timeline) -> Change | None:
-    """What a recorded iteration would have gained without waits for data and host; None: less than `WORTH_TRYING`."""
+    """Return the gain of a recorded iteration without waits for data and host; None: less than `WORTH_TRYING`."""
     gain = timeline.seconds / (timeline.seconds - late_seconds(timeline)) - 1
     how = "tools/launch.py -- --num-workers N, or smaller images"
     return Change("data and host in time", how, gain) if gain >= WORTH_TRYING else None
@@ -116,7 +116,7 @@ def faster_data(timeline: Timeline) -> Change | None:
 def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
     """Simulated gains of other schedules, twice the microbatches and no recomputation; the best first.
 
-    With a replicated vision tower only no recomputation: anything else needs a new plan.
+    With a replicated vision tower only the last: the others need a new plan.
     """
     now, found = problem.step_seconds(layout), []
     can_reschedule = problem.ranks > 1 and problem.beside is None

@@ -1,4 +1,4 @@
-"""Draws data as SVG: widths in percent, so that drawings follow the page's width and text keeps its size.
+"""Draws data as SVG, with widths in percent: drawings scale with the page's width, text keeps its size.
 
 Colours come from the page's style sheet, by class. Every function returns markup that needs no escaping.
 """
@@ -16,12 +16,12 @@ from omnibal_ext.schedules.actions import VISION
 ROW, GAP, AXIS = 34, 10, 26
 """Heights in pixels of a lane, of the gap between lanes, and of the axis below."""
 TEAM = 5
-"""Height in pixels of the mark on actions for a pack of several ranks."""
+"""Height in pixels of the mark on actions of packs that several ranks share."""
 PLOT, MARGIN = 170, 24
 LAST_LABEL = 0.8
-"""Share of the axis from which labels stand left of their mark, so that a phone does not cut them off."""
+"""Fraction of the axis after which labels are left of their mark, so that narrow screens do not cut them off."""
 STAGE_WIDTH = 0.06
-"""Least width of a stage, as a share of the drawing, for its number to fit on a phone."""
+"""Least width of a stage, as a fraction of the drawing, for its number to fit on a phone."""
 LABEL_WIDTH = 0.9
 """Least width of an action, in percent of the drawing, for its number to be shown without zooming in."""
 
@@ -108,7 +108,7 @@ def ticks(most: float, count: int = 8) -> list[float]:
 
 
 def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], unit: str, limit: float = 0.0) -> Markup:
-    """Horizontal bars (label, [(CSS class, value), ...]) of values end to end; a line at `limit`, 0: none."""
+    """Stacked horizontal bars (label, [(CSS class, value), ...]); a line at `limit`, 0: none."""
     most = ticks(max([limit, *(sum(value for _, value in parts) for _, parts in rows)]))[-1]
     drawn = []
     for number, (label, parts) in enumerate(rows):
@@ -187,9 +187,9 @@ def histogram(title: str, values: Sequence[float], limit: float = 0.0, bins: int
 def chain_svg(
     names: Sequence[str], edges: Sequence[int], recomputed: Mapping[str, Collection[int]], weights: Sequence[float]
 ) -> Markup:
-    """The layer chain as boxes, as wide as `weights` (seconds), cut at `edges` into stages, which are listed below.
+    """The layer chain as boxes of widths `weights` (seconds), cut at `edges` into stages, which are listed below.
 
-    `recomputed` has layer ids by what of them is recomputed, in words; these are hatched.
+    recomputed: {what is recomputed, in words: layer ids}; these are hatched.
     """
     total, at, drawn = sum(weights) or 1.0, 0.0, []
     for layer, (name, weight) in enumerate(zip(names, weights, strict=True)):

@@ -4,7 +4,7 @@ from omnibal_ext.report.subject import Subject
 
 
 def heading(subject: Subject) -> list[tuple[str, str]]:
-    """(what, value) of all that is known."""
+    """Return (what, value) pairs of all that is known."""
     plan, profile = subject.plan, subject.profile
     measured = "measured" if profile.measured_with else "counted, not measured"
     shape = f"{plan.num_microbatches} microbatches a rank, schedule {plan.schedule}"
@@ -29,8 +29,8 @@ def _adapters(subject: Subject) -> list[str]:
 
 
 def _tower(subject: Subject) -> str:
-    """Whether the vision tower is cut or replicated ("beside"); of both, the predicted iteration and its share of the
-    speed of the language model alone."""
+    """Return whether the vision tower is cut or replicated ("beside"), with both layouts' predicted iteration time and
+    speed relative to the language model alone."""
     predicted = subject.plan.predicted.get("tower")
     if not predicted:
         return ""
@@ -44,7 +44,7 @@ def _tower(subject: Subject) -> str:
 
 
 def _ranks(subject: Subject) -> str:
-    """Parallel sizes; the data-parallel one where packs or a recorded iteration tell it."""
+    """Return parallel sizes; the data-parallel size only if packs or a recorded iteration have it."""
     plan = subject.plan
     sizes = {
         "tensor": plan.tensor_model_parallel_size,
@@ -61,7 +61,7 @@ def _ranks(subject: Subject) -> str:
 
 
 def _speed(subject: Subject) -> str:
-    """TFLOP/s and MFU of the entire run: means over its intervals, weighted by their seconds."""
+    """Return the run's TFLOP/s and MFU: means over its intervals, weighted by seconds."""
     lines = [line for line in subject.intervals if "model_tflops" in line]
     if not lines:
         return ""

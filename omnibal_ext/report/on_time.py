@@ -14,8 +14,8 @@ from omnibal_ext.schedules.actions import givers
 def on_time(timeline: Timeline) -> Timeline:
     """The same actions with unchanged durations, started as early as their inputs allow.
 
-    1. An action that receives a tensor keeps its recorded delay after the tensor was sent and its rank was free, less
-       the time in which the rank waited for a pack.
+    1. An action that receives a tensor keeps its recorded delay after the tensor was sent and its rank was free, minus
+       the rank's wait for a pack.
     2. Any other action starts when the one before it ends: it can only have waited for a pack or for its host.
     3. The update keeps its recorded delay after the last action of all ranks.
     """
@@ -46,7 +46,7 @@ def _earlier(lane: Lane, seconds: float) -> Lane:
 
 
 def _steps(lanes: tuple[Lane, ...]) -> Iterator[tuple[Lane, float, Span]]:
-    """Every action with its lane, and when the action before it ended."""
+    """Yield every action with its lane, and when the previous action ended."""
     for lane in lanes:
         before = 0.0
         for span in lane.spans:

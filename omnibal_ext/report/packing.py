@@ -23,7 +23,7 @@ from omnibal_ext.report.against_random import loads_of, random_index
 from omnibal_ext.sizes import Sizes
 
 SHOWN = 8
-"""Most samples left out, and most budgets tried, that are listed."""
+"""Most rows listed of samples left out, and of budgets tried."""
 
 REJECT = record({"reason": text})
 
@@ -39,18 +39,18 @@ class PackingView:
     waste: Sequence[tuple[str, float]] = ()
     tried: Sequence[dict[str, Any]] = ()
     saved: str = ""
-    """What packing saves against random batches, in words."""
+    """A sentence on what packing saves over random batches."""
 
     @classmethod
     def of_index(cls, index: PackedIndex, sizes: Sizes | None) -> "PackingView":
-        """Of an index alone, with the sizes of its samples where they are known."""
+        """From an index alone, and the sizes of its samples if known."""
         return cls(index, sizes)
 
     @classmethod
     def of_summary(
         cls, index: PackedIndex, corpus: Corpus, summary: Summary, tried: Sequence[dict[str, Any]]
     ) -> "PackingView":
-        """Of all that packing has measured; packs random batches too, to say what is saved."""
+        """From all results of packing; also packs random batches, for comparison."""
         measures = [(name.replace("_", " "), value) for name, value in asdict(summary).items() if np.isscalar(value)]
         return cls(index, corpus.sizes, measures, waste_by_kind(summary), tried[:SHOWN], _saved(index, corpus.sizes))
 
@@ -101,8 +101,8 @@ class PackingView:
 
 
 def _saved(index: PackedIndex, sizes: Sizes) -> str:
-    """Time saved against random padded batches by the index's costs; a step takes as long as its slowest rank. "": the
-    index pads too."""
+    """Return the time saved over random padded batches, by the index's costs and the slowest rank of each step; "" if
+    the index pads too."""
     if index.pad:
         return ""
     replicas = int(index.manifest["data_parallel_size"])

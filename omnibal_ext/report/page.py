@@ -47,7 +47,7 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 STALLED = 0.5
-"""Share of a typical iteration that another one must have lost to late data or host to be named."""
+"""An iteration is named if it lost at least this fraction of a typical one to late data or host."""
 BECAUSE = {
     "needed": "forwards and backwards of the layers, once",
     "recomputation": "layers are run again to save memory",
@@ -63,7 +63,7 @@ BECAUSE = {
 
 @dataclass(frozen=True)
 class SubjectView:
-    """All that the template shows of a plan or run, drawn."""
+    """All that the template shows of a plan or run."""
 
     subject: Subject
     scale: float
@@ -74,7 +74,7 @@ class SubjectView:
 
     @classmethod
     def of(cls, subject: Subject) -> "SubjectView":
-        """Of a plan or run, compared with random batches where the sizes of its samples are known."""
+        """From a plan or run; compared with random batches if the sizes of its samples are known."""
         index, scale = subject.index, max(timeline.seconds for timeline in subject.timelines) * 1.001
         sizes = sizes_of(index) if index else None
         if index is None or sizes is None:
@@ -104,7 +104,8 @@ class SubjectView:
         shares = breakdown(self.subject.seen)
         said, iteration = [], self.subject.seen.seconds * 1e3
         if limit.cause == LATE:
-            lost = f"Of {iteration:,.0f} ms an iteration {shares[LATE] * iteration:,.0f} ms are waits for data or host"
+            late = shares[LATE] * iteration
+            lost = f"Of {iteration:,.0f} ms per iteration, {late:,.0f} ms are waits for data or host"
             said.append(f"{lost}: more --num-workers, or smaller images, would help.")
         said.append(f"Of all ranks' time {shares['needed']:.0%} is needed work ({self.how}).")
         if plan.pipeline_model_parallel_size > 1:
@@ -116,7 +117,7 @@ class SubjectView:
 
     @property
     def stall(self) -> list[str]:
-        """A sentence on the recorded iteration that lost most to late data or host, if it lost enough (`STALLED`)."""
+        """A sentence on the recorded iteration that lost most to late data or host, if above `STALLED`."""
         late = [(late_seconds(self.subject.measured_of(record)), record) for record in self.subject.records]
         most, worst = max(late, key=lambda one: one[0], default=(0.0, None))
         if worst is None or worst is self.subject.typical or most < STALLED * self.subject.seen.seconds:
@@ -154,7 +155,7 @@ class SubjectView:
 
     @property
     def causes(self) -> Markup:
-        """Where the time goes."""
+        """Bars of time by cause."""
         rows = []
         for timeline in self.subject.timelines:
             shares = breakdown(timeline)
@@ -163,7 +164,7 @@ class SubjectView:
 
     @property
     def chain(self) -> Markup:
-        """Where the chain is cut."""
+        """The chain, cut into stages."""
         plan, profile = self.subject.plan, self.subject.profile
         costs = [profile.layers[kind] for kind in profile.cost_kinds]
         weights = [cost.forward_seconds + cost.backward_seconds for cost in costs]
@@ -226,7 +227,7 @@ class SubjectView:
 
     @property
     def figures(self) -> list[tuple[str, str]]:
-        """The numbers of the first screen."""
+        """The main figures, at the top."""
         subject, now = self.subject, self.subject.seen
         rows = [("iteration, predicted", f"{subject.predicted.seconds * 1e3:,.1f} ms")]
         if subject.measured:

@@ -1,4 +1,4 @@
-"""A timeline as PNG, for papers and terminals: matplotlib, of the extra `png`."""
+"""Timelines as PNG, for papers and terminals; needs matplotlib (the extra `png`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from omnibal_ext.errors import UserError
 from omnibal_ext.report.timeline import Timeline
 
-# Okabe and Ito's palette: told apart by colour-blind readers too. The page's style sheet has the same.
+# Okabe and Ito's palette, for colour-blind readers too. The page's style sheet has the same.
 COLOURS = {"vit": "#009e73", "projector": "#e69f00", "llm": "#0072b2", "head": "#56b4e9", "exchange": "#cc79a7",
            "other": "#999999"}  # fmt: skip
 DARKER = 0.68

@@ -40,7 +40,7 @@ WARM = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """A plan or run, as its files tell."""
+    """A plan or run, read from its files."""
 
     name: str
     plan: Plan
@@ -74,8 +74,8 @@ class Subject:
     def of_run(
         cls, folder: Path, plan: Path | None = None, profile: Path | None = None, packs: Path | None = None
     ) -> "Subject":
-        """A run's folder; by default with the plan, the profile and the packs that it was started with. A `plan` comes
-        with the profile in its folder. Raises UserError where there is no plan."""
+        """From a run's folder; by default with the plan, profile and packs that it was started with. With `plan` the
+        default profile is in the plan's folder. Raises UserError if there is no plan."""
         noted = noted_inputs(folder)
         if packs is None and Path(noted.get("packs", folder / "none")).exists():
             packs = Path(noted["packs"])
@@ -95,14 +95,14 @@ class Subject:
 
     @cached_property
     def typical(self) -> dict[str, Any] | None:
-        """The recorded iteration of median length, warm-up left out; None where none was recorded."""
+        """The recorded iteration of median length after the warm-up; None if none was recorded."""
         warm = [r for r in self.records if r["iteration"] > WARM] or list(self.records)
         ordered = sorted(warm, key=lambda record: max(lane["end"] for lane in record["lanes"]))
         return ordered[len(ordered) // 2] if ordered else None
 
     @cached_property
     def problem(self) -> LayoutProblem:
-        """The plan's problem, on the packs of the typical iteration, else on some of the index, else on full packs."""
+        """The plan's layout problem, with packs of the typical iteration, else of the index, else full ones."""
         packs: PackSizes | None = None
         if self.typical:
             packs = packs_of_record(self.typical)
@@ -126,7 +126,7 @@ class Subject:
 
     @property
     def timelines(self) -> list[Timeline]:
-        """Predicted, then measured where there is one."""
+        """Predicted, then measured if there is one."""
         return [self.predicted, *([self.measured] if self.measured else [])]
 
     @property

@@ -26,7 +26,7 @@ from omnibal_ext.units import GIB
 Phase = Literal["forward", "backward", "recompute", "weight"]
 OTHER = "other"
 EXCHANGE = "exchange"
-"""What the ranks that run one wide pack send each other."""
+"""Part for tensors that ranks of one wide pack send each other."""
 PHASES: dict[str, Phase] = {"F": "forward", "B": "backward", "W": "weight", "E": "forward", "V": "backward"}
 
 
@@ -46,7 +46,7 @@ class Span:
 
     action: Action
     stage: int
-    """E and V, which belong to no stage, have the rank's first."""
+    """The rank's first stage for E and V, which belong to none."""
     start: float
     end: float
     pieces: tuple[SpanPart, ...]
@@ -62,13 +62,13 @@ class Lane:
     rank: int
     spans: tuple[Span, ...]
     end: float
-    """When the rank ends the iteration: gradients are reduced and weights updated."""
+    """When the rank has reduced gradients and updated weights."""
     held: tuple[tuple[float, float], ...] = ()
     """(seconds, bytes held from then on)."""
     reads: tuple[tuple[float, float], ...] = ()
     """(start, end) of every wait for a pack; empty where they were not recorded."""
     barrier: float | None = None
-    """When the last rank ends its last action, if all ranks wait for that; None: this one updates without waiting."""
+    """When all ranks have ended their last action, if this one waits for that to update; None: it does not wait."""
 
     @property
     def work_seconds(self) -> float:
@@ -224,7 +224,7 @@ class _ActionSplit:
 
 
 def _with_exchange(pieces: Sequence[SpanPart], unexchanged: Sequence[SpanPart]) -> list[SpanPart]:
-    """The parts without exchanges, and then one part a phase for what `pieces` take longer: the exchanges."""
+    """Return the parts without exchanges, then one part per phase for the time by which `pieces` are longer."""
     without = {(piece.part, piece.phase): piece.seconds for piece in unexchanged}
     exchanged: dict[Phase, float] = {}
     found = []
@@ -239,7 +239,7 @@ def _with_exchange(pieces: Sequence[SpanPart], unexchanged: Sequence[SpanPart]) 
 def recorded(record: Mapping[str, Any], placement: Placement, beside: Beside | None = None) -> Timeline:
     """The timeline in a line of timeline.jsonl, see `megatron.vlm.monitoring.recorder`.
 
-    Where every rank ends after the last action of all, they have waited for each other there: to reduce gradients, or
+    If every rank ends after the last action of all ranks, they waited for each other there, to reduce gradients or
     their norm.
     """
     lanes = []

@@ -1,7 +1,7 @@
 """Timelines in Chrome's Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 Timelines are processes, lanes are threads; actions enclose their parts, arrows are transfers, counters bytes. Times are
-integer microseconds: Perfetto drops a slice that ends after the one around it, even by a rounding error.
+integer microseconds: Perfetto drops slices that end after their enclosing slice, even by a rounding error.
 """
 
 from collections.abc import Iterator, Sequence

@@ -99,7 +99,6 @@ def set_device(device: Any) -> None:
 
 
 def compiled(function: Any = None, **_: Any) -> Any:
-    """What it is given."""
     return (lambda one: one) if function is None else function
 
 

@@ -62,8 +62,6 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 class Calls(TorchFunctionMode):
-    """What Python says of devices."""
-
     def __init__(self, cards: Cards) -> None:
         super().__init__()
         self.cards = cards
@@ -196,8 +194,6 @@ CUDA_ALONE = {aten.mm.dtype: lambda left, right, dtype: left.to(dtype) @ right.t
 
 
 class Kernels(TorchDispatchMode):
-    """What is computed where."""
-
     def __init__(self, cards: Cards, backend_of: Callable[[Any], str]) -> None:
         """`backend_of(process group)`: what it was asked to be, "nccl" or "gloo"."""
         super().__init__()

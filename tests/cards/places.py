@@ -29,7 +29,6 @@ class Storages:
         return None if known is None else known[1]
 
     def bytes_of(self, value: int) -> int:
-        """Of all storages with a value."""
         self._sweep()
         return sum(size for _, its, size in self._values.values() if its == value)
 

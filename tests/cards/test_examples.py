@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.long import short
-from tests.programs import CARDS, ROOT, run_ranks
+from tests.programs import CARDS, ROOT, run_ranks, tool
 from tests.system.families import build
-from tests.system.test_training import tool
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.starts
@@ -50,13 +49,11 @@ def computed(said: str) -> list[dict[str, list[str]]]:
 
 
 def losses(said: str) -> list[float]:
-    """All that a run has printed."""
     lines = re.findall(r"^[\w ]+: loss(?:es)? (.*)$", said, re.MULTILINE)
     return [float(number) for line in lines for number in re.findall(r"\d+\.\d{4,}", line)]
 
 
 def check(name: str, words: list[str], stored: list[str]) -> None:
-    """An example trains on cards as it does on the CPU."""
     here = losses(run_ranks("tests.system.example", RANKS, [name, *words]))
     said = run_ranks("cards.run", RANKS, ["cards.example", name, *words], server=CARDS)
     assert len(here) >= STEPS

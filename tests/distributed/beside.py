@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain as joined
+from math import prod
 from pathlib import Path
 
 import torch
@@ -102,7 +103,10 @@ def parts_of(plan: Plan, packs: Sequence[Microbatch]) -> Iterator[Microbatch]:
 def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     """This rank's part of a pack's images."""
     assert plan.tower is not None
-    units, parts = pack.units_of_images(), plan.tower.parts[microbatch % len(plan.tower.parts)]
+    units, parts = (
+        tuple(map(prod, pack.grids)) or (1,) * pack.tiles,
+        plan.tower.parts[microbatch % len(plan.tower.parts)],
+    )
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
     dealt = assign_units(units, microbatch, parts, parallel_state.get_tensor_model_parallel_world_size())
     worker = parts.index(here) * parallel_state.get_tensor_model_parallel_world_size() + tensor if here in parts else -1

@@ -164,11 +164,11 @@ def questions(seed: int, count: int) -> list[Question]:
 
 LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=41, count=10),
-    "pipeline": Launch(2, 1, 2, seed=42, count=16),
+    "pipeline": Launch(2, 1, 2, seed=42, count=12),
     "tensor": Launch(2, 2, 1, seed=43, count=12, is_long=True),
     "data": Launch(2, 1, 1, seed=44, count=10, is_long=True),
-    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=16, layerless=5),
-    "data and pipeline": Launch(4, 1, 2, seed=46, count=16),
+    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=11, layerless=3),
+    "data and pipeline": Launch(4, 1, 2, seed=46, count=12),
     "long pipeline": Launch(4, 1, 4, seed=47, count=14, is_long=True),
     "data and tensor": Launch(4, 2, 1, seed=48, count=10),
 }

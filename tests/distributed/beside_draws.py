@@ -29,6 +29,7 @@ from tests.distributed import beside, beside_cases, cases, harness
 ITERATION = 4
 """The last of two: a tower that runs ahead has encoded its images in the one before."""
 FROZEN = ("vit", "projector")
+PACKS = 4
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def ways(dropout: bool, freeze: tuple[str, ...]) -> Iterator[tuple[str, cases.Ca
     yield f"{about}: cut", case
     make = OneRank if dropout else beside_cases.Beside
     for mode, kept in product(("bubbles",) if freeze else beside_cases.MODES, beside_cases.KEPT):
-        yield f"{about}: {mode}, {kept}", make(case, mode, kept, True, 8)
+        yield f"{about}: {mode}, {kept}", make(case, mode, kept, True, PACKS)
 
 
 def chain_of(args: Namespace, dropout: bool, freeze: tuple[str, ...]) -> Chain:
@@ -78,7 +79,7 @@ def chain_of(args: Namespace, dropout: bool, freeze: tuple[str, ...]) -> Chain:
 
 
 def packs_of(iteration: int) -> list[Microbatch]:
-    packs = harness.sample_packs(multiple=2)
+    packs = harness.sample_packs(multiple=2)[:PACKS]
     return [replace(pack, pack=number, iteration=iteration) for number, pack in enumerate(packs)]
 
 

@@ -1,4 +1,4 @@
-"""Run under torchrun: eight optimizer steps with the tower beside the pipeline, and what must not change them.
+"""Run under torchrun: five optimizer steps with the tower beside the pipeline, and what must not change them.
 
 beside_training.py answers ANSWERS.pt          writes one process's last loss and weights
 beside_training.py compare ANSWERS.pt          for every model: how far all weights are from those; 0 where runs are
@@ -62,7 +62,6 @@ def main() -> None:
 def differences(
     question: cases.Question, answer: tuple[float, dict[str, Tensor]], communicator: Communicator
 ) -> dict[str, float]:
-    """See above."""
     chain, plan = planned(question)
     loss, model = train(chain, plan, communicator, question.reduction)
     weights, worst = dict(harness.weights_of(model)), farthest(loss, model, answer)
@@ -97,13 +96,11 @@ def worst(
 
 
 def farthest(loss: float, model: list[torch.nn.Module], answer: tuple[float, dict[str, Tensor]]) -> float:
-    """The largest difference of any weight, or of the loss."""
     weights = [(weight, harness.shard(answer[1][name], weight)) for name, weight in harness.weights_of(model)]
     return max(abs(loss - answer[0]), *((weight - expected).abs().max().item() for weight, expected in weights))
 
 
 def all_first(plan: Plan) -> Plan:
-    """The same parts, all E first and all V last."""
     assert plan.tower is not None
     tower = replace(plan.tower, mode="first")
     lists = beside_cases.woven(plan.schedule, 1, plan.pipeline_model_parallel_size, tower, random.Random(0))
@@ -111,7 +108,6 @@ def all_first(plan: Plan) -> Plan:
 
 
 def unlike(weights: dict[str, Tensor], model: list[torch.nn.Module]) -> float:
-    """Weights that are not equal to the bit."""
     found = dict(harness.weights_of(model))
     assert found.keys() == weights.keys()
     return float(sum(not torch.equal(found[name], weight) for name, weight in weights.items()))
@@ -121,7 +117,6 @@ def train(
     chain: Chain, plan: Plan, communicator: Communicator, reduction: str, evaluates: bool = False,
     executor_of: Callable[..., Executor] = Executor,
 ) -> tuple[float, list[torch.nn.Module]]:  # fmt: skip
-    """The last step's loss, and the model after it."""
     plan.validate()
     args, model = get_args(), harness.build_model(chain, plan)
     rank, ranks = parallel_state.get_data_parallel_rank(), args.data_parallel_size

@@ -147,7 +147,7 @@ class Launch:
     pipeline: int
     seed: int
     count: int
-    questions: int = 48
+    questions: int = 24
     """How many different ones are asked; launches that ask as many share the answers."""
     server: str = PLAIN
     """The machine: with Transformer Engine, or without."""
@@ -199,32 +199,32 @@ class Launch:
 
 LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=0, count=12, adapted=4),
-    "pipeline": Launch(2, 1, 2, seed=167, count=16, adapted=6, layerless=6),
-    "tensor": Launch(2, 2, 1, seed=5, count=14, adapted=6),
-    "data": Launch(2, 1, 1, seed=3, count=16, experts=2, dealt=6),
-    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16, adapted=8, layerless=6),
+    "pipeline": Launch(2, 1, 2, seed=175, count=15, adapted=5, layerless=5),
+    "tensor": Launch(2, 2, 1, seed=5, count=10, adapted=4),
+    "data": Launch(2, 1, 1, seed=3, count=10, experts=2, dealt=3),
+    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=15, adapted=5, layerless=4),
     "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6, is_long=True),
     "long pipeline": Launch(4, 1, 4, seed=167, count=16, is_long=True),
-    "data and tensor": Launch(4, 2, 1, seed=7, count=12, experts=4, dealt=6),
-    "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE, adapted=6),
+    "data and tensor": Launch(4, 2, 1, seed=7, count=8, experts=4, dealt=3),
+    "Transformer Engine": Launch(4, 2, 2, seed=8, count=13, server=ENGINE, adapted=3),
 }
 STRICT = {
     "two ranks": Launch(2, 1, 2, seed=21, count=16, layerless=4, is_long=True),
     "three ranks": Launch(3, 1, 3, seed=22, count=16, is_long=True),
     "four ranks": Launch(4, 1, 4, seed=23, count=16),
-    "two pipelines": Launch(4, 1, 2, seed=25, count=16, experts=2, dealt=6),
+    "two pipelines": Launch(4, 1, 2, seed=25, count=16, experts=2, dealt=3),
     "pipelines of two": Launch(4, 2, 2, seed=20, count=16, is_long=True),
     "teams": Launch(4, 1, 2, seed=34, count=16, wide=True),
 }
 """Launches over a strict transport."""
 TEAMS = {
-    "teams": Launch(4, 1, 1, seed=31, count=18, experts=2, dealt=4, wide=True),
+    "teams": Launch(4, 1, 1, seed=31, count=14, experts=2, dealt=2, wide=True),
     "teams and pipeline": Launch(4, 1, 2, seed=32, count=18, adapted=4, layerless=4, wide=True, is_long=True),
-    "teams and tensor": Launch(4, 2, 1, seed=33, count=14, wide=True),
+    "teams and tensor": Launch(4, 2, 1, seed=33, count=10, wide=True),
 }
 """Launches whose packs are run by several ranks together."""
 TRAINING = {
-    "pipeline": Launch(2, 1, 2, seed=11, count=8, questions=8),
+    "pipeline": Launch(2, 1, 2, seed=11, count=5, questions=8),
     "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
     "data": Launch(2, 1, 1, seed=22, count=3, questions=8, experts=2, dealt=2, adapted=2),
     "data and pipeline": Launch(4, 1, 2, seed=22, count=3, questions=8, adapted=1),
@@ -240,7 +240,6 @@ def compile_lists() -> None:
 
 
 def questions() -> set[Question]:
-    """All that any launch asks of one iteration."""
     return {
         case.question for launch in (*LAUNCHES.values(), *STRICT.values(), *TEAMS.values()) for case in launch.cases()
     }

@@ -93,7 +93,6 @@ def expected_count(lengths: tuple[int, ...]) -> int:
 
 
 def counts(masks: list[Tensor]) -> dict[str, int]:
-    """How often each mask comes up."""
     names = [f"{list(mask.shape)} {mask.flatten().tolist()}" for mask in masks]
     return {name: names.count(name) for name in names}
 

@@ -1,9 +1,9 @@
 """Run under torchrun: cases over a transport as strict as NCCL's worst, ended by every rank.
 
 strict_transport.py parity LAUNCH ANSWERS.pt [flag...]      one iteration
-strict_transport.py training LAUNCH ANSWERS.pt [flag...]    eight optimizer steps
+strict_transport.py training LAUNCH ANSWERS.pt [flag...]    five optimizer steps
 strict_transport.py beside LAUNCH ANSWERS.pt [flag...]      two iterations with the tower beside the pipeline
-strict_transport.py steps_beside LAUNCH ANSWERS.pt [flag...]    eight optimizer steps with it
+strict_transport.py steps_beside LAUNCH ANSWERS.pt [flag...]    five optimizer steps with it
 
 Gloo forgives what hangs on a GPU. Here a send is not done before its receive is posted, and at random moments (before
 and after every action, before every message) a rank waits for all that it has posted, as a device synchronisation does:
@@ -89,8 +89,6 @@ class StrictCommunicator(Communicator):
 
 
 class Gathers(Once):
-    """Gathers whose results arrive when they are waited for."""
-
     def __init__(self, work: dist.Work, results: list[tuple[Tensor, Tensor]]) -> None:
         super().__init__(work)
         self.results = results

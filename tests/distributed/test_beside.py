@@ -41,7 +41,7 @@ def test_the_grid_has_every_mode_and_model_with_every_way_of_keeping() -> None:
     assert len(trained) < len(drawn)
 
 
-def test_eight_steps_evaluations_and_order(tmp_path: Path) -> None:
+def test_steps_evaluations_and_order(tmp_path: Path) -> None:
     """One process's weights; bit for bit the same once more with evaluations, and with all E first and V last."""
     program, answers = "tests.distributed.beside_training", tmp_path / "answers.pt"
     run_program(program, 1, "answers", str(answers))

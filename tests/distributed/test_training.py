@@ -1,4 +1,4 @@
-"""Eight optimizer steps: all layouts end with the same weights; in half precision with the same gradients."""
+"""Five optimizer steps: all layouts end with the same weights; in half precision with the same gradients."""
 
 from pathlib import Path
 

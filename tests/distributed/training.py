@@ -1,4 +1,4 @@
-"""Run under torchrun: eight optimizer steps of generated layouts, against one process's.
+"""Run under torchrun: five optimizer steps of generated layouts, against one process's.
 
 training.py compare LAUNCH ANSWERS.pt [flag...]
     for every case the largest difference of any weight, and of the last loss
@@ -26,7 +26,7 @@ from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.plan import Plan, single_stage_plan
 from tests.distributed import cases, harness, wide
 
-STEPS = 8
+STEPS = 5
 Deal = Callable[[list[Microbatch]], list[Microbatch]]
 PACKS = "one of many"
 
@@ -57,7 +57,6 @@ def questions(names: list[str]) -> list[cases.Question]:
 
 
 def one_process(question: cases.Question) -> tuple[float, dict[str, Tensor]]:
-    """The last loss and all weights."""
     chain = harness.chain_of(get_args(), question)
     plan = single_stage_plan(chain.kinds)
     packs = harness.sample_packs(PACKS, model=question.model)
@@ -69,7 +68,6 @@ def one_process(question: cases.Question) -> tuple[float, dict[str, Tensor]]:
 
 
 def difference(case: cases.Case, answers: dict, pipeline: int, make_executor: harness.MakeExecutor) -> float:
-    """Largest difference of any weight, or of the loss."""
     args = get_args()
     args.sequence_parallel, args.overlap_grad_reduce = case.sequence_parallel, case.overlap
     args.overlap_param_gather = args.align_param_gather = case.overlap and args.use_distributed_optimizer

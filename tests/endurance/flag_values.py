@@ -99,8 +99,6 @@ WORDS = ("", "x", "-1", "0", "nan", "inf", "1e30", "2.5", "--", "7 7", "a\x1b[31
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of one of the parsers."""
-
     name: str
     first: str
     """The first of its names."""

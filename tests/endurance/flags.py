@@ -57,18 +57,15 @@ class Bench:
 
     @cache  # noqa: B019 (a bench lives as long as its program)
     def plain(self) -> obeyed.Seen:
-        """What a run of the base alone does."""
         case = Case(())
         return self.seen(case, self.start(case, self.place("plain")), self.folder / "plain")
 
     def place(self, name: str) -> Path:
-        """An empty folder."""
         shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / name).mkdir()
         return self.folder / name
 
     def words(self, case: Case, here: Path) -> list[str]:
-        """All words of a start without the launcher."""
         places = {"--data": "DATA", "--packs": "PACKS", "--metrics-file": "HERE/metrics.jsonl"}
         flags = {"--model": MODEL, "--from-scratch": "", "--global-batch-size": "2", **places, **BASE, **case.given}
         return self._filled(flags, here)
@@ -84,7 +81,6 @@ class Bench:
         return words
 
     def launched(self, case: Case, here: Path, *more: str) -> list[str]:
-        """The launcher's words."""
         places = {"--data": "DATA", "--packs": "PACKS", "--run-dir": "HERE", "--analytic": "a100"}
         ours = {"--model": MODEL, "--from-scratch": "", **places, **case.ours}
         if "--plan" in ours or "--profile" in ours:
@@ -99,20 +95,17 @@ class Bench:
         return run_alone("megatron.vlm.preflight", job, *self.words(case, here))
 
     def start(self, case: Case, here: Path) -> CompletedProcess[str]:
-        """Train."""
         if case.ours:
             return run_tool("launch.py", *self.launched(case, here))
         return run_alone("megatron.vlm.pretrain", *self.words(case, here))
 
     def seen(self, case: Case, done: CompletedProcess[str], here: Path) -> obeyed.Seen:
-        """What it did."""
         given, ours = ({all_flags()[flag].first: value for flag, value in flags.items()}
                        for flags in ({**BASE, **case.given}, case.ours))  # fmt: skip
         return obeyed.Seen(given, ours, done.stdout + done.stderr, here, self.folder / "small")
 
 
 def draw(seed: int, number: int) -> Case:
-    """One case."""
     draws = random.Random(f"{seed} {number}")
     flags = all_flags()
     allowed = [name for name, flag in flags.items() if flag.allowed]
@@ -130,7 +123,6 @@ def draw(seed: int, number: int) -> Case:
 
 
 def value_of(flag: Flag, draws: random.Random) -> str:
-    """A value that the flag takes, mostly."""
     if flag.switch:
         return "" if draws.random() < 0.95 else draws.choice(WORDS[1:])
     if flag.inside and draws.random() < 0.85:
@@ -181,7 +173,6 @@ def refused(done: CompletedProcess[str]) -> str:
 
 
 def run(folder: Path, count: int, seed: int, keep_going: bool = False) -> Counter[str]:
-    """All cases; what became of them."""
     bench, found = Bench(folder), Counter[str]()
     for number in range(count):
         case = draw(seed, number)
@@ -196,7 +187,6 @@ def run(folder: Path, count: int, seed: int, keep_going: bool = False) -> Counte
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run, and count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)

@@ -17,7 +17,6 @@ from tests.endurance.kills import prepare, undisturbed
 
 
 def main() -> None:
-    """Flip and count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--flips", type=int, default=300)
@@ -60,7 +59,6 @@ def flip_all(folder: Path, flips: int, seed: int) -> Counter[str]:
 
 
 def verdict(folder: Path, meaning: object, iteration: int) -> str:
-    """What a run says of a flip."""
     from omnibal_ext.errors import UserError
 
     try:

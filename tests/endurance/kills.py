@@ -38,7 +38,6 @@ PROGRAMS = {"launcher": "tools/launch.py", "torchrun": "omnibal_ext.launch.torch
 
 
 def main() -> None:
-    """Both runs, compared."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=20)
@@ -102,7 +101,6 @@ def survive(
 def undisturbed(
     folder: Path, iterations: int, python: str = sys.executable, flags: Sequence[object] = DRAWING, pipeline: int = 2
 ) -> None:
-    """The run that is left alone, once."""
     if reached(folder, "alone") != iterations:
         shutil.rmtree(folder / "alone", ignore_errors=True)
         assert start(folder, "alone", iterations, python, *flags, pipeline=pipeline).wait() == 0
@@ -127,7 +125,6 @@ def start(
 
 
 def reached(folder: Path, run: str = "killed") -> int:
-    """The last iteration that a run has told of."""
     path = folder / run / "metrics.jsonl"
     return training_intervals(path)[-1]["iteration"] if path.exists() and path.stat().st_size else 0
 
@@ -159,7 +156,6 @@ def kill_amid(launcher: subprocess.Popen[bytes], folder: Path, iterations: int, 
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it has not ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

@@ -38,8 +38,6 @@ STEP = re.compile(r"iteration\s+(\d+)/\s*\d+ \|.*? learning rate: (\S+) \| globa
 
 @dataclass
 class Seen:
-    """A run that was started, and what it left."""
-
     given: dict[str, str]
     ours: dict[str, str]
     said: str
@@ -60,28 +58,23 @@ class Seen:
         self.losses(plain)
 
     def number(self, flag: str, otherwise: float) -> float:
-        """The value of a flag."""
         return float(self.given.get(flag) or otherwise)
 
     @cached_property
     def run_dir(self) -> Path:
-        """Where the launcher writes."""
         return Path(self.ours.get("--run-dir", "HERE").replace("HERE", str(self.here), 1))
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """The intervals of training."""
         return training_intervals(self.metrics)
 
     @property
     def metrics(self) -> Path:
-        """Where it wrote them."""
         default = str((self.run_dir if self.ours else self.here) / "metrics.jsonl")
         return Path(self.given.get("--metrics-file", default).replace("HERE", str(self.here), 1))
 
     @cached_property
     def whole(self) -> int:
-        """The iterations that it was asked for."""
         if epochs := self.ours.get("--epochs"):
             index = PackedIndex.open(self.packs)
             return math.ceil(float(epochs) * index.num_packs / index.global_batch)
@@ -89,7 +82,6 @@ class Seen:
 
     @cached_property
     def end(self) -> int:
-        """The last iteration."""
         if "--skip-train" in self.given:
             return 0
         every = int(self.number("--exit-interval", 0))
@@ -139,7 +131,6 @@ class Seen:
         return least + (top - least) * self.share(style, along, step, decay)
 
     def share(self, style: str, along: float, step: int, decay: float) -> float:
-        """What is left of it."""
         if style == "linear":
             return 1 - along
         if style == "cosine":
@@ -171,7 +162,6 @@ class Seen:
         assert found == (wanted if "--eval-data" in flags else set()), f"evaluations after {found}, not {wanted}"
 
     def written(self) -> None:
-        """Files that it was asked for."""
         if board := self.given.get("--tensorboard-dir"):
             path = Path(board.replace("HERE", str(self.here), 1))
             assert any(path.glob("events.*")), "no curves"
@@ -181,7 +171,6 @@ class Seen:
         assert not (self.ours.keys() & {"--progress"}) or (self.run_dir / "train.log").exists(), "no log"
 
     def planned(self) -> None:
-        """The plan is as the launcher was asked for."""
         if not self.ours:
             return
         plan = Plan.load(self.run_dir / "plan.json")

@@ -42,7 +42,6 @@ class Evil:
 
 
 def main() -> None:
-    """Change and count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--changes", type=int, default=300)
@@ -86,7 +85,6 @@ def change_all(folder: Path, changes: int, seed: int) -> Counter[str]:
 
 
 def verdict(folder: Path, written: dict[str, bytes]) -> str:
-    """What a run says of its saves."""
     from megatron.vlm.checkpoint.folder import Checkpoints
     from megatron.vlm.checkpoint.guard import select_save
     from omnibal_ext.errors import UserError
@@ -123,12 +121,10 @@ def no_longer_than(seconds: int) -> Iterator[None]:
 
 
 def a_file(save: Path, draws: random.Random) -> Path:
-    """One of a save's files, its list among them."""
     return draws.choice(sorted(save.iterdir()))
 
 
 def beside(make: Callable[[Path, random.Random], object]) -> Callable[[Path, random.Random], None]:
-    """Put something into a save."""
 
     def change(save: Path, draws: random.Random) -> None:
         make(save / draws.choice(NAMES), draws)
@@ -137,7 +133,6 @@ def beside(make: Callable[[Path, random.Random], object]) -> Callable[[Path, ran
 
 
 def instead(make: Callable[[Path, random.Random], object]) -> Callable[[Path, random.Random], None]:
-    """Put something in the place of one of its files."""
 
     def change(save: Path, draws: random.Random) -> None:
         path = a_file(save, draws)
@@ -158,7 +153,6 @@ def edit(how: Callable[[bytes, random.Random], bytes]) -> Callable[[Path, random
 
 
 def exchange(save: Path, draws: random.Random) -> None:
-    """Two files of a save change names."""
     one, other = draws.sample(sorted(save.iterdir()), 2)
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
@@ -172,7 +166,6 @@ def from_another(save: Path, draws: random.Random) -> None:
 
 
 def the_save_before(save: Path, _: random.Random) -> None:
-    """All files of the save before."""
     shutil.rmtree(save)
     shutil.copytree(save.with_name("iter_0000004"), save)
 

@@ -41,8 +41,6 @@ class Hang(BaseException):
 
 @dataclass
 class Trial:
-    """A reader under test, and what became of its inputs."""
-
     name: str
     reader: Reader
     folder: Path
@@ -51,7 +49,6 @@ class Trial:
     """Where an undocumented exception was raised -> the choices that lead there."""
 
     def __call__(self, content: bytes) -> None:
-        """Read one damaged set of files."""
         choices = Choices(content)
         name = choices.one(sorted(self.reader.files))
         for other, whole in self.reader.files.items():
@@ -82,7 +79,6 @@ class Trial:
 
 
 def main() -> None:
-    """Parse, try, print."""
     arguments = _parser().parse_args()
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, _hang)

@@ -30,7 +30,6 @@ class Choices:
         return int.from_bytes(drawn, "little") % max(1, count)
 
     def one(self, options: Any) -> Any:
-        """One of some values."""
         return options[self.below(len(options))]
 
 
@@ -88,7 +87,6 @@ def _lines(content: bytes, choices: Choices) -> bytes:
 
 
 def _changed(value: Any, choices: Choices) -> Any:
-    """The value with one change, somewhere in it."""
     if isinstance(value, dict) and value and choices.below(8):
         name, how = choices.one(list(value)), choices.below(8)
         if how == 0:

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.images import MAX_PIXELS, image_size, load_rgb
-from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import RejectCount, Rejected
 from megatron.vlm.hf.convert import KeyMap
@@ -23,9 +21,6 @@ from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
 from megatron.vlm.hf.names import sources
 from megatron.vlm.hf.shapes import weight_shape
 from megatron.vlm.preprocessing.chat import parse_conversation
-from megatron.vlm.preprocessing.job import open_job
-from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
 from megatron.vlm.preprocessing.tokenizer import declared_tokens
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import TINY
@@ -45,6 +40,7 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.run_metrics import evaluations, profile_check, training_intervals
 from omnibal_ext.sizes import Sizes
+from tests.demo import demo_dataset
 from tests.unit.architectures import test_huggingface as published
 from tests.unit.data.clips import noise, write_video
 
@@ -62,7 +58,6 @@ class Reader:
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """The files of a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
@@ -154,16 +149,13 @@ def _sizes(folder: Path) -> Reader:
 
 
 def _dataset(folder: Path) -> Reader:
-    make_demo_data(folder, samples=8, heldout_samples=1, seed=3)
-    recipe = Recipe(folder, folder / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), tokens_per_tile=4)
-    preprocess(open_job([folder / "train.jsonl"], recipe, folder / "dataset"))
+    demo_dataset(folder, folder / "dataset", 8)
 
     def read(folder: Path) -> None:
         data = ChatDataset(folder)
         for sample in range(len(data)):
-            data.text(sample)
-            data.images(sample)
-            data.feature_orders(sample)
+            one = data.sample(sample)
+            _ = one.text, one.images, one.orders
 
     return Reader(content_of(folder / "dataset"), read, _true_hashes)
 

@@ -25,7 +25,6 @@ _known: set[tuple[str, bool]] = set()
 
 
 def note(key: str, value: Any) -> Any:
-    """The value, whose truth is an answer."""
     answer = bool(value)
     if (key, answer) not in _known:
         _known.add((key, answer))

@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +43,7 @@ def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, in
     parts = [part_of(plan, pack, number, tensor) for number, pack in enumerate(packs)]
     # A tower that runs ahead has the first iteration's parts to encode, and then those of the next.
     following = iter([[*parts, *parts] if frozen else parts, parts])
-    trainer.images = SimpleNamespace(begin=lambda *_: images_of(next(following)))
+    trainer.packs[True] = SimpleNamespace(begin=lambda *_: images_of(next(following)))
     trainer.bad_steps.watch(optimizer, trainer.end_training_iteration)
     run = partial(trainer.forward_backward, model=[module], num_microbatches=MICROBATCHES)
     args.curr_iteration = 0
@@ -104,7 +105,8 @@ def part_of(plan: Any, pack: Any, microbatch: int, tensor: int) -> Any:
     from megatron.vlm.microbatch import Microbatch
     from omnibal_ext.tower_encoding import EncoderRank
 
-    here, units = parallel_state.get_pipeline_model_parallel_rank(), pack.units_of_images()
+    here = parallel_state.get_pipeline_model_parallel_rank()
+    units = tuple(map(prod, pack.grids)) or (1,) * pack.tiles
     takes = EncoderRank(plan.tower.parts, here, 0, tensor).takes(units, microbatch)
     tiles = sum(size for size, own in zip(units, takes, strict=True) if own)
     grids = tuple(grid for grid, own in zip(pack.grids, takes, strict=False) if own)

@@ -50,7 +50,6 @@ def _like(x: Tensor, *_: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, shape: Any, weight: Tensor | None, eps: float | None = None) -> Tensor:
-    """As torch's."""
     out: Tensor = RMSNorm.apply(x, weight)
     return out
 

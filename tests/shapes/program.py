@@ -22,7 +22,6 @@ Answer = dict[str, Any]
 
 
 def main() -> None:
-    """Every preset on one machine."""
     kind, *words = sys.argv[1:]
     result = {}
     sizes = [words[place : place + 4] for place in range(0, len(words), 4)]
@@ -71,9 +70,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
         stage = Stage(chain, link, link + 1)
         entering = None
         if link:
-            shape = list(chain.shape_before(link, pack))
-            if kind == "word_embed":
-                shape[0] = len(pack.image_positions) * (1 + chain.features_before(link, pack))
+            shape = chain.shape_before(link, pack, len(pack.image_positions) if kind == "word_embed" else None)
             entering = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         found[cost] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
         if kind in RECOMPUTABLE_KINDS:
@@ -106,19 +103,15 @@ def names_in(model: Any, one: Any) -> list[str]:
 
 
 def without_beside(found: Answer, chain: Any, link: int, pack: Any) -> None:
-    """What a layer reads of others lies in one tensor with the hidden states, and keys and values of it are laid out as
-    they were: a stage holds both once, however many layers read them."""
-    rows, _, width = chain.hidden_shape_before(link, pack) if chain.kinds[link] == "llm" else (0, 0, 0)
-    beside, arrived = 2 * width * chain.carrier.extra_rows(link, rows), 0
-    layer = chain.architecture.language.each_layer[
-        min(chain.kinds[:link].count("llm"), chain.kinds.count("llm") - 1)
-    ].attention
-    if beside and layer.reads_keys:
-        arrived = 2 * pack.tokens * 2 * layer.kv_heads * layer.head_dim
-    for way in (found, found.get("cheap"), found.get("adapted")):
-        if way:
-            way["kept"] -= beside + arrived
-    found["late"] -= beside
+    """What a layer reads of others lies in one tensor with the hidden states: a stage holds it once, however many
+    layers read it."""
+    if chain.kinds[link] == "llm":
+        rows, _, width = chain.hidden_shape_before(link, pack)
+        beside = 2 * width * (chain.shape_before(link, pack)[0] - rows)
+        for way in (found, found.get("cheap"), found.get("adapted")):
+            if way:
+                way["kept"] -= beside
+        found["late"] -= beside
 
 
 def start(name: str, tensor: int) -> Namespace:
@@ -186,7 +179,6 @@ def count(module: Any, forward: Callable[[], Any]) -> Answer:
 
 
 def held_until_w(module: Any, forward: Callable[[], Any]) -> int:
-    """Bytes that a split backward leaves for W."""
     import torch
 
     from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients

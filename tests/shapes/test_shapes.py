@@ -1,10 +1,9 @@
 """On a device of shapes: nothing waits, no CPU tensor comes in, and plans count with what is kept and computed."""
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.language_works import CHUNK
 from omnibal_ext.costs.work import Work
 from omnibal_ext.costs.works import layer_works
-from tests.programs import ROOT, environment, result_of
+from tests.programs import fresh_python, result_of
 
 pytestmark = pytest.mark.starts
 MODELS = {
@@ -50,19 +49,25 @@ MOST_KERNELS = {
 experts would be many more."""
 
 
+@cache
+def asked(machine: str, is_long: bool) -> dict[str, dict[str, Any]]:
+    """What each model asked of the device, with Transformer Engine or without, in one start."""
+    models = MODELS if machine == "engine" else {name: MODELS[name] for name in WITHOUT_ENGINE}
+    models = {name: sizes for name, sizes in models.items() if is_long or name in OFTEN}
+    mixed = {name: sizes for name, sizes in MIXED[machine].items() if is_long or (machine, name) not in SELDOM}
+    return run("program", machine, models | mixed)
+
+
 @pytest.fixture(scope="module", params=["engine", "local"])
 def machine(request: pytest.FixtureRequest, is_long: bool) -> tuple[str, dict[str, dict[str, Any]]]:
-    """With Transformer Engine, or without: what each model asked of the device."""
-    models = MODELS if request.param == "engine" else {name: MODELS[name] for name in WITHOUT_ENGINE}
-    models = {name: sizes for name, sizes in models.items() if is_long or name in OFTEN}
-    return request.param, run("program", request.param, models)
+    """Of models with one kind of language layers."""
+    return request.param, {name: one for name, one in asked(request.param, is_long).items() if name in MODELS}
 
 
 def run(program: str, machine: str, models: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, Any]]:
     """What a program of tests/shapes finds of each model on that machine."""
     words = [str(word) for name, sizes in models.items() for word in (name, *sizes)]
-    command = [sys.executable, "-W", "ignore", f"tests/shapes/{program}.py", machine, *words]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    done = fresh_python("-W", "ignore", f"tests/shapes/{program}.py", machine, *words)
     assert not done.returncode, done.stderr[-4000:]
     found: dict[str, dict[str, Any]] = result_of(done.stdout)
     return found
@@ -200,10 +205,10 @@ SELDOM = {("engine", "gemma-4-e2b"), ("local", "gemma-4-31b")}
 
 @pytest.fixture(scope="module", params=MIXED)
 def mixed(request: pytest.FixtureRequest, is_long: bool) -> tuple[str, dict[str, dict[str, Any]]]:
-    """What each of them asked of the device, in one start."""
-    machine = request.param
-    models = {name: sizes for name, sizes in MIXED[machine].items() if is_long or (machine, name) not in SELDOM}
-    return machine, run("program", machine, models)
+    """Of models with several."""
+    return request.param, {
+        name: one for name, one in asked(request.param, is_long).items() if name in MIXED[request.param]
+    }
 
 
 @pytest.mark.parametrize("mixed", ["local"], indirect=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.templates import TEMPLATES
+from megatron.vlm.data.templates import chat_template
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from tests.unit.data.clips import TURNS as FILMED
 from tests.unit.data.clips import noise, write_frames, write_video
@@ -42,8 +42,6 @@ IMAGE_INDEX = {"image_token_index": "<image>"}
 
 @dataclass(frozen=True)
 class Family:
-    """A folder: of the model, and beside it."""
-
     name: str
     """How transformers' classes begin."""
     vision: Fields
@@ -64,7 +62,6 @@ class Family:
 
     @property
     def sees_films(self) -> bool:
-        """Whether conversations about videos are for it."""
         return "video_preprocessor_config.json" in self.files
 
 
@@ -90,6 +87,15 @@ def glm(name: str, text: Fields, template: str) -> Family:
     return Family(name, vision, {**text, "vocab_size": 512}, {**CLIP_PIXELS, **limits}, ("glm-4.1v", "glm-4.1v"),
                   {"image_token_id": "<|image|>"}, template, files={"video_preprocessor_config.json": FILMS},
                   drawn=True)  # fmt: skip
+
+
+def mistral(text: Fields) -> Family:
+    return Family("Mistral3", {**models.PIXTRAL, "patch_size": 8}, text,
+                  {**CLIP_PIXELS, "size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}},
+                  ("mistral-v7", "mistral"), {"image_token_index": "[IMG]"}, models.MISTRAL_JINJA,
+                  {"tie_word_embeddings": False},
+                  {"tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>"},
+                   "processor_config.json": {"patch_size": 8, "spatial_merge_size": 2}})  # fmt: skip
 
 
 def qwen(name: str, vision: Fields, text: Fields, system: str = "") -> Family:
@@ -133,13 +139,15 @@ FAMILIES = {
     ),
     "qwen3.5": qwen("Qwen3_5", models.QWEN3_5, models.QWEN3_5_TEXT),
     "qwen3.5-moe": qwen("Qwen3_5Moe", models.QWEN3_5, {**models.QWEN3_5_TEXT, **models.EXPERTS, **models.SHARED}),
-    "mistral-3": Family(
-        "Mistral3", {**models.PIXTRAL, "patch_size": 8}, {**models.MISTRAL, "vocab_size": 512},
+    "mistral-3": mistral({**models.MISTRAL, "vocab_size": 512}),
+    "ministral-3": mistral({**models.MINISTRAL, "vocab_size": 512}),
+    "lighton-ocr": Family(
+        "LightOnOcr", {**models.PIXTRAL, "patch_size": 8}, {**TEXT, "model_type": "qwen3", "head_dim": 16},
         {**CLIP_PIXELS, "size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}},
-        ("mistral-v7", "mistral"), {"image_token_index": "[IMG]"}, models.MISTRAL_JINJA, {"tie_word_embeddings": False},
-        {"tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>"},
-         "processor_config.json": {"patch_size": 8, "spatial_merge_size": 2}},
+        ("qwen-vl", "lighton_ocr"), {"image_token_id": "<|image_pad|>"}, TURNS, {"tie_word_embeddings": False},
+        {"processor_config.json": {"patch_size": 8, "spatial_merge_size": 2}},
     ),
+    "glm-ocr": glm("GlmOcr", models.GLM_OCR_TEXT, models.GLM_JINJA),
     "glm-4.1v": glm("Glm4v", models.GLM_TEXT, models.GLM_JINJA),
     "glm-4.5v": glm("Glm4vMoe", models.GLM_MOE_TEXT, models.GLM_THINKING_JINJA),
     "smolvlm": Family(
@@ -153,7 +161,7 @@ FAMILIES = {
         more={"projection_dim": 48},
     ),
 }  # fmt: skip
-UNPACKED = ("qwen3.5", "gemma-4", "mistral", "glm", "smolvlm", "paligemma")
+UNPACKED = ("qwen3.5", "gemma-4", "mistral", "ministral", "lighton", "glm", "smolvlm", "paligemma")
 PACKED = [family for family in FAMILIES if not family.startswith(UNPACKED)]
 """Those whose packs transformers can run."""
 
@@ -170,14 +178,13 @@ def build(family: str, demo: Path, folder: Path) -> None:
 
 
 def save_model(name: str, folder: Path, tokenizer: Path) -> None:
-    """As it would have been published."""
     family = FAMILIES[name]
     folder.mkdir()
     shutil.copyfile(tokenizer, folder / "tokenizer.model")
     torch.manual_seed(0)
     template, markup = family.words
     special = MARKUPS[markup].tokens if markup else tuple(family.tokens.values())
-    loaded = load_tokenizer(tokenizer, (*TEMPLATES[template].tokens, *special)) if family.tokens else None
+    loaded = load_tokenizer(tokenizer, (*chat_template(template).tokens, *special)) if family.tokens else None
     tokens = {name: loaded.token_id(token) for name, token in family.tokens.items()} if loaded else {}
     config = getattr(transformers, f"{family.name}Config")(
         vision_config=dict(family.vision), text_config=dict(family.text), **tokens, **family.more

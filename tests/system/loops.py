@@ -34,7 +34,6 @@ from transformers_packs import load_model, loader, steps
 
 
 def main() -> None:
-    """All folders, one after the other."""
     dist.init_process_group("gloo")
     result = {name: compare(Path(name)) for name in sys.argv[1:]}
     if os.environ["RANK"] == "0":

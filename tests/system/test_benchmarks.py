@@ -5,16 +5,14 @@ Commands in blocks of the documents are run by test_document_commands.py, exampl
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.long import short
-from tests.programs import ROOT, environment, run_tool
-from tests.system.test_training import make_dataset, tool
+from tests.programs import ROOT, fresh_python, tool
+from tests.system.test_training import make_dataset
 
 SMALL = ("--samples", 400, "--data-parallel-size", 2)
 ONE_MODEL = ("--model", "internvl2.5-8b")
@@ -60,8 +58,8 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     "wide_steps.py": (("--rounds", 1), r"predicted over measured: median \S+, .*; \d+ of 15 pairs ranked right"),
 }  # fmt: skip
 """Of each its arguments, and its last line."""
-OFTEN = ("packing.py", "partition.py", "schedule.py")
-"""One of packing, one of planning, one that trains."""
+OFTEN = ("packing.py", "partition.py")
+"""One of packing, and one of planning that trains."""
 NARROW = ("beside_measured.py", "end_to_end.py", "partition.py", "peers.py", "simulator.py", "wide_steps.py")
 """What trains models, here narrower ones."""
 ELSEWHERE = {
@@ -72,7 +70,6 @@ ELSEWHERE = {
 
 
 def started() -> set[str]:
-    """Files of benchmarks/ that are programs."""
     return {path.name for path in (ROOT / "benchmarks").glob("*.py") if '__name__ == "__main__"' in path.read_text()}
 
 
@@ -84,7 +81,6 @@ def test_every_benchmark_has_a_short_form() -> None:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What arguments name."""
     folder = tmp_path_factory.mktemp("benchmarks")
     tiles = np.random.default_rng(0).integers(1, 6, 300)
     sizes = [{"vit_num": int(number), "token_num": int(256 * number + 90)} for number in tiles]
@@ -115,18 +111,16 @@ def test_a_benchmark_runs_to_its_ratio(name: str, places: dict[str, Path]) -> No
         make_quickstart(places["QUICKSTART"])
     words = [places.get(str(word), word) for word in arguments]
     if name in NARROW:
-        done = run_tool("narrow.py", name, *words, room="tests/system")
+        done = tool("narrow.py", name, *words, room="tests/system")
     else:
-        done = run_tool(name, *words, room="benchmarks")
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        done = tool(name, *words, room="benchmarks")
     assert re.fullmatch(last, done.stdout.strip().splitlines()[-1].strip()), done.stdout[-2000:]
 
 
 @pytest.mark.starts
 def test_every_set_of_widths_is_summed_in_seconds() -> None:
     words = ("--sets", "--corpus", "films", "--samples", 1500, "--micro-batches", 4)
-    done = run_tool("wide_packing.py", *words, room="benchmarks")
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = tool("wide_packing.py", *words, room="benchmarks")
     rows = re.findall(r"^ +([\d,]+) +\d\.\d{4}x *$", done.stdout, re.MULTILINE)
     assert rows == ["8", "1,8", "2,8", "4,8", "1,2,8", "1,4,8", "2,4,8", "1,2,4,8"]
     assert re.search(r"over those that samples need: [01]\.\d{4}x at most", done.stdout)
@@ -134,8 +128,7 @@ def test_every_set_of_widths_is_summed_in_seconds() -> None:
 
 def test_host_time_stands_beside_the_device_s() -> None:
     """In a Python of its own: the machine that it builds comes before anything of Megatron."""
-    words = [sys.executable, "-W", "ignore", "benchmarks/host.py", "internvl3.5-8b", "--rounds", "20", "--json"]
-    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    done = fresh_python("-W", "ignore", "benchmarks/host.py", "internvl3.5-8b", "--rounds", 5, "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     for row in json.loads(done.stdout)["layers"]:
         assert row["share"] == pytest.approx(sum(row["host"]) / sum(row["device"]))

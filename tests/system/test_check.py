@@ -17,7 +17,8 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.run_metrics import training_intervals
-from tests.system.test_training import make_dataset, pack, tool
+from tests.programs import tool
+from tests.system.test_training import make_dataset, pack
 from tests.unit.hf import models
 
 TINY = preset("tiny")

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from omnibal_ext.chain import PARTS
 from omnibal_ext.plan import Plan
 from tests.distributed import beside_cases, cases
 from tests.endurance import kills
-from tests.system.test_training import ROOT, tool
+from tests.programs import result_of, tool
 from tests.system.test_training import folder as folder  # the demo dataset  # noqa: PLC0414
 from tests.unit.hf import models
 
@@ -132,15 +131,10 @@ def test_a_run_goes_on_at_another_tensor_parallel_size(folder: Path, ours: Path)
 
 
 def difference(ours: Path, theirs: Path) -> float:
-    """As --check sees it."""
     program = "import sys, pathlib; from megatron.vlm.hf.check import compared\n"
     program += "print('RESULT', compared(*map(pathlib.Path, sys.argv[1:])).difference)"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, ours, theirs],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert "RESULT" in done.stdout, done.stderr[-2000:]
-    return float(done.stdout.partition("RESULT")[2])
+    (ours.parent / "compared.py").write_text(program)
+    return float(result_of(tool(str(ours.parent / "compared.py"), ours, theirs).stdout))
 
 
 def test_the_check_sees_other_weights(ours: Path, tuned: Path) -> None:
@@ -158,23 +152,6 @@ def test_weights_that_are_no_numbers_fail_the_check(theirs: Path, tmp_path: Path
     done = convert("--from-hf", broken, "--output-dir", tmp_path / "ours", "--check", check=False)
     assert done.returncode == 1
     assert "logits differ from Hugging Face's by nan" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--from-hf", ".", "--check", "--data", "nowhere"), "nowhere: no such folder"),
-        (("--from-hf", ".", "--data", "nowhere"), "--data nowhere needs --check"),
-        (("--to-hf", "."), "no checkpoint here"),
-        (("--from-hf", "."), "no config.json here"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_code_two(tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
-    done = convert(*flags, "--output-dir", tmp_path / "out", check=False)
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert words in line
-    assert "Traceback" not in done.stderr
 
 
 def test_adapters_are_trained_resumed_exactly_written_as_peft_does_and_merged(

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import ROOT, environment
+from tests.programs import ROOT, environment, tool
 from tests.system.families import save_model
-from tests.system.test_training import tool
 
 DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if "```bash" in path.read_text())
 ELSEWHERE = {

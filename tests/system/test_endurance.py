@@ -64,7 +64,6 @@ def test_random_folders_are_read_as_transformers_reads_them_or_refused(is_long: 
 
 @contextmanager
 def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
-    """A disk of its own, which a test may fill."""
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", folder], check=False).returncode:
         pytest.skip("no disk to fill: tmpfs cannot be mounted here (that is root's)")

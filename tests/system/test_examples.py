@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -19,8 +18,8 @@ from megatron.vlm.hf.packs import JoinPack
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
 from tests.long import short
-from tests.programs import ROOT, environment, run_ranks, run_tool
-from tests.system.test_training import make_dataset, tool
+from tests.programs import ROOT, run_ranks, run_tool, tool
+from tests.system.test_training import make_dataset
 
 pytestmark = pytest.mark.starts
 RANKS, MICRO_BATCHES, STEPS = 2, 2, 6
@@ -39,7 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Any:
-    """The examples' own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
         import transformers_packs
@@ -132,7 +130,6 @@ def test_flash_attention_is_taken_where_it_is_installed(
 
 @pytest.fixture
 def ddp(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """examples/train_ddp.py as a module."""
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
     import train_ddp
 
@@ -200,9 +197,7 @@ def test_an_example_without_its_package_says_so_in_a_line(name: str, tmp_path: P
         absent + f"sys.path.insert(0, '{ROOT}/examples')\nimport runpy\nsys.argv[0] = '{name}'\n"
         f"runpy.run_path('{ROOT}/examples/{name}', run_name='__main__')\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "run.py")], capture_output=True, text=True, check=False, env=environment()
-    )
+    done = run_tool(str(tmp_path / "run.py"))
     assert (done.returncode, done.stdout) == (2, "")
     remedy = "'omnibal[train]'" if needs == "transformers" else needs
     assert done.stderr == f"error: this needs {needs}, which is not installed: pip install {remedy}\n"
@@ -229,14 +224,14 @@ def test_a_batch_is_its_samples_end_to_end(folder: Path, model: Any, reduction: 
     assert edges[-1] == batch["input_ids"].shape[1]
     assert batch["max_length_q"] == max(b - a for a, b in pairwise(edges))
     for sample, (start, end) in zip(pack, pairwise(edges), strict=True):
-        assert batch["input_ids"][0, start:end].tolist() == data.text(sample)[0].tolist()
+        assert batch["input_ids"][0, start:end].tolist() == data.sample(sample).text[0].tolist()
         assert batch["position_ids"][0, start:end].tolist() == list(range(end - start))
-        counts = data.text(sample)[1][1:].astype(bool)
+        counts = data.sample(sample).text[1][1:].astype(bool)
         labels, weights = batch["labels"][0, start:end], batch["weights"][0, start:end]
         assert int(labels[0]) == IGNORED
         assert ((labels[1:] != IGNORED).numpy() == counts).all()
-        assert labels[1:][labels[1:] != IGNORED].tolist() == data.text(sample)[0][1:][counts].tolist()
+        assert labels[1:][labels[1:] != IGNORED].tolist() == data.sample(sample).text[0][1:][counts].tolist()
         wanted = max(1, counts.sum()) ** -power
         assert torch.allclose(weights[1:][torch.from_numpy(counts)], torch.tensor(wanted, dtype=torch.float32))
-    pixels = torch.cat([data.pixels(sample) for sample in pack])
+    pixels = torch.cat([data.sample(sample).pixels() for sample in pack])
     assert torch.equal(batch["pixel_values"], pixels)

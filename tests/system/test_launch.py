@@ -13,8 +13,8 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import training_intervals
-from tests.programs import run_ranks
-from tests.system.test_training import complete, make_dataset, pack, tool
+from tests.programs import run_ranks, tool
+from tests.system.test_training import complete, make_dataset, pack
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,12 @@ def launch(folder: Path, run: str, *flags: object) -> subprocess.CompletedProces
     files = ("--data", folder / "data", "--packs", folder / "packs", "--run-dir", folder / run)
     shape = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2)
     ours, megatron = complete(flags)
-    return tool("launch.py", "--preset", "tiny", "--from-scratch", *files, *shape, *ours, "--", *megatron, check=False)
+    return tool("launch.py", "--preset", "tiny", "--from-scratch", *files, *shape, *ours, "--", *megatron)
 
 
 def test_the_fastest_of_the_measured_layouts_runs_and_all_figures_are_recorded(folder: Path) -> None:
     done = launch(folder, "top", "--measure-top-k", 2, "--", "--train-iters", 6, "--lr", "1e-3",
                   "--log-interval", 1, "--save", folder / "top/checkpoints", "--save-interval", 6)  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     plan = Plan.load(folder / "top/plan.json")
     assert len(plan.trials) == 2
     (kept,) = [trial for trial in plan.trials if trial["kept"]]
@@ -84,20 +83,18 @@ def test_a_late_loader_is_what_a_report_says_first(folder: Path, tmp_path: Path)
     (measured,) = (name for name in whole if "measured" in name)
     late = shares[measured]["late data or host"] * whole[measured]
     assert 0.19 < late < sum(first) + sum(second) + 0.1
-    said = re.search(r'class="verdict">Of ([\d,]+) ms an iteration ([\d,]+) ms are waits for data or host: ',
+    said = re.search(r'class="verdict">Of ([\d,]+) ms per iteration, ([\d,]+) ms are waits for data or host: ',
                      (tmp_path / "report.html").read_text())  # fmt: skip
     assert said
     assert float(said[2].replace(",", "")) == pytest.approx(1e3 * late, abs=1)
 
 
 def test_it_profiles_for_the_precision_and_the_frozen_parts_of_the_run(folder: Path) -> None:
-    done = launch(folder, "frozen", "--analytic", "a100", "--dry-run", "--", "--freeze", "vit", "--lr", "1e-3")
-    assert done.returncode == 0, done.stderr
+    launch(folder, "frozen", "--analytic", "a100", "--dry-run", "--", "--freeze", "vit", "--lr", "1e-3")
     assert Profile.load(folder / "frozen/profile.json").frozen == ("vit",)
     assert Plan.load(folder / "frozen/plan.json").frozen == ("vit",)
     words = ("--", "--lora-rank", 4, "--lora-targets", "llm", "vit", "--lr", "1e-3")
-    done = launch(folder, "frozen", "--analytic", "a100", "--dry-run", *words)
-    assert done.returncode == 0, done.stderr
+    launch(folder, "frozen", "--analytic", "a100", "--dry-run", *words)
     for found in (Profile.load(folder / "frozen/profile.json"), Plan.load(folder / "frozen/plan.json")):
         assert (found.frozen, found.lora_rank, found.lora_targets) == (tuple(PARTS), 4, ("vit", "llm"))
 
@@ -106,7 +103,6 @@ def test_packed_again_ranks_wait_for_the_seconds_of_the_profile(folder: Path) ->
     """The same samples at the same budgets in the run's own folder; the second time nothing is made again."""
     flags = ("--analytic", "a100", "--repack", "--dry-run")
     done = launch(folder, "again", *flags)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     given, made = (PackedIndex.open(path) for path in (folder / "packs", folder / "again/packs"))
     assert sorted(made.sample_ids) == sorted(given.sample_ids)
     assert made.manifest["costs"] == PackCosts.of_profile(Profile.load(folder / "again/profile.json")).to_record()
@@ -116,15 +112,8 @@ def test_packed_again_ranks_wait_for_the_seconds_of_the_profile(folder: Path) ->
     assert str(folder / "again/packs") in done.stdout  # what the ranks will read
     files = ("packs/manifest.json", "plan.json")
     before = [(folder / "again" / name).stat().st_mtime_ns for name in files]
-    assert launch(folder, "again", *flags).returncode == 0
+    launch(folder, "again", *flags)
     assert [(folder / "again" / name).stat().st_mtime_ns for name in files] == before
-
-
-def test_what_cannot_be_planned_is_refused_in_one_line(folder: Path) -> None:
-    done = launch(folder, "refused", "--analytic", "a100", "--memory-gib", 0.001, "--dry-run")
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert "--memory-gib is 0.001 GiB" in line
 
 
 def test_what_was_measured_with_the_same_settings_is_not_measured_again(folder: Path) -> None:

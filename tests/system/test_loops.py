@@ -19,9 +19,8 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.options import PackOptions
 from tests.long import short
-from tests.programs import ROOT, free_port, result_of, run_ranks
+from tests.programs import ROOT, free_port, result_of, run_ranks, tool
 from tests.system.families import PACKED, build
-from tests.system.test_training import tool
 
 pytest.importorskip("accelerate")
 pyarrow = pytest.importorskip("pyarrow")

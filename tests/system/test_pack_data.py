@@ -14,7 +14,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.sizes import Sizes
 from tests.long import short
-from tests.programs import run_tool
+from tests.programs import refusal, tool
 
 CONTRACT = {
     "packs", "samples", "rejected", "lower_bound_packs", "vit_budget", "llm_budget", "pad_ratio", "dist_ratio_vit",
@@ -23,8 +23,8 @@ CONTRACT = {
 METHODS = ("balanced", "isf", "random", "length_group", "device_group")
 
 
-def pack_data(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return run_tool("pack_data.py", *arguments)
+def pack_data(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return tool("pack_data.py", *arguments, check=check)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_dataset_becomes_an_index_whose_dump_gives_the_printed_ratios(dataset:
         "--data", dataset, "--method", method, "--vit-budget", 8, "--llm-budget", 1000, "--micro-batches", 2,
         "--data-parallel-size", 3, "--seed", 5, "--output-dir", out, "--dump-iterations", dump, "--json",
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stderr == ""
     report = json.loads(done.stdout)
     assert set(report) >= CONTRACT
     assert (report["samples"], report["rejected"]) == (498, 2)
@@ -70,7 +70,6 @@ def test_a_dataset_becomes_an_index_whose_dump_gives_the_printed_ratios(dataset:
 def test_a_person_gets_a_table(dataset: Path) -> None:
     out = dataset.parent / "packs"
     done = pack_data("--data", dataset, "--vit-budget", 8, "--llm-budget", 1000, "--output-dir", out)
-    assert done.returncode == 0
     for said in (
         "dist ratio llm", "Tiles of a sample", "Tokens of a sample", "Tiles of a pack", "Tokens of a pack",
         "Samples of a pack", "padding inside packs", "ranks waiting: attention", "iterations", "llm budget",
@@ -87,26 +86,10 @@ def test_auto_budgets_are_printed_with_what_was_tried(dataset: Path) -> None:
     common = ("--data", dataset, "--output-dir", out, "--report", page, "--oversize", "alone", "--llm-budget", 800)
     done = pack_data(*common, "--json")
     report = json.loads(done.stdout)
-    assert (done.returncode, report["rejected"], report["samples"]) == (0, 0, 500)
+    assert (report["rejected"], report["samples"]) == (0, 500)
     assert report["tried"][0]["waste"] == min(trial["waste"] for trial in report["tried"])
     assert report["longest_tokens"] == 5000
     assert page.read_text().count("<svg") == 5
-
-
-def test_weights_repeat_sources_and_counts_say_so(dataset: Path) -> None:
-    sizes, out = dataset / "sizes.npz", dataset.parent / "packs"
-    done = pack_data(
-        "--sizes", sizes, sizes, "--weights", 2, 0.5, "--vit-budget", 8, "--llm-budget", 1000, "--output-dir", out,
-        "--separate-sources", "--json",
-    )  # fmt: skip
-    report = json.loads(done.stdout)
-    first, second = report["sources"]
-    assert (first["packed"], first["rejected"]) == (996, 2)
-    assert 248 <= second["packed"] <= 250
-    index = PackedIndex.open(out)
-    for pack in range(index.num_packs):
-        samples = index.samples(pack)
-        assert (samples < 500).all() or (samples >= 500).all()
 
 
 def test_input_files_of_a_dataset_have_weights_and_packs_of_their_own(dataset: Path) -> None:
@@ -115,7 +98,6 @@ def test_input_files_of_a_dataset_have_weights_and_packs_of_their_own(dataset: P
         "--data", dataset, "--weights", 1, 3, "--separate-sources", "--vit-budget", 8, "--llm-budget", 1000,
         "--output-dir", out, "--epochs", 2, "--last-iteration", "empty", "--json",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)["sources"]
     assert (first["source"], first["packed"], second["source"], second["packed"]) == ("a.jsonl", 298, "b.jsonl", 600)
     index = PackedIndex.open(out)
@@ -131,12 +113,10 @@ def test_packing_again_takes_options_from_an_index_and_costs_from_a_profile(data
         "--data", dataset, "--vit-budget", 8, "--llm-budget", 1000, "--weights", 1, 2, "--data-parallel-size", 4,
         "--micro-batches", 4, "--analytic", "a100", "--model", "internvl2-2b", "--output-dir", out, "--json",
     )  # fmt: skip
-    assert first.returncode == 0, first.stderr
     analytic_profile(preset("internvl2-76b"), "h100", 8, 1000).save(profile)
     again = pack_data(
         "--data", dataset, "--like", out, "--costs", profile, "--output-dir", dataset.parent / "again", "--json"
     )
-    assert again.returncode == 0, again.stderr
     old, new = PackedIndex.open(out).manifest, PackedIndex.open(dataset.parent / "again").manifest
     assert (old["costs"]["origin"], new["costs"]["origin"]) == ("internvl2-2b on a100", "internvl2-76b on h100")
     same = {"version", "packs", "samples", "sample_vit_budget", "sources", "epoch_packs", "global_batch", "one_sum"}
@@ -151,11 +131,10 @@ def test_samples_that_differ_in_a_field_share_no_pack(tmp_path: Path) -> None:
     rows = [{"vit_num": i % 4, "token_num": 50 + i % 70, "language": name} for i, name in enumerate(languages)]
     for name, part in (("one.json", rows[:100]), ("two.json", rows[100:])):
         (tmp_path / name).write_text(json.dumps(part))
-    done = pack_data(
+    pack_data(
         "--sizes", tmp_path / "one.json", tmp_path / "two.json", "--group-by", "language", "--output-dir",
         tmp_path / "packs", "--json",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     index = PackedIndex.open(tmp_path / "packs")
     packs = [index.samples(pack) for pack in range(index.num_packs)]
     assert all(len({languages[sample] for sample in samples}) == 1 for samples in packs)
@@ -177,9 +156,5 @@ def test_samples_that_differ_in_a_field_share_no_pack(tmp_path: Path) -> None:
 )
 def test_a_users_fault_is_one_line_and_code_2(dataset: Path, arguments: list[str], message: str) -> None:
     arguments = [str(dataset) if word == "DATA" else word for word in arguments]
-    done = pack_data(*arguments, "--output-dir", dataset.parent / "packs")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    assert message in refusal(pack_data(*arguments, "--output-dir", dataset.parent / "packs", check=False))
     assert not (dataset.parent / "packs").exists()

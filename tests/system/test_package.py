@@ -60,6 +60,7 @@ def test_the_wheel_claims_its_own_names_only_and_has_all_of_them(wheel: Path) ->
     ours = {str(p.relative_to(ROOT)) for room in ("omnibal_ext", "megatron/vlm") for p in (ROOT / room).rglob("*.py")}
     ours |= {f"omnibal_tools/{path.name}" for path in (ROOT / "tools").glob("*.py")}
     ours |= {str(path.relative_to(ROOT)) for path in (ROOT / "omnibal_ext/report/templates").iterdir()}
+    ours |= {str(path.relative_to(ROOT)) for path in (ROOT / "omnibal_ext/families").rglob("*.jinja")}
     ours |= {"omnibal_ext/py.typed", "megatron/vlm/py.typed"}  # who imports them is checked against their types
     assert packaged == ours
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -98,6 +99,7 @@ def test_the_source_distribution_builds_the_same(wheel: Path) -> None:
     with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"setup.py", "LICENSE", "tools/launch.py", "omnibal_ext/report/templates/report.js"} <= names
+    assert "omnibal_ext/families/glm_v/glm-4.5v.jinja" in names
     assert "megatron/__init__.py" not in names
 
 

@@ -99,13 +99,11 @@ def words(*given: object) -> str:
 
 
 def saved(folder: Path, name: str) -> int:
-    """The newest checkpoint of a run."""
     tracker = run_dir(folder, name) / "checkpoints/latest_checkpointed_iteration.txt"
     return int(tracker.read_text() or 0) if tracker.exists() else 0
 
 
 def result(folder: Path, name: str) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses of all iterations and weights at the end."""
     assert saved(folder, name) == ITERATIONS, logs(folder)
     losses = [line["loss"] for line in training_intervals(run_dir(folder, name) / "metrics.jsonl")]
     assert len(losses) == ITERATIONS

@@ -12,8 +12,9 @@ from megatron.vlm.hf.checkpoint import OurCheckpoint
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import Plan
 from tests.long import short
+from tests.programs import tool
 from tests.system.test_training import folder as folder  # the demo dataset  # noqa: PLC0414
-from tests.system.test_training import tool, train
+from tests.system.test_training import train
 from tests.unit.hf import models
 
 transformers = pytest.importorskip("transformers")
@@ -56,7 +57,6 @@ def save_ends_on_one_rank(path: Path, model: Path, schedule: str) -> None:
 
 
 def weights(checkpoints: Path, step: int) -> dict[str, torch.Tensor]:
-    """All of the model's in a save."""
     saved = OurCheckpoint(checkpoints, step=step)
     return {name: saved.tensor(name) for name in saved.weights}
 

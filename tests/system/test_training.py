@@ -1,36 +1,23 @@
 """Training as a user starts it: saved, resumed and resumed in another layout it goes on as if nothing had happened."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.preprocessing.job import open_job
-from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import evaluations, training_intervals
+from tests.demo import demo_packs, preprocessed
 from tests.distributed.conftest import run_program
 from tests.figures import EVALUATION, ONLY_ON_GPUS, TRAINING
-from tests.programs import ROOT as ROOT  # noqa: PLC0414
-from tests.programs import run_tool
+from tests.programs import refusal, tool
 
 TINY = preset("tiny")
 HELD_OUT = 23
-
-
-def tool(name: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = run_tool(name, *arguments)
-    assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done
 
 
 def make_dataset(folder: Path, samples: int, heldout_samples: int = 4) -> None:
@@ -61,11 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pack(folder, micro_batches=4, output="packs")
     epoch = PackedIndex.open(folder / "packs").num_packs
     assert epoch % 4, "an epoch must end inside an iteration, or a resume that starts anew is not seen"
-    recipe = Recipe(folder / "demo", folder / "demo/tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), 4)
-    manifest = preprocess(open_job([folder / "demo/heldout.jsonl"], recipe, folder / "heldout"))
-    options = PackOptions(vit_budget=40, llm_budget=200, micro_batches=3)
-    corpus = Corpus.of_dataset(folder / "heldout")
-    held_out = build_index(corpus, folder / "heldout-packs", options, {"data": {"manifest": manifest}})[0]
+    data = preprocessed(folder / "demo", folder / "demo/heldout.jsonl", folder / "heldout")
+    held_out = demo_packs(data, folder / "heldout-packs", PackOptions(vit_budget=40, llm_budget=200, micro_batches=3))
     assert held_out.num_packs > 3
     assert held_out.num_packs % 3
     Plan.from_cuts(TINY.chain, (4,), [(2,), (7,)], model="tiny", model_hash=TINY.hash).save(folder / "two.json")
@@ -93,7 +77,6 @@ def train(
 
 
 def held_out(folder: Path) -> tuple[str, ...]:
-    """Flags that give the held-out data."""
     return "--eval-data", str(folder / "heldout"), "--eval-packs", str(folder / "heldout-packs")
 
 
@@ -215,7 +198,7 @@ def test_an_image_that_broke_weighs_nothing_on_any_layout(folder: Path, uninterr
     first = [int(sample) for pack in range(packs.num_packs) for sample in packs.samples(pack)]
     data = ChatDataset(folder / "data")
     sample = next(sample for sample in first if data.sizes.tiles[sample])
-    image = folder / "demo" / data.images(sample)[0].path
+    image = folder / "demo" / data.sample(sample).images[0].path
     whole = image.read_bytes()
     image.write_bytes(whole[:50])
     try:
@@ -260,12 +243,8 @@ def complete(flags: tuple[object, ...]) -> tuple[tuple[object, ...], tuple[objec
 
 
 def launch_error(folder: Path, *flags: object) -> str:
-    """The one line with which launching is refused."""
     files = {"--data": folder / "data", "--packs": folder / "packs", "--run-dir": folder / "bad"}
     ours, megatron = complete(flags)
     ours = ours if "--load" in megatron else ("--from-scratch", *ours)
     words = [word for pair in files.items() if pair[0] not in flags for word in pair]
-    done = tool("launch.py", "--preset", "tiny", *words, *ours, "--", *megatron, check=False)
-    assert done.returncode == 2, done.stdout[-2000:] + done.stderr[-2000:]
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    return line
+    return refusal(tool("launch.py", "--preset", "tiny", *words, *ours, "--", *megatron, check=False))

@@ -10,7 +10,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
 from omnibal_ext.plan import Plan
 from omnibal_ext.sizes import Sizes
-from tests.programs import run_tool
+from tests.programs import refusal, run_tool, tool
 
 pytestmark = pytest.mark.starts
 BUDGETS = ("--vit-budget", 0, "--llm-budget", 100)
@@ -24,48 +24,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = np.random.default_rng(0).integers(20, 90, 60)
     tokens[[7, 9]], tokens[40] = 390, 801
     Sizes.from_arrays(np.zeros(60, np.int64), tokens).save(folder / "sizes.npz")
-    assert packed(folder, "packs", "--widths", "1,2,4", *RANKS).returncode == 0
+    packed(folder, "packs", "--widths", "1,2,4")
     return folder
 
 
-def packed(folder: Path, output: str, *flags: object) -> subprocess.CompletedProcess[str]:
+def packed(folder: Path, output: str, *flags: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Of a flag given twice the last counts."""
     sizes = ("--sizes", folder / "sizes.npz", "--output-dir", folder / output)
-    return run_tool("pack_data.py", *sizes, *BUDGETS, *RANKS, *flags)
+    return tool("pack_data.py", *sizes, *BUDGETS, *RANKS, *flags, check=check)
 
 
-def refusal(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line."""
-    assert done.returncode == 2, done.stdout[-2000:] + done.stderr[-2000:]
-    (line,) = done.stderr.splitlines()
-    return line
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--widths", "1,4", "--data-parallel-size", 6), ("--widths 1,4: 4 ranks must divide", "size 6", "leave that")),
-        (("--widths", "1,2", "--method", "random"), ("--method random pads", "use balanced")),
-        (("--widths", "1,2", "--oversize", "alone"), ("--oversize alone", "leave it out")),
-        (
-            ("--widths", "1,4", "--max-rejects", 0),
-            ("1 samples exceed 0 tiles and 400 tokens on 4 ranks", "sizes.npz, row 40", "limit 0 (--max-rejects)"),
-        ),
-        (("--widths", "1,4", "--narrow-first", 4), ("--narrow-first 4: samples of one rank fill 1 iterations of 16",)),
-        (("--widths", "4", "--narrow-first", 1, "--method", "isf"), ("--narrow-first 1 needs", "--method balanced")),
-    ],
-)
-def test_packing_refuses_teams_that_cannot_be(folder: Path, flags: tuple[object, ...], words: tuple[str, ...]) -> None:
-    line = refusal(packed(folder, "none", *flags))
-    assert [word for word in words if word not in line] == []
+def test_packing_refuses_what_no_team_holds(folder: Path) -> None:
+    line = refusal(packed(folder, "none", "--widths", "1,4", "--max-rejects", 0, check=False))
+    for word in ("1 samples exceed 0 tiles and 400 tokens on 4 ranks", "sizes.npz, row 40", "limit 0 (--max-rejects)"):
+        assert word in line
     assert not (folder / "none").exists()
 
 
 @pytest.mark.parametrize(("node", "widest"), [(4, 4), (6, 1), (2, 1)])
 def test_no_team_leaves_a_node_unless_it_is_asked_for(folder: Path, node: int, widest: int, tmp_path: Path) -> None:
     """What no team inside a node holds is left out, and written down with its place."""
-    done = packed(folder, str(tmp_path / "auto"), "--widths", "auto", "--node-ranks", node)
-    assert done.returncode == 0, done.stderr
+    packed(folder, str(tmp_path / "auto"), "--widths", "auto", "--node-ranks", node)
     index = PackedIndex.open(tmp_path / "auto")
     assert index.widths[-1] == widest
     left = (tmp_path / "auto/rejected.jsonl").read_text()
@@ -76,10 +55,9 @@ def test_no_team_leaves_a_node_unless_it_is_asked_for(folder: Path, node: int, w
 def test_a_curriculum_is_no_evaluation_s(folder: Path, tmp_path: Path) -> None:
     """Nor does one that is packed again like another lose it."""
     widths = ("--widths", "1,2,4", "--held-out", 0.2, "--narrow-first", 1)
-    assert packed(folder, str(tmp_path / "first"), *widths).returncode == 0
+    packed(folder, str(tmp_path / "first"), *widths)
     for flag, kept in (("--like", 1), ("--held-out-of", None)):
-        done = packed(folder, str(tmp_path / flag), flag, tmp_path / "first")
-        assert done.returncode == 0, done.stderr
+        packed(folder, str(tmp_path / flag), flag, tmp_path / "first")
         assert PackedIndex.open(tmp_path / flag).manifest.get("narrow_first") == kept
 
 
@@ -115,6 +93,5 @@ def test_the_planner_refuses_half_teams_and_a_tower_beside_wide_packs(folder: Pa
         run_tool(*planner, "--num-microbatches", 4, "--pipeline-model-parallel-size", 2, "--tower", "beside")
     )
     assert "packs wider than a rank go with no tower beside the pipeline: --tower cut" in line
-    done = run_tool(*planner, "--num-microbatches", 4, "--pipeline-model-parallel-size", 2, "--tower", "auto")
-    assert done.returncode == 0, done.stderr
+    tool(*planner, "--num-microbatches", 4, "--pipeline-model-parallel-size", 2, "--tower", "auto")
     assert Plan.load(folder / "plan.json").tower is None

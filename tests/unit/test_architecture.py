@@ -25,7 +25,7 @@ FLOORS = [
         "megatron.vlm.loss",
         "megatron.vlm.rates",
     ),
-    ("megatron.vlm.models", "megatron.vlm.data", "megatron.vlm.checkpoint"),
+    ("megatron.vlm.models", "megatron.vlm.data", "megatron.vlm.families", "megatron.vlm.checkpoint"),
     ("megatron.vlm.pipeline", "megatron.vlm.preprocessing"),
     ("megatron.vlm.single", "megatron.vlm.hf"),
     ("megatron.vlm.profiling",),
@@ -99,6 +99,21 @@ def test_no_import_goes_in_a_circle() -> None:
     known = modules(ROOMS)
     graph = {module: {name for name in imports(path) if name in known} for module, path in known.items()}
     list(TopologicalSorter(graph).static_order())
+
+
+def test_data_and_models_do_not_meet_in_the_folders_of_families() -> None:
+    """Loading a dataset must not load a core's layers, nor a layer what reads images."""
+    known = modules()
+    for start, apart in (
+        ("megatron.vlm.data.", "megatron.vlm.models."),
+        ("megatron.vlm.models.", "megatron.vlm.data."),
+    ):
+        reached: set[str] = set()
+        ahead = {module for module in known if module.startswith(start)}
+        while ahead:
+            reached |= ahead
+            ahead = {name for module in ahead for name in imports(known[module]) if name in known} - reached
+        assert not [module for module in reached if module.startswith(apart)]
 
 
 def test_the_face_of_a_package_imports_nothing_of_it() -> None:

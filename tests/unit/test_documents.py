@@ -35,7 +35,6 @@ def of_docstring(path: Path) -> Iterator[list[str]]:
 
 
 def named(text: str) -> Iterator[str]:
-    """Files of the repository that a text names in backticks."""
     yield from re.findall(r"`(?:python |bash |source )*([\w./-]+/[\w.-]+\.(?:py|sh|sbatch|md))[^`]*`", text)
 
 

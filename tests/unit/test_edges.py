@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from megatron.vlm.data.media import images, tiles, video_rules
+from megatron.vlm.data.media import images, video_rules
 from megatron.vlm.data.rejects import RejectCount, Rejected
+from megatron.vlm.families.llava import tiling as llava
+from megatron.vlm.families.media import VIDEO_RULES
+from megatron.vlm.families.towers import tiling as native
 from megatron.vlm.monitoring import bad_samples
 from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps, Hosts
 from megatron.vlm.preprocessing import chat, record_media
@@ -112,15 +115,15 @@ def line_of(place: Path, length: int) -> None:
     list(read_lines(place / "lines", text, "write it again", 40))
 
 
-LONGER = tiles.MOST_TIMES_LONGER
+LONGER = native.MOST_TIMES_LONGER
 BOUNDS: dict[str, Callable[[Path, int], object]] = {
     "characters of a conversation": lambda place, more: talk(50 + more),
     "pixels of an image": lambda place, more: picture(place, 10, 10, 100 - more),
     "pixels of a side": lambda place, more: picture(place, 40 + more, 1, 1000),
-    "sides of a picture": lambda place, more: tiles.square_grid(28 * LONGER + more, 28, 14, 1, 10**9),
-    "pixels of a canvas": lambda place, more: tiles._within(tiles.MAX_CANVAS + more, "it"),
+    "sides of a picture": lambda place, more: native.square_grid(28 * LONGER + more, 28, 14, 1, 10**9),
+    "pixels of a canvas": lambda place, more: llava.within(llava.MAX_CANVAS + more, "it"),
     "frames of a video": lambda place, more: video_rules.choose_frames(
-        video_rules.VIDEO_RULES["qwen-vl"], [float(n) for n in range(video_rules.FRAMES - more)], 1.0
+        VIDEO_RULES["qwen-vl"], [float(n) for n in range(video_rules.FRAMES - more)], 1.0
     ),
     "frames a second": lambda place, more: frames(3, fps=record_media.MOST_A_SECOND + more),
     "seconds of a film": lambda place, more: frames(3, times=[0, 1, record_media.LONGEST + more]),

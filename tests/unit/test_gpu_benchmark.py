@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.measured import device_key, efficiencies, measured_device
 from omnibal_ext.errors import UserError
-from tests.programs import ENGINE, PLAIN, ROOT, environment, result_of, run_ranks
+from tests.long import short
+from tests.programs import ENGINE, PLAIN, ROOT, fresh_python, result_of, run_ranks
 
 pytestmark = pytest.mark.starts
 PROGRAM = "benchmarks.gpu_parts"
@@ -24,9 +24,9 @@ def result(machine: str, ranks: int, *arguments: str) -> Any:
     return result_of(run_ranks(PROGRAM, ranks, arguments, server=machine))
 
 
-@pytest.fixture(scope="module", params=[PLAIN, ENGINE], ids=["local", "engine"])
+@pytest.fixture(scope="module", params=short([PLAIN, ENGINE], [ENGINE]), ids=["local", "engine"])
 def machine(request: pytest.FixtureRequest) -> str:
-    """Without Transformer Engine, or with it."""
+    """Without Transformer Engine, as cards run them too (tests/cards/test_cards.py), or with it."""
     kind: str = request.param
     return kind
 
@@ -169,25 +169,10 @@ console.print_table("a table", ("what", "figure"), [("one", 1)])
 def test_parts_run_where_torch_and_megatron_core_are_all_there_is(tmp_path: Path) -> None:
     """What only plans, prints or reads data may be missing."""
     asked = WITHOUT.format(missing=[name for name in bare.OPTIONAL if name != "psutil"], path=str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", asked],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fresh_python("-W", "ignore", "-c", asked)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "RESULT " in done.stdout
     assert done.stdout.endswith("a table\nwhat  figure\none   1\n")
-
-
-def test_a_missing_package_that_is_needed_says_its_name() -> None:
-    absent = bare._Absent("rich.table")
-    with pytest.raises(ModuleNotFoundError, match=r"rich\.table is not installed here"):
-        absent.Table("title")
-    plain = bare._Absent("numba").njit
-    assert plain(cache=True)(abs) is plain(abs) is abs
 
 
 def test_analytic_profiles_prefer_what_was_measured(tmp_path: Path) -> None:
@@ -221,30 +206,3 @@ def test_documents_show_what_cards_did() -> None:
     assert f"{round(h200['useful tokens a second'], -2):,.0f} useful" in row
     assert f"MFU {h200['MFU']:.2f}".replace("0.", ".") in row
     assert f"{h200['share of text-only TFLOP/s']:.2f} of".removeprefix("0") in row
-
-
-def test_a_record_says_what_was_not_run() -> None:
-    training = {
-        "milliseconds an iteration": 2.0,
-        "useful tokens a second": 3.0,
-        "TFLOP/s": 4.0,
-        "MFU": 0.5,
-        "peak GiB": 6.0,
-    }
-    found = {"model": "m", "device": "a card", "budgets": (1, 2), "packs": 8, "training": training,
-             "resume": {"loss": 0.0, "weights": 0.25},
-             "peers": {"ours": 3.0, "useful tokens a second": {"padded": 1.5, "packs": 0.0}}}  # fmt: skip
-    record = gpu_cards.card(found, "python benchmarks/gpu.py")
-    assert tuple(record) == gpu_cards.FIELDS
-    assert (record["GiB seen"], record["resumed, difference"]) == (6.0, 0.25)
-    assert record["transformers, ours over it"] == {"padded": 2.0, "packs": "out of memory"}
-    assert {name for name in record if record[name] == gpu_cards.UNVERIFIED} == {
-        "versions", "first loss", "last loss", "GiB planned", "step, planned over trained",
-        "parts, planned over trained", "share of text-only TFLOP/s", "with adapters",
-    }  # fmt: skip
-    parts = {name: {"profile": planned, "trained": took} for name, planned, took in
-             (("vit forward", 3.0, 4.0), ("other forward", 0.0, 1.0))}  # fmt: skip
-    against = {"planned": {"GiB": 5.0, "step ms": 4.0}, "trained": {"GiB": 6.0, "step ms": 5.0}, "parts": parts}
-    more = gpu_cards.card({**found, "against": against}, "")
-    assert (more["GiB planned"], more["step, planned over trained"]) == (5.0, 0.8)
-    assert more["parts, planned over trained"] == {"vit forward": 0.75}

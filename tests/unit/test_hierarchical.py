@@ -65,6 +65,5 @@ def test_iterations_are_of_one_level_and_of_packs_of_like_attention_in_any_order
 
 
 def squares_of(packs: PackList, sizes: Sizes, own: np.ndarray) -> list[int]:
-    """Sums of squared lengths of some packs, ascending."""
     offsets, samples = packs.pack_offsets, packs.sample_ids
     return sorted(int((sizes.tokens[samples[offsets[pack] : offsets[pack + 1]]] ** 2).sum()) for pack in own.tolist())

@@ -53,22 +53,6 @@ def test_sum_normaliser_and_gradient_are_the_closed_form(reduction: str, order: 
     assert gradient.tolist() == pytest.approx(weights, rel=1e-6)
 
 
-def test_normalisers_in_plain_numbers() -> None:
-    """4 + 1 + 0 + 2 counted tokens: so many tokens, three samples with any, and 2 + 1 + sqrt(2)."""
-    batch, losses = pack(SAMPLES)
-    found = {reduction: token_loss(reduction, batch, losses)[1].item() for reduction in REDUCTIONS}
-    assert found == pytest.approx({"token": 7.0, "sample": 3.0, "square": 3.0 + 2**0.5}, rel=1e-6)
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("cut", [1, 2, 3])
-def test_the_mean_depends_on_no_packing(reduction: str, cut: int) -> None:
-    """Two packs' sums and normalisers add up to those of one pack."""
-    whole = torch.stack(token_loss(reduction, *pack(SAMPLES))[:2])
-    halves = [torch.stack(token_loss(reduction, *pack(part))[:2]) for part in (SAMPLES[:cut], SAMPLES[cut:])]
-    assert torch.allclose(halves[0] + halves[1], whole, rtol=1e-6, atol=0)
-
-
 def test_the_flag_offers_the_reductions_that_there_are() -> None:
     import argparse
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.loss_curve import ORDERS, about_trend, alike, pack, spreads
+from benchmarks.loss_curve import ORDERS, about_trend, pack, spreads
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.options import PackOptions
@@ -20,21 +20,6 @@ def test_deviation_from_a_falling_trend_is_found(seed: int, deviation: float) ->
     losses = trend * np.exp(np.random.default_rng(seed).normal(0, deviation, len(steps)))
     for first in (0, 500):
         assert about_trend(losses, first) == pytest.approx(deviation, rel=0.05)
-
-
-def test_only_iterations_from_the_first_one_on_count() -> None:
-    losses = np.exp(np.concatenate([np.random.default_rng(0).normal(0, 1, 100), np.zeros(100)]))
-    assert about_trend(losses, 120) == 0.0
-    assert about_trend(losses, 0) > 0.5
-
-
-def test_iterations_of_alike_packs_are_alike() -> None:
-    kinds = np.array([[1, 900, 10], [8, 300, 700], [4, 4_000, 90]])
-    loads = np.random.default_rng(0).permutation(np.repeat(kinds, 40, axis=0))
-    order = alike(np.concatenate([loads, loads[:3]]), 4, 0)
-    assert np.array_equal(np.sort(order), np.arange(123))
-    tiles = loads[order[:120] % 120, 0].reshape(30, 4)
-    assert np.mean(tiles == tiles[:, :1]) > 0.95
 
 
 def test_all_orders_are_of_the_same_samples_and_ours_is_the_most_even(tmp_path: Path) -> None:

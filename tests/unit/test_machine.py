@@ -1,8 +1,6 @@
 """The answers of machines that no other test stands on: with Apex, with flash-attn, newer than Hopper, of any name."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +18,7 @@ from megatron.vlm.models.mixture.groups import weight_gradient
 from megatron.vlm.preflight import memory
 from megatron.vlm.preflight.findings import Note
 from omnibal_ext.architectures.presets import TINY
-from tests.programs import PATH, environment
+from tests.programs import PATH, fresh_python
 
 GIB = 2**30
 
@@ -150,10 +148,7 @@ def test_apex_and_flash_attention_count_where_they_work(tmp_path: Path) -> None:
                    "fused_weight_gradient_mlp_cuda"):  # fmt: skip
         (tmp_path / module).mkdir()
         (tmp_path / module / "__init__.py").touch()
-    found = environment(PYTHONPATH=":".join([*PATH, str(tmp_path)]))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASK], env=found, capture_output=True, text=True, check=False
-    )
+    done = fresh_python("-W", "ignore", "-c", ASK, PYTHONPATH=":".join([*PATH, str(tmp_path)]))
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == [True, True, True, "apex", {}]
 
@@ -164,6 +159,7 @@ def test_a_verdict_is_kept_under_the_gpu_s_name(
 ) -> None:
     cuda.setattr(platform, "device_name", lambda: name)
     cuda.setattr(gpu, "PARTS", {"nothing": lambda _: None})
+    cuda.setattr(gpu, "run_part", lambda *_, **__: None)
     cuda.setattr(gpu, "RESULTS", tmp_path / "results")
     cuda.setattr("sys.argv", ["gpu.py", "--minutes", "1"])
     with pytest.raises(SystemExit) as ended:

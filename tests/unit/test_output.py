@@ -99,7 +99,6 @@ def test_tables_and_lines_hold_it_so(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    """Calls in a file, by the last name of what is called."""
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call):
             yield getattr(node.func, "attr", getattr(node.func, "id", "")), node

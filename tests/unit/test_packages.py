@@ -1,7 +1,6 @@
 """`omnibal` alone is the packer and the planner; what an extra brings is said with its name where it is missing."""
 
 import ast
-import os
 import re
 import runpy
 import subprocess
@@ -16,7 +15,7 @@ from packaging.requirements import Requirement
 
 from omnibal_ext import packages
 from omnibal_ext.errors import run_tool
-from tests.programs import ROOT
+from tests.programs import ROOT, fresh_python
 
 NAMES = {"PIL": "pillow", "sklearn": "scikit-learn", "megatron": "megatron-core"}
 """Of distributions, where they are not their module's."""
@@ -27,7 +26,6 @@ WITHOUT = f"import sys\nfor name in {sorted(TRAINING)}: sys.modules[name] = None
 
 @pytest.fixture
 def described(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What setup.py says."""
     found: dict[str, Any] = {}
     monkeypatch.setattr(setuptools, "setup", found.update)
     monkeypatch.chdir(ROOT)
@@ -40,7 +38,6 @@ def distributions(requirements: list[str]) -> set[str]:
 
 
 def for_types(node: ast.AST) -> bool:
-    """Whether only type checkers read this."""
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
@@ -119,13 +116,9 @@ def test_a_module_that_nobody_s_extra_brings_is_a_fault_of_ours() -> None:
 
 
 def without_extras(program: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """A tool where training's packages are not installed."""
     code = f"{WITHOUT}import runpy\nsys.argv = {['tool', *map(str, words)]}\n"
     code += f"runpy.run_path({str(ROOT / 'tools' / program)!r}, run_name='__main__')"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    return fresh_python("-c", code)
 
 
 NEEDING = {

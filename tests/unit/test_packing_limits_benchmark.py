@@ -63,7 +63,6 @@ def all_ways(
 
 
 def bound(samples: list[Sample], way: list[list[Sample]], budgets: tuple[int, int], deviations: Deviations) -> float:
-    """The bound, whose search begins with one way."""
     sizes = Sizes.from_arrays(np.array([tiles for tiles, _ in samples]), np.array([tokens for _, tokens in samples]))
     left, ids = list(range(len(samples))), []
     for sample in (sample for pack in way for sample in pack):
@@ -84,30 +83,6 @@ def test_no_cut_and_no_order_of_few_samples_is_below_the_bound(seed: int, deviat
     ways = list(all_ways(samples, 4, (8, 12), deviations))
     for _, way in (min(ways), max(ways)):
         assert bound(samples, way, (8, 12), deviations) <= min(ways)[0] + 1e-9
-
-
-@pytest.mark.parametrize("deviations", [TILES, (1.0, 1.5, NOT)])
-def test_packs_of_one_sample_run_with_their_like(deviations: Deviations) -> None:
-    """Nothing else fits: iterations have 1 or 3 tiles, but for what little may be waited."""
-    samples = [(1, 8), (1, 8), (3, 8), (3, 8)]
-    spread, way = min(all_ways(samples, 4, (4, 8), deviations))
-    assert spread == 1.0
-    assert 0.95 < bound(samples, way, (4, 8), deviations) <= 1.0
-
-
-def test_the_size_that_spreads_most_is_bounded() -> None:
-    """Packs of one sample again, whose tokens differ by twice what counts as one."""
-    samples = [(1, 4), (1, 4), (1, 8), (1, 8)]
-    spread, way = min(all_ways(samples, 4, (1, 8), (1.0, 1.0, NOT)))
-    assert spread == 2.0
-    assert 1.9 < bound(samples, way, (1, 8), (1.0, 1.0, NOT)) <= 2.0
-
-
-def test_packs_that_can_be_alike_have_no_bound() -> None:
-    samples = [(1, 4), (1, 4), (3, 4), (3, 4)]
-    spread, way = min(all_ways(samples, 2, (4, 8), ALL))
-    assert spread == 0.0
-    assert bound(samples, way, (4, 8), ALL) == pytest.approx(0.0, abs=1e-3)
 
 
 def test_better_packs_are_found() -> None:

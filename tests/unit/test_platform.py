@@ -1,8 +1,6 @@
 """What a machine is taken for: optional accelerators count where they can be used, and not where they cannot."""
 
 import json
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.vlm import platform
-from tests.programs import ROOT, environment
+from tests.programs import ROOT, fresh_python
 
 ASK = """
 import megatron.vlm
@@ -28,10 +26,7 @@ def test_an_apex_without_kernels_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "apex/__init__.py").touch()
     kernels = "class FusedAdam:\n    def __init__(self, *_, **__): raise RuntimeError('requires cuda extensions')\n"
     (tmp_path / "apex/optimizers/__init__.py").write_text(kernels + "FusedSGD = FusedAdam\n")
-    asked = [sys.executable, "-W", "ignore", "-c", ASK]
-    done = subprocess.run(
-        asked, env=environment(PYTHONPATH=f"{ROOT}:{tmp_path}"), capture_output=True, text=True, check=True
-    )
+    done = fresh_python("-W", "ignore", "-c", ASK, PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert done.stdout.split() == ["True", "torch.optim.adamw"]
 
 
@@ -57,7 +52,9 @@ print(os.environ.get("TORCHDYNAMO_DISABLE") == "1", torch.compile.__module__)
         (False, "False False False []"),
     ],
 )  # fmt: skip
-def test_packages_that_cannot_be_imported_are_not_used(cuda: bool, said: str, tmp_path: Path) -> None:
+def test_packages_that_cannot_be_imported_are_not_used(
+    cuda: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Installed without their kernels, or for another torch: errors are of any kind, and Megatron dies of some."""
     lines = {
         "transformer_engine": f"raise FileNotFoundError({NO_LIBRARY!r})",
@@ -66,10 +63,8 @@ def test_packages_that_cannot_be_imported_are_not_used(cuda: bool, said: str, tm
     for package, line in lines.items():
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(line + "\n")
-    asked = [sys.executable, "-W", "ignore", "-c", ASK_ENGINE.format(cuda=cuda)]
-    found = environment(PYTHONPATH=f"{ROOT}:{tmp_path}")
-    found.pop("TORCHDYNAMO_DISABLE", None)
-    done = subprocess.run(asked, env=found, capture_output=True, text=True, check=False)
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    done = fresh_python("-W", "ignore", "-c", ASK_ENGINE.format(cuda=cuda), PYTHONPATH=f"{ROOT}:{tmp_path}")
     engine, compiler_off = done.stdout.splitlines()
     assert engine == said, done.stderr[-2000:]
     by = "megatron.vlm.compiling" if cuda else "torch"
@@ -107,8 +102,7 @@ QUEUES: list[tuple[list[str], str | None, str | None]] = [
 def test_a_device_has_one_queue_under_tensor_parallelism_alone() -> None:
     """When CUDA is first asked for, which is when it starts; what the user has set stays."""
     cases = json.dumps([case[:2] for case in QUEUES])
-    asked = [sys.executable, "-W", "ignore", "-c", ASK_QUEUES, cases]
-    done = subprocess.run(asked, env=environment(), capture_output=True, text=True, check=True)
+    done = fresh_python("-W", "ignore", "-c", ASK_QUEUES, cases)
     assert json.loads(done.stdout) == [wanted for *_, wanted in QUEUES]
 
 
@@ -144,8 +138,6 @@ def test_the_norm_of_gradients_is_core_s_and_asks_no_host(seed: int) -> None:
 
 
 class Waits(TorchDispatchMode):
-    """Counts the numbers that are read from a device."""
-
     number = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -204,9 +196,6 @@ print(torch.get_device_module().__name__, torch.cuda.is_available())
 @pytest.mark.starts
 def test_a_build_for_cuda_knows_that_there_is_no_driver() -> None:
     """PyPI's torch says that it was built for CUDA, and takes our stand-ins for a device that is there."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", BUILT_FOR_CUDA],
-        env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = fresh_python("-W", "ignore", "-c", BUILT_FOR_CUDA)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["None", "None", "False", "0", "torch.cpu", "True"]

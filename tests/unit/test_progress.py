@@ -25,8 +25,6 @@ class Device:
 
 
 class Moment:
-    """Stands for the platform's."""
-
     def __init__(self, device: Device, number: int) -> None:
         self.device, self.number = device, number
 
@@ -52,7 +50,6 @@ Watched = Callable[[float], Progress]
 
 
 def said_after(capsys: pytest.CaptureFixture[str], words: str) -> str:
-    """What is on stderr once these words are."""
     said, limit = "", time.monotonic() + 20
     while words not in said and time.monotonic() < limit:
         time.sleep(0.01)

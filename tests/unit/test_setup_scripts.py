@@ -92,11 +92,6 @@ def test_a_first_try_has_no_tools_of_tests_and_tests_bring_them(checkout: Path) 
     assert "--editable .[train,demo,test] " in start(checkout, "setup.sh", "demo")[2][-1]
 
 
-@pytest.mark.parametrize(("script", "extras"), [("quickstart", "demo"), ("test", "demo,test"), ("mutate", "demo,test")])
-def test_only_tests_ask_for_their_tools(script: str, extras: str) -> None:
-    assert f'/setup.sh" {extras}\n' in (ROOT / f"scripts/{script}.sh").read_text()
-
-
 def test_another_torch_may_come_with_options(checkout: Path) -> None:
     _, _, asked = start(checkout, "setup.sh", OMNIBAL_TORCH="torch<3 --index-url https://example.org/cpu")
     assert any("--disable-pip-version-check torch<3 --index-url https://example.org/cpu (" in line for line in asked)
@@ -146,10 +141,3 @@ def test_the_newest_are_looked_for_each_time_and_tested(checkout: Path) -> None:
         assert "--editable .[train,demo,test] " in asked[-3]
         assert "tests/smoke.py" in asked[-2]
         assert "-m pytest" in asked[-1]
-
-
-def test_the_suite_begins_with_the_smoke() -> None:
-    """All of it; not where tests are chosen."""
-    script = (ROOT / "scripts/test.sh").read_text()
-    assert re.search(r"elif \[\[ \$# == 0 \]\]; then\n    bash scripts/smoke.sh \|\| failed=\$\?\n", script)
-    assert script.index("scripts/smoke.sh ||") < script.index("ruff check")

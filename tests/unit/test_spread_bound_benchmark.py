@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.spread_bound import least_spread, short
+from benchmarks.spread_bound import least_spread
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.ordering.spread import spread_against_random
 
@@ -50,24 +50,6 @@ def test_no_order_of_all_there_are_spreads_less(shape: tuple[int, int], seed: in
         assert bound <= least_found(loads, seconds, shape, limit) + 1e-9
 
 
-def test_one_microbatch_must_be_like_the_others() -> None:
-    """Two costs, and no waiting: iterations are of one cost each, and so differ as packs do."""
-    loads = np.repeat([[4, 1000, 10], [8, 1000, 10]], 4, axis=0)
-    seconds = loads[:, :1] * 0.2
-    assert least_spread(ORDERS[2, 1][0], loads, seconds, 0.0, 0.0) == pytest.approx(
-        least_found(loads, seconds, (2, 1), 0.0)
-    )
-
-
-def test_ranks_of_whole_tiles_cannot_have_the_mean() -> None:
-    """Six packs of four tiles and two of five, two a rank: where nobody waits each rank has one of five, or none."""
-    loads = np.array([[4, 1, 1]] * 6 + [[5, 1, 1]] * 2)
-    seconds = np.stack([loads[:, 0] * 0.2, np.zeros(8)], axis=1)
-    assert least_spread(ORDERS[2, 2][0], loads, seconds, 0.2, 0.0) == pytest.approx(
-        least_found(loads, seconds, (2, 2), 0.0)
-    )
-
-
 def test_nothing_makes_up_for_packs_without_tiles() -> None:
     """Two packs of no tiles among full ones: they share an iteration, if nobody may wait."""
     loads = np.array([[0, 1, 1]] * 2 + [[8, 1, 1]] * 6)
@@ -77,10 +59,3 @@ def test_nothing_makes_up_for_packs_without_tiles() -> None:
         found = least_found(loads, seconds, shape, 0.0)
         assert tight * found <= bounds[0] <= found
         assert bounds[0] > bounds[1] > bounds[2]
-
-
-def test_waiting_is_taken_off_where_it_brings_most() -> None:
-    """Four packs 7.6 tiles short of the mean and four 1.6: so much waiting as one of the first asks for."""
-    units = np.array([0] * 4 + [6] * 4 + [8] * 92)
-    for waiting, squares in ((0.0, 4 * 7.6**2), (0.076, 3 * 7.6**2), (0.076 * 3.5, 7.6 * 7.6 * 0.5), (0.076 * 4, 0)):
-        assert short(units, 1, waiting) == pytest.approx((squares + 4 * 1.6**2) / 100)

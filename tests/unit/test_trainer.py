@@ -1,9 +1,7 @@
 """The trainer obeys its flags and the plan: what is frozen, how losses are weighed, what is recomputed; one rank."""
 
-import atexit
-import gc
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,7 +62,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def frozen_links(frozen: tuple[str, ...]) -> set[str]:
-    """Names of the links of frozen parts, spelled out."""
     kinds = {kind for part in frozen for kind in PARTS[part]}
     names = {"vit": [f"vit_{i}" for i in range(4)], "llm": [f"llm_{i}" for i in range(4)]}
     return {name for kind in kinds for name in names.get(kind, [kind])}
@@ -91,15 +88,11 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(case: tuple[Trainer
 
 
 def run(trainer: Trainer, model: Any, packs: list[Microbatch]) -> list[Any]:
-    """One training iteration as Megatron's loop calls it."""
     for module in model:
         module.zero_grad_buffer()
     get_model_config(model[0]).finalize_model_grads_func = finalize_model_grads
     records: list[Any] = trainer.executor(
-        forward_step_func=trainer.forward_step,
-        data_iterator=iter(packs),
-        model=model,
-        num_microbatches=len(packs),
+        forward_step_func=trainer.forward_step, data_iterator=iter(packs), model=model, num_microbatches=len(packs)
     )
     return records
 
@@ -230,7 +223,8 @@ def test_images_are_compared_unless_the_flag_says_not(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pretrain, "ChatDataset", lambda _, **named: asked.update(named))
     plan = MagicMock()
     plan.stages.__getitem__.return_value.layers = (0, 1)
-    trainer = SimpleNamespace(args=SimpleNamespace(image_checksums=checks), plan=plan, architecture=MagicMock())
+    args = SimpleNamespace(image_checksums=checks)
+    trainer = SimpleNamespace(args=args, plan=plan, architecture=MagicMock(), teams=MagicMock())
     Trainer._dataset(trainer, "data", "packs", None)  # type: ignore[arg-type]
     assert asked == {"checks_images": checks}
 
@@ -251,15 +245,3 @@ def test_two_runs_write_in_no_place_at_once(tmp_path: Path, monkeypatch: pytest.
             pass
     with pretrain._write_locks(args):
         pass
-
-
-def test_what_the_collector_left_alone_is_freed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else Triton lists all of it on every rank's standard error."""
-    at_exit: list[Callable[[], None]] = []
-    monkeypatch.setattr(atexit, "register", at_exit.append)
-    gc.unfreeze()  # of other tests' trainers
-    pretrain._freeze_garbage_collector.__wrapped__()
-    assert gc.get_freeze_count() > 0
-    for last in at_exit:
-        last()
-    assert gc.get_freeze_count() == 0

@@ -10,33 +10,15 @@ from typing import Any
 
 import pytest
 
-from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.preflight.__main__ import preflight
-from megatron.vlm.preprocessing.job import open_job
-from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import UserError, from_os_error
 from omnibal_ext.launch import check
-from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
-
-
-def _nothing(path: Path) -> None:
-    pass
-
-
-def _empty(path: Path) -> None:
-    path.mkdir()
-
-
-def _file(path: Path) -> None:
-    path.write_text("no folder\n")
+from tests.demo import demo_dataset, demo_packs
 
 
 def _with(name: str, text: str, *more: str) -> Callable[[Path], None]:
@@ -63,15 +45,9 @@ def _model(config: str) -> Callable[[Path], None]:
     return make
 
 
-def _weights_alone(path: Path) -> None:
-    path.mkdir()
-    _weights(path)
-
-
 def _adapters(path: Path) -> None:
-    _with(
-        "adapter_config.json", json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]})
-    )(path)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    _with("adapter_config.json", json.dumps(config))(path)
     _weights(path)
     (path / "model.safetensors").rename(path / "adapter_model.safetensors")
 
@@ -94,24 +70,18 @@ def _old_megatron(path: Path) -> None:
 
 
 def _dataset(path: Path) -> None:
-    make_demo_data(path.parent / "demo", samples=12, heldout_samples=1, seed=0)
-    recipe = Recipe(
-        path.parent / "demo", path.parent / "demo/tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=4), 4
-    )
-    preprocess(open_job([path.parent / "demo/train.jsonl"], recipe, path))
+    demo_dataset(path.parent / "demo", path, 12, seed=0, max_tiles=4)
 
 
 def _packs(path: Path) -> None:
-    data = path.parent / "a dataset"
-    options, made_from = PackOptions(vit_budget=8, llm_budget=256), {"data": {"manifest": ChatDataset(data).manifest}}
-    build_index(Corpus.of_dataset(data), path, options, made_from)
+    demo_packs(ChatDataset(path.parent / "a dataset"), path, PackOptions(vit_budget=8, llm_budget=256))
 
 
-KINDS: Mapping[str, Callable[[Path], None]] = {
-    "nowhere": _nothing,
-    "empty": _empty,
-    "a file": _file,
-    "weights alone": _weights_alone,
+KINDS: Mapping[str, Callable[[Path], object]] = {
+    "nowhere": lambda _: None,
+    "empty": Path.mkdir,
+    "a file": lambda path: path.write_text("no folder\n"),
+    "weights alone": lambda path: (path.mkdir(), _weights(path)),
     "no JSON": _model('{"model_type": '),
     "a list": _model("[]"),
     "no model type": _model("{}"),
@@ -160,11 +130,7 @@ COMMANDS: list[tuple[str, str, tuple[str, ...]]] = [
     ("profile_layers", "--model X --vit-budget 4 --llm-budget 64 --analytic h100 --output OUT", BARE),
     ("profile_layers", "--model X --vit-budget 4 --llm-budget 64 --output OUT", BARE),
     ("profile_layers", "--model tiny --vit-budget 4 --llm-budget 64 --analytic h100 --measured X --output OUT", ()),
-    (
-        "plan_layout",
-        f"--analytic h100 --model X --budgets 4x64 --tensor-sizes 1 {HALVES} --output OUT",
-        BARE,
-    ),
+    ("plan_layout", f"--analytic h100 --model X --budgets 4x64 --tensor-sizes 1 {HALVES} --output OUT", BARE),
     ("plan_layout", f"--profile PROFILE --packs X {HALVES} --output OUT", ("packs",)),
     ("plan_layout", f"--profile X {HALVES} --output OUT", ()),
     (
@@ -197,7 +163,6 @@ COMMANDS: list[tuple[str, str, tuple[str, ...]]] = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of each kind."""
     root = tmp_path_factory.mktemp("folders")
     for kind, make in KINDS.items():
         make(root / kind)

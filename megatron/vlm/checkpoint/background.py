@@ -1,9 +1,9 @@
 """Asynchronous saves (--async-save), written by a process per rank during training: fixes to Megatron 0.19.
 
-1. Tensors in host memory are copied first. The writer shares that memory and would write what training changes later.
-   These are all tensors without CUDA; with CUDA, the step counters of torch's own Adam.
+1. Tensors in host memory are copied first: the writer shares that memory, and training would change it meanwhile.
+   Without CUDA these are all tensors; with CUDA, the step counters of torch's own Adam.
 2. The writer ends with its rank. Otherwise it would wait at its queue for ever after the rank is killed.
-3. It is a fresh interpreter that uses a device at once; unpickling `write` imports our stand-in for CUDA first.
+3. The writer is a new interpreter that uses a device at once; unpickling `write` first imports our stand-in for CUDA.
 """
 
 import multiprocessing
@@ -43,9 +43,9 @@ def _prepare_copies(self: Any, *arguments: Any) -> None:
 
 
 def _results_queue(asynchronous: bool) -> Any:
-    """The writer's queue of results, in a process that ends with this rank; Megatron's outlives a killed rank."""
+    """Return the writer's queue of results; its process ends with this rank, while Megatron's outlives a killed one."""
     if not asynchronous:
-        return queue.SimpleQueue()  # the writer is this process
+        return queue.SimpleQueue()  # without --async-save this process writes
     manager = SyncManager(ctx=multiprocessing.get_context("spawn"))
     manager.start(kill_with_parent, (os.getpid(),))
     return manager.Queue()

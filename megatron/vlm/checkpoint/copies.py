@@ -1,4 +1,4 @@
-"""Writes a tied weight once that a rank holds twice, in the first and in the last chunk of its model.
+"""Saves a tied weight once if a rank holds it twice, in the first and in the last chunk of its model.
 
 Core's fully parallel save chooses one rank for every shard, but that rank would write each of its copies.
 """
@@ -11,7 +11,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedStateDict, is_main_r
 
 
 def drop_copies(state: ShardedStateDict) -> None:
-    """Keep one of several shards in this rank's `state` that have one key and offset: the main replica if present."""
+    """Of shards in this rank's `state` with the same key and offset keep one: the main replica if present."""
     kept: dict[Any, ShardedTensor] = {}
     for shard in nested_values(state):
         if isinstance(shard, ShardedTensor) and (_position(shard) not in kept or is_main_replica(shard.replica_id)):

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: which saves it has, which of them are complete, and from which one a run resumes.
+"""A folder of checkpoints: its saves, which of them are complete, and from which a run resumes.
 
 FOLDER/latest_checkpointed_iteration.txt   the tracker: the iteration of the newest save, or "release"
 FOLDER/iter_0000120/                       a save of the trainer
@@ -29,9 +29,9 @@ from omnibal_ext.reading.seal import sealed, sealed_by
 TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
 INTEGRITY = "integrity.json"
-"""Megatron's --verify-integrity writes a file of this name; ours has its fields and more, and all ranks hash."""
+"""Megatron's --verify-integrity writes a file of this name too; ours has more fields, and all ranks compute hashes."""
 SUPERSEDED = ".aside"
-"""Suffix of the name of a save that is newer than the one its run resumed from."""
+"""Suffix for a save that is newer than the one from which its run resumed."""
 MOST_TRACKED = 2**10
 SMALL = 2**26
 """Bytes up to which a file is hashed by every `Save.check`; data files are hashed only before they are loaded."""
@@ -70,7 +70,7 @@ class Save:
         if trust and not (self.path / INTEGRITY).exists() and (self.path / ".metadata").is_file():
             return
         name = self.path.name.removesuffix(SUPERSEDED)
-        if (said := self.integrity.get("save", name)) != name:  # which Megatron would call the iteration of its name
+        if (said := self.integrity.get("save", name)) != name:  # Megatron would take the iteration from the name
             raise UserError(f"{self.path}: is a copy of {said!r} under another name; take it away")
         listed = self.integrity["sizes"]
         if strange := sorted({path.name for path in self.path.iterdir()} - {*listed, INTEGRITY}):
@@ -133,9 +133,9 @@ class Checkpoints:
         return sorted({save for save in saves if save.path.is_dir()}, key=lambda save: -save.iteration)
 
     def candidates(self, step: int | None = None) -> list[Save]:
-        """The saves to resume from, in order of preference: the tracked one, then older ones.
+        """Return the saves to resume from, in order of preference: the tracked one, then older ones.
 
-        If the tracker is missing, or older than all saves, all of them. `step` (--ckpt-step) allows that save only.
+        All saves, if the tracker is missing or older than all of them. `step` (--ckpt-step) allows that save only.
         """
         if step:
             return [_save_of(self.folder, step)]
@@ -145,7 +145,7 @@ class Checkpoints:
         newest = int(tracked) if tracked.isdecimal() and len(tracked) < 10 else None
         if newest is None or all(save.iteration > newest for save in saves):
             return saves
-        if all(save.iteration != newest for save in saves):  # it was removed
+        if all(save.iteration != newest for save in saves):  # the tracked save was removed
             return [save for save in saves if save.iteration < newest]
         return [save for save in saves if save.iteration <= newest]
 
@@ -186,10 +186,10 @@ def no_complete_save(folder: Path, faults: list[str]) -> str:
 
 
 def incomplete_first_weights(folder: Path, fault: str, complete: Save) -> str:
-    """The error message for --from if only the older save `complete` is."""
+    """The error message for --from if only an older save, `complete`, is complete."""
     return f"--from {folder}: {fault}; {complete.path.name} is whole: name it in {TRACKER}"
 
 
 def _save_of(folder: Path, iteration: int) -> Save:
-    """The save of an iteration, by Megatron's name; a copy under another name is not one."""
+    """Return the save of an iteration, by Megatron's name for it; copies with other names do not count."""
     return Save(folder / f"iter_{iteration:07d}", iteration)

@@ -42,12 +42,12 @@ from omnibal_ext.output import say
 from omnibal_ext.units import in_bytes
 
 SPARE = 2**20
-"""Bytes: a disk with less is full."""
+"""Free bytes below which a disk is full."""
 Describe = Callable[[], Mapping[str, Any]]
 
 
 class Exports(Protocol):
-    """Exports of every save, made by a background process of the first rank."""
+    """Exports every save in a background process of the first rank."""
 
     def export(self, save: Path) -> None:
         """Start to export a complete save."""
@@ -64,7 +64,7 @@ def install(
     describe: returns the facts of the run that are written into integrity.json.
     retain_interval: keep the two newest saves and those of its multiples; None keeps all.
     asynchronous: another process writes the saves (--async-save).
-    exports: what to make of every save; on the first rank only.
+    exports: exports every save; on the first rank only.
     """
     save, write = training.save_checkpoint, dist_checkpointing.save
 
@@ -113,7 +113,7 @@ def is_full(folder: Path, error: BaseException) -> bool:
 
 
 def load_complete(*arguments: Any, **named: Any) -> Any:
-    """Megatron's `load_checkpoint` of the newest save whose checksums all match; collective.
+    """Call Megatron's `load_checkpoint` on the newest save whose checksums all match; collective.
 
     Adapters keep their initial values if the save has none. Raises UserError if there is no such save, or if it cannot
     be loaded safely.
@@ -127,7 +127,7 @@ def load_complete(*arguments: Any, **named: Any) -> Any:
 
 
 def select_save(args: Namespace) -> Save:
-    """The newest save whose checksums match, which is tracked then (--load), or the first or none (--from)."""
+    """Return the newest save whose checksums match, and track it (--load); for --from the first candidate or none."""
     resumes = args.load is not None
     checkpoints = Checkpoints(Path(args.load if resumes else args.pretrained_checkpoint))
     candidates = on_first_rank(
@@ -159,7 +159,7 @@ def _track(checkpoints: Checkpoints, save: Save) -> None:
 
 
 def _fault(save: Save, trust: bool) -> str:
-    """What is wrong with a save, "" if nothing; collective."""
+    """Return what is wrong with a save, "" if nothing; collective."""
     try:
         on_all_ranks(lambda: save.check(trust) if dist.get_rank() == 0 else None)
         if trust and not (save.path / INTEGRITY).exists():

@@ -1,6 +1,6 @@
 """Checksums of a save, computed by all ranks: each hashes the files it wrote, or an equal part of those to be loaded.
 
-The files are read once more: after saving from the page cache; before loading they fill it for the load itself.
+Files are read twice: after saving from the page cache; before loading, which fills the cache for the load itself.
 SHA-256 takes 1 to 2 GB a second on a core, and ranks work in parallel.
 """
 
@@ -47,7 +47,7 @@ def damaged_files(save: Save) -> list[str]:
 
 
 def on_all_ranks(work: Callable[[], Value]) -> Sequence[Value]:
-    """The results of `work` of all ranks; collective. A UserError or OSError of one rank is raised on all."""
+    """Return the results of `work` on all ranks; collective. A UserError or OSError of one rank is raised on all."""
     mine: tuple[Value | None, str] = (None, "")
     try:
         mine = (work(), "")
@@ -62,7 +62,7 @@ def on_all_ranks(work: Callable[[], Value]) -> Sequence[Value]:
 
 
 def on_first_rank(work: Callable[[], Value]) -> Value:
-    """The result of `work`, which only the first rank runs, on all ranks; collective."""
+    """Run `work` on the first rank and return its result on all; collective."""
     values: Sequence[Value | None] = on_all_ranks(lambda: work() if dist.get_rank() == 0 else None)
     return values[0]  # type: ignore[return-value]
 

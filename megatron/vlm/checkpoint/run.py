@@ -1,9 +1,9 @@
-"""The facts of its run that a save holds, and whether a run can resume from it.
+"""What a save records of its run, and whether a run can resume from it.
 
-A save holds hashes of model, dataset and packs, the position in them, and the flags. Model, dataset and packs must be
-the same, or the position means nothing; so must the optimizer's schedules, unless a flag of Megatron's says which to
-use. Optimizer state fits only an optimizer with the same tensors, or if distributed with the same buckets. Other flags
-that differ are reported.
+A save has hashes of model, dataset and packs, the position in them, and the flags. Model, dataset and packs must be the
+same, or the position means nothing; so must the optimizer's schedules, unless a Megatron flag says which to use. The
+optimizer state fits only an optimizer with the same tensors, and a distributed one only with the same buckets. Other
+flags that differ are reported.
 """
 
 from argparse import Namespace
@@ -31,13 +31,13 @@ SCHEDULES = {
     "start_weight_decay", "end_weight_decay", "weight_decay_incr_style", "lr_wsd_decay_style", "lr_wsd_decay_iters",
     *RATES, *DECAYS,
 }  # fmt: skip
-"""Flags of learning rate and weight decay; where they differ, Megatron has flags that say which to use."""
+"""Flags of learning rate and weight decay; if they differ, Megatron has flags that say which to use."""
 GROUPED_BY = ("lr", "min_lr")
-"""Flags by which core 0.19 looks up the state of a parameter group: with other values it finds none."""
+"""Flags by whose values core 0.19 looks up the state of a parameter group."""
 
 
 def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dict[str, Any]:
-    """The facts for a save made now; `args` are Megatron's, which count the consumed packs."""
+    """Return the record for a save made now; `args`: Megatron's, with the number of consumed packs."""
     return {
         "preset": args.preset,
         "from": args.first_weights and str(Path(args.first_weights).resolve()),
@@ -57,11 +57,11 @@ def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dic
 def check_resumable(
     run: Mapping[str, Any], args: Namespace, architecture: Architecture, plan: Plan, is_planned: bool = True
 ) -> list[str]:
-    """The flags that differ from those of the saved run, as "NAME NOW (was BEFORE)".
+    """Return the flags that differ from the saved run's, as "NAME NOW (was BEFORE)".
 
     `is_planned`: whether the plan is final; before that the optimizer's buckets are unknown and not compared.
-    Raises UserError if model, dataset, packs or the optimizer's schedules differ, or if the optimizer's state was not
-    saved, or is of another optimizer, expert-parallel size or bucket layout.
+    Raises UserError if model, dataset, packs or the optimizer's schedules differ, or if the optimizer state was not
+    saved, or does not fit the optimizer, expert-parallel size or buckets.
     """
     now = describe_run(args, architecture, plan)
     for name, what in (("model_hash", f"--model {args.preset}"), ("data", f"--data {args.data}"),
@@ -76,14 +76,14 @@ def check_resumable(
     loads_optimizer = not (args.finetune or args.no_load_optim)
     if loads_optimizer and (rates := [differ[name] for name in GROUPED_BY if name in differ]):
         raise UserError(
-            f"unlike the run so far: {', '.join(rates)}, by which Megatron finds the optimizer's state; go on with "
-            f"what was, or with the weights alone: --no-load-optim --override-opt-param-scheduler{BEHIND}"
+            f"unlike the run so far: {', '.join(rates)}, by which Megatron finds the optimizer's state; use the "
+            f"same values, or load the weights alone: --no-load-optim --override-opt-param-scheduler{BEHIND}"
         )
     schedules = [said for name, said in differ.items() if name in SCHEDULES]
     if schedules and not (args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler):
         raise UserError(
-            f"unlike the run so far: {', '.join(schedules)}; --override-opt-param-scheduler takes what is given now, "
-            f"--use-checkpoint-opt-param-scheduler what was{BEHIND}"
+            f"unlike the run so far: {', '.join(schedules)}; --override-opt-param-scheduler uses the new values, "
+            f"--use-checkpoint-opt-param-scheduler the saved ones{BEHIND}"
         )
     if loads_optimizer:
         _check_optimizer(run.get("optimizer", {}), _optimizer(args))
@@ -97,13 +97,13 @@ def _check_expert_ranks(saved: int, now: int) -> None:
     """Core keeps the state of expert-parallel weights in a separate optimizer, whatever its kind."""
     if saved != now:
         raise UserError(
-            f"--expert-model-parallel-size {now}, but the optimizer's state was saved with {saved}; go on with that, "
-            f"or take the weights without the state, which load at any: --no-load-optim{BEHIND}"
+            f"--expert-model-parallel-size {now}, but the optimizer's state was saved with {saved}; use that size, "
+            f"or load the weights alone, which fit any size: --no-load-optim{BEHIND}"
         )
 
 
 def _optimizer(args: Namespace) -> dict[str, Any]:
-    """What determines which tensors the optimizer's state has, by flag."""
+    """Return what determines the tensors of the optimizer state, by flag."""
     scaler = "constant" if args.loss_scale else "dynamic" if args.fp16 else None  # None matches both
     return {
         "--optimizer": args.optimizer,
@@ -118,7 +118,7 @@ def _optimizer(args: Namespace) -> dict[str, Any]:
 
 def _check_optimizer(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
     """`saved` is None if no state was saved, empty in saves of older versions that lack it."""
-    remedy = f"take the weights without the state: --no-load-optim{BEHIND}"
+    remedy = f"load the weights alone: --no-load-optim{BEHIND}"
     if saved is None:
         raise UserError(
             "the run was saved without the optimizer's state (--no-save-optim) and cannot go on as if nothing had "
@@ -132,12 +132,12 @@ def _check_optimizer(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) ->
     differ += [f"{part} trained (was frozen)" for part in saved.get("frozen", ()) if part not in now["frozen"]]
     if differ:
         raise UserError(
-            f"the optimizer's state was saved for another one: {', '.join(differ)}; go on with what was, or {remedy}"
+            f"the optimizer's state was saved for another one: {', '.join(differ)}; use the same settings, or {remedy}"
         )
 
 
 def _buckets(args: Namespace, plan: Plan) -> dict[str, Any] | None:
-    """What determines the bucket layout of the distributed optimizer's state (core's "dp_reshardable")."""
+    """Return what determines the buckets of the distributed optimizer's state (core's "dp_reshardable")."""
     if not args.use_distributed_optimizer:
         return None
     largest = args.ddp_bucket_size or max(40_000_000, 1_000_000 * args.data_parallel_size)  # as core's DDP
@@ -157,9 +157,9 @@ def _buckets(args: Namespace, plan: Plan) -> dict[str, Any] | None:
 def _check_buckets(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if unlike := [f"{name} {now.get(name)} (was {value})" for name, value in saved.items() if now.get(name) != value]:
         raise UserError(
-            f"the state of the distributed optimizer was saved for other buckets: {'; '.join(unlike)}; go on with the "
-            "same plan (--plan) and flags (what was saved with --dist-ckpt-optim-fully-reshardable goes on in any), or "
-            f"take the weights without it: --no-load-optim{BEHIND}"
+            f"the state of the distributed optimizer was saved for other buckets: {'; '.join(unlike)}; use the same "
+            "plan (--plan) and flags (state saved with --dist-ckpt-optim-fully-reshardable fits any), or load the "
+            f"weights alone: --no-load-optim{BEHIND}"
         )
 
 

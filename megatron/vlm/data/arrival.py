@@ -8,7 +8,6 @@ One rank of each tensor-parallel group decodes the images, the costliest work on
 a quarter of the bytes of normalised float32 pixels.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -26,51 +25,39 @@ from megatron.vlm.microbatch import Microbatch
 class Arrivals:
     """The packs of one iteration on one stage, in order, on this rank's device.
 
-    1. `look_ahead` waits for the reader's next pack and starts its copy. It is called after the device was given the
-       pack before, so that the device has work meanwhile.
-    2. `next` returns a copied pack: later kernels wait for the copy, the host does not.
-    3. `next` also broadcasts pixels to the tensor-parallel ranks and normalises them: a collective, and therefore in
-       the schedule's order on all of them.
-
-    Tensors come from the host, as `PackDataset` makes them; those already on the device stay. If not `normalises`,
-    step 3 is left to `with_pixels`.
+    `look_ahead` waits for the reader's next pack and starts its copy: called after the device was given the pack
+    before, so that the device has work meanwhile. `next` gives it: later kernels wait for the copy, the host does not.
+    Its pixels are broadcast and normalised (`with_pixels`), a collective in the schedule's order, if `normalises`.
     """
 
     def __init__(self, packs: Iterator[Microbatch], count: int, normalises: bool = True) -> None:
         self.packs, self.left, self.normalises = packs, count, normalises
-        self.copied: deque[Microbatch] = deque()
+        self.copied: Microbatch | None = None
 
     def look_ahead(self) -> None:
         """Start copying the next pack, unless there is none in this iteration or it is being copied."""
-        if self.left and not self.copied:
-            self.left -= 1
-            pack = next(self.packs)
+        if self.left and self.copied is None:
+            self.left, pack = self.left - 1, next(self.packs)
             with platform.beside_computing("copying"):
-                self.copied.append(to_device(pack))
+                self.copied = to_device(pack)
 
     def __iter__(self) -> Iterator[Microbatch]:
         return self
 
     def __next__(self) -> Microbatch:
         self.look_ahead()
-        if not self.copied:
+        if self.copied is None:
             raise StopIteration
-        pack = self.copied.popleft()
+        pack, self.copied = self.copied, None
         platform.wait_for("copying")
-        for tensor in tensors(pack).values():
+        for tensor in pack.tensors().values():
             platform.used_here(tensor)
         return with_pixels(pack) if self.normalises else pack
 
 
-def tensors(pack: Microbatch) -> dict[str, Tensor]:
-    """A pack's tensors by name, without meta tensors, which stand for what another rank will broadcast."""
-    found: dict[str, Any] = vars(pack)
-    return {name: value for name, value in found.items() if isinstance(value, Tensor) and not value.is_meta}
-
-
 def to_device(pack: Microbatch) -> Microbatch:
     """The pack with its tensors on this rank's device; copies may still be running."""
-    moved: dict[str, Any] = {name: tensor.to("cuda", non_blocking=True) for name, tensor in tensors(pack).items()}
+    moved: dict[str, Any] = {name: tensor.to("cuda", non_blocking=True) for name, tensor in pack.tensors().items()}
     return replace(pack, **moved)
 
 

@@ -6,11 +6,12 @@ from typing import Any
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.crc import LARGEST
 from megatron.vlm.data.media.images import NORMALIZATIONS, path_below_root
-from megatron.vlm.data.media.tiles import FRAMES, RULES, TiledImage, VideoFrames
+from megatron.vlm.data.media.tiling import FRAMES, TiledImage, VideoFrames
 from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN
 from megatron.vlm.data.media.videos import MOST_FRAMES, READING
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES
+from megatron.vlm.families.media import TILINGS
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import (
     Check,
@@ -54,6 +55,14 @@ _SOURCE = record(
         "image_root": maybe(text),
     }
 )
+
+
+def _template(place: str, value: Any) -> str:
+    """A name of `TEMPLATES`, or the file of another program."""
+    name = text(place, value)
+    return name if name.endswith((".jinja", ".json")) else one_of(*TEMPLATES)(place, name)
+
+
 _MANIFEST: Check[dict[str, Any]] = record(
     {
         "samples": integer(1),
@@ -67,16 +76,16 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "image_token_id": _ID,
         "pad_token_id": _ID,
         "eos_token_id": _ID,
-        "chat_template": one_of(*TEMPLATES),
+        "chat_template": _template,
         "tile_size": integer(1, 2**14),
         "tokens_per_tile": finite(1 / 64, 2**16),
-        "tiling": record({"rule": one_of(*RULES), "min_tiles": _TILES, "max_tiles": _TILES, "thumbnail": flag}),
+        "tiling": record({"rule": one_of(*TILINGS), "min_tiles": _TILES, "max_tiles": _TILES, "thumbnail": flag}),
         "normalization": one_of(*NORMALIZATIONS),
         "checksums": record(dict.fromkeys(FILES, text)),
         "made_from": record({"recipe": record({"max_tokens": anything, "system_message": anything})}),
     },
-    # Older datasets, without videos, have none of these.
-    {"video_token_id": maybe(_ID), "video_files": integer(), "video_reading": integer()},
+    # Older datasets have none of these.
+    {"video_token_id": maybe(_ID), "video_files": integer(), "video_reading": integer(), "chat_program": text},
 )
 
 

@@ -1,65 +1,57 @@
 """Chat templates: from a conversation to one text, and the character ranges of it that are trained.
 
-A template is data. Every turn is `opening + words + end + gap`; of the assistant's turns the words and the end are
-trained, of other turns nothing:
+A template is a Jinja program: one of ours, by its name (`omnibal_ext/families/*/NAME.jinja`), or that of a model's
+folder (`preprocessing/folder_template.py`). Of the assistant's turns the words and the end are trained, of other turns
+nothing:
 
     <s><|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n
                                                               ^^^^^^^^^^^^^^^ trained
 
-The texts equal those of the models' Hugging Face chat templates (`apply_chat_template`), token for token in the tests.
-Tools and reasoning become words of these turns (`turns.py`), where the model supports them.
+The trained ranges stand between a program's `{% generation %}` tags, which all of ours have, or are found by marks
+(`answers.py`). What a program has a form for (a system message, tools, reasoning) is seen from what it writes.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
 
-from megatron.vlm.data.tool_forms import (
-    GLM_REASONING,
-    HERMES,
-    PARAMETERS,
-    PRINTED_PARAMETERS,
-    QWEN3_5_REASONING,
-    QWEN3_REASONING,
-    ReasoningForm,
-    ToolForm,
-)
-from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message, flatten_turns
+import omnibal_ext.families.registry
+from megatron.vlm.data.answers import Range, opening_of, with_answers
+from megatron.vlm.data.chat_program import DATE, TAG, ChatProgram
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import MARKS, ImageMarkup, Places
+from omnibal_ext.families.markup import IMAGE_MARK, MARKS, VIDEO_MARK, ImageMarkup, Places
 
+FILES = Path(omnibal_ext.families.registry.__file__).parent.glob("*/*.jinja")
+TEMPLATES = {file.stem: file for file in sorted(FILES)}
+"""Name -> program of the templates that have one."""
+TOKENS = re.compile(r"\{#- tokens: (.*) -#\}")
+"""The special tokens of one of ours, in the order in which ids are given to those that a tokenizer lacks."""
+FORMS: tuple[tuple[str, ...], ...] = ((), (USER, ASSISTANT, TOOL), (SYSTEM, USER, ASSISTANT, TOOL))
+"""Roles whose contents are lists: tokenizers' templates take texts, processors' lists."""
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """How one role's words are wrapped: `opening + words + end + gap`."""
-
-    opening: str
-    end: str
-    gap: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatTemplate:
-    """A chat format. `tokens` are its special tokens; a role without a `Turn` is not supported by the model."""
-
-    name: str
-    beginning: str
-    turns: dict[str, Turn]
-    tokens: tuple[str, ...]
-    strips_words: bool = False
-    part_end: str = ""  # after each text of a system message that is a list of texts
-    system: str | None = None  # the default system message
-    closed_by_user: bool = False  # an answer ends with the opening of a user's turn, the last one too
-    system_varies: bool = False  # the Jinja template adds a variable system message (a date), which is left out
-    closes_up: bool = False  # no space between a turn's opening and an image that begins it
-    pair: bool = False  # one question with images and its answer; `beginning` comes after the last image
-    system_opens: bool = False  # the system message begins the first user turn, unstripped
-    tools: ToolForm | None = None  # how tools, calls and results are written; None: not supported
-    reasoning: ReasoningForm | None = None  # how reasoning is written; None: not supported
-
-    @property
-    def end_of_turn(self) -> str:
-        """The token at which a reply stops."""
-        return self.turns[ASSISTANT].end
+TOLD = Message(SYSTEM, "Be brief.And kind.", parts=("Be brief.", "And kind."))
+QUESTION = (Message(USER, "What is it?"), Message(ASSISTANT, "A cat."))
+SEVERAL = (*QUESTION, Message(USER, "One\ntwo: 3"), Message(ASSISTANT, "So.\n\nYes"))
+CHATS = (SEVERAL, (TOLD, *SEVERAL), QUESTION, (TOLD, *QUESTION))
+CALL = Call("look", {"at": "Zürich <b>", "days": [2, 1], "wet": True})
+CALLING = (
+    Message(USER, "Rain?"),
+    Message(ASSISTANT, "", calls=(CALL,)),
+    Message(TOOL, "wet"),
+    Message(ASSISTANT, "Yes."),
+)
+LOOK = (
+    '{"type": "function", "function": {"name": "look", "description": "Sees <all>", "parameters": {"z": 1, "a": "é"}}}'
+)
+"""Conversations, and a tool, by which is seen what a program writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,129 +66,156 @@ class RenderedChat:
     cuts: tuple[int, ...] = ()
 
 
-def _chatml(name: str, beginning: str = "", system: str | None = None) -> ChatTemplate:
-    turns = {role: Turn(f"<|im_start|>{role}\n", end="<|im_end|>", gap="\n") for role in (SYSTEM, USER, ASSISTANT)}
-    tokens = ("<|im_start|>", "<|im_end|>")
-    return ChatTemplate(name, beginning, turns, (beginning, *tokens) if beginning else tokens, system=system)
+class ChatTemplate:
+    """A chat template: a program, and the special tokens of which it may write some.
+
+    `digest` is the program's, however its file is called. Further arguments are `ChatProgram`'s.
+    """
+
+    def __init__(self, name: str, source: str, special: Sequence[str], **known: Any) -> None:
+        self.name, self._special, self._program = name, special, ChatProgram(source, name, **known)
+        self.digest = hashlib.sha256(repr((source, sorted(known.items()))).encode()).hexdigest()
+
+    def text(
+        self, messages: Sequence[Message], tools: Sequence[str] = (), parts: Collection[str] | None = None
+    ) -> str | None:
+        """What the program writes; None if it refuses the conversation or leaves out what somebody says."""
+        try:
+            text = self._program.run(messages, tools, self._parts if parts is None else parts).replace(TAG, "")
+        except Rejected:
+            return None
+        said = [words for message in messages for words in message.parts or (message.words,)]
+        said += [call.name for message in messages for call in message.calls]
+        return text if "{'type'" not in text and all(words.strip() in text for words in said) else None
+
+    @cached_property
+    def _parts(self) -> tuple[str, ...]:
+        for chat in ((TOLD, *QUESTION), QUESTION):
+            for parts in FORMS:
+                if self.text(chat, parts=parts) is not None:
+                    return parts
+        return ()
+
+    @cached_property
+    def _lists_system(self) -> bool:
+        return self.text((TOLD, *QUESTION), parts={*self._parts, SYSTEM}) is not None
+
+    @cached_property
+    def has_system(self) -> bool:
+        """Whether it writes a system message."""
+        return self.text((TOLD, *QUESTION)) is not None
+
+    @cached_property
+    def pair(self) -> bool:
+        """One question and its answer is all that it writes."""
+        return self.text(SEVERAL) is None and self.text((TOLD, *SEVERAL)) is None
+
+    @cached_property
+    def has_tools(self) -> bool:
+        """Whether it writes tools, calls and results."""
+        text = self.text(CALLING, (LOOK,)) or ""
+        return "Sees" in text and "Zürich" in text
+
+    @cached_property
+    def shows_results(self) -> bool:
+        """Whether results of tools may be images."""
+        return self.text((*CALLING[:2], Message(TOOL, IMAGE_MARK), CALLING[3]), (LOOK,)) is not None
+
+    @cached_property
+    def has_reasoning(self) -> bool:
+        """Whether it writes reasoning."""
+        thought = (QUESTION[0], Message(ASSISTANT, "A cat.", reasoning="It purrs."))
+        return "It purrs." in (self.text(thought) or "")
+
+    @cached_property
+    def tokens(self) -> tuple[str, ...]:
+        """The special tokens that it writes or that end an answer."""
+        texts = "".join(self.text(chat) or "" for chat in CHATS)
+        return tuple(token for token in self._special if token in texts or token == self._eos)
+
+    @cached_property
+    def ending(self) -> str:
+        """The token behind an answer; "" if there is none."""
+        text = next(filter(None, map(self.text, CHATS)), "")
+        behind = text.partition(QUESTION[1].words)[2].lstrip()
+        return max((token for token in self.tokens if behind.startswith(token)), key=len, default="")
+
+    @property
+    def end_of_turn(self) -> str:
+        """The token at which a reply stops."""
+        return self.ending or self._eos
+
+    @property
+    def _eos(self) -> str:
+        return self._program.variables.get("eos_token", "")
+
+    def check(self) -> None:
+        """Raise UserError if it writes no conversations, or none in which answers are found and end."""
+        advice = "write one for it (a .jinja file), or choose another, with --chat-template"
+        name = f"chat template {self.name!r}"
+        fault = f"{name} does not write a question and its answer as they are"
+        for chat in filter(self.text, CHATS):
+            try:
+                self.written(chat)
+                fault = "" if self.end_of_turn else f"{name} writes no special token of the tokenizer behind an answer"
+                break
+            except Rejected as error:
+                fault = error.detail
+        if fault:
+            raise UserError(f"{fault}; {advice}")
+
+    def written(
+        self, messages: Sequence[Message], tools: Sequence[str] = (), default_system: bool = True
+    ) -> tuple[str, list[Range]]:
+        """The text of a conversation, and for each of the assistant's messages the range of it that may be trained.
+
+        Raises `Rejected` (unsupported_field, reserved_words).
+        """
+        try:
+            return self._written(messages, tools, default_system)
+        except Rejected as error:
+            raise Rejected(error.reason, f"chat template {self.name!r} {error.detail}") from error
+
+    def _written(
+        self, messages: Sequence[Message], tools: Sequence[str], default_system: bool
+    ) -> tuple[str, list[Range]]:
+        parts = {*self._parts, SYSTEM} if messages[0].parts and self._lists_system else self._parts
+
+        def run(chat: Sequence[Message], **variables: Any) -> str:
+            return self._program.run(chat, tools, parts, no_default_system=not default_system, **variables)
+
+        text = run(messages)
+        if DATE in text:
+            raise Rejected("unsupported_field", "writes the day's date where there is no system message, or always")
+        if not self._program.has_tags:
+            return with_answers(run, text, messages, self._opening, self.ending)
+        pieces, ranges = text.split(TAG), []
+        if len(pieces) != 1 + 2 * sum(message.role == ASSISTANT for message in messages):
+            raise Rejected("unsupported_field", "marks other answers than those of the conversation")
+        at = len(pieces[0])
+        for answer, behind in zip(pieces[1::2], pieces[2::2], strict=True):
+            end = at + len(answer)
+            if not answer.endswith(self.ending) and behind.lstrip().startswith(self.ending):
+                end += behind.index(self.ending) + len(self.ending)
+            ranges.append((at, end))
+            at += len(answer) + len(behind)
+        return "".join(pieces), ranges
+
+    @cached_property
+    def _opening(self) -> str:
+        chat, text = next((chat, text) for chat in CHATS if (text := self.text(chat)) is not None)
+        return opening_of(partial(self._program.run, tools=(), parts=self._parts), chat, text)
 
 
-def _llama3(name: str, system: str | None = None) -> ChatTemplate:
-    turns = {
-        role: Turn(f"<|start_header_id|>{role}<|end_header_id|>\n\n", end="<|eot_id|>")
-        for role in (SYSTEM, USER, ASSISTANT)
-    }
-    tokens = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-    return ChatTemplate(name, tokens[0], turns, tokens, strips_words=True, system=system)
-
-
-def _vicuna() -> ChatTemplate:
-    turns = {
-        SYSTEM: Turn("", end="", gap=" "),
-        USER: Turn("USER: ", end="", gap=" "),
-        ASSISTANT: Turn("ASSISTANT: ", end="</s>"),
-    }
-    system = (
-        "A chat between a curious user and an artificial intelligence assistant. "
-        "The assistant gives helpful, detailed, and polite answers to the user's questions."
-    )
-    return ChatTemplate("vicuna", "<s>", turns, ("<s>", "</s>"), system=system)
-
-
-def _mistral() -> ChatTemplate:
-    """Mistral-Instruct 0.2's, as in LLaVA-1.6; without a system message."""
-    turns = {USER: Turn("[INST] ", end=" [/INST]"), ASSISTANT: Turn(" ", end="</s>")}
-    return ChatTemplate("mistral", "<s>", turns, ("<s>", "</s>"))
-
-
-def _mistral_v7() -> ChatTemplate:
-    """Mistral Small 3's. Its Jinja template adds a system message with today's date if there is none."""
-    turns = {
-        SYSTEM: Turn("[SYSTEM_PROMPT]", end="[/SYSTEM_PROMPT]"),
-        USER: Turn("[INST]", end="[/INST]"),
-        ASSISTANT: Turn("", end="</s>"),
-    }
-    words = ("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
-    return ChatTemplate("mistral-v7", "<s>", turns, words, system_varies=True)
-
-
-def _glm(name: str, reasoning: ReasoningForm | None = None) -> ChatTemplate:
-    """GLM-4.1V's and GLM-4.5V's: an answer ends where the user's turn begins."""
-    turns = {role: Turn(f"<|{role}|>\n", end="") for role in (SYSTEM, USER, ASSISTANT)}
-    turns[ASSISTANT] = replace(turns[ASSISTANT], end="<|user|>")
-    words = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")
-    return ChatTemplate(name, "[gMASK]<sop>", turns, words, closed_by_user=True, reasoning=reasoning)
-
-
-def _idefics3(name: str, beginning: str) -> ChatTemplate:
-    """Idefics 3's and SmolVLM's, which differ in the beginning."""
-    turns = {role: Turn(f"{role.capitalize()}: ", "<end_of_utterance>", "\n") for role in (SYSTEM, USER, ASSISTANT)}
-    return ChatTemplate(name, beginning, turns, (beginning, "<end_of_utterance>"), closes_up=True)
-
-
-def _gemma() -> ChatTemplate:
-    names = {SYSTEM: "user", USER: "user", ASSISTANT: "model"}
-    turns = {role: Turn(f"<start_of_turn>{name}\n", end="<end_of_turn>", gap="\n") for role, name in names.items()}
-    turns[SYSTEM] = replace(turns[SYSTEM], end="", gap="\n\n")
-    tokens = ("<bos>", "<start_of_turn>", "<end_of_turn>")
-    return ChatTemplate("gemma", tokens[0], turns, tokens, strips_words=True, system_opens=True)
-
-
-def _gemma4() -> ChatTemplate:
-    names = {SYSTEM: "system", USER: "user", ASSISTANT: "model"}
-    turns = {role: Turn(f"<|turn>{name}\n", end="<turn|>", gap="\n") for role, name in names.items()}
-    tokens = ("<bos>", "<|turn>", "<turn|>")
-    return ChatTemplate("gemma4", tokens[0], turns, tokens, strips_words=True, part_end=" ")
-
-
-def _paligemma() -> ChatTemplate:
-    """What PaliGemma's processor makes of a prompt and a suffix; it has no chat template."""
-    turns = {USER: Turn("", end="\n"), ASSISTANT: Turn("", end="<eos>")}
-    return ChatTemplate("paligemma", "<bos>", turns, ("<bos>", "<eos>"), pair=True)
-
-
-LLAVA_V1_SYSTEM = (
-    "A chat between a curious human and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the human's questions."
-)
-LLAVA_LLAMA3_SYSTEM = (
-    "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
-    "provides, and assist the user with a variety of tasks using natural language."
-)
-TEMPLATES = {
-    template.name: template
-    for template in (
-        _chatml("internlm2-chat", beginning="<s>"),
-        _chatml("hermes-2"),
-        _chatml("chatml"),
-        _chatml("qwen-vl", system="You are a helpful assistant."),
-        replace(_chatml("qwen2.5-vl", system="You are a helpful assistant."), tools=replace(HERMES, pictures=False)),
-        replace(_chatml("qwen3-vl"), tools=HERMES),
-        replace(_chatml("qwen3-vl-thinking"), tools=HERMES, reasoning=QWEN3_REASONING),
-        replace(_chatml("qwen3.5"), tools=PRINTED_PARAMETERS, reasoning=QWEN3_5_REASONING, strips_words=True),
-        replace(_chatml("qwen3.6"), tools=PARAMETERS, reasoning=QWEN3_5_REASONING, strips_words=True),
-        _chatml("hermes-2-llama3", beginning="<|begin_of_text|>"),
-        _llama3("llama3"),
-        _llama3("llava-llama3", LLAVA_LLAMA3_SYSTEM),
-        _mistral(),
-        _mistral_v7(),
-        _glm("glm-4.1v"),
-        _glm("glm-4.5v", GLM_REASONING),
-        _vicuna(),
-        replace(_vicuna(), name="llava-v1", system=LLAVA_V1_SYSTEM),
-        _gemma(),
-        _gemma4(),
-        _idefics3("idefics3", "<|begin_of_text|>"),
-        _idefics3("smolvlm", "<|im_start|>"),
-        _paligemma(),
-    )
-}
-
-
+@cache
 def chat_template(name: str) -> ChatTemplate:
     """The template of that name. Raises `UserError` naming the known ones."""
     if name not in TEMPLATES:
         raise UserError(f"unknown chat template {name!r}; known: {', '.join(TEMPLATES)}")
-    return TEMPLATES[name]
+    source = TEMPLATES[name].read_text(encoding="utf-8")
+    tokens = TOKENS.search(source)
+    assert tokens
+    return ChatTemplate(name, source, tokens[1].split())
 
 
 def render_chat(
@@ -205,49 +224,34 @@ def render_chat(
     markup: ImageMarkup,
     shown: Iterable[Places | Sequence[float]] = (),
     tools: Sequence[str] = (),
+    default_system: bool = True,
 ) -> RenderedChat:
     """Render a conversation by `template`, with image and video marks replaced by `markup`.
 
     `shown`: for every mark in order, an image's `Places` or the seconds of a video's steps; default: one place each.
-    `tools`: JSON texts, if the template supports tools.
+    `tools`: JSON texts. `default_system`: a template's own system message is written where there is none. Raises
+    `Rejected` if the template has no form for something.
     """
-    beginning = "" if template.pair else template.beginning
-    pieces, trained, length, opened, closed = [beginning], [], len(beginning), False, False
-    left = iter(shown)
-    stripped = [_begun(_stripped(message, template), template) for message in messages]
-    for message in flatten_turns(stripped, tools, template.tools, template.reasoning):
-        turn = template.turns[message.role]
-        if opened:
-            turn = replace(turn, opening="")
-        elif closed and template.closed_by_user:
-            turn = replace(turn, opening=turn.opening.removeprefix(template.end_of_turn))
-        if template.closes_up and MARKS.match(message.words):
-            turn = replace(turn, opening=turn.opening.rstrip())
-        opened, closed = template.system_opens and message.role == SYSTEM, message.role == ASSISTANT
-        words = MARKS.sub(lambda mark: _as_words(markup, next(left, Places())), message.words)
-        if message.role == ASSISTANT and message.trained:
-            start = length + len(turn.opening)
-            trained.append((start, start + len(words) + len(turn.end)))
-        pieces.append(turn.opening + words + turn.end + turn.gap)
-        length += len(pieces[-1])
-    cuts = tuple(start for start, _ in trained) if template.pair else ()
-    return RenderedChat("".join(pieces), tuple(trained), cuts)
+    text, ranges = template.written(messages, tools, default_system)
+    left, moves = iter(shown), [(0, 0)]
 
+    def as_words(mark: re.Match[str]) -> str:
+        place = next(left, Places())
+        words = markup.image_text(place) if isinstance(place, Places) else markup.video_text(place)
+        moves.append((mark.end(), moves[-1][1] + len(words) - len(mark[0])))
+        return words
 
-def _as_words(markup: ImageMarkup, shown: Places | Sequence[float]) -> str:
-    return markup.image_text(shown) if isinstance(shown, Places) else markup.video_text(shown)
+    text = MARKS.sub(as_words, text)
+    if len(moves) != 1 + sum(message.words.count(mark) for message in messages for mark in (IMAGE_MARK, VIDEO_MARK)):
+        raise Rejected("unsupported_media", f"chat template {template.name}: writes other images than it is given")
 
+    def moved(at: int) -> int:
+        return at + moves[bisect_right(moves, at, key=itemgetter(0)) - 1][1]
 
-def _stripped(message: Message, template: ChatTemplate) -> Message:
-    if message.parts and template.part_end:
-        return replace(message, words="".join(part.strip() + template.part_end for part in message.parts))
-    as_it_is = template.system_opens and message.role == SYSTEM
-    return replace(message, words=message.words.strip()) if template.strips_words and not as_it_is else message
-
-
-def _begun(message: Message, template: ChatTemplate) -> Message:
-    """Insert `beginning` after a pair's last image."""
-    if not template.pair or message.role != USER:
-        return message
-    end = max((mark.end() for mark in MARKS.finditer(message.words)), default=0)
-    return replace(message, words=message.words[:end] + template.beginning + message.words[end:])
+    spoken = [message for message in messages if message.role == ASSISTANT]
+    trained = tuple(
+        (moved(start), moved(end))
+        for message, (start, end) in zip(spoken, ranges, strict=True)
+        if message.trained and end > start
+    )
+    return RenderedChat(text, trained, tuple(start for start, _ in trained) if template.pair else ())

@@ -1,4 +1,4 @@
-"""Refuses what is given and would not be obeyed: a line for each flag."""
+"""Refuses flags that would not be obeyed, a line each."""
 
 from argparse import Namespace
 
@@ -12,10 +12,10 @@ from omnibal_ext.flags import flag_with_value, needs_missing, outside_intervals,
 def refused_values(
     given: Namespace, parser: Parser, is_model_known: bool = True, is_plan_known: bool = True
 ) -> list[str]:
-    """Refusals of values: the flag is set to another, or takes only others.
+    """Return refusals of values that differ from a fixed one, are unsupported, or out of range.
 
-    The defaults of `parser` are what model, plan, machine and trainer set. Without a model every flag that one sets is
-    refused; without a plan the flags that one sets are not compared.
+    The defaults of `parser` are the values that model, plan, machine and trainer set. If the model is unknown, every
+    flag that it sets is refused; if the plan is unknown, flags that it sets are not compared.
     """
     compared = {name: value for name, value in vars(given).items() if is_plan_known or not _is_of_plan(name)}
     refusals = [_refusal(name, value, parser, is_model_known) for name, value in compared.items()]
@@ -23,13 +23,13 @@ def refused_values(
 
 
 def missing_needs(given: Namespace, args: Namespace, parser: Parser) -> list[str]:
-    """Conditions that the given flags lack to be obeyed; `args` are all flags, before Megatron validates them."""
+    """Return unmet needs of the given flags; `args`: all flags, before Megatron validates them."""
     changed = {name: value for name, value in vars(given).items() if not _same(value, parser.get_default(name))}
     return needs_missing(changed, args, NEEDS, parser.written)
 
 
 def untested(given: Namespace, parser: Parser) -> tuple[str, ...]:
-    """The flags among those given that no test runs, as the user wrote them."""
+    """Return the given flags that are in `UNTESTED`, as the user wrote them."""
     return tuple(parser.written(name) for name in vars(given) if name in each(UNTESTED))
 
 
@@ -38,10 +38,10 @@ def _is_of_plan(name: str) -> bool:
 
 
 def _refusal(name: str, value: object, parser: Parser, is_model_known: bool) -> str:
-    """Why this value of a flag is refused; "" where it is not."""
+    """Return why this value of a flag is refused; "" if it is not."""
     flag = flag_with_value(parser.written(name), value)
     if name in ONLY and value not in ONLY[name]:
-        return f"{flag}: only {' or '.join(map(shown, ONLY[name]))}; others were not tried"
+        return f"{flag}: only {' or '.join(map(shown, ONLY[name]))}; other values are not supported"
     by, default = SET_BY.get(name, ""), parser.get_default(name)
     if by.startswith("--") and not is_model_known:
         return f"{flag}: it is set by {by}"
@@ -53,5 +53,5 @@ def _text(value: object) -> str:
 
 
 def _same(value: object, default: object) -> bool:
-    """Defaults may be written as text, which argparse reads only when it uses them."""
+    """Whether two values are equal; argparse may hold a default as text until it is used."""
     return value == default or str(value) == str(default)

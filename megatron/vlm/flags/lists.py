@@ -1,6 +1,6 @@
-"""What of Megatron's flags may be given: what is obeyed, set here, or passed on. All others are refused.
+"""Megatron flags that may be given: obeyed, set by us, or passed on untested. All others are refused.
 
-Each table has, for a reason, the flags that share it, by the names of Megatron's arguments.
+Each table has reasons, and the names of Megatron's arguments that share them.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ OBEYED = {
         "fp8 fp8_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16",
     "tests/system/test_log.py::test_our_lines_are_seen_without_scrolling": "tensorboard_dir",
 }  # fmt: skip
-"""It does what Megatron says; the test named shows it."""
+"""Flags that do what Megatron says, and the test that shows it."""
 
 SET = {
     "--model: the sizes of its config.json, or of a preset; choose another":
@@ -52,33 +52,33 @@ SET = {
         "tokenizer_type",
     "--plan: plan again with tools/plan_layout.py":
         "pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank",
-    "--plan: the longest pack, --llm-budget of packing; pack with another": "seq_length max_position_embeddings",
-    "the trainer: a microbatch is one pack; larger ones come of --llm-budget and --vit-budget of packing":
+    "--plan: the longest pack; pack with another --llm-budget": "seq_length max_position_embeddings",
+    "the trainer: a microbatch is one pack; for larger ones pack with a larger --llm-budget or --vit-budget":
         "micro_batch_size eval_micro_batch_size",
     "the trainer: packs are read from --packs, in the index's order": "dataloader_type",
     "the trainer: the loss is the mean over the global batch; --loss-reduction chooses over what":
         "calculate_per_token_loss",
     "the trainer: an evaluation is a whole pass over --eval-packs; pack fewer samples for a shorter one":
         "eval_iters eval_global_batch_size",
-    "the trainer: a sample longer than a rank's budget is run by several data-parallel ranks; pack with --widths":
+    "the trainer: samples longer than a rank's budgets are split over data-parallel ranks; pack with --widths":
         "context_parallel_size",
-    "the trainer: weights are cut over --tensor-model-parallel-size and stages alone":
+    "the trainer: weights are sharded over tensor-parallel ranks and stages only":
         "tensor_parallel_num_weight_shards",
-    "the trainer: experts are cut as other perceptrons are, or distributed whole over --expert-model-parallel-size":
+    "the trainer: experts are sharded over tensor-parallel ranks, or distributed by --expert-model-parallel-size":
         "expert_tensor_parallel_size",
-    "the trainer: routers are balanced sample by sample; --moe-aux-loss-coeff says how much":
+    "the trainer: the balance loss is per sample; --moe-aux-loss-coeff is its coefficient":
         "moe_router_load_balancing_type",
-    "the machine: CUDA or CPU, and what torchrun says": "distributed_backend local_rank",
+    "the machine: CUDA or CPU, and torchrun's environment": "distributed_backend local_rank",
     "the machine: layers are core's local ones, with our norms and attention":
         "transformer_impl masked_softmax_fusion bias_gelu_fusion no_persist_layer_norm",
-    "the trainer: activations travel in the precision of --bf16 or --fp16; softmax and norms compute in fp32":
+    "the trainer: stages send activations in the precision of --bf16 or --fp16; softmax and norms compute in fp32":
         "fp32_residual_connection attention_softmax_in_fp32",
-    "the trainer: a step that is not finite is left out; --max-bad-steps says how many may be":
+    "the trainer: steps that are not finite are skipped, at most --max-bad-steps in a row":
         "check_for_nan_in_loss_and_grad",
-    "the trainer: only distributed checkpoints are read by every layout": "ckpt_format",
+    "the trainer: only distributed checkpoints can be read with any layout": "ckpt_format",
     "the trainer: a service inside NVIDIA; use --tensorboard-dir or --wandb-project": "enable_one_logger",
 }  # fmt: skip
-"""The value that is set is accepted, another one is refused."""
+"""Flags with a fixed value: by what it is set, and what to change. Other values are refused."""
 
 UNTESTED = {
     "when Megatron's loop leaves early or evaluates":
@@ -87,7 +87,7 @@ UNTESTED = {
         "manual_gc manual_gc_interval manual_gc_eval empty_unused_memory_level train_sync_interval",
     "checks of Megatron's loop on losses, gradients and weights":
         "check_for_large_grads check_weight_hash_across_dp_replicas_interval rerun_mode",
-    "what Megatron's loop logs beside our lines":
+    "what Megatron's loop logs in addition to our lines":
         "timing_log_level timing_log_option barrier_with_L1_time log_params_norm log_num_zeros_in_grad log_energy "
         "log_memory_interval log_device_memory_used log_timers_to_tensorboard log_loss_scale_to_tensorboard "
         "log_validation_ppl_to_tensorboard log_memory_to_tensorboard log_world_size_to_tensorboard "
@@ -110,24 +110,24 @@ UNTESTED = {
         "bias_swiglu_fusion bias_dropout_fusion apply_rope_fusion gradient_accumulation_fusion use_cpu_initialization "
         "disable_bf16_reduced_precision_matmul disable_jit_fuser",
 }  # fmt: skip
-"""Megatron's own affair, which our parts do not touch and our tests do not run: passed on, and said in the log."""
+"""Flags that our code does not touch and our tests do not run: passed on to Megatron, and named in the log."""
 
 ONLY: dict[str, tuple[object, ...]] = {
     "optimizer": ("adam", "sgd"),
     "cross_entropy_fusion_impl": ("native",),
     "fp8_recipe": ("tensorwise", "blockwise", "mxfp8"),
-    "exit_signal": (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGUSR2),  # that nobody else handles
-    "rerun_mode": ("disabled", "validate_results"),  # Megatron's loop does not know its parser's other choice
+    "exit_signal": (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGUSR2),  # with no other handler
+    "rerun_mode": ("disabled", "validate_results"),  # Megatron's loop does not support its parser's third choice
 }
-"""The values of a flag that this holds for; others are refused."""
+"""Supported values of flags; others are refused."""
 
 
 def each(table: Mapping[str, str]) -> dict[str, str]:
-    """The reason of each flag of a table."""
+    """Return the reason of each flag of a table."""
     return {flag: reason for reason, flags in table.items() for flag in flags.split()}
 
 
 ALLOWED = each(OBEYED) | each(UNTESTED)
 """The reason of each flag that may be given."""
 SET_BY = each(SET)
-"""Who sets each of those that are set."""
+"""By what each flag of `SET` is set."""

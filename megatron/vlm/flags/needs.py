@@ -1,6 +1,6 @@
-"""What else must hold for a flag to be obeyed: what it belongs to is on, what it is compared with is larger.
+"""Conditions for Megatron's flags to have an effect, such as another flag or a relation between two numbers.
 
-A flag that is given as it would be anyway needs nothing.
+A flag given with its default value needs nothing.
 """
 
 from argparse import Namespace
@@ -12,12 +12,12 @@ from omnibal_ext.flags import Need, flag_name, is_integer
 
 
 def decay_iterations(args: Namespace) -> int:
-    """The iteration at which the learning rate has come down."""
+    """Return the iteration at which the learning rate's decay ends."""
     return int(args.lr_decay_iters or args.train_iters)
 
 
 def warmup_iterations(args: Namespace) -> float:
-    """The iterations over which the learning rate rises."""
+    """Return the iterations of learning-rate warm-up."""
     return float(args.lr_warmup_iters or (args.lr_warmup_fraction or 0.0) * decay_iterations(args))
 
 
@@ -78,7 +78,7 @@ NEEDS = (
     # learning rate
     Need("lr_warmup_iters", "a later end of the decay: --lr-decay-iters, which are --train-iters unless given",
          lambda args: args.lr_warmup_iters < decay_iterations(args)),
-    Need("lr_warmup_fraction", "no --lr-warmup-iters beside it", lambda args: not args.lr_warmup_iters),
+    Need("lr_warmup_fraction", "to be given without --lr-warmup-iters", lambda args: not args.lr_warmup_iters),
     Need("lr_warmup_init", "--lr-warmup-iters or --lr-warmup-fraction, and an --lr that is no lower",
          lambda args: warmup_iterations(args) > 0 and args.lr_warmup_init <= args.lr),
     Need("lr_decay_style", "--lr-wsd-decay-iters: the iterations at the end in which it falls",
@@ -115,7 +115,7 @@ NEEDS = (
          lambda args: args.async_strategy == "mcore" or platform.installed("nvidia_resiliency_ext")),
     Need("dist_ckpt_optim_fully_reshardable", "--save or --load", lambda args: args.save or args.load),
     Need(OF_A_START, "--load, --from or --save", lambda args: args.load or args.first_weights or args.save),
-    Need("override_opt_param_scheduler", "no --use-checkpoint-opt-param-scheduler beside it",
+    Need("override_opt_param_scheduler", "to be given without --use-checkpoint-opt-param-scheduler",
          lambda args: not args.use_checkpoint_opt_param_scheduler),
     # logs, profilers, processes
     Need("log_memory_interval", "to be a multiple of --log-interval",
@@ -125,12 +125,12 @@ NEEDS = (
          lambda args: args.straggler_minmax_count < args.world_size),
     Need("wandb_project", "the package wandb, and --wandb-save-dir or --save",
          lambda args: platform.installed("wandb") and (args.wandb_save_dir or args.save)),
-    Need("record_shapes", "no --use-pytorch-profiler beside it", lambda args: not args.use_pytorch_profiler),
+    Need("record_shapes", "to be given without --use-pytorch-profiler", lambda args: not args.use_pytorch_profiler),
     Need("profile", "--profile-step-start below --profile-step-end, and that no later than --train-iters",
          lambda args: args.profile_step_start < args.profile_step_end <= args.train_iters),
     Need("profile_ranks", "to be below the number of ranks",
          lambda args: all(rank < args.world_size for rank in args.profile_ranks)),
-    Need("ddp_num_buckets", "no --ddp-bucket-size beside it", lambda args: args.ddp_bucket_size is None),
+    Need("ddp_num_buckets", "to be given without --ddp-bucket-size", lambda args: args.ddp_bucket_size is None),
     Need(ON_A_GPU, "a GPU", lambda _: platform.HAS_CUDA),
     Need("log_energy", "the package nvidia-ml-py", lambda _: platform.installed("pynvml")),
     Need("profile", "a GPU, or --use-pytorch-profiler", lambda args: platform.HAS_CUDA or args.use_pytorch_profiler),

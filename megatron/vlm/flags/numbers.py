@@ -1,4 +1,4 @@
-"""The numbers that flags take which may be given: Megatron's, and our own."""
+"""Intervals of numeric flags, Megatron's and ours."""
 
 from omnibal_ext import trainer_flags
 from omnibal_ext.flags import Interval
@@ -15,7 +15,7 @@ NUMBERS = (
         """,
     ),
     Interval(
-        "[0, 1e30]",  # products of a few are numbers in single precision
+        "[0, 1e30]",  # products of a few stay finite in single precision
         """
         lr_warmup_init start_weight_decay end_weight_decay adam_eps
         init_method_std embedding_init_method_std moe_aux_loss_coeff

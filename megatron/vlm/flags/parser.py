@@ -1,4 +1,4 @@
-"""Megatron's parser with our flags: it says in a line each what is wrong, and which flags were given."""
+"""Megatron's argument parser with our flags: reports each error in one line, and which flags were given."""
 
 import argparse
 import os
@@ -20,18 +20,17 @@ from omnibal_ext.flags import refuse_unprintable, without_defaults
 USAGE = "torchrun ... -m megatron.vlm.pretrain --model NAME --plan F --data D --packs P --train-iters N --lr L [flags]"
 
 
-# Megatron reads its flags' help out of the sources of its configurations, for the parser it makes itself and for ours:
-# once a process is enough.
+# Megatron extracts its flags' help from source files whenever a parser is made; cache it.
 _help_of = cache(partial(ArgumentGroupFactory._get_field_docstrings, object.__new__(ArgumentGroupFactory)))
 ArgumentGroupFactory._get_field_docstrings = lambda _, configuration: _help_of(configuration)
 
 
 class Parser(ArgumentParser):
-    """Parses `words` with our own flags (`add_own`) and those of Megatron's that may be given.
+    """Parses `words` with our own flags (`add_own`) and Megatron's that may be given.
 
-    refused: a line for each other flag among the words, which is left out of what is parsed.
+    refused: a line for each other flag among the words; these are not parsed.
 
-    Raises UserError, with these lines too, for a missing or wrong value and for a word that belongs to no flag.
+    Raises UserError, including these lines, for a missing or wrong value and for a word that belongs to no flag.
     """
 
     def __init__(self, add_own: Callable[[ArgumentParser], ArgumentParser], words: Sequence[str]) -> None:
@@ -55,19 +54,19 @@ class Parser(ArgumentParser):
         self.refused = [*dict.fromkeys(refusal for _, refusal in refusals if refusal)]
 
     def error(self, message: str) -> NoReturn:
-        """What argparse finds wrong."""
+        """Raise argparse's message as a UserError."""
         raise UserError(*self.refused, f"{message.removeprefix('argument ')}; see --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, of those `words` that are not refused."""
+        """Parse the `words` that are not refused."""
         found, rest = super().parse_known_args(self.kept if args is None else args, namespace)
         if rest:
             raise UserError(*self.refused, f"{' '.join(rest)!r} belongs to no flag; see --help")
         return found, rest
 
     def given(self) -> Namespace:
-        """The flags that stand on the command line, and no others: parsed once with all defaults left out."""
-        if {"-h", "--help"} & set(self.words):  # texts of help name the defaults
+        """Return the flags on the command line, without defaults."""
+        if {"-h", "--help"} & set(self.words):  # help texts need the defaults
             self.print_help()
             self.exit()
         refuse_unprintable(self.words)
@@ -75,18 +74,18 @@ class Parser(ArgumentParser):
             return self.parse_args(namespace=Namespace())
 
     def written(self, name: str) -> str:
-        """How the flag of an attribute is written: as the user did, else by its first name."""
+        """Return the flag of an attribute, as the user wrote it, else by its first name."""
         options = [option for action in self._actions if action.dest == name for option in action.option_strings]
         used = [word.partition("=")[0] for word in self.words]
         return next((option for option in options if option in used), options[0])
 
     def print_help(self, file: Any = None) -> None:
-        """Once, by the first rank."""
+        """Print help on the first rank only."""
         if os.environ.get("RANK", "0") == "0":
             super().print_help(file)
 
     def _refusal(self, words: Sequence[str]) -> str:
-        """Why a flag, with its values, may not be given at all; "" where it may."""
+        """Return why a flag (with its values) may not be given at all; "" if it may."""
         flag = words[0].partition("=")[0]
         if not flag.startswith("--"):
             return ""
@@ -102,14 +101,14 @@ class Parser(ArgumentParser):
 
 
 def _by_flag(words: Sequence[str]) -> Iterator[list[str]]:
-    """The words in parts, each a flag and its values."""
+    """Yield each flag with its values."""
     starts = [number for number, word in enumerate(words) if word.startswith("--") or number == 0]
     for start, end in pairwise([*starts, len(words)]):
         yield list(words[start:end])
 
 
 def _or_value_error(read: Any, name: str) -> Callable[[str], Any]:
-    """What reads a flag's value, failing as argparse expects it, whatever it fails with."""
+    """Wrap a flag's type function so that any exception becomes the ValueError that argparse expects."""
 
     def reading(text: str) -> Any:
         try:
@@ -122,7 +121,7 @@ def _or_value_error(read: Any, name: str) -> Callable[[str], Any]:
 
 
 def megatron_actions() -> list[argparse.Action]:
-    """The flags of the installed Megatron, without --help."""
+    """Return the flags of the installed Megatron, without --help."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     add_megatron_arguments(parser)
     return parser._actions

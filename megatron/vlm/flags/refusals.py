@@ -1,4 +1,4 @@
-"""Megatron's own refusals as one line: its assertions and exceptions about arguments."""
+"""Turns Megatron's assertions and exceptions about arguments into one line."""
 
 import traceback
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from omnibal_ext.errors import UserError
 
 @contextmanager
 def megatron_refusals() -> Iterator[None]:
-    """Around Megatron's parsing and validating: whatever it raises becomes a UserError."""
+    """Context in which any exception of Megatron's parsing and validation becomes a UserError."""
     try:
         yield
     except UserError:
@@ -20,7 +20,7 @@ def megatron_refusals() -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    """The error's text in one line; of an assertion without text, what does not hold and where."""
+    """Return the error's text in one line; for an assertion without text, its condition and place."""
     if text := " ".join(str(error).split()):
         return text
     frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,4 +1,4 @@
-"""docs/flags.md, from the tables."""
+"""Generates docs/flags.md from the tables."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ SECTIONS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
 
 
 def document() -> str:
-    """The page: a table for each list, one of numbers, one of needs."""
+    """Return the page: a table for each list, one of numbers, one of needs."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -55,7 +55,7 @@ def _said(reason: str) -> str:
 
 
 def _written(names: str, options: Mapping[str, list[str]]) -> str:
-    """Flags as they are written, with the values that they are held to; our own are no options of Megatron's."""
+    """Return flags as written on a command line, with their supported values; `options`: Megatron's flags."""
     found = [(name, options.get(name, [name if "-" in name else flag_name(name)])) for name in names.split()]
     return ", ".join(f"`{option}`{_only(name)}" for name, written in found for option in written)
 

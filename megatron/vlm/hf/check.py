@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from megatron.vlm import platform
-from megatron.vlm.data.media.anyres import order_tensors
+from megatron.vlm.data.media.features import order_tensors
 from megatron.vlm.data.media.images import NORMALIZATIONS
-from megatron.vlm.data.media.tiles import SQUARE
+from megatron.vlm.data.media.tiling import SQUARE
 from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.microbatch import Grid, Microbatch

@@ -10,15 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.anyres import FeatureOrder, feature_order
-from megatron.vlm.data.media.tiles import ANYRES_MAX_GRIDS, Tiling, tile_image
+from megatron.vlm.data.dataset import ChatDataset, Sample
+from megatron.vlm.data.media.features import FeatureOrder
+from megatron.vlm.data.media.tiles import Tiling, tile_image
+from megatron.vlm.families.media import TILINGS
 from megatron.vlm.microbatch import Grid
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
 
 WORDS = 16
+MOST_TILES = 36
+"""Of an image: all that any model has."""
 MOST_TRIED = 8
 """Samples of a dataset that are tried until one can be read."""
 Sides = tuple[float, float]
@@ -57,24 +60,23 @@ def samples_of(folder: Path) -> list[CheckSample]:
 
 
 def _first_readable(data: ChatDataset, samples: NDArray[np.int64]) -> CheckSample | None:
-    without_videos = (one for one in map(int, samples) if not any(image.film for image in data.images(one)))
+    without_videos = (one for one in map(data.sample, samples) if not any(image.film for image in one.images))
     for sample in islice(without_videos, MOST_TRIED):
         with suppress(UserError):  # the next sample may be readable
             return _of_dataset(data, sample)
     return None
 
 
-def _of_dataset(data: ChatDataset, sample: int) -> CheckSample:
-    images, orders = data.images(sample), data.feature_orders(sample)
-    per_tile = data.manifest["tokens_per_tile"]
+def _of_dataset(data: ChatDataset, sample: Sample) -> CheckSample:
+    images, per_tile = sample.images, data.manifest["tokens_per_tile"]
     return CheckSample(
-        torch.from_numpy(data.text(sample)[0].astype(np.int64)),
-        data.pixels(sample),
-        tuple((int(image.tiles * per_tile), order) for image, order in zip(images, orders, strict=True)),
+        torch.from_numpy(sample.text[0].astype(np.int64)),
+        sample.pixels(),
+        tuple((int(image.tiles * per_tile), order) for image, order in zip(images, sample.orders, strict=True)),
         tuple((image.width, image.height) for image in images),
         tuple(grid for image in images for grid in image.grids) if data.rule.native else (),
-        tuple(data.image_starts(sample)) if images else (),
-        data.prefix(sample) if data.rule.prefix_attention else 0,
+        tuple(sample.image_starts) if images else (),
+        sample.prefix if data.rule.prefix_attention else 0,
     )
 
 
@@ -96,9 +98,9 @@ def _of_tiles(
     tile, per_tile = architecture.vision.image_size, architecture.image_tokens_per_tile
     sizes = tuple((round(width * tile), round(height * tile)) for width, height in sides)
     rule = architecture.prompt.tiling if architecture.newline else "fixed"
-    tiling = Tiling(tile, 1, len(ANYRES_MAX_GRIDS), architecture.newline, rule)
+    tiling = Tiling(tile, 1, MOST_TILES, architecture.newline, rule)
     images = [tile_image("", size, len(sizes), tiling) for size in sizes]
-    orders = [feature_order(image, rule, per_tile) for image in images]
+    orders = [TILINGS[rule].order(image, per_tile) for image in images]
     ids, starts = _words_around(architecture, list(map(len, orders)), image_token, generator)
     pixels = torch.randn(sum(image.tiles for image in images), 3, tile, tile, generator=generator)
     features = tuple((image.tiles * per_tile, order) for image, order in zip(images, orders, strict=True))

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from megatron.vlm.data.batches import IGNORED, boundaries, join_words
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiles import ANYRES_GRIDS, ANYRES_MAX_GRIDS, FRAMES, RULES, SQUARE, TiledImage
+from megatron.vlm.data.media.tiling import FRAMES, SQUARE, Grid, TiledImage, TilingRule
+from megatron.vlm.families.media import TILINGS
 from megatron.vlm.loss import REDUCTIONS
 from megatron.vlm.microbatch import segment_ids
 from megatron.vlm.models.vit.native import text_and_image_positions
@@ -61,7 +62,7 @@ class JoinPack:
         """The batch of a pack; it must have samples."""
         batch = join_words(samples)
         pixels = [sample["pixel_values"] for sample in samples if len(sample["pixel_values"])]
-        batch |= {"pixel_values": torch.cat(pixels)} if pixels and not RULES[self.packs.tiling].native else {}
+        batch |= {"pixel_values": torch.cat(pixels)} if pixels and not TILINGS[self.packs.tiling].native else {}
         batch |= boundaries(samples) if self.packs.boundaries else {}
         for name in self.takes:
             batch |= EXTRA_INPUTS[name](samples, batch, self.config)
@@ -189,35 +190,33 @@ def _check_rotation(config: Any, longest: int) -> None:
 def _check_dataset(data: ChatDataset, config: Any, tiling: str) -> None:
     """Refuse a dataset whose tiles or image tokens are not this model's."""
     manifest, vision = data.manifest, config.vision_config
-    native = RULES[tiling].native
-    rule, size = manifest["tiling"]["rule"], vision.patch_size if native else vision.image_size
+    wanted, rule = TILINGS[tiling], manifest["tiling"]["rule"]
+    size = vision.patch_size if wanted.native else vision.image_size
     rows = [
-        ("tiling", rule, tiling if RULES[rule].read_as != RULES[tiling].read_as else rule),
+        ("tiling", rule, tiling if TILINGS[rule].read_as != wanted.read_as else rule),
         ("tile size", manifest["tile_size"], size if isinstance(size, int) else size[0]),
         ("image token", manifest["image_token_id"], config.image_token_id),
     ]
-    if RULES[tiling].joins_tiles:  # the model derives grids from image sizes and its own list
+    if wanted.grids:  # the model derives grids from image sizes and its own list
         theirs = [tuple(side // vision.image_size for side in grid) for grid in config.image_grid_pinpoints]
-        rows.append(("grids (rows, columns)", _grids(manifest["tiling"], RULES[tiling].cap), theirs))
-    if native and manifest.get("video_files"):
+        rows.append(("grids (rows, columns)", _grids(manifest["tiling"], wanted), theirs))
+    if wanted.native and manifest.get("video_files"):
         rows.append(("video token", manifest["video_token_id"], config.video_token_id))
-    unlike = [f"{name} {made}, not {wanted}" for name, made, wanted in rows if made != wanted]
+    drop = _flags_to_drop(manifest["tiling"], wanted)
+    unlike = [f"{name} {made}, not {own}" for name, made, own in rows if made != own]
     if unlike:
         raise UserError(
             f"dataset {data.folder}: not made for this model of type {config.model_type!r}: {', '.join(unlike)}; "
-            f"preprocess again with its folder as --model{_flags_to_drop(manifest, tiling)}"
+            f"preprocess again with its folder as --model{drop}"
         )
 
 
-def _flags_to_drop(manifest: Mapping[str, Any], tiling: str) -> str:
+def _flags_to_drop(made: Mapping[str, Any], rule: TilingRule) -> str:
     """Flags that limited the dataset's grids, to be dropped: the model chooses from all of its grids."""
-    rule = RULES[tiling]
-    made, most = manifest["tiling"], len(ANYRES_MAX_GRIDS) if rule.cap else max(map(prod, ANYRES_GRIDS))
-    is_limited = rule.joins_tiles and (made["min_tiles"] > 1 or made["max_tiles"] < most)
+    is_limited = rule.grids and (made["min_tiles"] > 1 or made["max_tiles"] < max(map(prod, rule.grids)))
     return ", and without --max-tiles and --min-tiles: it chooses from all of its grids" if is_limited else ""
 
 
-def _grids(tiling: Mapping[str, Any], cap: int) -> list[tuple[int, int]]:
+def _grids(made: Mapping[str, Any], rule: TilingRule) -> list[Grid]:
     """(rows, columns) of the grids allowed in a dataset."""
-    grids = ANYRES_MAX_GRIDS if cap else ANYRES_GRIDS
-    return [grid[::-1] for grid in grids if tiling["min_tiles"] <= prod(grid) <= tiling["max_tiles"]]
+    return [grid[::-1] for grid in rule.grids if made["min_tiles"] <= prod(grid) <= made["max_tiles"]]

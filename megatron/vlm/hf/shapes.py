@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import lru_cache
 
-from megatron.vlm.models.vit.clip import MATRICES, SUFFIX
+from megatron.vlm.families.gemma4.clip import MATRICES, SUFFIX
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Attention, Layer
@@ -68,7 +68,7 @@ def _patch_embed(model: Architecture) -> dict[str, Shape]:
 
 def _vit(model: Architecture) -> dict[str, Shape]:
     width = model.vision.hidden_size
-    normed = width // model.vision.heads if model.vision.head_norms else width
+    normed = width // model.vision.heads if model.vision.norms_heads else width
     return {
         **_layer_norms(width),
         **_norm("self_attention.q_layernorm", normed),

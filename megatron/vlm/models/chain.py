@@ -1,7 +1,7 @@
 """The layer chain: builds any link of it, and knows the shape of what travels between two links."""
 
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,14 +14,17 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import sharded_state_dict_default
 
+from megatron.vlm.families.gemma4.clip import clip
+from megatron.vlm.families.gemma4_unified.layerless import NormedPatchEmbed
+from megatron.vlm.families.modules import MERGERS, PROJECTORS
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.adapters import adapters_in, attach
 from megatron.vlm.models.again import compute_cheap_again
 from megatron.vlm.models.alone import alone, config_alone
-from megatron.vlm.models.carried import Carrier
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.models.draws import streams_kept
+from megatron.vlm.models.flow import Carrier
 from megatron.vlm.models.language import (
     Head,
     LanguageLayer,
@@ -29,24 +32,12 @@ from megatron.vlm.models.language import (
     language_layer_config,
     language_layer_spec,
 )
-from megatron.vlm.models.vit.clip import clip
-from megatron.vlm.models.vit.layerless import NormedMatrix, NormedPatchEmbed
 from megatron.vlm.models.vit.layers import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
-from megatron.vlm.models.vit.mergers import GatedMerger, MatrixMerger
-from megatron.vlm.models.vit.native import NativePatchEmbed, PatchMerger, SquarePooler
-from megatron.vlm.models.vit.projector import PooledProjector, Projector, ShuffledProjector
+from megatron.vlm.models.vit.native import NativePatchEmbed
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
+from omnibal_ext.chain import TOWER_KINDS, VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
 
-MERGERS: dict[str, Callable[..., torch.nn.Module]] = {
-    "perceptron": PatchMerger,
-    "matrix": MatrixMerger,
-    "gated": GatedMerger,
-    "normed": NormedMatrix,
-}
-PROJECTORS: dict[str, Callable[..., torch.nn.Module]] = {"perceptron": Projector, "shuffled": ShuffledProjector}
-"""By `Architecture.merger`, at native resolution and of tiles."""
 SEEDS_APART = 2**20
 """Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
 
@@ -120,6 +111,10 @@ class Chain:
         """What the backward pass does in a link."""
         return gradient_mode(self.kinds[link], self.frozen, self.adapters.targets)
 
+    def passes_by(self, link: int, batch: Microbatch) -> bool:
+        """Whether a link is a tower's that has nothing to encode of a pack."""
+        return self.kinds[link] in TOWER_KINDS and batch.tiles == 0
+
     def _build(self, link: int, again: bool) -> torch.nn.Module:
         vision = self.architecture.vision
         with _seeded(self.seed + link):
@@ -134,8 +129,8 @@ class Chain:
                     layer.place(vision, self.kinds[:link].count("vit"))
                     return layer
                 case "projector":
-                    pooled, others = (SquarePooler, MERGERS) if vision.native else (PooledProjector, PROJECTORS)
-                    join = pooled if self.architecture.pools else others[self.architecture.merger]
+                    known = MERGERS if vision.native else PROJECTORS
+                    join = known["pooled" if self.architecture.pools else self.architecture.merger]
                     return self._adapted(link, join(self.vision, self.language, self.architecture))
                 case "word_embed":
                     return WordEmbedding(self.language, self.vocab_size, self.architecture)
@@ -175,27 +170,27 @@ class Chain:
             attach(module, matrices, self.adapters, self.seed + link)
         return module
 
-    def shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
+    def shape_before(self, link: int, batch: Microbatch, rows: int | None = None) -> tuple[int, int, int]:
         """Shape of the tensor that enters `link` (not the first one), core's order (sequence, batch, width).
 
-        Features that enter later layers lie behind the rows of the layer before, as many rows each; behind these what
-        language layers read or gave (`models.carried`).
+        `rows`: of hidden states, where these are others than the pack's.
         """
-        rows, middle, width = self.hidden_shape_before(link, batch)
-        carried = self.carrier.extra_rows(link, rows)
-        return (rows * (1 + self.features_before(link, batch)) + carried, middle, width)
+        own, middle, width = self.hidden_shape_before(link, batch)
+        return (self.carrier(batch).rows(link, own if rows is None else rows, width), middle, width)
+
+    def carrier(self, batch: Microbatch) -> Carrier:
+        """Lays out what travels beside the hidden states of a pack."""
+        return self._carriers[batch.has_images]
 
     @cached_property
-    def carrier(self) -> Carrier:
-        """Lays out what language layers read or gave."""
-        return Carrier(self.architecture, self.language)
-
-    def features_before(self, link: int, batch: Microbatch) -> int:
-        """How many features enter `link` beside the hidden states; none of a pack without tiles."""
-        return self.architecture.features_after[link - 1] if link and batch.has_images else 0
+    def _carriers(self) -> dict[bool, Carrier]:
+        """Of packs with images, and without."""
+        config = self.language
+        extras = self.architecture.extras(config.tensor_model_parallel_size, config.sequence_parallel)
+        return {True: Carrier(extras), False: Carrier(tuple(one for one in extras if not one.of_tower))}
 
     def hidden_shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
-        """Shape of the hidden states that enter `link`, and of each feature beside them."""
+        """Shape of the hidden states that enter `link`."""
         match self.kinds[link - 1]:
             case "patch_embed" | "vit":
                 vision = self.architecture.vision

@@ -92,7 +92,7 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config.attention_output_gate = False
     config.fp8 = None  # 1025 tokens a tile make no whole blocks of eight bits
     config.add_qkv_bias = vision.qkv_bias
-    config.qk_layernorm = vision.qk_norm or vision.head_norms
+    config.qk_layernorm = vision.qk_norm or vision.norms_heads
     config.bias_activation_fusion = False  # core's is another GELU; `perceptron.Perceptron` fuses the model's own
     _set_initialization(config)
     return config

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import FeatureRoute, HeadExchange
+from megatron.vlm.microbatch import HeadExchange, PackShard
 from omnibal_ext.costs.exchange import HeadShares
 
 
@@ -68,12 +68,13 @@ def _meet(sent: Sequence[Tensor], heads: int, exchange: HeadExchange) -> Tensor:
     return torch.cat(_exchange(sent, shapes, exchange.team))[platform.to_device(exchange.order)]
 
 
-def features_to_tokens(features: Tensor, route: FeatureRoute, team: ProcessGroup) -> Tensor:
-    """Features made here [made, ...] -> those that the tokens here take, in their order [taken, ...]."""
-    shape = features.shape[1:]
+def features_to_tokens(made: Sequence[Tensor], shard: PackShard) -> tuple[Tensor, ...]:
+    """Features made here, each [made, ...] -> those that the tokens here take, in their order: each [taken, ...]."""
+    features, route = torch.stack(tuple(made), dim=1), shard.features
+    assert shard.team is not None
     sent = features[platform.to_device(route.send_rows)].split(route.send_counts)
-    arrived = _exchange(sent, [(count, *shape) for count in route.receive_counts], team)
-    return torch.cat(arrived)[platform.to_device(route.receive_rows)]
+    arrived = _exchange(sent, [(count, *features.shape[1:]) for count in route.receive_counts], shard.team)
+    return torch.cat(arrived)[platform.to_device(route.receive_rows)].unbind(1)
 
 
 def _exchange(sent: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], team: ProcessGroup) -> list[Tensor]:

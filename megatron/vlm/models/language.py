@@ -17,13 +17,14 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.functional import dropout
 
+from megatron.vlm.families.gemma4.normed_values import KeysAsValues, NormedValues, QueriesAlone
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.core_attention import IsolatedAttention
-from megatron.vlm.models.attention.normed_values import KeysAsValues, NormedValues, QueriesAlone
 from megatron.vlm.models.attention.padding import loads_without_padding
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.cross_entropy import cap_logits, token_losses
 from megatron.vlm.models.draws import own_draws
+from megatron.vlm.models.exchange import features_to_tokens
 from megatron.vlm.models.language_view import LanguageView
 from megatron.vlm.models.layer_inputs import LayerInput
 from megatron.vlm.models.linear.gated_delta_net import GatedDeltaNet
@@ -63,35 +64,37 @@ class WordEmbedding(MegatronModule):
         inputs = architecture.language.layer_inputs
         self.inputs_norm = torch.nn.Parameter(torch.ones(inputs.width, dtype=config.params_dtype)) if inputs else None
 
-    def forward(self, image: Tensor, batch: Microbatch) -> Tensor:
-        """Image tokens [image tokens, 1, width] -> the pack [T, 1, width], under sequence parallelism this rank's."""
-        assert batch.image_positions is not None
+    def forward(self, image: Tensor, batch: Microbatch, *features: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Image tokens [image tokens, 1, width] -> the pack [T, 1, width], under sequence parallelism this rank's.
+
+        Then the same of each feature, zero at words; and, where layers have inputs, what all of these read.
+        """
+        if batch.shard is not None and batch.has_images:
+            image, *rest = features_to_tokens((image, *features), batch.shard)
+            features = tuple(rest)
         words = self.embedding(batch.input_ids)
         words = words if self.scale == 1 else words * self.scale
         words = dropout(words, self.config.hidden_dropout, self.training)
-        tokens = image.squeeze(1)
-        if self.newline is not None and batch.image_sources is not None:
-            tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])
-            if batch.image_weights is None:
-                tokens = tokens[batch.image_sources]
-            else:
-                mixed = zip(batch.image_sources.T, batch.image_weights.T, strict=True)
-                tokens = sum(tokens[source] * weight[:, None] for source, weight in mixed)
-        merged = words.index_copy(0, batch.image_positions, tokens.to(words.dtype)).unsqueeze(1)
-        return self._share(merged)
+        hidden = self._placed(words, self._in_order(image.squeeze(1), batch), batch)
+        extras = [self._placed(one.new_zeros(batch.tokens, one.shape[2]), one.squeeze(1), batch) for one in features]
+        if self.inputs_norm is not None:
+            extras += [hidden, tensor_parallel.copy_to_tensor_model_parallel_region(self.inputs_norm)]
+        return (hidden, *extras) if extras else hidden
 
-    def feature(self, image: Tensor, batch: Microbatch) -> Tensor:
-        """A feature of the image tokens [image tokens, 1, width] -> of the whole pack, zero at words; shaped as it."""
+    def _in_order(self, tokens: Tensor, batch: Microbatch) -> Tensor:
+        """Projected tokens -> the pack's image tokens, newlines among them."""
+        if self.newline is None or batch.image_sources is None:
+            return tokens
+        tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])
+        if batch.image_weights is None:
+            return tokens[batch.image_sources]
+        mixed = zip(batch.image_sources.T, batch.image_weights.T, strict=True)
+        return sum(tokens[source] * weight[:, None] for source, weight in mixed)
+
+    def _placed(self, words: Tensor, image: Tensor, batch: Microbatch) -> Tensor:
+        """Image tokens in their places among words; under sequence parallelism this rank's share of it all."""
         assert batch.image_positions is not None
-        words = image.new_zeros(batch.tokens, image.shape[-1])
-        return self._share(words.index_copy(0, batch.image_positions, image.squeeze(1)).unsqueeze(1))
-
-    def weight_of_inputs(self) -> Tensor | None:
-        """Of the norm which all layers' inputs have in common, each rank of its numbers of them."""
-        weight = self.inputs_norm
-        return None if weight is None else tensor_parallel.copy_to_tensor_model_parallel_region(weight)
-
-    def _share(self, whole: Tensor) -> Tensor:
+        whole = words.index_copy(0, batch.image_positions, image.to(words.dtype)).unsqueeze(1)
         return tensor_parallel.scatter_to_sequence_parallel_region(whole) if self.sequence_parallel else whole
 
 
@@ -112,21 +115,20 @@ class LanguageLayer(TransformerLayer):
         layer = language.each_layer[number]
         self.mixer, self.routes = layer.mixer, layer.experts is not None
         if isinstance(self.self_attention, NormedValues):
-            self.self_attention.gives = number in language.kept_keys(number)
+            self.self_attention.gives = any(other.keys_from == number for other in language.each_layer)
         inputs = language.layer_inputs
         self.input = LayerInput(self.config, inputs) if inputs else None
 
     def forward(
-        self, hidden: Tensor, batch: Microbatch, view: LanguageView, *carried: Tensor
-    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        self, hidden: Tensor, batch: Microbatch, view: LanguageView, *extras: Tensor
+    ) -> Tensor | tuple[Tensor, ...]:
         """[T, 1, width] -> the same; of a layer whose keys and values others take, these too.
 
-        `carried` is what `Carried.read_by` says of this layer.
+        `extras`: the first hidden states and a norm's weight where it has an input, key and value where it takes them.
         """
         seen = view.runs if isinstance(self.mixer, LinearAttention) else view.seen[self.mixer.window]
-        if isinstance(attention := self.self_attention, QueriesAlone):
-            *rest, key, value = carried
-            carried, attention.taken = tuple(rest), (key, value)
+        if isinstance(self.self_attention, QueriesAlone):
+            self.self_attention.taken = extras[-2:]
         with own_draws(self), get_fp8_context(self.config, self.layer_number - 1):
             out: Tensor = super().forward(
                 hidden,
@@ -134,15 +136,10 @@ class LanguageLayer(TransformerLayer):
                 packed_seq_params=seen,
                 padding_mask=view.balance if self.routes else None,
             )[0]
-        if isinstance(attention, QueriesAlone):
-            attention.taken = None  # else it would hold this pack's until the next one comes
-        if self.input is not None and view.words is not None:
-            out = self.input(out, view.words, *carried)
+        out = out if self.input is None else self.input(out, view.words, *extras[:2])
         out = out if self.scalar is None else out * self.scalar
-        if not isinstance(attention, NormedValues) or attention.given is None:
-            return out
-        (key, value), attention.given = attention.given, None
-        return out, key, value
+        given = self.self_attention.give() if isinstance(self.self_attention, NormedValues) else ()
+        return (out, *given) if given else out
 
 
 def language_layer_config(

@@ -78,8 +78,15 @@ class LanguageViewer(torch.nn.Module):
             window: _seen(batch, partial(masks, attention), self.rotaries[window](batch, self.dtype))
             for window, attention in self.attentions.items()
         }
-        runs = Runs.of(batch, self.dtype, seen[None].exchange) if self.linear else None
-        return LanguageView(seen, Balance.of(batch), runs, self._words(batch) if self.inputs else None)
+        return LanguageView(
+            seen, Balance.of(batch), self._runs(batch, seen), self._words(batch) if self.inputs else None
+        )
+
+    def _runs(self, batch: Microbatch, seen: dict[int | None, Segments]) -> Runs | None:
+        if not self.linear:
+            return None
+        plain = seen.get(None) or _seen(batch, lambda numbers: (None,) * len(numbers), None)  # no layer has attention
+        return Runs.of(batch, self.dtype, plain.exchange)
 
     def _words(self, batch: Microbatch) -> Tensor:
         """Those of the pack; one that no table learns in the place of image tokens."""
@@ -128,7 +135,7 @@ class LanguageViewer(torch.nn.Module):
 
 
 def _seen(
-    batch: Microbatch, masks: Callable[[Sequence[int]], tuple[Tensor | None, ...]], rotation: Rotation
+    batch: Microbatch, masks: Callable[[Sequence[int]], tuple[Tensor | None, ...]], rotation: Rotation | None
 ) -> Segments:
     """The samples of a pack or share; `masks` makes those of samples by their numbers in the pack."""
     share = batch.shard
@@ -138,11 +145,12 @@ def _seen(
     cut = share.split
     together = _with_masks(cut.lengths, masks(cut.samples))
     exchange = HeadExchange(cut.rows, cut.order, share.team_rank, share.team, together)
-    own = _with_masks(batch.lengths[batch.split_segments :], masks(share.segments[batch.split_segments :]))
+    first = share.split_segments
+    own = _with_masks(batch.lengths[first:], masks(share.segments[first:]))
     return replace(own, rotation=rotation, exchange=exchange)
 
 
-def _isolated(batch: Microbatch, masks: tuple[Tensor | None, ...], rotation: Rotation) -> Segments:
+def _isolated(batch: Microbatch, masks: tuple[Tensor | None, ...], rotation: Rotation | None) -> Segments:
     if all(mask is None for mask in masks):
         return replace(batch.segments, rotation=rotation)
     return segments_of(batch.lengths, masks=masks, rotation=rotation)

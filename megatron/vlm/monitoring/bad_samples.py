@@ -5,8 +5,8 @@
 2. If a loss or a gradient is not finite, the microbatches and samples are named and the optimizer skips the step.
    An overflow under a dynamic loss scale skips the step too and lowers the scale; it is reported once at the minimum.
 
-Both are counted, and past a limit the run ends. All ranks decide alike: on (1) over a host process group, since no
-device knows; on (2) from the gradient norm, which Megatron reduces and reads anyway, so no extra wait for the device.
+Both are counted, and past a limit the run ends. All ranks decide the same: on (1) over a host process group, as only
+hosts know; on (2) by the gradient norm, which Megatron reduces and reads anyway, without another wait for the device.
 """
 
 import math
@@ -28,7 +28,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.output import printable
 
 SHOWN = 4
-"""Microbatches named in a line."""
+"""Most microbatches named in a line."""
 
 
 class Hosts:
@@ -55,7 +55,7 @@ class BadSamples:
     known: dict[int, str] = field(default_factory=dict)
     """Reason by sample number; the same on all ranks."""
     found: dict[int, str] = field(default_factory=dict)
-    """Those that this rank met in this iteration and has not yet told the others."""
+    """The same, for samples that this rank found in this iteration and the others do not know yet."""
 
     def note(self, batch: Microbatch) -> None:
         """Note the samples of a microbatch that have placeholder images."""
@@ -113,7 +113,7 @@ class BadSteps:
         training.get_megatron_optimizer = get_megatron_optimizer
 
     def watch(self, optimizer: Any, on_judged: Callable[[int, bool], None]) -> None:
-        """Make an optimizer skip steps that are not finite, by the way in which it skips overflows under a loss scale.
+        """Make an optimizer skip steps that are not finite, as it skips overflows under a loss scale.
 
         The gradient norm, which it would compute next, is computed once inside `prepare_grads`. An overflow is left to
         the loss scaler unless an unscaled loss was not finite, or the scale is at its minimum.
@@ -163,7 +163,7 @@ class BadSteps:
         return normaliser + 0 * total.detach()
 
     def skip(self, where: str, remedy: str) -> None:
-        """Count and report a step to be skipped; collective. Raises UserError past the limit."""
+        """Count and report a skipped step; collective. Raises UserError past the limit."""
         self.in_a_row += 1
         self.total += 1
         said = f"the step is left out ({self.in_a_row} in a row, {self.total} since the start)"

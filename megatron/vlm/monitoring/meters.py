@@ -77,7 +77,7 @@ class TrainingMeter:
         self.started = time.perf_counter()
 
     def exclude(self, seconds: float) -> None:
-        """Leave seconds that were not spent on training out of the rates."""
+        """Subtract seconds that were not spent on training from the interval."""
         self.started += seconds
 
     def begin_iteration(self) -> None:
@@ -142,7 +142,7 @@ class EvaluationMeter:
 
 
 def gather(tallies: Sequence[Tally]) -> tuple[Tensor, Tensor]:
-    """(sizes [ranks, tallies, sizes], losses [sources, 2]) of all data-parallel ranks; waits for the device once."""
+    """Return (sizes [ranks, tallies, sizes], losses [sources, 2]) of all data-parallel ranks; one device wait."""
     sizes = torch.tensor([tally.sizes for tally in tallies], dtype=torch.float64)
     losses = torch.stack([tally.losses for tally in tallies]).sum(0)
     mine = torch.cat([sizes.to(losses.device).flatten(), losses.flatten()])
@@ -151,7 +151,7 @@ def gather(tallies: Sequence[Tally]) -> tuple[Tensor, Tensor]:
 
 
 def all_gathered(mine: Tensor, group: ProcessGroup) -> Tensor:
-    """[ranks of the group, ...]: each rank's tensor; all must have one shape."""
+    """Return [ranks of the group, ...]: each rank's tensor; all must have the same shape."""
     parts = [torch.empty_like(mine) for _ in range(group.size())]
     torch.distributed.all_gather(parts, mine.contiguous(), group=group)
     return torch.stack(parts)

@@ -17,11 +17,11 @@ from omnibal_ext.report.against_profile import against_profile
 from omnibal_ext.run_metrics import noted_inputs
 
 WARM_UP, COMPARED = 3, 3
-"""Iterations to wait after a start, and how many are compared."""
+"""Iterations skipped after a start, and how many are then compared."""
 
 
 class ProfileCheck:
-    """Chooses the iterations to record, alike on every rank, and compares them on the rank that gets the records."""
+    """Chooses the iterations to record, the same on every rank, and compares them on the rank that gets the records."""
 
     def __init__(self, plan: Plan, plan_path: Path, metrics_file: Path, journal: Journal) -> None:
         self.plan, self.journal = plan, journal
@@ -55,7 +55,7 @@ class ProfileCheck:
         self.records = []
 
     def _profile(self) -> Profile | None:
-        """The plan's profile, where the launcher noted it or next to the plan; None if it is in neither."""
+        """Return the plan's profile, by the launcher's inputs.json or next to the plan; None if not found."""
         try:
             noted: dict[str, str] = noted_inputs(self.metrics_file.parent)
         except UserError:

@@ -55,12 +55,12 @@ class Timed:
     action: Action
     start: Moment
     marks: list[tuple[Moment, str, str]] = field(default_factory=list)
-    """(moment, part, phase) from then on."""
+    """(moment, part of the model, phase): the part runs from that moment on."""
     end: Moment | None = None
     held: int | None = None
 
     def record(self, origin: Moment) -> list[Any]:
-        """As in the file; waits until the device has finished the action."""
+        """Return the action as in the file; waits until the device has finished it."""
         assert self.end is not None
         phase = PHASES[self.action.kind]
         edges = [(self.start, OTHER, phase), *self.marks]
@@ -101,7 +101,7 @@ class Recorder:
         self.step_ended: Moment | None = None
         self.actions_ended: Moment | None = None
         self.state_bytes: dict[int, int] = {}
-        """By id of the optimizer."""
+        """Bytes of optimizer state, by id of the optimizer."""
         self.counting: KeptBytes | None = None
         self.fixed = 0
         self.held: list[tuple[float, float]] = []
@@ -163,7 +163,8 @@ class Recorder:
     def add_pack(self, batch: Microbatch) -> None:
         """Note the sizes of the pack whose forward begins."""
         if self._current is not None and self._current.action.kind == "F" and self._current.action.chunk == 0:
-            self.packs.append([batch.tiles, batch.tokens, batch.squares, batch.sent_tokens, batch.width])
+            sent = (0, 1) if batch.shard is None else (batch.shard.sent_tokens, batch.shard.width)
+            self.packs.append([batch.tiles, batch.tokens, batch.squares, *sent])
 
     def close(self) -> None:
         """Write what is left; training has ended."""
@@ -189,7 +190,7 @@ class Recorder:
             hook.remove()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Of several optimizers the last step ends the iteration."""
+        """The last optimizer's step ends the iteration."""
         self.step_ended = Moment()
         self.state_bytes[id(optimizer)] = sum(
             value.numel() * value.element_size()

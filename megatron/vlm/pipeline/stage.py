@@ -1,5 +1,6 @@
 """A stage: a contiguous slice of the layer chain, as the module that Megatron wraps, trains and checkpoints."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,15 +12,13 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.autograd import Variable
 
-from megatron.vlm.microbatch import Microbatch, PackShard
-from megatron.vlm.models.carried import Carried
+from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain, Links
 from megatron.vlm.models.draws import begin_draws
-from megatron.vlm.models.exchange import features_to_tokens
 from megatron.vlm.models.language_view import LanguageViewer
-from megatron.vlm.models.vit.native import View, Viewer
+from megatron.vlm.models.vit.native import Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
-from omnibal_ext.chain import VISION_KINDS
+from omnibal_ext.chain import TOWER_KINDS, VISION_KINDS
 from omnibal_ext.schedules.placement import Placement
 
 
@@ -46,9 +45,9 @@ class Stage(MegatronModule):
     ) -> None:
         super().__init__(chain.language)
         self.chain, self.first, self.end = chain, first, end
-        self.carrier = chain.carrier
         self.recompute = frozenset(recompute)
         self.kinds = chain.kinds[first:end]
+        self.has_tower_links = not set(TOWER_KINDS).isdisjoint(self.kinds)
         # What Megatron asks of the modules it trains.
         self.vp_stage = vp_stage
         self.pg_collection = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
@@ -64,7 +63,7 @@ class Stage(MegatronModule):
         if "llm" in self.kinds:
             self.language_viewer = LanguageViewer(chain.architecture, chain.language.params_dtype)
         vision = chain.architecture.vision
-        if vision.native and vision.layers and set(VISION_KINDS) & set(self.kinds):
+        if vision.native and vision.layers and self.has_tower_links:
             self.viewer = Viewer(vision, chain.vision)
 
     @property
@@ -103,92 +102,33 @@ class Stage(MegatronModule):
 
     def gathers_first(self, batch: Microbatch) -> bool:
         """Whether all weights must be whole before `batch` runs, as ranks meet inside the pass or links are not run."""
-        if not set(VISION_KINDS) & set(self.kinds):
-            return False
         deals = self.chain.architecture.language.experts is not None and self.config.expert_model_parallel_size > 1
-        return batch.tiles == 0 or batch.shard is not None or deals
+        return self.has_tower_links and (batch.tiles == 0 or batch.shard is not None or deals)
 
     def forward(self, batch: Microbatch) -> Tensor:
-        """Hidden states [s, b, h] after the last link; of the last stage, what `Head` gives."""
-        hidden, features, carried = self._arrived(batch)
-        language_view = self.language_viewer(batch) if "llm" in self.kinds else None
-        view = self.viewer(batch) if hasattr(self, "viewer") and batch.tiles else None
+        """Hidden states [s, b, h] and extras after the last link, as one tensor; at the end what `Head` gives."""
+        carrier, views = self.chain.carrier(batch), self._views(batch)
+        flow = carrier.split(self.first, self.input_tensor)
         recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
         for link, module in self.run_links:
             if self.training and batch.iteration and self.chain.draws(link):
                 begin_draws(self.chain.seed, batch, link)
-            extra: tuple[Any, ...] = (language_view,) if self.chain.kinds[link] == "llm" else ()
-            if view is not None and self.chain.kinds[link] in VISION_KINDS:
-                extra = (view,)
-            if batch.tiles and self.chain.architecture.vision.side_by_side:
-                hidden, features = self._side_by_side(link, module, hidden, features)
-            step = partial(_run, module, batch, extra)
-            if self.chain.kinds[link] == "word_embed" and batch.shard is not None and batch.has_images:
-                hidden, features = self._across_team(link, batch.shard, hidden, features)
-            if batch.tiles == 0 and self.chain.kinds[link] in VISION_KINDS:
-                hidden = _pass_by(module, hidden, self.chain.shape_before(link + 1, batch))
-            else:
-                if link in recomputed:
-                    hidden = _with_gradient(hidden) if self.chain.gradient_mode(link) == "adapted" else hidden
-                    step = partial(tensor_parallel.checkpoint, step, False)
-                out = step(hidden, *self.carrier.read_by(link, carried))
-                hidden = self.carrier.given_by(link, module, out, carried)
-            looks = batch.tiles or self.chain.kinds[link] not in VISION_KINDS
-            if batch.has_images and looks and self.chain.architecture.vision.feature_layers:
-                hidden, features = self._with_features(link, module, hidden, features, batch, view)
-        assert hidden is not None
-        beside = [*features, *self.carrier.leaving(self.end, hidden, carried)]
-        hidden = torch.cat([hidden, *beside]) if beside else hidden
+            step = partial(_run, module, batch, views.get(self.chain.kinds[link], ()))
+            if self.chain.passes_by(link, batch):
+                step = partial(_pass_by, module, self.chain.hidden_shape_before(link + 1, batch))
+            elif link in recomputed:
+                step = partial(_recomputed, step, self.chain.gradient_mode(link) == "adapted")
+            flow = carrier.through(link, flow, step)
+        out = carrier.joined(self.end, flow)
         # A view would keep a larger tensor alive and cannot be released after sending.
-        return hidden.clone() if hidden._base is not None else hidden
+        return out.clone() if out._base is not None else out
 
-    def _across_team(
-        self, link: int, share: PackShard, hidden: Tensor | None, features: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Of a wide pack: what this rank's ViT made, for what its tokens take; features of later layers likewise."""
-        assert hidden is not None
-        assert share.team is not None
-        made = features or [hidden] * self.chain.architecture.features_after[link - 1]  # alike where there is nothing
-        taken = features_to_tokens(torch.stack([hidden, *made], dim=1), share.features, share.team)
-        hidden, *features = taken.unbind(1)
-        return hidden, features
-
-    def _arrived(self, batch: Microbatch) -> tuple[Tensor | None, list[Tensor], Carried]:
-        """Hidden states, the features behind them, and what language layers read or gave behind these."""
-        tensor, carried = self.input_tensor, Carried()
-        rows = 0 if self.pre_process else self.chain.hidden_shape_before(self.first, batch)[0]
-        if tensor is not None and (extra := self.carrier.extra_rows(self.first, rows)):
-            tensor, behind = tensor.split([len(tensor) - extra, extra])
-            carried = self.carrier.arrived(self.first, rows, behind)
-        count = self.chain.features_before(self.first, batch)
-        if tensor is None or not count or not len(tensor):  # others of the team have the tiles
-            return tensor, [], carried
-        hidden, *features = tensor.chunk(1 + count)
-        return hidden, features, carried
-
-    def _side_by_side(
-        self, link: int, module: Any, hidden: Tensor | None, features: list[Tensor]
-    ) -> tuple[Tensor | None, list[Tensor]]:
-        """What enters a link, where the projector takes all features at once."""
-        return (module.joined(hidden, features), []) if self.chain.kinds[link] == "projector" else (hidden, features)
-
-    def _with_features(
-        self, link: int, module: Any, hidden: Tensor, features: list[Tensor], batch: Microbatch, view: View | None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """What a link does with features (DeepStack): ViT layers give them, the joints bring them along, language
-        layers each take one."""
-        match self.chain.kinds[link]:
-            case "vit":
-                number = self.chain.kinds[:link].count("vit")
-                taken = number in self.chain.architecture.vision.feature_layers
-                return hidden, [*features, hidden] if taken else features
-            case "projector":
-                return hidden, [module.feature(number, one, batch, view) for number, one in enumerate(features)]
-            case "word_embed":
-                return hidden, [module.feature(one, batch) for one in features]
-            case "llm" if features:
-                return hidden + features[0], features[1:]
-        return hidden, features
+    def _views(self, batch: Microbatch) -> dict[str, tuple[Any, ...]]:
+        """What links need to know of a pack beside its tensors, by their kinds; the same for all links of a kind."""
+        views: dict[str, tuple[Any, ...]] = {"llm": (self.language_viewer(batch),)} if "llm" in self.kinds else {}
+        if hasattr(self, "viewer") and batch.tiles:
+            views |= dict.fromkeys(VISION_KINDS, (self.viewer(batch),))
+        return views
 
     def sharded_state_dict(self, prefix: str = "", *arguments: Any, **options: Any) -> ShardedStateDict:
         """What a checkpoint holds of this stage, as core's layers say."""
@@ -206,25 +146,24 @@ def build_owned(chain: Chain, link: int) -> torch.nn.Module:
     return module
 
 
-def _with_gradient(hidden: Tensor | None) -> Tensor:
-    """What enters the first adapters: nobody asks for its gradient, but core recomputes only what somebody does."""
-    assert hidden is not None
-    return hidden if hidden.requires_grad else hidden.detach().requires_grad_()
+def _run(module: torch.nn.Module, batch: Microbatch, view: tuple[Any, ...], hidden: Any, *extras: Tensor) -> Any:
+    return module(hidden, batch, *view, *extras)
 
 
-def _run(
-    module: torch.nn.Module, batch: Microbatch, view: tuple[Any, ...], hidden: Tensor | None, *carried: Tensor
-) -> Any:
-    return module(hidden, batch, *view, *carried)
+def _recomputed(step: Callable[..., Any], is_adapted: bool, hidden: Any, *extras: Tensor) -> Any:
+    """The same, keeping what enters. Nobody asks for the gradient of what enters the first adapters, but core
+    recomputes only what somebody does."""
+    if is_adapted:
+        hidden = hidden if hidden.requires_grad else hidden.detach().requires_grad_()
+    return tensor_parallel.checkpoint(step, False, hidden, *extras)
 
 
-def _pass_by(module: torch.nn.Module, hidden: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """What a vision link makes of a pack without tiles: an empty tensor that still depends on its input and weights.
+def _pass_by(module: torch.nn.Module, shape: tuple[int, ...], hidden: Tensor | None, *_: Tensor) -> Tensor:
+    """What a tower's link makes of a pack without tiles: an empty tensor that still depends on its input and weights.
 
     A data-parallel reduction that waits for every weight is not left waiting.
     """
-    weights = list(module.parameters())
-    empty: Tensor = _Empty.apply(shape, *weights, *([] if hidden is None else [hidden]))
+    empty: Tensor = _Empty.apply(shape, *module.parameters(), *([] if hidden is None else [hidden]))
     return empty
 
 

@@ -60,8 +60,6 @@ class Tower:
             self.copies = Stage(self.chain, 0, plan.links, plan.recompute).cuda()
         self.group = parallel_state.get_model_parallel_group()
         self.trained = self.copies.has_backward
-        self.features = chain.architecture.features_after[plan.links - 1]
-        """That come with every image token."""
         self.is_stale = True
         """The optimizer has stepped since the copies were made."""
         self._has_frozen = False

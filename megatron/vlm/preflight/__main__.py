@@ -29,7 +29,7 @@ from omnibal_ext.units import GIB
 
 @dataclass
 class LaunchedRun:
-    """A run, and what only its launcher knows."""
+    """A run, and facts that only its launcher knows."""
 
     run: Run
     endpoint: str | None = None

@@ -51,7 +51,7 @@ def check_rendezvous(endpoint: str) -> str:
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise UserError(f"--rdzv-endpoint {endpoint}: {host} is not known here ({error.strerror or error})") from None
+        raise UserError(f"--rdzv-endpoint {endpoint}: {host} is unknown here ({error.strerror or error})") from None
     for family, kind, protocol, _, address in addresses:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -32,7 +32,7 @@ def parameters(
 
 
 def check_memory(args: Namespace, architecture: Architecture, plan: Plan, memory_gib: float | None) -> str:
-    """What the fullest rank needs and has: as the plan predicts, else weights, gradients and optimizer state alone.
+    """Return what the fullest rank needs and has: by the plan, else weights, gradients and optimizer state only.
 
     Raises UserError if it needs more than `memory_gib`, or than the device has.
     """
@@ -75,7 +75,7 @@ def _state_bytes(args: Namespace, architecture: Architecture) -> float:
 
 
 def check_host_memory(args: Namespace, architecture: Architecture, checkpoint: int) -> str:
-    """What the node's memory must hold: all of its ranks if they train on the CPU, else a checkpoint being written.
+    """Return what the node's memory must hold: its ranks if they train on the CPU, else a checkpoint being written.
 
     Raises UserError if it cannot.
     """

@@ -11,7 +11,7 @@ DROPOUTS = ("hidden_dropout", "attention_dropout")
 def check_replicated_tower(args: Namespace, plan: Plan) -> str | None:
     """Which ranks encode, for the table of checks; None if the tower is cut into stages.
 
-    Raises UserError for dropout if several ranks encode one microbatch: they would draw other masks than one rank.
+    Raises UserError for dropout if several ranks encode one microbatch: their masks would differ from one rank's.
     (Drop path is drawn for the entire pack on every rank.)
     """
     tower = plan.tower
@@ -22,7 +22,7 @@ def check_replicated_tower(args: Namespace, plan: Plan) -> str | None:
         if vars(args)[name] and max(ranks) > 1:
             raise UserError(
                 f"--{name.replace('_', '-')} {vars(args)[name]:g}: {max(ranks)} ranks encode microbatch "
-                f"{ranks.index(max(ranks))} together, beside the pipeline, and would drop out other numbers than a "
-                "cut of the chain; plan with --tower cut, or leave dropout out"
+                f"{ranks.index(max(ranks))} together, and their dropout masks would differ from those of one "
+                "rank; plan with --tower cut, or leave dropout out"
             )
     return f"{tower.links} links, {tower.mode}; at most {max(ranks)} ranks encode a microbatch"

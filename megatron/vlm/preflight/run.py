@@ -32,7 +32,7 @@ class Run:
     converts: bool = False
     """The launcher converts Hugging Face weights first."""
     is_planned: bool = True
-    """False: the plan is an even cut, for these checks only."""
+    """False: the plan is a provisional even cut, for these checks only."""
     is_packed: bool = True
     """False: dataset and packs do not exist yet, and the run's length may be unknown."""
 
@@ -128,7 +128,7 @@ def _dataset_fits(run: Run, folder: str | None, flag: str) -> str:
     if folder is None:
         raise UserError(f"{flag} is missing; give the dataset folder of tools/preprocess_data.py")
     data = ChatDataset(folder)
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # one process a node reads it all
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # one process per node reads all files
         data.verify()
     return check_dataset(data.folder, data.manifest, run.inputs.architecture, run.model_folder)
 
@@ -159,8 +159,8 @@ def _check_teams(run: Run, index: PackedIndex, flag: str) -> None:
         )
     if widest > 1 and run.inputs.plan.tower is not None:
         raise UserError(
-            f"{flag} {index.folder}: packs wider than a rank, and a plan with the tower beside the pipeline; "
-            "plan without it, or pack without --widths"
+            f"{flag} {index.folder}: packs wider than a rank need a vision tower cut into stages; plan with "
+            "--tower cut, or pack without --widths"
         )
 
 

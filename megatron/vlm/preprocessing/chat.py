@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.tool_forms import Call
-from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Message
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from megatron.vlm.preprocessing.line_fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, unsupported
 from megatron.vlm.preprocessing.record_media import (
     VIDEO_FIELDS,

@@ -15,6 +15,7 @@ from typing import Any
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource
 from megatron.vlm.data.manifest import SCHEMA_VERSION, is_read_alike
 from megatron.vlm.data.media.videos import READING
+from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from omnibal_ext.errors import UserError
@@ -125,6 +126,7 @@ def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
         "inputs": [_input_identity(file) for file in files],
         "recipe": {
             **asdict(recipe),
+            "template": recipe.template if recipe.template in TEMPLATES else maker.template.digest,
             "shorten": list(recipe.shorten),
             "image_root": recipe.image_root and str(recipe.image_root.resolve()),
             "tokenizer": hashlib.sha256(recipe.tokenizer.read_bytes()).hexdigest(),

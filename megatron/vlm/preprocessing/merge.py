@@ -15,6 +15,7 @@ from megatron.vlm.data.dataset import COLUMNS, ColumnWriter
 from megatron.vlm.data.manifest import SCHEMA_VERSION
 from megatron.vlm.data.media.videos import READING
 from megatron.vlm.data.rejects import RejectCount, reject_limit
+from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.job import PreprocessJob
 from megatron.vlm.preprocessing.parts import PreparedPart
 from megatron.vlm.preprocessing.samples import open_recipe
@@ -133,7 +134,8 @@ def _manifest(job: PreprocessJob, sizes: Sizes, joined: _Joined) -> dict[str, An
         "video_reading": READING,
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.token_id(maker.template.end_of_turn),
-        "chat_template": recipe.template,
+        "chat_template": recipe.template if recipe.template in TEMPLATES else str(Path(recipe.template).resolve()),
+        "chat_program": maker.template.digest,
         "tile_size": recipe.tiling.tile_size,
         "tokens_per_tile": recipe.tokens_per_tile,
         "tiling": asdict(recipe.tiling),

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.media.tiles import ANYRES_MAX_GRIDS, FRAMES, RULES
-from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN, VIDEO_RULES
+from megatron.vlm.data.media.tiling import FRAMES
+from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN
+from megatron.vlm.families.media import TILINGS, VIDEO_RULES
 from megatron.vlm.preprocessing.folder_files import FlagValue, folder_settings
 from megatron.vlm.preprocessing.samples import SampleMaker
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer, model_tokenizer
@@ -32,17 +33,6 @@ DEFAULTS = {
     "thumbnail": True,
 }
 """Used if neither flag nor model sets them."""
-NATIVE_LIMITS = {
-    "native": (16, 5120),
-    "native_edge": (1, 110**2),
-    "native_grown": (32, 30000),
-    "gemma4": (9, 2520),
-    "gemma4_unified": (1, 280),
-}
-"""Default fewest and most patches of an image: those of transformers' processors of Qwen2-VL (56^2 to 1280 x 28^2
-pixels), GLM-4.1V, Mistral Small 3.1 (1540 pixels a side) and Gemma 4 (280 tokens)."""
-SPLIT = 16
-"""Default `max_tiles` of tiling rule `split` (Idefics 3)."""
 STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-markup")
 """Settings that the weights depend on: a dataset with others does not fit the model."""
 
@@ -61,15 +51,9 @@ def model_settings(architecture: Architecture, folder: Path | None, with_templat
         "normalize": architecture.vision.pixels,
         "image-markup": prompt.image_markup,
         "chat-template": prompt.chat_template,
+        **TILINGS[prompt.tiling].usual,
+        "video": VIDEO_RULES.get(prompt.image_markup),
     }
-    if architecture.vision.native:
-        least, most = NATIVE_LIMITS[prompt.tiling]
-        known |= {"min-tiles": least, "max-tiles": most, "thumbnail": False}
-        known["video"] = VIDEO_RULES.get(prompt.image_markup)
-    if RULES[prompt.tiling].by_tiles:
-        known["max-tiles"] = SPLIT
-    if RULES[prompt.tiling].cap:
-        known["max-tiles"] = len(ANYRES_MAX_GRIDS)
     by_model = {flag: FlagValue(value, origin) for flag, value in known.items() if value is not None}
     # A template in config.json takes precedence: InternVL's tokenizers came with others, LLaVA's processors with one
     # that ends no turn.
@@ -109,7 +93,7 @@ def with_pixels(choices: dict[str, FlagValue], most: int | None) -> dict[str, Fl
     if most is None:
         return choices
     side, tiling = choices["tile-size"].value, choices["tiling"].value
-    if not RULES[tiling].native:
+    if not TILINGS[tiling].native:
         raise UserError(f"--max-pixels {most}: images become tiles of {side} pixels a side here; give --max-tiles")
     if most < (least := choices["min-tiles"].value * side**2):
         raise UserError(f"--max-pixels {most}: must be at least {least}, the fewest of an image; give more")
@@ -175,6 +159,6 @@ def model_folder(model: str) -> Path | None:
 def is_compatible(flag: str, given: Any, wanted: Any) -> bool:
     """Whether a value of a flag works for a model that needs `wanted`."""
     if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
-        kinds = [RULES[rule].read_as for rule in (given, wanted) if rule in RULES]
+        kinds = [TILINGS[rule].read_as for rule in (given, wanted) if rule in TILINGS]
         return len(kinds) == 2 and kinds[0] == kinds[1]
     return bool(given == wanted)

@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 from megatron.vlm.data.formats.places import embedded
 from megatron.vlm.data.formats.rows import PartSource, Place, Row
 from megatron.vlm.data.markup import image_markup
-from megatron.vlm.data.media.anyres import feature_order
 from megatron.vlm.data.media.crc import crc_of
 from megatron.vlm.data.media.images import MAX_PIXELS, image_size, path_below_root
-from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, places_of
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_grid
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.templates import ChatTemplate, RenderedChat, chat_template, render_chat
+from megatron.vlm.data.templates import TEMPLATES, ChatTemplate, RenderedChat, render_chat
 from megatron.vlm.data.turns import SYSTEM, Message
+from megatron.vlm.families.media import TILINGS
 from megatron.vlm.preprocessing.chat import parse_conversation
+from megatron.vlm.preprocessing.folder_template import open_template
 from megatron.vlm.preprocessing.record_media import VideoReference
 from megatron.vlm.preprocessing.shorten import Content, ImageFile, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
@@ -36,7 +38,7 @@ class Recipe:
 
     image_root: Path | None  # base of image paths; None: each input file's folder
     tokenizer: Path
-    template: str
+    template: str  # a name of `TEMPLATES`, or a file
     tiling: Tiling
     tokens_per_tile: float = 256  # image tokens per ViT tile; below 1 if tiles are patches
     max_tokens: int | None = None  # longer samples are shortened or rejected
@@ -80,7 +82,7 @@ class SampleMaker:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.template, self.markup = chat_template(recipe.template), image_markup(recipe.markup)
+        self.template, self.markup = open_template(recipe.template, recipe.tokenizer), image_markup(recipe.markup)
         special = (*self.template.tokens, *self.markup.tokens)
         self.tokenizer = load_tokenizer(recipe.tokenizer, special)
         self.special_tokens = {token: self.tokenizer.token_id(token) for token in special}
@@ -89,18 +91,20 @@ class SampleMaker:
         # Other special tokens may be in conversations: boxes, references, the user's own.
         of_tokenizer = sorted(self.tokenizer.reserved - {IMAGE_MARK})
         self.reserved = tuple(dict.fromkeys((*self.template.tokens, *self.markup.reserved, *of_tokenizer)))
-        self.system = self.template.system if recipe.system_message is None else recipe.system_message
-        if recipe.video and not (self.markup.video and RULES[recipe.tiling.rule].native):
+        self.rule = TILINGS[recipe.tiling.rule]
+        if recipe.video and not (self.markup.video and self.rule.native):
             raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")
-        if RULES[recipe.tiling.rule].native and "fewer-tiles" in recipe.shorten:
+        if self.rule.native and "fewer-tiles" in recipe.shorten:
             raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")
-        if self.template.pair != RULES[recipe.tiling.rule].prefix_attention:
+        if self.template.pair != self.rule.prefix_attention:
             raise UserError(
                 f"chat template {self.template.name!r} with tiling {recipe.tiling.rule!r}: one of them is for one "
                 "question and its answer, the other for several turns; leave both out, or give the model's own"
             )
-        if self.system and SYSTEM not in self.template.turns:
+        if recipe.system_message and not self.template.has_system:
             raise UserError(f"chat template {self.template.name!r} has no system turn; leave --system-message out")
+        if recipe.system_message == "" and recipe.template not in TEMPLATES:
+            raise UserError(f'{recipe.template}: decides on system messages itself; leave --system-message "" out')
 
     def make(self, row: Row, source: PartSource | None = None) -> Sample:
         """The sample of one row of `source` (which may set an image root and a limit of tiles).
@@ -113,13 +117,13 @@ class SampleMaker:
         sees_videos = self.recipe.video is not None
         conversation = parse_conversation(row.record, self.reserved, self.markup.gap, sees_videos)
         messages = conversation.messages
-        if messages[0].role not in self.template.turns:
-            raise Rejected("bad_roles", f"chat template {self.template.name!r} has no {messages[0].role} turn")
+        if messages[0].role == SYSTEM and not self.template.has_system:
+            raise Rejected("bad_roles", f"chat template {self.template.name!r} has no system turn")
         check_forms(messages, conversation.tools, self.template)
         if self.template.pair:
             _check_pair(messages, conversation.images, self.template)
-        if self.system and messages[0].role != SYSTEM:
-            messages = (Message(SYSTEM, self.system), *messages)
+        if self.recipe.system_message and messages[0].role != SYSTEM:
+            messages = (Message(SYSTEM, self.recipe.system_message), *messages)
         measured = (self._measure(reference, row, source) for reference in conversation.images)
         filmed = (self._film(reference, row, source) for reference in conversation.videos)
         marks = [mark for message in conversation.messages for mark in MARKS.findall(message.words)]
@@ -191,12 +195,12 @@ class SampleMaker:
 
     def _prepare(self, content: Content) -> Sample:
         images = content.tiled()
-        rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
-        places = [places_of(image, rule) for image in images]
+        places = [self.rule.places(image) for image in images]
         shown = [image.film.times if image.film else place for image, place in zip(images, places, strict=True)]
-        chat = render_chat(content.messages, self.template, self.markup, shown, content.tools)
+        adds_system = self.recipe.system_message is None
+        chat = render_chat(content.messages, self.template, self.markup, shown, content.tools, adds_system)
         tokens, loss_mask = tokenize(chat, self.tokenizer)
-        features = sum(len(feature_order(image, rule, per_tile)) for image in images)
+        features = sum(len(self.rule.order(image, self.recipe.tokens_per_tile)) for image in images)
         return Sample(tokens, loss_mask, images, len(tokens) - sum(place.count for place in places) + features)
 
 

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from megatron.vlm.data.formats.rows import Place
-from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, tile_image
+from megatron.vlm.data.media.tiles import Tiling, tile_image
+from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.data.turns import ASSISTANT, Message
+from megatron.vlm.families.media import TILINGS
 from omnibal_ext.families.markup import MARKS
 
 METHODS = ("fewer-tiles", "truncate")
@@ -59,7 +61,7 @@ def _fewer_tiles(content: Content) -> Iterator[Content]:
     tiling, images = content.tiling, len(content.images)
     if not images:
         return
-    sharing = 1 if RULES[tiling.rule].per_image else images
+    sharing = 1 if TILINGS[tiling.rule].per_image else images
     for tiles in range(tiling.share(images) - 1, tiling.min_tiles - 1, -1):
         yield replace(content, tiling=replace(tiling, max_tiles=tiles * sharing))
 

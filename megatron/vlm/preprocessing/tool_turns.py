@@ -21,8 +21,7 @@ from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import ChatTemplate
-from megatron.vlm.data.tool_forms import Call, as_json
-from megatron.vlm.data.turns import TOOL, Message
+from megatron.vlm.data.turns import TOOL, Call, Message, as_json
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import MARKS
 from omnibal_ext.reading.document import decode
@@ -60,11 +59,11 @@ def _call(said: Any, where: str) -> Call:
 def check_forms(messages: tuple[Message, ...], tools: tuple[str, ...], template: ChatTemplate) -> None:
     """Raise `Rejected` (unsupported_field, unsupported_media) if the chat template does not support a message."""
     name, results = f"chat template {template.name!r}", [message for message in messages if message.role == TOOL]
-    if not template.tools and (tools or results or any(message.calls for message in messages)):
+    if not template.has_tools and (tools or results or any(message.calls for message in messages)):
         raise Rejected("unsupported_field", f"{name} has no form for tools, calls and tool turns")
-    if not template.reasoning and any((message.reasoning or "").strip() for message in messages):
+    if not template.has_reasoning and any((message.reasoning or "").strip() for message in messages):
         raise Rejected("unsupported_field", f"{name} has no form for reasoning ('reasoning_content')")
-    if template.tools and not template.tools.pictures and any(MARKS.search(message.words) for message in results):
+    if any(MARKS.search(message.words) for message in results) and not template.shows_results:
         raise Rejected("unsupported_media", f"{name} has no form for images in tool turns")
 
 

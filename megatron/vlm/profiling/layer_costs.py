@@ -22,8 +22,8 @@ from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS, chain_kind
 from omnibal_ext.costs.profile import Fit, LayerCost
 
-SAMPLES = 4  # of the pack that is measured at the budgets
-LAYERS = 2  # consecutive ones, if the chain has them: caches and the wrapper then matter as much as in a real stage
+SAMPLES = 4  # in the pack at the budgets
+LAYERS = 2  # consecutive, if the chain has so many: for caches and the wrapper as in a real stage
 CHEAP = "recompute_cheap"
 MODES = ("recompute", CHEAP)
 
@@ -46,18 +46,18 @@ class KindMeasurement:
         weights = list(self.module.parameters())
         self.parameters = sum(map(_full_size, weights)) // self.count
         self.weights = sum(weight.numel() for weight in weights) / self.count
-        """Numbers on this rank."""
+        """Parameters of a layer on this rank."""
         self.trained = sum(weight.numel() for weight in weights if weight.requires_grad) / self.count
         experts = [weight.numel() for weight in weights if weight.requires_grad and _is_expert_parallel(weight)]
         self.trained_experts = sum(experts) / self.count
-        """Those of `trained` that are expert-parallel."""
+        """Those `trained` parameters that are expert-parallel."""
         self.modes = MODES if chain.kinds[self.link] in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
         self.cheap = wrapped_stage(chain, self.link, self.link + self.count, True) if self.modes else None
         """The same layers, built for recompute_cheap."""
         self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
         self.output_bytes = self._output_bytes()
         self.timer = Timer()
-        """Of the runs without recomputation, at the budgets."""
+        """Times the runs without recomputation, at the budgets."""
         self.split = SplitBackward(args, chain, self.link, self.count, self.packs[0]) if self.trained else None
 
     def _packs(self, tiles: int, tokens: int) -> list[Microbatch]:
@@ -153,7 +153,7 @@ class KindMeasurement:
         )
 
     def _in_mode(self, mode: str) -> Any:
-        """The layers, set to one of `MODES`, or "" for no recomputation."""
+        """Return the layers, set to one of `MODES`, or "" for no recomputation."""
         if mode == CHEAP:
             return self.cheap
         recompute(self.stage, mode == "recompute")
@@ -251,7 +251,7 @@ def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequenc
 
 
 def _full_size(weight: torch.nn.Parameter) -> int:
-    """Numbers in a weight over all its tensor-parallel or expert-parallel shards."""
+    """Return a weight's unsharded number of parameters."""
     if _is_expert_parallel(weight):
         return weight.numel() * parallel_state.get_expert_model_parallel_world_size()
     ranks = parallel_state.get_tensor_model_parallel_world_size()

@@ -139,7 +139,7 @@ def weight_bytes(args: Namespace, job: ProfileJob, kind: KindMeasurement) -> flo
 def step_seconds(job: ProfileJob, trained: float, experts: float, per_weight: float, transfers: TransferCosts) -> float:
     """Seconds of optimizer step and gradient ring all-reduce, without overlap, of a rank's `trained` weights.
 
-    experts: those of them that are expert-parallel.
+    experts: the expert-parallel ones among them.
     """
     seconds = 0.0
     for weights, ranks in _replicas(job, trained, experts):

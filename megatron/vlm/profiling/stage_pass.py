@@ -39,10 +39,9 @@ class StagePass:
         self.output: Tensor | None = None
         self.entering: Tensor | None = None
         if self.stage.first > 0:
-            shape = list(chain.shape_before(self.stage.first, pack))
-            if self.stage.kinds[0] == "word_embed":
-                assert pack.image_positions is not None
-                shape[0] = len(pack.image_positions) * (1 + chain.features_before(self.stage.first, pack))
+            takes_images = self.stage.kinds[0] == "word_embed"
+            rows = len(pack.image_positions) if takes_images and pack.image_positions is not None else None
+            shape = chain.shape_before(self.stage.first, pack, rows)
             self.entering = torch.randn(shape, device="cuda", dtype=chain.language.pipeline_dtype)
             self.entering.requires_grad_(self.stage.sends_gradient)
 
@@ -76,7 +75,7 @@ class SplitBackward:
         """Bytes of one layer that B keeps for W."""
 
     def run(self) -> Seconds:
-        """Seconds of (forward, B, W), each of another microbatch, as in a schedule."""
+        """Return seconds of (forward, B, W), each on a different microbatch, as in a schedule."""
         if not self.in_flight:
             self._start()
             self._start()

@@ -73,7 +73,7 @@ class Stopwatch:
         return took, found
 
     def _count_disturbed(self, subject: str, parts: Sequence[Seconds]) -> None:
-        timed_parts = [part for part in parts if min(part) > 0]  # a difference of two runs may be anything
+        timed_parts = [part for part in parts if min(part) > 0]  # differences of two runs may be 0 or negative
         self._runs[subject] += sum(map(len, timed_parts))
         self._disturbed[subject] += sum(one > OUTLIER * statistics.median(part) for part in timed_parts for one in part)
 

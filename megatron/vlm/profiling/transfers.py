@@ -20,7 +20,7 @@ class TransferCosts:
     transfer_latency_seconds: float = 0.0
     transfer_seconds_per_byte: float = 0.0
     reduction_seconds_per_byte: float = 0.0
-    """Of an all-reduce between two ranks; a ring of d ranks takes 2 (d - 1) / d times as long."""
+    """For an all-reduce between two ranks; a ring of d ranks takes 2 (d - 1) / d times as long."""
 
 
 def measure_transfers(stopwatch: Stopwatch) -> TransferCosts:
@@ -52,7 +52,7 @@ def measure_transfers(stopwatch: Stopwatch) -> TransferCosts:
 
 
 def _second_of_two(exchange: Callable[[], object]) -> Run:
-    """The run of two exchanges that times the second; in the first, ranks wait for each other."""
+    """Return a run of two exchanges that times the second; the first one synchronises the ranks."""
     timer = Timer()
     return lambda: timer(exchange, exchange)[1:]
 

@@ -3,17 +3,20 @@
 from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, LANGUAGE
 from omnibal_ext.families.gemma3.config import read_gemma3
-from omnibal_ext.families.gemma3.names import projector_weights
 from omnibal_ext.families.gemma3.presets import PRESETS
 from omnibal_ext.families.markup import ImageMarkup
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.tiles import clip_weights
-from omnibal_ext.families.weights import llama
+from omnibal_ext.families.weights import Weight, llama
 
 MODEL = Part(
     {"mm_tokens_per_image": 256, "image_token_index": 262144, "tie_word_embeddings": True},
     GENERAL | {"boi_token_index", "eoi_token_index"},
-    (*clip_weights(), *projector_weights()),
+    (
+        *clip_weights(last_norm=True),
+        Weight("projector", "norm.weight", ("multi_modal_projector.mm_soft_emb_norm.weight",)),
+        Weight("projector", "linear.weight", ("multi_modal_projector.mm_input_projection_weight",), "transposed"),
+    ),
 )
 TEXT = Part(
     {

@@ -40,8 +40,8 @@ def read_glm(name: str, config: Section) -> Architecture:
     tower, text = config.inner("vision_config", f"{part}_vision"), config.inner("text_config", f"{part}_text")
     tower.must_be(f"{part}_vision")
     text.must_be(f"{part}_text")
-    language = _mixture(text) if part == "glm4v_moe" else _dense(text)
-    vision, merger_width = _vision(tower, language.hidden_size), tower.take("intermediate_size", WIDTH)
+    language = _mixture(text) if part == "glm4v_moe" else read_dense(text, None, qkv_bias=True)
+    vision, merger_width = read_vision(tower, language.hidden_size), tower.take("intermediate_size", WIDTH)
     tower.refuse_unread()
     return Architecture(
         name,
@@ -50,7 +50,7 @@ def read_glm(name: str, config: Section) -> Architecture:
         merger="gated",
         merger_width=merger_width,
         projector_norm=False,
-        tied=_tied(config),
+        tied=read_tied(config),
         prompt=_prompt(config),
         types=(kind, f"{part}_text"),
     )
@@ -69,14 +69,15 @@ def _processor(file: Path) -> Any:
     return read_config(file).get("processor_class") if file.is_file() else None
 
 
-def _tied(config: Section) -> bool:
+def read_tied(config: Section) -> bool:
     """Older files say it of the language model; of GLM-4.6V's dense models that is not read."""
     inner = (config.take_if("text_config", mapping(anything)) or {}) if config["model_type"] != "glm46v" else {}
     beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
     return tied(config, beside)
 
 
-def _vision(tower: Section, out: int) -> VisionArchitecture:
+def read_vision(tower: Section, out: int) -> VisionArchitecture:
+    """The ViT, whose features are as wide as the language model, `out`. Raises UserError where they are not."""
     tower.must(in_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, spatial_merge_size=2)
     width, heads, patch = (
         tower.take(*field) for field in (("hidden_size", WIDTH), ("num_heads", HEADS), ("patch_size", SIDE))
@@ -110,20 +111,27 @@ def _vision(tower: Section, out: int) -> VisionArchitecture:
     )
 
 
-def _dense(section: Section) -> LanguageArchitecture:
+def read_dense(section: Section, head_size: int | None, qkv_bias: bool) -> LanguageArchitecture:
+    """A dense language model, whose heads are `head_size` wide, or None: as many as there are make up its width.
+
+    Raises UserError naming what cannot be honoured.
+    """
     heads, kv_heads, hidden_size = _heads(section)
-    if hidden_size % heads:
-        raise UserError(f"{section.where}: hidden_size {hidden_size} does not divide into {heads} heads")
-    section.must(head_dim=hidden_size // heads)
+    if head_size is None:
+        if hidden_size % heads:
+            raise UserError(f"{section.where}: hidden_size {hidden_size} does not divide into {heads} heads")
+        section.must(head_dim=hidden_size // heads)
+        head_size = hidden_size // heads
     language = LanguageArchitecture(
         layers=section.take("num_hidden_layers", LAYERS),
         hidden_size=hidden_size,
         heads=heads,
         kv_heads=kv_heads,
         ffn_hidden_size=section.take("intermediate_size", WIDTH),
-        qkv_bias=True,
+        qkv_bias=qkv_bias,
+        head_size=None if head_size * heads == hidden_size else head_size,
         branch_norms=True,
-        **_words_and_rotation(section, hidden_size // heads, 1.0),
+        **_words_and_rotation(section, head_size, 1.0),
     )
     section.refuse_unread()
     return language

@@ -16,7 +16,7 @@ MARKS = names(
     image_token_id video_token_id image_start_token_id image_end_token_id video_start_token_id video_end_token_id
     """
 )
-_TOWER: dict[str, Any] = {
+TOWER: dict[str, Any] = {
     "depth": 24,
     "hidden_size": 1536,
     "hidden_act": "silu",
@@ -29,7 +29,7 @@ _TOWER: dict[str, Any] = {
     "out_hidden_size": 4096,
     "intermediate_size": 13696,
 }
-_TEXT: dict[str, Any] = {
+TEXT: dict[str, Any] = {
     "hidden_act": "silu",
     "hidden_size": 4096,
     "intermediate_size": 13696,
@@ -40,7 +40,7 @@ _TEXT: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }
 _TEXT_MOE: dict[str, Any] = {
-    **_TEXT,
+    **TEXT,
     "intermediate_size": 10944,
     "num_hidden_layers": 46,
     "num_attention_heads": 96,
@@ -83,15 +83,15 @@ FAMILY = Family(
     models={"glm4v": _model(151343), "glm46v": _model(151343), "glm4v_moe": _model(151363)},
     parts={
         # Query, key and value have biases whatever the file says.
-        "glm4v_text": Part(_TEXT, LANGUAGE | MARKS | {"attention_bias"}, tuple(dense_weights())),
-        "glm4v_vision": Part(_TOWER, GENERAL),
+        "glm4v_text": Part(TEXT, LANGUAGE | MARKS | {"attention_bias"}, tuple(dense_weights())),
+        "glm4v_vision": Part(TOWER, GENERAL),
         "glm4v_moe_text": Part(
             _TEXT_MOE,
             LANGUAGE | MARKS | {"output_router_logits"},
             tuple(mixture_weights(apart=False)),
             tuple(mixture_weights(apart=True)),
         ),
-        "glm4v_moe_vision": Part(_TOWER, GENERAL),
+        "glm4v_moe_vision": Part(TOWER, GENERAL),
     },
     presets=PRESETS,
     markups=(_MARKUP, replace(_MARKUP, name="glm-4.6v", steps=_LATER)),

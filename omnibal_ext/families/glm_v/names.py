@@ -9,7 +9,7 @@ MODEL, LAYER = "language_model.model", "language_model.model.layers.{n}"
 
 def vision_weights() -> Iterator[Weight]:
     """Of all but the language model."""
-    layer, merger = "visual.blocks.{n}", "visual.merger"
+    layer = "visual.blocks.{n}"
     yield from linear("patch_embed", "projection", "visual.patch_embed.proj")
     yield Weight("patch_embed", "norm.weight", ("visual.post_conv_layernorm.weight",))
     yield Weight("patch_embed", "positions", ("visual.embeddings.position_embedding.weight",))
@@ -20,6 +20,12 @@ def vision_weights() -> Iterator[Weight]:
         yield Weight("vit", f"self_attention.linear_qkv.{part}", qkv, "vision_packed_qkv", when)
     yield Weight("vit", "self_attention.linear_proj.weight", (f"{layer}.attn.proj.weight",))
     yield from perceptron("vit", "mlp", f"{layer}.mlp")
+    yield from merger_weights()
+
+
+def merger_weights() -> Iterator[Weight]:
+    """The ViT's last norm, and what stands behind it."""
+    merger = "visual.merger"
     yield Weight("projector", "vision_norm.weight", ("visual.post_layernorm.weight",))
     yield Weight("projector", "merge.weight", ("visual.downsample.weight",), "squares")
     yield Weight("projector", "merge.bias", ("visual.downsample.bias",))

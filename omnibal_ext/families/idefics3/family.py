@@ -5,14 +5,32 @@ from typing import Any
 from omnibal_ext.families.family import Family, Model
 from omnibal_ext.families.fields import GENERAL, names
 from omnibal_ext.families.idefics3.config import read_idefics3
-from omnibal_ext.families.idefics3.names import connector_weights
 from omnibal_ext.families.idefics3.presets import PRESETS
-from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup
+from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup, Places
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.tiles import clip_weights
+from omnibal_ext.families.weights import Weight
 
 _FIELDS: dict[str, Any] = {"image_token_id": 128257, "scale_factor": 2, "tie_word_embeddings": False}
-WEIGHTS = (*clip_weights(), *connector_weights())
+
+
+class Markup(ImageMarkup):
+    """A line for each row of tiles, an empty one, then the whole image; of one tile the whole image alone."""
+
+    def image_text(self, places: Places) -> str:
+        """Each tile behind its number."""
+        around = "<fake_token_around_image>"
+        lines = (
+            [f"{around}<row_{row + 1}_col_{column + 1}>{self.context}" for column in range(places.columns)]
+            for row in range(places.rows * places.whole)
+        )
+        return "".join("".join((*line, "\n")) for line in lines) + "\n" * places.whole + super().image_text(Places())
+
+
+WEIGHTS = (
+    *clip_weights(last_norm=True),
+    Weight("projector", "linear.weight", ("connector.modality_projection.proj.weight",)),
+)
 VISION = Part(
     {
         "hidden_size": 1152,
@@ -36,14 +54,13 @@ FAMILY = Family(
     parts={"idefics3_vision": VISION, "smolvlm_vision": VISION},
     presets=PRESETS,
     markups=(
-        ImageMarkup(
+        Markup(
             "idefics3",
             IMAGE_MARK,
             ("<fake_token_around_image>", IMAGE_MARK),
             before="<fake_token_around_image><global-img>",
             after="<fake_token_around_image>",
             gap="",
-            tile="<fake_token_around_image><row_{row}_col_{column}>",
         ),
     ),
     folder_says_template=True,

@@ -5,11 +5,11 @@ from typing import Any
 from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import DATA, GENERAL, names
 from omnibal_ext.families.llava.config import read_llava, read_onevision, read_vip_llava
-from omnibal_ext.families.llava.names import projector_weights
 from omnibal_ext.families.llava.presets import PRESETS
 from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.tiles import clip_weights
+from omnibal_ext.families.weights import Weight, linear, norm
 
 _FIELDS: dict[str, Any] = {
     "image_token_index": 32000,
@@ -33,7 +33,13 @@ _ONEVISION = {
     "vision_aspect_ratio": "anyres_max_9",
 }
 WITHOUT_EFFECT = GENERAL | DATA | {"vocab_size"}
-WEIGHTS = (*clip_weights(), *projector_weights())
+WEIGHTS = (
+    *clip_weights(),
+    *linear("projector", "linear_fc1", "multi_modal_projector.linear_1", when="projector_bias"),
+    *linear("projector", "linear_fc2", "multi_modal_projector.linear_2", when="projector_bias"),
+    *norm("projector", "norm", "multi_modal_projector.projector_layernorm", when="projector_norm"),
+    Weight("word_embed", "newline", ("image_newline",), "row", when="newline"),
+)
 FAMILY = Family(
     models={
         "llava": Model(Part(_FIELDS, WITHOUT_EFFECT, WEIGHTS), read_llava, packs=Packs("pad")),

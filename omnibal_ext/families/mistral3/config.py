@@ -17,20 +17,21 @@ def read_mistral3(name: str, config: Section) -> Architecture:
     config.must(projector_hidden_act="gelu", vision_feature_layer=-1, spatial_merge_size=2)
     tower, text = config.inner("vision_config", "pixtral"), config.inner("text_config", "mistral")
     tower.must_be("pixtral")
-    text.must_be("mistral")
+    text.must_be("mistral", "ministral3")
     return Architecture(
         name,
-        _vision(tower),
+        read_pixtral(tower),
         read_language(text),
         merger="matrix",
         projector_bias=config.take("multimodal_projector_bias", flag),
         tied=tied(config),
         prompt=PromptFormat("mistral", config.take("image_token_index", TOKEN), "mistral-v7", "native_edge"),
-        types=("mistral3", "mistral"),
+        types=("mistral3", text["model_type"]),
     )
 
 
-def _vision(tower: Section) -> VisionArchitecture:
+def read_pixtral(tower: Section) -> VisionArchitecture:
+    """The ViT of a section of type pixtral. Raises UserError naming a field that cannot be honoured."""
     tower.must(num_channels=3, attention_dropout=0.0)
     width, heads, patch = (
         tower.take(*field) for field in (("hidden_size", WIDTH), ("num_attention_heads", HEADS), ("patch_size", SIDE))

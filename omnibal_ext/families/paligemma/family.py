@@ -6,16 +6,15 @@ from omnibal_ext.families.family import Family, Model
 from omnibal_ext.families.fields import DATA, GENERAL, LANGUAGE, names
 from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup
 from omnibal_ext.families.paligemma.config import read_paligemma
-from omnibal_ext.families.paligemma.names import projector_weights
 from omnibal_ext.families.paligemma.presets import PRESETS
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.tiles import clip_weights
-from omnibal_ext.families.weights import llama
+from omnibal_ext.families.weights import linear, llama
 
 MODEL = Part(
     {"image_token_index": 256000, "projection_dim": 2048, "tie_word_embeddings": True},
     GENERAL | DATA | names("_vocab_size hidden_size vocab_size"),
-    (*clip_weights(), *projector_weights()),
+    (*clip_weights(last_norm=True), *linear("projector", "linear", "multi_modal_projector.linear")),
 )
 _GEMMA: dict[str, Any] = {
     "vocab_size": 256000,

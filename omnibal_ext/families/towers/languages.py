@@ -33,6 +33,15 @@ _QWEN = {
     "sliding_window": 4096,
 }  # fmt: skip
 _MISTRAL = {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096}
+_MINISTRAL3 = {
+    **_MISTRAL, "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128, "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "rope_parameters": {
+        "type": "yarn", "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "max_position_embeddings": 262144,
+        "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    },
+}  # fmt: skip
 _QWEN3_MOE = {
     **_QWEN,
     **ROUTERS,
@@ -67,6 +76,7 @@ def _internlm2() -> tuple[Weight, ...]:
 LANGUAGES: dict[str, tuple[Part, Llama]] = {
     "llama": (Part({**_LLAMA, "attention_bias": False, "mlp_bias": False}, LANGUAGE, LLAMA_WEIGHTS), Llama()),
     "mistral": (Part(_MISTRAL, LANGUAGE, LLAMA_WEIGHTS), Llama(slides=True)),
+    "ministral3": (Part(_MINISTRAL3, LANGUAGE, LLAMA_WEIGHTS), Llama(slides=True, scales_queries=True)),
     "qwen2": (Part({**_QWEN, "max_window_layers": 28}, LANGUAGE | WINDOWS, LLAMA_WEIGHTS), Llama(qkv_bias=True)),
     "qwen3": (
         Part({**_QWEN, "head_dim": 128, "max_window_layers": 28}, LANGUAGE | WINDOWS, LLAMA_WEIGHTS),

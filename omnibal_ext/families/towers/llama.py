@@ -1,7 +1,8 @@
 """Reads language models with Llama's layers; what cannot be honoured exactly is refused by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from omnibal_ext.reading.tensors import read_tensor_entries
 ROPE_FIELDS = (
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
     "original_max_position_embeddings", "partial_rotary_factor", "beta_fast", "beta_slow", "attention_factor",
-    "truncate",
+    "truncate", "mscale", "mscale_all_dim",
 )  # fmt: skip
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -32,10 +33,15 @@ SHARE = finite(0, 1)
 BASE = finite(1, 1e12)
 FACTOR = finite(1e-3, 1e6)
 ROPE = record({}, {"rope_type": maybe(text), "type": maybe(text), "rope_theta": maybe(BASE)})
+ROUNDING = 1e-6
+"""Of an amplitude written out in a file."""
 LINEAR = record({"factor": FACTOR})
 YARN = record(
     {"factor": FACTOR, "original_max_position_embeddings": POSITIONS},
-    {**dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), maybe(FACTOR)), "truncate": maybe(flag)},
+    {
+        **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"), maybe(FACTOR)),
+        "truncate": maybe(flag),
+    },
 )
 LLAMA3 = record(
     {
@@ -72,6 +78,8 @@ class Llama:
     """What a token's experts weigh adds up to 1, whatever the file says."""
     slides: bool = False
     """Layers slide a window wherever there is one, without a field that turns it on (Mistral)."""
+    scales_queries: bool = False
+    """Queries are scaled by their position beyond the context of the rotation (Ministral 3)."""
 
 
 LLAMA = Llama()
@@ -84,7 +92,7 @@ def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
     heads = section.take("num_attention_heads", HEADS)
     rope, base = rotation_fields(section, code.rotation)
     sections = rotary_sections(section, rope, code.rotation)
-    scaling = read_rope(section, rope, sections)
+    scaling = _with_query_scale(section, rope) if code.scales_queries else read_rope(section, rope, sections)
     window = section.take_if("sliding_window", POSITIONS) if _slides(section, code.slides) else None
     hidden_size, kv_heads = section.take("hidden_size", WIDTH), section.take_if("num_key_value_heads", HEADS) or heads
     head_size = section.take_if("head_dim", WIDTH)
@@ -219,11 +227,23 @@ def _yarn(section: Section, rope: dict[str, Any]) -> RopeScaling:
         rope["original_max_position_embeddings"],
         rope.get("truncate") is not False,
     )
-    usual = scaling.attention_factor
-    if abs((rope.get("attention_factor") or usual) - usual) > 1e-6:
-        given = shown(rope["attention_factor"])
-        raise UserError(f"{section.where}: yarn's attention_factor is {given}; supported: {usual:.6f}, of its factor")
-    return scaling
+    amplitude = rope.get("attention_factor")
+    both = [rope[name] for name in ("mscale", "mscale_all_dim") if rope.get(name)]
+    if not amplitude and len(both) == 2:
+        above, below = (0.1 * mscale * log(scaling.factor) + 1 if scaling.factor > 1 else 1.0 for mscale in both)
+        amplitude = above / below
+    if not amplitude or abs(amplitude - scaling.attention_factor) <= ROUNDING:
+        return scaling
+    return replace(scaling, amplitude=amplitude)
+
+
+def _with_query_scale(section: Section, rope: Mapping[str, Any]) -> RopeScaling:
+    """Scaling of the rotation by yarn, and of queries. Raises UserError where either is missing."""
+    beta, others = rope.get("llama_4_scaling_beta"), {"llama_4_scaling_beta", "max_position_embeddings"}
+    scaling = read_rope(section, {name: value for name, value in rope.items() if name not in others})
+    if scaling is None or scaling.kind != "yarn" or beta is None:
+        raise UserError(f"{section.where}.rope_parameters: supported: type yarn, with llama_4_scaling_beta")
+    return replace(scaling, query_beta=finite(0, 1e3)(f"{section.where}.rope_parameters.llama_4_scaling_beta", beta))
 
 
 def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -> tuple[int, ...]:

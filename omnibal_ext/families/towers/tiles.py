@@ -111,8 +111,8 @@ def siglip(tower: Section, layers: int, final_norm: bool = False) -> VisionArchi
     return vision
 
 
-def clip_weights() -> Iterator[Weight]:
-    """CLIP's, and SigLIP's, which has no class token."""
+def clip_weights(last_norm: bool = False) -> Iterator[Weight]:
+    """CLIP's, and SigLIP's, which has no class token; with its last norm where its features are those behind it."""
     layer, embeddings = "vision_tower.encoder.layers.{n}", "vision_tower.embeddings"
     yield from embedding(
         f"{embeddings}.class_embedding", f"{embeddings}.position_embedding.weight", f"{embeddings}.patch_embedding"
@@ -124,3 +124,5 @@ def clip_weights() -> Iterator[Weight]:
     yield from linear("vit", "self_attention.linear_proj", f"{layer}.self_attn.out_proj")
     yield from linear("vit", "mlp.linear_fc1", f"{layer}.mlp.fc1")
     yield from linear("vit", "mlp.linear_fc2", f"{layer}.mlp.fc2")
+    if last_norm:
+        yield from norm("projector", "vision_norm", "vision_tower.post_layernorm")

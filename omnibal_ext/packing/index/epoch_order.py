@@ -33,7 +33,7 @@ class EpochOrder:
         complete_iterations: bool,
         epoch_parts: Sequence[Sequence[int]] = (),
     ) -> None:
-        """With `complete_iterations` an epoch is padded with `EMPTY_PACK` to the end of its last iteration.
+        """With `complete_iterations` an epoch's last iteration is filled with `EMPTY_PACK`.
 
         Args:
             epoch_packs: packs of each stored epoch, all above 0.
@@ -90,8 +90,8 @@ class EpochOrder:
             position += len(found[-1])
         return np.concatenate(found)
 
-    def left_of_the_epoch(self, iteration: int) -> list[Ints]:
-        """Return the complete groups [G, B] that remain of the epoch in which `iteration` starts, per sub-epoch.
+    def remaining_groups(self, iteration: int) -> list[Ints]:
+        """Return the stored groups [G, B] still to run in the epoch of `iteration`, one array per sub-epoch.
 
         Empty at the start of an epoch.
         """
@@ -107,7 +107,7 @@ class EpochOrder:
         return np.split(groups, np.flatnonzero(np.diff(sub_epoch)) + 1)
 
     def are_groups(self, iterations: Ints) -> NDArray[np.bool_]:
-        """Return which iterations, packs [I, B], are a stored group, [I]."""
+        """Return which iterations, given as packs [I, B], are stored groups: [I]."""
         first = iterations[:, 0]
         section = np.searchsorted(self.ends, first, side="right") - 1
         aligned = (first >= 0) & ((first - self.ends[section]) % self.global_batch == 0)
@@ -124,27 +124,21 @@ class EpochOrder:
         3. The rest of that group and the leftover packs come last.
         """
         batch, (cycle, section) = self.global_batch, divmod(epoch, len(self.ends) - 1)
-        first, end = int(self.ends[section]), int(self.ends[section + 1])
-        complete = (end - first) // batch
-        groups = np.arange(first, first + complete * batch).reshape(complete, batch)
-        rest = np.arange(first + complete * batch, end)
-        missing = -self.start_of(epoch) % batch
+        stored = np.arange(self.ends[section], self.ends[section + 1])
+        complete, missing = len(stored) // batch, -self.start_of(epoch) % batch
         if complete < 2 and not self._complete:
-            return np.arange(first, end)  # in a fixed order, so that no pack repeats too soon
+            return stored  # in a fixed order, so that no pack repeats too soon
+        groups, rest = stored[: complete * batch].reshape(complete, batch), stored[complete * batch :]
         order = np.arange(complete)
         if cycle:
-            borders = np.cumsum(self.sub_epochs[section])
+            parts = np.split(order, np.cumsum(self.sub_epochs[section]))
             generator = np.random.default_rng((self._seed, epoch))
-            order = np.concatenate([generator.permutation(part) for part in np.split(order, borders)])
+            order = np.concatenate([generator.permutation(part) for part in parts])
         if self._complete:
-            return np.concatenate([groups[order].ravel(), rest, np.full(-len(rest) % batch, EMPTY_PACK)])
-        opened = self._opened(section, cycle, complete)
+            rest = np.append(rest, np.full(-len(rest) % batch, EMPTY_PACK))
         if missing == 0:
             return np.concatenate([groups[order].ravel(), rest])
+        others = np.random.default_rng((self._seed, 3, section)).permutation(complete)
+        opened = others[cycle % complete]  # the next epoch of the same packs splits another group
         closed = groups[order[order != opened]].ravel()
         return np.concatenate([groups[opened][:missing], closed, groups[opened][missing:], rest])
-
-    def _opened(self, section: int, cycle: int, complete: int) -> int:
-        """Return the group that an epoch splits; the next epoch of the same packs splits another one."""
-        generator = np.random.default_rng((self._seed, 3, section))
-        return int(generator.permutation(complete)[cycle % complete])

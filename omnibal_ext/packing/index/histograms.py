@@ -26,7 +26,7 @@ def distributions(index: PackedIndex, corpus: Corpus, summary: Summary) -> list[
 
 
 def waste_by_kind(summary: Summary) -> list[tuple[str, float]]:
-    """Return the fraction of work or room lost, by cause."""
+    """Return (cause, fraction of work or budget that is wasted)."""
     tokens = sum(source["tokens"] for source in summary.sources)
     tiles = sum(source["tiles"] for source in summary.sources)
     return [
@@ -40,7 +40,7 @@ def waste_by_kind(summary: Summary) -> list[tuple[str, float]]:
 
 
 def bar_line(values: NDArray[Any]) -> str:
-    """Draw a distribution of integers in one line of text, from least to greatest."""
+    """Draw a histogram of integers, from minimum to maximum, as a line of block characters."""
     low, high = int(values.min()), int(values.max())
     heights = np.bincount((values.astype(np.int64) - low) * LINE_BINS // (high - low + 1), minlength=LINE_BINS)
     return "".join(BLOCKS[-(-int(height) * (len(BLOCKS) - 1) // int(heights.max()))] for height in heights)

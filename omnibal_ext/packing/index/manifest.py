@@ -70,7 +70,7 @@ _MANIFEST = record(
 
 
 def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
-    """Return the manifest if it is as `write_index` writes it. Raises UserError naming the field at fault."""
+    """Return the manifest if it is valid. Raises UserError naming the invalid field."""
     version = manifest.get("version") if isinstance(manifest, dict) else None
     if not (isinstance(version, int) and version in READABLE):
         raise UserError(f"is no packed index of version {VERSION}")
@@ -83,13 +83,13 @@ def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
 
 
 def _check_counts(manifest: dict[str, Any]) -> None:
-    """Check that epochs sum to the packs, and sub-epochs to no more than an epoch's packs."""
+    """Check that epochs have all packs, and sub-epochs no more than their epoch's."""
     epochs, batch = manifest["epoch_packs"], manifest["global_batch"]
     if sum(epochs) != manifest["packs"]:
-        raise UserError(f"epoch_packs are {sum(epochs)} packs of {manifest['packs']}")
+        raise UserError(f"epoch_packs sum to {sum(epochs)}, not to the {manifest['packs']} packs")
     parts = manifest.get("epoch_parts", [])
     if parts and len(parts) != len(epochs):
-        raise UserError(f"epoch_parts are of {len(parts)} epochs, epoch_packs of {len(epochs)}")
+        raise UserError(f"epoch_parts has {len(parts)} epochs, epoch_packs {len(epochs)}")
     for epoch, (groups, packs) in enumerate(zip(parts, manifest.get("epoch_seats", epochs), strict=False)):
         if sum(groups) > packs // batch:
             raise UserError(f"epoch_parts[{epoch}] are {sum(groups)} groups of {batch} packs, more than its {packs}")
@@ -101,7 +101,7 @@ def _check_counts(manifest: dict[str, Any]) -> None:
 
 
 def _check_widths(manifest: dict[str, Any], version: int) -> None:
-    """Check that widths, slots and ranks are there, in complete iterations, if and only if packs may be wide."""
+    """Check that the fields of wide packs exist in version 4 only, and that slots fill complete iterations."""
     needed = ("widths", "epoch_seats", "data_parallel_size", "micro_batches")
     has = [name in manifest for name in needed]
     if version != WIDE:

@@ -3,13 +3,13 @@
 manifest.json       version, counts, budgets, seed, hashes of what it was built from, checksums of the arrays
 pack_offsets.npy    int64 [P + 1]
 sample_ids.npy      int64 [N]
-pack_loads.npy      int64 [P, K]: what the device runs for each pack: tiles, tokens, sum(length^2), further sizes
-rejected.jsonl      one line a sample left out, with the reason
+pack_loads.npy      int64 [P, K]: tiles, tokens, sum(length^2) and further sizes of each pack, padding included
+rejected.jsonl      one line per sample left out, with the reason
 
-Where packs may be wider than a rank, version 4, three arrays more:
+Version 4, whose packs may be wider than a rank, has three more arrays:
 
 pack_widths.npy     int64 [P]: neighbouring data-parallel ranks that run each pack
-pack_seats.npy      int64 [S]: tables [D, M] of iterations: the pack in each slot (of every rank that runs it), or -1
+pack_seats.npy      int64 [S]: a table [D, M] per iteration: the pack in each slot, -1: none; wide packs have several
 share_loads.npy     int64 [P, K + 1]: loads of the fullest shard of each pack, and the tokens that its rank sends
 
 Version 1 has three loads, and epochs of one sub-epoch; from version 3 on the manifest has its own hash.
@@ -38,7 +38,7 @@ REMEDY = "pack again with tools/pack_data.py"
 
 
 class WidePackArrays(NamedTuple):
-    """The three arrays of version 4, for packs wider than a rank; each is a file of that name."""
+    """The three arrays of version 4; each is in a file of its name."""
 
     pack_widths: NDArray[np.int64]
     pack_seats: NDArray[np.int64]
@@ -72,14 +72,14 @@ class PackedIndex:
         """Open a folder that `write_index` made.
 
         Raises:
-            UserError: the folder holds no index, one of another version, or arrays of other shapes than it says.
+            UserError: the folder has no index, one of another version, or arrays that do not match the manifest.
         """
         folder = Path(folder)
         refuse_without_manifest(folder, "a packed index", "tools/pack_data.py")
         return cls(folder, read_json(folder / "manifest.json", check_manifest, REMEDY))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process opens the folder anew: a pickled memory map would carry the whole array."""
+        """Pickle the folder's path alone: a pickled memory map would contain the entire array."""
         return PackedIndex.open, (self.folder,)
 
     @property
@@ -118,7 +118,7 @@ class PackedIndex:
 
     @property
     def rank_loads(self) -> NDArray[np.int64]:
-        """Loads that a rank runs of each pack, [P, K]; of a wide pack those of its fullest shard."""
+        """Loads of each pack on one rank, [P, K]; for a wide pack those of its fullest shard."""
         return self.loads if self.wide is None else self.wide.share_loads[:, :-1]
 
     @property
@@ -127,7 +127,7 @@ class PackedIndex:
         return None if self.wide is None else self.wide.share_loads[:, -1]
 
     def seconds(self, packs: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the seconds of packs that ranks wait for, per part of the model or in total, [packs, parts]."""
+        """Return seconds of packs on their slowest rank, per part of the model or in total: [packs, parts]."""
         loads, names = (self.loads, self.load_names) if self.wide is None else self._of_shares()
         return self.costs.waited_for(np.asarray(loads[packs]), names, bool(self.manifest.get("one_sum")))
 
@@ -176,10 +176,10 @@ def write_index(
 ) -> PackedIndex:
     """Write an index and move it to `folder` atomically; return it open.
 
-    `packs` are in order of dispatch; `manifest` has what they do not tell (seed, budgets, hashes...).
+    `packs` are in order of dispatch; `manifest` has all other fields (seed, budgets, hashes...).
 
     Raises:
-        UserError: `folder` is neither empty nor an index, or an index of other content, unless `over`.
+        UserError: `folder` has other files, or an index with other fields (with `over` that is replaced).
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()) and not (folder / "pack_offsets.npy").exists():
@@ -219,7 +219,7 @@ def refuse_other(folder: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def _differences(name: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name and both values of the innermost fields that differ."""
+    """Yield (name, found, wanted) of the innermost fields that differ."""
     if isinstance(found, Mapping) and isinstance(wanted, Mapping):
         for key in wanted:
             yield from _differences(f"{name}.{key}", found.get(key), wanted[key])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.errors import UserError
@@ -24,8 +25,8 @@ from omnibal_ext.packing.ordering.balance_ranks import balance_ranks
 from omnibal_ext.packing.ordering.order_iterations import order_iterations
 from omnibal_ext.reading.arrays import map_array
 
-EFFORT = 1.0  # nominal seconds; counts steps
-REMEDY = "remove it and level the index again"
+EFFORT = 1.0  # nominal seconds, see `balance_ranks`
+REMEDY = "remove it and run tools/level_packs.py again"
 
 
 class Rebalanced(NamedTuple):
@@ -34,6 +35,21 @@ class Rebalanced(NamedTuple):
     since: int
     pack_at: Ints  # [P] pack at each stored position, in epochs that begin later
     remaining: Ints  # packs of the running epoch's remaining complete groups, from iteration `since` on
+
+    def packs(self, order: EpochOrder, first: int, groups: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return the packs that run instead of `groups` [I, B], the iterations from `first` on, and which of them
+        are balanced for these ranks, [I].
+        """
+        batch = order.global_batch
+        positions, packs = first * batch + np.arange(groups.size), groups.ravel().copy()
+        start, epoch = self.since * batch, order.epoch_at(self.since * batch)
+        begins = order.start_of(epoch)  # the first epoch that begins at `since` or later
+        later = positions >= (begins if begins == start else order.start_of(epoch + 1))
+        swapped = later & (packs >= 0)
+        packs[swapped] = self.pack_at[packs[swapped]]
+        rest = (positions >= start) & (positions < start + len(self.remaining))
+        packs[rest] = self.remaining[positions[rest] - start]
+        return packs.reshape(-1, batch), np.all((later | rest).reshape(groups.shape), axis=1)
 
 
 class RankLayout(NamedTuple):
@@ -61,14 +77,14 @@ def read_rebalanced(index: PackedIndex, ranks: RankLayout) -> Rebalanced | None:
 
 
 def write_rebalanced(index: PackedIndex, ranks: RankLayout, new: Rebalanced) -> Path:
-    """Write an order next to the index's arrays, atomically. Raises UserError if there is one for another iteration."""
+    """Write an order next to the index's arrays, atomically. Raises UserError if one starts at another iteration."""
     path = ranks.path(index)
     with working_on(path):
         found = read_rebalanced(index, ranks)
         if found is not None and found.since != new.since:
             raise UserError(
-                f"{path}: holds from iteration {found.since} on, not {new.since}, and a run that obeys it would "
-                "change its order: remove it first if none does"
+                f"{path}: starts at iteration {found.since}, not {new.since}; replacing it would change the order of "
+                "a run that uses it: remove it if none does"
             )
         part = path.with_suffix(".part")
         with part.open("wb") as file:
@@ -88,13 +104,13 @@ def rebalance(index: PackedIndex, order: EpochOrder, ranks: RankLayout, since: i
         complete = np.arange(first, first + sum(sub_epochs) * order.global_batch).reshape(-1, order.global_batch)
         for groups in np.split(complete, np.cumsum(sub_epochs)[:-1]):
             pack_at[groups] = _regrouped(index, groups, ranks)
-    left = order.left_of_the_epoch(since)
+    left = order.remaining_groups(since)
     remaining = [_regrouped(index, groups, ranks).ravel() for groups in left]
     return Rebalanced(since, pack_at, np.concatenate([np.zeros(0, np.int64), *remaining]))
 
 
 def _regrouped(index: PackedIndex, groups: Ints, ranks: RankLayout) -> Ints:
-    """Regroup packs so that ranks are balanced, and groups alike in loads, samples and sources: [G, B]."""
+    """Regroup packs for balanced ranks, and groups with similar loads, samples and sources: [G, B]."""
     packs = groups.ravel()
     if len(groups) < 2:
         return groups
@@ -106,7 +122,7 @@ def _regrouped(index: PackedIndex, groups: Ints, ranks: RankLayout) -> Ints:
 
 
 def _features(index: PackedIndex, packs: Ints) -> Floats:
-    """Return loads, samples and sources of packs, centred and of deviation 1, [packs, F]."""
+    """Return loads, samples and sources of packs, each with mean 0 and standard deviation 1: [packs, F]."""
     counts = np.diff(index.pack_offsets)[packs].astype(np.float64)
     ends = np.cumsum([source["samples"] for source in index.manifest["sources"]])
     numbers = np.searchsorted(ends, np.asarray(index.sample_ids), side="right")

@@ -18,13 +18,13 @@ class PackBatchSampler:
     the collate function joins the samples of a pack. Every rank yields `micro_batches` packs per optimizer step (by
     default the index's global batch divided by the ranks), and all ranks equally many steps per epoch.
 
-    Iteration stops at the end of an epoch, in which each sample came as often as its weight says; the next `iter()`
-    continues with the next epoch. If the packs do not fill the last step, they are divided; a pack is an empty list
-    only if a step has fewer samples than packs. `state_dict` is the position after the last complete step: a run
+    Iteration stops at the end of an epoch, in which each sample is as often as its weight says; the next `iter()`
+    continues with the next epoch. If the packs do not fill the last step, the largest are split; a pack is an empty
+    list only if a step has fewer samples than packs. `state_dict` is the position after the last complete step: a run
     resumes exactly, also at another data-parallel size with the same global batch.
 
-    Without a rank it yields the packs of all ranks in turn, for libraries that shard batches: Accelerate gives batch i
-    to process i modulo the number of processes (with `even_batches=False`), so each gets its of_rank packs.
+    With `rank` None it yields the packs of all ranks in turn, for libraries that shard batches: Accelerate gives batch
+    i to process i modulo the number of processes (with `even_batches=False`), so each gets its rank's packs.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class PackBatchSampler:
 
     @property
     def batch_size(self) -> None:
-        """None, as packs differ in size. Libraries that read it are about to shard the batches.
+        """None, as packs differ in size. Libraries read it before they shard the batches.
 
-        Raises UserError if the sampler has a rank, as each process would get a part of that rank's packs.
+        Raises UserError if the sampler has a rank, as each process would get only some of that rank's packs.
         """
         if self._rank is not None:
             raise UserError(
-                f"PackBatchSampler: made for rank {self._rank}, and about to be sharded once more: leave its rank out, "
-                "and set even_batches=False"
+                f"PackBatchSampler: made for rank {self._rank}, but about to be sharded again: leave its rank out, and "
+                "set even_batches=False"
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from omnibal_ext.packing.ordering.spread import (
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, PackList, pack_loads
 from omnibal_ext.packing.shard_loads import tokens_cut
 
-MOST_SAMPLES = 200_000  # enough to know the spread of a random order of samples
+MOST_SAMPLES = 200_000  # samples used to estimate the spread of a random order
 
 
 def reject_names(budgets: Iterable[str]) -> dict[int, str]:
-    """Return the reasons for leaving a sample out, by number; further `budgets` count from 3."""
+    """Return {number: reason for leaving a sample out}; those of further `budgets` start at 3."""
     return {number: f"too many {name}" for number, name in enumerate(("tiles", "tokens", *budgets), 1)}
 
 
@@ -37,7 +37,7 @@ class Summary:
 
     packs: int
     samples: int
-    """Samples packed; one that a weight repeats counts each time."""
+    """Samples packed; repeated ones count each time."""
     rejected: int
     lower_bound_packs: int
     vit_budget: int
@@ -47,20 +47,20 @@ class Summary:
     dist_ratio_llm: float
     dist_ratio_attention: float
     balance_ratio_llm: float
-    """DBR of HBP (arXiv 2503.07680): `dist_ratio` of packs' tokens, see `metrics.balance_ratio`."""
+    """DBR of HBP (arXiv 2503.07680), see `metrics.balance_ratio`."""
     balance_ratio_attention: float
-    """ABR of HBP: the same of packs' sum(len^2)."""
+    """ABR of HBP, see `metrics.balance_ratio`."""
     iterations: int
     filled_packs: int
-    """Slots of the last iteration filled from the next epoch or empty; with wide packs, of all iterations."""
+    """Slots of the last iteration (with wide packs: of all) that are empty or have packs of the next epoch."""
     seats: int
     """Slots that packs occupy: a pack takes as many as its width."""
     tokens_in_wide_packs: float
-    """Fraction of tokens in packs wider than a rank (CR of HBP, arXiv 2503.07680, which exchanges complete packs)."""
+    """Fraction of tokens in packs wider than a rank (CR of HBP, whose ranks exchange complete packs)."""
     tokens_exchanged: float
     """Fraction of tokens in samples that are cut between ranks: only these are exchanged."""
     tokens_per_rank: float
-    """Mean per rank and iteration (Ave-T of HBP)."""
+    """Mean tokens per rank and iteration (Ave-T of HBP)."""
     samples_per_pack: float
     longest_tiles: int
     longest_tokens: int
@@ -68,24 +68,25 @@ class Summary:
     wasted_work: float
     """Fraction of rank-time lost to padding and to waiting for the fullest rank, mean of tiles and tokens."""
     wait: float
-    """Fraction of device time spent waiting for the fullest rank of each part of the model, by the costs' seconds."""
+    """Fraction of device time spent waiting for the slowest rank in each part of the model (`PackCosts`)."""
     wait_last: float
-    """The same of the epoch's last iteration."""
+    """The same for the epoch's last iteration."""
     spread_sizes: float
-    """Spread of iterations' sizes and supervised tokens over that of a random order of samples; the largest."""
+    """Spread (standard deviation over iterations) of sizes and supervised tokens, divided by that of a random order of
+    samples: the largest of these ratios."""
     spread_sources: float
-    """The same of numbers of samples by source, and of text-only ones."""
+    """The same for numbers of samples by source, and of text-only ones."""
     spread_sizes_of_packs: float
-    """Spread of sizes over that of a random order of the packs as built, before they were equalized."""
+    """As `spread_sizes`, but divided by that of a random order of packs, as they were before being equalized."""
     spread_sources_of_packs: float
     kinds_missing: float
-    """Fraction of iterations without the kind of sample (text-only, with images, of a source) that is missing most."""
+    """Fraction of iterations without any sample of one kind (text-only, with images, a source): that missing most."""
     kinds_missing_random: float
     """The same, expected in a random order of samples."""
     seconds: float
     samples_per_second: float
     compile_seconds: float
-    """Numba's compilation, once per machine; not part of `seconds`."""
+    """Numba's compilation, once per machine; not in `seconds`."""
     rejected_by_reason: dict[str, int]
     sources: list[dict[str, Any]]
 
@@ -100,7 +101,7 @@ def summarise(
     """Measure epoch 0 of an index.
 
     Args:
-        reasons: of each sample, 0 where it was packed, [N].
+        reasons: why each sample was left out (`reject_names`), 0 if packed, [N].
         spent: seconds of packing and of compiling.
         built: packs before they were equalized.
     """
@@ -158,7 +159,7 @@ def summarise(
 def _spreads(
     index: PackedIndex, corpus: Corpus, packs: PackList, iterations: Ints, built: PackList | None
 ) -> dict[str, float]:
-    """Return how much complete iterations differ, relative to random orders of samples and of packs as built."""
+    """Return the fields `spread_*` and `kinds_*`, from complete iterations."""
     count, samples = len(packs), len(packs.sample_ids)
     complete = _complete_iterations(index, iterations, count)
     features = pack_features(corpus, packs, np.asarray(index.loads[:count]), index.load_names)
@@ -184,14 +185,14 @@ def _spreads(
 
 
 def _complete_iterations(index: PackedIndex, iterations: Ints, count: int) -> Ints:
-    """Return iterations of the epoch's packs alone, [I, B]; where packs may be wider than a rank, all are."""
+    """Return iterations that have only packs of the epoch, [I, B]; if packs may be wide, all iterations."""
     if index.wide is not None:
         return iterations.reshape(len(iterations), -1)
     return iterations[((iterations >= 0) & (iterations < count)).all(axis=(1, 2))].reshape(-1, index.global_batch)
 
 
 def _spread_of(index: PackedIndex, complete: Ints, values: Floats) -> Floats:
-    """Return the standard deviation over iterations, [F]."""
+    """Return the standard deviation over iterations of their sums of `values` [P, F]: [F]."""
     if index.wide is None or len(complete) < 2:
         return iteration_spread(complete, values)
     spread: Floats = _of_seats(index, values)[complete].sum(axis=1).std(axis=0)
@@ -199,7 +200,7 @@ def _spread_of(index: PackedIndex, complete: Ints, values: Floats) -> Floats:
 
 
 def _of_seats(index: PackedIndex, values: NDArray[Any]) -> NDArray[Any]:
-    """Return the part of `values` [P, F] that each slot of a pack has; the last row, for empty slots, is 0."""
+    """Return `values` [P, F] divided over the slots of each pack, and a last row 0 for empty slots."""
     if index.wide is None:
         return values
     widths = index.wide.pack_widths[: len(values), None]
@@ -212,7 +213,7 @@ def _features(corpus: Corpus, packs: PackList, index: PackedIndex) -> Features:
 
 
 def _source_counts(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8]) -> list[dict[str, Any]]:
-    """Count the samples that each source has, that an epoch packs, and that are left out."""
+    """Return for each source its samples, those packed in an epoch, and those left out."""
     times = np.bincount(samples, minlength=len(corpus.sizes))
     counts, first = [], 0
     for source in corpus.sources:

@@ -1,11 +1,11 @@
-"""Assign the packs of an iteration to ranks: equal numbers, near-equal seconds in every part of the model."""
+"""Assign the packs of an iteration to ranks: as many each, near-equal seconds in every part of the model."""
 
 import numba
 import numpy as np
 
 from omnibal_ext.arrays import Floats, Ints
 
-ROUNDS = 6  # swaps per rank of an iteration, at most
+ROUNDS = 6  # at most so many swaps per rank of an iteration
 PARTNERS = 32  # ranks tried as partners of one swap
 
 
@@ -33,7 +33,7 @@ def assign_balanced(seconds: Floats, groups: Ints, data_parallel_size: int) -> I
     2. Swap a pack of the rank furthest from the mean with one of another rank while that brings sums nearer to the
        mean.
 
-    With one pack a rank nothing can be balanced.
+    With one pack per rank nothing can be balanced.
 
     Args:
         seconds: [P, parts].

@@ -1,4 +1,4 @@
-"""The assignment that exchanges change: samples to packs, packs to ranks.
+"""The assignment of samples to packs and of packs to ranks, which exchanges of samples change.
 
 pack_of   0 0 1 1 1 2      sample 3 is in pack 1,
 rank_of   4 4 0            which rank 0 runs (ranks counted through all iterations)
@@ -14,10 +14,10 @@ from omnibal_ext.packing.packs import PackList, offsets_of
 
 
 class Assignment(NamedTuple):
-    """Samples are numbered in the order in which the packs held them at first."""
+    """Samples are numbered in the initial order of the packs."""
 
     pack_of: Ints  # [N] the pack of each sample
-    counts: Ints  # [P] samples
+    counts: Ints  # [P] number of samples
     loads: Ints  # [P, K] sizes that have a budget
     rank_of: Ints  # [P] rank, counted through all iterations; -1: none
     exchange_groups: Ints  # [P] only packs of the same number exchange samples
@@ -36,7 +36,7 @@ def packs_of(assignment: Assignment, sample_ids: Ints) -> PackList:
 
 @numba.njit(cache=True)
 def still_fit(assignment: Assignment, sizes: Ints, budgets: Ints, here: int, there: int, gone: int, come: int) -> bool:
-    """Whether both packs keep the budgets if sample `gone` of pack `here` is exchanged for `come` of `there`."""
+    """Whether both packs stay within budgets if sample `gone` of pack `here` is exchanged for `come` of `there`."""
     for size in range(len(budgets)):
         more = sizes[come, size] - sizes[gone, size]
         if assignment.loads[here, size] + more > budgets[size] or assignment.loads[there, size] - more > budgets[size]:

@@ -12,12 +12,12 @@ from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.ordering.kd_tree import halve
 from omnibal_ext.packing.random_bits import below
 
-SWAPS_A_SECOND = 4_000_000  # swaps tried
-LEAST_SWAPS = 32  # per pack, however small `effort` is
+SWAPS_A_SECOND = 4_000_000  # swaps tried per nominal second
+LEAST_SWAPS = 32  # per pack, whatever `effort`
 
 
 def split_leftover(seconds: Floats, count: int, avoid: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
-    """Take `count` leftover packs at even steps of cost, cheapest first; return them and the others.
+    """Choose `count` packs evenly over the range of costs, cheapest first; return them and the others.
 
     Args:
         seconds: of each pack, [P, parts].
@@ -36,12 +36,12 @@ def split_leftover(seconds: Floats, count: int, avoid: NDArray[np.bool_] | None 
 def balance_ranks(seconds: Floats, micro_batches: int, seed: int, effort: float) -> Ints:
     """Assign M packs to each rank so that sums of seconds are near-equal in every part, relative to its mean: [R, M].
 
-    1. Sort packs by similar cost; each rank takes one pack of each of M stretches of that order.
-    2. Swap pairs of packs, drawn at random, where that brings both ranks nearer to the mean.
+    1. Sort packs by similar cost and cut that order into M equal ranges; each rank takes one pack of each.
+    2. Swap random pairs of packs if that brings both ranks nearer to the mean.
 
     Args:
         seconds: of each pack, [R * M, parts].
-        effort: nominal seconds; counts steps.
+        effort: number of steps, given in nominal seconds: results do not depend on the machine.
     """
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(seconds))
@@ -58,7 +58,7 @@ def balance_ranks(seconds: Floats, micro_batches: int, seed: int, effort: float)
 
 @numba.njit(cache=True)
 def _swap(excess: Floats, pack_at: Ints, sums: Floats, micro_batches: int, seed: int, rounds: int) -> None:
-    """Swap packs of two ranks; `pack_at` [R * M] are packs, `sums` [R, parts] ranks' seconds above the mean."""
+    """Swap packs of two ranks; `pack_at` [R * M]: packs by rank, `sums` [R, parts]: ranks' seconds above the mean."""
     for turn in range(rounds):
         for here in range(len(pack_at)):
             there = below(len(pack_at), seed + turn, here)

@@ -17,20 +17,20 @@ from omnibal_ext.packing.ordering.assignment import Assignment, assignment_of, m
 from omnibal_ext.packing.packs import PackList, offsets_of
 from omnibal_ext.packing.random_bits import below
 
-STEPS_A_SECOND = 400_000_000  # exchanges tried
-LEAST_STEPS, MOST_STEPS = 512, 60_000  # per pack: fewer do not pay, more change next to nothing
-LISTED = 8  # steps counted for listing a segment
+STEPS_A_SECOND = 400_000_000  # exchanges tried per nominal second
+LEAST_STEPS, MOST_STEPS = 512, 60_000  # per pack: fewer are useless, more change next to nothing
+LISTED = 8  # cost of listing a segment, in steps
 DRAWN = 12  # samples of each pack considered in one exchange
 SEGMENTS = DRAWN * (DRAWN + 1) // 2 + 1
-CANDIDATES = 4  # packs drawn for each exchange; the one of furthest rank is used
-PATIENCE = 40  # stop after so many exchanges per pack without an improvement
-TOLERANCE = 1e-5  # ranks nearer to their mean, in seconds of a mean rank, are left alone
+CANDIDATES = 4  # packs drawn for each exchange; the one whose rank differs most is used
+PATIENCE = 40  # stop after so many tries per pack without an improvement
+TOLERANCE = 1e-5  # pairs of ranks this near to their mean are skipped, in seconds of a mean rank
 
 
 class _Chains(NamedTuple):
     """Samples of each pack as a linked list."""
 
-    first: Ints  # [P] sample
+    first: Ints  # [P] first sample
     following: Ints  # [N] next sample of the same pack, or -1
 
 
@@ -65,16 +65,16 @@ def equalize_packs(
     1. For each pack in turn, draw `CANDIDATES` packs of its exchange group; take the one whose rank's seconds differ
        most.
     2. List contiguous segments of up to `DRAWN` samples of either pack, in random order or by size. Exchange the pair
-       of segments within the budgets that brings the two ranks nearest, summed over parts, each relative to its mean.
+       of segments within budgets that makes the two ranks most equal, summed over parts, each relative to its mean.
     3. Stop when exchanges no longer help, or `effort` is spent.
 
     Args:
         sizes: of each sample, [N, K].
         budgets: [K].
         seconds: of each sample, [N, parts]; those of a rank are the sum over its samples.
-        ranks: rank of each pack, counted through all iterations, [P]; a pack of rank -1 stays as it is.
+        ranks: rank of each pack, numbered through all iterations, [P]; packs of rank -1 are unchanged.
         exchange_groups: number of each pack, ascending, [P]; only packs of equal number exchange samples.
-        effort: nominal seconds; counts steps, so that a seed gives the same packs on any machine.
+        effort: number of steps, given in nominal seconds: a seed gives the same packs on any machine.
         other_seconds: seconds of each rank outside these packs, [ranks, parts].
 
     Returns:
@@ -96,7 +96,7 @@ def equalize_packs(
 
 
 def _chains(assignment: Assignment) -> _Chains:
-    owners, starts = assignment.pack_of, offsets_of(assignment.counts)[:-1]  # samples stand pack by pack at first
+    owners, starts = assignment.pack_of, offsets_of(assignment.counts)[:-1]  # samples are ordered by pack at first
     following = np.arange(1, len(owners) + 1)
     following[np.append(owners[1:] != owners[:-1], True)] = -1
     return _Chains(starts, following)
@@ -164,7 +164,7 @@ def _empty_segments(parts: int, kinds: int) -> _Segments:
 
 @numba.njit(cache=True)
 def _furthest(assignment: Assignment, sums: Floats, group: Ints, one: int, seed: int, turn: int) -> int:
-    """Return the one of `CANDIDATES` random packs of the group whose rank differs most in seconds; -1: none."""
+    """Return, of `CANDIDATES` random packs of the group, that whose rank differs most in seconds; -1: none differs."""
     furthest, most, rank = -1, -1.0, assignment.rank_of[one]
     start, count = group
     if rank < 0 or count < 2:
@@ -190,7 +190,7 @@ def _distance(sums: Floats, one: int, other: int) -> float:
 
 @numba.njit(cache=True)
 def _fullest(loads: Ints, budgets: Ints, one: int, other: int) -> int:
-    """Return the size that fills most of its budget over two packs."""
+    """Return the index of the size that uses most of its budget in two packs."""
     fullest = 0
     for size in range(len(budgets)):
         here, there = loads[one, size] + loads[other, size], loads[one, fullest] + loads[other, fullest]

@@ -8,12 +8,12 @@ from omnibal_ext.arrays import Floats, Ints
 
 @numba.njit(cache=True)
 def halve(columns: Floats, order: Ints, row_size: int, tolerance: float) -> Ints:
-    """Sort `order` in place so that neighbours cost alike: halve repeatedly by the column that spreads most.
+    """Sort `order` in place so that neighbours have similar costs: halve repeatedly by the column of widest spread.
 
     Args:
         columns: costs of each pack, [K, P].
         order: pack numbers, complete rows of `row_size`.
-        tolerance: do not halve packs whose mean distance from their mean, summed over columns, is at most this.
+        tolerance: do not halve a leaf whose mean absolute deviation, summed over columns, is at most this.
 
     Returns:
         First row of each leaf, ascending, then the number of rows.
@@ -45,7 +45,7 @@ def halve(columns: Floats, order: Ints, row_size: int, tolerance: float) -> Ints
 
 @numba.njit(cache=True)
 def _spread(values: Floats, items: Ints) -> float:
-    """Return the mean distance from the mean."""
+    """Return the mean absolute deviation."""
     mean = 0.0
     for item in items:
         mean += values[item]

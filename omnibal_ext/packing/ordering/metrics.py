@@ -51,8 +51,8 @@ def dist_ratio(loads: NDArray[Number]) -> float:
 def balance_ratio(iterations: NDArray[np.int64], loads: NDArray[np.int64], widths: NDArray[np.int64]) -> float:
     """Return `dist_ratio` as HBP defines it (arXiv 2503.07680): DBR of packs' tokens, ABR of their sum(len^2).
 
-    HBP has no empty slots and divides a pack evenly over its ranks. So iterations with empty slots are left out, unless
-    all have some, and each rank of a pack counts 1 / width of it.
+    HBP has no empty slots and divides a pack evenly over its ranks. So iterations with empty slots are left out (unless
+    all have some), and each rank of a pack counts as 1 / width of it.
 
     Args:
         iterations: pack number of each slot, [I, D, M].
@@ -65,7 +65,7 @@ def balance_ratio(iterations: NDArray[np.int64], loads: NDArray[np.int64], width
 
 
 def waiting_fraction(loads: NDArray[np.int64]) -> float:
-    """Return the fraction of time that ranks wait for the fullest one, loads [I, N]; heavier iterations count more."""
+    """Return the fraction of all ranks' time spent waiting for the fullest one, if time is the load; loads [I, N]."""
     most = int(loads.max(axis=1).sum()) * loads.shape[1]
     return 1.0 - int(loads.sum()) / most if most else 0.0
 

@@ -1,4 +1,4 @@
-"""Iterations of packs of mixed widths: each has its part of wide packs, and narrow samples fill up the ranks.
+"""Iterations of packs of mixed widths: wide packs spread over all iterations, and narrow samples fill up the ranks.
 
     4 ranks, 5 slots each            seconds
     rank 0   A  A' c  -  -           3.3 + 1 + .7
@@ -21,11 +21,11 @@ from omnibal_ext.packing.ordering.equalize_packs import equalize_packs
 from omnibal_ext.packing.ordering.slots import IterationSlots, SlottedPacks, fill_iterations
 from omnibal_ext.packing.packs import EMPTY_PACK, PackList, offsets_of
 
-FILL = 0.985  # first target, as a fraction of a full narrow pack: samples are assigned before they are fitted together
-SHRINK = 0.985  # factor on the target after samples found no room
+FILL = 0.985  # first target, as a fraction of a full narrow pack
+SHRINK = 0.985  # factor on the target if samples did not fit
 TRIES = 16  # targets tried
-CLOSED_BELOW = 0.015  # fraction of a budget left, below which a pack takes no more samples
-MOST_FULL_RANKS = 64  # ranks without room for a sample that are passed over before giving up
+CLOSED_BELOW = 0.015  # with less of a budget left a pack takes no more samples
+MOST_FULL_RANKS = 64  # ranks tried for a sample before giving up
 
 
 class WidePacks(NamedTuple):
@@ -48,14 +48,14 @@ class NarrowSamples(NamedTuple):
 def mixed_width_iterations(
     wide: WidePacks, narrow: NarrowSamples, data_parallel_size: int, micro_batches: int, seed: int, effort: float
 ) -> SlottedPacks | None:
-    """Assign wide packs and narrow samples to iterations; None if a narrow sample finds no room after `TRIES` targets.
+    """Assign wide packs and narrow samples to iterations; None if a narrow sample does not fit after `TRIES` tries.
 
-    1. Use as few iterations as full narrow packs on all other ranks allow.
+    1. Use as few iterations as the work needs if narrow packs are full up to a target.
     2. Assign wide packs, widest first, then costliest, to the iteration with the least wide work and there to the least
        loaded team.
-    3. An iteration's target length is that of its fullest rank, raised until all work fits.
+    3. An iteration's target length is its slowest rank's, or a common minimum if all work would not fit so.
     4. Assign samples, costliest first, to the rank of any iteration that is furthest below its target and has room. If
-       one finds no room, repeat with a lower target per pack: more packs, more iterations.
+       one does not fit, repeat with a lower target per pack: more packs, more iterations.
     5. Exchange samples between narrow packs until ranks are equal, for `effort` nominal seconds.
     """
     fractions = (narrow.sizes / np.maximum(narrow.budgets, 1)).sum(axis=0)
@@ -72,7 +72,7 @@ def mixed_width_iterations(
 
 
 def _lengths(fullest: Floats, work: float) -> Floats:
-    """Return target lengths of iterations, [I], that sum to `work`: the fullest rank's, or a common minimum."""
+    """Return target lengths of iterations, [I], that sum to `work`: the slowest rank's, or a common minimum."""
     low, high = 0.0, max(float(fullest.max()), work / len(fullest))
     for _ in range(60):
         middle = (low + high) / 2
@@ -92,7 +92,7 @@ class _NarrowPacks(NamedTuple):
 def _fill(
     tables: list[IterationSlots], narrow: NarrowSamples, work: float, each: float, seed: int
 ) -> _NarrowPacks | None:
-    """Assign narrow samples to packs of about `each` seconds in the free slots; None if one finds no room."""
+    """Assign narrow samples to packs of about `each` seconds in the free slots; None if one does not fit."""
     slots = np.stack([table.slots for table in tables])
     of_parts = np.stack([table.seconds for table in tables])
     done = of_parts.sum(axis=2)
@@ -102,7 +102,7 @@ def _fill(
     first = offsets_of(packs)
     random = np.random.default_rng(seed).permutation(len(narrow.ids))
     order = random[np.argsort(-narrow.seconds[random].sum(axis=1), kind="stable")]
-    turns = np.random.default_rng((seed, 1)).permutation(len(packs))  # ties between ranks at random
+    turns = np.random.default_rng((seed, 1)).permutation(len(packs))  # decides ties between ranks
     owners = _assign_samples(order, narrow.sizes, narrow.budgets, narrow.seconds.sum(axis=1), -missing, first, turns)
     if len(owners) == 0:
         return None
@@ -147,7 +147,7 @@ def _schedule(found: _NarrowPacks, wide: WidePacks, narrow: NarrowSamples, seed:
 def _assign_samples(
     order: Ints, sizes: Ints, budgets: Ints, seconds: Floats, done: Floats, first: Ints, ranks: Ints
 ) -> Ints:
-    """Return the pack of each sample, [N]; empty if one found no room. Rank r has packs first[r]:first[r + 1]."""
+    """Return the pack of each sample, [N]; empty if one does not fit. Rank r has packs first[r]:first[r + 1]."""
     owners = np.empty(len(order), np.int64)
     loads = np.zeros((first[-1], len(budgets)), np.int64)
     least = [(done[rank], tie, rank) for tie, rank in enumerate(ranks) if first[rank + 1] > first[rank]]

@@ -15,8 +15,8 @@ from omnibal_ext.packing.ordering.kd_tree import halve
 from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.packing.ordering.swap_packs import swap_packs
 
-TOLERANCES = 0.005, 0.001, 0.0  # fractions of cost below which ranks are interchangeable; tried in order
-SPENT = 0.95  # fraction of the allowed wait; sample swaps have the rest
+TOLERANCES = 0.005, 0.001, 0.0  # ranks that differ by less of their cost are interchangeable; tried in order
+SPENT = 0.95  # of the allowed wait; the rest is for swaps of samples
 
 
 def order_iterations(
@@ -35,14 +35,14 @@ def order_iterations(
     2. Swap ranks between iterations (`swap_packs`) within `limit`.
     3. If waiting still exceeds `limit`, repeat 1 and 2 with smaller leaves; keep the order that waits least.
     4. Where ranks run several packs, swap packs likewise. Shuffle the iterations, the ranks in each and the packs of
-       each rank, so that a part of an iteration is a fair sample too.
+       each rank, so that any part of an iteration is a random sample too.
 
     Args:
         seconds: of each pack, [P, parts]; ranks wait for the fullest one of each part.
         features: of each pack, [P, F], scaled to equal weight.
         ranks: the packs of each rank, [I * D, M].
-        limit: fraction of device time that may be spent waiting.
-        effort: nominal seconds of each stage of swaps.
+        limit: fraction of device time that ranks may wait.
+        effort: number of steps of each stage of swaps, in nominal seconds.
 
     Returns:
         Pack numbers [I, D, M].

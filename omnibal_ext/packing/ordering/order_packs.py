@@ -19,9 +19,9 @@ from omnibal_ext.packing.ordering.spread import Features, pack_features
 from omnibal_ext.packing.ordering.swap_samples import Samples, swap_samples, worth_swapping
 from omnibal_ext.packing.packs import LOADS, PackList, pack_loads, sample_loads
 
-SPENT = 0.96  # fraction of the allowed wait; the last iteration's wait is an estimate
-PACK_EFFORT = 0.5  # fraction of the effort for packs, the rest is for ranks, where ranks run several
-CHUNK = 1 << 16  # packs that are ordered together: what swaps look up stays in a processor's cache then
+SPENT = 0.96  # of the allowed wait, as the last iteration's is only estimated
+PACK_EFFORT = 0.5  # of the effort, for packs; the rest for ranks that run several
+CHUNK = 1 << 16  # packs ordered together: few enough for a processor's cache
 
 
 def order_packs(
@@ -44,8 +44,8 @@ def order_packs(
 
     Args:
         exchange_groups: number of each pack, ascending, [P]; only packs of equal number exchange samples. None: all do.
-        others: packs of another sub-epoch. A pack that shares a sample with them is left over only if there are too few
-            other packs.
+        others: packs of another sub-epoch. Packs that share a sample with them become leftover only if other
+            packs do not suffice.
     """
     exchange_groups = np.zeros(len(built), np.int64) if exchange_groups is None else exchange_groups
     ordering, effort = _Ordering(corpus, options, costs, seed), options.seconds
@@ -80,7 +80,7 @@ def order_packs(
 
 @dataclass(frozen=True)
 class _Ordering:
-    """The inputs of an ordering, and what is derived from a pass over all samples, cached."""
+    """Inputs of an ordering, and values derived from them, cached."""
 
     corpus: Corpus
     options: PackOptions
@@ -114,7 +114,7 @@ class _Ordering:
         return self.costs.waited_for(loads, self.names, self.options.one_sum)
 
     def features(self, packs: PackList, loads: Ints) -> Features:
-        """Features that iterations should have equally much of."""
+        """Features of packs that should be equal over iterations."""
         return pack_features(self.corpus, packs, loads, self.names)
 
     def equalize(
@@ -160,10 +160,10 @@ def _chunks(packs: Ints, global_batch: int, seed: int) -> list[Ints]:
 
 
 def _limit_of_wait(seconds: Floats, leftover: Ints, running: Ints, options: PackOptions) -> float:
-    """Return the fraction that complete iterations may wait, reduced to pay for the epoch's last one.
+    """Return the fraction that complete iterations may wait, reduced by the expected wait of the last iteration.
 
-    The last iteration is topped up; estimate its wait with M packs a rank, one from each M-quantile of cost. At most
-    half of the allowed wait is deducted.
+    That is estimated for ranks with one pack from each M-quantile of cost. At most half of the allowed wait is
+    deducted.
     """
     may, micro_batches = SPENT * options.wait, options.micro_batches
     missing = options.global_batch - len(leftover)

@@ -10,22 +10,22 @@ from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.packs import PackList
 
-MOST_SOURCES = 8  # the largest; smaller ones are left to chance
+MOST_SOURCES = 8  # the largest ones; smaller ones are ignored
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What every iteration should have equally much of, per pack."""
+    """Features of packs whose sums should be equal over iterations."""
 
     names: tuple[str, ...]
     values: Floats
     """[P, F]"""
     sizes: int
-    """Number of features that are sizes; they come first, then counts of text-only samples and of sources."""
+    """Number of features that are sizes (the first ones); the others count text-only samples and sources."""
     kinds: tuple[str, ...]
     """Kinds of sample that every iteration should have: text-only, with images, each source."""
     has: NDArray[np.bool_]
-    """[P, kinds]"""
+    """[P, kinds]; whether a pack has a sample of the kind."""
 
     def deviations(self) -> Floats:
         """Return the standard deviation over packs of each feature and kind, [F + kinds]; 0: all are equal."""
@@ -43,7 +43,7 @@ class Features:
 def pack_features(corpus: Corpus, packs: PackList, loads: Ints, names: tuple[str, ...]) -> Features:
     """Return the features of packs: sizes, supervised tokens, text-only samples and sources.
 
-    A source's feature, like that of text-only samples, is its samples in the pack minus the number expected by its
+    The feature of a source, or of text-only samples, is their number in the pack minus that expected from their
     fraction of all samples.
 
     Args:
@@ -93,7 +93,7 @@ def random_spread(values: Floats, drawn: float, count: int) -> Floats:
 
 
 def iteration_spread(iterations: Ints, values: Floats) -> Floats:
-    """Return how far sums of `values` [P, F] over iterations [I, B] are from B mean packs, root mean square: [F]."""
+    """Return the root mean square difference of iterations' [I, B] sums of `values` [P, F] from B mean packs: [F]."""
     if len(iterations) < 2:
         return np.zeros(values.shape[1])
     found = values[iterations].sum(axis=1) - values.mean(axis=0) * iterations.shape[1]
@@ -101,7 +101,7 @@ def iteration_spread(iterations: Ints, values: Floats) -> Floats:
 
 
 def relative_to(found: Floats, random: Floats) -> Floats:
-    """Return a spread divided by that of a random order; 0 where the latter is 0."""
+    """Return `found` / `random`; 0 where `random` is 0."""
     return np.where(random > 0, found / np.where(random > 0, random, 1.0), 0.0)
 
 

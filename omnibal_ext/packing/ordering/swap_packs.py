@@ -1,4 +1,4 @@
-"""Swap packs between iterations where that brings iterations nearer to the corpus at an acceptable wait."""
+"""Swap packs between iterations to make iterations more like the corpus, within a limit on waiting."""
 
 import numba
 import numpy as np
@@ -17,12 +17,12 @@ from omnibal_ext.packing.ordering.waiting import (
 )
 from omnibal_ext.packing.random_bits import below
 
-SWAPS_A_SECOND = 12_000_000  # swaps tried
-LEAST_SWAPS, MOST_SWAPS = 16, 2_000  # per pack: fewer do not pay, more change next to nothing
+SWAPS_A_SECOND = 12_000_000  # swaps tried per nominal second
+LEAST_SWAPS, MOST_SWAPS = 16, 2_000  # per pack: fewer are useless, more change next to nothing
 
 
 def swap_packs(seconds: Floats, features: Floats, slots: Ints, limit: float, seed: int, effort: float) -> Ints:
-    """Swap packs between iterations so that all come as near to the mean features as the limit on waiting allows.
+    """Swap packs between iterations to bring all near to the mean features, within a limit on waiting.
 
     1. Draw a pack, and a second one near it in an order of similar seconds.
     2. Swap them if the squared feature distances fall by more than the price of the added waiting, and total waiting
@@ -34,7 +34,7 @@ def swap_packs(seconds: Floats, features: Floats, slots: Ints, limit: float, see
         features: [P, F], of mean 0.
         slots: pack numbers, [I, D, M]; not changed.
         limit: fraction of time spent waiting.
-        effort: nominal seconds; counts steps.
+        effort: number of steps, given in nominal seconds.
 
     Returns:
         Pack numbers [I, D, M].

@@ -1,11 +1,11 @@
-"""Swap samples of equal cost between iterations where both then look more like the corpus.
+"""Swap samples of equal cost between iterations if both then look more like the corpus.
 
     a cheap iteration of long videos only         video of 662 tokens, from the source with few samples here
     one of the same cost, rich in short samples   video of 660 tokens, from the source with many samples here
 
 Where packs differ in cost, swapping complete packs leaves little choice. Samples of one cost come in many sizes,
-sources and kinds, and swapping them leaves the packs' seconds as they were. A sample may also move alone into a pack
-with room.
+sources and kinds, and swapping them hardly changes the packs' seconds. A sample may also move alone into a pack with
+room.
 """
 
 from typing import NamedTuple
@@ -29,8 +29,8 @@ from omnibal_ext.packing.ordering.waiting import (
 from omnibal_ext.packing.packs import PackList
 from omnibal_ext.packing.random_bits import below
 
-LOOKS_A_SECOND = 5_000_000  # pairs of samples tried
-LEAST_LOOKS, MOST_LOOKS = 8, 50  # per sample: fewer do not pay, more change little
+LOOKS_A_SECOND = 5_000_000  # pairs of samples tried per nominal second
+LEAST_LOOKS, MOST_LOOKS = 8, 50  # per sample: fewer are useless, more change little
 NEAR = 64  # greatest distance between the two samples of a pair, in an order of samples
 
 
@@ -74,7 +74,7 @@ def swap_samples(
         exchange_groups: number of each pack, [P]; only packs of equal number exchange samples.
         slots: all packs, [I, D, M].
         limit: fraction of time spent waiting.
-        effort: nominal seconds; counts steps, so that a seed gives the same packs on any machine.
+        effort: number of steps, given in nominal seconds: a seed gives the same packs on any machine.
 
     Returns:
         As many packs, of the same samples.

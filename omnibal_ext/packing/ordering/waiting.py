@@ -1,4 +1,4 @@
-"""Sums of iterations while packs or samples are swapped: who waits, and how far each is from the corpus.
+"""Sums of iterations while packs or samples are swapped: how long ranks wait, and how far each is from the corpus.
 
 A swap's cost is price x added seconds of waiting + growth of the squared distances from the mean iteration.
 """
@@ -15,12 +15,12 @@ ROUNDS, DEAREST, CHEAPER = 24, 10.0, 0.6  # the price of waiting falls from roun
 
 
 class Iterations(NamedTuple):
-    """Sums of every iteration; ranks are counted through all iterations."""
+    """Sums of every iteration; ranks are numbered through all iterations."""
 
     sums: Floats  # [I, F] features minus their mean over iterations
     loads: Floats  # [I * D, parts] seconds; the mean rank's sum over parts is 1
-    highest: Floats  # [I, parts, 2] seconds of the fullest rank and of the second
-    fullest: Ints  # [I, parts] fullest rank
+    highest: Floats  # [I, parts, 2] seconds of the slowest rank and of the second slowest
+    fullest: Ints  # [I, parts] slowest rank
 
 
 def iterations_of(costs: Floats, features: Floats, slots: Ints) -> Iterations:
@@ -94,7 +94,7 @@ def swap(iterations: Iterations, here: int, there: int, costs: Floats, features:
 
 @numba.njit(cache=True)
 def _grows(iterations: Iterations, number: int, rank: int, costs: Floats, old: int, new: int) -> float:
-    """Return how much longer the iteration's fullest ranks take, over all parts, if `new` replaces `old`."""
+    """Return how much longer the iteration's slowest ranks take, summed over parts, if `new` replaces `old`."""
     more = 0.0
     for part in range(costs.shape[1]):
         others = iterations.highest[number, part, 1 if iterations.fullest[number, part] == rank else 0]

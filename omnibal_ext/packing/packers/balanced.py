@@ -19,38 +19,38 @@ from omnibal_ext.sizes import Sizes
 
 NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
 AT_THE_BOUND = 1.0005
-MOST_TYPES_TO_PLAN = 200_000  # a corpus of more types fills packs without a plan
-MOST_TO_PLAN = 100_000  # tile counts x tile budget: the time of a plan grows with it
+MOST_TYPES_TO_PLAN = 200_000  # with more types packs are filled without a plan
+MOST_TO_PLAN = 100_000  # tile counts x tile budget, to which a plan's time is proportional
 MOST_CELLS = 32_000_000  # of the grid of types: 400 MB
-MANY_ROWS, MOST_STEPS = 128, 6_000_000  # with more tile counts, and more tile counts x types, search is slow
-MOST_SAMPLES_TO_FIT = 2_000_000  # beyond it first fit is not tried: plans of repeated sizes are good enough
+MANY_ROWS, MOST_STEPS = 128, 6_000_000  # tile counts, and tile counts x types, above which search is slow
+MOST_SAMPLES_TO_FIT = 2_000_000  # with more, first fit is not tried: plans of repeated sizes are good enough
 DRIFT_PRICE = 0.05
 SEARCH_NODES = 64
 SEARCH_NODES_IN_ALL = 1_000_000
 
 
 class PlanOptions(NamedTuple):
-    """How samples are planned before the rest is searched for."""
+    """How packs are planned, before the remaining samples are packed by search."""
 
     classes: int  # per tile count
-    rounds: int  # of planning
+    rounds: int  # of planning, each for the samples that remain
     most_classes: int = 48
     texts: bool = False  # plan text-only samples too, instead of filling up packs with them
     detail: Detail = COARSE
 
 
 NO_PLAN = PlanOptions(0, 0)
-PLANS = (NO_PLAN, PlanOptions(1, 1), PlanOptions(6, 8))  # compared with each other
-FAR_FROM_THE_BOUND = 1.001  # packs over the lower bound, above which a fine plan is tried
-# A fine plan is kept only below so many packs. Samples that fit together in few mixtures make packs of few kinds: with
+PLANS = (NO_PLAN, PlanOptions(1, 1), PlanOptions(6, 8))  # the one with the fewest packs is kept
+FAR_FROM_THE_BOUND = 1.001  # ratio of packs to the lower bound above which a fine plan is tried
+# The ratio below which a fine plan is kept. Samples that fit together in few mixtures give packs of few kinds: with
 # 1.7% fewer packs of anti-correlated samples, iterations differ two to three times as much.
 NEAR_THE_BOUND = 1.005
 FINE_ROUNDS = 3
-SAMPLES_A_CLASS = 50  # of a fine plan, at least
+SAMPLES_A_CLASS = 50  # at least, in a fine plan
 
 
 class _PackTypes(NamedTuple):
-    """Distinct packs: types of samples (row * columns + tokens), the end of each pack, how often each is made."""
+    """Distinct packs: types of their samples (row * columns + tokens), end of each pack, how many to make of each."""
 
     types: Ints
     ends: Ints
@@ -178,7 +178,7 @@ def _fill(grid: Grid, vit_budget: int, llm_budget: int, options: PlanOptions) ->
 
 
 def _aim(grid: Grid, vit_budget: int, llm_budget: int, packs: float, types: int) -> Aim:
-    """Target the mean pack; an unused budget costs more the scarcer it is."""
+    """Target the mean pack; the scarcer a budget, the more its unused part costs."""
     tiles, tokens = int(grid.row_counts @ grid.tiles), int(grid.row_tokens.sum())
     by_tiles, by_tokens = tiles / max(vit_budget, 1), tokens / llm_budget
     packs = max(packs, by_tiles, by_tokens)
@@ -191,7 +191,7 @@ def _aim(grid: Grid, vit_budget: int, llm_budget: int, packs: float, types: int)
 
 
 def _classes(grid: Grid, rows: Ints, tokens: Ints, options: PlanOptions) -> Ints:
-    """Divide each tile count's samples by tokens into classes of equal numbers; number them, longest samples first.
+    """Divide the samples of each tile count into classes of equal size, by tokens, numbered from the longest samples.
 
     Returns:
         The class of each type (rows, tokens), in their order; -1: not planned.
@@ -231,7 +231,7 @@ def _plan(
 
 @numba.njit(cache=True)
 def _shuffled_by_type(types: Ints, starts: Ints, seed: int) -> Ints:
-    """Return the samples sorted by type, those of a type in random order (Fisher and Yates, keyed by position)."""
+    """Return the samples sorted by type, each type in random order (Fisher-Yates, random numbers by position)."""
     next_of_type = starts[:-1].copy()
     samples = np.empty(len(types), np.int64)
     for sample in range(len(types)):
@@ -247,7 +247,7 @@ def _shuffled_by_type(types: Ints, starts: Ints, seed: int) -> Ints:
 
 @numba.njit(cache=True)
 def _hand_out(filled: _PackTypes, starts: Ints, samples: Ints) -> Ints:
-    """Return the samples of every pack, one after the other: each entry takes the next sample of its type."""
+    """Return the samples of all packs, concatenated; each takes the next sample of its type."""
     next_of_type = starts[:-1].copy()
     handed = np.empty(len(samples), np.int64)
     position, first = 0, 0

@@ -1,4 +1,4 @@
-"""Baselines of balanced packing: fixed numbers of samples a microbatch, padded to the longest one."""
+"""Baselines for comparison: a fixed number of samples per microbatch, padded to the longest one."""
 
 import numba
 import numpy as np
@@ -16,7 +16,7 @@ def pack_random(sizes: Sizes, samples_per_pack: int, seed: int) -> PackList:
 
 
 def pack_length_group(sizes: Sizes, samples_per_pack: int, seed: int) -> PackList:
-    """Put samples of similar length together, like the length-grouped samplers of Hugging Face and LLaVA.
+    """Group samples of similar length, like the length-grouped samplers of Hugging Face and LLaVA.
 
     1. Shuffle the samples and cut them into windows of `WINDOW_PACKS` packs.
     2. Sort each window by tokens, longest first; neighbours share a pack, and neighbouring packs an iteration.
@@ -29,7 +29,7 @@ def pack_length_group(sizes: Sizes, samples_per_pack: int, seed: int) -> PackLis
 def pack_device_group(
     sizes: Sizes, samples_per_pack: int, data_parallel_size: int, micro_batches: int, seed: int
 ) -> PackList:
-    """Give every device about the same tokens in an iteration, regardless of how its samples differ within a pack.
+    """Give every device about as many tokens in an iteration, without regard to lengths within a pack.
 
     1. Shuffle the samples and cut them into iterations.
     2. Assign an iteration's samples, longest first, to the device with the fewest tokens that has room.
@@ -49,7 +49,7 @@ def pack_device_group(
 
 @numba.njit(cache=True)
 def _to_lightest(samples: Ints, tokens: Ints, devices: int, room: int) -> Ints:
-    """Rearrange the samples of each iteration: `room` of the first device, then of the second..."""
+    """Reorder the samples of each iteration: `room` samples of the first device, then of the second..."""
     placed = np.empty_like(samples)
     for first in range(0, len(samples), devices * room):
         taken, load = np.zeros(devices, np.int64), np.zeros(devices, np.int64)

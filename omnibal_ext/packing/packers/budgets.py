@@ -1,4 +1,4 @@
-"""Choose a pack's budgets: the pair of least waste, near the corpus' ratio of tokens to tiles."""
+"""Choose a pack's budgets: the pair that wastes least, near the corpus' ratio of tokens to tiles."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from omnibal_ext.packing.ordering.metrics import lower_bound_packs
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.sizes import Sizes
 
-STEP = 64  # token budgets are multiples of it
-TRIED_SAMPLES = 20_000  # packed for each pair; the waste hardly depends on their number
-ROOM = (1.0, 1.02, 1.06)  # token budget over what the tile budget holds on average
+STEP = 64  # token budgets are multiples of this
+TRIED_SAMPLES = 20_000  # packed to try a pair; more hardly change the waste
+ROOM = (1.0, 1.02, 1.06)  # ratios of the token budget to the mean tokens of as many tiles
 MOST_TILE_BUDGETS = 8
-TIMES = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # token budgets of a sweep, over the longest sample
-NEAR_BOUND = 1.004  # packs over the lower bound; pairs above it only if none is below
+TIMES = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # token budgets of a sweep, as multiples of the longest sample
+NEAR_BOUND = 1.004  # ratio of packs to the lower bound; pairs above it only if none is below
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ def choose_budgets(
     samples_per_pack: float = 4.0,
     seed: int = 0,
 ) -> tuple[BudgetTrial, list[BudgetTrial]]:
-    """Search for the budgets left open (None); return the best pair and all that were tried, best first.
+    """Search for budgets that are None; return the best pair, and all pairs tried, best first.
 
-    1. List tile budgets from 3/4 to 5/4 of what `samples_per_pack` samples (or `max_llm_budget` tokens, if less) have
-       on average, none below the largest sample.
-    2. For each, list token budgets: what so many tiles have on average, and slightly more.
+    1. List tile budgets from 3/4 to 5/4 of the mean tiles of `samples_per_pack` samples (or of `max_llm_budget` tokens,
+       if less), none below the largest sample.
+    2. For each, list token budgets: the mean tokens of as many tiles, and slightly more.
     3. Pack a random subset of the samples with each pair.
     4. Take the pair of least waste among those whose packs are near the lower bound.
 
@@ -70,7 +70,7 @@ def choose_budgets(
 
 
 def budgets_for(sizes: Sizes) -> list[tuple[int, int]]:
-    """Return (tiles, tokens) to try: 1 to 4 times the longest sample's tokens, each with the tiles of least waste."""
+    """Return (tiles, tokens) to try: 1 to 4 times the longest sample's tokens, each with the tiles that waste least."""
     longest = int(sizes.tokens.max())
     tokens = [_in_steps(longest * times) for times in TIMES]
     return [(choose_budgets(sizes, llm_budget=budget)[0].vit_budget, budget) for budget in tokens]

@@ -1,7 +1,7 @@
-"""The compiled half of balanced packing: fill packs one at a time from a grid of sample types.
+"""The compiled part of balanced packing: fill packs one at a time from a grid of sample types.
 
-Samples of equal size are interchangeable, so a pack is repeated as often as its types last: work grows with the number
-of distinct sizes, not of samples.
+Samples of equal size are interchangeable, so a pack is repeated until a type runs out: work grows with the number of
+distinct sizes, not of samples.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
 
-PHASES = 3  # token counts tried for each row of the grid, see _wish
+PHASES = 3  # token counts tried per row of the grid, see `_wish`
 GOOD_ENOUGH = 1e-3  # waste of a pack at which the search for a better one stops
 
 
@@ -32,7 +32,7 @@ class Grid(NamedTuple):
 
 
 class Aim(NamedTuple):
-    """Budgets, target and prices of a pack: what it may hold, what it should hold, and what unused budget costs."""
+    """Limits of a pack (budgets), its target size, and the cost of unused budget."""
 
     vit_budget: int
     llm_budget: int
@@ -41,9 +41,9 @@ class Aim(NamedTuple):
     tile_price: float
     token_price: float
     drift_price: float
-    """Cost of a pack whose fractions of the target's tiles and tokens differ."""
+    """Cost of the difference between a pack's fractions of the target's tiles and tokens."""
     nodes: int
-    """Backtracking steps of one search, at most."""
+    """Most backtracking steps of a search."""
 
 
 class FillPlan(NamedTuple):
@@ -56,7 +56,7 @@ class FillPlan(NamedTuple):
 
 
 class Seeds(NamedTuple):
-    """Types of the grid in the order in which they start packs."""
+    """Types of the grid in the order in which they become the first sample of packs."""
 
     rows: Ints
     tokens: Ints
@@ -117,7 +117,7 @@ def fill_packs(grid: Grid, aim: Aim, seeds: Seeds, plan: FillPlan) -> tuple[Ints
 
 @numba.njit(cache=True)
 def _follow_plan(grid: Grid, aim: Aim, work: _Work, plan: FillPlan, seed_class: int) -> tuple[int, int]:
-    """Complete a seed's pack by a pattern; return the pattern and the number of samples, (-1, 0) if none is left."""
+    """Complete a seed's pack by a pattern; return the pattern and the number of samples, (-1, 0) if none fits."""
     while seed_class >= 0:
         pattern = -1
         for k in range(len(plan.quotas)):
@@ -136,7 +136,7 @@ def _follow_plan(grid: Grid, aim: Aim, work: _Work, plan: FillPlan, seed_class: 
 
 @numba.njit(cache=True)
 def _follow(grid: Grid, aim: Aim, work: _Work, plan: FillPlan, pattern: int, seed_class: int) -> int:
-    """Add a pattern's samples, of about their classes' tokens, to its seed; return their number, 0: one is missing."""
+    """Add to a seed a pattern's samples, near their classes' mean tokens; return their number, 0: one is missing."""
     counts = plan.patterns[pattern]
     left = -plan.class_tokens[seed_class]
     for c in range(len(counts)):
@@ -197,7 +197,7 @@ def _search(grid: Grid, aim: Aim, work: _Work, root: int, first_row: int) -> int
 
 @numba.njit(cache=True)
 def _note_best(work: _Work, depth: int) -> None:
-    for i in range(depth):  # numba compiles it in a tenth of the time that slices take
+    for i in range(depth):  # numba compiles a loop ten times as fast as slices
         work.best_rows[i], work.best_tokens[i] = work.rows[i], work.tokens[i]
 
 
@@ -221,14 +221,14 @@ def _next_sample(grid: Grid, aim: Aim, work: _Work, depth: int, tiles: int, toke
 
 @numba.njit(cache=True)
 def _wish(grid: Grid, aim: Aim, row: int, phase: int, tiles: int, tokens: int) -> int:
-    """Return the tokens wanted of the next sample from a row, in a pack of `tiles` and `tokens` so far."""
+    """Return the tokens to look for in a row, for a pack of `tiles` and `tokens` so far."""
     wanted = aim.tokens - tokens
-    if phase == 0:  # tokens in proportion to its part of the tiles still wanted
+    if phase == 0:  # its fraction of the missing tiles, times the missing tokens
         left = aim.tiles - tiles
         return int(wanted * grid.tiles[row] / left) if 0 < grid.tiles[row] < left else int(wanted)
-    if phase == 1:  # the tokens still wanted, divided by the samples of this row that usually fit
+    if phase == 1:  # missing tokens, divided by the number of samples of this row that usually fit
         return int(wanted / max(1, int(wanted * grid.row_counts[row] / max(1, grid.row_tokens[row]) + 0.5)))
-    return aim.llm_budget - tokens  # all that is left
+    return aim.llm_budget - tokens  # all remaining budget
 
 
 @numba.njit(cache=True)
@@ -240,11 +240,11 @@ def _waste(aim: Aim, tiles: int, tokens: int) -> float:
 
 @numba.njit(cache=True)
 def _nearest(grid: Grid, row: int, wish: int, most: int) -> int:
-    """Return the most tokens <= `wish` of a sample left in `row`, else the fewest <= `most`, else 0."""
+    """Return the largest token count <= `wish` left in `row`, else the smallest <= `most`, else 0."""
     last = grid.counts.shape[1] - 1
     wish = max(0, min(wish, most, last - 1))
     column = _end_of_links(grid.below[row], wish)
-    while column > 0 and grid.counts[row, column] == 0:  # in use by the pack under construction
+    while column > 0 and grid.counts[row, column] == 0:  # all used by the pack under construction
         column = _end_of_links(grid.below[row], column - 1)
     if column > 0:
         return column
@@ -276,7 +276,7 @@ def _take_back(grid: Grid, work: _Work, first: int, end: int) -> None:
 
 @numba.njit(cache=True)
 def _times(grid: Grid, work: _Work, found: int) -> np.int64:
-    """Return how often the best pack can be made of the samples left."""
+    """Return how often the best pack can be made from the remaining samples."""
     for i in range(found):
         work.tried[i] = grid.counts[work.best_rows[i], work.best_tokens[i]]
     for i in range(found):

@@ -11,7 +11,7 @@ import numpy as np
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.packers.isf import FILTER_TOKENS
 
-LOOKED = 16  # samples of a pool tried for one that fits
+LOOKED = 16  # samples tried per pool
 
 
 class Pool:
@@ -43,7 +43,7 @@ def fill_groups(seconds: Floats, room: Ints, pools: list[Pool], of: Ints, size: 
 
     Args:
         seconds: of each pack, [P]; P is a multiple of `size`.
-        room: unused budgets of each pack, [P, K], the second of tokens.
+        room: unused budgets of each pack, [P, K]; column 1 is tokens.
         pools: short samples, by exchange group.
         of: index of each pack's pool, [P].
 

@@ -1,4 +1,4 @@
-"""First-fit-decreasing in any number of sizes: each sample, largest first, goes into the first pack with room.
+"""First-fit-decreasing in several sizes: each sample, largest first, goes into the first pack with room.
 
 A tree over the packs holds, for each size, the most room in any pack below, so that the first fit is found without
 looking at all packs (Johnson, 1974). Work and memory grow with the number of samples, not of distinct sizes.
@@ -10,7 +10,7 @@ import numpy as np
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.packs import PackList, offsets_of
 
-CHUNK = 100_000  # samples packed together; searching a first fit takes longer the more packs there are
+CHUNK = 100_000  # samples packed together; a search for a first fit slows down with the number of packs
 
 
 def pack_first_fit(sizes: Ints, budgets: Ints, seed: int = 0) -> PackList:
@@ -103,7 +103,7 @@ def _first_fit(room: Ints, wanted: Ints, leaves: int) -> int:
 
 @numba.njit(cache=True)
 def _doubled(room: Ints) -> Ints:
-    """Return a tree with twice the leaves, the old one its left half."""
+    """Return a tree with twice the leaves, whose left half is the old one."""
     larger = np.full((2 * len(room), room.shape[1]), -1, np.int64)
     level = 1
     while level < len(room):

@@ -24,18 +24,18 @@ class Detail(NamedTuple):
     """Precision of a plan, and how long it may take."""
 
     granules: int  # resolution of the token budget in the knapsack's table, less for large tile budgets
-    steps: int  # of the knapsack, at most; a plan that stops there is valid, but may not be optimal
-    patterns: int  # likewise
+    steps: int  # most steps of the knapsack; a plan that stops there is valid, but may not be optimal
+    patterns: int  # most patterns
 
 
 COARSE = Detail(256, 100_000_000, 400)
 FINE = Detail(512, 2_000_000_000, 8_000)
-PATTERNS_A_CLASS = 10  # about as many enter until a plan is optimal
+PATTERNS_A_CLASS = 10  # about so many enter until a plan is optimal
 MOST_CLASSES = 250
 
 
 def most_classes(vit_budget: int, detail: Detail) -> int:
-    """Return about how many classes a plan may have to become optimal within its steps."""
+    """Return about how many classes a plan can have and still be optimal within its steps."""
     steps = PATTERNS_A_CLASS * (vit_budget + 1) * _granules(vit_budget, detail)  # for each class squared
     return min(MOST_CLASSES, math.isqrt(detail.steps // steps))
 
@@ -47,7 +47,7 @@ def _granules(vit_budget: int, detail: Detail) -> int:
 class Classes(NamedTuple):
     """Sample classes, in the order in which a pattern is filled."""
 
-    tiles: Ints  # [C] of every sample of the class
+    tiles: Ints  # [C] of each sample of the class
     tokens: Floats  # [C] mean
     counts: Ints  # [C]
 

@@ -21,9 +21,9 @@ def wide(hidden: int, inner: int) -> Architecture:
     [
         (64, 24, 1, None),
         (64, 24, 3, None),
-        (64, 18, 1, "an expert's intermediate size is 18; .* multiples of 8, 16 bytes"),
-        (14, 24, 1, "hidden_size is 14; .* multiples of 8, 16 bytes"),
-        (64, 24, 2, "24 wide, the latter over 2 tensor-parallel ranks; .* smaller --tensor-model-parallel-size"),
+        (64, 18, 1, "an expert's intermediate size is 18; .* multiple of 8 .16 bytes"),
+        (14, 24, 1, "hidden_size is 14; .* multiple of 8 .16 bytes"),
+        (64, 24, 2, "size 24, divided by 2 tensor-parallel ranks, .* smaller --tensor-model-parallel-size"),
     ],
 )
 def test_rows_of_experts_begin_at_multiples_of_16_bytes(

@@ -460,6 +460,8 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         if field in ("image_grid_pinpoints", "sliding_window", "num_key_value_heads"):  # filled in when asked for
             continue
         found = getattr(theirs, field)
+        if hasattr(found, "to_dict"):  # a section
+            found = {name: getattr(found, name) for name in value}
         assert (list(found) if isinstance(found, tuple) else found) == value, field
 
 
@@ -470,12 +472,6 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (INTERNVL_CHAT, "llm_config.bias", True, r"llm_config\.bias is True"),
         (INTERNVL_CHAT, "llm_config.rope_scaling", {"type": "longrope", "factor": 4.0}, r"rope scaling 'longrope'"),
         (INTERNVL_CHAT, "llm_config.rope_scaling", {"type": "yarn", "factor": 4.0}, r"yarn rope scaling.*original_max"),
-        (
-            INTERNVL_CHAT,
-            "llm_config.rope_scaling",
-            {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 2.0},
-            r"yarn's attention_factor is 2\.0; supported: 1\.138629",
-        ),
         (INTERNVL_CHAT, "ps_version", "v1", r"ps_version is 'v1'"),
         (INTERNVL_CHAT, "force_image_size", 224, r"force_image_size is not"),
         (INTERNVL_CHAT, "downsample_ratio", 0.3, r"downsample_ratio is 0\.3"),

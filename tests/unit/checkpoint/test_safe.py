@@ -85,10 +85,7 @@ def test_a_table_of_contents_that_runs_code_is_refused(folder: Path, tmp_path: P
     with pytest.raises(UserError, match="--trust"), safe_unpickling(trust=False):
         load(folder)
     assert not (tmp_path / "ran").exists()
-    with (
-        pytest.raises(BaseException, match=r"metadata"),
-        safe_unpickling(trust=True),
-    ):
+    with pytest.raises(BaseException, match=r"metadata"), safe_unpickling(trust=True):
         load(folder)
     assert (tmp_path / "ran").exists()
 

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset
-from megatron.vlm.data.media.anyres import NEWLINE, FeatureOrder, feature_order, image_sources, joined_orders
-from megatron.vlm.data.media.tiles import TiledImage, Tiling, anyres_grid, tile_image
+from megatron.vlm.data.media.features import NEWLINE, FeatureOrder, joined_orders
+from megatron.vlm.data.media.tiles import Tiling, tile_image
+from megatron.vlm.data.media.tiling import TiledImage
+from megatron.vlm.families.llava.tiling import image_sources
+from megatron.vlm.families.media import TILINGS
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
@@ -29,7 +32,7 @@ PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 @given(st.integers(1, 2000), st.integers(1, 2000), st.sampled_from([2, 3, 24]))
 def test_the_order_is_that_of_transformers(width: int, height: int, side: int) -> None:
     modeling = pytest.importorskip("transformers.models.llava_next.modeling_llava_next")
-    grid = anyres_grid(width, height, 336, 1, 12)
+    grid = TILINGS["anyres"].grid(width, height, 336, 1, 12)
     tiles = 1 + grid[0] * grid[1]
     numbered = torch.arange(tiles * side * side, dtype=torch.float64).view(tiles, side * side, 1)
     vision = SimpleNamespace(image_size=336, patch_size=336 // side if side != 24 else 14)
@@ -59,7 +62,7 @@ def test_tokens_are_those_of_llava_onevision(width: int, height: int, side: int,
     (packed,), (length,) = modeling.LlavaOnevisionModel.pack_image_features(
         model, [features], [(height, width)], newline
     )
-    order = feature_order(image, "anyres_max_9", side * side)
+    order = TILINGS["anyres_max_9"].order(image, side * side)
     assert len(order) == length
     sources, weights = order.as_means()
     known = torch.cat([features.flatten(0, 1), newline[None]])
@@ -87,15 +90,15 @@ def test_orders_of_several_images_follow_each_other() -> None:
 
 
 def test_rules_that_keep_tiles_apart_read_every_feature() -> None:
-    assert feature_order(TiledImage("x.png", 2, 1, True), "internvl", 4).sources.tolist() == list(range(12))
+    assert TILINGS["internvl"].order(TiledImage("x.png", 2, 1, True), 4).sources.tolist() == list(range(12))
 
 
 def test_what_cannot_be_joined_is_refused() -> None:
     image = tile_image("x.png", (100, 50), 1, Tiling(16, rule="anyres"))
     with pytest.raises(UserError, match="are no square"):
-        feature_order(image, "anyres", 6)
+        TILINGS["anyres"].order(image, 6)
     with pytest.raises(UserError, match="preprocess again"):
-        feature_order(TiledImage("x.png", 2, 1, True), "anyres", 4)
+        TILINGS["anyres"].order(TiledImage("x.png", 2, 1, True), 4)
     with pytest.raises(UserError, match="has a thumbnail always"):
         Tiling(rule="anyres", thumbnail=False)
 
@@ -116,7 +119,7 @@ def test_a_pack_of_joined_images_reaches_the_model_in_order(tmp_path: Path) -> N
     assert batch.pixels is not None
     assert len(batch.image_sources) == len(batch.image_positions)
     expected, tiles = [], 0
-    for image in (image for sample in index.samples(0) for image in data.images(int(sample))):
+    for image in (image for sample in index.samples(0) for image in data.sample(sample).images):
         own = image_sources((image.width, image.height), (image.columns, image.rows), side=2)
         expected += [NEWLINE if source == NEWLINE else source + 4 * tiles for source in own.tolist()]
         tiles += image.tiles

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from megatron.vlm.data import dataset as reading
-from megatron.vlm.data.loader import Needs, PackDataset, samples_before
+from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.pack_shard import shard_of, with_filler
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.microbatch import Microbatch, segment_ids
@@ -91,9 +91,11 @@ def test_rows_of_cut_samples_meet_in_order(seed: int) -> None:
     wanted = [torch.arange(pack.tokens)[pack.segment_ids == number] for number in cut.samples]
     assert torch.equal(arrived[cut.order], torch.cat(wanted) if wanted else torch.zeros(0, dtype=torch.long))
     for share, rows in zip(shares, cut.rows, strict=True):
-        assert sum(share.lengths[: share.split_segments]) == rows
-        whole = share.shard.segments[share.split_segments :]
-        assert all(share.lengths[share.split_segments + i] == pack.lengths[number] for i, number in enumerate(whole))
+        assert sum(share.lengths[: share.shard.split_segments]) == rows
+        whole = share.shard.segments[share.shard.split_segments :]
+        assert all(
+            share.lengths[share.shard.split_segments + i] == pack.lengths[number] for i, number in enumerate(whole)
+        )
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -141,7 +143,7 @@ def test_no_place_reads_what_another_shows(markup: str, tmp_path: Path, monkeypa
     )
     shares = [PackDataset(data, index, Needs(True, True, True), rank=rank)[0] for rank in range(4, 8)]
     assert set(opened.values()) == {1}
-    assert set(opened) == {"b.png", *(Path(name).name for image in data.images(0) for name in image.film.files)}
+    assert set(opened) == {"b.png", *(Path(name).name for image in data.sample(0).images for name in image.film.files)}
     assert sum(share.tiles for share in shares) == whole.tiles
     assert max(share.tiles for share in shares) < whole.tiles / 2
     rows = [row.tobytes() for share in shares for row in as_film(share.pixels)]
@@ -183,7 +185,7 @@ def test_samples_of_wide_packs_count_once(tmp_path: Path) -> None:
     index = build_index(sizes, tmp_path / "packs", options)[0]
     stream = PackStream(index, 2, 2)
     assert index.widths == (1, 2)
-    assert samples_before(stream, index, stream.first_iteration(1)) == len(tokens)
+    assert stream.samples_before(stream.first_iteration(1)) == len(tokens)
     run = HeldOutPass(index, 2)
     ranks = [[pack for pack, _ in zip(run.of_rank(rank), range(run.iterations * 2), strict=False)] for rank in range(2)]
     shared = {pack for pack in ranks[0] if pack >= 0 and index.width(pack) == 2}

@@ -1,15 +1,16 @@
 """Templates and masks: the model learns the assistant's words and the end of its turn, and nothing else."""
 
-from dataclasses import replace
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from examples.demo.data import train_tokenizer
 from megatron.vlm.data.dataset import expand_images
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.templates import chat_template, render_chat
-from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message
+from megatron.vlm.data.templates import TEMPLATES, RenderedChat, chat_template, render_chat
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Call, Message
 from megatron.vlm.preprocessing.samples import tokenize
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, load_tokenizer
 from omnibal_ext.errors import UserError
@@ -175,7 +176,7 @@ def test_a_turn_that_is_not_trained_is_read_and_not_trained(tokenizer: ChatToken
 def test_llavas_prompts_have_the_bare_mark(name: str, text: str) -> None:
     words = ("<image>\nRead", "a5", "More", "b3")
     chat = [Message((USER, ASSISTANT)[number % 2], spoken) for number, spoken in enumerate(words)]
-    rendered = render_chat(chat, chat_template(name), MARKUPS["llava"])
+    rendered = render_chat(chat, chat_template(name), MARKUPS["llava"], default_system=False)
     assert rendered.text == text
     assert [rendered.text[start:end] for start, end in rendered.trained] == [
         answer + chat_template(name).end_of_turn for answer in ("a5", "b3")
@@ -183,10 +184,59 @@ def test_llavas_prompts_have_the_bare_mark(name: str, text: str) -> None:
 
 
 def test_templates_are_one_if_they_write_the_same() -> None:
-    unnamed = {
-        name: replace(chat_template(name), name="")
+    written = {
+        name: render_chat(CHAT[1:], chat_template(name), INTERNVL)
         for name in ("hermes-2", "chatml", "internlm2-chat", "llama3", "llava-llama3")
     }
-    assert unnamed["hermes-2"] == unnamed["chatml"]
-    assert unnamed["hermes-2"] != unnamed["internlm2-chat"]
-    assert unnamed["llama3"] != unnamed["llava-llama3"]  # another system message
+    assert written["hermes-2"] == written["chatml"]
+    assert written["hermes-2"] != written["internlm2-chat"]
+    assert written["llama3"] != written["llava-llama3"]  # another system message
+
+
+RENDERED = [json.loads(line) for line in (Path(__file__).parent / "rendered_chats.jsonl").read_text().splitlines()]
+"""What earlier versions wrote, whose templates were records of openings and ends instead of programs: conversations
+with and without images, system messages, tools and reasoning, of odd words."""
+
+
+def rendered_now(case: dict[str, Any]) -> RenderedChat:
+    fields = ({**one, "calls": tuple(Call(*call) for call in one.get("calls", ()))} for one in case["messages"])
+    messages = [Message(**{**one, "parts": tuple(one.get("parts", ()))}) for one in fields]
+    template = chat_template(case["template"])
+    return render_chat(messages, template, MARKUPS["llava"], (), case["tools"], case["default_system"])
+
+
+def test_datasets_of_earlier_versions_would_be_written_again_as_they_are() -> None:
+    assert {case["template"] for case in RENDERED} == set(TEMPLATES)
+    for case in RENDERED:
+        now = rendered_now(case)
+        assert now.text == case["text"], case
+        assert [list(trained) for trained in now.trained] == case["trained"], case
+        assert list(now.cuts) == case["cuts"], case
+
+
+@pytest.mark.parametrize("name", list(TEMPLATES))
+def test_transformers_runs_each_as_it_is_run_here(name: str) -> None:
+    """Text and assistant's characters of `apply_chat_template`, for conversations without images."""
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    chats = [case for case in RENDERED if case["template"] == name and "<image>" not in case["text"]]
+    short = [{"role": USER, "words": "What?"}, {"role": ASSISTANT, "words": " A cat.\n"}]
+    chats.append({"template": name, "messages": short, "tools": [], "default_system": True})
+    for case in chats:
+        messages = [
+            {"role": one["role"], "content": one["words"]}
+            | ({"reasoning_content": one["reasoning"]} if "reasoning" in one else {})
+            | {"tool_calls": [{"function": {"name": name, "arguments": given}} for name, given in one.get("calls", ())]}
+            for one in case["messages"]
+        ]
+        if case["messages"][0].get("parts") and name == "gemma4":
+            messages[0]["content"] = [{"type": "text", "text": part} for part in case["messages"][0]["parts"]]
+        texts, ranges = utils.render_jinja_template(
+            [messages],
+            tools=[json.loads(tool) for tool in case["tools"]] or None,
+            chat_template=TEMPLATES[name].read_text(),
+            return_assistant_tokens_mask=True,
+            no_default_system=not case["default_system"],
+        )
+        now = rendered_now({**case, "messages": [{**one, "trained": True} for one in case["messages"]]})
+        assert now.text == texts[0]
+        assert list(now.trained) == [tuple(one) for one in ranges[0]]

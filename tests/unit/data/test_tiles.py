@@ -7,15 +7,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from examples.demo.data import exact_grids
-from megatron.vlm.data.media.tiles import (
-    TiledImage,
-    Tiling,
-    anyres_grid,
-    cut_tiles,
-    internvl_grid,
-    internvl_grids,
-    tile_image,
-)
+from megatron.vlm.data.media.tiles import Tiling, tile_image
+from megatron.vlm.data.media.tiling import TiledImage
+from megatron.vlm.families.internvl.tiling import internvl_grid, internvl_grids
+from megatron.vlm.families.media import TILINGS
 from omnibal_ext.errors import UserError
 
 
@@ -58,7 +53,7 @@ def test_a_single_tile_has_no_thumbnail() -> None:
 def test_tiles_are_cut_row_by_row_and_the_thumbnail_comes_last() -> None:
     cells = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40
     picture = Image.fromarray(cells.repeat(8, axis=0).repeat(8, axis=1)).convert("RGB")
-    tiles = cut_tiles(picture, TiledImage("", columns=3, rows=2, thumbnail=True), tile_size=8, rule="internvl")
+    tiles = TILINGS["internvl"].cut(picture, TiledImage("", columns=3, rows=2, thumbnail=True), tile_size=8)
     assert tiles.shape == (7, 8, 8, 3)
     for number, value in enumerate(cells.reshape(-1)):
         assert (tiles[number] == value).all()
@@ -80,7 +75,7 @@ def test_anyres_grids_are_those_that_hugging_face_chooses(width: int, height: in
     processing = pytest.importorskip("transformers.image_processing_utils")
     resolutions = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]  # of the published models
     rows, columns = processing.select_best_resolution((height, width), resolutions)
-    assert anyres_grid(width, height, 336, min_tiles=1, max_tiles=4) == (columns // 336, rows // 336)
+    assert TILINGS["anyres"].grid(width, height, 336, 1, 4) == (columns // 336, rows // 336)
 
 
 @pytest.mark.parametrize("images", [2, 5, 12])
@@ -96,7 +91,7 @@ def test_anyres_keeps_the_aspect_ratio_and_puts_the_thumbnail_first() -> None:
     tiling = Tiling(tile_size=16, rule="anyres")
     tiled = tile_image("x.png", white.size, 1, tiling)
     assert (tiled.columns, tiled.rows, tiled.tiles) == (3, 1, 4)
-    thumbnail, *tiles = cut_tiles(white, tiled, 16, "anyres")
+    thumbnail, *tiles = TILINGS["anyres"].cut(white, tiled, 16)
     assert (thumbnail == 255).all()
     assert [tile[8].min() for tile in tiles] == [255] * 3  # the middle line is image from end to end
     assert max(tile[[0, 1, 2, 13, 14, 15]].max() for tile in tiles) == 0  # above and below is black
@@ -121,3 +116,11 @@ def test_an_image_among_others_has_its_share_of_tiles_and_one_at_least(images: i
     assert found.tiles == share + (share > 1)
     least = tile_image("a.png", (448, 448), images, Tiling(min_tiles=4, max_tiles=12))
     assert least.columns * least.rows == min(4, share), "no more than its share"
+
+
+def test_rules_replace_each_other_where_a_model_reads_their_tiles_alike() -> None:
+    alike = [{"internvl", "internvl_each", "pad", "crop", "fixed"}, {"native", "native_grown"}]
+    alone = [{rule} for rule in TILINGS if not any(rule in group for group in alike)]
+    for group in (*alike, *alone):
+        read_as = {TILINGS[rule].read_as for rule in group}
+        assert group == {name for name, rule in TILINGS.items() if rule.read_as in read_as}

@@ -61,7 +61,6 @@ def main() -> None:
 
 
 def train(flags: list[str], steps: int) -> Trace:
-    """The first steps of a run with these flags."""
     args = harness.start(harness.SMALL, 1, 1, ["--train-iters", str(STEPS), *flags])
     chain = harness.build_chain(args, harness.SMALL)
     plan = single_stage_plan(chain.kinds)

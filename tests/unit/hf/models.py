@@ -89,6 +89,14 @@ VIP = [-2, -4, 1]
 QWEN = {**TEXT, "model_type": "qwen2"}
 QWEN3 = {**TEXT, "model_type": "qwen3", "head_dim": 16}
 MISTRAL = {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": 512}
+MINISTRAL = {
+    **TEXT, "model_type": "ministral3", "head_dim": 16, "pad_token_id": None,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, **YARN, "mscale": 1.0, "mscale_all_dim": 0.5,
+        "llama_4_scaling_beta": 0.4,
+    },
+}  # fmt: skip
+"""Beyond 16 tokens queries are scaled."""
 
 GEMMA = {
     **TEXT,
@@ -228,6 +236,7 @@ GLM_TEXT = {
     "num_hidden_layers": 3,
     "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.5},
 }
+GLM_OCR_TEXT = {**GLM_TEXT, "head_dim": 16, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}}
 GLM_MOE_TEXT = {
     **GLM_TEXT,
     "head_dim": 16,
@@ -532,6 +541,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         MISTRAL,
         {"multimodal_projector_bias": True},
     ),
+    "ministral 3": ("Mistral3", PIXTRAL, MINISTRAL, {"tie_word_embeddings": False}),
+    "lighton ocr": ("LightOnOcr", PIXTRAL, QWEN3, {}),
     "glm-4.1v": ("Glm4v", GLM_VIT, GLM_TEXT, {}),
     "glm-4.6v dense, tied, biases": (
         "Glm46V",
@@ -557,6 +568,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
             "n_shared_experts": 2,
             "attention_bias": False,
         },
+        {"tie_word_embeddings": True},
+    ),
+    "glm ocr": (
+        "GlmOcr",
+        {**GLM_VIT, "intermediate_size": 56},
+        GLM_OCR_TEXT,
+        {},
+    ),
+    "glm ocr without biases, tied": (
+        "GlmOcr",
+        {**GLM_VIT, "attention_bias": False, "hidden_act": "gelu"},
+        GLM_TEXT,
         {"tie_word_embeddings": True},
     ),
     "qwen2-vl": ("Qwen2VL", QWEN2_VL, {**TEXT, "rope_parameters": MROPE}, {}),
@@ -605,7 +628,7 @@ def config_fields(family: str) -> dict[str, Any]:
     prefix, vision, text, fields = FAMILIES[family]
     if prefix.startswith(("Qwen", "Glm", "Gemma4")):
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
-    elif prefix in ("Idefics3", "SmolVLM"):
+    elif prefix in ("Idefics3", "SmolVLM", "LightOnOcr"):
         fields = {"image_token_id": IMAGE_TOKEN, **fields}
     elif prefix == "InternVL":
         fields = {"image_token_id": IMAGE_TOKEN, **fields}

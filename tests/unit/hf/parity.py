@@ -28,9 +28,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from megatron.vlm.checkpoint.integrity import seal_by_one_process
-from megatron.vlm.data.media.anyres import FeatureOrder, feature_order, joined_orders
-from megatron.vlm.data.media.tiles import RULES, Tiling, tile_image
+from megatron.vlm.data.media.features import FeatureOrder, joined_orders
+from megatron.vlm.data.media.tiles import Tiling, tile_image
 from megatron.vlm.defaults import preset_defaults
+from megatron.vlm.families.media import TILINGS
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import table_name
@@ -163,13 +164,13 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
         still = architecture.tied or architecture.vision.native.frames == 1
         usual = NATIVE_IMAGES if still else VIDEOS
         shown = {"gated": VIDEOS_APART, "matrix": PICTURES}.get(architecture.merger, usual)
-        return packed_at_native_resolution(architecture.vision.native, shown)
+        return packed_at_native_resolution(architecture.vision.native, shown, architecture.merger == "gated")
     rule, per_tile = architecture.prompt.tiling if architecture.newline else "fixed", architecture.image_tokens_per_tile
     tiling, shown = Tiling(architecture.vision.image_size, 1, 36, architecture.newline, rule), {}
     for images in IMAGES:
-        among = len(images) if RULES[rule].cap else 1
+        among = len(images) if rule == "anyres_max_9" else 1
         shown |= {size: tile_image("", size, among, tiling) for size in images}
-    orders = {size: feature_order(image, rule, per_tile) for size, image in shown.items()}
+    orders = {size: TILINGS[rule].order(image, per_tile) for size, image in shown.items()}
     counts = {size: (len(orders[size]), shown[size].tiles) for size in shown}
     samples = models.samples(counts, IMAGES, architecture.vision.image_size)
     order = joined_orders((shown[size].tiles * per_tile, orders[size]) for images in IMAGES for size in images)
@@ -220,11 +221,15 @@ def padded(batch: Microbatch, multiple: int) -> Microbatch:
 
 
 def packed_at_native_resolution(
-    native: NativeResolution, per_sample: Sequence[Sequence[tuple[float, ...]]]
+    native: NativeResolution, per_sample: Sequence[Sequence[tuple[float, ...]]], apart: bool = False
 ) -> tuple[Microbatch, list[Sample]]:
-    """The same of images and videos of the sizes given, in squares. Qwen3-VL has words between the steps of a video."""
+    """The same of images and videos of the sizes given, in squares. Between a video's steps Qwen3-VL has words, and so
+    have models that are told `apart`."""
     generator, samples, places, begin = torch.Generator().manual_seed(5), [], [], 0
-    apart, filmed = native.learned_positions is not None, any(len(size) == 4 for sizes in per_sample for size in sizes)
+    apart, filmed = (
+        apart or native.learned_positions is not None,
+        any(len(size) == 4 for sizes in per_sample for size in sizes),
+    )
     for number, sizes in enumerate(per_sample):
         shown = tuple(_shown(size, native.merge) for size in sizes)
         pieces = [torch.randint(0, VIDEO_TOKEN, (3 + number,), generator=generator)]
@@ -271,7 +276,7 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
             images = _with_positions(sample, theirs.config.vision_config.pooling_kernel_size)
         elif sample.shown and theirs.config.model_type == "gemma4_unified":
             images = _with_positions(sample, 1, half=False)
-        elif sample.shown and theirs.config.model_type == "mistral3":
+        elif sample.shown and theirs.config.model_type in ("mistral3", "lighton_ocr"):
             images = _whole_pictures(sample)
         elif sample.shown:
             images = _at_native_resolution(sample, theirs.config.model_type)

@@ -21,11 +21,6 @@ def test_a_note_that_cannot_be_read_says_nothing(tmp_path: Path, content: str | 
     assert _made_from(path) is None
 
 
-def test_a_note_is_what_was_noted(tmp_path: Path) -> None:
-    (tmp_path / "packs.inputs.json").write_text('{"--data": "x"}')
-    assert _made_from(tmp_path / "packs.inputs.json") == {"--data": "x"}
-
-
 @pytest.mark.parametrize("held_out", [(), ("--held-out", "0.02")])
 def test_a_run_evaluates_on_what_it_holds_out(held_out: tuple[str, ...]) -> None:
     words = ("--model", "tiny", "--run-dir", "run", "--input", "chat.jsonl", *held_out)
@@ -37,8 +32,7 @@ def test_a_run_evaluates_on_what_it_holds_out(held_out: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "rate"),
-    [((), "1e-5"), (("--lora-rank", "8"), "4e-5"), (("--lora-rank", "8", "--lr", "1e-4"), "1e-4")],
+    ("given", "rate"), [((), "1e-5"), (("--lora-rank", "8"), "4e-5"), (("--lora-rank", "8", "--lr", "1e-4"), "1e-4")]
 )
 def test_adapters_are_trained_at_their_own_usual_rate(given: tuple[str, ...], rate: str) -> None:
     arguments = launch._parser().parse_args(

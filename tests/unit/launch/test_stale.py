@@ -1,7 +1,6 @@
 """What is kept from an earlier start is used until something has changed that it was made from: each input alone."""
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,7 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
-from tools import launch, pack_data, profile_layers
+from tools import launch, profile_layers
 
 TINY = preset("tiny")
 BUDGETS = (40, 320)
@@ -85,8 +84,8 @@ def with_job(start: Planning, name: str, value: Any) -> Planning:
     return replace(start, job=argparse.Namespace(**{**vars(start.job), name: value}))
 
 
-def with_packs(start: Planning, name: str, **options: Any) -> Planning:
-    return replace(start, index=pack(start.run_dir / name, **options))
+def with_packs(start: Planning, folder: str, **options: Any) -> Planning:
+    return replace(start, index=pack(start.run_dir / folder, **options))
 
 
 def with_profile(start: Planning) -> Planning:
@@ -100,61 +99,29 @@ def with_model(start: Planning) -> Planning:
     return replace(start, architecture=replace(TINY, language=replace(TINY.language, vocab_size=1024)))
 
 
+OTHER_FLAGS = {
+    "pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": 2, "tensor_model_parallel_size": 2,
+    "expert_model_parallel_size": 2, "method": "bmp", "schedule": "zb_v", "memory_gib": 64.0, "recompute": "full",
+    "tower": "auto", "measure_top_k": 2, "analytic": "h100",
+}  # fmt: skip
+OF_A_JOB = {"bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True, "freeze": ["vit"],
+            "lora_rank": 4, "lora_targets": ["vit"]}  # fmt: skip
 OF_A_PLAN: dict[str, Callable[[Planning], Planning]] = {
-    "pipeline_model_parallel_size": lambda s: with_flag(s, "pipeline_model_parallel_size", 4),
-    "virtual_pipeline_model_parallel_size": lambda s: with_flag(s, "virtual_pipeline_model_parallel_size", 2),
-    "tensor_model_parallel_size": lambda s: with_flag(s, "tensor_model_parallel_size", 2),
-    "expert_model_parallel_size": lambda s: with_flag(s, "expert_model_parallel_size", 2),
-    "method": lambda s: with_flag(s, "method", "bmp"),
-    "schedule": lambda s: with_flag(s, "schedule", "zb_v"),
-    "memory_gib": lambda s: with_flag(s, "memory_gib", 64.0),
-    "recompute": lambda s: with_flag(s, "recompute", "full"),
-    "tower": lambda s: with_flag(s, "tower", "auto"),
-    "measure_top_k": lambda s: with_flag(s, "measure_top_k", 2),
-    "analytic": lambda s: with_flag(s, "analytic", "h100"),
+    **{name: partial(with_flag, name=name, value=value) for name, value in OTHER_FLAGS.items()},
+    **{name: partial(with_job, name=name, value=value) for name, value in OF_A_JOB.items()},
     "num_microbatches": lambda s: replace(s, micro_batches=2),
     "data_parallel_size": lambda s: replace(s, data_parallel=2),
     "packs": lambda s: with_packs(s, "packs-other", seed=1),
     "profile_hash": with_profile,
     "model_hash": with_model,
-    "bf16": lambda s: with_job(s, "bf16", True),
-    "use_distributed_optimizer": lambda s: with_job(s, "use_distributed_optimizer", True),
-    "sequence_parallel": lambda s: with_job(s, "sequence_parallel", True),
-    "freeze": lambda s: with_job(s, "freeze", ["vit"]),
-    "lora_rank": lambda s: with_job(s, "lora_rank", 4),
-    "lora_targets": lambda s: with_job(s, "lora_targets", ["vit"]),
 }
 """Every input of a plan, and another start in which it alone is different."""
 NOT_OF_A_PLAN = {
-    *(
-        "plan",
-        "profile",
-        "repack",
-        "replan",
-        "model",
-        "from_scratch",
-        "first_weights",
-        "fresh",
-        "data",
-        "packs",
-        "eval_data",
-    ),
-    *("eval_data", "eval_packs", "run_dir", "epochs", "input", "image_root", "chat_template", "workers", "max_rejects"),
-    *("nproc_per_node", "nnodes", "rdzv_endpoint", "rdzv_id", "check", "dry_run", "progress", "json", "megatron"),
-    *(
-        "micro_batches",
-        "no_logit_check",
-        "no_save",
-        "save_hf",
-        "max_tiles",
-        "max_pixels",
-        "max_tokens",
-        "shorten",
-        "vit_budget",
-        "llm_budget",
-        "widths",
-        "held_out",
-    ),
+    *("plan", "profile", "repack", "replan", "model", "from_scratch", "first_weights", "fresh", "data", "packs"),
+    *("eval_data", "eval_packs", "run_dir", "epochs", "input", "image_root", "chat_template", "workers"),
+    *("max_rejects", "nproc_per_node", "nnodes", "rdzv_endpoint", "rdzv_id", "check", "dry_run", "progress", "json"),
+    *("megatron", "micro_batches", "no_logit_check", "no_save", "save_hf", "max_tiles", "max_pixels", "max_tokens"),
+    *("shorten", "vit_budget", "llm_budget", "widths", "held_out"),
     # of the trainer's
     *("lora_alpha", "lr", "min_lr", "lr_vit", "lr_projector", "lr_decay_style", "lr_warmup_iters"),
     *("lr_warmup_fraction", "weight_decay", "weight_decay_vit", "weight_decay_projector", "clip_grad"),
@@ -290,21 +257,14 @@ OF_PACKS: dict[str, Callable[[Planning], Planning]] = {
     "pipeline": lambda s: with_flag(s, "pipeline_model_parallel_size", 1),
     "data parallel": lambda s: replace(s, data_parallel=2),
     "micro batches": lambda s: replace(s, micro_batches=2),
-    "seed": lambda s: with_packs(s, "given-2", seed=1),
-    "tile budget": lambda s: with_packs(s, "given-2", vit_budget=41),
-    "token budget": lambda s: with_packs(s, "given-2", llm_budget=321),
-    "method": lambda s: with_packs(s, "given-2", method="isf"),
-    "epochs": lambda s: with_packs(s, "given-2", epochs=2),
-    "wait": lambda s: with_packs(s, "given-2", wait=0.008),
-    "seconds": lambda s: with_packs(s, "given-2", seconds=0.5),
-    "last iteration": lambda s: with_packs(s, "given-2", last_iteration="empty"),
-    "oversize": lambda s: with_packs(s, "given-2", oversize="alone"),
-    "data": lambda s: with_packs(s, "given-2", built_from={"name": "other"}),
-}
+    **{name: partial(with_packs, folder="given-2", **{name: value}) for name, value in (
+        ("seed", 1), ("vit_budget", 41), ("llm_budget", 321), ("method", "isf"), ("epochs", 2), ("wait", 0.008),
+        ("seconds", 0.5), ("last_iteration", "empty"), ("oversize", "alone"), ("built_from", {"name": "other"}),
+    )},
+}  # fmt: skip
 
 
 def repacked(start: Planning) -> Path:
-    """The packs that tools/pack_data.py makes at --repack."""
     costs = PackCosts.of_profile(Profile.load(start.profile_path))
     pack(start.run_dir / "packs", costs, data_parallel_size=start.data_parallel, micro_batches=start.micro_batches,
          pipeline_model_parallel_size=start.flags.pipeline_model_parallel_size)  # fmt: skip
@@ -350,12 +310,8 @@ OF_A_PROFILE: dict[str, tuple[object, ...]] = {
     "steps": ("--steps", 6),
 }
 """Every flag that measured figures depend on, and what makes it another one."""
-NOT_OF_A_PROFILE = {
-    "analytic", "measured", "force", "output", "json", "replica_ranks", "tower_profile",
-    "supervised_share",  # reckoned behind what is measured
-}  # fmt: skip
-
-
+NOT_OF_A_PROFILE = {"analytic", "measured", "force", "output", "json", "replica_ranks", "tower_profile",
+                    "supervised_share"}  # fmt: skip  # reckoned behind what is measured
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")
 
 
@@ -392,7 +348,6 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leave(folder: Path, arguments: argparse.Namespace) -> None:
-    """A profile that was measured for these."""
     settings = profile_layers._settings(arguments, preset(arguments.model))
     profile = analytic_profile(preset(arguments.model), "a100", *BUDGETS)
     replace(profile, measured_with=settings).save(folder / "profile.json")
@@ -426,6 +381,16 @@ def test_a_profile_is_measured_again_on_another_machine(
     assert measured_before(arguments)
     MACHINE[name](monkeypatch)
     assert not measured_before(arguments)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_profile_is_measured_again_for_another_config_of_one_name(tmp_path: Path) -> None:
+    """A folder's config.json may change, and keep its folder."""
+    arguments = asked_for(tmp_path)
+    leave(tmp_path, arguments)
+    other = replace(TINY, language=replace(TINY.language, layers=TINY.language.layers + 1))
+    assert [profile_layers._known(arguments.output, profile_layers._settings(arguments, model)) is not None
+            for model in (TINY, other)] == [True, False]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OF_A_PROFILE)
@@ -464,15 +429,11 @@ def make(folder: Path, calls: Calls, *words: object, data_parallel: int = 1) -> 
     return [tool for tool, _, _ in calls[before:]]
 
 
-LIMITS_OF_PACKS = {
-    "vit budget": ("--vit-budget", "7"),
-    "llm budget": ("--llm-budget", "900"),
-}
+LIMITS_OF_PACKS = {"vit budget": ("--vit-budget", "7"), "llm budget": ("--llm-budget", "900")}
 
 
 @pytest.mark.parametrize(
-    "change",
-    ["pipeline", "micro batches", "data parallel", "dataset", "packs gone", "inputs gone", *LIMITS_OF_PACKS],
+    "change", ["pipeline", "micro batches", "data parallel", "dataset", "packs gone", "inputs gone", *LIMITS_OF_PACKS]
 )
 def test_packs_of_conversations_are_made_again_for_another_input(change: str, tmp_path: Path, calls: Calls) -> None:
     (tmp_path / "data").mkdir()
@@ -582,22 +543,3 @@ def test_a_dataset_within_other_limits_is_made_again_unless_a_run_was_started_on
     (tmp_path / "inputs.json").unlink()
     make(tmp_path, calls, *words)
     assert data.read_text() == "{}"
-
-
-def test_the_options_of_an_index_are_all_that_it_was_packed_with(tmp_path: Path) -> None:
-    """`--like` gives every option again, and so each of them alone makes another index."""
-    options = pack_data.options_of(pack(tmp_path / "like", seed=3, epochs=2, samples_per_pack=5, method="isf"))
-    assert json.loads(json.dumps(options["seed"])) == 3
-    assert (options["epochs"], options["samples_per_pack"], options["method"]) == (2, 5, "isf")
-    assert (options["vit_budget"], options["llm_budget"], options["micro_batches"]) == (*BUDGETS, 4)
-
-
-@pytest.mark.usefixtures("one_device")
-def test_a_profile_is_measured_again_for_another_config_of_one_name(tmp_path: Path) -> None:
-    """A folder's config.json may change, and keep its folder."""
-    arguments, model = asked_for(tmp_path), preset(asked_for(tmp_path).model)
-    leave(tmp_path, arguments)
-    other = replace(model, language=replace(model.language, layers=model.language.layers + 1))
-    assert other.name == model.name
-    assert profile_layers._known(arguments.output, profile_layers._settings(arguments, model)) is not None
-    assert profile_layers._known(arguments.output, profile_layers._settings(arguments, other)) is None

@@ -27,7 +27,6 @@ def source(tmp_path: Path) -> Path:
 
 
 def words(source: Path, data: Path | None, quiet: bool = False) -> list[str]:
-    """What the converter is told."""
     tool, target = source.parent / "tool.py", source.parent / f"converted-{len(list(source.parent.iterdir()))}"
     tool.write_text(TOOL)
     convert(tool, source, target, data, quiet)

@@ -70,7 +70,6 @@ def least_time(problem: LayoutProblem) -> float | None:
 
 
 def time_of(problem: LayoutProblem, layout: Layout) -> float:
-    """What the formulas say of a layout."""
     tables = problem.tables
     forward, backward, again = (
         table.mean(axis=(1, 2)) for table in (tables.forward, tables.backward, tables.recompute)

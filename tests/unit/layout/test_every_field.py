@@ -65,7 +65,6 @@ def measured_profile(seed: int) -> Profile:
 
 
 def some_packs(seed: int) -> PackSizes:
-    """One of them without an image."""
     random = np.random.default_rng((seed, 1))
     tokens = random.integers(2, 17, (1, 1, MICROBATCHES))
     tiles = random.integers(1, 5, tokens.shape)
@@ -122,7 +121,6 @@ def load(profile: Profile, kind: str, pack: tuple[int, int, int]) -> float:
 
 
 def seconds(profile: Profile, kind: str, name: str, pack: tuple[int, int, int]) -> float:
-    """Of one layer forward or backward on a pack."""
     cost, vision = profile.layers[kind], kind in VISION_KINDS
     units = pack[0] if vision else pack[1]
     if units == 0:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.chain import features_after, layer_chain
+from omnibal_ext.chain import layer_chain
 from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.flow import features_after
 from omnibal_ext.layout.partition import cut_bytes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 

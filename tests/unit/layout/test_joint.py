@@ -23,7 +23,6 @@ from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 from omnibal_ext.layout.frontier import fits
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import METHODS, find_layouts
-from omnibal_ext.layout.tables import KIND_OF_WAY, WHOLE
 from omnibal_ext.units import GIB
 
 from .instances import random_problem
@@ -141,30 +140,6 @@ def test_bounds_are_below_every_layout_they_speak_of(seed: int, schedule: str, p
         allowed = bounds.slice_bounds()
         for s in range(problem.stages):
             assert allowed[s, layout.edges[s], layout.edges[s + 1]] <= seconds
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 10**6), schedules)
-def test_the_least_that_bytes_ask_for_is_below_every_mixture_that_frees_them(seed: int, schedule: str) -> None:
-    """Of every slice of layers, at one moment, the layer that is run again left out."""
-    problem = random_problem(seed, schedule_name=schedule, chunks=1)
-    tables, bounds = problem.tables, Bounds(problem)
-    for stage, rank in enumerate(problem.placement.ranks_of):
-        least = bounds._least_again(stage)
-        early, later = max(problem.moments[rank][0][:, :, 0].tolist(), key=sum)
-        for first, end in combinations(range(len(problem.profile.chain) + 1), 2):
-            held = problem.kind_counts[end] - problem.kind_counts[first]
-            ways = product(*(range(n + 1) for n in held[KIND_OF_WAY] * tables.offered))
-            some = [w for w in map(np.array, ways) if (w[WHOLE] + w[~WHOLE] <= held[KIND_OF_WAY[WHOLE]]).all()]
-            fixed = problem.profile.overhead_bytes + held @ tables.fixed
-            for mixture in some:
-                kept, late = (
-                    held @ tables.kept - mixture @ tables.saved,
-                    held @ tables.late - mixture @ tables.saved_late,
-                )
-                if fixed + early * kept + later * late <= problem.memory_bytes * (1 - 1e-12):
-                    seconds = np.tensordot(mixture, tables.recompute, 1).sum(axis=1)
-                    assert (least[first, end] <= seconds * (1 + 1e-9) + 1e-12).all()
 
 
 def test_a_plan_depends_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.packing.costs import PackCosts
 
-from .instances import FULL, LANGUAGE, LINEAR, make_profile, random_problem
+from .instances import FULL, LANGUAGE, LINEAR, make_profile
 
 KINDS = (FULL, *LANGUAGE)
 OTHERS = (0, 1, 3)
@@ -95,14 +95,6 @@ def test_the_cut_follows_them(full: tuple[int, ...]) -> None:
     assert best.layout.edges[1] == min(cuts, key=lambda edge: cuts[edge])
     seconds = np.array([0.3, *(12.0 if layer in full else 3.0 for layer in range(4)), 0.3, 0.3, 6.0, 6.0, 0.3])
     assert best.layout.edges[1] == min(range(1, 10), key=lambda e: max(seconds[:e].sum(), seconds[e:].sum()))
-
-
-@pytest.mark.parametrize(("seed", "kind"), [(7, FULL), (17, FULL), (4, LINEAR), (14, LINEAR)])
-def test_random_problems_have_them(seed: int, kind: str) -> None:
-    """So that brute force and the bounds' tests (test_joint.py) meet them."""
-    profile = random_problem(seed).profile
-    assert profile.layers_apart[kind]
-    assert kind in profile.layers
 
 
 def test_the_two_kinds_make_up_the_mean_of_qwen2_5_vl() -> None:

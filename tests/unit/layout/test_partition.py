@@ -92,11 +92,3 @@ def test_candidates_are_the_best_of_the_neighbourhood_in_order(stages: int, radi
     assert len(found) == len(set(found)) == min(top_k, len(near))
     assert set(found) <= set(near)
     assert [score(e) for e in found] == pytest.approx(sorted(map(score, near))[:top_k])
-
-
-def test_a_cut_after_the_projector_is_preferred_for_its_small_volume() -> None:
-    profile = make_profile(4, 2)
-    problem = LayoutProblem(profile, 2, 1)
-    best = bmp_candidates(problem, 2, 1)[0]
-    assert profile.chain[best[1] - 1] != "vit"
-    assert np.isfinite(spread_of(layer_weights(problem, "profile"), best))

@@ -70,8 +70,8 @@ def test_the_noise_is_how_far_samples_a_second_lie_from_those_of_the_whole_epoch
 def test_as_many_iterations_are_judged_as_the_noise_asks_for(method: str, few: bool) -> None:
     """Balanced iterations take hardly longer than each other."""
     random = np.random.default_rng(0)
-    tiles = random.choice([1, 3, 7], 20_000)
-    sizes = Sizes.from_arrays(tiles, 256 * tiles + random.integers(10, 800, 20_000))
+    tiles = random.choice([1, 3, 7], 8_000)
+    sizes = Sizes.from_arrays(tiles, 256 * tiles + random.integers(10, 800, 8_000))
     options = PackOptions(method, 9, 4096, micro_batches=2, data_parallel_size=2)
     corpus = pack_corpus(sizes, options)
     point = Setting(2, 2, 2, 1, "1f1b", corpus.vit_budget, corpus.llm_budget)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from megatron.vlm.models.vit.clip import Clip
+from megatron.vlm.families.gemma4.clip import Clip
 
 GROUPS, SHARE, WIDTH = 2, 3, 5
 INFINITE = [-torch.inf, torch.inf]

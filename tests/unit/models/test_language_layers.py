@@ -13,5 +13,5 @@ def test_a_residual_connection_without_dropout_is_an_addition(dropout: float, as
     config = TransformerConfig(
         num_layers=1, hidden_size=8, num_attention_heads=1, hidden_dropout=dropout, bias_dropout_fusion=asked
     )
-    assert language_layer_config(config, TINY.language).bias_dropout_fusion == fused
+    assert language_layer_config(config, TINY.language, TINY.language.each_layer[0]).bias_dropout_fusion == fused
     assert config.bias_dropout_fusion == asked  # the ViT's has biases and scales to add

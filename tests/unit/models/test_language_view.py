@@ -114,6 +114,6 @@ def test_layers_with_a_window_turn_by_a_base_of_their_own_unscaled() -> None:
     slow, fast = (theta**-half for theta in (GEMMA.language.sliding.theta, GEMMA.language.rope_theta))
     for segments, speeds in ((near(view), slow), (view.seen[None], fast / 8)):
         assert segments.rotation is not None
-        angles, (cosines, sines) = torch.outer(places, speeds), segments.rotation
+        angles, (cosines, sines, _) = torch.outer(places, speeds), segments.rotation
         assert torch.allclose(cosines[:, 0, 0, :8], angles.cos())
         assert torch.allclose(sines[:, 0, 0, 8:], angles.sin())

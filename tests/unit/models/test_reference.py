@@ -188,7 +188,7 @@ def test_the_head_takes_the_cross_entropy_that_the_flag_says(args: Namespace, fu
 def test_a_model_in_half_precision_rotates_by_fp32_angles(args: Namespace, dtype: torch.dtype) -> None:
     stage = build(INTERNVL, args, dtype, {})
     batch = Microbatch(0, (3000, 2), 2, 3002)
-    angles = stage.language_viewer.rotary.angles(batch)
+    angles = stage.language_viewer.rotaries[None].angles(batch)
     assert angles.dtype == torch.float32
     half = LANGUAGE.head_dim // 2
     speeds = torch.tensor([LANGUAGE.rope_theta ** (-i / half) for i in range(half)], dtype=torch.float64)

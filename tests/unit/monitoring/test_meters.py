@@ -108,6 +108,18 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def reported(run: list, ranks: list, folder: Path, pace: Throughput | None = None) -> dict[str, Any]:
+    """The line of a run of one interval, which took 100 s and what counting takes."""
+    meter = TrainingMeter(NAMES, 4, Journal(str(folder / "metrics.jsonl")), pace)
+    meter.started -= 100
+    ranks.append(sent(run[1]))
+    for number, iteration in enumerate(run[0], start=1):
+        feed(meter.tally, iteration)
+        meter.end_iteration(number)
+    (line,) = lines(folder / "metrics.jsonl")
+    return line
+
+
 def test_an_interval_is_reported_over_all_ranks(run: list, ranks: list, clock: list, tmp_path: Path) -> None:
     mine, other = run
     meter = TrainingMeter(NAMES, 2, Journal(str(tmp_path / "metrics.jsonl")))
@@ -137,27 +149,17 @@ def test_an_interval_is_reported_over_all_ranks(run: list, ranks: list, clock: l
 @pytest.mark.parametrize("name", ["tiles", "tokens", "squares"])
 def test_dist_ratio_is_the_mean_share_of_waiting(run: list, ranks: list, name: str, tmp_path: Path) -> None:
     """OmniBal, section 3: of every iteration sum_i (T_max - T_i) / (T_max N), and the mean over iterations."""
-    meter = TrainingMeter(NAMES, 4, Journal(str(tmp_path / "metrics.jsonl")))
-    ranks.append(sent(run[1]))
-    for number, iteration in enumerate(run[0], start=1):
-        feed(meter.tally, iteration)
-        meter.end_iteration(number)
-    ratios = []
+    line, ratios = reported(run, ranks, tmp_path), []
     count = attrgetter(name) if name != "squares" else lambda batch: sum(length**2 for length in batch.lengths)
     for of_ranks in zip(*run, strict=True):
         work = [sum(count(batch) for batch, _ in of_rank) for of_rank in of_ranks]
         ratios.append(sum(max(work) - each for each in work) / (max(work) * len(work)))
     field = {"tiles": "dist_ratio_vit", "tokens": "dist_ratio_llm", "squares": "dist_ratio_attention"}[name]
-    assert lines(tmp_path / "metrics.jsonl")[0][field] == pytest.approx(sum(ratios) / len(ratios))
+    assert line[field] == pytest.approx(sum(ratios) / len(ratios))
 
 
 def test_losses_of_sources_are_their_tokens_means(run: list, ranks: list, tmp_path: Path) -> None:
-    meter = TrainingMeter(NAMES, 4, Journal(str(tmp_path / "metrics.jsonl")))
-    ranks.append(sent(run[1]))
-    for number, iteration in enumerate(run[0], start=1):
-        feed(meter.tally, iteration)
-        meter.end_iteration(number)
-    (line,) = lines(tmp_path / "metrics.jsonl")
+    line = reported(run, ranks, tmp_path)
     expected = sum(sent(rank)[-2 * len(NAMES) :].view(-1, 2) for rank in run)
     for source, (total, weight) in zip(NAMES, expected.tolist(), strict=True):
         assert line["source_losses"][source] == pytest.approx(total / weight, rel=1e-6)
@@ -174,16 +176,6 @@ def test_sums_by_source_are_the_loss_of_the_reduction(run: list, reduction: str)
         tally.add(batch, losses, weights)
         expected += weighted_loss(losses, weights)[2]["lm loss"]
     assert tally.losses.sum(0).tolist() == pytest.approx(expected.tolist(), rel=1e-6)
-
-
-@pytest.mark.parametrize(("reduction", "power"), [("token", 0.0), ("square", -0.5), ("sample", -1.0)])
-def test_a_token_weighs_by_the_counted_tokens_of_its_sample(run: list, reduction: str, power: float) -> None:
-    for batch, _ in run[0][0]:
-        expected: list[float] = []
-        for part in batch.loss_mask.split(list(batch.lengths)):
-            counted = int(part.sum())
-            expected += [counted**power if counts else 0.0 for counts in part.tolist()]
-        assert token_weights(batch, REDUCTIONS[reduction]).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -301,24 +293,6 @@ def test_figures_go_to_megatrons_own_writers(monkeypatch: pytest.MonkeyPatch, ra
     assert scalars["lm loss validation of docs"] == logged["lm loss validation of docs"] == (6, 1.5)
 
 
-def test_an_interval_is_one_line_that_can_be_read(ranks: list, run: list) -> None:
-    sizes, losses = torch.tensor([[[4, 10, 8, 2, 60, 40, 8]], [[2, 10, 10, 3, 40, 40, 10]]]), torch.tensor([[6.0, 3.0]])
-    report = {"iterations": 9, "epoch": 0.25, **meters.interval_report(sizes, losses, 0.0005, NAMES[:1])}
-    line = journal.training_line(6, report)
-    assert "\n" not in line
-    for words in (
-        "iteration 6/9",
-        "epoch 0.25",
-        "loss 2.0000",
-        "samples/s 10000.0",
-        "tokens/s 36,000",
-        "padding 10.0%",
-    ):
-        assert words in line
-    several = {"loss": 1.0, "samples": 1234, "source_losses": {"web": 2.0, "docs": 0.5}}
-    assert "1,234 samples | web 2.0000 | docs 0.5000" in journal.evaluation_line(6, several)
-
-
 def test_pace_is_of_what_samples_need_and_not_of_what_ran(run: list, ranks: list, tmp_path: Path) -> None:
     """Padding is in `tokens` and `squares`, and in neither of the figures that count."""
     packs = [batch for rank in run for i in rank for batch, _ in i]
@@ -326,13 +300,7 @@ def test_pace_is_of_what_samples_need_and_not_of_what_ran(run: list, ranks: list
     # Of each as many operations: a figure that is a little off is seen, whichever it is.
     parts = [sum(p.tiles for p in packs), useful, sum(p.useful_squares for p in packs), useful]
     pace = Throughput(ModelOperations(*(1e12 / part for part in parts)), devices=4, peak=1e13)
-    meter = TrainingMeter(NAMES, 4, Journal(str(tmp_path / "metrics.jsonl")), pace)
-    meter.started -= 100
-    ranks.append(sent(run[1]))
-    for number, iteration in enumerate(run[0], start=1):
-        feed(meter.tally, iteration)
-        meter.end_iteration(number)
-    (line,) = lines(tmp_path / "metrics.jsonl")
+    line = reported(run, ranks, tmp_path, pace)
     assert line["model_tflops"] == pytest.approx(4e12 / line["seconds"] / 4 / 1e12)
     assert line["mfu"] == pytest.approx(4e12 / line["seconds"] / 4 / 1e13)
 

@@ -14,7 +14,7 @@ from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from megatron.vlm import pretrain
-from megatron.vlm.data.loader import PackLoader
+from megatron.vlm.data.loader import microbatches
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring.recorder import WARM_UP, Recorder, Timed, aligned, recorded_iterations
 from megatron.vlm.platform import Moment
@@ -79,7 +79,7 @@ def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-2, params_dtype=torch.float32), model)
         for number in range(4, 9):
             pretrain.get_args().curr_iteration = number - 1
-            packs = PackLoader(Late(harness.sample_packs()), range(MICROBATCHES), reading=trainer.recorder.reading)
+            packs = microbatches(Late(harness.sample_packs()), range(MICROBATCHES), reading=trainer.recorder.reading)
             trainer.forward_backward(
                 forward_step_func=trainer.forward_step, data_iterator=packs, model=model, num_microbatches=MICROBATCHES
             )
@@ -144,10 +144,6 @@ def test_it_reads_as_a_timeline_of_these_packs_and_leaves_no_hook(record: dict[s
     assert packs.tokens.tolist() == [[[pack.tokens for pack in wanted]]]
     assert packs.squares.tolist() == [[[sum(n * n for n in pack.lengths) for pack in wanted]]]
     assert record["hooks"] == 0
-
-
-def test_nothing_is_recorded_where_there_is_no_file() -> None:
-    assert Recorder(None, (1, 2)).iterations == frozenset()
 
 
 def test_ranks_of_one_machine_count_from_one_time() -> None:

@@ -78,8 +78,6 @@ def test_a_stage_that_drifts_is_named_with_what_to_run(plan: Plan, measured: lis
 
 
 class Clock:
-    """Seconds that the test decides."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr(platform, "time", SimpleNamespace(perf_counter=lambda: self.now))

@@ -9,7 +9,6 @@ from benchmarks.corpora import UNTUNED
 from omnibal_ext.packing.ordering.metrics import lower_bound_packs
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.isf import pack_isf
-from omnibal_ext.packing.packers.patterns import Classes, plan_patterns
 from omnibal_ext.packing.packs import pack_loads
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import assert_partition, corpora, published_files
@@ -84,12 +83,6 @@ def test_a_fine_plan_far_from_the_bound_is_not_followed(name: str) -> None:
     assert np.array_equal(ids, plain)
 
 
-def test_equal_samples_fill_whole_packs() -> None:
-    sizes = Sizes.from_arrays([3] * 1000, [100] * 1000)
-    packs = pack_balanced(sizes, 12, 1000, seed=0)
-    assert (packs.counts == 4).all()
-
-
 def test_scarce_companions_are_kept_for_those_who_need_them() -> None:
     """10 tiles: 5+5, 4+3+3 and 3+3+3+1 leave nothing over; pairing the 4s and 1s greedily would strand the 3s."""
     sizes = Sizes.from_arrays([5] * 40 + [4] * 20 + [3] * 100 + [1] * 20, [10] * 180)
@@ -110,17 +103,6 @@ def test_the_seed_decides_among_equal_samples_and_nothing_else() -> None:
     assert np.array_equal(one.sample_ids, same.sample_ids)
     assert not np.array_equal(one.sample_ids, other.sample_ids)
     assert np.array_equal(sizes.tokens[one.sample_ids], sizes.tokens[other.sample_ids])
-
-
-def test_a_plan_covers_all_samples_with_the_fewest_packs() -> None:
-    """Capacity 10, widths 5 4 3 1: the cutting-stock optimum is known by hand (15,712 + 617 + 6,949.3 packs)."""
-    classes = Classes(np.array([5, 4, 3, 1]), np.ones(4), np.array([31_424, 617, 22_082, 6_372]))
-    patterns, quotas, packs = plan_patterns(classes, 10, 1000)
-    assert packs == pytest.approx(31_424 / 2 + 617 + (22_082 - 2 * 617) / 3, abs=1e-6)
-    assert (patterns @ classes.tiles <= 10).all()
-    made = quotas @ patterns
-    assert (made >= classes.counts - patterns.sum(axis=0)).all()
-    assert (made[:3] <= classes.counts[:3]).all()
 
 
 def test_a_pack_may_hold_thousands_of_samples() -> None:

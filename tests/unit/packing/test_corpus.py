@@ -1,9 +1,7 @@
 """Mixed corpora: weights, groups, oversize samples and separate epochs; every sample is accounted for."""
 
 import json
-from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -55,31 +53,6 @@ def sizes_of(samples: int) -> Sizes:
     return Sizes.from_arrays(generator.integers(0, 8, samples), generator.integers(10, 290, samples))
 
 
-def epochs_of(index: PackedIndex) -> list[Counter[int]]:
-    """How often each stored epoch has each sample."""
-    ends = np.cumsum([0, *index.manifest["epoch_packs"]])
-    return [
-        Counter(index.sample_ids[index.pack_offsets[first] : index.pack_offsets[end]].tolist())
-        for first, end in pairwise(ends)
-    ]
-
-
-@pytest.mark.slow
-def test_weights_say_how_often_an_epoch_sees_a_sample(tmp_path: Path) -> None:
-    corpus = Corpus(
-        sizes_of(300), (CorpusSource("a", 100, 2.0), CorpusSource("b", 100, 0.25), CorpusSource("c", 100, 1.5))
-    )
-    index, summary = build_index(corpus, tmp_path / "index", OPTIONS)
-    epochs = epochs_of(index)
-    assert len(epochs) == 4  # after which quarters have come round
-    for seen in epochs:
-        assert [seen[i] for i in range(100)] == [2] * 100
-        assert Counter(seen[i] for i in range(100, 200)) == {1: 25, 0: 75}
-        assert Counter(seen[i] for i in range(200, 300)) == {1: 50, 2: 50}
-    assert [sum(seen[i] for seen in epochs) for i in range(300)] == [8] * 100 + [1] * 100 + [6] * 100
-    assert [source["packed"] for source in summary.sources] == [200, 25, 150]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_copies_of_a_sample_share_no_pack_and_no_step(tmp_path: Path, seed: int) -> None:
@@ -102,28 +75,6 @@ def test_every_sub_epoch_has_the_mix_of_the_epoch() -> None:
 def test_weights_that_leave_no_sample_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="epoch 0 has no samples"):
         build_index(Corpus(sizes_of(2), (CorpusSource("a", 2, 0.1),)), tmp_path / "index", OPTIONS)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_over_epochs_every_sample_is_seen_as_often_as_its_weight_says(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    for _ in range(100):
-        counts = generator.integers(1, 30, generator.integers(1, 4)).tolist()
-        weights = generator.choice([0.1, 0.25, 1 / 3, 0.5, 1.0, 1.5, 2.0, 2.75, 5.0], len(counts)).tolist()
-        sources = tuple(CorpusSource(str(i), *pair) for i, pair in enumerate(zip(counts, weights, strict=True)))
-        corpus = Corpus(sizes_of(sum(counts)), sources)
-        packed = generator.random(sum(counts)) < 0.9
-        most_parts = int(generator.integers(1, 9))
-        expected, seen = np.repeat(weights, counts) * packed, np.zeros(sum(counts))
-        for epoch in range(12):
-            parts = corpus.epoch_samples(epoch, seed, packed, most_parts)
-            times = np.bincount(np.concatenate(parts), minlength=sum(counts))
-            assert (times >= np.floor(expected - 1e-9)).all()
-            assert (times <= np.ceil(expected - 1e-9)).all()
-            if most_parts >= max(weights):
-                assert all(len(np.unique(part)) == len(part) for part in parts)
-            seen += times
-        assert np.abs(seen - 12 * expected).max() <= 1 + 1e-6
 
 
 def test_groups_do_not_share_a_pack(tmp_path: Path) -> None:
@@ -163,22 +114,7 @@ def test_an_oversize_sample_is_kept_alone_if_asked(tmp_path: Path) -> None:
     assert [1] in packs
     assert [3] in packs
     assert (summary.rejected, index.vit_budget, index.llm_budget) == (0, 30, 4000)
-
-
-def test_epochs_packed_separately_each_have_every_sample(tmp_path: Path) -> None:
-    options = replace(OPTIONS, epochs=3, last_iteration="empty")
-    index, _ = build_index(sizes_of(150), tmp_path / "index", options)
-    epochs = np.split(np.asarray(index.pack_offsets), np.cumsum(index.manifest["epoch_packs"]))
-    mixes = []
-    for epoch in range(3):
-        own = index.sample_ids[epochs[epoch][0] : epochs[epoch + 1][0]]
-        assert np.array_equal(np.sort(own), np.arange(150))
-        mixes.append(own.tolist())
-    assert mixes[0] != mixes[1] != mixes[2]
-    stream = PackStream(index, 2, 2)
-    second = stream.iteration(stream.iterations_per_epoch)
-    assert second.max() < sum(index.manifest["epoch_packs"][:2])
-    assert second.min() >= index.manifest["epoch_packs"][0]
+    assert (index.folder / "rejected.jsonl").read_text() == ""
 
 
 @pytest.mark.parametrize(

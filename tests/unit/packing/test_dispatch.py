@@ -21,7 +21,6 @@ from tests.unit.packing.corpora import made_up_manifest
 def index_of(
     folder: Path, epoch_packs: list[int], global_batch: int, last_iteration: str = "next_epoch"
 ) -> PackedIndex:
-    """An index of packs of one sample each."""
     count = sum(epoch_packs)
     packs = PackList(offsets_of(np.ones(count, np.int64)), np.arange(count))
     manifest = made_up_manifest(global_batch=global_batch, last_iteration=last_iteration, epoch_packs=epoch_packs)
@@ -46,33 +45,6 @@ def test_epochs_without_a_gap_run_every_pack_once_each(folder: Path, epoch_packs
         assert np.array_equal(np.sort(order[first:end]), np.arange(start, start + epoch_packs[section]))
         assert stream.beyond(epoch + 1) == -end % batch, "packs of the next epoch in this one's last iteration"
         first = end
-
-
-@settings(max_examples=30)  # writes files
-@given(st.integers(1, 40), st.integers(1, 8))
-def test_empty_packs_fill_the_last_iteration_and_nothing_else(folder: Path, packs: int, batch: int) -> None:
-    stream = PackStream(index_of(folder / "empty", [packs], batch, "empty"), 1, batch)
-    for epoch in range(3):
-        first = epoch * stream.iterations_per_epoch
-        ran = np.concatenate([stream.iteration(first + i).ravel() for i in range(stream.iterations_per_epoch)])
-        assert np.array_equal(np.sort(ran[ran != EMPTY_PACK]), np.arange(packs))
-        assert np.count_nonzero(ran == EMPTY_PACK) == -packs % batch
-        assert stream.beyond(epoch + 1) == 0
-
-
-def test_epochs_are_shuffled_and_keep_groups_together(folder: Path) -> None:
-    stream = PackStream(index_of(folder / "groups", [80], 8), 2, 4)
-    epochs = [[sorted(stream.iteration(e * 10 + i).ravel().tolist()) for i in range(10)] for e in range(3)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
-    assert epochs[0] != epochs[1] != epochs[2]
-
-
-def test_resume_is_a_position(folder: Path) -> None:
-    index = index_of(folder / "resume", [37], 8)
-    ran = [PackStream(index, 2, 4).iteration(i) for i in range(40)]
-    resumed = PackStream(index, 2, 4)
-    for i in (39, 0, 17, 5):
-        assert np.array_equal(resumed.iteration(i), ran[i])
 
 
 def test_another_data_parallel_size_runs_the_same_packs(folder: Path) -> None:

@@ -65,5 +65,5 @@ def test_groups_are_shuffled_within_their_sub_epoch() -> None:
 def test_what_is_left_of_an_epoch_is_cut_between_sub_epochs() -> None:
     """Parts of two and three groups, from the second group on: one of the first part is left, and all of the second."""
     order = EpochOrder([20], 4, 0, True, [[2, 3]])
-    left = [part.tolist() for part in order.left_of_the_epoch(1)]
+    left = [part.tolist() for part in order.remaining_groups(1)]
     assert left == [[[4, 5, 6, 7]], [[8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]]

@@ -70,7 +70,6 @@ def samples_of(packs: PackList) -> list[NDArray[np.int64]]:
 
 
 def group_of(packs: PackList, exchange_groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The number of each sample's pack."""
     return np.repeat(exchange_groups, packs.counts)[np.argsort(packs.sample_ids)]
 
 

@@ -68,9 +68,7 @@ def test_first_so_many_narrow_iterations_then_every_other_sample_once(
             assert np.unique(twice.iteration(number)).tolist() == np.unique(tables[number]).tolist()
 
 
-def test_they_are_filled_balanced_and_random_and_others_have_their_part_of_long_samples(
-    tmp_path: Path,
-) -> None:
+def test_they_are_filled_balanced_and_random_and_others_have_their_part_of_long_samples(tmp_path: Path) -> None:
     sizes = corpus(6000, long=0.02)
     options = replace(OPTIONS, micro_batches=8, narrow_first=4)
     index, summary = build_index(sizes, tmp_path / "index", options)
@@ -107,7 +105,7 @@ def test_as_many_as_fill_for_sure_and_no_more(tmp_path: Path) -> None:
     most = int(max(sizes.tokens[narrow].sum() / BUDGET, sizes.tiles[narrow].sum() / 40) // 8)
     index, _ = build_index(sizes, tmp_path / "most", replace(OPTIONS, narrow_first=most))
     assert np.sort(index.sample_ids).tolist() == list(range(400))
-    with pytest.raises(UserError, match=rf"--narrow-first {most + 1}: samples of one rank fill {most} iterations of 8"):
+    with pytest.raises(UserError, match=rf"-first {most + 1}: samples that fit one rank suffice for {most} iterations"):
         build_index(sizes, tmp_path / "more", replace(OPTIONS, narrow_first=most + 1))
     assert not (tmp_path / "more").exists()
 

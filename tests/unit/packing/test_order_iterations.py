@@ -71,13 +71,9 @@ def test_every_pack_is_dispatched_once(packs: int, ranks: int, micro: int, seed:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model"),
-    [
-        ("published", "internvl-chat-1.5"),
-        ("heavy tails", "internvl2.5-8b"),
-        ("single tiles", "internvl-chat-1.5"),
-        ("many images", "internvl2.5-8b"),
-    ],
-)
+    [("published", "internvl-chat-1.5"), ("heavy tails", "internvl2.5-8b"), ("single tiles", "internvl-chat-1.5"),
+     ("many images", "internvl2.5-8b")],
+)  # fmt: skip
 def test_nobody_waits_and_iterations_mix_what_a_random_order_mixes(name: str, model: str) -> None:
     if name == "published":
         files = published_files()
@@ -85,7 +81,7 @@ def test_nobody_waits_and_iterations_mix_what_a_random_order_mixes(name: str, mo
         budgets = (18, 5376)
     else:
         make, budgets = UNTUNED[name]
-        sizes, sources = make(30_000), [10_000, 5_000, 15_000]
+        sizes, sources = make(12_000), [4_000, 2_000, 6_000]
     _, loads, features = packed(sizes, sources, budgets)
     shares = slice(len(features.names) - len(sources), None)
     for ranks, micro in ((8, 1), (8, 4), (8, 16)):
@@ -132,19 +128,6 @@ def test_assignment_balances_both_parts_at_any_data_parallel_size(seed: int) -> 
         assert np.array_equal(np.sort(slots.ravel()), np.arange(128))
         assert wait(rank_loads(slots, seconds)) <= 0.25 * wait(rank_loads(assign_zigzag(group, ranks), seconds))
         assert np.array_equal(assign_zigzag(stored_order(slots), ranks), slots)
-
-
-@pytest.mark.slow
-def test_more_seconds_mix_no_worse() -> None:
-    make, budgets = UNTUNED["heavy tails"]
-    _, loads, features = packed(make(8000), [8000], budgets)
-    seconds = PackCosts.of_model().waited_for(loads, LOADS, one_sum=False)
-    spreads = []
-    for effort in (0.0, 1.0, 4.0):
-        order = order_of(seconds, features.scaled(features.deviations()), 4, 4, 0, effort)
-        whole = order[: len(order) // 16 * 16].reshape(-1, 16)
-        spreads.append(float((spread_against_random(whole, features.values) ** 2).sum()))
-    assert spreads[0] > spreads[1] >= spreads[2] * 0.97
 
 
 @pytest.mark.parametrize("seed", range(2))

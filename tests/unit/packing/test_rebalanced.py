@@ -33,7 +33,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> PackedIndex:
 
 
 def rebalanced(index: PackedIndex, ranks: RankLayout, since: int) -> tuple[PackStream, PackStream]:
-    """The stream before and after."""
     before = PackStream(index, *ranks)
     path = write_rebalanced(index, ranks, rebalance(index, before.order, ranks, since))
     after = PackStream(index, *ranks)
@@ -82,7 +81,7 @@ def test_an_order_that_a_run_may_obey_is_not_replaced(index: PackedIndex) -> Non
     path = write_rebalanced(index, ranks, rebalance(index, order, ranks, 5))
     once = path.read_bytes()
     assert write_rebalanced(index, ranks, rebalance(index, order, ranks, 5)).read_bytes() == once
-    with pytest.raises(UserError, match="from iteration 5 on, not 9"):
+    with pytest.raises(UserError, match="starts at iteration 5, not 9"):
         write_rebalanced(index, ranks, rebalance(index, order, ranks, 9))
     path.write_bytes(Path(index.folder / "sample_ids.npy").read_bytes())
     with pytest.raises(UserError, match="is no order"):

@@ -15,10 +15,9 @@ from benchmarks.packing_grid import sources_of
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering import order_packs as ordering
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.ordering.spread import pack_features, spread_against_random
-from omnibal_ext.packing.ordering.swap_samples import Samples, _orders, swap_samples
+from omnibal_ext.packing.ordering.swap_samples import Samples, swap_samples
 from omnibal_ext.packing.pack_epoch import pack_epoch
 from omnibal_ext.packing.packs import LOADS, PackList, offsets_of
 from omnibal_ext.sizes import Sizes
@@ -28,8 +27,6 @@ Floats = NDArray[np.float64]
 
 
 class Case(NamedTuple):
-    """Packs in iterations, and what their samples are."""
-
     packs: PackList
     samples: Samples  # in the order of sample numbers
     budgets: Ints
@@ -245,33 +242,6 @@ def test_the_price_of_waiting_stays_until_no_more_is_waited_than_may_be(seed: in
     case = Case(packs, samples, np.array([1_300]), np.zeros(1), slots)
     limit = 0.3 * case.waits(packs)
     assert case.waits(case.exchanged(np.zeros(400, np.int64), limit, seed, 0.1)) <= limit
-
-
-def test_features_are_those_of_all_packs_also_where_only_one_that_is_left_over_has_a_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The one text fills a leftover pack: features of samples keep the column all the same."""
-    sizes = Sizes.from_arrays(np.append(np.ones(65, np.int64), 0), np.append(np.full(65, 600), 500))
-    corpus = Corpus(sizes, (CorpusSource("a", 40), CorpusSource("b", 26)))
-    options = PackOptions(vit_budget=1, llm_budget=600, data_parallel_size=8)
-    part = ordering._Ordering(corpus, options, PackCosts.of_model(), 0)
-    packs, seen = PackList(np.arange(67), np.arange(66)), []
-    monkeypatch.setattr(ordering, "swap_samples", lambda packs, samples, *given: seen.append(samples) or packs)
-    features = part.features(packs, part.loads(packs))
-    part.swapped(packs, np.zeros(66, np.int64), features.deviations(), 0.003)
-    varies = features.deviations()[:6] > 0
-    scaled = features.values / np.maximum(1e-12, features.deviations()[:6])
-    assert "text-only" in features.names
-    assert np.allclose(seen[0].features, scaled[:64, varies])
-
-
-def test_samples_stand_by_the_size_that_packs_have_least_room_of() -> None:
-    """Tokens are more in number, tiles take more of their budget: by these samples are paired."""
-    sizes = np.array([[3, 900], [1, 1000], [2, 800]])
-    samples = Samples(sizes, np.ones((3, 1)), np.zeros((3, 0)), np.zeros((3, 0), np.bool_))
-    for budgets, size in ((np.array([4, 8000]), 0), (np.array([400, 1100]), 1)):
-        _, by_size, _ = _orders(samples, budgets, seed=0)
-        assert by_size.tolist() == np.argsort(sizes[:, size]).tolist()
 
 
 def test_of_many_sources_the_largest_in_an_epoch_are_spread() -> None:

@@ -23,15 +23,10 @@ from omnibal_ext.reading.seal import sealed
 from omnibal_ext.sizes import Sizes
 
 BUDGET = 4096
-COSTS = PackCosts(
-    {
-        "vision": {"pack": 0.0, "tiles": 2e-6},
-        "language": {"pack": 0.0, "tokens": 1e-5, "attention": 1e-9, "exchanged": 1e-6},
-    }
-)
-OPTIONS = PackOptions(
-    vit_budget=4 * BUDGET, llm_budget=BUDGET, data_parallel_size=8, widths=(1, 2, 4, 8), pipeline_model_parallel_size=1
-)
+COSTS = PackCosts({"vision": {"pack": 0.0, "tiles": 2e-6},
+                   "language": {"pack": 0.0, "tokens": 1e-5, "attention": 1e-9, "exchanged": 1e-6}})  # fmt: skip
+OPTIONS = PackOptions(vit_budget=4 * BUDGET, llm_budget=BUDGET, data_parallel_size=8, widths=(1, 2, 4, 8),
+                      pipeline_model_parallel_size=1)  # fmt: skip
 
 
 def mix(samples: int, seed: int = 0) -> Sizes:
@@ -237,19 +232,16 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("pack_widths.npy", lambda a: np.where(a == 8, 3, a), "widths that are none of"),
-        ("pack_widths.npy", lambda a: np.where(a == 8, 0, a), "widths that are none of"),
-        ("pack_widths.npy", lambda a: np.where(a == 8, 16, a), "widths that are none of"),
+        *(("pack_widths.npy", lambda a, w=w: np.where(a == 8, w, a), "widths that are none of") for w in (3, 0, 16)),
         ("pack_widths.npy", lambda a: a[:-1], "has shape"),
         ("pack_widths.npy", lambda a: a.astype(np.int32), "has shape"),
-        ("pack_seats.npy", lambda a: np.where(a == 0, 1, a), "slot on each of their ranks"),
-        ("pack_seats.npy", lambda a: np.where(a == 0, -2, a), "slot on each of their ranks"),
-        ("pack_seats.npy", lambda a: np.where(a == 0, a.max() + 1, a), "slot on each of their ranks"),
+        *(("pack_seats.npy", lambda a, p=p: np.where(a == 0, a.max() + 1 if p is None else p, a),
+           "slot on each of their ranks") for p in (1, -2, None)),
         ("pack_seats.npy", lambda a: a[:-1], "has shape"),
         ("share_loads.npy", lambda a: a[:, :-1], "has shape"),
         ("share_loads.npy", lambda a: -a, "below 0"),
     ],
-)
+)  # fmt: skip
 def test_damage_is_named(name: str, change: Any, says: str, folder: Path) -> None:
     np.save(folder / name, change(np.load(folder / name)))
     with pytest.raises(UserError, match=rf"index/{name}: .*{says}.*; pack again with tools/pack_data.py"):

@@ -153,15 +153,6 @@ def test_memory_of_a_rank_is_held_to_the_limit(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(memory.check_memory(arguments(), TINY, plan, 90.0), Note)  # more than there is
     with pytest.raises(UserError, match=r"predicts 70.00 GiB on pipeline rank 1, --memory-gib is 69 GiB"):
         memory.check_memory(arguments(), TINY, plan, 69.0)
-    huge, bare = preset("internvl2-76b"), replace(plan, predicted={})
-    count = memory.parameters(huge, ())[0]
-    args = arguments(bf16=True, tensor_model_parallel_size=8, pipeline_model_parallel_size=4, data_parallel_size=4)
-    needs = count * 18 / 32 / GIB
-    assert memory.check_memory(args, huge, bare, needs + 0.1)
-    with pytest.raises(UserError, match="--use-distributed-optimizer"):
-        memory.check_memory(args, huge, bare, needs - 0.1)
-    args.use_distributed_optimizer = True
-    assert memory.check_memory(args, huge, bare, count * (6 + 12 / 4) / 32 / GIB + 0.1)
 
 
 MADE_FOR = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4, "vit_budget": 40, "llm_budget": 320,
@@ -195,7 +186,7 @@ def test_a_plan_for_another_job_is_refused(name: str, more: int, monkeypatch: py
 @pytest.mark.parametrize(
     ("widest", "ranks", "tower", "says"),
     [(4, 6, None, "packs of 4 ranks, which do not divide the 6"), (4, 2, None, "do not divide the 2 data-parallel"),
-     (2, 8, object(), "with the tower beside the pipeline"), (4, 8, None, None), (1, 3, object(), None)],
+     (2, 8, object(), "need a vision tower cut into stages"), (4, 8, None, None), (1, 3, object(), None)],
 )  # fmt: skip
 def test_packs_wider_than_a_rank_need_whole_teams_and_a_tower_cut_into_stages(
     widest: int, ranks: int, tower: object, says: str | None
@@ -226,11 +217,8 @@ def test_ranks_on_the_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> N
     needs = 4 * 16 * memory.parameters(TINY, ())[0]
     for available, fits in ((needs + 1, True), (needs - 1, False)):
         monkeypatch.setattr(psutil, "virtual_memory", lambda size=available: SimpleNamespace(available=size))
-        if fits:
+        with nullcontext() if fits else pytest.raises(UserError, match="4 ranks on the CPU need"):
             memory.check_host_memory(arguments(), TINY, 0)
-        else:
-            with pytest.raises(UserError, match="4 ranks on the CPU need"):
-                memory.check_host_memory(arguments(), TINY, 0)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +311,7 @@ def test_a_note_of_a_run_that_cannot_be_read_is_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("distributed", [False, True])
 @pytest.mark.parametrize(
-    ("half", "freeze"), [("bf16", ["vit"]), ("fp16", ["llm"]), ("", ["vit", "projector"]), ("", [])]
+    ("half", "freeze"), [("bf16", ["vit"]), ("fp16", ["llm"]), ("bf16", []), ("", ["vit", "projector"]), ("", [])]
 )
 def test_what_is_frozen_needs_its_weights_alone(
     half: str, freeze: list[str], distributed: bool, monkeypatch: pytest.MonkeyPatch
@@ -373,10 +361,7 @@ def test_adapters_alone_need_gradients_and_state(monkeypatch: pytest.MonkeyPatch
 def test_a_plan_is_held_to_the_memory_at_its_edge(more: int, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "device_memory", lambda: 80 * GIB)
     plan = Plan.from_cuts(TINY.chain, (5,), predicted={"stage_peak_bytes": [80 * GIB + more, 1]})
-    if refused:
-        with pytest.raises(UserError, match=r"the device has 80.00 GiB"):
-            memory.check_memory(arguments(), TINY, plan, None)
-    else:
+    with pytest.raises(UserError, match=r"the device has 80.00 GiB") if refused else nullcontext():
         memory.check_memory(arguments(), TINY, plan, None)
     assert not isinstance(memory.check_memory(arguments(), TINY, replace(plan, predicted={}), 80.0), Note)
     assert isinstance(memory.check_memory(arguments(), TINY, replace(plan, predicted={}), 80.1), Note)

@@ -35,7 +35,6 @@ def tokenizer(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def manifest(tokenizer: Path) -> dict[str, Any]:
-    """Of a dataset for the tiny preset."""
     opened = load_tokenizer(tokenizer, SPECIAL)
     return {
         "samples": 3,
@@ -57,11 +56,7 @@ def manifest(tokenizer: Path) -> dict[str, Any]:
         "tiling": {"rule": "internvl", "min_tiles": 1, "max_tiles": 32, "thumbnail": False},
         "made_from": {
             "given": ["chat one.jsonl"],
-            "recipe": {
-                "max_tokens": 4096,
-                "shorten": ("truncate",),
-                "system_message": None,
-            },
+            "recipe": {"max_tokens": 4096, "shorten": ("truncate",), "system_message": None},
         },
     }
 

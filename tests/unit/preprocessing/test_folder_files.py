@@ -164,13 +164,9 @@ def test_gemmas_template_is_known_and_its_processor_read(tmp_path: Path) -> None
 def test_another_template_is_refused_and_damage_too(tmp_path: Path) -> None:
     assert folder_template(tmp_path) is None
     for text, message in (
-        (INTERNVL_JINJA.replace("<|im_end|>", "<|end|>"), "writes conversations as none of"),
-        (
-            INTERNVL_JINJA.replace("message['role'] + '\n'", "message['role'] + '\n\n'"),
-            "writes conversations as none of",
-        ),
+        (INTERNVL_JINJA.replace("<|im_end|>", "<|end|>"), "writes no special token of the tokenizer behind an answer"),
         ("{% for message in messages %}", "is no chat template"),
-        ("{{ messages.__class__.__mro__ }}", "writes conversations as none of"),  # the sandbox holds
+        ("{{ messages.__class__.__mro__ }}", "does not write a question and its answer"),  # the sandbox holds
     ):
         (tmp_path / "chat_template.jinja").write_text(text)
         with pytest.raises(UserError, match=message):

@@ -156,7 +156,7 @@ def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> N
         tokenizer_file=str(folder / "theirs.json"), bos_token=beginning, eos_token="</s>"
     )
     for chat in CHATS:
-        if chat[0][0] not in template.turns:
+        if chat[0][0] == SYSTEM and name == "mistral":
             continue
         expected = theirs.apply_chat_template(
             [{"role": role, "content": words} for role, words in chat],
@@ -165,7 +165,7 @@ def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> N
             return_assistant_tokens_mask=True,
             **variables,
         )
-        rendered = render_chat([Message(role, words) for role, words in chat], template, markup)
+        rendered = render_chat([Message(role, words) for role, words in chat], template, markup, default_system=False)
         ids, mask = tokenize(rendered, ours)
         assert ids.tolist() == expected["input_ids"]
         assert mask.tolist() == expected["assistant_masks"]
@@ -255,7 +255,7 @@ def test_words_that_are_tokens_of_their_own_become_what_hugging_face_makes_of_th
     chat = [{"from": "human", "value": f"Where is {words}?"}, {"from": "gpt", "value": words}]
     sample = maker.make(Row(1, json.dumps({"conversations": chat}).encode()))
     text = f"<|im_start|>user\nWhere is {words}?<|im_end|>\n<|im_start|>assistant\n{words}<|im_end|>\n"
-    wanted = theirs(f"<|im_start|>system\n{template.system}<|im_end|>\n{text}")["input_ids"]
+    wanted = theirs(f"<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{text}")["input_ids"]
     assert sample.tokens.tolist() == wanted
     trained = sample.tokens[sample.loss_mask.astype(bool)]
     assert set(theirs.convert_tokens_to_ids(list(own))) <= set(trained.tolist())

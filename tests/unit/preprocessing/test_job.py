@@ -10,7 +10,7 @@ import pytest
 
 from examples.demo.data import train_tokenizer
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.media.video_rules import VideoRule
+from megatron.vlm.families.qwen_vl.videos import Even
 from megatron.vlm.preprocessing.job import CHECK_FIELDS, PreprocessJob, open_job
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
@@ -88,7 +88,7 @@ RECIPE: dict[str, Any] = {
     "system_message": lambda _: "Be brief.",
     "normalization": lambda _: "clip",
     "markup": lambda _: "qwen-vl",
-    "video": lambda _: VideoRule(True, 4096, 8192),
+    "video": lambda _: Even(True, 4096, 8192),
 }
 
 

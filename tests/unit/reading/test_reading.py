@@ -225,12 +225,6 @@ def test_a_changed_manifest_is_not_believed() -> None:
             check_seal({**manifest, **change})
 
 
-def test_a_message_is_one_line_whatever_it_quotes() -> None:
-    message = str(UserError("layer 'a\nb\x1b[31m\u2028c': unknown"))
-    assert message.isprintable()
-    assert r"a\nb\x1b[31m\u2028c" in message
-
-
 def test_texts_among_sizes_do_not_widen_an_array(tmp_path: Path) -> None:
     """NumPy would make every row as wide as the longest text."""
     rows = [{"vit_num": 1, "token_num": 2}] * 50_000 + [{"vit_num": "x" * 1_000_000, "token_num": 1}]

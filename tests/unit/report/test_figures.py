@@ -344,7 +344,6 @@ def test_the_last_run_is_compared_with_all_others_and_with_the_baseline_last(
 
 
 def waits(tiles: float, tokens: float) -> dict[str, float]:
-    """DistRatios of an interval."""
     return {"dist_ratio_vit": tiles, "dist_ratio_llm": tokens}
 
 

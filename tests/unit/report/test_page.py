@@ -5,8 +5,6 @@ import importlib.util
 import json
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +26,7 @@ from omnibal_ext.report import picture
 from omnibal_ext.report.heading import heading
 from omnibal_ext.report.page import SubjectView, report
 from omnibal_ext.report.subject import Subject
-from tests.programs import ROOT, environment
+from tests.programs import ROOT, tool
 from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned, ran
 
 pytestmark = pytest.mark.slow
@@ -38,13 +36,10 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plan, its report, trace and picture."""
     folder = tmp_path_factory.mktemp("report")
     plan = planned(folder)
     flags = ("--packs", folder / "packs", "--output", folder / "report.html", "--trace", folder / "trace.json")
-    command = [sys.executable, ROOT / "tools/report.py", "--plan", plan, *flags, "--png", folder / "t.png", "--json"]
-    done = subprocess.run(list(map(str, command)), env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = tool("report.py", "--plan", plan, *flags, "--png", folder / "t.png", "--json")
     (folder / "out.json").write_text(done.stdout)
     return folder
 
@@ -63,7 +58,6 @@ def runs(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    """An empty tab of a headless browser."""
     if CHROMIUM is None:
         pytest.skip("no chromium here: apt-get install chromium")
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM) as browser:
@@ -71,7 +65,6 @@ def page() -> Iterator[Page]:
 
 
 def show(page: Page, report: Path, width: int = 1280, height: int = 900) -> None:
-    """Load a report at a size of the window."""
     page.set_viewport_size({"width": width, "height": height})
     page.goto((report / "report.html").as_uri())
 
@@ -192,7 +185,7 @@ def test_a_late_run_says_so_first_and_a_plan_without_packs_says_what_it_fills(ru
     said = re.findall('class="verdict">([^.]*?)[.:] ', (runs / "report.html").read_text())
     late = Subject.of_run(runs / "late-1.0-0.0").seen.seconds * 1e3
     assert said[0].startswith("Of all ranks")
-    assert said[1] == f"Of {late:,.0f} ms an iteration 1,000 ms are waits for data or host"
+    assert said[1] == f"Of {late:,.0f} ms per iteration, 1,000 ms are waits for data or host"
     alone = report([Subject.of_plan(runs / "plan.json", None, None)])
     assert "is needed work (predicted for packs that fill both budgets; --packs names others)." in alone
     assert "fill both budgets" not in report([Subject.of_plan(runs / "plan.json", None, runs / "packs")])
@@ -289,13 +282,10 @@ def test_balanced_and_random_loads_are_drawn_on_one_scale(folder: Path) -> None:
 
 
 def timelines(page: str) -> list[str]:
-    """The drawings of iterations on a page."""
     return re.findall(r"<svg class='timeline'.*?</svg>", page, re.DOTALL)
 
 
 class Tags(HTMLParser):
-    """Counts tags, and keeps what would load something."""
-
     def __init__(self) -> None:
         super().__init__()
         self.counts: dict[str, int] = {}

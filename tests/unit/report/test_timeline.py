@@ -14,21 +14,9 @@ import pytest
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts, find_plan, make_plan
 from omnibal_ext.plan import Plan
-from omnibal_ext.report.breakdown import CAUSES, EXECUTOR, FILL, NEEDED, RECOMPUTED, REPLICAS, breakdown, limit_of
-from omnibal_ext.report.timeline import (
-    OTHER,
-    Span,
-    SpanPart,
-    Timeline,
-    layout_of,
-    predicted,
-    problem_of,
-    recorded,
-    waits,
-)
+from omnibal_ext.report.breakdown import CAUSES, EXECUTOR, FILL, NEEDED, RECOMPUTED, breakdown
+from omnibal_ext.report.timeline import Timeline, layout_of, predicted, problem_of, waits
 from omnibal_ext.report.trace import trace
-from omnibal_ext.schedules.actions import Action
-from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, V_SHAPED
 from tests.unit.layout.instances import make_profile, random_problem
 
@@ -73,27 +61,6 @@ def test_equal_stages_lose_the_bubble_of_1f1b_and_nothing_else(ranks: int, micro
     shares = breakdown(predicted(problem, Layout(edges, ((),) * ranks)))
     assert shares[FILL] == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
     assert shares[NEEDED] + shares[FILL] == pytest.approx(1.0)
-
-
-def test_the_slowest_replica_and_rank_are_named() -> None:
-    def span(kind: str, start: float, end: float) -> Span:
-        return Span(Action(kind, 0), 0, start, end, (SpanPart("llm", "forward", end - start),))
-
-    lanes = [("F", 0.0, 1.0, 0), ("F", 0.0, 4.0, 1)]
-    timeline = recorded(
-        {
-            "iteration": 7,
-            "lanes": [
-                {"data_parallel_rank": d, "rank": 0, "end": end, "held": [[1.0, 5.0]], "packs": [],
-                 "actions": [[kind, 0, 0, start, end, [["llm", "forward", end - start]]]]}
-                for kind, start, end, d in lanes
-            ],
-        },
-        Placement.interleaved(1),
-    )  # fmt: skip
-    assert timeline.lanes[1].spans[0] == span("F", 0.0, 4.0)
-    assert limit_of(timeline).lane.data_parallel_rank == 1
-    assert breakdown(timeline)[REPLICAS] == pytest.approx(3 / 8)
 
 
 def test_a_tensor_crosses_once_each_way_between_neighbours() -> None:
@@ -199,10 +166,3 @@ def covered_by(actions: list[dict]) -> Callable[[dict], bool]:
         return bool(((own[:, 0] <= event["ts"]) & (event["ts"] + event["dur"] <= own[:, 1])).any())
 
     return inside
-
-
-def test_what_is_in_no_part_of_the_model_is_other() -> None:
-    _, _, timeline = timeline_of(2)
-    assert {piece.part for lane in timeline.lanes for s in lane.spans for piece in s.pieces} <= {
-        "vit", "projector", "llm", "head", OTHER,
-    }  # fmt: skip

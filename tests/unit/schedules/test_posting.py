@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibal_ext.errors import UserError
-from omnibal_ext.schedules.actions import Action, Beside, Schedule
+from omnibal_ext.schedules.actions import Action, Beside
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.posting import Post, Postings, with_posts
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
@@ -196,9 +195,3 @@ def one_ahead(actions: list[Action], rank: int, placement: Placement) -> list[Ac
                 items.append(Post(wanted, (giver, Action(wanted.kind, wanted.microbatch, chunk))))
         items.append(action)
     return items
-
-
-def test_a_schedule_that_deadlocks_is_refused() -> None:
-    schedule: Schedule = [[Action("B", 0), Action("F", 0)], [Action("F", 0), Action("B", 0)]]
-    with pytest.raises(UserError, match="waits for ever"):
-        with_posts(schedule, 1)

@@ -47,17 +47,6 @@ def test_zero_bubble_waits_only_for_the_pipe_to_fill(name: str, p: int, extra: i
     assert seconds == pytest.approx(least) if v == 1 or name == "zb_h2" else least <= seconds + 1e-9 <= least + p
 
 
-def test_the_slowest_stage_paces_1f1b() -> None:
-    costs = uniform(4, [1, 3, 1], [2, 6, 2])
-    assert step_seconds(compile_schedule(one_f_one_b(3, 4), 4), costs) == 1 + 4 * 9 + 2
-
-
-def test_transfers_delay_and_the_last_part_of_the_step_is_added() -> None:
-    costs = uniform(1, [1, 1], [2, 2], transfer=[0.5, 9], step=[0.25, 3])
-    program = compile_schedule(one_f_one_b(2, 1), 1)
-    assert step_seconds(program, costs) == max(1 + 0.5 + 3 + 0.5 + 2 + 0.25, 4.5 + 3)
-
-
 def _slow(
     schedule: Schedule, costs: StageCosts, ranks_of: tuple[int, ...]
 ) -> tuple[dict[tuple[int, Action], float], list[float]]:
@@ -128,14 +117,6 @@ def test_any_schedule_with_any_costs_follows_the_definition(name: str, p: int, m
 @given(placements, st.integers(1, 6), st.integers(0, 2**31))
 def test_any_lists_on_any_placement_follow_the_definition(placement: Placement, m: int, seed: int) -> None:
     _follows_the_definition(drawn_lists(placement, m, seed), placement, m, seed)
-
-
-@given(st.integers(1, 6), st.integers(1, 12))
-def test_1f1b_holds_kept_bytes_of_the_microbatches_in_flight(p: int, m: int) -> None:
-    costs = uniform(m, [1.0] * p, [2.0] * p, kept=[5.0] * p, transient=[2.0] * p, fixed_bytes=[100.0] * p)
-    played = simulate(compile_schedule(one_f_one_b(p, m), m), costs)
-    assert played.peak_bytes.tolist() == [100 + 5 * min(p - s, m) + 2 for s in range(p)]
-    assert [played.memory_timeline(s)[-1][1] for s in range(p)] == [100.0] * p
 
 
 def test_between_b_and_w_only_what_w_needs_is_held() -> None:

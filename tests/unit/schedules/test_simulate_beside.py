@@ -12,7 +12,6 @@ from omnibal_ext.schedules.schedule import build_schedule, placement_of
 from omnibal_ext.schedules.simulate import Encoding, Simulation, StageCosts, simulate
 from omnibal_ext.schedules.weaving import first_and_last, in_time, woven
 from tests.unit.drawn import drawn_parts
-from tests.unit.schedules.uniform import uniform
 
 cases = st.tuples(
     st.sampled_from(["1f1b", "gpipe", "zb_h1", "zb_v"]), st.integers(1, 4), st.integers(1, 6), st.integers(1, 2)
@@ -169,17 +168,3 @@ def most_bytes(
         done.add((who, action))
         most = max(most, held(done))
     return float(fixed + most)
-
-
-def test_a_program_without_a_tower_is_played_as_ever() -> None:
-    """A tower that takes nothing changes nothing."""
-    lists = build_schedule("1f1b", 3, 5)
-    costs = uniform(5, [1.0, 2.0, 1.5], [2.0, 3.0, 2.5], kept=1.0, transfer=0.1)
-    beside = Beside(((0,),) * 5)
-    nothing = Encoding(
-        np.zeros((2, 3, 5)), *[np.zeros(5) if i in (0, 3) else np.zeros((3, 5)) for i in range(4)], *[np.zeros(3)] * 2
-    )
-    plain = simulate(compile_schedule(lists, 5), costs)
-    with_tower = simulate(compile_schedule(woven(lists, first_and_last(lists, beside)), 5), costs, nothing)
-    assert with_tower.step_seconds == plain.step_seconds
-    assert with_tower.peak_bytes.tolist() == plain.peak_bytes.tolist()

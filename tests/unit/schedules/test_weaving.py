@@ -146,7 +146,6 @@ def test_any_merging_that_keeps_what_waits_runs(ranks: int, microbatches: int, s
 
 
 def _runs(schedule: Schedule, beside: Beside) -> bool:
-    """Round and round, whatever can run runs."""
     last, done, at, moved = len(schedule) - 1, set[tuple[str, int, int]](), [0] * len(schedule), True
     while moved:
         moved = False

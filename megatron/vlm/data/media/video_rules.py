@@ -1,28 +1,24 @@
-"""Which frames of a video a model sees, and at which size: the rules of transformers' video processors.
+"""Which frames of a video a model sees, and at which size: the base of the rules of transformers' video processors.
 
-| markup | frames (`sampling`) | pixels |
-|---|---|---|
-| `qwen-vl` | even, `min_frames` to `max_frames` | `min_pixels` to `max_pixels` per frame |
-| `qwen3-vl` | spread, `min_frames` to `max_frames` | `min_pixels` to `max_pixels` per video |
-| `glm-4.1v` | by second | per video |
-| `glm-4.6v` | by length | per video |
-
+The rules stand in the folders of the families that have them; `families.media.VIDEO_RULES` finds them by markup.
 `capped` limits long videos further, as Qwen's own code does.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from megatron.vlm.data.media.sampling import by_length, by_second, even, spread
-from megatron.vlm.data.media.tiles import FRAMES, SQUARE, Grid, VideoFrames, grown, square_grid
+from megatron.vlm.data.media.tiling import FRAMES, SQUARE, Grid, VideoFrames
 from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.families.towers.tiling import grown, square_grid
 
 MOST_FRAMES_SEEN = 2**14
 
 
 @dataclass(frozen=True, slots=True)
-class VideoRule:
-    """The fields of a model's video processor, with transformers' defaults."""
+class VideoRule(ABC):
+    """The fields of a model's video processor, with transformers' defaults: datasets record them."""
 
     whole: bool
     """Pixel limits are of all frames together, and each step has its own run of tokens (from Qwen3-VL on)."""
@@ -35,35 +31,27 @@ class VideoRule:
     max_tokens: int = 0
     """If `capped`: of a video, or of a frame if `whole`."""
     sampling: str = "even"
-    """A name of the table in `media/sampling.py`."""
+    """The name of the subclass's way, in datasets."""
     max_seconds: float = 300.0
     """For "by second"."""
     refused: str = ""
     """Why the model's processor is not supported for videos; "": it is."""
 
+    obeys: ClassVar[tuple[str, ...]] = ("fps", "min_frames", "max_frames")
+    """The fields that decide how many frames are sampled."""
+    pace: ClassVar[str] = "{0.fps:g} frames a second, {0.min_frames} to {0.max_frames}"
+    """How many frames are seen, in words."""
+    fills_pairs: ClassVar[bool] = False
+    """Before frames are resized an odd one at the end is added again, and a step stands at its first frame's time."""
+
     def __str__(self) -> str:
         """As preprocessing prints it."""
         pixels = f"{self.min_pixels} to {self.max_pixels} pixels a {'video' if self.whole else 'frame'}"
-        if self.refused:
-            return self.refused
-        many = {"by second": f"{self.fps:g} frames a second", "by length": "6 frames a second, fewer of long videos"}
-        usual = f"{self.fps:g} frames a second, {self.min_frames} to {self.max_frames}"
-        return f"{many.get(self.sampling, usual)}, {pixels}"
+        return self.refused or f"{self.pace.format(self)}, {pixels}"
 
-    @property
-    def obeys(self) -> tuple[str, ...]:
-        """The fields that decide how many frames are sampled."""
-        return {"by second": ("fps", "max_seconds"), "by length": ()}.get(
-            self.sampling, ("fps", "min_frames", "max_frames")
-        )
-
-
-VIDEO_RULES = {
-    "qwen-vl": VideoRule(False, 128 * 28**2, 768 * 28**2, max_tokens=128000),
-    "qwen3-vl": VideoRule(True, 128 * 32**2, 768 * 32**2, max_tokens=768, sampling="spread"),
-    "glm-4.1v": VideoRule(True, 112**2, 60000 * 28**2, max_tokens=1, sampling="by second"),
-    "glm-4.6v": VideoRule(True, 112**2, 60000 * 28**2, max_tokens=1, sampling="by length"),
-}
+    @abstractmethod
+    def sample(self, total: int, rate: float, seconds: float) -> list[int]:
+        """Numbers of the frames that are seen of `total`, `rate` a second; [] if there are too few."""
 
 
 def choose_frames(
@@ -78,27 +66,15 @@ def choose_frames(
     if total < FRAMES:
         raise Rejected("too_few_frames", f"{total} frames; a video has {FRAMES} or more, show it as an image")
     seconds = seconds or total / rate
-    if not (frames := _chosen(rule, total, rate, seconds)):
+    if not (frames := rule.sample(total, rate, seconds)):
         raise Rejected("too_few_frames", f"{seconds:.2g} seconds are too short to be seen, show it as an image")
     seen = [times[frame] for frame in (*frames, frames[-1])]
-    middle = rule.sampling == "spread" or not rule.whole
-    steps = tuple((seen[step] + seen[step + middle]) / 2 for step in range(0, len(frames), FRAMES))
+    second = 0 if rule.fills_pairs else 1
+    steps = tuple((seen[step] + seen[step + second]) / 2 for step in range(0, len(frames), FRAMES))
     a_step = FRAMES / (len(frames) / total * rate)
     return VideoFrames(
         tuple(frames), steps, a_step, rule.whole, tuple(files[frame] for frame in frames) if files else ()
     )
-
-
-def _chosen(rule: VideoRule, total: int, rate: float, seconds: float) -> list[int]:
-    match rule.sampling:
-        case "by second":
-            return by_second(total, rate, seconds, rule.fps, rule.max_seconds)
-        case "by length":
-            return by_length(total, rate, seconds)
-        case "spread":
-            return spread(total, rate, rule.fps, rule.min_frames, rule.max_frames)
-        case _:
-            return even(total, rate, rule.fps, rule.min_frames, rule.max_frames)
 
 
 def frame_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) -> Grid:
@@ -106,7 +82,7 @@ def frame_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) 
     width, height = size
     side, counted, rounded = SQUARE * patch, 1, 1
     if rule.whole:
-        frames += frames % FRAMES * (rule.sampling != "spread")  # GLM-V's add the last one again before they resize
+        frames += frames % FRAMES * rule.fills_pairs
         counted, rounded = frames, round(frames / FRAMES) * FRAMES
         width, height = grown(size, side)
     return square_grid(width, height, patch, rule.min_pixels, _most_pixels(rule, frames, side), counted, rounded)

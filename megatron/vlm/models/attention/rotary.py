@@ -34,7 +34,12 @@ class Rotary(torch.nn.Module):
     def forward(self, batch: Microbatch, dtype: torch.dtype) -> Rotation:
         """As query and key of this precision turn. UserError where a sample is too long for the model."""
         scaling = self.language.rope_scaling
-        return rotation(self.angles(batch), dtype, scaling.attention_factor if scaling else 1.0)
+        found = rotation(self.angles(batch), dtype, scaling.attention_factor if scaling else 1.0)
+        if scaling is None or not scaling.query_beta:
+            return found
+        contexts = torch.floor(batch.positions / scaling.original_positions)
+        factors = 1 + scaling.query_beta * torch.log(1 + contexts)
+        return found._replace(query_factors=factors.to(dtype)[:, None, None, None])
 
     def angles(self, batch: Microbatch) -> Tensor:
         """Angles of every position, [T, 1, 1, numbers that turn]. UserError where a sample is too long for it."""

@@ -4,25 +4,37 @@ Core turns them in front of the attention, and takes cosines and sines of the an
 twenty kernels, unless Transformer Engine has one. Here they are taken once a pack, and a layer turns both in one.
 """
 
+from typing import NamedTuple
+
 import torch
 from megatron.core.jit import jit_fuser
 from torch import Tensor
 
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the angle of every row and number of a head that turns, [rows, 1, 1, numbers]; or of each part
-of a head that turns by itself, [rows, 1, 1, parts, numbers]."""
+
+class Rotation(NamedTuple):
+    """How queries and keys turn."""
+
+    cosines: Tensor
+    """Of the angle of every row and number of a head that turns, [rows, 1, 1, numbers]; or of each part of a head that
+    turns by itself, [rows, 1, 1, parts, numbers]."""
+    sines: Tensor
+    query_factors: Tensor | None = None
+    """[rows, 1, 1, 1] What rotated queries are multiplied with; None: 1."""
 
 
 def rotation(angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> Rotation:
     """By these angles, fp32, in the precision of what is turned; `factor` is what YaRN multiplies with."""
-    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+    return Rotation((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype))
 
 
 @jit_fuser
-def turned(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+def turned(
+    query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor, query_factors: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Query [rows, 1, heads, width] and key [rows, 1, groups, width], each pair of numbers turned by its angle; where
     there are fewer angles than numbers, the others stay as they are."""
-    return _turned(query, cosines, sines), _turned(key, cosines, sines)
+    query = _turned(query, cosines, sines)
+    return query if query_factors is None else query * query_factors, _turned(key, cosines, sines)
 
 
 def _turned(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -54,9 +54,9 @@ class Runs:
     @classmethod
     def of(cls, batch: Microbatch, dtype: torch.dtype, exchange: HeadExchange | None = None) -> "Runs":
         """Of a pack, for layers of this precision."""
-        if exchange is None:
+        if exchange is None or batch.shard is None:
             return cls._of_segments(batch.segments, batch.positions, dtype)
-        own = segments_of(batch.lengths[batch.split_segments :])
+        own = segments_of(batch.lengths[batch.shard.split_segments :])
         apart = cls._of_segments(own, batch.positions[exchange.rows[exchange.team_rank] :], dtype)
         positions = torch.cat([torch.arange(length) for length in exchange.segments.lengths])
         together = cls._of_segments(exchange.segments, platform.to_device(positions), dtype)

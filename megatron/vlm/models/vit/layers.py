@@ -40,6 +40,15 @@ from megatron.vlm.models.tile_rows import SplitHeads
 from omnibal_ext.architectures.vision import VisionArchitecture
 
 
+def whole_matrix(
+    config: TransformerConfig, columns: int, rows: int, bias: bool
+) -> tensor_parallel.ColumnParallelLinear:
+    """A matrix [rows, columns] cut over tensor-parallel ranks, each of which has all that it gives."""
+    return tensor_parallel.ColumnParallelLinear(
+        columns, rows, config=config, init_method=config.init_method, bias=bias, gather_output=True
+    )
+
+
 def shared_rows(rows: int, config: TransformerConfig) -> int:
     """Rows of `rows` that a tensor-parallel rank holds, those that fill up included."""
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
@@ -89,7 +98,6 @@ class PatchEmbed(MegatronModule):
             torch.nn.init.zeros_(self.projection.bias)
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
-        """Pixels of the pack [tiles, 3, height, width] -> ViT tokens [tokens, tiles, width]."""
         """Pixels of the pack's tiles -> rows of ViT tokens, this rank's share."""
         assert batch.pixels is not None
         tokens = self.projection(batch.pixels.to(self.positions.dtype)).flatten(2).permute(2, 0, 1)
@@ -138,6 +146,9 @@ _scale_add_fused = jit_fuser(_scale_add)
 class VisionAttention(SelfAttention):
     """Core's attention; where query and key have norms over all heads, these share one reduction over the group."""
 
+    norms_values = False
+    """Values have a norm without a weight."""
+
     def get_query_key_value_tensors(
         self,
         hidden_states: Tensor,
@@ -154,7 +165,7 @@ class VisionAttention(SelfAttention):
             query, key = normalise_together(query, key, self.q_layernorm, self.k_layernorm)
         elif isinstance(self.q_layernorm, HeadRMSNorm):
             query, key = self.q_layernorm(query), self.k_layernorm(key)
-            value = normalised_heads(value, self.config.layernorm_epsilon)
+            value = normalised_heads(value, self.config.layernorm_epsilon) if self.norms_values else value
         return query, key, value
 
 
@@ -170,6 +181,7 @@ class VisionLayer(TransformerLayer):
     def place(self, vision: VisionArchitecture, number: int) -> None:
         """Say which of the ViT's layers this is."""
         native = vision.native
+        self.self_attention.norms_values = vision.head_norms
         self.whole = native is not None and (native.window is None or number in native.full_layers)
         self.drop_path = vision.drop_path * number / max(vision.layers - 1, 1)
 
@@ -215,7 +227,7 @@ def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitectur
     tiles = partial(TileAttention, tokens=architecture.tokens_per_tile)
     attention.submodules.core_attention = ImageAttention if architecture.native else tiles
     full_width = partial(FullWidthRMSNorm, heads=heads) if architecture.qk_norm else IdentityOp
-    norm = HeadRMSNorm if architecture.head_norms else full_width
+    norm = HeadRMSNorm if architecture.norms_heads else full_width
     attention.submodules.q_layernorm = attention.submodules.k_layernorm = norm
     set_projections(attention.submodules, config, heads, architecture.qkv_bias, again)
     return ModuleSpec(VisionLayer, submodules=submodules)

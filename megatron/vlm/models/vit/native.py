@@ -19,21 +19,18 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from megatron.core.jit import jit_fuser
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import embedding_bag, gelu, linear
+from torch.nn.functional import embedding_bag, linear
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Grid, Microbatch, Segments, segments_of
 from megatron.vlm.models.attention.rotation import rotation
 from megatron.vlm.models.configs import outside_layers
-from megatron.vlm.models.norm import build_norm, normalised_heads
-from megatron.vlm.models.vit.layers import join_rows, share_rows, shared_rows
-from omnibal_ext.architectures.architecture import Architecture
+from megatron.vlm.models.norm import build_norm
+from megatron.vlm.models.vit.layers import share_rows, shared_rows
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
@@ -267,88 +264,6 @@ class NativePatchEmbed(MegatronModule):
             )
         row, column = platform.to_device(torch.from_numpy(places)).unbind(1)
         return self.axis_positions[0][column] + self.axis_positions[1][row]
-
-
-class SquarePooler(MegatronModule):
-    """Means of squares of patches, scaled, shifted where the model does so, normalised; then one matrix (Gemma 4).
-
-    This rank's rows of patches -> [squares, 1, LLM width], in the order of the images, on every tensor-parallel rank.
-    """
-
-    def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
-        super().__init__(outside_layers(vision))
-        self.shared, self.square, self.width = vision, architecture.shuffle**2, vision.hidden_size
-        self.standardized = architecture.vision.standardized
-        if self.standardized:
-            numbers = {"shift": torch.zeros, "scale": torch.ones}  # weights that nobody trains: copies have them too
-            for name, filled in numbers.items():
-                weight = torch.nn.Parameter(filled(self.width, dtype=vision.params_dtype), requires_grad=False)
-                self.register_parameter(name, weight)
-        self.linear = ColumnParallelLinear(
-            self.width, language.hidden_size, config=self.config, init_method=vision.init_method, bias=False,
-            gather_output=True,
-        )  # fmt: skip
-
-    def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """This rank's rows -> image tokens [tokens, 1, LLM width]. Means are rounded, what follows is in fp32."""
-        rows = join_rows(hidden, batch.tiles, self.shared)
-        standard = (self.shift, self.scale) if self.standardized else ()
-        means = _means_of_squares(rows.view(-1, self.square, 1, self.width), *standard)
-        out: Tensor = self.linear(normalised_heads(means, self.shared.layernorm_epsilon))[0]
-        return out
-
-
-@jit_fuser
-def _means_of_squares(squares: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
-    """[squares, patches, 1, width] -> means times the root of the width, shifted and scaled: [squares, 1, width]."""
-    means = squares.float().mean(dim=1).to(squares.dtype).float() * squares.shape[-1] ** 0.5
-    if shift is not None and scale is not None:
-        means = (means - shift.float()) * scale.float()
-    return means.to(squares.dtype)
-
-
-class SquareMerger(MegatronModule):
-    """Each square of patches -> one token of the language model, in the order of the images.
-
-    The norm is of patches or, for a feature, of whole squares.
-    """
-
-    def __init__(
-        self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture, feature: bool = False
-    ) -> None:
-        super().__init__(outside_layers(vision))
-        self.shared, vision = vision, self.config
-        self.width = architecture.joined_width
-        options = {"config": vision, "init_method": vision.init_method, "bias": True}
-        self.normed = self.width if feature else vision.hidden_size
-        self.norm = build_norm(vision, self.normed, vision.layernorm_epsilon)
-        self.linear_fc1 = ColumnParallelLinear(self.width, self.width, gather_output=False, **options)
-        self.linear_fc2 = RowParallelLinear(
-            self.width, language.hidden_size, input_is_parallel=True, skip_bias_add=False, **options
-        )
-
-    def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        rows = join_rows(hidden, batch.tiles, self.shared)
-        normed = self.norm(rows.view(-1, 1, self.normed))
-        inner, _ = self.linear_fc1(normed.view(-1, 1, self.width))
-        out, _ = self.linear_fc2(gelu(inner))
-        return out if view.square_places is None else out[view.square_places]
-
-
-class PatchMerger(SquareMerger):
-    """The projector: the ViT's output, and every feature that enters the language model later, merged apart."""
-
-    def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
-        super().__init__(vision, language, architecture)
-        for number in range(len(architecture.vision.feature_layers)):
-            # Not in a list of modules: core's checkpoints would take the ranks' parts of its weights for whole ones.
-            self.add_module(f"feature_{number}", SquareMerger(vision, language, architecture, feature=True))
-
-    def feature(self, number: int, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """This rank's rows behind the layer that gives feature `number` -> image tokens [tokens, 1, LLM width]."""
-        merged: Tensor = self.get_submodule(f"feature_{number}")(hidden, batch, view)
-        return merged
 
 
 def text_and_image_positions(

@@ -1,11 +1,8 @@
 """From the ViT's width to the language model's.
 
 A two-layer perceptron (LLaVA), pixel shuffle before it (InternVL), or what several layers of the ViT give, side by side
-(ViP-LLaVA); or one matrix, of means of squares of patches (Gemma 3), or behind the pixel shuffle (Idefics 3; of
-single patches PaliGemma).
+(ViP-LLaVA); or one matrix behind the pixel shuffle (Idefics 3; of single patches PaliGemma).
 """
-
-from collections.abc import Sequence
 
 import torch
 from megatron.core.tensor_parallel import (
@@ -48,13 +45,14 @@ class Projector(MegatronModule):
             language.hidden_size, language.hidden_size, input_is_parallel=True, skip_bias_add=False, **linear
         )
 
-    def joined(self, hidden: Tensor, features: Sequence[Tensor]) -> Tensor:
-        """Rows of ViT tokens, and those that layers before gave: one behind the other in width, in that order."""
-        given = (*features, hidden)
-        return torch.cat([given[number] for number in self.side_by_side], dim=-1)
+    def forward(self, hidden: Tensor, batch: Microbatch, *features: Tensor) -> Tensor:
+        """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile.
 
-    def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile."""
+        `features`: rows that layers before gave; those of both that `side_by_side` names are joined in width.
+        """
+        if self.side_by_side:
+            given = (*features, hidden)
+            hidden = torch.cat([given[number] for number in self.side_by_side], dim=-1)
         rows = join_rows(hidden, self.tokens_per_tile * batch.tiles, self.shared)
         tokens = rows.view(self.tokens_per_tile, batch.tiles, -1)
         image = self.vision_norm(tokens)[self.first :].transpose(0, 1)
@@ -62,28 +60,6 @@ class Projector(MegatronModule):
             image = pixel_shuffle(image, self.shuffle)
         inner, _ = self.linear_fc1(self.norm(image))
         out, _ = self.linear_fc2(gelu(inner))
-        return out.reshape(-1, 1, out.shape[-1])
-
-
-class PooledProjector(MegatronModule):
-    """This rank's rows of ViT tokens -> [tiles * image tokens, 1, LLM width], on every tensor-parallel rank."""
-
-    def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
-        super().__init__(outside_layers(vision))
-        self.shared, width, epsilon = vision, vision.hidden_size, architecture.vision.norm_epsilon
-        self.tokens_per_tile, self.square = architecture.vision.tokens_per_tile, architecture.shuffle
-        self.vision_norm = build_norm(self.config, width, epsilon, "LayerNorm")
-        self.norm = build_norm(self.config, width, epsilon, "CentredRMSNorm")
-        self.linear = ColumnParallelLinear(
-            width, language.hidden_size, config=self.config, init_method=vision.init_method, bias=False,
-            gather_output=True,
-        )  # fmt: skip
-
-    def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile."""
-        rows = join_rows(hidden, self.tokens_per_tile * batch.tiles, self.shared)
-        patches = self.vision_norm(rows.view(self.tokens_per_tile, batch.tiles, -1)).transpose(0, 1)
-        out, _ = self.linear(self.norm(mean_of_squares(patches, self.square)))
         return out.reshape(-1, 1, out.shape[-1])
 
 
@@ -107,13 +83,6 @@ class ShuffledProjector(MegatronModule):
         part, _ = self.linear(pixel_shuffle(patches, self.shuffle))
         out = gather_from_tensor_model_parallel_region(part)  # behind adapters, which add to a rank's part
         return out.reshape(-1, 1, out.shape[-1])
-
-
-def mean_of_squares(patches: Tensor, side: int) -> Tensor:
-    """Mean of each `side` x `side` square: patches [tiles, n * n, width] -> [tiles, (n / side)^2, width]."""
-    tiles, count, width = patches.shape
-    squares = int(count**0.5) // side
-    return patches.reshape(tiles, squares, side, squares, side, width).mean(dim=(2, 4)).flatten(1, 2)
 
 
 def pixel_shuffle(patches: Tensor, factor: int) -> Tensor:

@@ -1,0 +1,97 @@
+"""Where the answers stand in what a chat template without `{% generation %}` tags writes.
+
+The program is run once more with marks, characters of no meaning, around all that is said. An answer reaches from
+behind the opening of the assistant's turn, so that tags of reasoning are in it, to the token behind its words or calls:
+
+    <|im_start|>assistant\\n<think>\\n^Well.^\\n</think>\\n\\n^A cat.^<|im_end|>\\n
+                           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ trained
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.data.turns import ASSISTANT, USER, Call, Message
+
+Range = tuple[int, int]
+FIRST, LAST = 0x100000, 0x10FF00
+"""Of the marks: message number n has FIRST + n."""
+MARK = re.compile(f"[{chr(FIRST)}-{chr(LAST)}]")
+
+
+def with_answers(
+    run: Callable[[Sequence[Message]], str], text: str, messages: Sequence[Message], opening: str, ending: str
+) -> tuple[str, list[Range]]:
+    """The text, with `ending` behind it if nothing ends its last answer, and the range of every answer.
+
+    That of an answer without words, calls and reasoning is empty. Raises `Rejected` (unsupported_field, reserved_words)
+    if the program changes what is said.
+    """
+    marked = run([_marked(message, chr(FIRST + number)) for number, message in enumerate(messages)])
+    if MARK.search(text):
+        raise Rejected("reserved_words", f"the conversation has characters between {chr(FIRST)!r} and {chr(LAST)!r}")
+    places = [(ord(mark[0]) - FIRST, mark.start() - count) for count, mark in enumerate(MARK.finditer(marked))]
+    changes = sum(one != other for (one, _), (other, _) in pairwise(places))
+    found = {number for number, _ in places}
+    left_out = [number for number, message in enumerate(messages) if message.words.strip() and number not in found]
+    if left_out or MARK.sub("", marked) != text or changes != len(found) - 1:
+        what = f"leaves out turn {left_out[0]}" if left_out else "changes or mixes what is said"
+        raise Rejected("unsupported_field", f"{what}, so that answers are not found in it")
+    ranges = []
+    for number, message in enumerate(messages):
+        if message.role != ASSISTANT:
+            continue
+        own = [place for place, (other, _) in enumerate(places) if other == number]
+        if not own:
+            ranges.append((0, 0))
+            continue
+        first, last = places[own[0]][1], places[own[-1]][1]
+        before = text[places[own[0] - 1][1] if own[0] else 0 : first]
+        behind = text[last : places[own[-1] + 1][1] if own[-1] + 1 < len(places) else len(text)]
+        start = first - len(before.rpartition(opening)[2]) if opening in before else first
+        closing, end, _ = behind.partition(ending) if ending else (behind, "", "")
+        if end and (message.calls or not message.words.strip() or not closing.strip()):
+            last += len(closing) + len(end)
+        elif ending and not end and message is messages[-1]:
+            text, last = text + ending, len(text) + len(ending)
+        elif message.calls:
+            raise Rejected("unsupported_field", "does not end calls as it ends answers")
+        ranges.append((start, last))
+    return text, ranges
+
+
+def _marked(message: Message, mark: str) -> Message:
+    """With a mark before and behind each text that is not empty, within the white space around it."""
+
+    def around(words: str) -> str:
+        core = words.strip()
+        return words.replace(core, mark + core + mark, 1) if core else words
+
+    calls = tuple(Call(around(call.name), call.arguments) for call in message.calls)
+    reasoning = message.reasoning and around(message.reasoning)
+    parts = tuple(map(around, message.parts))
+    return replace(message, words=around(message.words), calls=calls, reasoning=reasoning, parts=parts)
+
+
+def opening_of(run: Callable[..., str], chat: Sequence[Message], text: str) -> str:
+    """What a program writes before an answer: the prompt to answer, as far as it stands before answers of `chat` too.
+
+    `text` is `chat` without reasoning, as the program writes it. A program without such a prompt has all that stands
+    between question and answer.
+    """
+    gaps = [
+        text.partition(question.words)[2].partition(answer.words)[0]
+        for question, answer in pairwise(chat)
+        if (question.role, answer.role) == (USER, ASSISTANT)
+    ]
+    asked = chat[: 1 + [message.role for message in chat].index(USER)]
+    try:
+        prompt = given = run(asked, add_generation_prompt=True).removeprefix(run(asked))
+    except Rejected:  # it writes nothing without an answer
+        return gaps[0]
+    while not all(given in gap for gap in gaps):
+        given = given[:-1]
+    is_known = given and (given == prompt or not gaps[0].rpartition(given)[2].strip())
+    return given if is_known else gaps[0]

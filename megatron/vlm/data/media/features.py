@@ -1,0 +1,51 @@
+"""Which of the ViT's features each image token is, where these are not one after the other (`FeatureOrder`)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+NEWLINE = -1
+
+
+@dataclass(frozen=True)
+class FeatureOrder:
+    """The feature, or weighted features, of each image token."""
+
+    sources: NDArray[np.int64]
+    """Feature numbers [tokens], or [tokens, 4] if tokens are weighted means; NEWLINE is the model's newline."""
+    weights: NDArray[np.float32] | None = None
+    """[tokens, 4]; None: every token is one feature."""
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def as_means(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Sources and weights as [tokens, 4] in any case."""
+        if self.weights is not None:
+            return self.sources, self.weights
+        weights = np.zeros((len(self), 4), np.float32)
+        weights[:, 0] = 1.0
+        return np.repeat(self.sources[:, None], 4, axis=1), weights
+
+
+def joined_orders(images: Iterable[tuple[int, FeatureOrder]]) -> FeatureOrder:
+    """One order for several images, given as (number of features, order) each."""
+    moved, offset = [FeatureOrder(np.empty(0, dtype=np.int64))], 0
+    for features, order in images:
+        moved.append(replace(order, sources=np.where(order.sources == NEWLINE, NEWLINE, order.sources + offset)))
+        offset += features
+    if all(order.weights is None for order in moved):
+        return FeatureOrder(np.concatenate([order.sources for order in moved]))
+    sources, weights = zip(*(order.as_means() for order in moved), strict=True)
+    return FeatureOrder(np.concatenate(sources), np.concatenate(weights))
+
+
+def order_tensors(images: Iterable[tuple[int, FeatureOrder]]) -> dict[str, Any]:
+    """`joined_orders` as fields of a `Microbatch`."""
+    order = joined_orders(images)
+    found: dict[str, Any] = {"image_sources": torch.from_numpy(order.sources)}
+    return found if order.weights is None else found | {"image_weights": torch.from_numpy(order.weights)}

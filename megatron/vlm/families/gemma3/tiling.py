@@ -1,0 +1,12 @@
+"""Gemma 3's images: one tile, stretched by bilinear interpolation."""
+
+from PIL import Image
+
+from megatron.vlm.data.media.tiling import OneTile
+
+
+class Gemma(OneTile):
+    """One tile, whose tokens see each other."""
+
+    name, read_as, needs_image_starts = "gemma", "tiles that see themselves", True
+    resampling = Image.Resampling.BILINEAR

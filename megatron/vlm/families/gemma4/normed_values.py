@@ -1,0 +1,77 @@
+"""Attention whose values are normalised head by head, as queries and keys are, and may be what keys were (Gemma 4).
+
+Keys and values may be an earlier layer's, as they left their norms (Gemma 4 E2B).
+"""
+
+import torch
+from megatron.core.tensor_parallel import all_gather_last_dim_from_tensor_parallel_region
+from megatron.core.transformer.attention import SelfAttention
+from torch import Tensor
+
+from megatron.vlm.models.norm import normalised_heads
+
+
+class NormedValues(SelfAttention):
+    """Core's attention, with a norm without a weight for the values of every head."""
+
+    gives = False
+    """Later layers take its keys and values."""
+    given: tuple[Tensor, ...] = ()
+    """Key and value [T, 1, groups here, d] of the pack that runs, not yet turned."""
+
+    def get_query_key_value_tensors(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        output_gate: bool = False,
+        split_qkv: bool = True,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[rows, 1, width] (this rank's) -> query [tokens, 1, local heads, d], key and value [tokens, 1, groups, d]."""
+        query, key, value = self._projected(hidden_states)
+        if self.gives:
+            self.given = key, value
+        return query, key, value
+
+    def give(self) -> tuple[Tensor, ...]:
+        """Key and value for later layers, or nothing; they are not held here until the next pack comes."""
+        given, self.given = self.given, ()
+        return given
+
+    def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = super().get_query_key_value_tensors(hidden)
+        return query, key, normalised_heads(value, self.config.layernorm_epsilon)
+
+
+class KeysAsValues(NormedValues):
+    """The same where one matrix gives keys and values: what it gives is normalised for each of them apart.
+
+    Where there are more ranks than groups, several ranks share one: each takes all of it, and its own heads.
+    """
+
+    def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mixed, _ = self.linear_qkv(hidden)
+        width, group = self.hidden_size_per_attention_head, self.pg_collection.tp
+        heads = self.config.num_attention_heads // self.config.num_query_groups
+        sharing = max(1, group.size() // self.config.num_query_groups)
+        if sharing > 1:
+            whole = all_gather_last_dim_from_tensor_parallel_region(mixed, group=group)
+            mixed = whole.chunk(self.config.num_query_groups, dim=-1)[group.rank() // sharing]
+        groups = mixed.unflatten(-1, (-1, heads + 1, width))
+        query, key = groups[..., :heads, :].flatten(2, 3), groups[..., heads, :].contiguous()
+        query = query.chunk(sharing, dim=2)[group.rank() % sharing] if sharing > 1 else query
+        value = normalised_heads(key, self.config.layernorm_epsilon)
+        assert isinstance(self.q_layernorm, torch.nn.Module)
+        assert isinstance(self.k_layernorm, torch.nn.Module)
+        return self.q_layernorm(query), self.k_layernorm(key), value
+
+
+class QueriesAlone(NormedValues):
+    """The same where key and value are an earlier layer's, which the layer puts into `taken` for each pack."""
+
+    taken: tuple[Tensor, ...] = ()
+
+    def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, _ = self.linear_qkv(hidden)
+        (key, value), self.taken = self.taken, ()
+        assert isinstance(self.q_layernorm, torch.nn.Module)
+        return self.q_layernorm(query.unflatten(-1, (-1, self.hidden_size_per_attention_head))), key, value

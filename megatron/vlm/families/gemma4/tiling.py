@@ -1,0 +1,28 @@
+"""Gemma 4's images at native resolution, scaled to as many patches as the limit allows."""
+
+from math import floor, sqrt
+
+from megatron.vlm.data.media.tiling import Grid
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.families.towers.tiling import Native, patches
+
+
+class Gemma4(Native):
+    """Squares of 3 x 3 patches, whose pixels the model scales."""
+
+    name, read_as, square = "gemma4", "squares of 3 x 3 patches", 3
+    normalizes, usual = False, patches(9, 2520)
+
+    def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
+        """Patches a side for an image scaled to nearly `most`; a side of no square gets one, the other follows the
+        aspect ratio. Raises `Rejected` (too_narrow) if none are left."""
+        side, factor = self.square * tile_size, sqrt(most * tile_size**2 / (height * width))
+        rows, columns = floor(factor * height / side), floor(factor * width / side)
+        longest = most // self.square**2
+        if not rows:
+            rows, columns = 1, min(width // height, longest)
+        elif not columns:
+            rows, columns = min(height // width, longest), 1
+        if not rows * columns:
+            raise Rejected("too_narrow", f"{width} x {height} pixels become no square of {side} pixels a side")
+        return columns * self.square, rows * self.square

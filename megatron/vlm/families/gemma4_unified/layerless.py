@@ -1,0 +1,53 @@
+"""What stands before a language model that has no ViT (Gemma 4 without towers): norms and matrices of patches.
+
+pixels -> norm -> matrix -> norm -> + learned positions of column and row -> norm | norm without a weight -> matrix
+"""
+
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.configs import outside_layers
+from megatron.vlm.models.norm import build_norm, normalised_heads
+from megatron.vlm.models.vit.layers import join_rows, share_rows, whole_matrix
+from megatron.vlm.models.vit.native import NativePatchEmbed, View
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.vision import VisionArchitecture
+
+
+class NormedPatchEmbed(NativePatchEmbed):
+    """Patches to rows, by one matrix among three LayerNorms: pixels [patches, 3, size, size] -> rows."""
+
+    def __init__(self, config: TransformerConfig, architecture: VisionArchitecture) -> None:
+        super().__init__(config, architecture)
+        whole, width = outside_layers(config), architecture.hidden_size
+        self.pixel_norm = build_norm(whole, 3 * architecture.patch_size**2, kind="LayerNorm")
+        self.norm = build_norm(whole, width, kind="LayerNorm")
+        self.place_norm = build_norm(whole, width, kind="LayerNorm")
+
+    def forward(self, hidden: None, batch: Microbatch, view: View | None = None) -> Tensor:
+        """Pixels of the pack's patches -> rows in the order of the images, this rank's share."""
+        assert batch.pixels is not None
+        pixels = batch.pixels.to(self.projection.weight.dtype).flatten(1)
+        rows = self.norm(self.projection(self.pixel_norm(pixels)))
+        rows = self.place_norm(rows + self._of_axes(batch))
+        return share_rows(rows.unsqueeze(1), self.config)
+
+
+class NormedMatrix(MegatronModule):
+    """Each row normalised, without a weight; then one matrix.
+
+    This rank's rows -> [patches, 1, LLM width], in the order of the images, on every tensor-parallel rank.
+    """
+
+    def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
+        super().__init__(outside_layers(vision))
+        self.shared = vision
+        self.linear = whole_matrix(self.config, vision.hidden_size, language.hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
+        """This rank's rows -> image tokens [tokens, 1, LLM width]."""
+        rows = join_rows(hidden, batch.tiles, self.shared)
+        out: Tensor = self.linear(normalised_heads(rows, self.shared.layernorm_epsilon))[0]
+        return out

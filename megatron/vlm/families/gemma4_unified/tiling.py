@@ -1,0 +1,27 @@
+"""Images of Gemma 4 without towers, of which a patch is an entire square."""
+
+from typing import Any
+
+from megatron.vlm.data.media.tiling import Processor
+from megatron.vlm.families.gemma4.tiling import Gemma4
+from megatron.vlm.families.towers.tiling import TOKENS, patches
+from omnibal_ext.reading.checks import integer
+
+SIDE = integer(1, 2**14)
+
+
+class Gemma4Unified(Gemma4):
+    """The same in patches that are squares of the file's patches."""
+
+    name, read_as, square, usual = "gemma4_unified", "large patches", 1, patches(1, 280)
+
+    def limits(self, processor: Processor) -> dict[str, Any]:
+        """The most patches."""
+        where, fields, wanted = processor.where, processor.fields, processor.model.vision.patch_size
+        usual = {"patch_size": 16, "pooling_kernel_size": 3}
+        patch, square = (SIDE(f"{where}: {name}", fields.get(name) or usual[name]) for name in usual)
+        if fields and patch * square != wanted:
+            made = f"patches of {patch} pixels, {square} a side"
+            raise processor.fault(f"{made}, the model of config.json has {wanted} pixels")
+        tokens = fields.get("max_soft_tokens")
+        return {"max-tiles": TOKENS(f"{where}: max_soft_tokens", tokens)} if tokens else {}

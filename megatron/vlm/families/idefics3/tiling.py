@@ -1,0 +1,69 @@
+"""Idefics 3's images: the longer side becomes that of a square of tiles, each of which has its own text before it."""
+
+from collections.abc import Mapping
+from math import ceil, isqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from megatron.vlm.data.media.tiling import Grid, Processor, TiledImage, TilingRule
+from omnibal_ext.families.markup import Places
+
+SPLIT_SIDE, TILE_SIDE, MOST_SIDE = 1456, 364, 4096
+"""The processor: default longer side of an image and side of a tile, longest side, in pixels."""
+
+
+class Split(TilingRule):
+    """Tiles, and behind them a thumbnail of the resized image; each is a run of tokens of its own."""
+
+    name, read_as, side_fields = "split", "tiles with words between", ("max_image_size",)
+    per_image, always_thumbnail, resampling = True, True, Image.Resampling.LANCZOS
+    usual: Mapping[str, Any] = {"max-tiles": 16}
+
+    def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
+        """Tiles a side for an image whose longer side becomes that of a square of `most`, the other rounded up."""
+        edge = isqrt(most) * tile_size
+        inner_width, inner_height = at_edge(width, height, edge)
+        if inner_width >= inner_height:
+            inner_height = int(edge / (inner_width / inner_height))
+        else:
+            inner_width = int(edge * (inner_width / inner_height))
+        return ceil(inner_width / tile_size), ceil(inner_height / tile_size)
+
+    def cut(self, image: Image.Image, plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
+        """Resized to nearly its aspect ratio, then to entire tiles, and of this the thumbnail."""
+        size = (plan.columns * tile_size, plan.rows * tile_size)
+        shaped = self.resize(image, at_edge(*image.size, max(size)))
+        return super().cut(self.resize(shaped, size), plan, tile_size)
+
+    def places(self, image: TiledImage) -> Places:
+        """Of each tile, and of the thumbnail."""
+        return Places(image.rows, image.columns, image.thumbnail)
+
+    def limits(self, processor: Processor) -> dict[str, Any]:
+        """Limits of tiles where the file sets an image's longer side."""
+        side, fields = processor.model.vision.image_size, processor.fields
+        if not fields.get("do_image_splitting", True):
+            raise processor.fault(
+                "do_image_splitting is False; supported: True. --max-tiles 1 makes one tile of an image"
+            )
+        if not fields:
+            return {}
+        edge = (fields.get("size") or {}).get("longest_edge", SPLIT_SIDE)
+        if (fields.get("max_image_size") or {}).get("longest_edge", TILE_SIDE) != side:
+            raise processor.fault(f"max_image_size is not {side}, the side of a tile of the model of config.json")
+        if not side <= edge <= MOST_SIDE or edge % side:
+            supported = f"multiples of {side}, a tile's, up to {MOST_SIDE}"
+            raise processor.fault(f"longest_edge is {edge}; supported: {supported}")
+        return {"max-tiles": (edge // side) ** 2}
+
+
+def at_edge(width: int, height: int, edge: int) -> tuple[int, int]:
+    """(width, height) scaled to a longer side of `edge` and an even shorter one."""
+    if width >= height:
+        shorter = int(edge / (width / height))
+        return edge, max(1, shorter + shorter % 2)
+    shorter = int(edge * (width / height))
+    return max(1, shorter + shorter % 2), edge

@@ -1,0 +1,249 @@
+"""LLaVA's images: one square (1.5), or tiles that are joined (1.6, OneVision), and the order of their features.
+
+thumbnail, row by row        tiles joined, the padding cut off, a newline after every row
+0 1                          4  5  |  8  9  n
+2 3                          6  7  | 10 11  n         (two tiles of 2 x 2 features, nothing to cut)
+
+LLaVA-OneVision downsamples joined tiles of more than nine tiles' features (bilinear interpolation): a token is then a
+weighted mean of four features. An image among several is one tile and a newline.
+"""
+
+from collections.abc import Mapping
+from math import ceil, isqrt, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from megatron.vlm.data.media.features import NEWLINE, FeatureOrder
+from megatron.vlm.data.media.tiling import Grid, OneTile, Processor, TiledImage, TilingRule
+from megatron.vlm.data.rejects import Rejected
+from omnibal_ext.errors import UserError
+
+MAX_CANVAS = 2**28  # pixels, 0.8 GB
+CLIP_GROUND, SIGLIP_GROUND = (122, 116, 104), (127, 127, 127)  # the mean of their pixels, of 255
+USUAL_SIDE = 224
+"""LLaVA-1.5's processor: default side in pixels."""
+CAP, TOLERATED = 9, 1.1
+"""LLaVA-OneVision: joined tiles have no more features than so many tiles; sides may exceed it by this factor."""
+
+
+class Fixed(OneTile):
+    """Stretched to one tile (LLaVA-Interleave)."""
+
+    name = "fixed"
+
+    def limits(self, processor: Processor) -> dict[str, Any]:
+        """With the rule by which the processor makes a square."""
+        return super().limits(processor) | ({"tiling": square_rule(processor)} if processor.fields else {})
+
+
+class Pad(Fixed):
+    """Padded to a square with the ViT's mean colour (LLaVA-1.5 as trained)."""
+
+    name, ground = "pad", CLIP_GROUND
+
+    def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
+        """One tile. Raises `Rejected` (too_many_pixels)."""
+        return within(max(width, height) ** 2, f"{width} x {height} pixels, padded to a square")
+
+    def resize(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+        """Padded, then scaled."""
+        side = max(image.size)
+        square = Image.new("RGB", (side, side), self.ground)
+        square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+        return super().resize(square, size)
+
+
+class GreyPad(Pad):
+    """An image among several of LLaVA-OneVision's."""
+
+    ground = SIGLIP_GROUND
+
+
+class Crop(OneTile):
+    """The centre square (LLaVA-1.5's published processor)."""
+
+    name = "crop"
+
+    def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
+        """One tile. Raises `Rejected` (too_many_pixels)."""
+        pixels = tile_size**2 * max(width, height) // min(width, height)
+        return within(pixels, f"{width} x {height} pixels, scaled to be cut")
+
+    def resize(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+        """The shorter side scaled, the longer one cut."""
+        (width, height), short = size, min(image.size)
+        scaled = super().resize(image, (int(width * image.width / short), int(height * image.height / short)))
+        left, top = (scaled.width - width) // 2, (scaled.height - height) // 2
+        return scaled.crop((left, top, left + width, top + height))
+
+
+class AnyRes(TilingRule):
+    """One of a few grids, padded with black, thumbnail first, tiles joined (LLaVA-1.6)."""
+
+    name, read_as, per_image, always_thumbnail = "anyres", "joined tiles", True, True
+    # Small images fit several equally well; the first one wins. The order is transformers', which reads the published
+    # list as (height, width).
+    grids: tuple[Grid, ...] = ((2, 1), (1, 2), (2, 2), (1, 3), (3, 1))
+
+    def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
+        """The grid that keeps most of the image's pixels, among these the one with least padding."""
+
+        def merit(grid: Grid) -> tuple[int, int]:
+            full_width, full_height = grid[0] * tile_size, grid[1] * tile_size
+            scale = min(full_width / width, full_height / height)
+            kept = min(int(width * scale) * int(height * scale), width * height)
+            return kept, kept - full_width * full_height
+
+        allowed = [grid for grid in self.grids if least <= grid[0] * grid[1] <= most]
+        return max(allowed, key=merit, default=(1, 1))
+
+    def resize(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+        """Scaled into the grid, at its centre."""
+        (width, height), (full_width, full_height) = image.size, size
+        if full_width / width < full_height / height:
+            inner = (full_width, min(ceil(height * full_width / width), full_height))
+        else:
+            inner = (min(ceil(width * full_height / height), full_width), full_height)
+        ground = Image.new("RGB", size)
+        ground.paste(super().resize(image, inner), ((full_width - inner[0]) // 2, (full_height - inner[1]) // 2))
+        return ground
+
+    def cut(self, image: Image.Image, plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
+        """The thumbnail first."""
+        return np.roll(super().cut(image, plan, tile_size), int(plan.thumbnail), axis=0)
+
+    def order(self, image: TiledImage, tokens_per_tile: float) -> FeatureOrder:
+        """Raises UserError if a tile's features are no square or the image's size is not recorded."""
+        side = isqrt(int(tokens_per_tile))
+        if side * side != int(tokens_per_tile):
+            raise UserError(
+                f"{int(tokens_per_tile)} tokens a tile are no square, and {self.name!r} joins tiles side by side"
+            )
+        if not image.width:
+            raise UserError(f"{image.path}: the dataset does not know the image's size; preprocess again")
+        return self.joined((image.width, image.height), (image.columns, image.rows), side, image.thumbnail)
+
+    def joined(self, size: tuple[int, int], grid: Grid, side: int, thumbnail: bool) -> FeatureOrder:
+        """Of an image of `size` pixels in tiles of `side` features a side."""
+        return FeatureOrder(image_sources(size, grid, side))
+
+
+class AnyResMax9(AnyRes):
+    """The same with grids of up to 6 x 6 tiles, downsampled (LLaVA-OneVision)."""
+
+    name, read_as, per_image = "anyres_max_9", "joined tiles, downsampled", False
+    grids = tuple((columns, rows) for rows in range(1, 7) for columns in range(1, 7))
+    usual: Mapping[str, Any] = {"max-tiles": 36}
+    among_several = GreyPad()
+
+    def layout(self, size: tuple[int, int], images: int, tile_size: int, least: int, most: int) -> tuple[Grid, bool]:
+        """One tile has a thumbnail too, but for an image among several."""
+        rule = self.among_several if images > 1 else self
+        return rule.grid(*size, tile_size, least, most), images == 1
+
+    def cut(self, image: Image.Image, plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
+        """What has no thumbnail is an image among several."""
+        return super().cut(image, plan, tile_size) if plan.thumbnail else self.among_several.cut(image, plan, tile_size)
+
+    def joined(self, size: tuple[int, int], grid: Grid, side: int, thumbnail: bool) -> FeatureOrder:
+        """As `AnyRes`; downsampled if joined tiles have many more features than `CAP` tiles."""
+        if not thumbnail:
+            return super().joined(size, grid, side, thumbnail)
+        kept, first = _joined(size, grid, side), np.arange(side * side)
+        longer = sqrt(kept.size / (CAP * side * side))
+        if longer <= TOLERATED:
+            return FeatureOrder(np.concatenate([first, _lines(kept).ravel()]))
+        return _downsampled(kept, longer, FeatureOrder(first))
+
+
+def square_rule(processor: Processor) -> str:
+    """The rule by which a LLaVA model's processor makes a square, with the processor's defaults.
+
+    CLIP's (LLaVA-1.5) pads if `do_pad`, else crops; SigLIP's stretches. Raises UserError if it makes no square of the
+    model's size.
+    """
+    fields, side = processor.fields, processor.model.vision.image_size
+    size, stretches = fields.get("size"), str(fields.get("image_processor_type")).startswith("Siglip")
+    named = isinstance(size, Mapping) and "height" in size
+    cut, pad = bool(fields.get("do_center_crop", not stretches)), bool(fields.get("do_pad"))
+    if stretches and (cut or pad or not (named or size is None)):
+        raise processor.fault("SigLIP's images are stretched to a size of height and width; no other way is known")
+    if not (stretches or cut or pad or named):
+        raise processor.fault("do_center_crop is False; supported: True, without which images are no squares")
+    for name in ("size", "crop_size") if cut else ("size",):
+        if fields.get(name) is None and side != USUAL_SIDE:
+            means = f"which means {USUAL_SIDE} pixels; the model of config.json sees {side}"
+            raise processor.fault(f"{name} is missing, {means}")
+    return "pad" if pad else "fixed" if named or stretches else "crop"
+
+
+def within(pixels: int, what: str) -> Grid:
+    """One tile. Raises `Rejected` (too_many_pixels) if the intermediate image would be too large."""
+    if pixels > MAX_CANVAS:
+        raise Rejected("too_many_pixels", f"{what}, are {pixels}, limit {MAX_CANVAS}; cut it into parts")
+    return (1, 1)
+
+
+def image_sources(size: tuple[int, int], grid: Grid, side: int) -> NDArray[np.int64]:
+    """Feature numbers of one image, with NEWLINE: int64 [tokens].
+
+    `size`: (width, height) in pixels. `grid`: (columns, rows) of tiles. `side`: features in a tile's row. Features are
+    numbered tile by tile from the thumbnail on; an image of one tile has the thumbnail only.
+    """
+    thumbnail = np.arange(side * side)
+    if grid == (1, 1):
+        return np.append(thumbnail, NEWLINE)
+    return np.concatenate([thumbnail, _lines(_joined(size, grid, side)).ravel()])
+
+
+def _joined(size: tuple[int, int], grid: Grid, side: int) -> NDArray[np.int64]:
+    """Feature numbers of the joined tiles, without padding: [rows, columns]."""
+    (columns, rows), tile = grid, side * side
+    tiles = np.arange(tile, tile * (1 + columns * rows)).reshape(rows, columns, side, side)
+    return _unpadded(tiles.transpose(0, 2, 1, 3).reshape(rows * side, columns * side), size)
+
+
+def _lines(kept: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[rows, columns, ...] -> [rows, columns + 1, ...] with NEWLINE at the end of every row."""
+    return np.concatenate([kept, np.full((len(kept), 1, *kept.shape[2:]), NEWLINE)], axis=1)
+
+
+def _downsampled(kept: NDArray[np.int64], longer: float, first: FeatureOrder) -> FeatureOrder:
+    """`first`, then joined tiles whose sides are `longer` times what they may be."""
+    height, width = kept.shape
+    rows, row_shares = _between(height, int(height // longer))
+    columns, column_shares = _between(width, int(width // longer))
+    around = [(row, column) for row in (0, 1) for column in (0, 1)]
+    sources = np.stack([kept[rows[i]][:, columns[j]] for i, j in around], axis=-1)
+    shares = np.stack([np.outer(row_shares[i], column_shares[j]) for i, j in around], axis=-1)
+    ends = np.zeros((len(shares), 1, 4), np.float32)
+    ends[..., 0] = 1.0
+    first_sources, first_weights = first.as_means()
+    weights = np.concatenate([shares, ends], axis=1).reshape(-1, 4)
+    return FeatureOrder(
+        np.concatenate([first_sources, _lines(sources).reshape(-1, 4)]),
+        np.concatenate([first_weights, weights]).astype(np.float32),
+    )
+
+
+def _between(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Linear interpolation of `length` values to `shorter`: two indices for each, and their weights, [2, shorter]."""
+    ratio = np.float32(length) / np.float32(shorter)
+    # Rounded once, as torch's fused multiplication does.
+    at = np.maximum(float(ratio) * (np.arange(shorter) + 0.5) - 0.5, 0).astype(np.float32)
+    low = at.astype(np.int64)
+    rest = at - low
+    return np.stack([low, np.minimum(low + 1, length - 1)]), np.stack([1 - rest, rest]).astype(np.float32)
+
+
+def _unpadded(joined: NDArray[np.int64], size: tuple[int, int]) -> NDArray[np.int64]:
+    """Cut off the padding of an image that was fitted into the grid and centred, with LLaVA's rounding."""
+    (width, height), (full_height, full_width) = size, joined.shape
+    if width / height > full_width / full_height:
+        margin = (full_height - int(round(height * (full_width / width), 7))) // 2
+        return joined[margin : full_height - margin]
+    margin = (full_width - int(round(width * (full_height / height), 7))) // 2
+    return joined[:, margin : full_width - margin]

@@ -1,0 +1,1 @@
+"""Mistral Small 3.1 and 3.2."""

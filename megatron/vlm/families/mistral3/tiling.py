@@ -1,0 +1,46 @@
+"""Mistral 3's images at native resolution (Pixtral, arXiv 2410.07073)."""
+
+from math import floor, isqrt
+from typing import Any
+
+from megatron.vlm.data.media.tiling import SQUARE, Grid, Processor, TiledImage
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.families.towers.tiling import Native, patches
+from omnibal_ext.architectures.folder import read_config
+from omnibal_ext.errors import UserError
+from omnibal_ext.families.markup import Places
+
+
+class NativeEdge(Native):
+    """No larger than a square of the most patches, rounded up; each row of features is a run of tokens."""
+
+    name, read_as = "native_edge", "rows of squares"
+    needs_image_starts, usual = False, patches(1, 110**2)
+
+    def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
+        """Patches a side, in entire squares, for an image shrunk to fit. Raises `Rejected` (too_narrow)."""
+        side = SQUARE * tile_size
+        edge = isqrt(most) // SQUARE * side
+        ratio = max(height / edge, width / edge)
+        if ratio > 1:
+            if min(width, height) < ratio:
+                raise Rejected("too_narrow", f"{width} x {height} pixels, less than one a side of {edge} at most")
+            width, height = floor(width / ratio), floor(height / ratio)
+        return ((width - 1) // side + 1) * SQUARE, ((height - 1) // side + 1) * SQUARE
+
+    def places(self, image: TiledImage) -> Places:
+        """Of each row of squares."""
+        return Places(image.rows // SQUARE)
+
+    def limits(self, processor: Processor) -> dict[str, Any]:
+        """Limits of patches where the file limits an image's longer side; processor_config.json has their size."""
+        own, side = processor.where.with_name("processor_config.json"), processor.model.vision.patch_size
+        fields, square, edge = read_config(own) if own.is_file() else {}, side * SQUARE, processor.limit("longest_edge")
+        patch, merge = (fields.get(name) or usual for name, usual in (("patch_size", 16), ("spatial_merge_size", 1)))
+        if processor.fields and patch * merge != square:
+            raise UserError(
+                f"{own}: patches of {patch} pixels, {merge} a side, the model of config.json has {square} pixels"
+            )
+        if edge is not None and edge % square:
+            raise processor.fault(f"longest_edge is {edge}; supported: multiples of {square}, a square's")
+        return {} if edge is None else {"max-tiles": (edge // side) ** 2}

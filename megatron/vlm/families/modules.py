@@ -1,0 +1,25 @@
+"""Modules that join what a ViT gives to image tokens, by `Architecture.merger`; "pooled" where it `pools`."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from megatron.vlm.families.gemma3.projector import PooledProjector
+from megatron.vlm.families.gemma4.pooler import SquarePooler
+from megatron.vlm.families.gemma4_unified.layerless import NormedMatrix
+from megatron.vlm.families.glm_v.merger import GatedMerger
+from megatron.vlm.families.mistral3.merger import MatrixMerger
+from megatron.vlm.families.qwen_vl.merger import PatchMerger
+from megatron.vlm.models.vit.projector import Projector, ShuffledProjector
+
+Modules = Mapping[str, Callable[..., torch.nn.Module]]
+MERGERS: Modules = {
+    "perceptron": PatchMerger,
+    "matrix": MatrixMerger,
+    "gated": GatedMerger,
+    "normed": NormedMatrix,
+    "pooled": SquarePooler,
+}
+"""At native resolution."""
+PROJECTORS: Modules = {"perceptron": Projector, "shuffled": ShuffledProjector, "pooled": PooledProjector}
+"""Of tiles."""

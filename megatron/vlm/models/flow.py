@@ -1,0 +1,86 @@
+"""What goes from link to link: hidden states, and extras by name (`omnibal_ext.flow`).
+
+    between stages    hidden states | extras shaped as these | other extras end to end, filled up to whole rows
+
+A module takes as tensors the extras that its link reads, and gives those that its link gives: `(hidden, *extras)`. A
+link whose module gives hidden states alone gives these under the names of its extras.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omnibal_ext.flow import Extra, blocks
+
+
+@dataclass
+class Flow:
+    """Of one pack, between two links."""
+
+    hidden: Tensor | None
+    """[rows here, 1, width]; None: in front of the first link."""
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """Hands extras from link to link, and lays them out between stages."""
+
+    extras: tuple[Extra, ...]
+    """All that travel in a pack's chain, on one tensor-parallel rank."""
+
+    def rows(self, link: int, rows: int, width: int) -> int:
+        """Rows of the tensor that enters `link`, of so many of hidden states."""
+        found = self._entering(link)
+        return rows * (1 + blocks(found, width)) + _rows_apart(found, width)
+
+    def through(self, link: int, flow: Flow, step: Callable[..., Any]) -> Flow:
+        """What leaves a link; `step` runs its module on hidden states and the extras that it reads."""
+        taken = [(one, flow.extras[one.name]) for one in self.extras if link in one.takers]
+        names = [one.name for one in self.extras if one.giver == link]
+        out = step(flow.hidden, *(tensor for one, tensor in taken if not one.added))
+        hidden, *given = out if isinstance(out, tuple) else (out, *[out] * len(names))
+        for one, tensor in taken:
+            hidden = hidden + tensor if one.added else hidden
+        passing = {one.name: flow.extras[one.name] for one in self._entering(link + 1) if one.giver < link}
+        return Flow(hidden, passing | dict(zip(names, given, strict=True)))
+
+    def joined(self, link: int, flow: Flow) -> Tensor:
+        """What enters a link, as one tensor."""
+        assert flow.hidden is not None
+        if not (found := self._entering(link)):
+            return flow.hidden
+        rows, _, width = flow.hidden.shape
+        parts = [flow.hidden, *(flow.extras[one.name] for one in found if not one.shape)]
+        if others := [flow.extras[one.name].flatten() for one in found if one.shape]:
+            room = (self.rows(link, rows, width) - rows * len(parts)) * width
+            filler = others[0].new_zeros(room - sum(map(len, others)))
+            parts.append(torch.cat([*others, filler]).view(-1, 1, width))
+        return torch.cat(parts)
+
+    def split(self, link: int, tensor: Tensor | None) -> Flow:
+        """The way back."""
+        found = self._entering(link)
+        if tensor is None or not found:
+            return Flow(tensor)
+        width = tensor.shape[-1]
+        rows = (len(tensor) - _rows_apart(found, width)) // (1 + blocks(found, width))
+        shapes = [(rows, 1, width), *(one.of(rows, width) for one in found)]
+        sizes = [prod(shape) for shape in shapes]
+        parts = tensor.flatten().split([*sizes, tensor.numel() - sum(sizes)])
+        hidden, *extras = (part.view(shape) for part, shape in zip(parts, shapes, strict=False))
+        return Flow(hidden, dict(zip((one.name for one in found), extras, strict=True)))
+
+    def _entering(self, link: int) -> list[Extra]:
+        """Those in front of a link, in the order in which they are laid out."""
+        found = (one for one in self.extras if one.enters(link))
+        return sorted(found, key=lambda one: (bool(one.shape), not one.rows))  # kernels want aligned heads
+
+
+def _rows_apart(extras: list[Extra], width: int) -> int:
+    """Rows of the tensor between stages that extras of one row fill."""
+    return -(-sum(prod(one.shape) for one in extras if not one.rows) // width)

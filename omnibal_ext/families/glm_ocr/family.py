@@ -1,0 +1,37 @@
+"""GLM-OCR."""
+
+from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.fields import GENERAL, LANGUAGE
+from omnibal_ext.families.glm_ocr.config import read_glm_ocr
+from omnibal_ext.families.glm_ocr.names import vision_weights
+from omnibal_ext.families.glm_ocr.presets import PRESETS
+from omnibal_ext.families.glm_v.family import IMAGES, MARKS, TEXT, TOWER
+from omnibal_ext.families.glm_v.names import dense_weights
+from omnibal_ext.families.section import Part
+
+MODEL = Part(
+    {"image_token_id": 59280, "tie_word_embeddings": False}, GENERAL | MARKS, tuple(vision_weights())
+)  # fmt: skip
+FAMILY = Family(
+    models={"glm_ocr": Model(MODEL, read_glm_ocr, takes=IMAGES)},
+    parts={
+        "glm_ocr_text": Part(
+            {
+                **TEXT, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16,
+                "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 59392,
+            },
+            LANGUAGE | MARKS,
+            tuple(dense_weights()),
+        ),
+        "glm_ocr_vision": Part(
+            {
+                **TOWER, "hidden_size": 1024, "num_heads": 16, "attention_bias": True, "out_hidden_size": 1536,
+                "intermediate_size": 4096,
+            },
+            GENERAL | {"image_size"},
+        ),
+    },
+    presets=PRESETS,
+    folder_says_template=True,
+    idle=(r"language_model\.model\.layers\.16\.",),
+)  # fmt: skip

@@ -1,0 +1,25 @@
+"""Reads the config.json of LightOnOCR: Mistral 3's ViT and merger, Qwen3's layers."""
+
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.families.mistral3.config import read_pixtral
+from omnibal_ext.families.section import Section
+from omnibal_ext.families.towers.languages import read_language
+from omnibal_ext.families.towers.llama import TOKEN, tied
+
+
+def read_lighton_ocr(name: str, config: Section) -> Architecture:
+    """The model of a lighton_ocr's config.json. Raises UserError naming a field that cannot be honoured."""
+    config.must(spatial_merge_size=2)
+    tower, text = config.inner("vision_config", "pixtral"), config.inner("text_config", "qwen3")
+    tower.must_be("pixtral")
+    text.must_be("qwen3")
+    return Architecture(
+        name,
+        read_pixtral(tower),
+        read_language(text),
+        merger="matrix",
+        projector_bias=False,
+        tied=tied(config),
+        prompt=PromptFormat("lighton_ocr", config.take("image_token_id", TOKEN), None, "native_edge"),
+        types=("lighton_ocr", "qwen3"),
+    )

@@ -1,0 +1,32 @@
+"""Small datasets of demo conversations, and their packs."""
+
+from pathlib import Path
+
+from examples.demo.data import make_demo_data
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
+
+
+def demo_dataset(raw: Path, output: Path, samples: int, seed: int = 3, max_tiles: int = 32) -> ChatDataset:
+    """Of conversations that are made in a folder of their own."""
+    make_demo_data(raw, samples=samples, heldout_samples=1, seed=seed)
+    return preprocessed(raw, raw / "train.jsonl", output, max_tiles)
+
+
+def preprocessed(raw: Path, conversations: Path, output: Path, max_tiles: int = 32) -> ChatDataset:
+    """Some of the demo's conversations, for the tiny preset."""
+    recipe = Recipe(raw, raw / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=max_tiles), tokens_per_tile=4)
+    preprocess(open_job([conversations], recipe, output))
+    return ChatDataset(output)
+
+
+def demo_packs(data: ChatDataset, output: Path, options: PackOptions) -> PackedIndex:
+    """The packs of a dataset."""
+    return build_index(Corpus.of_dataset(data.folder), output, options, {"data": {"manifest": data.manifest}})[0]

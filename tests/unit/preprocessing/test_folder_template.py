@@ -1,0 +1,275 @@
+"""A folder's own program is run: its text, and of it the answers and the token behind each are trained."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.vlm.data.chat_program import GENERATION
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.markup import MARKUPS
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.data.templates import TEMPLATES, ChatTemplate, chat_template, render_chat
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
+from megatron.vlm.preprocessing.chat import parse_conversation
+from megatron.vlm.preprocessing.folder_template import folder_template, open_template
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
+from omnibal_ext.errors import UserError
+from tests.unit.preprocessing.test_tool_turns import FAMILIES, drawn
+
+tokenizers = pytest.importorskip("tokenizers")
+
+SPECIAL = [
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+    "<|end|>",
+    "<|start|>",
+    "<|tool|>",
+    "<turn_end>",
+    "[INST]",
+    "[/INST]",
+]
+# Programs in the manner of those that are published: with what is trained of the conversation below.
+EACH = "{% for m in messages %}"
+PROMPT = "{% if add_generation_prompt %}{{ PROMPT }}{% endif %}"
+PROGRAMS = {
+    # Llama 2's: the system message stands in the first question, words are stripped, a space is in front of the end.
+    "system within the question": (
+        "{% set system = messages[0].content if messages[0].role == 'system' %}"
+        "{% for m in (messages[1:] if messages[0].role == 'system' else messages) %}{% if m.role == 'user' %}"
+        "{{ bos_token + '[INST] ' + ('<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' if loop.first and system else '') }}"
+        "{{ m.content.strip() + ' [/INST]' }}{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}"
+        "{% endfor %}",
+        ["A cat. </s>", "Yes. </s>"],
+    ),
+    # Llama 3's and Phi's.
+    "a header for each": (
+        "{{ bos_token }}" + EACH + "{{ '<|start|>' + m.role + '\\n\\n' + m.content | trim + '<|end|>\\n' }}{% endfor %}"
+        + PROMPT.replace("PROMPT", "'<|start|>assistant\\n\\n'"),
+        ["A cat.<|end|>", "Yes.<|end|>"],
+    ),
+    # Vicuna's and Alpaca's: the space in front of an answer is the model's own.
+    "names": (
+        "{{ bos_token }}" + EACH + "{{ m.role.upper() + ': ' + m.content }}"
+        "{{ (eos_token if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
+        + PROMPT.replace("PROMPT", "'ASSISTANT:'"),
+        ["   A cat. \n</s>", " Yes.</s>"],
+    ),
+    # Zephyr's.
+    "eos behind everybody": (
+        EACH + "{{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}{% endfor %}"
+        + PROMPT.replace("PROMPT", "'<|assistant|>\\n'"),
+        ["  A cat. \n</s>", "Yes.</s>"],
+    ),
+    # Falcon's: nothing ends an answer.
+    "no end": (
+        EACH + "{{ '\\n\\n' + m.role.title() + ': ' + m.content.strip() }}{% endfor %}"
+        + PROMPT.replace("PROMPT", "'\\n\\nAssistant:'"),
+        [" A cat.", " Yes."],
+    ),
+    # GLM's: who asks next ends an answer.
+    "the next question's mark": (
+        EACH + "{{ '<|' + m.role + '|>\\n' + m.content }}{% endfor %}" + PROMPT.replace("PROMPT", "'<|assistant|>\\n'"),
+        ["  A cat. \n<|user|>", "Yes.<|user|>"],
+    ),
+    # A reasoning model's: tags in front of every answer, earlier reasoning dropped.
+    "reasoning": (
+        EACH + "{{ '<|' + m.role + '|>' }}{% if m.role == 'assistant' %}"
+        "{% if loop.last %}{{ '<think>' + (m.reasoning_content or '') + '</think>' }}{% endif %}"
+        "{{ m.content.split('</think>')[-1] + '<|end|>' }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+        + PROMPT.replace("PROMPT", "'<|assistant|><think>'"),
+        ["  A cat. \n<|end|>", "<think>Hm.</think>Yes.<|end|>"],
+    ),
+    # A processor's, whose contents are lists.
+    "lists": (
+        EACH + "{{ '<|' + m.role + '|>' }}{% for part in m.content %}{{ part.text }}{% endfor %}<|end|>{% endfor %}",
+        ["  A cat. \n<|end|>", "Yes.<|end|>"],
+    ),
+    # With transformers' tags, and the end behind them.
+    "tags": (
+        EACH + "{{ '<|' + m.role + '|>' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}",
+        ["  A cat. \n<|end|>", "Yes.<|end|>"],
+    ),
+}  # fmt: skip
+ASKED = (Message(USER, "<image>What is it?"), Message(ASSISTANT, "  A cat. \n"), Message(USER, "Sure?"))
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[[str], ChatTemplate]:
+    """The template of a folder with that program."""
+    added = {str(number): {"content": token, "special": True} for number, token in enumerate(SPECIAL)}
+    config = {"bos_token": "<s>", "eos_token": "</s>", "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+
+    def of(program: str) -> ChatTemplate:
+        (tmp_path / "chat_template.jinja").write_text(program)
+        found = folder_template(tmp_path)
+        assert found == (str(tmp_path / "chat_template.jinja"), "chat_template.jinja")
+        return open_template(found[0], tmp_path / "tokenizer.json")
+
+    return of
+
+
+@pytest.mark.parametrize("kind", list(PROGRAMS))
+@pytest.mark.parametrize("system", [(), (Message(SYSTEM, "Be brief."),)])
+def test_answers_and_their_ends_are_found(
+    opened: Callable[[str], ChatTemplate], kind: str, system: tuple[Message, ...]
+) -> None:
+    program, trained = PROGRAMS[kind]
+    answer = Message(ASSISTANT, "Yes.", reasoning="Hm." if kind == "reasoning" else None)
+    chat = render_chat((*system, *ASKED, answer), opened(program), MARKUPS["qwen-vl"])
+    assert [chat.text[start:end] for start, end in chat.trained] == trained
+    assert "<|vision_start|><|image_pad|><|vision_end|>What" in chat.text
+    assert chat.text.count("Be brief.") == len(system)
+
+
+def test_the_last_answer_ends_as_the_others_do(opened: Callable[[str], ChatTemplate]) -> None:
+    template = opened(PROGRAMS["the next question's mark"][0])
+    assert render_chat((*ASKED, Message(ASSISTANT, "Yes.")), template, MARKUPS["llava"]).text.endswith("Yes.<|user|>")
+    assert template.end_of_turn == "<|user|>"
+    assert opened(PROGRAMS["no end"][0]).end_of_turn == "</s>"
+
+
+APART = ("glm-4.5v", "idefics3", "smolvlm", "paligemma")
+"""Of ours: tags of reasoning that are always written are no prompt's; programs that look at what a message begins with;
+a line break alone in front of answers, which may begin with others."""
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in APART])
+def test_marks_find_what_tags_say(name: str) -> None:
+    """Our own programs, without their tags."""
+    ours, thinks = chat_template(name), chat_template(name).has_reasoning
+    own = ChatTemplate(name, GENERATION.sub("", TEMPLATES[name].read_text()), ours.tokens)
+    own.check()
+    for seed in range(60):
+        record = drawn(seed, thinks, False)
+        if name not in FAMILIES:
+            record = {
+                "messages": [one for one in record["messages"] if "tool_calls" not in one and one["role"] != TOOL]
+            }
+        if "<tool_response>" in json.dumps([one for one in record["messages"] if one["role"] == USER]):
+            continue  # Qwen's programs look for it at the beginning
+        if name == "mistral":
+            record["messages"] = [one for one in record["messages"] if one["role"] != SYSTEM]
+        read = parse_conversation(record, ())
+        wanted = render_chat(read.messages, ours, MARKUPS["llava"], (), read.tools)
+        assert render_chat(read.messages, own, MARKUPS["llava"], (), read.tools) == wanted, record
+
+
+def test_calls_are_trained_up_to_their_end(opened: Callable[[str], ChatTemplate]) -> None:
+    program = (
+        "{% for tool in tools or [] %}{{ '<|system|>' ~ (tool | tojson) ~ '<|end|>' }}{% endfor %}"
+        + EACH + "{{ '<|' + m.role + '|>' + m.content }}{% for call in m.tool_calls or [] %}"
+        "{{ '<|tool|>' ~ call.function.name ~ (call.function.arguments | tojson) }}{% endfor %}{{ END }}{% endfor %}"
+    )  # fmt: skip
+    tool = '{"type": "function", "function": {"name": "look"}}'
+    calls = (Call("look", {"at": 3}), Call("look", {}))
+    messages = (ASKED[0], Message(ASSISTANT, "I look.", calls=calls), Message(TOOL, "far"), Message(ASSISTANT, "Far."))
+    template = opened(program.replace("END", "'<|end|>'"))
+    assert template.has_tools
+    assert not template.has_reasoning
+    chat = render_chat(messages, template, MARKUPS["llava"], (), [tool])
+    assert [chat.text[start:end] for start, end in chat.trained] == [
+        'I look.<|tool|>look{"at": 3}<|tool|>look{}<|end|>', "Far.<|end|>"
+    ]  # fmt: skip
+    otherwise = opened(program.replace("END", "'<turn_end>' if m.tool_calls else '<|end|>'"))
+    with pytest.raises(Rejected, match=r"unsupported_field: .* does not end calls as it ends answers"):
+        render_chat(messages, otherwise, MARKUPS["llava"], (), [tool])
+
+
+CHATML = EACH + "{{ '<|' + m.role + '|>' + WORDS + '<|end|>' }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (CHATML.replace("WORDS", "m.content.upper()"), "does not write a question and its answer as they are"),
+        (CHATML.replace("WORDS", "m.content ~ m.content | length"), "changes or mixes what is said"),
+        (CHATML.replace("WORDS", "m.content + strftime_now('%d')"), "writes the day's date"),
+        ("{{ raise_exception('never') }}", "does not write a question"),
+        ("{% for x in y", "is no chat template"),
+    ],
+)
+def test_a_program_that_is_not_understood_is_named(
+    opened: Callable[[str], ChatTemplate], tmp_path: Path, program: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        opened(program)
+    assert str(tmp_path / "chat_template.jinja") in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_conversation_that_would_be_changed_is_rejected(opened: Callable[[str], ChatTemplate]) -> None:
+    template = opened(
+        EACH + "{% if loop.index < 5 %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}"
+    )
+    longer = (*ASKED, Message(ASSISTANT, "Yes."), ASKED[2], Message(ASSISTANT, "No."))
+    with pytest.raises(Rejected, match=r"unsupported_field: .* leaves out turn 4"):
+        render_chat(longer, template, MARKUPS["llava"])
+    marked = (*ASKED, Message(ASSISTANT, "\U00100001"))
+    with pytest.raises(Rejected, match="reserved_words"):
+        render_chat(marked, template, MARKUPS["llava"])
+    twice = opened(
+        EACH
+        + "{{ '<|' + m.role + '|>' + m.content + (m.content if 'image' in m.content else '') + '<|end|>' }}{% endfor %}"
+    )
+    with pytest.raises(Rejected, match=r"unsupported_media: .* writes other images"):
+        render_chat((*ASKED, Message(ASSISTANT, "Yes.")), twice, MARKUPS["llava"])
+
+
+def test_the_day_s_date_is_in_no_dataset(opened: Callable[[str], ChatTemplate]) -> None:
+    """As a default system message of Mistral's has it; with one of the user's nothing is lost."""
+    template = opened(
+        "{% if messages[0].role != 'system' %}{{ '<|system|>' + strftime_now('%d') }}{% endif %}"
+        + CHATML.replace("WORDS", "m.content")
+    )
+    chat = (*ASKED, Message(ASSISTANT, "Yes."))
+    assert render_chat((Message(SYSTEM, "Be brief."), *chat), template, MARKUPS["llava"]).trained
+    with pytest.raises(Rejected, match="day's date"):
+        render_chat(chat, template, MARKUPS["llava"])
+
+
+def dataset(folder: Path, name: str, template: str, system: str | None = None) -> dict[str, Any]:
+    recipe = Recipe(None, folder / "tokenizer.json", template, Tiling(32), system_message=system)
+    return preprocess(open_job([folder / "chat.jsonl"], recipe, folder / name))
+
+
+def test_a_dataset_says_which_program_wrote_it(opened: Callable[[str], ChatTemplate], tmp_path: Path) -> None:
+    """Its file's name does not matter, its content does."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator(["Yes."], tokenizers.trainers.BpeTrainer(
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    ))  # fmt: skip
+    tokenizer.add_special_tokens(["<s>", "</s>", *SPECIAL])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    turns = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "Yes."}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"conversations": turns}))
+    opened(CHATML.replace("WORDS", "m.content"))
+    program = tmp_path / "chat_template.jinja"
+    made = dataset(tmp_path, "a", str(program))
+    assert made["chat_template"] == str(program)
+    assert made["eos_token_id"] == made["special_tokens"]["<|end|>"]
+    assert list(made["special_tokens"])[:4] == ["</s>", "<|assistant|>", "<|end|>", "<|system|>"]
+    ids = ChatDataset(tmp_path / "a")
+    assert ids.manifest["chat_program"] == made["chat_program"]
+    copy = tmp_path / "same.jinja"
+    copy.write_text(program.read_text())
+    assert dataset(tmp_path, "a", str(copy)) == made  # it is there already
+    copy = tmp_path / "other.jinja"
+    copy.write_text(CHATML.replace("WORDS", "' ' + m.content"))
+    with pytest.raises(UserError, match="holds a dataset made otherwise"):
+        dataset(tmp_path, "a", str(copy))
+    assert dataset(tmp_path, "b", str(copy))["chat_program"] != made["chat_program"]
+    assert dataset(tmp_path, "c", "chatml")["chat_template"] == "chatml"
+    with pytest.raises(UserError, match='decides on system messages itself; leave --system-message "" out'):
+        dataset(tmp_path, "d", str(copy), "")
+    with pytest.raises(UserError, match=r"nothing\.jinja: has no chat template"):
+        dataset(tmp_path, "d", str(tmp_path / "nothing.jinja"))
