@@ -77,7 +77,7 @@ def build_lists(
     share = changes(SHARE_OF_MEAN / RUNS, 1)
     runs = [anneal(bare, mean, what, share, warm, cold, RUNS * seed + run) for run in range(RUNS)]
     starts = [min(runs, key=lambda run: run[1])[0], state]
-    fastest = min(starts, key=lambda start: _judged(problem, start))
+    fastest = min(starts, key=lambda start: LayoutProblem.step_seconds(*_with_lists(problem, start)))
     share = changes(1 - SHARE_OF_MEAN, cases)
     best, _ = anneal(fastest, costs, what, share, WARM_AGAIN * an_action, cold, RUNS * seed)
     built, found = _with_lists(problem, best)
@@ -117,12 +117,7 @@ def _loads(problem: LayoutProblem, layout: Layout) -> Loads:
 
 
 def _with_lists(problem: LayoutProblem, state: State) -> tuple[LayoutProblem, Layout]:
-    return replace(problem, lists=_lists(state)), _layout(problem, state)
-
-
-def _judged(problem: LayoutProblem, state: State) -> float:
-    built, layout = _with_lists(problem, state)
-    return built.step_seconds(layout)
+    return replace(problem, lists=_lists(state)), problem.layout(state.edges.tolist(), state.again)
 
 
 def state_of(problem: LayoutProblem, layout: Layout) -> State:
@@ -132,10 +127,6 @@ def state_of(problem: LayoutProblem, layout: Layout) -> State:
     orders = [[[(a.microbatch, a.chunk) for a in actions if a.kind == k] for k in "FB"] for actions in schedule]
     again, places = problem.counts(layout)[1], np.full((2, problem.ranks, problem.microbatches), NONE)
     return State(kinds, np.array(orders).transpose(0, 1, 3, 2).copy(), np.array(layout.edges), again, places)
-
-
-def _layout(problem: LayoutProblem, state: State) -> Layout:
-    return problem.layout(state.edges.tolist(), state.again)
 
 
 def _lists(state: State) -> Schedule:
