@@ -21,7 +21,6 @@ from megatron.training import checkpointing, training
 from benchmarks.gpu_packs import LEARNT, Packs, RandomPacks
 from megatron.vlm import platform
 from megatron.vlm.arguments import parse_arguments
-from megatron.vlm.data.loader import PackLoader
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pretrain import Trainer, train
 from megatron.vlm.single import set_single_rank
@@ -59,8 +58,8 @@ class RandomTrainer(Trainer):
     def datasets(self, *_: Any, **__: Any) -> tuple[Iterator[Microbatch], None, None]:
         """The packs from where a checkpoint left off, without end."""
         self.meter.start(self.args.train_iters, 0, 1.0)
-        self.packs[True].append(PackLoader(self.random_packs, count(self.args.consumed_train_samples), 0))
-        return self.packs[True][-1], None, None
+        first, each = self.args.consumed_train_samples, self.args.global_batch_size
+        return self.packs[True].add(self.random_packs, lambda: count(first), each), None, None
 
 
 @dataclass(frozen=True)

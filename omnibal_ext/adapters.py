@@ -124,5 +124,5 @@ def add_trained_flags(parser: Any) -> None:
     parser.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
     parser.add_argument("--lora-rank", type=int, metavar="R", help="train adapters of this rank, and nothing else")
     parser.add_argument(
-        "--lora-targets", nargs="+", choices=tuple(PARTS), metavar="PART", help="parts that get them (default: llm)"
+        "--lora-targets", nargs="+", choices=tuple(PARTS), metavar="PART", help="parts that get adapters (default: llm)"
     )

@@ -1,14 +1,14 @@
-"""What travels from link to link beside the hidden states.
+"""Extras: tensors that links of the chain pass on in addition to the hidden states.
 
     extra              from                           to                       models
     feature            a tower's layer                its projector            DeepStack (Qwen3-VL), ViP-LLaVA
                        projector                      word embedding           DeepStack
                        word embedding                 a first language layer   DeepStack
     first, norm        word embedding                 every language layer     Gemma 4 E2B
-    key, value         a language layer               some behind it           Gemma 4 E2B
+    key, value         a language layer               some later ones          Gemma 4 E2B
 
-Each is on its way behind the link that gives it, up to the last that takes it. From this alone follows what a stage
-receives (`megatron.vlm.models.flow`) and what the planner counts.
+Each is passed on from the link that makes it to the last that uses it. This determines what a stage receives
+(`megatron.vlm.models.flow`) and what the planner counts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,35 +21,35 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 
 @dataclass(frozen=True)
 class Extra:
-    """A tensor that one link of a chain gives and others take."""
+    """A tensor that one link of a chain (`giver`) makes and others (`takers`) use."""
 
     name: str
     giver: int
     takers: tuple[int, ...]
     """Links, ascending."""
     shape: tuple[int, ...] = ()
-    """Of one row; (): the whole is shaped as the hidden states are."""
+    """Shape of one row; (): the tensor has the shape of the hidden states."""
     rows: int = 1
-    """How many it has for each row of the hidden states; 0: it is one row, however many these are."""
+    """Its rows per row of the hidden states; 0: one row in total."""
     of_tower: bool = False
-    """Only packs that the tower encodes something of have it."""
+    """Only packs with images have it."""
     added: bool = False
-    """It is added to what its taker gives; the taker's module does not read it."""
+    """It is added to its taker's output, not read by the taker's module."""
 
     def enters(self, link: int) -> bool:
-        """Whether it is on its way in front of a link."""
+        """Whether it is passed to a link, or through it."""
         return self.giver < link <= self.takers[-1]
 
     def of(self, rows: int, width: int) -> tuple[int, ...]:
-        """Its shape beside hidden states [rows, 1, width]."""
+        """Return its shape for hidden states [rows, 1, width]."""
         if not self.shape:
             return (rows, 1, width)
         return (rows * self.rows, *self.shape) if self.rows else self.shape
 
 
 def tower_extras(chain: Sequence[str], layers: Sequence[int], joined: bool) -> Iterator[Extra]:
-    """The outputs of the ViT layers `layers` (numbers among the ViT's, ascending): they enter one by one behind the
-    first language layers (DeepStack, arXiv 2406.04334), or, `joined`, the projector all at once."""
+    """Yield features, the outputs of the ViT layers `layers` (ascending): the n-th is added after the n-th language
+    layer (DeepStack, arXiv 2406.04334), or with `joined` all enter the projector."""
     vision, language = (_links(chain, kind) for kind in ("vit", "llm"))
     for number, layer in enumerate(layers):
         stops = [vision[layer], chain.index("projector")]
@@ -61,8 +61,8 @@ def tower_extras(chain: Sequence[str], layers: Sequence[int], joined: bool) -> I
 def language_extras(
     chain: Sequence[str], language: LanguageArchitecture, ranks: int, is_shared_out: bool
 ) -> Iterator[Extra]:
-    """What language layers read of the word embedding and of each other, on one of so many tensor-parallel `ranks`, of
-    which each holds its part of the hidden states, or all of them."""
+    """Yield what language layers use from the word embedding and from each other, on one of `ranks` tensor-parallel
+    ranks. `is_shared_out`: hidden states are sharded over these (sequence parallelism)."""
     layers, words = _links(chain, "llm"), chain.index("word_embed")
     if inputs := language.layer_inputs:
         yield Extra("first", words, layers)
@@ -76,20 +76,20 @@ def language_extras(
 
 
 def blocks(extras: Iterable[Extra], width: int) -> int:
-    """Tensors as large as the hidden states, of `width` numbers a row, that extras take; those with shapes of their own
-    fill up the last one. Those of one row are not counted."""
+    """Return the size of extras in multiples of the hidden states (`width` numbers a row), rounded up. Those of one row
+    are not counted."""
     row = [prod(extra.of(1, width)) for extra in extras if extra.rows]
     return -(-sum(row) // width)
 
 
 def blocks_after(extras: Iterable[Extra], links: int, width: int) -> tuple[int, ...]:
-    """The same behind every link of a chain."""
+    """Return `blocks` of the extras passed on after every link of a chain."""
     extras = tuple(extras)
     return tuple(blocks([extra for extra in extras if extra.enters(link + 1)], width) for link in range(links))
 
 
 def features_after(chain: Sequence[str], layers: Sequence[int], joined: bool = False) -> tuple[int, ...]:
-    """How many features of a tower travel beside the output of every link."""
+    """Return the number of a tower's features passed on with the output of every link."""
     return blocks_after(tower_extras(chain, layers, joined), len(chain), 1)
 
 

@@ -81,9 +81,9 @@ def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, 
 def language_layer(
     language: LanguageArchitecture, layer: Layer, ranks: int = 1, one_matrix: bool = False
 ) -> tuple[Matrix, ...]:
-    """Of a language layer; `one_matrix`: gate and up are one in Hugging Face too, with one adapter.
+    """Return a language layer's matrices; `one_matrix`: gate and up are one in Hugging Face too, with one adapter.
 
-    Linear attention's layers have no adapters; in models with experts attention alone has.
+    Layers of linear attention have no adapters; in models with experts only attention has.
     """
     width = language.hidden_size
     if isinstance(layer.mixer, LinearAttention):

@@ -126,7 +126,7 @@ def split_chain(chain: Chain) -> list[Stage]:
 
 def answers_of(data: ChatDataset, sample: int) -> list[Answer]:
     """The answers of one conversation: every run of supervised tokens, after the true words before it."""
-    text, mask = data.text(sample)
+    text, mask = data.sample(sample).text
     tokens = text.tolist()
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
     return [Answer(sample, tokens[:start], tokens[start:end]) for start, end in edges.reshape(-1, 2).tolist()]
@@ -155,15 +155,15 @@ def _finished(answer: Answer) -> bool:
 def _image_tokens(vision: Stage, data: ChatDataset, answer: Answer) -> Tensor:
     """The projected tokens of the images that the prompt shows: [tiles * image tokens, 1, width]."""
     tiles = _tiles(data, _images_shown(data, answer))
-    pixels = data.pixels(answer.sample)[:tiles].to("cuda")
+    pixels = data.sample(answer.sample).pixels()[:tiles].to("cuda")
     return vision(Microbatch(tiles=tiles, lengths=(len(answer.prompt),), samples=1, useful_tokens=0, pixels=pixels))
 
 
 def _images_shown(data: ChatDataset, answer: Answer) -> list[tuple[int, FeatureOrder]]:
     """Features of each image that the prompt shows, and which of them it reads."""
     tokens = answer.prompt.count(data.manifest["image_token_id"])
-    features = [image.tiles * data.manifest["tokens_per_tile"] for image in data.images(answer.sample)]
-    orders = data.feature_orders(answer.sample)
+    sample, each = data.sample(answer.sample), data.manifest["tokens_per_tile"]
+    features, orders = [image.tiles * each for image in sample.images], sample.orders
     shown = int(np.searchsorted(np.cumsum([len(order) for order in orders]), tokens, side="right"))
     return list(zip(features, orders, strict=True))[:shown]
 
@@ -178,7 +178,7 @@ def _pack(data: ChatDataset, answers: Sequence[Answer]) -> Microbatch:
     shown = [_images_shown(data, answer) for answer in answers]
     images = [image for of_answer in shown for image in of_answer]
     begins = np.cumsum([0, *map(len, texts)]).tolist()
-    starts = (data.image_starts(answer.sample)[: len(some)] for answer, some in zip(answers, shown, strict=True))
+    starts = (data.sample(answer.sample).image_starts[: len(some)] for answer, some in zip(answers, shown, strict=True))
     return Microbatch(
         tiles=_tiles(data, images),
         lengths=tuple(map(len, texts)),

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +37,9 @@ class HeldOutPass:
         """Iterations of a pass."""
         return len(self._distributed())
 
-    def of_rank(self, rank: int) -> "HeldOutOrder":
-        """The packs of a data-parallel rank."""
-        return HeldOutOrder(self._distributed()[:, rank].ravel().tolist())
+    def of_rank(self, rank: int) -> Iterator[int]:
+        """The packs of a data-parallel rank, without end: every evaluation starts at the first."""
+        return cycle(self._distributed()[:, rank].ravel().tolist())
 
     def _distributed(self) -> NDArray[np.int64]:
         """[iterations, ranks, packs] of the first stored epoch, which has every sample."""
@@ -50,17 +51,6 @@ class HeldOutPass:
         missing = -len(packs) % self.global_batch
         filled = np.append(packs, np.full(missing, EMPTY_PACK)).reshape(-1, self.global_batch)
         return assign_zigzag(filled, self.data_parallel_size)
-
-
-@dataclass(frozen=True)
-class HeldOutOrder:
-    """Iterates over one rank's packs of a pass endlessly; every evaluation starts at the first."""
-
-    packs: list[int]
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            yield from self.packs
 
 
 def set_evaluation(args: Namespace) -> None:

@@ -28,8 +28,7 @@ from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.checkpoint import guard
 from megatron.vlm.checkpoint.run import describe_run
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.loader import Needs, PackDataset, PackLoader, PackOrder, first_iteration, samples_before
-from megatron.vlm.data.sources import Sources
+from megatron.vlm.data.loader import Needs, PackDataset, first_iteration
 from megatron.vlm.ending import UnfinishedError, run_rank
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.hf.export import SaveExporter, check_like
@@ -43,7 +42,7 @@ from megatron.vlm.monitoring.profile_check import ProfileCheck
 from megatron.vlm.monitoring.recorder import Recorder, recorded_iterations
 from megatron.vlm.monitoring.stage_meter import StageMeter
 from megatron.vlm.pipeline.executor import Executor, install
-from megatron.vlm.pipeline.image_streams import ImageStreams
+from megatron.vlm.pipeline.rank_packs import RankPacks
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.teams import Teams
 from megatron.vlm.pipeline.tied import embedding_ranks
@@ -62,6 +61,8 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.run_metrics import TIMELINE
 from omnibal_ext.schedules.actions import Action
+
+Packs = Iterator[Microbatch]
 
 
 class Trainer:
@@ -89,17 +90,17 @@ class Trainer:
         self.teams = Teams()
         self.hosts = Hosts()
         self.bad_steps = BadSteps(args.max_bad_steps, self.hosts)
-        self.packs: dict[bool, list[PackLoader]] = {True: [], False: []}
-        """By whether training: the packs of each chunk of this rank."""
-        self.images = ImageStreams(self.plan.tower, args.num_workers)
-        """What this rank encodes of both, if the plan has a replicated tower."""
+        self.packs = {
+            True: RankPacks(self.plan.tower, args.num_workers, self.recorder.reading),
+            False: RankPacks(self.plan.tower, args.num_workers),
+        }
         self.iteration = 0
         """Completed training iterations, including those before a resume."""
 
     @staticmethod
     def sources(data: str | None) -> tuple[str, ...]:
         """Short names of a dataset's input files."""
-        return Sources(ChatDataset(data).manifest).names if data else ()
+        return ChatDataset(data).sources.names if data else ()
 
     def model(
         self,
@@ -115,45 +116,35 @@ class Trainer:
         owned = owned_links(self.plan, vp_stage)
         return Stage(chain, *stage.layers, stage.recompute, stage.recompute_cheap, vp_stage, pg_collection, owned)
 
-    def datasets(
-        self, _: Any, vp_stage: int | None = None
-    ) -> tuple[Iterator[Microbatch] | None, Iterator[Microbatch] | None, None]:
+    def datasets(self, _: Any, vp_stage: int | None = None) -> tuple[Packs, Packs | None, None]:
         """(training microbatches of this rank from the checkpoint's position, held-out ones from the first, None)."""
         args = self.args
         train = self._dataset(args.data, args.packs, vp_stage)
-        self.teams.open(train.index.widths)
         microbatches = args.global_batch_size // args.data_parallel_size
         stream = PackStream(train.index, args.data_parallel_size, microbatches)
         self.iteration = first_iteration(args.consumed_train_samples, args.global_batch_size)
         samples_per_epoch = len(train.index.sample_ids) / len(train.index.manifest["epoch_packs"])
-        self.meter.start(args.train_iters, samples_before(stream, train.index, self.iteration), samples_per_epoch)
-        rank = parallel_state.get_data_parallel_rank()
-        order = PackOrder(stream, rank, self.iteration)
-        packs = PackLoader(train, order, args.num_workers, self.recorder.reading)
-        self.packs[True].append(packs)
-        self.images.add(True, packs, order, microbatches, self.recorder.reading)
+        self.meter.start(args.train_iters, stream.samples_before(self.iteration), samples_per_epoch)
+        packs = self.packs[True].add(train, partial(stream.of_rank, train.rank, self.iteration), microbatches)
         if not args.eval_packs:
             return packs, None, None
         held_out = self._dataset(args.eval_data, args.eval_packs, vp_stage)
-        self.teams.open(held_out.index.widths)
-        held_out_pass = HeldOutPass(held_out.index, args.data_parallel_size)
-        evaluated = PackLoader(held_out, held_out_pass.of_rank(rank), args.num_workers)
-        self.packs[False].append(evaluated)
-        microbatches = held_out_pass.global_batch // args.data_parallel_size
-        self.images.add(False, evaluated, held_out_pass.of_rank(rank), microbatches)
-        return packs, evaluated, None
+        run = HeldOutPass(held_out.index, args.data_parallel_size)
+        order, microbatches = partial(run.of_rank, held_out.rank), run.global_batch // args.data_parallel_size
+        return packs, self.packs[False].add(held_out, order, microbatches), None
 
     def close(self) -> None:
-        """End the data workers, for which Python's exit would wait one by one."""
-        for packs in (*self.packs[True], *self.packs[False]):
+        """End the data workers."""
+        for packs in self.packs.values():
             packs.close()
-        self.images.close()
 
     def _dataset(self, data: str, packs: str, vp_stage: int | None) -> PackDataset:
         first, end = self.plan.stages[stage_number(self.plan.placement, vp_stage)].layers
+        index = PackedIndex.open(packs)
+        self.teams.open(index.widths)
         return PackDataset(
             ChatDataset(data, checks_images=self.args.image_checksums),
-            PackedIndex.open(packs),
+            index,
             Needs.of(self.plan.chain[first:end], self.architecture.language),
             sequence_multiple(self.args),
             decodes=parallel_state.get_tensor_model_parallel_rank() == 0,
@@ -162,12 +153,12 @@ class Trainer:
 
     def forward_step(self, data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
         """Run one microbatch through a stage."""
-        batch = self.teams.join(next(data))
+        batch, bad_samples = self.teams.join(next(data)), self.bad_samples[model.training]
         self.recorder.add_pack(batch)
-        self.bad_samples[model.training].note(batch)
+        bad_samples.note(batch)
+        number = self.iteration + 1 if model.training else 0
+        batch = replace(bad_samples.without_known(batch), iteration=number)
         tally = self.meter.tally if model.training else self.evaluation.tally
-        batch = self.bad_samples[model.training].without_known(batch)
-        batch = replace(batch, iteration=self.iteration + 1 if model.training else 0)
         return model(weigh_samples(self.args.loss_reduction, batch)), partial(self._loss, tally, batch)
 
     def _loss(self, tally: Tally, batch: Microbatch, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -190,11 +181,9 @@ class Trainer:
 
     def _run_iteration(self, arguments: dict[str, Any], training: bool, number: int) -> list[Any]:
         """Run one iteration, and rerun it as long as it meets new bad samples (`monitoring.bad_samples`)."""
-        meter = self.meter if training else self.evaluation
-        bad_samples, modules, before = self.bad_samples[training], _as_list(arguments["model"]), meter.tally.copy()
-        for packs in self.packs[training]:
-            packs.begin_iteration()
-        arguments |= self.images.begin(training, bad_samples.note, number)
+        meter, bad_samples = self.meter if training else self.evaluation, self.bad_samples[training]
+        before = meter.tally.copy()
+        arguments |= self.packs[training].begin(bad_samples.note, number)
         while True:
             self.bad_steps.begin_iteration(number)
             with self.stages.iteration(training):
@@ -203,12 +192,9 @@ class Trainer:
                 return records
             bad_samples.exchange()
             meter.tally = before.copy()
-            if training:
-                for module in modules:
-                    module.zero_grad_buffer()
-            iterators = [packs.reread() for packs in self.packs[training]]
-            arguments = {**arguments, "data_iterator": iterators if len(iterators) > 1 else iterators[0]}
-            arguments |= self.images.again(training, self.packs[training][0].taken, bad_samples.note, number)
+            for module in _as_list(arguments["model"]) if training else ():
+                module.zero_grad_buffer()
+            arguments |= self.packs[training].again(bad_samples.note, number)
             self.executor.forget_images(training)
 
     @contextmanager

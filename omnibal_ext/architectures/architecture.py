@@ -89,7 +89,7 @@ class Architecture:
 
     @property
     def streams(self) -> int:
-        """Tensors of image tokens behind the projector: hidden states, and features that enter later."""
+        """Number of tensors of image tokens after the projector: hidden states, and features that are added later."""
         return 1 + self.features_after[self.chain.index("projector")]
 
     @property
@@ -139,18 +139,19 @@ class Architecture:
         return cost_kinds(self.chain, self.layers_apart)
 
     def extras(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[Extra, ...]:
-        """What travels beside the hidden states, on one of so many tensor-parallel ranks."""
+        """Return the tensors passed along the chain in addition to the hidden states, on one of `ranks` tensor-parallel
+        ranks."""
         features = tower_extras(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
         return (*features, *language_extras(self.chain, self.language, ranks, is_shared_out))
 
     @cached_property
     def features_after(self) -> tuple[int, ...]:
-        """How many features travel beside the output of every layer of the chain."""
+        """Number of features passed on with the output of every layer of the chain."""
         return features_after(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
 
     def carried_after(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[int, ...]:
-        """How many tensors as large as the hidden states travel beside the output of every layer of the chain, on one
-        of so many tensor-parallel ranks, which language layers read or gave; () where they do not."""
+        """Return the size of language layers' extras (`flow.language_extras`) passed on with every layer's output, in
+        multiples of the hidden states, on one of `ranks` tensor-parallel ranks; () without such."""
         extras = tuple(language_extras(self.chain, self.language, ranks, is_shared_out))
         return blocks_after(extras, len(self.chain), self.language.hidden_size) if extras else ()
 

@@ -29,15 +29,15 @@ class RopeScaling:
     whole_dimensions: bool = True
     """yarn rounds its correction range to integers (`truncate`)."""
     turning: float = field(default=1.0, metadata=LATER)
-    """Share of a head's pairs that turn at all ("proportional")."""
+    """Fraction of a head's pairs that are rotated ("proportional")."""
     amplitude: float | None = field(default=None, metadata=LATER)
-    """What rotated queries and keys are multiplied with; None: by yarn 0.1 ln(factor) + 1, else 1."""
+    """Factor on rotated queries and keys; None: 0.1 ln(factor) + 1 with yarn, else 1."""
     query_beta: float = field(default=0.0, metadata=LATER)
-    """Rotated queries at position p are multiplied with 1 + beta ln(1 + floor(p / original_positions)) (Llama 4)."""
+    """Factor on rotated queries at position p: 1 + beta ln(1 + floor(p / original_positions)) (Llama 4)."""
 
     @property
     def attention_factor(self) -> float:
-        """What rotated queries and keys are multiplied with."""
+        """Factor on rotated queries and keys."""
         if self.amplitude is not None:
             return self.amplitude
         return 0.1 * log(self.factor) + 1 if self.kind == "yarn" and self.factor > 1 else 1.0

@@ -267,7 +267,7 @@ class Profile:
 
     @property
     def features_after(self) -> tuple[int, ...]:
-        """How many features travel beside the output of every layer of the chain."""
+        """Tensors as large as the hidden states passed on with every layer's output: features, and `carried_after`."""
         features = features_after(self.chain, self.feature_layers, self.features_joined)
         return tuple(map(sum, zip(features, self.carried_after or (0,) * len(features), strict=True)))
 

@@ -33,7 +33,7 @@ def longest_sample(data: Path, index: PackedIndex, is_native: bool, is_limited: 
         return said
     manifest = read_json(data / "manifest.json", mapping(anything), "preprocess again with tools/preprocess_data.py")
     smaller = min(MAX_PIXELS, manifest["tiling"]["max_tiles"] * manifest["tile_size"] ** 2 // OUTLIER)
-    return f"{said}; all that is measured, and memory, is for these: --max-pixels {smaller} makes large images smaller"
+    return f"{said}; costs and memory are planned for these: --max-pixels {smaller} makes large images smaller"
 
 
 def _share(unit: str, sizes: NDArray[Any], budget: int) -> str:

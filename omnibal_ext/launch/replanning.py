@@ -52,5 +52,5 @@ def corrected_profile(planning: Planning) -> Path:
     corrected(source, compared, by).save(path)
     if not planning.flags.json:
         numbers = ", ".join(map(str, check["iterations"]))
-        say(f"profile corrected by iterations {numbers} of the run; later starts keep to it by --profile {path}")
+        say(f"profile corrected by iterations {numbers} of the run; give --profile {path} to keep it in later starts")
     return path

@@ -104,7 +104,8 @@ class SubjectView:
         shares = breakdown(self.subject.seen)
         said, iteration = [], self.subject.seen.seconds * 1e3
         if limit.cause == LATE:
-            lost = f"Of {iteration:,.0f} ms an iteration {shares[LATE] * iteration:,.0f} ms are waits for data or host"
+            late = shares[LATE] * iteration
+            lost = f"Of {iteration:,.0f} ms per iteration, {late:,.0f} ms are waits for data or host"
             said.append(f"{lost}: more --num-workers, or smaller images, would help.")
         said.append(f"Of all ranks' time {shares['needed']:.0%} is needed work ({self.how}).")
         if plan.pipeline_model_parallel_size > 1:

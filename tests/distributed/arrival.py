@@ -34,7 +34,7 @@ def main() -> None:
     found = {}
     for number, pack in zip(numbers, Arrivals(microbatches(loaded, numbers), len(numbers)), strict=True):
         samples = index.samples(number) if number != EMPTY_PACK else []
-        expected = torch.cat([torch.empty(0, 3, 32, 32), *(whole.pixels(int(sample)) for sample in samples)])
+        expected = torch.cat([torch.empty(0, 3, 32, 32), *(whole.sample(sample).pixels() for sample in samples)])
         assert pack.pixels is not None
         assert pack.pixels.shape == expected.shape
         found[str(number)] = (pack.pixels - expected).abs().sum().item()

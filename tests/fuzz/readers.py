@@ -154,9 +154,8 @@ def _dataset(folder: Path) -> Reader:
     def read(folder: Path) -> None:
         data = ChatDataset(folder)
         for sample in range(len(data)):
-            data.text(sample)
-            data.images(sample)
-            data.feature_orders(sample)
+            one = data.sample(sample)
+            _ = one.text, one.images, one.orders
 
     return Reader(content_of(folder / "dataset"), read, _true_hashes)
 

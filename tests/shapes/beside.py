@@ -43,7 +43,7 @@ def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, in
     parts = [part_of(plan, pack, number, tensor) for number, pack in enumerate(packs)]
     # A tower that runs ahead has the first iteration's parts to encode, and then those of the next.
     following = iter([[*parts, *parts] if frozen else parts, parts])
-    trainer.images = SimpleNamespace(begin=lambda *_: images_of(next(following)))
+    trainer.packs[True] = SimpleNamespace(begin=lambda *_: images_of(next(following)))
     trainer.bad_steps.watch(optimizer, trainer.end_training_iteration)
     run = partial(trainer.forward_backward, model=[module], num_microbatches=MICROBATCHES)
     args.curr_iteration = 0

@@ -27,7 +27,7 @@ def main() -> None:
         load_complete(stages, None, None)
         for sample in range(len(data)):
             losses = losses_of(stages, data, sample)
-            counts = torch.from_numpy(data.text(sample)[1][1:]) > 0
+            counts = torch.from_numpy(data.sample(sample).text[1][1:]) > 0
             total, counted = total + losses[counts].sum().item(), counted + int(counts.sum())
     print("RESULT " + json.dumps({"loss": total / counted, "counted": counted}))
 
@@ -35,7 +35,7 @@ def main() -> None:
 def losses_of(stages: list[torch.nn.Module], data: ChatDataset, sample: int) -> torch.Tensor:
     """Of every token but the first, [T - 1] fp64."""
     vision, language = (stage.eval() for stage in stages)
-    ids, pixels = torch.from_numpy(data.text(sample)[0]).long(), data.pixels(sample)
+    ids, pixels = torch.from_numpy(data.sample(sample).text[0]).long(), data.sample(sample).pixels()
     where = (ids == data.manifest["image_token_id"]).nonzero().squeeze(1)
     alone = Microbatch(len(pixels), (len(ids),), 1, len(ids), pixels=pixels, input_ids=ids, image_positions=where)
     language.set_input_tensor(vision(alone))

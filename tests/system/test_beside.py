@@ -159,7 +159,7 @@ def test_a_broken_image_silences_its_sample_on_all_ranks(
     packs, data = PackedIndex.open(folder / "packs"), ChatDataset(folder / "data")
     first = [int(sample) for pack in range(packs.num_packs) for sample in packs.samples(pack)]
     sample = next(sample for sample in first if data.sizes.tiles[sample])
-    image = folder / "demo" / data.images(sample)[0].path
+    image = folder / "demo" / data.sample(sample).images[0].path
     whole = image.read_bytes()
     image.write_bytes(whole[:50])
     try:

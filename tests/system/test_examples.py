@@ -224,14 +224,14 @@ def test_a_batch_is_its_samples_end_to_end(folder: Path, model: Any, reduction: 
     assert edges[-1] == batch["input_ids"].shape[1]
     assert batch["max_length_q"] == max(b - a for a, b in pairwise(edges))
     for sample, (start, end) in zip(pack, pairwise(edges), strict=True):
-        assert batch["input_ids"][0, start:end].tolist() == data.text(sample)[0].tolist()
+        assert batch["input_ids"][0, start:end].tolist() == data.sample(sample).text[0].tolist()
         assert batch["position_ids"][0, start:end].tolist() == list(range(end - start))
-        counts = data.text(sample)[1][1:].astype(bool)
+        counts = data.sample(sample).text[1][1:].astype(bool)
         labels, weights = batch["labels"][0, start:end], batch["weights"][0, start:end]
         assert int(labels[0]) == IGNORED
         assert ((labels[1:] != IGNORED).numpy() == counts).all()
-        assert labels[1:][labels[1:] != IGNORED].tolist() == data.text(sample)[0][1:][counts].tolist()
+        assert labels[1:][labels[1:] != IGNORED].tolist() == data.sample(sample).text[0][1:][counts].tolist()
         wanted = max(1, counts.sum()) ** -power
         assert torch.allclose(weights[1:][torch.from_numpy(counts)], torch.tensor(wanted, dtype=torch.float32))
-    pixels = torch.cat([data.pixels(sample) for sample in pack])
+    pixels = torch.cat([data.sample(sample).pixels() for sample in pack])
     assert torch.equal(batch["pixel_values"], pixels)

@@ -198,7 +198,7 @@ def test_an_image_that_broke_weighs_nothing_on_any_layout(folder: Path, uninterr
     first = [int(sample) for pack in range(packs.num_packs) for sample in packs.samples(pack)]
     data = ChatDataset(folder / "data")
     sample = next(sample for sample in first if data.sizes.tiles[sample])
-    image = folder / "demo" / data.images(sample)[0].path
+    image = folder / "demo" / data.sample(sample).images[0].path
     whole = image.read_bytes()
     image.write_bytes(whole[:50])
     try:

@@ -223,7 +223,8 @@ def test_images_are_compared_unless_the_flag_says_not(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pretrain, "ChatDataset", lambda _, **named: asked.update(named))
     plan = MagicMock()
     plan.stages.__getitem__.return_value.layers = (0, 1)
-    trainer = SimpleNamespace(args=SimpleNamespace(image_checksums=checks), plan=plan, architecture=MagicMock())
+    args = SimpleNamespace(image_checksums=checks)
+    trainer = SimpleNamespace(args=args, plan=plan, architecture=MagicMock(), teams=MagicMock())
     Trainer._dataset(trainer, "data", "packs", None)  # type: ignore[arg-type]
     assert asked == {"checks_images": checks}
 

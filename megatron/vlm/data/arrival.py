@@ -8,7 +8,6 @@ One rank of each tensor-parallel group decodes the images, the costliest work on
 a quarter of the bytes of normalised float32 pixels.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -26,36 +25,30 @@ from megatron.vlm.microbatch import Microbatch
 class Arrivals:
     """The packs of one iteration on one stage, in order, on this rank's device.
 
-    1. `look_ahead` waits for the reader's next pack and starts its copy. It is called after the device was given the
-       pack before, so that the device has work meanwhile.
-    2. `next` returns a copied pack: later kernels wait for the copy, the host does not.
-    3. `next` also broadcasts pixels to the tensor-parallel ranks and normalises them: a collective, and therefore in
-       the schedule's order on all of them.
-
-    Tensors come from the host, as `PackDataset` makes them; those already on the device stay. If not `normalises`,
-    step 3 is left to `with_pixels`.
+    `look_ahead` waits for the reader's next pack and starts its copy: called after the device was given the pack
+    before, so that the device has work meanwhile. `next` gives it: later kernels wait for the copy, the host does not.
+    Its pixels are broadcast and normalised (`with_pixels`), a collective in the schedule's order, if `normalises`.
     """
 
     def __init__(self, packs: Iterator[Microbatch], count: int, normalises: bool = True) -> None:
         self.packs, self.left, self.normalises = packs, count, normalises
-        self.copied: deque[Microbatch] = deque()
+        self.copied: Microbatch | None = None
 
     def look_ahead(self) -> None:
         """Start copying the next pack, unless there is none in this iteration or it is being copied."""
-        if self.left and not self.copied:
-            self.left -= 1
-            pack = next(self.packs)
+        if self.left and self.copied is None:
+            self.left, pack = self.left - 1, next(self.packs)
             with platform.beside_computing("copying"):
-                self.copied.append(to_device(pack))
+                self.copied = to_device(pack)
 
     def __iter__(self) -> Iterator[Microbatch]:
         return self
 
     def __next__(self) -> Microbatch:
         self.look_ahead()
-        if not self.copied:
+        if self.copied is None:
             raise StopIteration
-        pack = self.copied.popleft()
+        pack, self.copied = self.copied, None
         platform.wait_for("copying")
         for tensor in pack.tensors().values():
             platform.used_here(tensor)

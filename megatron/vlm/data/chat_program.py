@@ -7,6 +7,7 @@ from json import dumps, loads
 from typing import Any
 
 from jinja2 import TemplateError
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from megatron.vlm.data.rejects import Rejected
@@ -18,11 +19,17 @@ TAG, DATE = "\U0010fffd", "\U0010fffc"
 GENERATION = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Values of `loop` are harmless, and to check each takes long."""
+        if type(obj) is LoopContext and hasattr(LoopContext, attribute) and not attribute.startswith("_"):
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda _: DATE}
     environment.filters["tojson"] = _tojson
     return environment

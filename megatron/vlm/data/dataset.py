@@ -13,13 +13,15 @@ rejected.jsonl              {"file", "line", "reason", "detail"} of every reject
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from megatron.vlm.data.batches import IGNORED
@@ -27,7 +29,7 @@ from megatron.vlm.data.manifest import check_manifest, read_images
 from megatron.vlm.data.media.crc import ChangedError
 from megatron.vlm.data.media.features import FeatureOrder
 from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization, load_rgb
-from megatron.vlm.data.media.tiling import TiledImage, TilingRule
+from megatron.vlm.data.media.tiling import FRAMES, TiledImage, TilingRule
 from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
@@ -58,32 +60,30 @@ class ChatDataset(Dataset):
         self.sizes = Sizes.load(self.folder / "sizes.npz")
         if self.manifest.get("video_files"):
             require_decoder(str(self.folder))
-        self._sources = Sources(self.manifest)
-        held: dict[str, NDArray[Any]] = {"sizes.npz": self.sizes.tokens, **self._lengths()}
+        self.sources = Sources(self.manifest)
+        held: dict[str, NDArray[Any]] = {"sizes.npz": self.sizes.tokens}
+        held |= {name: column_lengths(self.folder, name, dtype, REMEDY) for name, dtype in COLUMNS.items()}
         for name, lengths in held.items():
             if len(lengths) != len(self):
                 count = f"{name} holds {len(lengths)} samples"
                 raise UserError(f"{self.folder}: {count}, the manifest says {len(self)}; {REMEDY}")
         if not np.array_equal(held["tokens"], held["loss_mask"]):
             raise UserError(f"{self.folder}: tokens and loss_mask have other lengths; {REMEDY}")
-        self._columns = {name: IndexedDataset(str(self.folder / name)) for name in COLUMNS}
-
-    def _lengths(self) -> dict[str, NDArray[np.int32]]:
-        return {name: column_lengths(self.folder, name, dtype, REMEDY) for name, dtype in COLUMNS.items()}
+        self.columns = {name: IndexedDataset(str(self.folder / name)) for name in COLUMNS}
 
     def __len__(self) -> int:
         return int(self.manifest["samples"])
 
-    def __getitem__(self, sample: int) -> dict[str, Any]:
-        """input_ids and labels int64 [T] (-100: no loss), pixel_values (`pixels`) and images (`images`) of a sample.
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """input_ids and labels int64 [T] (-100: no loss), pixel_values (`Sample.pixels`) and images (`Sample.images`).
 
         Raises as these do.
         """
-        tokens, mask = self.text(sample)
+        sample = self.sample(number)
+        tokens, mask = sample.text
         ids = torch.from_numpy(tokens.astype(np.int64))
         labels = ids.where(torch.from_numpy(mask > 0), IGNORED)
-        images = tuple(self.images(sample))
-        return {"input_ids": ids, "labels": labels, "pixel_values": self.pixels(sample), "images": images}
+        return {"input_ids": ids, "labels": labels, "pixel_values": sample.pixels(), "images": tuple(sample.images)}
 
     def verify(self) -> None:
         """Read every byte and compare with the checksums of the manifest. Raises UserError naming the file."""
@@ -93,60 +93,9 @@ class ChatDataset(Dataset):
         checksums = {name: value for name, value in self.manifest["checksums"].items() if chosen(name)}
         verify_checksums(self.folder, checksums, "preprocess again")
 
-    def text(self, sample: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Token ids int32 [T], one image token for each image feature; loss mask uint8 [T], 1 where the token itself is
-        to be predicted.
-
-        Raises UserError for an id outside of the vocabulary, and if T is not what sizes.npz says.
-        """
-        tokens, mask = (self._columns[name][sample] for name in ("tokens", "loss_mask"))
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.manifest["vocab_size"]:
-            raise UserError(f"{self.folder}: sample {sample} has token ids behind the vocabulary; {REMEDY}")
-        if self.sizes.tiles[sample]:
-            repeats = self._repeats(sample)
-            if len(repeats) != (marks := int(np.isin(tokens, self.image_tokens).sum())):
-                raise UserError(f"{self.folder}: sample {sample} has {len(repeats)} images, {marks} marks; {REMEDY}")
-            tokens, mask = expand_images(tokens, mask, self.image_tokens, repeats)
-        if len(tokens) != self.sizes.tokens[sample]:
-            wanted = f"{len(tokens)} tokens where sizes.npz says {self.sizes.tokens[sample]}"
-            raise UserError(f"{self.folder}: sample {sample} has {wanted}; {REMEDY}")
-        return tokens, mask
-
-    def images(self, sample: int) -> list[TiledImage]:
-        """The images and videos of a sample, in the order of their tokens.
-
-        Raises UserError if the list is damaged or has other tiles than sizes.npz says.
-        """
-        try:
-            images = read_images(self._columns["images"][sample].tobytes())
-            if (tiles := sum(image.tiles for image in images)) != self.sizes.tiles[sample]:
-                raise UserError(f"images have {tiles} tiles, sizes.npz says {self.sizes.tiles[sample]}")
-        except UserError as error:
-            raise UserError(f"{self.folder}: sample {sample}: {error}; {REMEDY}") from None
-        return images
-
-    def feature_orders(self, sample: int) -> list[FeatureOrder]:
-        """For each image of a sample, which of its tiles' features each token is; -1 is a newline."""
-        return [self._order(image) for image in self.images(sample)]
-
-    def _order(self, image: TiledImage) -> FeatureOrder:
-        return self.rule.order(image, self.manifest["tokens_per_tile"])
-
-    def image_starts(self, sample: int) -> list[int]:
-        """The index in `text` of the first token of each run of image tokens."""
-        marks = np.flatnonzero(np.isin(self._columns["tokens"][sample], self.image_tokens))
-        features = np.array(self._repeats(sample), dtype=np.int64)
-        return (marks + np.cumsum(features) - features - np.arange(len(marks))).tolist()
-
-    def prefix(self, sample: int) -> int:
-        """Tokens in `text` before the first that is to be predicted; all images come before it."""
-        mask = self._columns["loss_mask"][sample]
-        return int(self.sizes.tokens[sample]) - len(mask) + int(mask.argmax())
-
-    def _repeats(self, sample: int) -> list[int]:
-        """The length of each run of image tokens: of an image, of each of its rows or tiles, or of a video's step."""
-        shown = [(len(self._order(image)), self.rule.places(image).count) for image in self.images(sample)]
-        return [features // places for features, places in shown for _ in range(places)]
+    def sample(self, number: int) -> "Sample":
+        """One sample."""
+        return Sample(self, int(number))
 
     @property
     def image_tokens(self) -> list[int]:
@@ -164,38 +113,140 @@ class ChatDataset(Dataset):
         """Mean and deviation of the pixels that the model was trained with."""
         return NORMALIZATIONS[self.manifest["normalization"]]
 
-    def pixels(self, sample: int) -> torch.Tensor:
-        """The tiles of a sample, normalised: float32 [tiles, 3, tile_size, tile_size]; raises as `tiles` does.
 
-        With videos [tiles, 3, frames, tile_size, tile_size].
+class Sample:
+    """One sample of a dataset. Each part is read where it is first asked for: its list of images is decoded once."""
+
+    def __init__(self, data: ChatDataset, number: int) -> None:
+        self.data, self.number = data, number
+        self.length, self.tiles = int(data.sizes.tokens[number]), int(data.sizes.tiles[number])
+        """Tokens of the text, image tokens included; tiles of all images."""
+
+    def __str__(self) -> str:
+        return f"{self.data.folder}: sample {self.number}"
+
+    def _column(self, name: str) -> NDArray[Any]:
+        column: NDArray[Any] = self.data.columns[name][self.number]
+        return column
+
+    @cached_property
+    def text(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Token ids int32 [T], one image token for each image feature; loss mask uint8 [T], 1 where the token itself is
+        to be predicted.
+
+        Raises UserError for an id outside of the vocabulary, and if T is not what sizes.npz says.
         """
-        return normalise(torch.from_numpy(self.tiles(sample)), self.normalization)
+        tokens, mask = self._column("tokens"), self._column("loss_mask")
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.data.manifest["vocab_size"]:
+            raise UserError(f"{self} has token ids behind the vocabulary; {REMEDY}")
+        if self.tiles:
+            if len(self.runs) != (marks := int(np.isin(tokens, self.data.image_tokens).sum())):
+                raise UserError(f"{self} has {len(self.runs)} images, {marks} marks; {REMEDY}")
+            tokens, mask = expand_images(tokens, mask, self.data.image_tokens, self.runs)
+        if len(tokens) != self.length:
+            raise UserError(f"{self} has {len(tokens)} tokens where sizes.npz says {self.length}; {REMEDY}")
+        return tokens, mask
 
-    def tiles(self, sample: int) -> NDArray[np.uint8]:
-        """The tiles of a sample as they were cut: uint8 [tiles, tile_size, tile_size, 3].
+    @cached_property
+    def images(self) -> list[TiledImage]:
+        """The images and videos, in the order of their tokens.
 
-        With videos [tiles, frames, tile_size, tile_size, 3]. Raises `UserError` naming file and sample if an image or
-        video cannot be read, or is not what was preprocessed.
+        Raises UserError if the list is damaged or has other tiles than sizes.npz says.
         """
-        size = self.manifest["tile_size"]
-        nothing = np.zeros((0, size, size, 3), dtype=np.uint8)
-        return join_tiles([nothing, *(self.image_tiles(sample, image) for image in self.images(sample))])
+        try:
+            images = read_images(self._column("images").tobytes())
+            if (tiles := sum(image.tiles for image in images)) != self.tiles:
+                raise UserError(f"images have {tiles} tiles, sizes.npz says {self.tiles}")
+        except UserError as error:
+            raise UserError(f"{self}: {error}; {REMEDY}") from None
+        return images
 
-    def image_tiles(self, sample: int, image: TiledImage) -> NDArray[np.uint8]:
-        """As `tiles`, of one of a sample's `images`; only a video's tiles have a frames dimension."""
-        size = self.manifest["tile_size"]
-        image = image if self.checks_images else replace(image, crcs=())
-        source = self._sources.entry(sample)
+    @cached_property
+    def orders(self) -> list[FeatureOrder]:
+        """For each image, which of its tiles' features each token is; -1 is a newline."""
+        rule, each = self.data.rule, self.data.manifest["tokens_per_tile"]
+        return [rule.order(image, each) for image in self.images]
+
+    @cached_property
+    def runs(self) -> list[int]:
+        """The length of each run of image tokens: of an image, of each of its rows or tiles, or of a video's step."""
+        places = [self.data.rule.places(image).count for image in self.images]
+        return [len(order) // count for order, count in zip(self.orders, places, strict=True) for _ in range(count)]
+
+    @property
+    def image_starts(self) -> list[int]:
+        """The index in `text` of the first token of each run of image tokens."""
+        marks = np.flatnonzero(np.isin(self._column("tokens"), self.data.image_tokens))
+        features = np.array(self.runs, dtype=np.int64)
+        return (marks + np.cumsum(features) - features - np.arange(len(marks))).tolist()
+
+    @property
+    def prefix(self) -> int:
+        """Tokens in `text` before the first that is to be predicted; all images come before it."""
+        mask = self._column("loss_mask")
+        return self.length - len(mask) + int(mask.argmax())
+
+    def read(self, image: TiledImage) -> NDArray[np.uint8]:
+        """The tiles of one of `images`: uint8 [tiles, tile_size, tile_size, 3], a video's [tiles, frames, ..., 3].
+
+        Raises `UserError` naming file and sample if it cannot be read, or is not what was preprocessed.
+        """
+        size = self.data.manifest["tile_size"]
+        image = image if self.data.checks_images else replace(image, crcs=())
+        source = self.data.sources.entry(self.number)
         root = Path(source["image_root"] or "")
         path = Path(source["path"]) if image.place else root / image.path
         try:
             if image.film:
                 return _video_tiles(root, path, image, size)
-            return self.rule.cut(load_rgb(path, image.place, *image.crcs), image, size)
+            return self.data.rule.cut(load_rgb(path, image.place, *image.crcs), image, size)
         except ChangedError as error:
-            raise UserError(f"{error}; sample {sample} of {self.folder}") from error
+            raise UserError(f"{error}; sample {self.number} of {self.data.folder}") from error
         except Exception as error:  # Pillow's and FFmpeg's readers raise nearly anything on a damaged file
-            raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
+            raise UserError(
+                f"{path}: cannot be decoded ({error}); sample {self.number} of {self.data.folder}"
+            ) from error
+
+    def read_all(self) -> NDArray[np.uint8]:
+        """The tiles of all images, as of `read`; if one is a video, all have its dimensions."""
+        size = self.data.manifest["tile_size"]
+        return join_tiles([np.zeros((0, size, size, 3), dtype=np.uint8), *map(self.read, self.images)])
+
+    def pixels(self) -> Tensor:
+        """All tiles, normalised: float32 [tiles, 3, tile_size, tile_size]; with videos [tiles, 3, frames, ...]."""
+        return normalise(torch.from_numpy(self.read_all()), self.data.normalization)
+
+
+class Shown(NamedTuple):
+    """An image of a pack, and which of its tiles are to be read."""
+
+    sample: Sample
+    image: TiledImage
+    rows: NDArray[np.bool_] | slice = slice(None)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles to be read."""
+        return len(np.arange(self.image.tiles)[self.rows])
+
+
+def read_tiles(shown: Sequence[Shown], size: int, decodes: bool = True) -> tuple[Tensor, tuple[tuple[int, str], ...]]:
+    """uint8 [tiles, size, size, 3], with videos [tiles, FRAMES, size, size, 3], and (sample, error) of images that
+    cannot be read: their tiles are black. Unless `decodes`, and without tiles, it is a meta tensor.
+    """
+    if not decodes or not shown:
+        frames = (FRAMES,) if any(image.film for _, image, _ in shown) else ()
+        shape = (sum(one.tiles for one in shown), *frames, size, size, 3)
+        return torch.empty(shape, dtype=torch.uint8, device="meta"), ()
+    tiles, broken = [], dict[int, str]()
+    for one in shown:
+        try:
+            tiles.append(one.sample.read(one.image)[one.rows])
+        except UserError as error:
+            broken.setdefault(one.sample.number, str(error))
+            frames = (FRAMES,) if one.image.film else ()  # the other ranks expect this shape
+            tiles.append(np.zeros((one.tiles, *frames, size, size, 3), dtype=np.uint8))
+    return torch.from_numpy(join_tiles(tiles)), tuple(broken.items())
 
 
 def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:

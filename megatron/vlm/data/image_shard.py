@@ -1,32 +1,21 @@
 """What a rank reads of a pack whose images several ranks encode: its units' pixels, and the sizes of all units."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, compress, cycle
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiling import FRAMES, TiledImage
-from megatron.vlm.data.media.videos import join_tiles
+from megatron.vlm.data.dataset import ChatDataset, Shown, read_tiles
+from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.microbatch import Grid, Microbatch
-from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.tower_encoding import EncoderRank
 
 
-@dataclass(frozen=True)
-class NumberedPacks:
+def numbered(packs: Iterable[int], microbatches: int) -> Iterator[tuple[int, int]]:
     """(pack number, microbatch of its iteration) for a sequence of packs."""
-
-    packs: Iterable[int]
-    microbatches: int
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return zip(self.packs, cycle(range(self.microbatches)), strict=False)
+    return zip(packs, cycle(range(microbatches)), strict=False)
 
 
 class ImageShardDataset(Dataset):
@@ -42,53 +31,33 @@ class ImageShardDataset(Dataset):
 
     def __getitem__(self, place: tuple[int, int]) -> Microbatch:
         pack, microbatch = place
-        samples = self.index.samples(pack).tolist() if pack >= 0 else []
-        shown = [
-            (sample, image) for sample in samples if self.data.sizes.tiles[sample] for image in self.data.images(sample)
-        ]
-        sizes = [self._units(image) for _, image in shown]
-        units = tuple(size for each in sizes for size in each)
-        taken = self.worker.takes(units, microbatch)
-        takes = iter(taken)
-        own = [[next(takes) for _ in each] for each in sizes]
-        read = [
-            self._read(sample, image, np.repeat(mine, each))
-            for (sample, image), each, mine in zip(shown, sizes, own, strict=True)
-            if any(mine)
-        ]
-        grids = [
-            grid
-            for (_, image), mine in zip(shown, own, strict=True)
-            for grid, one in zip(self._grids(image), mine, strict=False)
-            if one
-        ]
+        samples = [*map(self.data.sample, self.index.samples(pack))] if pack >= 0 else []
+        images = [(sample, image) for sample in samples if sample.tiles for image in sample.images]
+        sizes = [self._units(image) for _, image in images]
+        units = tuple(chain.from_iterable(sizes))
+        encodes = self.worker.takes(units, microbatch)
+        here, shown, grids = iter(encodes), list[Shown](), list[Grid]()
+        for (sample, image), each in zip(images, sizes, strict=True):
+            mine = [next(here) for _ in each]
+            if any(mine):
+                shown.append(Shown(sample, image, np.repeat(mine, each)))
+                grids += compress(image.grids, mine) if self.data.rule.native else []
+        pixels, broken = read_tiles(shown, self.data.manifest["tile_size"]) if shown else (None, ())
         return Microbatch(
-            tiles=sum(len(pixels) for pixels, _ in read),
+            tiles=sum(one.tiles for one in shown),
             lengths=(),
             samples=len(samples),
             useful_tokens=0,
-            pixels=torch.from_numpy(join_tiles([pixels for pixels, _ in read])) if read else None,
+            pixels=pixels,
             pixel_statistics=self.data.normalization,
             pack=pack,
-            sample_ids=tuple(samples),
-            broken=tuple(dict(why for _, why in read if why is not None).items()),
+            sample_ids=tuple(sample.number for sample in samples),
+            broken=broken,
             grids=tuple(grids),
             units=units,
-            encodes=tuple(taken),
+            encodes=tuple(encodes),
         )
 
-    def _read(
-        self, sample: int, image: TiledImage, rows: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.uint8], tuple[int, str] | None]:
-        """The chosen tiles of an image; black ones and (sample, error) if it cannot be read."""
-        try:
-            return self.data.image_tiles(sample, image)[rows], None
-        except UserError as error:
-            size, frames = self.data.manifest["tile_size"], (FRAMES,) if image.film else ()
-            return np.zeros((int(rows.sum()), *frames, size, size, 3), dtype=np.uint8), (sample, str(error))
-
-    def _grids(self, image: TiledImage) -> list[Grid]:
-        return image.grids if self.data.rule.native else []
-
     def _units(self, image: TiledImage) -> list[int]:
-        return [steps * rows * columns for steps, rows, columns in self._grids(image)] or [1] * image.tiles
+        """Tiles or patches of each part of an image that is encoded on one rank."""
+        return [n * rows * columns for n, rows, columns in image.grids] if self.data.rule.native else [1] * image.tiles

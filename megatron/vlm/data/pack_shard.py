@@ -8,6 +8,7 @@
 cut samples first, then entire samples, then padding.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -17,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megatron.vlm.data.dataset import Shown
 from megatron.vlm.microbatch import FeatureRoute, Microbatch, PackShard, SplitSamples
 from omnibal_ext.arrays import Ints
+from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.packing.shards import PackShards, TokenSpan
 
 
@@ -37,13 +40,34 @@ def with_filler(
     return tuple(filled), tuple(spans)
 
 
+def shard_of_place(
+    pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], shown: Sequence[Shown], place: int
+) -> tuple[Microbatch, list[Shown]]:
+    """The shard of one place of a team, of a pack without pixels that shows these images; and those that it encodes.
+
+    Images, and temporal steps of videos, are encoded on one place each.
+    """
+    tiles = [image.tiles // image.steps for _, image, _ in shown for _ in range(image.steps)]
+    makers = np.array(assign_units(tiles, pack.pack, tuple(range(len(spans))), 1), np.int64)
+    maker, own = iter(makers.tolist()), []
+    for sample, image, _ in shown:
+        if steps := [step for step in range(image.steps) if next(maker) == place]:
+            own.append(Shown(sample, image.at_steps(steps)))
+    features = [int(each * shown[0].sample.data.manifest["tokens_per_tile"]) for each in tiles]
+    shard = shard_of(pack, spans, makers.repeat(features), place)
+    grids = tuple((image.steps, image.rows, image.columns) for _, image, _ in own) if pack.grids else ()
+    return replace(shard, tiles=sum(one.tiles for one in own), grids=grids), own
+
+
 def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Ints, place: int) -> Microbatch:
     """The shard of one place of a team, of a pack without pixels.
 
     `spans`: the tokens of every place. `makers` [features]: the place that computes each image feature of the pack.
     """
-    parts = _in_order(spans)
-    cut, rows = _cut(pack.lengths, parts), [_rows(pack.lengths, mine) for mine in parts]
+    places = Counter(number for mine in spans for number in {span.document for span in mine})
+    numbers_cut = sorted(number for number, holders in places.items() if holders > 1)
+    parts = [sorted(mine, key=lambda span: (span.document not in numbers_cut, span)) for mine in spans]
+    cut, rows = _cut(pack.lengths, parts, numbers_cut), [_rows(pack.lengths, mine) for mine in parts]
     asked, images = _tokens_of_images(pack, rows, place)
     numbers, begins, ends = zip(*parts[place], strict=True)
     shard = PackShard(
@@ -91,27 +115,8 @@ def feature_route(makers: Ints, asked: Sequence[Ints], place: int) -> FeatureRou
     )
 
 
-def _in_order(spans: Sequence[Sequence[TokenSpan]]) -> list[list[tuple[int, int, int]]]:
-    """(segment, begin, end) of every place's spans, those of segments that are cut between places first."""
-    holders: dict[int, set[int]] = {}
-    for place, mine in enumerate(spans):
-        for span in mine:
-            holders.setdefault(span.document, set()).add(place)
-    return [
-        sorted(
-            ((span.document, span.begin, span.end) for span in mine),
-            key=lambda part: (len(holders[part[0]]) == 1, part),
-        )
-        for mine in spans
-    ]
-
-
-def _cut(lengths: Sequence[int], parts: Sequence[Sequence[tuple[int, int, int]]]) -> SplitSamples:
-    places: dict[int, set[int]] = {}
-    for place, mine in enumerate(parts):
-        for number, *_ in mine:
-            places.setdefault(number, set()).add(place)
-    cut = sorted(number for number, holders in places.items() if len(holders) > 1)
+def _cut(lengths: Sequence[int], parts: Sequence[Sequence[TokenSpan]], cut: Sequence[int]) -> SplitSamples:
+    """The samples of these numbers, of which several places have rows."""
     arrived = [part for mine in parts for part in mine if part[0] in cut]
     keys = [(number, token) for number, begin, end in arrived for token in range(begin, end)]
     order = np.lexsort(np.array(keys, np.int64).reshape(-1, 2).T[::-1])
@@ -119,7 +124,7 @@ def _cut(lengths: Sequence[int], parts: Sequence[Sequence[tuple[int, int, int]]]
     return SplitSamples(tuple(cut), tuple(lengths[number] for number in cut), rows, torch.from_numpy(order))
 
 
-def _rows(lengths: Sequence[int], parts: Sequence[tuple[int, int, int]]) -> Ints:
+def _rows(lengths: Sequence[int], parts: Sequence[TokenSpan]) -> Ints:
     """The indices in the pack of a place's tokens, in the place's order."""
     starts = [*accumulate(lengths, initial=0)]
     return np.concatenate([np.arange(starts[n] + begin, starts[n] + end) for n, begin, end in parts])

@@ -9,9 +9,8 @@ over the counted tokens of all ranks, is that of the batches as they were read.
 """
 
 import math
-import queue
-import threading
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -22,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron.vlm.data.batches import IGNORED, boundaries, join_words
-from megatron.vlm.data.exchange import Route, exchange
 from omnibal_ext.arrays import Ints
 from omnibal_ext.rebalance.phases import Phase
 from omnibal_ext.rebalance.plan import PhaseInput, PhasePlacement, plan_step
@@ -30,6 +28,56 @@ from omnibal_ext.rebalance.plan import PhaseInput, PhasePlacement, plan_step
 VISION, LANGUAGE = "vision", "language"
 BYTES_A_NUMBER = 4.0
 BYTES_A_TOKEN = 16.0  # and its label
+
+
+class Route:
+    """The rows that a rank sends to and receives from every other one, where samples go from ranks to others.
+
+        rank 0   a a c c c        ranks before   a 0, b 1, c 0, d 1        rank 0   b d d      after: a 1, b 0, c 1, d 0
+        rank 1   b d d            rows           2    1    3    2          rank 1   a a c c c
+
+    Every rank keeps its samples in the order of their numbers, and knows all ranks and row counts. (megatron.core's
+    all-to-all takes device tensors only; pixels and token ids are on the host.)
+    """
+
+    def __init__(self, source: Ints, target: Ints, rows: Ints, rank: int, ranks: int) -> None:
+        """`source` and `target`: rank of each of N samples before and after; `rows`: its number of rows. [N] each."""
+        own, here = np.flatnonzero(source == rank), np.flatnonzero(target == rank)
+        by_target = np.argsort(target[own], kind="stable")
+        by_source = np.argsort(source[here], kind="stable")
+        self.send_order = _rows_of(by_target, rows[own])
+        self.receive_order = torch.argsort(_rows_of(by_source, rows[here]))
+        self.send_counts = np.bincount(target[own], rows[own], ranks).astype(int).tolist()
+        self.receive_counts = np.bincount(source[here], rows[here], ranks).astype(int).tolist()
+
+    def send(self, rows: Tensor, group: Any) -> Tensor:
+        """Rows [n, ...] of the samples of this rank before -> rows [m, ...] of its samples after.
+
+        Collective, and so is the backward pass: a rank without samples gives rows [0, ...] that require a gradient.
+        """
+        ordered = rows.index_select(0, self.send_order.to(rows.device))
+        arrived: Tensor = _AllToAll.apply(ordered, self.send_counts, self.receive_counts, group)
+        return arrived.index_select(0, self.receive_order.to(rows.device))
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        arrived = rows.new_empty((sum(received), *rows.shape[1:]))
+        dist.all_to_all_single(arrived, rows, received, sent, group)
+        return arrived
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _AllToAll.apply(gradient.contiguous(), ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _rows_of(order: Ints, rows: Ints) -> Tensor:
+    """Indices that bring concatenated samples into `order`; sample i has rows[i] rows: int64 [sum of rows]."""
+    starts = np.cumsum(rows) - rows
+    return torch.from_numpy(np.repeat(starts[order] - (np.cumsum(rows[order]) - rows[order]), rows[order])
+                            + np.arange(int(rows.sum())))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,8 +99,8 @@ class StreamStep:
     placed: Mapping[str, PhasePlacement]
 
     def send(self, features: Tensor) -> Tensor:
-        """Features [image tokens, width] of `pixels` -> those of `batch`. Collective, as `exchange` says."""
-        return exchange(features, self.route, self.group)
+        """Features [image tokens, width] of `pixels` -> those of `batch`. Collective, as `Route.send` says."""
+        return self.route.send(features, self.group)
 
 
 class StreamSteps:
@@ -84,24 +132,16 @@ class StreamSteps:
         self.group, self.of_features = dist.new_group(backend="gloo"), dist.new_group()
 
     def __iter__(self) -> Iterator[StreamStep]:
-        ready: queue.Queue[StreamStep | BaseException | None] = queue.Queue(maxsize=1)
-        threading.Thread(target=self._prepare, args=(ready,), daemon=True).start()
-        while (step := ready.get()) is not None:
-            if isinstance(step, BaseException):
-                raise step
-            yield step
+        samples = iter(self.samples)
+        with ThreadPoolExecutor(1) as reader:
+            ahead = reader.submit(self._next, samples)
+            while (step := ahead.result()) is not None:
+                ahead = reader.submit(self._next, samples)
+                yield step
 
-    def _prepare(self, ready: "queue.Queue[StreamStep | BaseException | None]") -> None:
-        try:
-            stream = iter(self.samples)
-            while step := self._next(list(islice(stream, self.each))):
-                ready.put(step)
-            ready.put(None)
-        except BaseException as error:  # raised by the reader of the queue
-            ready.put(error)
-
-    def _next(self, own: list[Mapping[str, Tensor]]) -> StreamStep | None:
+    def _next(self, samples: Iterator[Mapping[str, Tensor]]) -> StreamStep | None:
         """The next step, or None if a rank has too few samples."""
+        own = list(islice(samples, self.each))
         sizes = self._sizes_of_all(own)
         if sizes is None:
             return None
@@ -113,8 +153,10 @@ class StreamSteps:
         words = torch.cat([torch.stack([sample["input_ids"], sample["labels"]], dim=1) for sample in own])
         here = self._send(words, home, read, tokens)
         route = Route(seen, read, tiles * self.tokens_per_tile, self.rank, self.ranks)
-        batch = self._joined(here, tokens[read == self.rank])
-        return StreamStep(pixels, route, self.of_features, batch, int(counted.sum()), len(home), placed)
+        parts = here.split(tokens[read == self.rank].tolist())
+        batch = [{"input_ids": part[:, 0], "labels": part[:, 1]} for part in parts]
+        joined = join_words(batch) | boundaries(batch) if batch else None
+        return StreamStep(pixels, route, self.of_features, joined, int(counted.sum()), len(home), placed)
 
     def _sizes_of_all(self, own: list[Mapping[str, Tensor]]) -> Ints | None:
         """Tiles, tokens and counted tokens of all ranks' samples, [ranks * each, 3]; None if a rank has too few."""
@@ -151,8 +193,3 @@ class StreamSteps:
         if np.array_equal(source, target):
             return rows
         return Route(source, target, counts, self.rank, self.ranks).send(rows, self.group)
-
-    @staticmethod
-    def _joined(words: Tensor, lengths: Ints) -> dict[str, Any] | None:
-        samples = [{"input_ids": part[:, 0], "labels": part[:, 1]} for part in words.split(lengths.tolist())]
-        return join_words(samples) | boundaries(samples) if samples else None

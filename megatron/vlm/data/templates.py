@@ -27,7 +27,7 @@ from megatron.vlm.data.chat_program import DATE, TAG, ChatProgram
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import IMAGE_MARK, MARKS, ImageMarkup, Places
+from omnibal_ext.families.markup import IMAGE_MARK, MARKS, VIDEO_MARK, ImageMarkup, Places
 
 FILES = Path(omnibal_ext.families.registry.__file__).parent.glob("*/*.jinja")
 TEMPLATES = {file.stem: file for file in sorted(FILES)}
@@ -242,7 +242,7 @@ def render_chat(
         return words
 
     text = MARKS.sub(as_words, text)
-    if len(moves) != 1 + sum(len(MARKS.findall(message.words)) for message in messages):
+    if len(moves) != 1 + sum(message.words.count(mark) for message in messages for mark in (IMAGE_MARK, VIDEO_MARK)):
         raise Rejected("unsupported_media", f"chat template {template.name}: writes other images than it is given")
 
     def moved(at: int) -> int:

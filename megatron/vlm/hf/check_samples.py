@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.dataset import ChatDataset, Sample
 from megatron.vlm.data.media.features import FeatureOrder
 from megatron.vlm.data.media.tiles import Tiling, tile_image
 from megatron.vlm.families.media import TILINGS
@@ -60,24 +60,23 @@ def samples_of(folder: Path) -> list[CheckSample]:
 
 
 def _first_readable(data: ChatDataset, samples: NDArray[np.int64]) -> CheckSample | None:
-    without_videos = (one for one in map(int, samples) if not any(image.film for image in data.images(one)))
+    without_videos = (one for one in map(data.sample, samples) if not any(image.film for image in one.images))
     for sample in islice(without_videos, MOST_TRIED):
         with suppress(UserError):  # the next sample may be readable
             return _of_dataset(data, sample)
     return None
 
 
-def _of_dataset(data: ChatDataset, sample: int) -> CheckSample:
-    images, orders = data.images(sample), data.feature_orders(sample)
-    per_tile = data.manifest["tokens_per_tile"]
+def _of_dataset(data: ChatDataset, sample: Sample) -> CheckSample:
+    images, per_tile = sample.images, data.manifest["tokens_per_tile"]
     return CheckSample(
-        torch.from_numpy(data.text(sample)[0].astype(np.int64)),
-        data.pixels(sample),
-        tuple((int(image.tiles * per_tile), order) for image, order in zip(images, orders, strict=True)),
+        torch.from_numpy(sample.text[0].astype(np.int64)),
+        sample.pixels(),
+        tuple((int(image.tiles * per_tile), order) for image, order in zip(images, sample.orders, strict=True)),
         tuple((image.width, image.height) for image in images),
         tuple(grid for image in images for grid in image.grids) if data.rule.native else (),
-        tuple(data.image_starts(sample)) if images else (),
-        data.prefix(sample) if data.rule.prefix_attention else 0,
+        tuple(sample.image_starts) if images else (),
+        sample.prefix if data.rule.prefix_attention else 0,
     )
 
 

@@ -111,7 +111,7 @@ def training_line(iteration: int, report: Mapping[str, Any]) -> str:
 def profile_lines(iterations: Sequence[int], compared: Sequence[Compared]) -> Iterator[str]:
     """Log lines: profiled and measured seconds by part of the model, and advice if the step differs too much."""
     numbers = ", ".join(map(str, iterations))
-    yield f" iterations {numbers} beside the profile, ms of a rank and iteration on average:"
+    yield f" iterations {numbers} compared with the profile, mean ms per rank and iteration:"
     yield f"  {'part':<12}{'profile':>12}{'measured':>12}{'measured / profile':>20}"
     for part in dict.fromkeys(one.part for one in compared):
         phases = [one for one in compared if one.part == part]
@@ -122,8 +122,8 @@ def profile_lines(iterations: Sequence[int], compared: Sequence[Compared]) -> It
         yield f"  {part:<12}{planned * 1e3:>12,.2f}{measured * 1e3:>12,.2f}{shown:>20}"
         if part == WHOLE and ratio is not None and abs(ratio - 1) > TOLERANCE:
             yield (
-                f" the step takes {ratio:.2f} x what the profile says: to plan again from what was measured, stop this "
-                "run and start tools/launch.py again with --replan"
+                f" the step takes {ratio:.2f} x what the profile says; to plan again from these measurements, stop "
+                "this run and start tools/launch.py again with --replan"
             )
 
 

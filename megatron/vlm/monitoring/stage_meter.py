@@ -193,9 +193,9 @@ def drift_warning(plan: Plan, iterations: Sequence[Sequence[float]]) -> str:
         freeze = f"--lora-rank {plan.lora_rank} --lora-targets {' '.join(plan.lora_targets)} "
     memory = f" --memory-gib {plan.memory_gib:g}" if plan.memory_gib is not None else ""
     return (
-        f" stage {worst} drifts from the plan by {quartiles[worst][1]:+.0%}: the cut is not level here. Measure "
-        "again and plan again, with this run's --bf16, --sequence-parallel, --use-distributed-optimizer, "
-        "--data-parallel-size where it has them:\n"
+        f" stage {worst} drifts from the plan by {quartiles[worst][1]:+.0%}: stages are not balanced on this "
+        "machine. Profile and plan again, with --bf16, --sequence-parallel, --use-distributed-optimizer and "
+        "--data-parallel-size as in this run:\n"
         f" python tools/profile_layers.py --model {plan.model} --vit-budget {plan.vit_budget} "
         f"--llm-budget {plan.llm_budget} --tensor-model-parallel-size {plan.tensor_model_parallel_size} "
         f"--expert-model-parallel-size {plan.expert_model_parallel_size} {freeze}--force "

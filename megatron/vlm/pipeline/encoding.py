@@ -9,9 +9,10 @@ A frozen tower may run one iteration ahead: then E is of the next iteration's pa
 (the first of a run, one that is run again) is encoded before.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,11 @@ from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.image_rows import ImageRows
+from megatron.vlm.pipeline.iteration import Iteration
 from megatron.vlm.pipeline.tower import Tower
 from omnibal_ext.image_assignment import assign_units
+from omnibal_ext.schedules.actions import Action
+from omnibal_ext.schedules.posting import Post
 from omnibal_ext.tower_encoding import parts_of
 
 
@@ -219,3 +223,62 @@ class Encoding:
     def _arrived(self, receive: Receive) -> Tensor:
         with self.communicator.progress.waiting(receive.message or "what this rank made"):
             return receive.wait()
+
+
+@dataclass(eq=False, kw_only=True)
+class TowerIteration(Iteration):
+    """What the first stage's F takes is put together from what ranks have encoded (`Encoding`).
+
+    Owners of the tower's weights have the gradients when the list is through; their reductions are the last.
+    """
+
+    encoding: Encoding
+    missing: Sequence[Action | Post] = ()
+    """Encodes what a tower that runs ahead has not."""
+
+    @property
+    def compute(self) -> dict[str, Callable[[Action], None]]:
+        """What each kind of action does."""
+        encode, backward = self.encoding.encode, self.encoding.backward
+        return super().compute | {
+            "E": lambda action: encode(action.microbatch, partial(self.watch, action)),
+            "V": lambda action: backward(action.microbatch, partial(self.watch, action)),
+        }
+
+    def _begin(self) -> None:
+        self.gathers.await_weights([weight for chunk in self.chunks for weight in chunk.stage.owned_weights])
+        if self.encoding.begin():
+            self._walk(self.missing)
+        self.encoding.go_on()
+
+    def _finish(self) -> None:
+        """Give the tower's owners their gradients; where W start reductions, their stage's have waited for it."""
+        super()._finish()
+        self.communicator.progress.at("the sums of the tower's gradients")
+        owner = self.chunks[0]
+        with owner.no_sync() if self.split else nullcontext():
+            self.encoding.end()
+        if self.split and owner.overlaps and owner.stage.owned:
+            owner.module.start_grad_sync()
+
+    def _post_receive(self, post: Post) -> None:
+        if post.giver[1].kind == "E":
+            self.encoding.post_tokens(post.action.microbatch, post.giver[0])
+        elif post.action.kind == "V":
+            self.encoding.post_gradient(post.action.microbatch)
+        else:
+            super()._post_receive(post)
+
+    def _received(self, action: Action) -> Tensor | None:
+        if action.kind == "F" and self._takes_images(action):
+            return self.encoding.assembled(action.microbatch)
+        return super()._received(action)
+
+    def _hand_on(self, action: Action, tensor: Tensor) -> None:
+        if action.kind == "B" and self._takes_images(action):
+            self.encoding.give_back(action.microbatch, tensor)
+        else:
+            super()._hand_on(action, tensor)
+
+    def _takes_images(self, action: Action) -> bool:
+        return self.chunks[action.chunk].stage.first == self.encoding.tower.plan.links

@@ -19,8 +19,8 @@ from torch import Tensor
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.data_parallel import OrderedReductions
-from megatron.vlm.pipeline.encoding import Encoding, Images
-from megatron.vlm.pipeline.iteration import Chunk, Iteration, Watch
+from megatron.vlm.pipeline.encoding import Encoding, Images, TowerIteration
+from megatron.vlm.pipeline.iteration import Chunk, Forward, Iteration, Watch
 from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.tower import Tower
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
@@ -65,11 +65,9 @@ class Executor:
         lists: Schedule | None = None,
         tower: TowerPlan | None = None,
     ) -> None:
-        self.schedule_name, self.tower = schedule_name, tower
+        self.schedule_name, self.watch, self.tower = schedule_name, watch, tower
         self.lists = {} if lists is None else {counts_of(lists): lists}
-        self.watch = watch
-        self.weight_gradients = WeightGradients()
-        self.reductions = OrderedReductions()
+        self.weight_gradients, self.reductions = WeightGradients(), OrderedReductions()
         self.encoding: Encoding | None = None
         """E and V of the run, from its first iteration on."""
         self._communicator: Communicator | None = None
@@ -77,71 +75,49 @@ class Executor:
         self._in_time_postings: dict[tuple[int, int, int], Postings] = {}
 
     def __call__(
-        self,
-        *,
-        forward_step_func: Callable[..., Any],
-        data_iterator: Any,
-        model: Any,
-        num_microbatches: int,
-        forward_only: bool = False,
-        collect_non_loss_data: bool = False,
-        first_val_step: bool | None = None,
-        pg_collection: ProcessGroupCollection | None = None,
-        force_all_reduce: bool = False,
-        images: Images | None = None,
-        **_: Any,
-    ) -> list[Any]:
+        self, *, forward_step_func: Callable[..., Any], data_iterator: Any, model: Any, num_microbatches: int,
+        forward_only: bool = False, first_val_step: bool | None = None,
+        pg_collection: ProcessGroupCollection | None = None, force_all_reduce: bool = False,
+        images: Images | None = None, **_: Any,
+    ) -> list[Any]:  # fmt: skip
         """One iteration: forwards and backwards of `num_microbatches` packs, then the reduction of gradients.
 
-        Returns the loss records of the last stage's microbatches, elsewhere an empty list. Shapes, peers and order come
-        from the schedule and the packs; core's arguments about sequence lengths and shapes are not needed. `images` are
-        those that this rank encodes, of a tower beside the pipeline.
-        Raises UserError for a schedule that loses work or would deadlock.
+        Returns the loss records of the last stage's microbatches, elsewhere an empty list. Core's arguments about
+        shapes are not needed: these come from the packs. `images` are those that this rank encodes, of a tower beside
+        the pipeline. Raises UserError for a schedule that loses work or would deadlock.
         """
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
         modules = model if isinstance(model, list) else [model]
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator] * len(modules)
-        config = get_model_config(modules[0])
+        config, records = get_model_config(modules[0]), list[Any]()
         chunks = [Chunk(module, iterator, config) for module, iterator in zip(modules, iterators, strict=True)]
         placement = placement_of(self.schedule_name, groups.pp.size(), len(chunks))
-        postings = self._schedule(placement, num_microbatches, chunks, forward_only)
+        steps = self._schedule(placement, num_microbatches, chunks, forward_only)[groups.pp.rank()]
         for chunk in chunks:
             if chunk.overlaps:
                 self.reductions.attach(chunk.module)
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
 
-        records: list[Any] = []
-
         def forward(chunk: Chunk, pack: Microbatch, entering: Tensor | None, microbatch: int) -> tuple[Tensor, Tensor]:
+            first = schedules.check_first_val_step(first_val_step, forward_only, microbatch == 0)
             result: tuple[Tensor, Tensor] = schedules.forward_step(
-                forward_step_func,
-                iter([pack]),
-                chunk.module,
-                num_microbatches,
-                entering,
-                records,
-                config,
-                cp_group_size=groups.cp.size(),
-                collect_non_loss_data=collect_non_loss_data,
-                is_first_microbatch=schedules.check_first_val_step(first_val_step, forward_only, microbatch == 0),
-                current_microbatch=microbatch,
+                forward_step_func, iter([pack]), chunk.module, num_microbatches, entering, records, config,
+                groups.cp.size(), is_first_microbatch=first, current_microbatch=microbatch,
                 is_last_stage=chunk.stage.post_process,
-            )
+            )  # fmt: skip
             return result
 
-        encoding = self._encoding(groups, placement, chunks)
-        if encoding is not None:
+        iteration = self._iteration(groups, placement, chunks, forward)
+        if isinstance(iteration, TowerIteration):
             assert images is not None
-            encoding.take(images, num_microbatches, training=not forward_only)
-        assert self._communicator is not None
-        iteration = Iteration(
-            self._communicator, placement, chunks, forward, self.weight_gradients, self.watch, encoding
-        )
-        steps, missing = postings[groups.pp.rank()], self._encodes(placement, num_microbatches)[groups.pp.rank()]
-        iteration.run([step for step in steps if step.kind in "EF"] if forward_only else steps, missing)
-        if not forward_only:
-            _finalize(modules, iteration.normaliser, groups, force_all_reduce)
+            iteration.encoding.take(images, num_microbatches, training=not forward_only)
+            iteration.missing = self._missing(placement, num_microbatches)
+        iteration.run([step for step in steps if step.kind in "EF"] if forward_only else steps)
+        if not forward_only and config.finalize_model_grads_func is not None:
+            divisor = iteration.normaliser if config.calculate_per_token_loss else None
+            config.finalize_model_grads_func(modules, divisor, pg_collection=groups, force_all_reduce=force_all_reduce)
+            reduce_tied_embedding(modules, groups)
         if config.timers is not None:
             config.timers("forward-backward").stop()
         return records
@@ -156,17 +132,19 @@ class Executor:
         if self.encoding is not None and training:
             self.encoding.forget()
 
-    def _encoding(
-        self, groups: ProcessGroupCollection, placement: Placement, chunks: Sequence[Chunk]
-    ) -> Encoding | None:
-        """What the plan has beside the pipeline; all channels are opened and copies made the first time."""
+    def _iteration(
+        self, groups: ProcessGroupCollection, placement: Placement, chunks: list[Chunk], forward: Forward
+    ) -> Iteration:
+        """The state of an iteration; all channels are opened, and a tower's copies made, the first time."""
         first = placement.ranks_of[0]
         edges = image_edges(placement.ranks, first) if self.tower else []
         self._communicator = self._communicator or open_channels(groups, placement.edges, edges)
-        if self.tower is not None and self.encoding is None:
-            stage = chunks[0].stage
-            self.encoding = Encoding(Tower(stage.chain, self.tower, stage), self._communicator, first)
-        return self.encoding
+        common = self._communicator, placement, chunks, forward, self.weight_gradients, self.watch
+        if self.tower is None:
+            return Iteration(*common)
+        stage = chunks[0].stage
+        self.encoding = self.encoding or Encoding(Tower(stage.chain, self.tower, stage), self._communicator, first)
+        return TowerIteration(*common, encoding=self.encoding)
 
     def _schedule(
         self, placement: Placement, num_microbatches: int, chunks: Sequence[Chunk], forward_only: bool
@@ -175,21 +153,23 @@ class Executor:
         key = (placement.ranks, num_microbatches, placement.chunks)
         if self.tower is not None and forward_only:
             return self._in_time(placement, num_microbatches)
-        if self.tower is not None and key not in self.lists:
-            made = next(iter(self.lists))[1]
-            raise UserError(
-                f"the plan has lists for {made} microbatches with its tower beside the pipeline, the run has "
-                f"{num_microbatches}; plan again with tools/plan_layout.py --num-microbatches {num_microbatches}"
-            )
         if key not in self._postings:
-            schedule = self.lists.get(key) or build_schedule(self.schedule_name, *key)
-            postings = with_posts(schedule, num_microbatches, placement, self.tower.beside if self.tower else None)
+            schedule = self.lists.get(key) or self._built(*key)
+            beside = self.tower.beside if self.tower else None
+            self._postings[key] = with_posts(schedule, num_microbatches, placement, beside)
             check_packs(schedule, placement.chunks)
-            if has_weight_gradients(schedule):
-                for chunk in chunks:
-                    self.weight_gradients.attach(chunk.stage)
-            self._postings[key] = postings
+            for chunk in chunks if has_weight_gradients(schedule) else ():
+                self.weight_gradients.attach(chunk.stage)
         return self._postings[key]
+
+    def _built(self, ranks: int, microbatches: int, chunks: int) -> Schedule:
+        """Lists that the plan does not have. Raises UserError if it has a replicated tower, whose E and V it chose."""
+        if self.tower is None:
+            return build_schedule(self.schedule_name, ranks, microbatches, chunks)
+        raise UserError(
+            f"the plan has lists for {next(iter(self.lists))[1]} microbatches with its tower beside the pipeline, the "
+            f"run has {microbatches}; plan again with tools/plan_layout.py --num-microbatches {microbatches}"
+        )
 
     def _in_time(self, placement: Placement, num_microbatches: int) -> Postings:
         """Lists of an evaluation with a tower: of any number of microbatches, each encoded shortly before its F."""
@@ -201,29 +181,11 @@ class Executor:
             self._in_time_postings[key] = with_posts(lists, num_microbatches, placement, beside)
         return self._in_time_postings[key]
 
-    def _encodes(self, placement: Placement, num_microbatches: int) -> Postings:
-        """What encodes all of an iteration that a tower which runs ahead has not."""
-        if self.tower is None or self.tower.mode != "ahead":
-            return [[] for _ in range(placement.ranks)]
-        return [
-            [step for step in steps if _makes(step).kind == "E"] for steps in self._in_time(placement, num_microbatches)
-        ]
-
-
-def _makes(step: Action | Post) -> Action:
-    """The action itself, or that whose tensor is awaited."""
-    return step.giver[1] if isinstance(step, Post) else step
-
-
-def _finalize(modules: list[Any], normaliser: Tensor, groups: ProcessGroupCollection, force_all_reduce: bool) -> None:
-    """Reduce the gradients over ranks and divide them by the global batch's normaliser."""
-    config = get_model_config(modules[0])
-    if config.finalize_model_grads_func is None:
-        return
-    config.finalize_model_grads_func(
-        modules,
-        normaliser if config.calculate_per_token_loss else None,
-        pg_collection=groups,
-        force_all_reduce=force_all_reduce,
-    )
-    reduce_tied_embedding(modules, groups)
+    def _missing(self, placement: Placement, num_microbatches: int) -> list[Action | Post]:
+        """What encodes all of an iteration on this rank, where a tower runs ahead and has not."""
+        assert self.tower is not None
+        assert self._communicator is not None
+        if self.tower.mode != "ahead":
+            return []
+        steps = self._in_time(placement, num_microbatches)[self._communicator.here]
+        return [step for step in steps if (step.giver[1] if isinstance(step, Post) else step).kind == "E"]

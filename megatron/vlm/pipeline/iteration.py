@@ -4,7 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.data_parallel import Gathers
-from megatron.vlm.pipeline.encoding import Encoding
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from omnibal_ext.schedules.actions import Action, takers
@@ -25,6 +24,8 @@ from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.posting import Post
 
 Watch = Callable[[Action], contextlib.AbstractContextManager[Any]]
+Forward = Callable[["Chunk", Microbatch, Tensor | None, int], tuple[Tensor, Tensor]]
+"""Runs a chunk on a pack, given what enters and the microbatch's number: output, and the last stage's normaliser."""
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Flight:
     late: list[Late] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Iteration:
     """The state of one iteration on one rank.
 
@@ -82,35 +84,20 @@ class Iteration:
        there is nothing to do, and nothing comes or goes.
     5. W: compute the weights' gradients that B put aside.
     6. The data-parallel reduction of a chunk runs beside its last backward, or follows its last W.
-    7. E and V are of a tower beside the pipeline (`pipeline.encoding`), from which the first stage's F takes what
-       enters. Its owners have the gradients when the list is through; their reductions are the last.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        placement: Placement,
-        chunks: Sequence[Chunk],
-        forward: Callable[[Chunk, Microbatch, Tensor | None, int], tuple[Tensor, Tensor]],
-        weight_gradients: WeightGradients,
-        watch: Watch,
-        encoding: Encoding | None = None,
-    ) -> None:
-        """`forward(chunk, pack, input, microbatch)` gives the output, and the loss's normaliser on the last stage."""
-        self.communicator, self.placement, self.chunks, self.forward = communicator, placement, chunks, forward
-        self.rank = communicator.here
-        self.weight_gradients, self.watch, self.encoding = weight_gradients, watch, encoding
-        self.arrivals: list[Arrivals] = []
-        self.packs: dict[Action, Microbatch] = {}
-        self.receives: dict[Action, Receive] = {}
-        self.flights: dict[tuple[int, int], Flight] = {}
-        self.last: set[Action] = set()
-        self.split = False
-        self.normaliser = torch.zeros([], dtype=torch.float32, device="cuda")
+    communicator: Communicator
+    placement: Placement
+    chunks: Sequence[Chunk]
+    forward: Forward
+    weight_gradients: WeightGradients
+    watch: Watch
+    packs: dict[Action, Microbatch] = field(default_factory=dict)
+    receives: dict[Action, Receive] = field(default_factory=dict)
+    flights: dict[tuple[int, int], Flight] = field(default_factory=dict)
 
-    def run(self, steps: Sequence[Action | Post], missing: Sequence[Action | Post] = ()) -> None:
-        """Obey the list. Without backwards in it nothing is kept for them. `missing` encodes what a tower that runs
-        ahead has not."""
+    def run(self, steps: Sequence[Action | Post]) -> None:
+        """Obey the list. Without backwards in it nothing is kept for them."""
         actions = [step for step in steps if isinstance(step, Action)]
         self.split = any(action.kind == "W" for action in actions)
         self.last = set({a.chunk: a for a in actions if a.kind == ("W" if self.split else "B")}.values())
@@ -118,23 +105,29 @@ class Iteration:
         self.arrivals = [Arrivals(chunk.packs, forwards[number]) for number, chunk in enumerate(self.chunks)]
         gathered = [chunk.module for chunk in self.chunks if chunk.gathers and self.last]  # an evaluation's are whole
         self.gathers = Gathers(gathered, self.communicator.progress.waiting)
-        if self.encoding is not None:
-            self.gathers.await_weights([weight for chunk in self.chunks for weight in chunk.stage.owned_weights])
-            if self.encoding.begin():
-                self._walk(missing)
-            self.encoding.go_on()
+        self.normaliser = torch.zeros([], dtype=torch.float32, device="cuda")
+        self._begin()
         self._walk(steps)
-        self.communicator.progress.at("the sends after the last action")
-        self.communicator.finish()
-        if self.encoding is not None:
-            self._end_encoding(self.encoding)
+        self._finish()
         self.communicator.progress.at(
             "what follows the schedule: reductions, the optimizer's step, a save, an evaluation"
         )
 
+    def _begin(self) -> None:
+        """What comes before the list."""
+
+    def _finish(self) -> None:
+        """Wait for what was sent."""
+        self.communicator.progress.at("the sends after the last action")
+        self.communicator.finish()
+
+    @property
+    def compute(self) -> dict[str, Callable[[Action], None]]:
+        """What each kind of action does."""
+        return {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
+
     def _walk(self, steps: Sequence[Action | Post]) -> None:
-        compute = {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
-        compute |= {"E": self._encode, "V": self._encode_backward}
+        compute = self.compute
         for step in steps:
             if isinstance(step, Post):
                 self._post_receive(step)
@@ -142,53 +135,27 @@ class Iteration:
                 self.communicator.progress.action(step)
                 compute[step.kind](step)
 
-    def _encode(self, action: Action) -> None:
-        assert self.encoding is not None
-        self.encoding.encode(action.microbatch, partial(self.watch, action))
-
-    def _encode_backward(self, action: Action) -> None:
-        assert self.encoding is not None
-        self.encoding.backward(action.microbatch, partial(self.watch, action))
-
-    def _end_encoding(self, encoding: Encoding) -> None:
-        """Give the tower's owners their gradients; where W start reductions, their stage's have waited for it."""
-        self.communicator.progress.at("the sums of the tower's gradients")
-        owner = self.chunks[0]
-        with owner.no_sync() if self.split else contextlib.nullcontext():
-            encoding.end()
-        if self.split and owner.overlaps and owner.stage.owned:
-            owner.module.start_grad_sync()
-
-    def _takes_images(self, chunk: Chunk) -> bool:
-        """Whether what enters a stage is put together from what ranks have encoded."""
-        return self.encoding is not None and chunk.stage.first == self.encoding.tower.plan.links
-
     def _post_receive(self, post: Post) -> None:
         """Start receiving what an action needs, if anything comes."""
-        action, (source, made), communicator = post.action, post.giver, self.communicator
-        if self.encoding is not None and made.kind == "E":
-            self.encoding.post_tokens(action.microbatch, source)
-            return
-        if self.encoding is not None and action.kind == "V":
-            self.encoding.post_gradient(action.microbatch)
-            return
-        stage, dtype = self.chunks[action.chunk].stage, self.chunks[action.chunk].config.pipeline_dtype
+        action, source, chunk = post.action, post.giver[0], self.chunks[post.action.chunk]
         if action.kind == "F":
-            entering = stage.input_shape(self._pack(action))
+            entering = chunk.stage.input_shape(self._pack(action))
             assert entering is not None
-            self.receives[action] = communicator.receive_activation(entering, dtype, source)
-        elif stage.receives_gradient:
+            self.receives[action] = self.communicator.receive_activation(entering, chunk.config.pipeline_dtype, source)
+        elif chunk.stage.receives_gradient:
             leaving = self.flights[action.microbatch, action.chunk].output_shape
-            self.receives[action] = communicator.receive_gradient(leaving, dtype, source)
+            self.receives[action] = self.communicator.receive_gradient(leaving, chunk.config.pipeline_dtype, source)
 
-    def _hand_on(self, action: Action, tensor: Tensor, send: Callable[[Tensor, int], None]) -> None:
-        """Give what `action` made to the stage that takes it: by `send`, or as it is within this rank."""
-        ((rank, taking),) = takers(action, self.rank, self.placement)
-        if rank == self.rank:
+    def _hand_on(self, action: Action, tensor: Tensor) -> None:
+        """Give what `action` made to the stage that takes it, which may be on this rank too."""
+        ((rank, taking),) = takers(action, self.communicator.here, self.placement)
+        if rank == self.communicator.here:
             # Detached, as a message is: the graphs of two stages stay apart. It lives on where the output is released.
             self.receives[taking] = Receive(tensor.detach(), None, "what this rank made")
+        elif action.kind == "F":
+            self.communicator.send_activation(tensor, rank)
         else:
-            send(tensor, rank)
+            self.communicator.send_gradient(tensor, rank)
 
     def _received(self, action: Action) -> Tensor | None:
         """What came for `action`; None where nothing does."""
@@ -206,8 +173,6 @@ class Iteration:
 
     def _forward(self, action: Action) -> None:
         chunk, entering = self.chunks[action.chunk], self._received(action)
-        if self.encoding is not None and self._takes_images(chunk):
-            entering = self.encoding.assembled(action.microbatch)
         if entering is not None and self.last and chunk.stage.sends_gradient:
             entering.requires_grad_()
         pack = self._pack(action)
@@ -219,7 +184,7 @@ class Iteration:
         del self.packs[action]
         self.normaliser += normaliser
         if not chunk.stage.post_process:
-            self._hand_on(action, output, self.communicator.send_activation)
+            self._hand_on(action, output)
         self.arrivals[action.chunk].look_ahead()  # may wait for the one who reads: what is made has left
         if self.last:
             keep = output if chunk.stage.has_backward else None
@@ -236,10 +201,8 @@ class Iteration:
             aside = self.weight_gradients.put_aside(flight.late) if self.split else contextlib.nullcontext()
             with self.watch(action), reduces, aside:
                 input_gradient = schedules.backward_step(entering, flight.output, gradient, chunk.config)
-            if chunk.stage.sends_gradient and self.encoding is not None and self._takes_images(chunk):
-                self.encoding.give_back(action.microbatch, input_gradient)
-            elif chunk.stage.sends_gradient:
-                self._hand_on(action, input_gradient, self.communicator.send_gradient)
+            if chunk.stage.sends_gradient:
+                self._hand_on(action, input_gradient)
         flight.entering = flight.output = None
         if not self.split:
             del self.flights[action.microbatch, action.chunk]

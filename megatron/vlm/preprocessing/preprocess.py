@@ -79,7 +79,7 @@ def _faults(data: ChatDataset, samples: range) -> list[tuple[int, str]]:
     found = []
     for sample in samples:
         try:
-            data.tiles(sample)
+            data.sample(sample).read_all()
         except UserError as error:
             found.append((sample, str(error)))
     return found

@@ -41,7 +41,7 @@ def read_glm(name: str, config: Section) -> Architecture:
     tower.must_be(f"{part}_vision")
     text.must_be(f"{part}_text")
     language = _mixture(text) if part == "glm4v_moe" else read_dense(text, None, qkv_bias=True)
-    vision, merger_width = _vision(tower, language.hidden_size), tower.take("intermediate_size", WIDTH)
+    vision, merger_width = read_vision(tower, language.hidden_size), tower.take("intermediate_size", WIDTH)
     tower.refuse_unread()
     return Architecture(
         name,
@@ -76,7 +76,8 @@ def read_tied(config: Section) -> bool:
     return tied(config, beside)
 
 
-def _vision(tower: Section, out: int) -> VisionArchitecture:
+def read_vision(tower: Section, out: int) -> VisionArchitecture:
+    """The ViT, whose features are as wide as the language model, `out`. Raises UserError where they are not."""
     tower.must(in_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, spatial_merge_size=2)
     width, heads, patch = (
         tower.take(*field) for field in (("hidden_size", WIDTH), ("num_heads", HEADS), ("patch_size", SIDE))

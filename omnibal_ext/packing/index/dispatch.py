@@ -4,14 +4,16 @@ An iteration's packs depend on the global batch alone, so every data-parallel si
 in it.
 """
 
+from collections.abc import Iterator
+from itertools import count
+
 import numpy as np
-from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.epoch_order import EpochOrder
 from omnibal_ext.packing.index.packed_index import PackedIndex, WidePackArrays
-from omnibal_ext.packing.index.rebalanced import RankLayout, Rebalanced, read_rebalanced
+from omnibal_ext.packing.index.rebalanced import RankLayout, read_rebalanced
 from omnibal_ext.packing.ordering.assign_ranks import assign_balanced, assign_zigzag
 from omnibal_ext.packing.ordering.slots import fill_slots
 from omnibal_ext.packing.packs import EMPTY_PACK
@@ -22,14 +24,14 @@ __all__ = ["EMPTY_PACK", "PackStream", "assign_zigzag", "epoch_iterations"]
 class PackStream:
     """The packs of every iteration of training, as a function of the iteration's number.
 
-    With `last_iteration` "next_epoch" (the index stores it) the iteration at an epoch's end is completed with packs of
-    the next epoch, with "empty" by `EMPTY_PACK`.
+    The last iteration of an epoch is completed with packs of the next epoch (`last_iteration` "next_epoch"), or with
+    `EMPTY_PACK` ("empty").
     """
 
     def __init__(
         self, index: PackedIndex, data_parallel_size: int, micro_batches: int, last_iteration: str | None = None
     ) -> None:
-        """`last_iteration` overrides the index's. Raises UserError if the index has another global batch."""
+        """`last_iteration`: by default the index's. Raises UserError if the index has another global batch."""
         if data_parallel_size < 1 or micro_batches < 1:
             raise UserError(
                 f"data-parallel size {data_parallel_size} x micro-batches {micro_batches}: both must be 1 or more"
@@ -47,9 +49,13 @@ class PackStream:
         _refuse_half_teams(index, data_parallel_size)
         last_iteration = last_iteration or str(index.manifest["last_iteration"])
         self.order = EpochOrder.of_manifest(index.manifest, last_iteration)
-        self._as_stored = data_parallel_size == index.manifest.get("data_parallel_size", data_parallel_size)
-        ranks = RankLayout(data_parallel_size, micro_batches, last_iteration)
-        self._rebalanced = None if self._as_stored or index.wide else read_rebalanced(index, ranks)
+        self._rebalanced = None
+        """Stored groups, regrouped for these ranks; None: not regrouped."""
+        self._balanced = data_parallel_size == index.manifest.get("data_parallel_size", data_parallel_size)
+        """Whether stored groups are balanced for these ranks."""
+        if not self._balanced and not index.wide:
+            self._rebalanced = read_rebalanced(index, RankLayout(data_parallel_size, micro_batches, last_iteration))
+            self._balanced = self._rebalanced is not None
 
     @property
     def iterations_per_epoch(self) -> int:
@@ -57,12 +63,17 @@ class PackStream:
         return self.order.first_iteration(1)
 
     def first_iteration(self, epoch: float) -> int:
-        """Return the first iteration that starts in an epoch: the number of iterations of so many epochs."""
+        """Return the first iteration that starts in an epoch, which is the number of iterations before it."""
         return self.order.first_iteration(epoch)
 
     def beyond(self, epochs: int) -> int:
-        """Return how many packs of later epochs run in the iterations of `epochs` epochs; with wide packs 0."""
+        """Return how many packs of later epochs fill up the iterations of `epochs` epochs; 0 with wide packs."""
         return self.first_iteration(epochs) * self.order.global_batch - self.order.start_of(epochs)
+
+    def of_rank(self, rank: int, iteration: int) -> Iterator[int]:
+        """Yield the packs of a data-parallel rank from an iteration on, without end."""
+        for number in count(iteration):
+            yield from self.iterations(number, number + 1)[0, rank].tolist()
 
     def iteration(self, number: int) -> Ints:
         """Return the pack numbers of iteration `number`, counted from 0 over all epochs: int64 [D, M]."""
@@ -71,32 +82,34 @@ class PackStream:
     def iterations(self, first: int, end: int) -> Ints:
         """Return the pack numbers of iterations `first` to `end` - 1: int64 [end - first, D, M].
 
-        Stored groups are balanced for the data-parallel size of the index, or of a file by `rebalance`. All other
+        Stored groups are balanced for the index's data-parallel size, or for the one of `omnibal level`. All other
         iterations are balanced here.
         """
         batch = self.order.global_batch
         groups = self.order.packs(first * batch, end * batch).reshape(-1, batch)
         if self._index.wide is not None:
             return self._slots_of(groups, self._index.wide)
-        stored = self.order.are_groups(groups)
+        balanced = self.order.are_groups(groups) & self._balanced
         if self._rebalanced is not None:
-            groups, rebalanced = self._rebalance(self._rebalanced, first, groups)
-            stored &= rebalanced
-        elif not self._as_stored:
-            stored[:] = False
+            groups, regrouped = self._rebalanced.packs(self.order, first, groups)
+            balanced &= regrouped
         slots = assign_zigzag(groups, self._data_parallel_size)
-        for number in np.flatnonzero(~stored):
-            packs = np.unique(groups[number])  # -1 is an empty pack
-            local = np.searchsorted(packs, groups[number])
-            seconds = self._index.seconds(np.maximum(packs, 0)) * (packs >= 0)[:, None]
-            slots[number] = packs[assign_balanced(seconds, local[None], self._data_parallel_size)[0]]
+        for number in np.flatnonzero(~balanced):
+            slots[number] = self._assigned(groups[number])
         return slots
 
+    def _assigned(self, group: Ints) -> Ints:
+        """Return the packs of an iteration [B], balanced over the ranks: [D, M]."""
+        packs = np.unique(group)  # -1 is an empty pack
+        local = np.searchsorted(packs, group)
+        seconds = self._index.seconds(np.maximum(packs, 0)) * (packs >= 0)[:, None]
+        return packs[assign_balanced(seconds, local[None], self._data_parallel_size)[0]]
+
     def _slots_of(self, groups: Ints, wide: WidePackArrays) -> Ints:
-        """Return the slots of stored iterations [I, B]: as stored, or assigned anew for another number of ranks."""
+        """Return the slots of stored iterations [I, B]: as stored, or reassigned for another number of ranks."""
         ranks, micro_batches = self._data_parallel_size, groups.shape[1] // self._data_parallel_size
         tables = np.asarray(wide.pack_seats[groups])
-        if self._as_stored:
+        if self._balanced:
             return tables.reshape(len(groups), ranks, micro_batches)
         slots = []
         for table in tables:
@@ -105,24 +118,16 @@ class PackStream:
             slots.append(fill_slots(packs, self._index.seconds(packs), widths, ranks, micro_batches))
         return np.stack(slots)
 
-    def _rebalance(self, rebalanced: Rebalanced, first: int, groups: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the packs that run instead of `groups` [I, B], from iteration `first` on, and which are rebalanced,
-        [I].
-        """
-        batch = self.order.global_batch
-        positions, packs = first * batch + np.arange(groups.size), groups.ravel().copy()
-        start, epoch = rebalanced.since * batch, self.order.epoch_at(rebalanced.since * batch)
-        begins = self.order.start_of(epoch)  # the first epoch that begins at `since` or later
-        later = positions >= (begins if begins == start else self.order.start_of(epoch + 1))
-        swapped = later & (packs >= 0)
-        packs[swapped] = rebalanced.pack_at[packs[swapped]]
-        rest = (positions >= start) & (positions < start + len(rebalanced.remaining))
-        packs[rest] = rebalanced.remaining[positions[rest] - start]
-        return packs.reshape(-1, batch), np.all((later | rest).reshape(groups.shape), axis=1)
-
     def epoch_of(self, number: int) -> int:
         """Return the epoch that iteration `number` starts in."""
         return self.order.epoch_at(number * self.order.global_batch)
+
+    def samples_before(self, iteration: int) -> int:
+        """Return the samples of all ranks before an iteration; those of a wide pack count once."""
+        index, starts = self._index, range(0, iteration, 1000)
+        counts = np.append(np.diff(index.pack_offsets), 0)  # the last entry is for EMPTY_PACK, -1
+        slots = counts / np.append([1] * index.num_packs if index.wide is None else index.wide.pack_widths, 1)
+        return round(sum(slots[self.iterations(start, min(start + 1000, iteration))].sum() for start in starts))
 
 
 def _refuse_half_teams(index: PackedIndex, data_parallel_size: int) -> None:

@@ -124,27 +124,21 @@ class EpochOrder:
         3. The rest of that group and the leftover packs come last.
         """
         batch, (cycle, section) = self.global_batch, divmod(epoch, len(self.ends) - 1)
-        first, end = int(self.ends[section]), int(self.ends[section + 1])
-        complete = (end - first) // batch
-        groups = np.arange(first, first + complete * batch).reshape(complete, batch)
-        rest = np.arange(first + complete * batch, end)
-        missing = -self.start_of(epoch) % batch
+        stored = np.arange(self.ends[section], self.ends[section + 1])
+        complete, missing = len(stored) // batch, -self.start_of(epoch) % batch
         if complete < 2 and not self._complete:
-            return np.arange(first, end)  # in a fixed order, so that no pack repeats too soon
+            return stored  # in a fixed order, so that no pack repeats too soon
+        groups, rest = stored[: complete * batch].reshape(complete, batch), stored[complete * batch :]
         order = np.arange(complete)
         if cycle:
-            borders = np.cumsum(self.sub_epochs[section])
+            parts = np.split(order, np.cumsum(self.sub_epochs[section]))
             generator = np.random.default_rng((self._seed, epoch))
-            order = np.concatenate([generator.permutation(part) for part in np.split(order, borders)])
+            order = np.concatenate([generator.permutation(part) for part in parts])
         if self._complete:
-            return np.concatenate([groups[order].ravel(), rest, np.full(-len(rest) % batch, EMPTY_PACK)])
-        opened = self._opened(section, cycle, complete)
+            rest = np.append(rest, np.full(-len(rest) % batch, EMPTY_PACK))
         if missing == 0:
             return np.concatenate([groups[order].ravel(), rest])
+        others = np.random.default_rng((self._seed, 3, section)).permutation(complete)
+        opened = others[cycle % complete]  # the next epoch of the same packs splits another group
         closed = groups[order[order != opened]].ravel()
         return np.concatenate([groups[opened][:missing], closed, groups[opened][missing:], rest])
-
-    def _opened(self, section: int, cycle: int, complete: int) -> int:
-        """Return the group that an epoch splits; the next epoch of the same packs splits another one."""
-        generator = np.random.default_rng((self._seed, 3, section))
-        return int(generator.permutation(complete)[cycle % complete])

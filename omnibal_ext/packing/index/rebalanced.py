@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.errors import UserError
@@ -25,7 +26,7 @@ from omnibal_ext.packing.ordering.order_iterations import order_iterations
 from omnibal_ext.reading.arrays import map_array
 
 EFFORT = 1.0  # nominal seconds, see `balance_ranks`
-REMEDY = "remove it and level the index again"
+REMEDY = "remove it and run tools/level_packs.py again"
 
 
 class Rebalanced(NamedTuple):
@@ -34,6 +35,21 @@ class Rebalanced(NamedTuple):
     since: int
     pack_at: Ints  # [P] pack at each stored position, in epochs that begin later
     remaining: Ints  # packs of the running epoch's remaining complete groups, from iteration `since` on
+
+    def packs(self, order: EpochOrder, first: int, groups: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return the packs that run instead of `groups` [I, B], the iterations from `first` on, and which of them
+        are balanced for these ranks, [I].
+        """
+        batch = order.global_batch
+        positions, packs = first * batch + np.arange(groups.size), groups.ravel().copy()
+        start, epoch = self.since * batch, order.epoch_at(self.since * batch)
+        begins = order.start_of(epoch)  # the first epoch that begins at `since` or later
+        later = positions >= (begins if begins == start else order.start_of(epoch + 1))
+        swapped = later & (packs >= 0)
+        packs[swapped] = self.pack_at[packs[swapped]]
+        rest = (positions >= start) & (positions < start + len(self.remaining))
+        packs[rest] = self.remaining[positions[rest] - start]
+        return packs.reshape(-1, batch), np.all((later | rest).reshape(groups.shape), axis=1)
 
 
 class RankLayout(NamedTuple):

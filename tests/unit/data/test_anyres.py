@@ -119,7 +119,7 @@ def test_a_pack_of_joined_images_reaches_the_model_in_order(tmp_path: Path) -> N
     assert batch.pixels is not None
     assert len(batch.image_sources) == len(batch.image_positions)
     expected, tiles = [], 0
-    for image in (image for sample in index.samples(0) for image in data.images(int(sample))):
+    for image in (image for sample in index.samples(0) for image in data.sample(sample).images):
         own = image_sources((image.width, image.height), (image.columns, image.rows), side=2)
         expected += [NEWLINE if source == NEWLINE else source + 4 * tiles for source in own.tolist()]
         tiles += image.tiles

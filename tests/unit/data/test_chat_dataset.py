@@ -52,7 +52,7 @@ def test_trained_tokens_spell_the_assistants_words(raw: Path, dataset: ChatDatas
 
     spell = SentencePieceProcessor(model_file=model).id_to_piece
     for sample, row in enumerate(conversations(raw)):
-        trained = dataset.text(sample)[0][dataset.text(sample)[1] == 1]
+        trained = dataset.sample(sample).text[0][dataset.sample(sample).text[1] == 1]
         answers = [turn["value"] for turn in row["conversations"][1::2]]
         assert "".join(spell(int(token)) for token in trained) == "".join(words + "<|im_end|>" for words in answers)
 
@@ -61,24 +61,24 @@ def test_sizes_tokens_and_images_agree(dataset: ChatDataset) -> None:
     manifest = dataset.manifest
     assert len(dataset) == len(dataset.sizes) == SAMPLES
     for sample in range(SAMPLES):
-        tokens, tiles = dataset.text(sample)[0], int(dataset.sizes.tiles[sample])
+        tokens, tiles = dataset.sample(sample).text[0], int(dataset.sizes.tiles[sample])
         assert tokens.dtype == np.int32
-        assert len(tokens) == dataset.sizes.tokens[sample] == len(dataset.text(sample)[1])
+        assert len(tokens) == dataset.sizes.tokens[sample] == len(dataset.sample(sample).text[1])
         assert tokens.max() < manifest["vocab_size"]
         assert (tokens == manifest["image_token_id"]).sum() == tiles * manifest["tokens_per_tile"]
-        assert tiles == sum(image.tiles for image in dataset.images(sample))
-        assert dataset.pixels(sample).shape == (tiles, 3, 32, 32)
+        assert tiles == sum(image.tiles for image in dataset.sample(sample).images)
+        assert dataset.sample(sample).pixels().shape == (tiles, 3, 32, 32)
 
 
 def test_pixels_are_the_pictures_cells_in_reading_order(raw: Path, dataset: ChatDataset) -> None:
     sample = int(np.argmax(dataset.sizes.tiles))
-    image = dataset.images(sample)[0]
+    image = dataset.sample(sample).images[0]
     picture = np.asarray(Image.open(raw / image.path).convert("RGB"))
     row, column = image.rows - 1, 0
     cell = torch.tensor(picture[row * 32 : row * 32 + 32, column * 32 : column * 32 + 32]).permute(2, 0, 1) / 255
     mean, deviation = NORMALIZATIONS["imagenet"]
     expected = (cell - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(deviation).view(3, 1, 1)
-    torch.testing.assert_close(dataset.pixels(sample)[row * image.columns + column], expected)
+    torch.testing.assert_close(dataset.sample(sample).pixels()[row * image.columns + column], expected)
 
 
 def test_normalising_takes_out_mean_and_deviation() -> None:
@@ -95,10 +95,10 @@ def test_an_image_that_broke_after_preprocessing_is_named_with_its_sample(raw: P
     preprocess(open_job([mine / "train.jsonl"], demo_recipe(mine), tmp_path / "dataset"))
     dataset = ChatDataset(tmp_path / "dataset")
     sample = int(np.flatnonzero(dataset.sizes.tiles)[0])
-    path = mine / dataset.images(sample)[0].path
+    path = mine / dataset.sample(sample).images[0].path
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match=rf"{path}.*sample {sample} "):
-        dataset.pixels(sample)
+        dataset.sample(sample).pixels()
 
 
 def test_a_folder_without_dataset_or_of_another_version_is_refused(dataset: ChatDataset, tmp_path: Path) -> None:
@@ -147,15 +147,15 @@ def test_every_sample_is_a_document_for_cores_own_readers(dataset: ChatDataset) 
 
 def test_the_last_word_of_the_vocabulary_is_one_and_the_next_is_none(dataset: ChatDataset) -> None:
     """The manifest says how many there are."""
-    tokens, _ = dataset.text(0)
+    tokens, _ = dataset.sample(0).text
     largest, manifest = int(tokens.max()), dataset.manifest
     try:
         for size, fits in ((largest + 1, True), (largest, False)):
             dataset.manifest = {**manifest, "vocab_size": size}
             if fits:
-                assert dataset.text(0)[0].tolist() == tokens.tolist()
+                assert dataset.sample(0).text[0].tolist() == tokens.tolist()
             else:
                 with pytest.raises(UserError, match="sample 0 has token ids behind the vocabulary"):
-                    dataset.text(0)
+                    _ = dataset.sample(0).text
     finally:
         dataset.manifest = manifest

@@ -98,7 +98,7 @@ def faults(data: ChatDataset) -> list[int]:
     found = []
     for sample in range(len(data)):
         try:
-            data.tiles(sample)
+            data.sample(sample).read_all()
         except UserError as error:
             found += [sample] if "\n" not in str(error) else []
     return found
@@ -142,7 +142,7 @@ def test_another_picture_of_the_same_size_is_found_wherever_it_lies(
     table._open.cache_clear()  # another process opens the file anew
     assert faults(ChatDataset(data.folder)) == [1]
     with pytest.raises(UserError, match=rf"{changed}: is not what was preprocessed: CRC-32 .*; sample 1 of"):
-        data.tiles(1)
+        data.sample(1).read_all()
     assert faults(ChatDataset(data.folder, checks_images=False)) == []
 
 
@@ -150,7 +150,7 @@ def test_the_number_is_that_of_the_encoded_file(words: Path, tmp_path: Path) -> 
     data = dataset(words, loose(tmp_path))
     for sample in range(COUNT):
         content = (tmp_path / f"{sample}.img").read_bytes()
-        assert data.images(sample)[0].crcs == (zlib.crc32(content),)
+        assert data.sample(sample).images[0].crcs == (zlib.crc32(content),)
     large = tmp_path / "large"
     large.write_bytes(random.Random(0).randbytes(2**21 + 5))
     assert crc_of(large) == zlib.crc32(large.read_bytes())
@@ -159,7 +159,7 @@ def test_the_number_is_that_of_the_encoded_file(words: Path, tmp_path: Path) -> 
 def test_datasets_without_numbers_are_read_as_they_are(words: Path, tmp_path: Path) -> None:
     """Made with the flag, or before there were any."""
     data = dataset(words, loose(tmp_path), image_checksums=False)
-    assert [image.crcs for sample in range(COUNT) for image in data.images(sample)] == [()] * COUNT
+    assert [image.crcs for sample in range(COUNT) for image in data.sample(sample).images] == [()] * COUNT
     (tmp_path / "1.img").write_bytes(encoded(99, "PNG"))
     assert faults(data) == []
     old = {"path": "a.png", "columns": 1, "rows": 1, "thumbnail": False}

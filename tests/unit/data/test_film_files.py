@@ -171,10 +171,10 @@ def test_words_and_pixels_are_the_processor_s(film: MadeFilm, markup: str, oracl
         do_sample_frames=True, return_tensors="np",
     )  # fmt: skip
     data = made(tmp_path, markup, [{"video": film.name, "conversations": TURNS}])
-    assert data.text(0)[0].tolist() == expected["input_ids"][0].tolist()
+    assert data.sample(0).text[0].tolist() == expected["input_ids"][0].tolist()
     pixels = expected["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH)
-    np.testing.assert_allclose(data.pixels(0).numpy(), pixels, atol=1e-5)
-    (video,) = data.images(0)
+    np.testing.assert_allclose(data.sample(0).pixels().numpy(), pixels, atol=1e-5)
+    (video,) = data.sample(0).images
     assert (video.steps, video.rows, video.columns) == tuple(expected["video_grid_thw"][0])
     if markup == "qwen-vl":
         assert video.film is not None

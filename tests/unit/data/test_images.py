@@ -252,9 +252,9 @@ def test_every_kind_of_image_ends_as_a_sample_or_as_a_reject(tmp_path: Path) -> 
     recipe = Recipe(root, tmp_path / "tokenizer.model", "internlm2-chat", Tiling(tile_size=16))
     preprocess(open_job([tmp_path / "chat.jsonl"], recipe, tmp_path / "dataset"), max_rejects=len(rejected))
     dataset = ChatDataset(tmp_path / "dataset")
-    assert [dataset.images(sample)[0].path for sample in range(len(dataset))] == list(usable)
+    assert [dataset.sample(sample).images[0].path for sample in range(len(dataset))] == list(usable)
     for sample in range(len(dataset)):
-        assert dataset.pixels(sample).shape == (dataset.sizes.tiles[sample], 3, 16, 16)
+        assert dataset.sample(sample).pixels().shape == (dataset.sizes.tiles[sample], 3, 16, 16)
     found = [json.loads(line) for line in (tmp_path / "dataset" / "rejected.jsonl").read_text().splitlines()]
     assert [row["reason"] for row in found] == [reason for reason, _ in rejected.values()]
     assert [row["line"] for row in found] == list(range(len(usable) + 1, len(lines) + 1))

@@ -24,11 +24,8 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import (
     Needs,
     PackDataset,
-    PackLoader,
-    PackOrder,
     first_iteration,
     microbatches,
-    samples_before,
 )
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.pixels import normalise
@@ -98,7 +95,7 @@ def test_a_pack_holds_its_samples_end_to_end(dataset: ChatDataset, index: Packed
     samples = index.samples(0)
     assert batch.lengths == tuple(dataset.sizes.tokens[samples])
     assert batch.input_ids is not None
-    assert batch.input_ids.tolist() == np.concatenate([dataset.text(int(i))[0] for i in samples]).tolist()
+    assert batch.input_ids.tolist() == np.concatenate([dataset.sample(i).text[0] for i in samples]).tolist()
 
 
 def answers(dataset: ChatDataset, sample: int) -> list[str]:
@@ -118,7 +115,7 @@ def test_stages_with_experts_know_what_each_sample_weighs(dataset: ChatDataset, 
     assert (batch.labels, batch.loss_mask, batch.input_ids) == (None, None, None)
     assert batch.targets is not None
     assert batch.sample_lengths == tuple(dataset.sizes.tokens[samples])
-    wanted = [float(dataset.text(int(sample))[1][1:].sum()) for sample in samples]
+    wanted = [float(dataset.sample(sample).text[1][1:].sum()) for sample in samples]
     assert batch.targets.tolist() == [*wanted, *[0.0] * (len(batch.lengths) - 5)]
     assert len(set(batch.lengths[:5])) == 1 or not pad
     assert PackDataset(dataset, index, Needs.of(("llm", "llm"), preset("qwen3-vl-2b").language))[0].targets is None
@@ -162,7 +159,7 @@ def test_pixels_are_the_pictures_cells_row_by_row_and_the_thumbnail(dataset: Cha
     batch = PackDataset(dataset, pack_of(samples), ALL)[0]
     mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = []
-    for reference in (image.path for sample in samples for image in dataset.images(int(sample))):
+    for reference in (image.path for sample in samples for image in dataset.sample(sample).images):
         picture = Image.open(dataset.folder.parent / reference).convert("RGB")
         drawn = np.asarray(picture)
         cells = [
@@ -218,7 +215,7 @@ def test_a_pack_of_paligemmas_says_where_each_answer_begins(tmp_path: Path, pad:
     preprocess(open_job([tmp_path / "train.jsonl"], recipe, tmp_path / "dataset"), max_rejects=30)
     data = ChatDataset(tmp_path / "dataset")
     samples = np.random.default_rng(0).permutation(len(data))
-    assert {len(data.images(sample)) for sample in samples} >= {1, 2}
+    assert {len(data.sample(sample).images) for sample in samples} >= {1, 2}
     index = pack_of(samples)
     index.pad = pad
     batch = PackDataset(data, index, ALL, sequence_multiple=64)[0]
@@ -267,14 +264,14 @@ def test_a_resumed_rank_reads_on_where_it_stood(
     index = pack(dataset, tmp_path, data_parallel_size=2, micro_batches=2, last_iteration=last_iteration)
     stream = PackStream(index, 2, 2)
     assert index.num_packs % 4, "an epoch must end inside an iteration"
-    whole = [read(index, islice(PackOrder(stream, rank, 0), 20)) for rank in range(2)]
-    resumed = [read(index, islice(PackOrder(stream, rank, resumed_at), 20 - 2 * resumed_at)) for rank in range(2)]
+    whole = [read(index, islice(stream.of_rank(rank, 0), 20)) for rank in range(2)]
+    resumed = [read(index, islice(stream.of_rank(rank, resumed_at), 20 - 2 * resumed_at)) for rank in range(2)]
     assert resumed == [samples[2 * resumed_at :] for samples in whole]
     assert resumed[0] != whole[0][: 20 - 2 * resumed_at]
-    (alone,) = [read(index, islice(PackOrder(PackStream(index, 1, 4), 0, resumed_at), 4))]
+    (alone,) = [read(index, islice(PackStream(index, 1, 4).of_rank(0, resumed_at), 4))]
     assert sorted(alone) == sorted(resumed[0][:2] + resumed[1][:2])
     before = [sample for samples in whole for pack in samples[: 2 * resumed_at] for sample in pack]
-    assert samples_before(stream, index, resumed_at) == len(before)
+    assert stream.samples_before(resumed_at) == len(before)
 
 
 @pytest.mark.parametrize("resumed_at", [999, 1000, 1001, 2500])
@@ -283,7 +280,7 @@ def test_samples_of_a_long_run_are_all_counted(dataset: ChatDataset, tmp_path: P
     stream = PackStream(index, 2, 2)
     sizes = np.diff(np.load(index.folder / "pack_offsets.npy"))
     runs = (stream.iteration(number) for number in range(resumed_at))
-    assert samples_before(stream, index, resumed_at) == sum(int(sizes[packs].sum()) for packs in runs)
+    assert stream.samples_before(resumed_at) == sum(int(sizes[packs].sum()) for packs in runs)
 
 
 def test_the_loader_reads_on_where_it_stood(dataset: ChatDataset, tmp_path: Path) -> None:
@@ -291,10 +288,10 @@ def test_the_loader_reads_on_where_it_stood(dataset: ChatDataset, tmp_path: Path
     stream = PackStream(index, 1, 2)
     data = PackDataset(dataset, index, Needs(pixels=False, tokens=True, labels=False))
     for start in (0, 2):
-        batches = islice(microbatches(data, PackOrder(stream, 0, start)), 4)
+        batches = islice(microbatches(data, stream.of_rank(0, start)), 4)
         for batch, wanted in zip(batches, stream.iterations(start, start + 2).ravel(), strict=True):
             assert batch.input_ids is not None
-            expected = np.concatenate([dataset.text(int(i))[0] for i in index.samples(int(wanted))])
+            expected = np.concatenate([dataset.sample(i).text[0] for i in index.samples(int(wanted))])
             assert batch.input_ids.tolist() == expected.tolist()
 
 
@@ -385,14 +382,14 @@ def test_workers_are_forks_of_one_process_that_sees_no_gpu(monkeypatch: pytest.M
 @pytest.mark.starts
 def test_workers_end_when_their_packs_are_closed() -> None:
     """And before that no pack is missing; what is closed without a pack taken has started none."""
-    opened = PackLoader(cast(Any, Worker()), count(), num_workers=2)
+    opened = microbatches(cast(Any, Worker()), count(), num_workers=2)
     workers = {next(opened).samples for _ in range(6)}
     assert len(workers) == 2
     assert all(map(psutil.pid_exists, workers))
     opened.close()
     assert not any(map(psutil.pid_exists, workers))
     assert next(opened, None) is None
-    PackLoader(cast(Any, Worker()), count(), num_workers=2).close()
+    microbatches(cast(Any, Worker()), count(), num_workers=2).close()
 
 
 RANK = """

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from megatron.vlm.data import dataset as reading
-from megatron.vlm.data.loader import Needs, PackDataset, samples_before
+from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.pack_shard import shard_of, with_filler
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.microbatch import Microbatch, segment_ids
@@ -143,7 +143,7 @@ def test_no_place_reads_what_another_shows(markup: str, tmp_path: Path, monkeypa
     )
     shares = [PackDataset(data, index, Needs(True, True, True), rank=rank)[0] for rank in range(4, 8)]
     assert set(opened.values()) == {1}
-    assert set(opened) == {"b.png", *(Path(name).name for image in data.images(0) for name in image.film.files)}
+    assert set(opened) == {"b.png", *(Path(name).name for image in data.sample(0).images for name in image.film.files)}
     assert sum(share.tiles for share in shares) == whole.tiles
     assert max(share.tiles for share in shares) < whole.tiles / 2
     rows = [row.tobytes() for share in shares for row in as_film(share.pixels)]
@@ -185,7 +185,7 @@ def test_samples_of_wide_packs_count_once(tmp_path: Path) -> None:
     index = build_index(sizes, tmp_path / "packs", options)[0]
     stream = PackStream(index, 2, 2)
     assert index.widths == (1, 2)
-    assert samples_before(stream, index, stream.first_iteration(1)) == len(tokens)
+    assert stream.samples_before(stream.first_iteration(1)) == len(tokens)
     run = HeldOutPass(index, 2)
     ranks = [[pack for pack, _ in zip(run.of_rank(rank), range(run.iterations * 2), strict=False)] for rank in range(2)]
     shared = {pack for pack in ranks[0] if pack >= 0 and index.width(pack) == 2}

@@ -152,11 +152,11 @@ def test_frames_are_what_the_processor_makes_of_them(markup: str, capped: bool, 
     data = made(tmp_path, markup, records, video=rule)
     for sample, clip in enumerate(clips):
         told = theirs(processor, written(SHOWN[markup]["video"] + "\nWhat happens?"), [clip], [])
-        assert data.text(sample)[0].tolist() == told["input_ids"][0].tolist()
+        assert data.sample(sample).text[0].tolist() == told["input_ids"][0].tolist()
         pixels = told["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH)
         assert data.sizes.tiles[sample] == len(pixels)
-        np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-5)
-        (video,) = data.images(sample)
+        np.testing.assert_allclose(data.sample(sample).pixels().numpy(), pixels, atol=1e-5)
+        (video,) = data.sample(sample).images
         assert (video.steps, video.rows, video.columns) == tuple(told["video_grid_thw"][0])
         if markup == "qwen-vl":
             assert video.film is not None
@@ -210,8 +210,8 @@ def test_files_are_read_as_transformers_reads_them(markup: str, oracle: Any, tmp
     first = int(expected["video_grid_thw"][0].prod())
     pixels = np.concatenate([films[:first], expected["pixel_values"].reshape(-1, 3, 2, PATCH, PATCH), films[first:]])
     for sample in (0, 1):
-        assert data.text(sample)[0].tolist() == expected["input_ids"][0].tolist()
-        np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-5)
+        assert data.sample(sample).text[0].tolist() == expected["input_ids"][0].tolist()
+        np.testing.assert_allclose(data.sample(sample).pixels().numpy(), pixels, atol=1e-5)
     assert data.manifest["video_files"] == 4
 
 
@@ -245,8 +245,8 @@ def test_times_of_frames_are_the_words_of_qwen3(tmp_path: Path) -> None:
     names = write_frames(tmp_path, "f", noise(5, 56, 56))
     record = {"video": {"frames": names, "times": [0.5, 1.0, 4.0, 10.25, 12.0]}, "conversations": TURNS}
     data = made(tmp_path, "qwen3-vl", [record])
-    assert data.images(0)[0].film.times == (0.75, 7.125, 12.0)
-    tokens = data.text(0)[0].tolist()
+    assert data.sample(0).images[0].film.times == (0.75, 7.125, 12.0)
+    tokens = data.sample(0).text[0].tolist()
     ids = data.manifest["special_tokens"]
     places = [place for place, token in enumerate(tokens) if token == ids["<|vision_start|>"]]
     assert len(places) == 4  # one around all, one around each step
@@ -383,7 +383,7 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     index = pack_of(np.arange(3))
     pack = PackDataset(data, index, Needs(True, True, True))[0]
     apart = markup != "qwen-vl"
-    video = data.images(1)[0]
+    video = data.sample(1).images[0]
     steps, grid = video.steps, (video.rows, video.columns)
     assert pack.grids == ((1, 8, 4), *([(1, *grid)] * steps if apart else [(steps, *grid)]))
     assert pack.pixels is not None
@@ -440,14 +440,14 @@ def test_a_video_inside_the_input_is_read_where_it_is(pack_up: Any, tmp_path: Pa
     write_video(tmp_path / "0.mp4", noise(12, 64, 48), 4)
     (tmp_path / "0.txt").write_text("no video")
     beside = made(tmp_path, "qwen-vl", [{"video": "0.mp4", "conversations": TURNS}])
-    pixels, tiles = beside.pixels(0), beside.images(0)[0].tiles
+    pixels, tiles = beside.sample(0).pixels(), beside.sample(0).images[0].tiles
     shutil.rmtree(tmp_path / "dataset")
     file = pack_up(tmp_path, (tmp_path / "0.mp4").read_bytes())
     (tmp_path / "0.mp4").unlink()
     inside = made(tmp_path, "qwen-vl", file)
-    assert inside.images(0)[0].tiles == tiles
-    assert inside.images(0)[0].place
-    assert torch.equal(inside.pixels(0), pixels)
+    assert inside.sample(0).images[0].tiles == tiles
+    assert inside.sample(0).images[0].place
+    assert torch.equal(inside.sample(0).pixels(), pixels)
 
 
 def test_flags_override_the_model_s_rule() -> None:
@@ -472,8 +472,8 @@ def test_a_conversation_made_shorter_keeps_the_videos_of_what_is_left(tmp_path: 
     shutil.rmtree(tmp_path / "dataset")
     limit = int(whole.sizes.tokens[0]) - 1
     cut = made(tmp_path, "qwen-vl", [record], max_tokens=limit, shorten=("truncate",))
-    assert [image.path for image in cut.images(0)] == ["b.png", "a.mp4"]
-    assert len(cut.text(0)[0]) == cut.sizes.tokens[0] < limit
+    assert [image.path for image in cut.sample(0).images] == ["b.png", "a.mp4"]
+    assert len(cut.sample(0).text[0]) == cut.sizes.tokens[0] < limit
 
 
 def test_too_narrow_a_video_is_rejected() -> None:
@@ -489,23 +489,23 @@ def test_films_are_held_to_the_crcs_of_all_their_files(tmp_path: Path) -> None:
     names = write_frames(tmp_path, "f", noise(4, 56, 56, seed=1))
     records = [{"video": "a.avi", "conversations": TURNS}, {"video": names, "fps": 2, "conversations": TURNS}]
     data = made(tmp_path, "qwen3-vl", records)
-    assert [image.crcs for sample in (0, 1) for image in data.images(sample)] == [
+    assert [image.crcs for sample in (0, 1) for image in data.sample(sample).images] == [
         (zlib.crc32((tmp_path / "a.avi").read_bytes()),),
         tuple(zlib.crc32((tmp_path / name).read_bytes()) for name in names),
     ]
-    before = [data.tiles(sample) for sample in (0, 1)]
+    before = [data.sample(sample).read_all() for sample in (0, 1)]
     write_video(tmp_path / "a.avi", noise(8, 56, 56, seed=2), 2, "mjpeg")
     write_frames(tmp_path, "other", noise(4, 56, 56, seed=3))
     (tmp_path / "other2.png").replace(tmp_path / names[2])
     with pytest.raises(UserError, match=r"a\.avi: is not what was preprocessed: .*; sample 0 of"):
-        data.tiles(0)
+        data.sample(0).read_all()
     with pytest.raises(UserError, match=r"f2\.png: is not what was preprocessed: .*; sample 1 of"):
-        data.tiles(1)
+        data.sample(1).read_all()
     unchecked = ChatDataset(data.folder, checks_images=False)
     for sample in (0, 1):
-        assert unchecked.tiles(sample).shape == before[sample].shape
-        assert (unchecked.tiles(sample) != before[sample]).any()
-    crowded = [{**vars_of(data.images(1)[0]), "crcs": [1, 2, 3]}]
+        assert unchecked.sample(sample).read_all().shape == before[sample].shape
+        assert (unchecked.sample(sample).read_all() != before[sample]).any()
+    crowded = [{**vars_of(data.sample(1).images[0]), "crcs": [1, 2, 3]}]
     with pytest.raises(UserError, match="3 CRCs of 4 files"):
         read_images(json.dumps(crowded).encode())
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from examples.demo.data import make_demo_data
-from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.dataset import ChatDataset, Sample
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.media.tiling import VideoFrames
 from megatron.vlm.hf import check
@@ -43,18 +43,18 @@ def test_a_datasets_shortest_sample_with_images_and_without(tmp_path: Path) -> N
     assert 0 < shown.sum() < len(data)
     for sample, group in zip(samples_of(data.folder), (shown, ~shown), strict=True):
         assert len(sample.ids) == data.sizes.tokens[group].min()
-        (number,) = [one for one in np.flatnonzero(group) if np.array_equal(data.text(one)[0], sample.ids)][:1]
-        assert torch.equal(sample.pixels, data.pixels(number))
+        (number,) = [one for one in np.flatnonzero(group) if np.array_equal(data.sample(one).text[0], sample.ids)][:1]
+        assert torch.equal(sample.pixels, data.sample(number).pixels())
         assert sum(features for features, _ in sample.images) == 4 * data.sizes.tiles[number]
 
 
 def test_a_sample_whose_image_cannot_be_read_is_passed_by(tmp_path: Path) -> None:
     data = demo(tmp_path)
     order = [one for one in np.argsort(data.sizes.tokens, kind="stable") if data.sizes.tiles[one]]
-    for image in data.images(order[0]):
+    for image in data.sample(order[0]).images:
         (tmp_path / image.path).unlink()
-    second = next(one for one in order if all((tmp_path / image.path).exists() for image in data.images(one)))
-    assert torch.equal(samples_of(data.folder)[0].pixels, data.pixels(second))
+    second = next(one for one in order if all((tmp_path / image.path).exists() for image in data.sample(one).images))
+    assert torch.equal(samples_of(data.folder)[0].pixels, data.sample(second).pixels())
 
 
 def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(
@@ -64,9 +64,9 @@ def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(
     all_films = [
         replace(image, film=VideoFrames((0,), (0.0,), 1.0, False))
         for one in range(len(data))
-        for image in data.images(one)
+        for image in data.sample(one).images
     ][:1]
-    monkeypatch.setattr(ChatDataset, "images", lambda *_: all_films)
+    monkeypatch.setattr(Sample, "images", all_films)
 
     def logits(samples: list[CheckSample]) -> list[torch.Tensor]:
         seen.append(samples)

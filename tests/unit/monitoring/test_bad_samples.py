@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -20,13 +21,14 @@ from megatron.core.utils import get_model_config
 from PIL import Image
 
 from megatron.vlm import pretrain
-from megatron.vlm.data.loader import Needs, PackDataset, PackLoader
+from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring import bad_samples
 from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps
 from megatron.vlm.monitoring.journal import Journal
 from megatron.vlm.monitoring.meters import TrainingMeter
 from megatron.vlm.monitoring.stage_meter import StageMeter
+from megatron.vlm.pipeline.rank_packs import RankPacks
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.options import PackOptions
@@ -81,13 +83,18 @@ def packs() -> list[Microbatch]:
             for number, pack in enumerate(found)]  # fmt: skip
 
 
+def opened(trainer: Trainer, training: bool, batches: list[Microbatch]) -> Iterator[Microbatch]:
+    """These batches as what the trainer reads."""
+    trainer.packs[training] = RankPacks(None)
+    return trainer.packs[training].add(Written(batches), lambda: cycle(range(len(batches))), len(batches))  # type: ignore[arg-type]
+
+
 def run(
     trainer: Trainer, model: Any, batches: list[Microbatch], training: bool = True, iteration: int = 7
 ) -> torch.Tensor:
     for module in model:
         module.zero_grad_buffer()
-    source = PackLoader(Written(batches), range(len(batches)))  # type: ignore[arg-type]
-    trainer.packs[training] = [source]
+    source = opened(trainer, training, batches)
     arguments = {"model": model, "num_microbatches": len(batches), "forward_step_func": trainer.forward_step}
     trainer._run_iteration({**arguments, "data_iterator": source}, training, iteration)
     return torch.cat([buffer.grad_data.clone() for buffer in model[0].buffers])
@@ -155,8 +162,7 @@ def test_an_evaluation_leaves_broken_samples_out_too(case: tuple[Trainer, Any, l
     for batches in ([by_hand(whole[0], 0), whole[1]], [replace(whole[0], broken=((0, "gone"),)), whole[1]]):
         model[0].eval()
         trainer.evaluation.tally = pretrain.Tally(1)
-        source = PackLoader(Written(batches), range(2))  # type: ignore[arg-type]
-        trainer.packs[False] = [source]
+        source = opened(trainer, False, batches)
         arguments = {"model": model, "num_microbatches": 2, "forward_step_func": trainer.forward_step}
         trainer._run_iteration({**arguments, "data_iterator": source, "forward_only": True}, False, 0)
         losses.append(trainer.evaluation.tally.losses.clone())
@@ -323,7 +329,7 @@ def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: 
     dataset = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=True))
     whole = dataset[0]
     sample = next(sample for sample in whole.sample_ids if data.sizes.tiles[sample])
-    path = tmp_path / data.images(sample)[0].path
+    path = tmp_path / data.sample(sample).images[0].path
     if what == "vanished":
         path.unlink()
     else:
@@ -334,7 +340,7 @@ def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: 
     assert whole.pixels is not None
     assert broken.pixels.shape == whole.pixels.shape
     assert [number for number, _ in broken.broken] == [sample]
-    assert data.images(sample)[0].path in broken.broken[0][1]
+    assert data.sample(sample).images[0].path in broken.broken[0][1]
     assert ("is not what was preprocessed" in broken.broken[0][1]) == (what != "vanished")
     changed = (broken.pixels != whole.pixels).flatten(1).any(1)
     assert int(changed.sum()) <= int(data.sizes.tiles[sample])
@@ -418,10 +424,10 @@ def test_what_reads_ahead_ends_with_the_training(
 ) -> None:
     """Also where Megatron leaves, at a signal or in time: the end of Python would wait for its workers one by one."""
     trainer, _, _ = case
-    opened, alive = [Opened() for _ in range(3)], []
+    streams, alive = [Opened() for _ in range(3)], []
 
     def train(*_: Any, **__: Any) -> None:
-        alive.extend(one.closed for one in opened)
+        alive.extend(one.closed for one in streams)
         if ending:
             raise ending
 
@@ -431,11 +437,11 @@ def test_what_reads_ahead_ends_with_the_training(
         monkeypatch.setattr(pretrain.torch.distributed, name, lambda *_: None)
     monkeypatch.setattr(pretrain, "pretrain", train)
     monkeypatch.setattr(trainer.args, "skip_train", True)
-    monkeypatch.setattr(trainer, "packs", {True: opened[:1], False: opened[1:2]})
-    monkeypatch.setattr(trainer, "images", opened[2])
+    monkeypatch.setattr(trainer.packs[True], "streams", streams[:2])
+    monkeypatch.setattr(trainer.packs[False], "streams", streams[2:])
     monkeypatch.setattr(trainer, "recorder", Opened())
     monkeypatch.setattr(trainer, "bad_steps", MagicMock())
     with pytest.raises(type(ending)) if ending else nullcontext():
         pretrain.train(trainer)
     assert alive == [False] * 3
-    assert [one.closed for one in opened] == [True] * 3
+    assert [one.closed for one in streams] == [True] * 3

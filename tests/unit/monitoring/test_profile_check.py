@@ -71,7 +71,7 @@ def test_it_is_said_once_with_the_ratio_and_written_for_replan(
         check.add(line)
     check.close()
     said = capsys.readouterr().out
-    assert said.count("beside the profile") == 1
+    assert said.count("compared with the profile") == 1
     ratios = {words[0]: words[-1] for line in said.splitlines() if len(words := line.split()) > 2}
     assert (ratios["vit"], ratios["llm"], ratios["head"]) == ("1.00", "2.00", "1.00")
     assert "--replan" not in said  # the step itself took as long as planned

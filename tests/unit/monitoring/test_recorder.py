@@ -14,7 +14,7 @@ from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from megatron.vlm import pretrain
-from megatron.vlm.data.loader import PackLoader
+from megatron.vlm.data.loader import microbatches
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring.recorder import WARM_UP, Recorder, Timed, aligned, recorded_iterations
 from megatron.vlm.platform import Moment
@@ -79,7 +79,7 @@ def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-2, params_dtype=torch.float32), model)
         for number in range(4, 9):
             pretrain.get_args().curr_iteration = number - 1
-            packs = PackLoader(Late(harness.sample_packs()), range(MICROBATCHES), reading=trainer.recorder.reading)
+            packs = microbatches(Late(harness.sample_packs()), range(MICROBATCHES), reading=trainer.recorder.reading)
             trainer.forward_backward(
                 forward_step_func=trainer.forward_step, data_iterator=packs, model=model, num_microbatches=MICROBATCHES
             )

@@ -105,7 +105,7 @@ def test_as_many_as_fill_for_sure_and_no_more(tmp_path: Path) -> None:
     most = int(max(sizes.tokens[narrow].sum() / BUDGET, sizes.tiles[narrow].sum() / 40) // 8)
     index, _ = build_index(sizes, tmp_path / "most", replace(OPTIONS, narrow_first=most))
     assert np.sort(index.sample_ids).tolist() == list(range(400))
-    with pytest.raises(UserError, match=rf"--narrow-first {most + 1}: samples of one rank fill {most} iterations of 8"):
+    with pytest.raises(UserError, match=rf"-first {most + 1}: samples that fit one rank suffice for {most} iterations"):
         build_index(sizes, tmp_path / "more", replace(OPTIONS, narrow_first=most + 1))
     assert not (tmp_path / "more").exists()
 

@@ -81,7 +81,7 @@ def test_an_order_that_a_run_may_obey_is_not_replaced(index: PackedIndex) -> Non
     path = write_rebalanced(index, ranks, rebalance(index, order, ranks, 5))
     once = path.read_bytes()
     assert write_rebalanced(index, ranks, rebalance(index, order, ranks, 5)).read_bytes() == once
-    with pytest.raises(UserError, match="from iteration 5 on, not 9"):
+    with pytest.raises(UserError, match="starts at iteration 5, not 9"):
         write_rebalanced(index, ranks, rebalance(index, order, ranks, 9))
     path.write_bytes(Path(index.folder / "sample_ids.npy").read_bytes())
     with pytest.raises(UserError, match="is no order"):

@@ -93,7 +93,9 @@ def test_every_sample_knows_its_input_file_and_line(raw: Path, tmp_path: Path) -
         place = corpus.origin_of(sample)
         record = json.loads(lines[place["file"]][place["line"] - 1])
         images = record.get("image") or []
-        assert [image.path for image in dataset.images(sample)] == ([images] if isinstance(images, str) else images)
+        assert [image.path for image in dataset.sample(sample).images] == (
+            [images] if isinstance(images, str) else images
+        )
 
 
 @pytest.mark.slow
@@ -333,7 +335,7 @@ def test_anyres_reaches_the_dataset(raw: Path, tmp_path: Path) -> None:
     preprocess(open_job([raw / "train.jsonl"], recipe(raw, tiling=Tiling(32, rule="anyres")), tmp_path / "dataset"))
     dataset = ChatDataset(tmp_path / "dataset")
     for sample in range(40):
-        assert dataset.pixels(sample).shape[0] == dataset.sizes.tiles[sample]
+        assert dataset.sample(sample).pixels().shape[0] == dataset.sizes.tiles[sample]
     assert dataset.sizes.tiles.max() >= 5
 
 

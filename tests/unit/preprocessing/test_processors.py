@@ -348,7 +348,8 @@ PROMPTS = {  # what their chat templates write for one question and answer
     "vicuna": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
     "gemma": "<bos><start_of_turn>user\n{0}\nWhat is in the picture?<end_of_turn>\n<start_of_turn>model\nA cat."
     "<end_of_turn>\n",
-    "deepseek-vl": "<｜begin▁of▁sentence｜>User: {0}\nWhat is in the picture?\n\nAssistant: A cat.<｜end▁of▁sentence｜>",
+    "deepseek-vl": "<\uff5cbegin\u2581of\u2581sentence\uff5c>User: {0}\nWhat is in the picture?\n\n"
+    "Assistant: A cat.<\uff5cend\u2581of\u2581sentence\uff5c>",
     "paligemma": "{0}\nWhat is in the picture?|A cat.",
     "gemma4": "<bos><|turn>user\n{0}\nWhat is in the picture?<turn|>\n<|turn>model\nA cat.<turn|>\n",
 }
@@ -494,9 +495,9 @@ def test_images_among_others_are_the_processors(case: str, rule: str, tmp_path: 
     data = ChatDataset(tmp_path / "dataset")
     prompt = f"<|im_start|>user\n{mark * 3}What?<|im_end|>\n<|im_start|>assistant\nCats.<|im_end|>\n"
     theirs = processor(text=prompt, images=[[str(tmp_path / name) for name in names]], return_tensors="np")
-    assert data.text(0)[0].tolist() == theirs["input_ids"][0].tolist()
+    assert data.sample(0).text[0].tolist() == theirs["input_ids"][0].tolist()
     pixels = theirs["pixel_values"].reshape(-1, 3, TILE, TILE)
-    np.testing.assert_allclose(data.pixels(0).numpy(), pixels, atol=1e-6)
+    np.testing.assert_allclose(data.sample(0).pixels().numpy(), pixels, atol=1e-6)
 
 
 def square_by_square(patches: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -515,32 +516,32 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
     for sample, name in enumerate(names):
         prompt = PROMPTS[flags["template"]].format(mark)
         theirs = processor(text=prompt, images=[str(tmp_path / name)], return_tensors="np")
-        assert data.text(sample)[0].tolist() == theirs["input_ids"][0].tolist(), name
+        assert data.sample(sample).text[0].tolist() == theirs["input_ids"][0].tolist(), name
         pixels = theirs["pixel_values"]
         if rule in ("native", "native_grown"):  # a patch is two equal frames, colour by colour
             films = pixels.reshape(-1, 3, 2, PATCH, PATCH)
             np.testing.assert_array_equal(films[:, :, 0], films[:, :, 1])
             pixels = films[:, :, 0]
-            assert [(1, image.rows, image.columns) for image in data.images(sample)] == [
+            assert [(1, image.rows, image.columns) for image in data.sample(sample).images] == [
                 *map(tuple, theirs["image_grid_thw"])
             ]
         elif rule == "gemma4":
             pixels = square_by_square(theirs["pixel_values"][0], theirs["image_position_ids"][0])
         elif rule == "gemma4_unified":
-            (image,), side = data.images(sample), 3 * PATCH
+            (image,), side = data.sample(sample).images, 3 * PATCH
             in_order = [(column, row) for row in range(image.rows) for column in range(image.columns)]
             assert list(map(tuple, theirs["image_position_ids"][0].tolist())) == in_order
             pixels = pixels.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
         elif rule == "native_edge":
-            (image,), (height, width) = data.images(sample), theirs["image_sizes"][0]
+            (image,), (height, width) = data.sample(sample).images, theirs["image_sizes"][0]
             assert (image.rows * PATCH, image.columns * PATCH) == (height, width)
             cells = pixels[0].reshape(3, height // TILE, 2, PATCH, width // TILE, 2, PATCH)
             pixels = cells.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3, PATCH, PATCH)
         else:
             pixels = pixels.reshape(-1, 3, TILE, TILE)
             if rule == "anyres_max_9":
-                assert data.images(sample)[0].thumbnail
-        np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-6, err_msg=name)
+                assert data.sample(sample).images[0].thumbnail
+        np.testing.assert_allclose(data.sample(sample).pixels().numpy(), pixels, atol=1e-6, err_msg=name)
     context = {"native": "<|image_pad|>", "gemma": "<image_soft_token>", "native_grown": "<|image|>"}.get(rule, mark)
     assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(context)
     unread = {"<video>"} if rule == "native_grown" else {"<video>", "<|video|>"}  # films that we do not take

@@ -59,7 +59,7 @@ def test_every_image_has_the_tokens_of_its_own_tiles_where_its_mark_is(root: Pat
     recipe = Recipe(root, root / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=8), 4)
     preprocess(open_job([root / "chat.jsonl"], recipe, root / "data"))
     data = ChatDataset(root / "data")
-    tokens, mask = data.text(0)
+    tokens, mask = data.sample(0).text
     marks = (tokens == data.manifest["image_token_id"]).astype(int)
     starts, ends = (np.flatnonzero(np.diff(np.concatenate([[0], marks, [0]])) == sign) for sign in (1, -1))
     assert (ends - starts).tolist() == [1 * 4, (3 + 1) * 4]
@@ -199,11 +199,11 @@ def test_ways_are_tried_in_the_order_given_and_counted(root: Path) -> None:
     assert manifest["shortened"] == {"fewer-tiles": 2, "truncate": 1}
     assert manifest["samples"] == 4
     data = ChatDataset(root / "short")
-    lengths_found = [len(data.text(sample)[0]) for sample in range(4)]
+    lengths_found = [len(data.sample(sample).text[0]) for sample in range(4)]
     assert data.sizes.tokens.tolist() == lengths_found
     assert max(lengths_found) < lengths["two"]
     with np.load(root / "short/sizes.npz") as arrays:
-        assert arrays["supervised"].tolist() == [int(data.text(sample)[1].sum()) for sample in range(4)]
+        assert arrays["supervised"].tolist() == [int(data.sample(sample).text[1].sum()) for sample in range(4)]
 
 
 VICUNA = (

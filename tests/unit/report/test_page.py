@@ -185,7 +185,7 @@ def test_a_late_run_says_so_first_and_a_plan_without_packs_says_what_it_fills(ru
     said = re.findall('class="verdict">([^.]*?)[.:] ', (runs / "report.html").read_text())
     late = Subject.of_run(runs / "late-1.0-0.0").seen.seconds * 1e3
     assert said[0].startswith("Of all ranks")
-    assert said[1] == f"Of {late:,.0f} ms an iteration 1,000 ms are waits for data or host"
+    assert said[1] == f"Of {late:,.0f} ms per iteration, 1,000 ms are waits for data or host"
     alone = report([Subject.of_plan(runs / "plan.json", None, None)])
     assert "is needed work (predicted for packs that fill both budgets; --packs names others)." in alone
     assert "fill both budgets" not in report([Subject.of_plan(runs / "plan.json", None, runs / "packs")])

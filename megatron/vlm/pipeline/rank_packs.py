@@ -1,0 +1,92 @@
+"""What a rank reads, iteration by iteration: the packs of its chunks, and the images that it encodes for others."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any
+
+from megatron.core import parallel_state
+
+from megatron.vlm.data.image_shard import ImageShardDataset, numbered
+from megatron.vlm.data.loader import PackDataset, microbatches
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.pipeline.encoding import Images
+from omnibal_ext.errors import UserError
+from omnibal_ext.plan_tower import Tower
+from omnibal_ext.tower_encoding import EncoderRank
+
+
+class RankPacks:
+    """Of one dataset: the packs of each of this rank's chunks and, with a replicated tower, its parts of their images.
+
+    A sample that cannot be read makes an iteration run again: the numbers of its packs are known here.
+    """
+
+    def __init__(
+        self, tower: Tower | None, num_workers: int = 0,
+        reading: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:  # fmt: skip
+        self.tower, self.num_workers, self.reading = tower, num_workers, reading
+        self.chunks: list[PackDataset] = []
+        self.images: ImageShardDataset | None = None
+        self.streams: list[Generator[Microbatch, None, None]] = []
+        """Of all chunks, then of the images."""
+        self.order: Iterator[int] = iter(())
+        self.count = 0
+        """Pack numbers of the iterations to come, and packs of an iteration."""
+        self.packs, self.following = list[int](), list[int]()
+        """Numbers of the packs of this iteration, and of the next one."""
+
+    def add(
+        self, dataset: PackDataset, order: Callable[[], Iterator[int]], packs: int
+    ) -> Generator[Microbatch, None, None]:
+        """The microbatches of one more chunk, in iterations of so many `packs`.
+
+        Raises UserError for packs that several ranks run together, if there is a replicated tower.
+        """
+        if not self.chunks:
+            self.order, self.count = order(), packs
+            self.following = [*islice(self.order, packs)]
+            self._add_images(dataset, order())
+        self.chunks.append(dataset)
+        self.streams.insert(0, stream := microbatches(dataset, order(), self.num_workers, self.reading))
+        return stream
+
+    def _add_images(self, dataset: PackDataset, order: Iterable[int]) -> None:
+        if self.tower is None:
+            return
+        if (widest := max(dataset.index.widths)) > 1:
+            raise UserError(
+                f"{dataset.index.folder}: has packs that {widest} ranks run together, which "
+                "does not go with a tower beside the pipeline; plan with --tower cut"
+            )
+        tensor = parallel_state.get_tensor_model_parallel_group()
+        here = parallel_state.get_pipeline_model_parallel_rank()
+        encoder = EncoderRank(self.tower.parts, here, tensor.rank(), tensor.size())
+        self.images = ImageShardDataset(dataset.data, dataset.index, encoder)
+        self.streams.append(microbatches(self.images, numbered(order, self.count), self.num_workers, self.reading))
+
+    def begin(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
+        """What the executor gets for the next iteration, besides the chunks' packs; `saw` is called with parts."""
+        self.packs, self.following = self.following, [*islice(self.order, self.count)]
+        return {} if self.images is None else {"images": Images(_told(self.streams[-1], saw), iteration)}
+
+    def again(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
+        """What it gets for the same iteration, rerun. Images of the next one follow: a tower that runs ahead has taken
+        them."""
+        packs = {"data_iterator": [map(chunk.__getitem__, self.packs) for chunk in self.chunks]}
+        if self.images is None:
+            return packs
+        keys = [*numbered(self.packs + self.following, self.count)]
+        return {**packs, "images": Images(_told(map(self.images.__getitem__, keys), saw), iteration)}
+
+    def close(self) -> None:
+        """End the processes that read ahead, for which Python's exit would wait one by one."""
+        for stream in self.streams:
+            stream.close()
+
+
+def _told(parts: Iterator[Microbatch], saw: Callable[[Microbatch], None]) -> Iterator[Microbatch]:
+    for part in parts:
+        saw(part)
+        yield part
