@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from megatron.vlm import platform
 from megatron.vlm.data.arrival import Arrivals, to_device
 from megatron.vlm.data.media.images import NORMALIZATIONS
+from megatron.vlm.data.media.videos import join_tiles
 from megatron.vlm.microbatch import Microbatch
 from tests.distributed import harness
 from tests.unit.alone import megatron_alone
@@ -134,3 +135,13 @@ def test_what_another_rank_brings_is_neither_copied_nor_pinned() -> None:
     shape = torch.empty(2, 16, 16, 3, dtype=torch.uint8, device="meta")
     host = replace(harness.sample_packs()[0], pixels=shape)
     assert to_device(host).pixels is shape
+
+
+def test_tiles_lie_row_by_row_so_that_a_broadcast_sends_them_in_order() -> None:
+    """Those of one image are cut as a view with other strides, which concatenating alone keeps."""
+    turned = np.arange(2 * 3 * 4 * 3, dtype=np.uint8).reshape(3, 4, 3, 2).transpose(3, 0, 1, 2)
+    assert not turned.flags.c_contiguous
+    for parts in ([turned], [turned, turned]):
+        joined = join_tiles(parts)
+        assert joined.flags.c_contiguous
+        assert np.array_equal(joined, np.concatenate(parts))

@@ -267,7 +267,10 @@ def _resized(frame: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
 
 
 def join_tiles(patches: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Concatenate tiles of images and videos; if there are videos, an image's patches repeat as equal frames."""
-    if all(part.ndim == 4 for part in patches):
-        return np.concatenate(patches)
-    return np.concatenate([part if part.ndim == 5 else np.repeat(part[:, None], FRAMES, axis=1) for part in patches])
+    """Concatenate tiles of images and videos; if there are videos, an image's patches repeat as equal frames.
+
+    Row by row in memory, even of one image whose tiles are a view: a broadcast sends the bytes as they lie.
+    """
+    if any(part.ndim == 5 for part in patches):
+        patches = [part if part.ndim == 5 else np.repeat(part[:, None], FRAMES, axis=1) for part in patches]
+    return np.ascontiguousarray(np.concatenate(patches))
