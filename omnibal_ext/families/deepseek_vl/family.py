@@ -22,6 +22,10 @@ FAMILY = Family(
     models={"deepseek_vl": Model(MODEL, read_deepseek_vl, packs=Packs("letterbox"))},
     presets=PRESETS,
     markups=(ImageMarkup("deepseek-vl", "<image_placeholder>", ("<image_placeholder>",), gap=""),),
-    spellings=((r"^model\.vision_model\.", "vision_tower."), (r"^model\.aligner\.", "aligner.")),
+    spellings=(
+        (r"^model\.vision_model\.", "vision_tower."),
+        (r"^vision_tower\.vision_model\.", "vision_tower."),  # of files that transformers 4 wrote
+        (r"^model\.aligner\.", "aligner."),
+    ),
     modules=((r"^vision_tower\.", "vision_model."),),
 )

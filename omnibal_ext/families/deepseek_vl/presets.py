@@ -1,4 +1,4 @@
-"""DeepSeek-VL's models, a line each."""
+"""DeepSeek-VL's models, a line each; sizes of the language model from memory of its published config.json."""
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.architectures.language import LanguageArchitecture
