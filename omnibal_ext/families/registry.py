@@ -4,6 +4,7 @@ what reads images and joins patches in its own way (`media.py`, `modules.py`).""
 from collections.abc import Mapping
 
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.families.deepseek_vl.family import FAMILY as DEEPSEEK_VL
 from omnibal_ext.families.family import Family, Model
 from omnibal_ext.families.gemma3.family import FAMILY as GEMMA3
 from omnibal_ext.families.gemma4.family import FAMILY as GEMMA4
@@ -24,7 +25,7 @@ from omnibal_ext.families.towers.tiles import TOWERS
 
 FAMILIES: tuple[Family, ...] = (
     INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3, GEMMA4, GEMMA4_UNIFIED, MISTRAL3, GLM_V, IDEFICS3, PALIGEMMA,
-    LIGHTON_OCR, GLM_OCR,
+    LIGHTON_OCR, GLM_OCR, DEEPSEEK_VL,
 )  # fmt: skip
 MODELS: Mapping[str, Model] = {kind: model for family in FAMILIES for kind, model in family.models.items()}
 """Model types of whole models."""

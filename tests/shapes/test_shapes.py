@@ -40,7 +40,6 @@ ITERATIONS = {
     "engine": {"internvit-6b+qwen1.5-110b": (8, 3, 9, 4096)},
     "local": {"qwen2.5-vl-7b": (2, 2, 2304, 4096)},
 }
-KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
 MOST_KERNELS = {
     "internvl-chat-1.5": {"engine": {"vit": 43, "llm": 40}, "local": {"vit": 43, "llm": 75}},
     "internvl3.5-30b-a3b": {"engine": {"llm": 121}, "local": {"llm": 155}},
@@ -98,7 +97,7 @@ def test_plans_count_the_bytes_that_are_kept(machine: tuple[str, dict[str, dict[
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
         profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor)
-        for kind in KINDS:
+        for kind in profile.layers.keys() & machine[1][name].keys():
             counted = profile.layers[kind].kept_bytes
             assert counted == pytest.approx(machine[1][name][kind]["kept"], rel=0.05), (name, kind)
 
@@ -120,7 +119,7 @@ def test_plans_count_what_cheap_outputs_give_back_and_take(machine: tuple[str, d
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
         profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor)
-        for kind in ("vit", "llm"):
+        for kind in profile.layers.keys() & {one for one, found in machine[1][name].items() if "cheap" in found}:
             plain, cheap = machine[1][name][kind], machine[1][name][kind]["cheap"]
             counted = profile.layers[kind].recompute_cheap_kept_bytes
             work = layer_works(preset(name), tiles, tokens, tensor)[kind]
@@ -139,6 +138,8 @@ def test_plans_count_what_adapters_keep_and_compute(machine: tuple[str, dict[str
         tensor, tiles, tokens = MODELS[name]
         profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, adapters=adapters)
         for kind, numbers in adapter_parameters(preset(name), adapters, tensor).items():
+            if kind not in machine[1][name]:  # of kinds that differ in attention alone one is measured
+                continue
             found, work = machine[1][name][kind]["adapted"], layer_works(preset(name), tiles, tokens, tensor)[kind]
             assert profile.layers[kind].kept_bytes == pytest.approx(found["kept"], rel=0.05), (name, kind)
             products = 2 * work.tokens * (2 * work.matrix_weights / tensor + 3 * numbers)
@@ -162,7 +163,7 @@ def test_plans_count_the_operations(machine: tuple[str, dict[str, dict[str, Any]
             assert products == pytest.approx(found["operations"], rel=0.01), (name, kind)
             if kind == "vit" and preset(name).vision.native:
                 continue
-            attention = work.attention * 3.5 / tensor * (2 if kind == "llm" else 1)
+            attention = work.attention * 3.5 / tensor * (2 if chain_kind(kind) == "llm" else 1)
             assert attention == pytest.approx(found["attention"], rel=0.01), (name, kind)
 
 

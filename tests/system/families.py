@@ -155,6 +155,10 @@ FAMILIES = {
         {**HALVES, "resample": 1, "size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}},
         ("smolvlm", "idefics3"), {"image_token_id": "<image>"}, JINJA["smolvlm"],
     ),
+    "deepseek-vl": Family(
+        "DeepseekVL", models.SIGLIP, {**TEXT, "model_type": "llama"}, {**HALVES, "size": SQUARE["crop_size"]},
+        ("deepseek-vl", "deepseek-vl"), {"image_token_id": "<image_placeholder>"}, more={"tie_word_embeddings": False},
+    ),
     "paligemma-2": Family(
         "PaliGemma", models.PALIGEMMA_VIT, {**models.PALIGEMMA_2, "vocab_size": 512},
         {**HALVES, "resample": 3, "size": {"height": 8, "width": 8}}, ("paligemma", "paligemma"), IMAGE_INDEX,

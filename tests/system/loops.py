@@ -85,7 +85,7 @@ def processed(sample: dict[str, Any], config: Any) -> dict[str, Tensor]:
     if not images:
         return {}
     of_image = (ids == config.image_token_id).long()[None]
-    if kind in ("internvl", "llava", "vipllava"):
+    if kind in ("internvl", "llava", "vipllava", "deepseek_vl"):
         return {"pixel_values": pixels}
     if kind == "gemma3":
         return {"pixel_values": pixels, "token_type_ids": of_image}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from megatron.vlm.data.media.tiling import TilingRule
 from megatron.vlm.data.media.video_rules import VideoRule
+from megatron.vlm.families.deepseek_vl.tiling import Letterbox
 from megatron.vlm.families.gemma3.tiling import Gemma
 from megatron.vlm.families.gemma4.tiling import Gemma4
 from megatron.vlm.families.gemma4_unified.tiling import Gemma4Unified
@@ -19,7 +20,7 @@ from megatron.vlm.families.towers.tiling import Native
 
 _RULES: tuple[TilingRule, ...] = (
     Internvl(), InternvlEach(), AnyRes(), AnyResMax9(), Pad(), Crop(), Fixed(), Gemma(), Paligemma(),
-    Native(), Gemma4(), Gemma4Unified(), NativeGrown(), NativeEdge(), Split(),
+    Native(), Gemma4(), Gemma4Unified(), NativeGrown(), NativeEdge(), Split(), Letterbox(),
 )  # fmt: skip
 TILINGS: Mapping[str, TilingRule] = {rule.name: rule for rule in _RULES}
 VIDEO_RULES: Mapping[str, VideoRule] = {**QWEN_VL, **GLM_V}

@@ -3,7 +3,7 @@
 Besides the text inputs (`megatron.vlm.data.batches`), by the `model_type` of the model's configuration:
 
 internvl                    pixel_values [tiles, 3, S, S], left out where there are none; boundaries of samples
-llava                       pixel_values
+llava, deepseek_vl          pixel_values
 llava_next                  pixel_values; image_sizes [images, 2], height and width
 llava_onevision             the same; batch_num_images [samples with images]; boundaries of samples
 gemma3                      pixel_values; attention_mask, of each kind of layer [1, 1, T, T], where there are images

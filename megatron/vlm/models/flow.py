@@ -71,7 +71,8 @@ class Carrier:
         rows = (len(tensor) - _rows_apart(found, width)) // (1 + blocks(found, width))
         shapes = [(rows, 1, width), *(one.of(rows, width) for one in found)]
         sizes = [prod(shape) for shape in shapes]
-        parts = tensor.flatten().split([*sizes, tensor.numel() - sum(sizes)])
+        filler = tensor.numel() - sum(sizes)
+        parts = tensor.flatten().split([*sizes, filler] if filler else sizes)
         hidden, *extras = (part.view(shape) for part, shape in zip(parts, shapes, strict=False))
         return Flow(hidden, dict(zip((one.name for one in found), extras, strict=True)))
 

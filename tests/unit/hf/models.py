@@ -543,6 +543,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     ),
     "ministral 3": ("Mistral3", PIXTRAL, MINISTRAL, {"tie_word_embeddings": False}),
     "lighton ocr": ("LightOnOcr", PIXTRAL, QWEN3, {}),
+    "deepseek-vl": ("DeepseekVL", SIGLIP, {**TEXT, "model_type": "llama"}, {"tie_word_embeddings": False}),
+    "deepseek-vl tied": (
+        "DeepseekVL",
+        {**SIGLIP, "hidden_act": "gelu", "image_size": TILE + 3, "vision_use_head": True},
+        {**TEXT, "model_type": "llama", "rope_parameters": LLAMA3_SCALING},
+        {},
+    ),
     "glm-4.1v": ("Glm4v", GLM_VIT, GLM_TEXT, {}),
     "glm-4.6v dense, tied, biases": (
         "Glm46V",
@@ -628,7 +635,7 @@ def config_fields(family: str) -> dict[str, Any]:
     prefix, vision, text, fields = FAMILIES[family]
     if prefix.startswith(("Qwen", "Glm", "Gemma4")):
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
-    elif prefix in ("Idefics3", "SmolVLM", "LightOnOcr"):
+    elif prefix in ("Idefics3", "SmolVLM", "LightOnOcr", "DeepseekVL"):
         fields = {"image_token_id": IMAGE_TOKEN, **fields}
     elif prefix == "InternVL":
         fields = {"image_token_id": IMAGE_TOKEN, **fields}

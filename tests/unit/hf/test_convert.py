@@ -195,12 +195,15 @@ def test_experts_lie_together_as_published_or_apart_as_transformers_saves_them(t
     assert_same(ours_of(tmp_path / "ours_published"), ours_of(tmp_path / "ours_saved"))
 
 
-def test_other_spellings_are_the_same_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "tower"), [("llava-next vicuna", "vision_tower."), ("deepseek-vl", "vision_model.")]
+)
+def test_other_spellings_are_the_same_model(tmp_path: Path, family: str, tower: str) -> None:
     """Names as in memory, and with the inner `vision_model` that older checkpoints have."""
-    model = models.build("llava-next vicuna", seed=3)
+    model = models.build(family, seed=3)
     model.save_pretrained(tmp_path / "theirs")
     spelled = {
-        name.replace("vision_tower.", "vision_tower.vision_model."): weight.detach().clone()
+        name.replace(tower, f"{tower}vision_model."): weight.detach().clone()
         for name, weight in model.state_dict().items()
         if "position_ids" not in name
     }

@@ -159,8 +159,8 @@ COMPLETE = "--lr 1e-3 --train-iters 3 --global-batch-size 1"
     ("flags", "words"),
     [
         ("--model tiny --moe-aux-loss-coeff 0.1", ("--moe-aux-loss-coeff", "no experts")),
-        ("--model qwen3-vl-30b-a3b --expert-tensor-parallel-size 2", ("it is 1", "as other perceptrons are")),
-        ("--model qwen3-vl-30b-a3b --moe-token-dispatcher-type alltoall", ("not obeyed", "those of --model")),
+        ("--model qwen3-vl-30b-a3b --expert-tensor-parallel-size 2", ("it is 1", "sharded over tensor-parallel ranks")),
+        ("--model qwen3-vl-30b-a3b --moe-token-dispatcher-type alltoall", ("not obeyed", "--model sets the experts")),
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 3", ("3 does not divide the 128 experts",)),
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 0", ("at least 1",)),
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 2", ("2 does not divide the 1 ranks",)),
@@ -171,8 +171,8 @@ COMPLETE = "--lr 1e-3 --train-iters 3 --global-batch-size 1"
         ),
         ("--model tiny --expert-model-parallel-size 2", ("2: model 'tiny' has no experts",)),
         ("--model qwen3-vl-30b-a3b --moe-router-topk 4", ("it is 8", "--model")),
-        ("--model qwen3-vl-30b-a3b --moe-grouped-gemm", ("not obeyed", "those of --model")),
-        ("--model qwen3-vl-30b-a3b --moe-router-load-balancing-type aux_loss", ("sample by sample",)),
+        ("--model qwen3-vl-30b-a3b --moe-grouped-gemm", ("not obeyed", "--model sets the experts")),
+        ("--model qwen3-vl-30b-a3b --moe-router-load-balancing-type aux_loss", ("per sample",)),
     ],
 )
 def test_what_experts_would_not_obey_is_refused(flags: str, words: tuple[str, ...]) -> None:

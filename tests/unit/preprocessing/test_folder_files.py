@@ -161,6 +161,25 @@ def test_gemmas_template_is_known_and_its_processor_read(tmp_path: Path) -> None
         resolve_settings({"tiling": "fixed"}, str(write(tmp_path, preprocessor_config=processor)))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_mean": None}, r"image_mean is None; supported: \[0.5, 0.5, 0.5\]"),  # transformers means CLIP's by it
+        ({"do_pad": False}, "do_pad is False; supported: True"),
+        ({"min_size": 1}, "min_size is 1; supported: 14"),
+        ({"size": {"height": 28, "width": 56}}, "size is 56"),
+    ],
+)
+def test_deepseek_vls_ground_is_as_grey_as_its_processors(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    tower = {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14}
+    config = {"model_type": "deepseek_vl", "vision_config": tower, "text_config": {"model_type": "llama"}}
+    (tmp_path / "tokenizer.json").write_text("{}")
+    processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    assert resolve_settings({}, str(write(tmp_path, config=config, preprocessor_config=processor)))
+    with pytest.raises(UserError, match=message):
+        resolve_settings({}, str(write(tmp_path, preprocessor_config=processor | change)))
+
+
 def test_another_template_is_refused_and_damage_too(tmp_path: Path) -> None:
     assert folder_template(tmp_path) is None
     for text, message in (

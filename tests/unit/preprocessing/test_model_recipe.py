@@ -61,7 +61,7 @@ def test_every_preset_names_what_there_is_and_what_goes_together(name: str) -> N
     pixels = {"llava-one": "half", "llava": "clip", "qwen2": "clip", "qwen3": "half"}
     pixels |= {"gemma-4-12b": "unit", "gemma": "half"}
     pixels |= {"mistral-small": "clip", "ministral": "clip", "lighton": "clip", "glm": "clip"}
-    pixels |= {"idefics3": "half", "smolvlm": "half"}
+    pixels |= {"idefics3": "half", "smolvlm": "half", "deepseek": "half"}
     assert model.vision.pixels == next((pixels[one] for one in pixels if one in name), "imagenet")
     assert TILINGS[wanted["tiling"]].native == (model.vision.native is not None)
     if name != "tiny":

@@ -245,6 +245,18 @@ def idefics3(path: Path, _: bool) -> tuple[Any, str]:
     return Idefics3Processor(Idefics3ImageProcessorPil(**sides), tokenizer, image_seq_len=4), "<image>"
 
 
+def deepseek_vl(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.deepseek_vl.image_processing_pil_deepseek_vl import DeepseekVLImageProcessorPil
+    from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
+
+    tokenizer = fast(path, [*chat_template("deepseek-vl").tokens, MARK], image_token=MARK)
+    half = [0.5, 0.5, 0.5]
+    pictures = DeepseekVLImageProcessorPil(
+        size={"height": TILE, "width": TILE}, image_mean=half, image_std=half, do_convert_rgb=True
+    )  # which it leaves out by default: the transparent colour of a palette would then keep its red, green and blue
+    return DeepseekVLProcessor(pictures, tokenizer, num_image_tokens=4), MARK
+
+
 def paligemma(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.paligemma.processing_paligemma import PaliGemmaProcessor
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -262,6 +274,8 @@ def paligemma(path: Path, _: bool) -> tuple[Any, str]:
     return WithSuffix(pictures, tokenizer), "<image>"
 
 
+MARK = "<image_placeholder>"
+"""DeepSeek-VL's."""
 SHOWN_BY_GLM = "<|begin_of_image|><|image|><|end_of_image|>"
 CLIP_FEATURES = {
     "patch_size": PATCH,
@@ -307,6 +321,10 @@ CASES["native_grown, with thoughts"] = (
 CASES["split"] = (
     idefics3, {"template": "smolvlm", "markup": "idefics3", "tokens_per_tile": 4, "normalization": "half"},
 )  # fmt: skip
+CASES["letterbox"] = (
+    deepseek_vl,
+    {"template": "deepseek-vl", "markup": "deepseek-vl", "tokens_per_tile": 4, "normalization": "half"},
+)
 CASES["paligemma"] = (
     paligemma, {"template": "paligemma", "markup": "paligemma", "tokens_per_tile": 4, "normalization": "half"},
 )  # fmt: skip
@@ -330,6 +348,8 @@ PROMPTS = {  # what their chat templates write for one question and answer
     "vicuna": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
     "gemma": "<bos><start_of_turn>user\n{0}\nWhat is in the picture?<end_of_turn>\n<start_of_turn>model\nA cat."
     "<end_of_turn>\n",
+    "deepseek-vl": "<\uff5cbegin\u2581of\u2581sentence\uff5c>User: {0}\nWhat is in the picture?\n\n"
+    "Assistant: A cat.<\uff5cend\u2581of\u2581sentence\uff5c>",
     "paligemma": "{0}\nWhat is in the picture?|A cat.",
     "gemma4": "<bos><|turn>user\n{0}\nWhat is in the picture?<turn|>\n<|turn>model\nA cat.<turn|>\n",
 }
@@ -402,6 +422,7 @@ TOWERS = {  # config.json of each kind of model
     "gemma4": ("gemma4", "gemma4_text", {}),
     "gemma4_unified": ("gemma4_unified", "gemma4_unified_text", {}),
     "split": ("smolvlm", "llama", {"image_size": TILE}),
+    "letterbox": ("deepseek_vl", "llama", {"model_type": "siglip_vision_model", "image_size": TILE}),
     "paligemma": ("paligemma", "gemma", {"model_type": "siglip_vision_model", "image_size": TILE}),
 }
 JINJA = {

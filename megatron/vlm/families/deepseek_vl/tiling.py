@@ -1,0 +1,34 @@
+"""DeepSeek-VL's images: one square, into which the image is scaled, grey around it."""
+
+from typing import Any
+
+from PIL import Image
+
+from megatron.vlm.data.media.tiling import OneTile, Processor
+
+GREY = (127, 127, 127)
+"""Transformers' ground: the mean of the pixels, cut to whole numbers of 255."""
+LEAST_SIDE = 14
+"""Of a scaled image, in pixels."""
+
+
+class Letterbox(OneTile):
+    """Scaled by its longer side into one tile, at its centre."""
+
+    name = "letterbox"
+
+    def resize(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+        """Scaled, then padded."""
+        scale = size[0] / max(image.size)
+        width, height = (max(round(side * scale), LEAST_SIDE) for side in image.size)
+        square = Image.new("RGB", size, GREY)
+        square.paste(super().resize(image, (width, height)), ((size[0] - width) // 2, (size[1] - height) // 2))
+        return square
+
+    def limits(self, processor: Processor) -> dict[str, Any]:
+        """None. Raises UserError if the processor would pad otherwise, or with another colour."""
+        usual = {"do_pad": True, "min_size": LEAST_SIDE, "image_mean": None}
+        for name, wanted in (usual | {"image_mean": [0.5] * 3}).items() if processor.fields else ():
+            if (given := processor.fields.get(name, usual[name])) != wanted:
+                raise processor.fault(f"{name} is {given!r}; supported: {wanted!r}")
+        return {}
