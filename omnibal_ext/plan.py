@@ -23,8 +23,9 @@ from omnibal_ext.formats import OLD_RECOMPUTE, PLAN, PLAN_COUNTS
 from omnibal_ext.output import say
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.reading.seal import check_if_sealed, sealed
-from omnibal_ext.schedules.actions import Action, Schedule, check_packs, check_schedule
+from omnibal_ext.schedules.actions import Action, Schedule, check_packs
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import check_schedule
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
 
 SCHEMA_VERSION = 1

@@ -16,7 +16,7 @@ from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.tower import TowerCosts
 from omnibal_ext.plan_tower import Tower
-from omnibal_ext.schedules.beside import Encoding
+from omnibal_ext.schedules.simulate import Encoding
 
 Phase = Literal["forward", "backward", "recompute"]
 

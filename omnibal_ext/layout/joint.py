@@ -81,7 +81,7 @@ class _Search:
         self.problem, self.deadline = problem, deadline
         self.spent = 0.0
         """Seconds of counted work so far; deadlines are of this clock."""
-        self.a_play = A_CALL + AN_ACTION * problem.program.steps.shape[1] * problem.cases[0] * problem.cases[1]
+        self.a_play = A_CALL + AN_ACTION * len(problem.program.listed) * problem.cases[0] * problem.cases[1]
         self.options, self.stages = RankOptions(problem), problem.stages
         self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(WAYS)), dtype=np.int64))
         self.seen: dict[Edges, _Best] = {}

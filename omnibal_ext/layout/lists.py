@@ -20,17 +20,22 @@ Work is counted in changes, and random numbers are a function of seed and positi
 nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.layout.anneal import Costs, Places, State, anneal
+from omnibal_ext.arrays import Floats
+from omnibal_ext.layout.anneal import anneal
+from omnibal_ext.layout.changes import LAYOUTS, LISTS
 from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.state import Costs, State
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
-from omnibal_ext.schedules.actions import Action, Schedule, of_items
-from omnibal_ext.schedules.beside import WEIGHT
+from omnibal_ext.schedules.actions import WEIGHT, Action, Schedule
 from omnibal_ext.schedules.playing import Loads, played
+from omnibal_ext.schedules.weaving import NONE
 
 RUNS = 3
 """On the mean of all cases, with other random numbers each."""
@@ -56,12 +61,12 @@ def build_lists(
     The problem's schedule has W, as zb_auto's has. `seconds` of counted work. Unless `movable`, the layout stays as it
     is.
     """
-    state = _state(problem, layout)
+    state = state_of(problem, layout)
     ranks, length = state.kinds.shape
     if ranks == 1 or length > MOST_ACTIONS:
         return problem, layout
-    costs, cases = _costs(problem), problem.cases[0] * problem.cases[1]
-    mean = _mean(costs)
+    costs, cases = costs_of(problem), problem.cases[0] * problem.cases[1]
+    mean, what = mean_of(costs), LAYOUTS if movable else LISTS
     an_action = float(costs.seconds[:, -1].sum() / cases / (ranks * length))
     warm, cold = WARM * an_action, COLD * an_action
 
@@ -70,11 +75,11 @@ def build_lists(
 
     bare = state._replace(kinds=np.array([[kind for kind in row if kind < WEIGHT] for row in state.kinds.tolist()]))
     share = changes(SHARE_OF_MEAN / RUNS, 1)
-    runs = [anneal(bare, mean, share, warm, cold, movable, RUNS * seed + run) for run in range(RUNS)]
+    runs = [anneal(bare, mean, what, share, warm, cold, RUNS * seed + run) for run in range(RUNS)]
     starts = [min(runs, key=lambda run: run[1])[0], state]
-    fastest = min(starts, key=lambda start: _judged(problem, start))
+    fastest = min(starts, key=lambda start: LayoutProblem.step_seconds(*_with_lists(problem, start)))
     share = changes(1 - SHARE_OF_MEAN, cases)
-    best, _ = anneal(fastest, costs, share, WARM_AGAIN * an_action, cold, movable, RUNS * seed)
+    best, _ = anneal(fastest, costs, what, share, WARM_AGAIN * an_action, cold, RUNS * seed)
     built, found = _with_lists(problem, best)
     return (built, found) if built.step_seconds(found) < problem.step_seconds(layout) else (problem, layout)
 
@@ -87,11 +92,11 @@ def play_lists(problem: LayoutProblem, layout: Layout) -> LayoutProblem:
     """
     loads, fastest, least = _loads(problem, layout), problem, problem.step_seconds(layout)
     shares = sorted(range(1, min(problem.microbatches, 2 * problem.ranks) + 1), key=lambda n: abs(n - problem.ranks))
-    tries = max(1, MOST_PLAYED // problem.program.steps.shape[1])
+    tries = max(1, MOST_PLAYED // len(problem.program.listed))
     for in_flight in shares[:tries]:
         lists = played(problem.placement, problem.microbatches, loads, in_flight)
         if lists is not None:
-            other = replace(problem, lists=of_items(lists))
+            other = replace(problem, lists=lists)
             if other.fits(layout) and (took := other.step_seconds(layout)) < least:
                 fastest, least = other, took
     return fastest
@@ -112,24 +117,16 @@ def _loads(problem: LayoutProblem, layout: Layout) -> Loads:
 
 
 def _with_lists(problem: LayoutProblem, state: State) -> tuple[LayoutProblem, Layout]:
-    return replace(problem, lists=_lists(state)), _layout(problem, state)
+    return replace(problem, lists=_lists(state)), problem.layout(state.edges.tolist(), state.again)
 
 
-def _judged(problem: LayoutProblem, state: State) -> float:
-    built, layout = _with_lists(problem, state)
-    return built.step_seconds(layout)
-
-
-def _state(problem: LayoutProblem, layout: Layout) -> State:
+def state_of(problem: LayoutProblem, layout: Layout) -> State:
+    """The problem's lists and a layout, without a tower."""
     schedule = problem.schedule
     kinds = np.array([["FBW".index(action.kind) for action in actions] for actions in schedule])
     orders = [[[(a.microbatch, a.chunk) for a in actions if a.kind == k] for k in "FB"] for actions in schedule]
-    again = problem.counts(layout)[1]
-    return State(kinds, np.array(orders).transpose(0, 1, 3, 2).copy(), np.array(layout.edges), again)
-
-
-def _layout(problem: LayoutProblem, state: State) -> Layout:
-    return problem.layout(state.edges.tolist(), state.again)
+    again, places = problem.counts(layout)[1], np.full((2, problem.ranks, problem.microbatches), NONE)
+    return State(kinds, np.array(orders).transpose(0, 1, 3, 2).copy(), np.array(layout.edges), again, places)
 
 
 def _lists(state: State) -> Schedule:
@@ -140,32 +137,45 @@ def _lists(state: State) -> Schedule:
     return lists
 
 
-def _costs(problem: LayoutProblem) -> Costs:
-    t, kinds, profile = problem.tables, problem.kind_ids, problem.profile
+def costs_of(problem: LayoutProblem) -> Costs:
+    """What states of the problem are judged by, without a tower."""
+    t, kinds, profile, split = problem.tables, problem.kind_ids, problem.profile, problem.program.split_backward
+    work = (t.forward, t.backward - t.weight * split, t.weight)
+    again, ranks, action = _cases_last(t.recompute), problem.ranks, float(profile.action_seconds)
     return Costs(
-        seconds=_cases_last(
-            np.stack([prefix_sums(problem.per_layer(one)) for one in (t.forward, t.backward - t.weight, t.weight)])
-        ),
-        again=_cases_last(t.recompute),
+        seconds=_cases_last(np.stack([prefix_sums(problem.per_layer(one)) for one in work])),
+        again=again,
         links=_cases_last(problem.links),
+        parts=np.zeros((1, 2, *again.shape[1:])),
+        hops=np.zeros((1, *again.shape[1:])),
         step=prefix_sums(problem.per_layer(t.step)),
         holds=np.stack([prefix_sums((kinds == kind).astype(np.int64)) for kind in KIND_OF_WAY]),
         bytes=np.stack([prefix_sums(problem.per_layer(one)) for one in (t.fixed, t.kept, t.late)]),
         received=problem.received @ t.kept,
         saved=np.stack([t.saved, t.saved_late]),
+        encoded=np.zeros(1),
+        room=np.full(ranks, float(problem.memory_bytes - profile.overhead_bytes)),
+        rank_step=np.full(ranks, float(profile.iteration_seconds)),
+        ranks_of=np.array(problem.placement.ranks_of),
+        stages_of=np.array(problem.placement.stages_of),
         offered=np.flatnonzero(t.offered),
-        room=float(problem.memory_bytes - profile.overhead_bytes),
-        action_seconds=float(profile.action_seconds),
-        iteration_seconds=float(profile.iteration_seconds),
-        places=Places(np.array(problem.placement.ranks_of), np.array(problem.placement.stages_of)),
+        action_seconds=action,
+        split=split,
+        ahead=False,
         replicas=problem.cases[1],
     )
 
 
-def _mean(costs: Costs) -> Costs:
+def of_cases(costs: Costs, choose: Callable[[Floats], Floats], replicas: int) -> Costs:
+    """Other cases, as `choose` makes them of the last axis of every table."""
+    names = ("seconds", "again", "links", "parts", "hops")
+    tables: dict[str, Any] = {name: np.ascontiguousarray(choose(getattr(costs, name))) for name in names}
+    return costs._replace(**tables, replicas=replicas)
+
+
+def mean_of(costs: Costs) -> Costs:
     """One case, the mean of all."""
-    means = {name: getattr(costs, name).mean(axis=-1, keepdims=True) for name in ("seconds", "again", "links")}
-    return costs._replace(**means, replicas=1)
+    return of_cases(costs, lambda table: table.mean(axis=-1, keepdims=True), 1)
 
 
 def _cases_last(table: NDArray) -> NDArray:

@@ -15,7 +15,6 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numba import njit
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.chain import KINDS
@@ -32,11 +31,12 @@ from omnibal_ext.layout.tables import (
     kind_tables,
     prefix_sums,
 )
-from omnibal_ext.schedules.actions import VISION, Schedule
-from omnibal_ext.schedules.beside import FORWARD, play_beside
+from omnibal_ext.schedules.actions import BACKWARD, ENCODE, FORWARD, WEIGHT, Schedule
+from omnibal_ext.schedules.clock import Seconds, last_ends
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import Program, compile_schedule
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
-from omnibal_ext.schedules.simulate import Program, Simulation, StageCosts, compile_schedule, simulate
+from omnibal_ext.schedules.simulate import Simulation, StageCosts, simulate, with_encoding
 
 Edges = tuple[int, ...]
 _WAYS_OF = {kind: ways for kind, *ways in BY_KIND}
@@ -128,8 +128,7 @@ class LayoutProblem:
     @cached_property
     def program(self) -> Program:
         """The schedule laid flat for the simulator."""
-        beside = self.beside.tower.beside if self.beside else None
-        return compile_schedule(self.schedule, self.microbatches, self.placement, beside)
+        return compile_schedule(self.schedule, self.microbatches, self.placement)
 
     @cached_property
     def kind_ids(self) -> Ints:
@@ -150,19 +149,17 @@ class LayoutProblem:
     def moments(self) -> list[list[Ints]]:
         """Per rank, between actions and then in each chunk's B: int64 [vectors, 2, chunks], the greatest numbers of
         microbatches at once, chunk by chunk: those between F and the end of B, and those between B and W."""
+        rank, stage, kind, _ = self.program.steps
+        chunks = np.array([self.placement.rank_and_chunk(s)[1] for s in range(self.stages)])
         found = []
-        for actions in self.schedule:
-            now = np.zeros((2, self.chunks), dtype=np.int64)
-            seen: list[set[tuple[int, ...]]] = [{tuple(now.ravel().tolist())}, *(set() for _ in range(self.chunks))]
-            for action in actions:
-                if action.kind in VISION:
-                    continue
-                if action.kind == "B":
-                    seen[1 + action.chunk].add(tuple(now.ravel().tolist()))
-                now[0, action.chunk] += (action.kind == "F") - (action.kind == "B")
-                now[1, action.chunk] += ((action.kind == "B") - (action.kind == "W")) * self.program.split_backward
-                seen[0].add(tuple(now.ravel().tolist()))
-            found.append([_maximal(np.array(sorted(s), dtype=np.int64)).reshape(-1, 2, self.chunks) for s in seen])
+        for mine in (np.flatnonzero((rank == r) & (kind < ENCODE)) for r in range(self.ranks)):
+            kinds, chunk, numbers = kind[mine], chunks[stage[mine]], np.arange(mine.size)
+            change = np.zeros((mine.size, 2, self.chunks), dtype=np.int64)
+            change[numbers, 0, chunk] = 1 * (kinds == FORWARD) - (kinds == BACKWARD)
+            change[numbers, 1, chunk] = self.program.split_backward * (1 * (kinds == BACKWARD) - (kinds == WEIGHT))
+            after = change.cumsum(axis=0)
+            in_backward = [(after - change)[(chunk == c) & (kinds == BACKWARD)] for c in range(self.chunks)]
+            found.append([_maximal(moments) for moments in (np.concatenate([0 * after[:1], after]), *in_backward)])
         return found
 
     @cached_property
@@ -314,15 +311,12 @@ class LayoutProblem:
         weight = np.tensordot(held, t.weight, 1)
         if program.split_backward:
             backward -= weight
-        seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight]) + self.profile.action_seconds
-        links = self.links[np.array(edges[1:]) - 1]
+        work = np.stack([np.tensordot(held, t.forward, 1), backward, weight]) + self.profile.action_seconds
+        seconds = Seconds(work, self.links[np.array(edges[1:]) - 1], self.host_seconds(held, again))
         step = self.placement.by_rank(held @ t.step) + self.profile.iteration_seconds
         if self.beside:
-            ends = self._case_ends_beside(self.beside, seconds, links)
-            step = step + self.beside.step
-        else:
-            ends = _case_ends(program.steps, program.ranks, seconds, links, self.host_seconds(held, again))
-        return np.asarray((ends + step).max(axis=1))
+            seconds, step = with_encoding(seconds, self.beside.seconds, self.beside.hops), step + self.beside.step
+        return np.asarray((last_ends(program.rows, seconds) + step).max(axis=1))
 
     def host_seconds(self, held: Ints, again: Ints) -> Floats:
         """float64 [3, stages]: seconds in which a host launches F, B and W; counts as `counts` gives them."""
@@ -330,17 +324,6 @@ class LayoutProblem:
         forward = held @ t.host_forward
         backward = held @ t.host_backward + again @ (t.host_forward[KIND_OF_WAY] * WHOLE)
         return np.stack([forward, backward, np.zeros_like(forward)]) + self.profile.host_action_seconds
-
-    def _case_ends_beside(self, beside: TowerBeside, seconds: Floats, links: Floats) -> Floats:
-        program, first, waited = self.program, self.placement.ranks_of[0], not beside.tower.beside.ahead
-        ends = [
-            play_beside(
-                program.steps, program.ranks, first, waited, (seconds[:, :, case], links[:, case]),
-                (beside.seconds[:, case], beside.hops[case]),
-            )[2]
-            for case in range(seconds.shape[2])
-        ]  # fmt: skip
-        return np.stack(ends)
 
     def over_cases(self, seconds: Floats) -> float:
         """Mean over iterations of the slowest data-parallel rank, from float64 [cases]."""
@@ -388,30 +371,8 @@ class LayoutProblem:
         return float((work.reshape(self.cases).mean() + tower) / self.ranks)
 
 
-def _maximal(vectors: Ints) -> Ints:
-    """The rows that no other row reaches in every column."""
+def _maximal(moments: Ints) -> Ints:
+    """Of int64 [moments, ...] those that no other reaches in every number, each once."""
+    vectors = np.unique(moments.reshape(len(moments), -1), axis=0)
     keep = [not ((vectors >= v).all(axis=1) & (vectors > v).any(axis=1)).any() for v in vectors]
-    return vectors[keep]
-
-
-@njit(cache=True)
-def _case_ends(
-    steps: Ints, ranks: int, seconds: Floats, links: Floats, host: Floats
-) -> Floats:  # pragma: no cover - compiled
-    """Last end float64 [cases, ranks] from seconds [3, stages, cases, microbatches], links [stages, ...] and the host's
-    [3, stages]."""
-    cases = seconds.shape[2]
-    clock = np.zeros((cases, ranks))
-    end = np.empty(steps.shape[1])
-    for case in range(cases):
-        launched = np.zeros(ranks)
-        for i in range(steps.shape[1]):
-            rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
-            launched[rank] += host[kind, stage]
-            begin = clock[case, rank]
-            if steps[4, i] >= 0:
-                link = stage - 1 if kind == FORWARD else stage
-                begin = max(begin, end[steps[4, i]] + links[link, case, microbatch])
-            end[i] = max(begin + seconds[kind, stage, case, microbatch], launched[rank])
-            clock[case, rank] = end[i]
-    return clock
+    return vectors[keep].reshape(-1, *moments.shape[1:])

@@ -2,8 +2,8 @@
 
 1. Of a few ways to hold activations from E to V (all, of half of the ViT's layers inputs alone, of all layers), those
    with most bytes first: take the tower's bytes off the memory, and plan the chain from word_embed on as any chain.
-2. Deal microbatches to ranks and place E and V (`placing`), from all first and last, and from just in time; E and V of
-   what fits are then simulated on all packs.
+2. Deal microbatches to ranks and place E and V (`place_search`), from all first and last, and from just in time; E and
+   V of what fits are then simulated on all packs.
 3. Where ranks are short of bytes with all that waits there, plan once more with so much less.
 4. The fastest of all ways, its places searched longer. Where a way recomputes nothing of the language model, no later
    one can be faster.
@@ -22,12 +22,11 @@ from omnibal_ext.costs.tower import TowerCosts, language_profile, owners_by_byte
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside, largest_share
 from omnibal_ext.layout.place_search import place_costs, searched_places
-from omnibal_ext.layout.placing import NONE
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
 from omnibal_ext.plan_tower import Tower
-from omnibal_ext.schedules.actions import Action, Beside, Schedule
-from omnibal_ext.schedules.weaving import Places, first_and_last, woven
+from omnibal_ext.schedules.actions import Beside
+from omnibal_ext.schedules.weaving import NONE, first_and_last, woven
 from omnibal_ext.units import in_bytes
 
 Planned = tuple[LayoutProblem, Candidate]
@@ -167,7 +166,7 @@ def _placed(
     """The fastest places that fit, else None, the bytes that the nearest are short of, and on which pipeline rank."""
     fitting: list[Planned] = []
     least_short, fullest = np.inf, 0
-    for places in searched_places(alone, place_costs(problem, alone, layout, aside, waiting), aside, seconds):
+    for places in searched_places(alone, layout, place_costs(problem, alone, layout, aside, waiting), aside, seconds):
         whole = _with_places(problem, alone, aside, places)
         peaks = whole.stage_peak_bytes(layout)
         short = max(peaks) - problem.memory_bytes
@@ -182,20 +181,8 @@ def _placed(
 def _with_places(problem: LayoutProblem, alone: LayoutProblem, aside: TowerBeside, places: Ints) -> LayoutProblem:
     """The problem with these lists, its memory whole again."""
     parts = tuple(tuple(np.flatnonzero(places[0, :, m] != NONE).tolist()) for m in range(problem.microbatches))
-    schedule = alone.schedule
-    listed: Places = [
-        [
-            (int(place), Action(kind, m, rank))
-            for kind, row in zip("EV", places[:, rank], strict=True)
-            for m, place in enumerate(row)
-            if place != NONE
-        ]
-        for rank in range(problem.ranks)
-    ]
     mode = "bubbles" if aside.costs.trained else "ahead"
-    if mode == "bubbles" and listed == first_and_last(schedule, Beside(parts)):
+    if mode == "bubbles" and np.array_equal(places, first_and_last(alone.schedule, Beside(parts))):
         mode = "first"
-    tower = replace(aside.tower, parts=parts, mode=mode)
-    lists: Schedule = woven(schedule, listed)
-    beside = replace(aside, tower=tower)
-    return replace(alone, lists=lists, beside=beside, memory_bytes=problem.memory_bytes)
+    beside = replace(aside, tower=replace(aside.tower, parts=parts, mode=mode))
+    return replace(alone, lists=woven(alone.schedule, places), beside=beside, memory_bytes=problem.memory_bytes)

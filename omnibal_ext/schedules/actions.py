@@ -15,14 +15,14 @@ order of microbatches, and so do its V: sums of gradients do not depend on where
 """
 
 import re
-from collections import defaultdict, deque
 from dataclasses import dataclass
-from itertools import pairwise
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.schedules.placement import Placement
-from omnibal_ext.schedules.playing import Item
 
+KINDS = "FBWEV"
+FORWARD, BACKWARD, WEIGHT, ENCODE, VISION_BACKWARD = range(len(KINDS))
+"""As numbers."""
 VISION = ("E", "V")
 """Kinds of actions of a tower beside the pipeline."""
 
@@ -35,6 +35,16 @@ class Beside:
     """Of every microbatch, the pipeline ranks that encode its images."""
     ahead: bool = False
     """E are those of the next iteration: no action waits for them, and nothing goes back, for the tower is frozen."""
+
+    @classmethod
+    def of(cls, schedule: "Schedule", microbatches: int) -> "Beside | None":
+        """The tower whose E and V the lists have; None where they have none."""
+        found: dict[str, list[list[int]]] = {kind: [[] for _ in range(microbatches)] for kind in VISION}
+        for rank, actions in enumerate(schedule):
+            for action in actions:
+                if action.kind in VISION and action.microbatch < microbatches:
+                    found[action.kind][action.microbatch].append(rank)
+        return cls(tuple(map(tuple, found["E"])), not any(found["V"])) if any(found["E"]) or any(found["V"]) else None
 
     def work(self, rank: int) -> set["Action"]:
         """All E and V of a rank."""
@@ -76,11 +86,6 @@ class Action:
 Schedule = list[list[Action]]
 
 
-def of_items(lists: list[list[Item]]) -> Schedule:
-    """The schedule of (kind, microbatch, chunk) lists."""
-    return [[Action(*item) for item in items] for items in lists]
-
-
 def has_weight_gradients(schedule: Schedule) -> bool:
     """True where the backward is split into B (inputs) and W (weights)."""
     return any(action.kind == "W" for action in schedule[0])
@@ -90,47 +95,6 @@ def counts_of(schedule: Schedule) -> tuple[int, int, int]:
     """Of how many ranks, microbatches and chunks lists of actions are."""
     actions = [action for actions in schedule for action in actions if action.kind not in VISION]
     return len(schedule), 1 + max(a.microbatch for a in actions), 1 + max(a.chunk for a in actions)
-
-
-def check_schedule(
-    schedule: Schedule, microbatches: int, placement: Placement | None = None, beside: Beside | None = None
-) -> list[tuple[int, int]]:
-    """Refuse a schedule that loses or doubles work or would deadlock; return a valid order as (rank, position) pairs.
-
-    Without a placement every rank has one stage. Raises UserError naming the rank and the action.
-    """
-    placement = placement or Placement.interleaved(len(schedule))
-    chunks = placement.chunks
-    kinds = ("F", "B", "W") if any(a.kind == "W" for actions in schedule for a in actions) else ("F", "B")
-    of_stages = {Action(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(chunks)}
-    for rank, actions in enumerate(schedule):
-        wanted = of_stages | beside.work(rank) if beside else of_stages
-        seen: set[Action] = set()
-        for action in actions:
-            if action not in wanted or action in seen:
-                raise UserError(
-                    f"schedule: rank {rank} has {action} {'twice' if action in seen else 'but no such work'}"
-                )
-            seen.add(action)
-        if seen != wanted:
-            missing = min(wanted - seen, key=lambda a: (a.microbatch, a.chunk, "FBWEV".index(a.kind)))
-            raise UserError(f"schedule: rank {rank} never does {missing}")
-    if beside:
-        _check_order_of_parts(schedule)
-    return _dependency_order(schedule, placement, beside)
-
-
-def _check_order_of_parts(schedule: Schedule) -> None:
-    """E of a rank go in the order of microbatches, and so do V."""
-    for rank, actions in enumerate(schedule):
-        for kind in VISION:
-            mine = [action for action in actions if action.kind == kind]
-            for action, following in pairwise(mine):
-                if following.microbatch < action.microbatch:
-                    raise UserError(
-                        f"schedule: rank {rank} runs {following} behind {action}; put the {kind} of a rank in "
-                        "the order of microbatches"
-                    )
 
 
 def check_packs(schedule: Schedule, chunks: int = 1) -> None:
@@ -176,62 +140,9 @@ def takers(action: Action, rank: int, placement: Placement, beside: Beside | Non
     return _of_neighbour(action, rank, placement, {"F": 1, "B": -1}.get(action.kind, 0))
 
 
-def dependencies(
-    action: Action, rank: int, placement: Placement, beside: Beside | None = None
-) -> list[tuple[int, Action]]:
-    """What an action waits for besides the rank's own list order: (rank, action) pairs."""
-    before = {"B": "F", "W": "B", "V": "E"}.get(action.kind)
-    own = [] if before is None else [(rank, Action(before, action.microbatch, action.chunk))]
-    given = givers(action, rank, placement, beside)
-    return own + [one for one in given if not (one[1].kind == "E" and beside and beside.ahead)]
-
-
-def by_second(
-    schedule: Schedule, order: list[tuple[int, int]], placement: Placement, beside: Beside | None = None
-) -> dict[tuple[int, Action], int]:
-    """When each (rank, action) ends, if every action takes a second; `order` as `check_schedule` gives it."""
-    clock, ends = [0] * len(schedule), dict[tuple[int, Action], int]()
-    for rank, position in order:
-        action = schedule[rank][position]
-        arrivals = (ends[needed] for needed in dependencies(action, rank, placement, beside))
-        clock[rank] = ends[rank, action] = max(clock[rank], *arrivals, 0) + 1
-    return ends
-
-
 def _of_neighbour(action: Action, rank: int, placement: Placement, step: int) -> list[tuple[int, Action]]:
     """The same kind of action so many stages further on, and its rank; none beyond the chain's ends."""
     if not step or not 0 <= (stage := placement.stages_of[rank][action.chunk] + step) < placement.stages:
         return []
     where, chunk = placement.rank_and_chunk(stage)
     return [(where, Action(action.kind, action.microbatch, chunk))]
-
-
-def _dependency_order(schedule: Schedule, placement: Placement, beside: Beside | None) -> list[tuple[int, int]]:
-    """Let every rank run as far as it can until all are done; a rank resumes when what it waited for is done."""
-    ranks = len(schedule)
-    position = [0] * ranks
-    done: set[tuple[int, Action]] = set()
-    waiting: dict[tuple[int, Action], list[int]] = defaultdict(list)
-    order: list[tuple[int, int]] = []
-    ready = deque(range(ranks))
-    while ready:
-        rank = ready.popleft()
-        while position[rank] < len(schedule[rank]):
-            action = schedule[rank][position[rank]]
-            missing = next((d for d in dependencies(action, rank, placement, beside) if d not in done), None)
-            if missing is not None:
-                waiting[missing].append(rank)
-                break
-            done.add((rank, action))
-            order.append((rank, position[rank]))
-            position[rank] += 1
-            ready.extend(waiting.pop((rank, action), ()))
-    for rank, actions in enumerate(schedule):
-        if position[rank] < len(actions):
-            action = actions[position[rank]]
-            other, needed = next(d for d in dependencies(action, rank, placement, beside) if d not in done)
-            raise UserError(
-                f"schedule deadlocks: rank {rank} waits for ever at {action} for {needed} of rank {other}; "
-                "put that earlier in its list"
-            )
-    return order

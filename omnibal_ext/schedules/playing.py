@@ -5,13 +5,12 @@ On a V all ranks hold alike: what is kept longest on the first stage of a rank i
 one; a third is the least, with the pattern of `repeated`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from omnibal_ext.schedules.actions import Action, Schedule
 from omnibal_ext.schedules.placement import Placement
-
-Item = tuple[str, int, int]
-"""Kind, microbatch, chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,73 +33,74 @@ class Loads:
         return cls(dict.fromkeys("FBW", ones), ones, ones, [float(slices)] * placement.ranks)
 
 
-def played(placement: Placement, microbatches: int, loads: Loads, in_flight: int) -> list[list[Item]] | None:
-    """Of every rank, its actions in order, from playing the pipeline; None where one microbatch finds no room.
+class _Play:
+    """A pipeline played greedily:
 
     1. Of all ranks take the one that can act earliest (ties: the lowest rank); on it, of what can start earliest,
     2. a forward if the last action but W was a backward, else a backward, else the other of the two; of several the one
-       of the oldest microbatch. A microbatch enters while fewer than `in_flight` are between their first F and last B;
-       a forward needs room for what it keeps;
+       of the oldest microbatch. A forward needs room;
     3. the oldest weight gradient if it can start earlier than both.
-
-    The oldest microbatch that is not through its forwards always finds room: the others leave it as much as it still
-    needs. So nothing deadlocks.
     """
-    play = _Play(placement, microbatches, loads, in_flight)
-    best = [play.best(rank) for rank in range(placement.ranks)]
-    while any(best):
-        start, rank, choice = min((found[0], rank, found[2:]) for rank, found in enumerate(best) if found)
-        oldest = play.oldest
-        play.do(rank, start, *choice)
-        near = {rank, *(other for edge in placement.edges if rank in edge for other in edge)}
-        for other in near if play.oldest == oldest else range(placement.ranks):
-            best[other] = play.best(other)
-    complete = all(len(items) == 3 * microbatches * placement.chunks for items in play.lists)
-    return play.lists if complete else None
 
-
-class _Play:
-    def __init__(self, placement: Placement, microbatches: int, loads: Loads, in_flight: int) -> None:
-        self.placement, self.microbatches, self.loads, self.in_flight = placement, microbatches, loads, in_flight
-        ranks, stages = placement.ranks, placement.stages
-        self.lists: list[list[Item]] = [[] for _ in range(ranks)]
-        self.clock, self.held, self.last = [0.0] * ranks, [0.0] * ranks, [""] * ranks
+    def __init__(self, placement: Placement, microbatches: int, seconds: Mapping[str, Sequence[float]]) -> None:
+        self.placement, self.microbatches, self.seconds = placement, microbatches, seconds
+        self.lists: Schedule = [[] for _ in range(placement.ranks)]
+        self.clock, self.last = [0.0] * placement.ranks, [""] * placement.ranks
         self.ends: dict[tuple[str, int, int], float] = {}
         """(kind, stage, microbatch) -> second."""
-        self.done = {kind: [0] * stages for kind in "FB"}
-        """Microbatches through F, through B, of each stage."""
-        self.late: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
+        self.done = {kind: [0] * placement.stages for kind in "FBW"}
+        """Microbatches through F, B and W of each stage."""
+        self.late: list[deque[tuple[int, int]]] = [deque() for _ in range(placement.ranks)]
         """Of each rank, (microbatch, stage) between B and W."""
+
+    def run(self) -> Schedule | None:
+        """Of every rank, its actions in order; None where nothing can act before all is done."""
+        ranks = range(self.placement.ranks)
+        near = [{rank, *(r for edge in self.placement.edges if rank in edge for r in edge)} for rank in ranks]
+        best = [self._best(rank) for rank in ranks]
+        while any(best):
+            start, rank, choice = min((found[0], rank, found[2:]) for rank, found in enumerate(best) if found)
+            oldest = self.oldest
+            self._do(rank, start, *choice)
+            for other in near[rank] if self.oldest == oldest else ranks:
+                best[other] = self._best(other)
+        complete = all(len(actions) == 3 * self.microbatches * self.placement.chunks for actions in self.lists)
+        return self.lists if complete else None
 
     @property
     def oldest(self) -> int:
         """The oldest microbatch that is not through its forwards."""
         return self.done["F"][-1]
 
-    def best(self, rank: int) -> tuple[float, int, int, int, str, int] | None:
-        """(start, priority, microbatch, -chunk or 0, kind, stage) of what the rank would do next."""
+    def next_of(self, kind: str, rank: int) -> Iterable[int]:
+        """Stages of the rank whose next F or B may be taken."""
+        return self.placement.stages_of[rank]
+
+    def has_room(self, rank: int, stage: int, microbatch: int) -> bool:
+        """Whether a forward may begin."""
+        raise NotImplementedError
+
+    def _best(self, rank: int) -> tuple[float, int, int, int, str, int] | None:
+        """(start, priority, microbatch, -stage or 0, kind, stage) of what the rank would do next."""
         found: list[tuple[float, int, int, int, str, int]] = []
-        for chunk, stage in enumerate(self.placement.stages_of[rank]):
-            for kind, priority in (("F", 0 if self.last[rank] == "B" else 2), ("B", 1)):
+        for kind, priority in (("F", 0 if self.last[rank] == "B" else 2), ("B", 1)):
+            for stage in self.next_of(kind, rank):
                 microbatch = self.done[kind][stage]
                 at = self._arrival(kind, stage, microbatch)
-                if at is not None and (kind == "B" or self._has_room(rank, stage, microbatch)):
-                    found.append((max(at, self.clock[rank]), priority, microbatch, -chunk, kind, stage))
+                if at is not None and (kind == "B" or self.has_room(rank, stage, microbatch)):
+                    found.append((max(at, self.clock[rank]), priority, microbatch, -stage, kind, stage))
         if self.late[rank]:
             microbatch, stage = self.late[rank][0]
             found.append((self.clock[rank], 3, microbatch, 0, "W", stage))
         return min(found, default=None)
 
-    def do(self, rank: int, start: float, microbatch: int, _: int, kind: str, stage: int) -> None:
-        """Act."""
-        self.lists[rank].append((kind, microbatch, self.placement.rank_and_chunk(stage)[1]))
-        self.clock[rank] = self.ends[kind, stage, microbatch] = start + self.loads.seconds[kind][stage]
-        kept, late = self.loads.kept[stage], self.loads.late[stage]
-        self.held[rank] += {"F": kept, "B": late - kept, "W": -late}[kind]
-        if kind == "W":
-            self.late[rank].pop(0)
-            return
+    def _do(self, rank: int, start: float, microbatch: int, _: int, kind: str, stage: int) -> None:
+        self.lists[rank].append(Action(kind, microbatch, self.placement.rank_and_chunk(stage)[1]))
+        self.clock[rank] = self.ends[kind, stage, microbatch] = start + self.seconds[kind][stage]
         self.done[kind][stage] += 1
+        if kind == "W":
+            self.late[rank].popleft()
+            return
         self.last[rank] = kind
         if kind == "B":
             self.late[rank].append((microbatch, stage))
@@ -113,17 +113,65 @@ class _Play:
         times = [self.ends.get(need) for need in needs if 0 <= need[1] < self.placement.stages]
         return None if None in times else max((time for time in times if time is not None), default=0.0)
 
-    def _has_room(self, rank: int, stage: int, microbatch: int) -> bool:
-        if stage == 0 and microbatch - self.done["B"][0] >= self.in_flight:
+
+class _InBytes(_Play):
+    """In the bytes of every rank, with so many microbatches between their first F and last B."""
+
+    def __init__(self, placement: Placement, microbatches: int, loads: Loads, in_flight: int) -> None:
+        super().__init__(placement, microbatches, loads.seconds)
+        self.loads, self.in_flight = loads, in_flight
+
+    def has_room(self, rank: int, stage: int, microbatch: int) -> bool:
+        """The oldest microbatch that is not through its forwards always finds room: the others leave it as much as it
+        still needs. So nothing deadlocks."""
+        (f, b, w), loads = self.done.values(), self.loads
+        if stage == 0 and microbatch - b[0] >= self.in_flight:
             return False
-        needs = self.loads.kept[stage]
+        mine, needs = self.placement.stages_of[rank], loads.kept[stage]
         if microbatch != self.oldest:
-            mine = self.placement.stages_of[rank]
-            needs += sum(self.loads.kept[one] for one in mine if self.done["F"][one] <= self.oldest)
-        return self.held[rank] + needs <= self.loads.room[rank] * (1 + 1e-9)
+            needs += sum(loads.kept[one] for one in mine if f[one] <= self.oldest)
+        held = sum(loads.kept[s] * (f[s] - b[s]) + loads.late[s] * (b[s] - w[s]) for s in mine)
+        return held + needs <= loads.room[rank] * (1 + 1e-9)
 
 
-def repeated(placement: Placement, microbatches: int) -> list[list[Item]]:
+class _InGroups(_Play):
+    """In fixed orders of forwards and backwards, with so many slices on every rank."""
+
+    def __init__(
+        self, placement: Placement, microbatches: int, orders: Mapping[str, list[Action]], limits: list[int]
+    ) -> None:
+        super().__init__(placement, microbatches, dict.fromkeys("FBW", [1.0] * placement.stages))
+        self.orders, self.limits = orders, limits
+
+    def next_of(self, kind: str, rank: int) -> list[int]:
+        """The stage whose turn it is."""
+        mine = self.placement.stages_of[rank]
+        following = self.orders[kind][sum(self.done[kind][stage] for stage in mine) :][:1]
+        return [mine[action.chunk] for action in following]
+
+    def has_room(self, rank: int, stage: int, microbatch: int) -> bool:
+        """Between F and B; between F and W as many as the first rank's."""
+        f, b, w = (sum(self.done[kind][one] for one in self.placement.stages_of[rank]) for kind in "FBW")
+        return f - b < self.limits[rank] and f - w < self.limits[0]
+
+
+def played(placement: Placement, microbatches: int, loads: Loads, in_flight: int) -> Schedule | None:
+    """Lists from playing the pipeline in the bytes of its ranks, `in_flight` microbatches between their first F and
+    last B at most; None where one microbatch finds no room."""
+    return _InBytes(placement, microbatches, loads, in_flight).run()
+
+
+def in_groups(
+    placement: Placement, microbatches: int, orders: Mapping[str, list[Action]], limits: list[int]
+) -> Schedule:
+    """Lists from playing the pipeline with a second for every action, its F and B in `orders` of microbatch and chunk;
+    `limits[rank]`: the most between F and B, the first rank's also between F and W."""
+    lists = _InGroups(placement, microbatches, orders, limits).run()
+    assert lists is not None  # every rank has room for one
+    return lists
+
+
+def repeated(placement: Placement, microbatches: int) -> Schedule:
     """Of every rank, its actions in order, from a pattern that repeats and keeps as little as can be (V-Min).
 
         rank 0   . . F0 F1 . . . . B1 B0 . .
@@ -136,11 +184,11 @@ def repeated(placement: Placement, microbatches: int) -> list[list[Item]]:
     2. Repeat it for every microbatch; a rank's list is its actions by their seconds.
     """
     period = 3 * placement.chunks
-    lists: list[list[tuple[int, Item]]] = [[] for _ in range(placement.ranks)]
+    lists: list[list[tuple[int, str, int, int]]] = [[] for _ in range(placement.ranks)]
     for second, kind, stage in _one_microbatch(placement, period):
         rank, chunk = placement.rank_and_chunk(stage)
-        lists[rank] += [(second + period * m, (kind, m, chunk)) for m in range(microbatches)]
-    return [[item for _, item in sorted(items)] for items in lists]
+        lists[rank] += [(second + period * m, kind, m, chunk) for m in range(microbatches)]
+    return [[Action(kind, m, chunk) for _, kind, m, chunk in sorted(items)] for items in lists]
 
 
 def _one_microbatch(placement: Placement, period: int) -> Iterator[tuple[int, str, int]]:

@@ -15,8 +15,9 @@ at every step for all that it has posted: by induction over the order, no synchr
 
 from dataclasses import dataclass
 
-from omnibal_ext.schedules.actions import Action, Beside, Schedule, by_second, check_schedule, takers
+from omnibal_ext.schedules.actions import Action, Beside, Schedule, takers
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import compile_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,15 @@ Postings = list[list[Action | Post]]
 """Per rank its actions in the schedule's order, and before or between them the receives it posts."""
 
 
-def with_posts(
-    schedule: Schedule, microbatches: int, placement: Placement | None = None, beside: Beside | None = None
-) -> Postings:
+def with_posts(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Postings:
     """The schedule with its receives: each tensor that comes from another rank is posted once, before its action.
 
     What E make for the next iteration (`Beside.ahead`) is posted in this one, behind or before an F of the same name.
-    Without a placement every rank has one stage. Raises UserError as `check_schedule` does.
+    Without a placement every rank has one stage. Raises UserError as `compile_schedule` does.
     """
     placement = placement or Placement.interleaved(len(schedule))
     postings: Postings = [[] for _ in schedule]
-    order = check_schedule(schedule, microbatches, placement, beside)
-    ends = by_second(schedule, order, placement, beside)
+    ends, beside = compile_schedule(schedule, microbatches, placement).by_second(), Beside.of(schedule, microbatches)
     for rank, action in sorted(ends, key=lambda place: (ends[place], place[0])):
         postings[rank].append(action)
         for receiver, taking in takers(action, rank, placement, beside):

@@ -5,9 +5,9 @@ from functools import cache
 from itertools import accumulate
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.schedules.actions import Action, Schedule, dependencies, has_weight_gradients, of_items
+from omnibal_ext.schedules.actions import Action, Schedule, has_weight_gradients
 from omnibal_ext.schedules.placement import Placement
-from omnibal_ext.schedules.playing import Loads, played, repeated
+from omnibal_ext.schedules.playing import Loads, in_groups, played, repeated
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
@@ -45,20 +45,17 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1, extra_in_flight:
     """Zero-bubble schedule (Qi et al. 2023), also with virtual chunks: weight gradients fill the waits.
 
     Without `extra_in_flight` no rank holds more than 1F1B's first rank (their H1), with it about twice that (H2). Made
-    by playing the pipeline with F, B and W of one second each; forwards go in groups of `ranks` microbatches, each
-    group through all chunks, backwards likewise, last chunk first:
-
-    1. Of all ranks take the one that can act earliest (ties: the lowest rank); on it, of what can start earliest,
-    2. a forward if the last action but W was a backward, else a backward, else the other of the two; a forward needs
-       room: between F and B, and between F and W, fewer microbatches than the rank's limits;
-    3. the oldest weight gradient if it can start earlier than both.
+    by playing the pipeline with F, B and W of one second each (`playing`); forwards go in groups of `ranks`
+    microbatches, each group through all chunks, backwards likewise, last chunk first.
 
     With chunks every rank may hold ranks x chunks slices, which is what 1F1B's first rank holds: so the bubble shrinks
     by the chunks without the memory of interleaved 1F1B.
     """
     most = ranks * chunks if not extra_in_flight else 2 * ranks * chunks - 1
     limits = [most if chunks > 1 else max(1, most - s * (2 if extra_in_flight else 1)) for s in range(ranks)]
-    return _play_greedily(Placement.interleaved(ranks, chunks), microbatches, limits)
+    sizes = [min(ranks, microbatches - m) for m in range(0, microbatches, ranks)]
+    orders = {kind: _grouped(kind, sizes, chunks) for kind in "FB"}
+    return in_groups(Placement.interleaved(ranks, chunks), microbatches, orders, limits)
 
 
 def zb_v(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -74,13 +71,13 @@ def v_half(ranks: int, microbatches: int, chunks: int) -> Schedule:
 
 def v_min(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Zero bubble on a V with about a third of 1F1B's bytes, and the largest bubble."""
-    return of_items(repeated(Placement.v_shaped(ranks, chunks), microbatches))
+    return repeated(Placement.v_shaped(ranks, chunks), microbatches)
 
 
 def _with_slices(placement: Placement, microbatches: int, slices: int, in_flight: int) -> Schedule:
     lists = played(placement, microbatches, Loads.alike(placement, slices), in_flight)
     assert lists is not None  # there is room for one microbatch on every rank
-    return of_items(lists)
+    return lists
 
 
 def _build_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -170,47 +167,3 @@ def _alternate(forwards: list[Action], backwards: list[Action], warm_up: int) ->
 @cache
 def _build_cached(name: str, ranks: int, microbatches: int, chunks: int) -> tuple[tuple[Action, ...], ...]:
     return tuple(tuple(actions) for actions in _BUILDERS[name](ranks, microbatches, chunks))
-
-
-def _play_greedily(placement: Placement, microbatches: int, limits: list[int]) -> Schedule:
-    """The play of `zero_bubble`; `limits[rank]`: the most between F and B, the first rank's also between F and W."""
-    ranks, chunks = placement.ranks, placement.chunks
-    sizes = [min(ranks, microbatches - m) for m in range(0, microbatches, ranks)]
-    forwards, backwards = _grouped("F", sizes, chunks), _grouped("B", sizes, chunks)
-    finish: dict[tuple[int, Action], int] = {}
-    lists: Schedule = [[] for _ in range(ranks)]
-    last = [""] * ranks
-    next_f, next_b, next_w, clock = [0] * ranks, [0] * ranks, [0] * ranks, [0] * ranks
-
-    def arrival(rank: int, action: Action) -> int | None:
-        times = [finish.get(needed) for needed in dependencies(action, rank, placement)]
-        return None if None in times else max((t for t in times if t is not None), default=0)
-
-    def has_room(rank: int) -> bool:
-        return next_f[rank] - next_b[rank] < limits[rank] and next_f[rank] - next_w[rank] < limits[0]
-
-    def choices(rank: int) -> list[tuple[int, int, int, Action]]:
-        """(start, rank, priority, action) of what the rank could do next."""
-        found = []
-        if next_b[rank] < len(backwards) and (at := arrival(rank, backwards[next_b[rank]])) is not None:
-            found.append((max(at, clock[rank]), rank, 1, backwards[next_b[rank]]))
-        if next_f[rank] < len(forwards) and has_room(rank):
-            action = forwards[next_f[rank]]
-            if (at := arrival(rank, action)) is not None:
-                found.append((max(at, clock[rank]), rank, 0 if last[rank] == "B" else 2, action))
-        if next_w[rank] < next_b[rank]:
-            oldest = backwards[next_w[rank]]
-            found.append((clock[rank], rank, 3, Action("W", oldest.microbatch, oldest.chunk)))
-        return found
-
-    counters = {"F": next_f, "B": next_b, "W": next_w}
-    best = [min(choices(rank), key=lambda choice: choice[:3], default=None) for rank in range(ranks)]
-    while any(best):
-        start, rank, _, action = min((choice for choice in best if choice), key=lambda choice: choice[:3])
-        clock[rank] = finish[rank, action] = start + 1
-        counters[action.kind][rank] += 1
-        last[rank] = last[rank] if action.kind == "W" else action.kind
-        lists[rank].append(action)
-        for near in {rank, (rank - 1) % ranks, (rank + 1) % ranks}:
-            best[near] = min(choices(near), key=lambda choice: choice[:3], default=None)
-    return lists

@@ -1,68 +1,22 @@
 """Plays any schedule with costs: step time, each rank's timeline, bubble, bytes held.
 
-    start(action)  = max(end of the action before it on its rank, arrival of what it waits for)
-    end(action)    = max(start + the device's seconds, launched)
-    launched       = the host's seconds for all actions of its rank up to this one: in order, never waiting
-    arrival        = end on the other rank + transfer; transfers overlap with work and do not queue
-    step           = last end of a rank + its reduction and optimizer step, the slowest rank counts
-
-Stages are numbered in the order the data flows; a `Placement` says on which rank each is. What one stage hands over to
-the next on its own rank takes no time. Everything is deterministic; the loop over actions is compiled.
-
-Where a tower stands beside the pipeline, F of the first stage waits for the last of its microbatch's E, and V for the
-first stage's B, a hop later where that is on another rank (`omnibal_ext.schedules.beside`).
+Seconds are told by `omnibal_ext.schedules.clock`; a step is the last end of a rank + its reduction and optimizer step,
+the slowest rank counts. Stages are numbered in the order the data flows; a `Placement` says on which rank each is. What
+one stage hands over to the next on its own rank takes no time.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from omnibal_ext.arrays import Floats, Ints
-from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_schedule
-from omnibal_ext.schedules.beside import (
-    BACKWARD,
-    ENCODE,
-    FORWARD,
-    VISION_BACKWARD,
-    WEIGHT,
-    Encoding,
-    hold_beside,
-    play_beside,
-)
-from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.actions import BACKWARD, ENCODE, FORWARD, KINDS, VISION_BACKWARD, Action
+from omnibal_ext.schedules.clock import Moves, Seconds, hold, play
+from omnibal_ext.schedules.program import Program, begins
 
-_KINDS = "FBWEV"
-_CODES = {kind: code for code, kind in enumerate(_KINDS)}
-
-
-@dataclass(frozen=True)
-class Program:
-    """A schedule laid flat in an order that respects every wait."""
-
-    placement: Placement
-    microbatches: int
-    split_backward: bool
-    steps: Ints
-    """int64 [5, actions]: rank, stage (of E and V the part), kind (0 F, 1 B, 2 W, 3 E, 4 V), microbatch, the other
-    rank's action waited for or -1 (of V, and of the first stage's F beside a tower, -1)."""
-    beside: Beside | None = None
-
-    @property
-    def ranks(self) -> int:
-        """Of the pipeline."""
-        return self.placement.ranks
-
-    @property
-    def stages(self) -> int:
-        """Of all ranks."""
-        return self.placement.stages
-
-    def action(self, index: int) -> Action:
-        """The schedule's action at an index of this program."""
-        _, stage, kind, microbatch, _ = self.steps[:, index].tolist()
-        chunk = stage if kind >= ENCODE else self.placement.rank_and_chunk(stage)[1]
-        return Action(_KINDS[kind], microbatch, chunk)
+Move = tuple[Ints, Ints, Floats]
+"""Rows of a program, the ranks where they take bytes, and how many."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +41,27 @@ class StageCosts:
     step: Floats
     """[stages] Seconds once an iteration: data-parallel reduction and optimizer step."""
     host: Floats | None = None
-    """[3, stages] Seconds in which the host launches F, B and W; None: 0. Ignored with a tower beside the pipeline."""
+    """[3, stages] Seconds in which the host launches F, B and W; None: 0. Ignored with E and V."""
+
+
+class Encoding(NamedTuple):
+    """What a tower beside the pipeline takes."""
+
+    seconds: Floats
+    """[2, ranks, microbatches] Of E and V."""
+    hops: Floats
+    """[microbatches] From an encoding rank to the first stage's, and back."""
+    kept: Floats
+    """[ranks, microbatches] Bytes from E to V."""
+    working: Floats
+    """[ranks, microbatches] Bytes on top while V runs."""
+    waiting: Floats
+    """[microbatches] Bytes of a part's output, from its E to its F on the first stage's rank; as many of its gradient,
+    from B to V."""
+    fixed_bytes: Floats
+    """[ranks]"""
+    step: Floats
+    """[ranks] Seconds once an iteration."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +89,7 @@ class Simulation:
     def timeline(self, rank: int) -> list[tuple[Action, float, float]]:
         """(action, start, end) of a rank, in the order it runs."""
         indices = np.flatnonzero(self.program.steps[0] == rank).tolist()
-        return [(self.program.action(i), float(self.start[i]), float(self.end[i])) for i in indices]
+        return [(self.program.listed[i][1], float(self.start[i]), float(self.end[i])) for i in indices]
 
     def memory_timeline(self, rank: int) -> list[tuple[float, float]]:
         """(seconds, bytes held from then on) of a rank."""
@@ -123,180 +97,75 @@ class Simulation:
         return [(float(self.end[i]), float(self.bytes_after[i])) for i in indices]
 
 
-def compile_schedule(
-    schedule: Schedule, microbatches: int, placement: Placement | None = None, beside: Beside | None = None
-) -> Program:
-    """Lay a schedule flat; without a placement every rank has one stage.
-
-    Raises UserError, naming rank and action, if it loses work or would deadlock.
-    """
-    placement = placement or Placement.interleaved(len(schedule))
-    stages, chunks = placement.stages, placement.chunks
-    fields = [(_CODES[a.kind], a.chunk, a.microbatch, r) for r, actions in enumerate(schedule) for a in actions]
-    listed = np.array(fields, dtype=np.int64).reshape(-1, 4).T.copy()
-    lengths = np.array([len(actions) for actions in schedule], dtype=np.int64)
-    split = any(action.kind == "W" for actions in schedule for action in actions)
-    of_parts = listed[0] >= ENCODE
-    expected = stages * microbatches * (3 if split else 2) + int(of_parts.sum())
-    limits = np.array([[5 if beside else 3], [chunks], [microbatches], [len(schedule)]])
-    within = (listed >= 0) & (listed < limits)
-    within[1] |= of_parts & (listed[1] == listed[3])
-    order = np.empty(0, dtype=np.int64)
-    if listed.shape[1] == expected and bool(within.all()):
-        stage_of = np.array(placement.stages_of)[listed[3], np.where(of_parts, 0, listed[1])]
-        listed[1] = np.where(of_parts, listed[3], stage_of)
-        wait = np.array([len(ranks) for ranks in beside.parts] if beside and not beside.ahead else [0] * microbatches)
-        order, waits_for = _flatten(listed[:3], lengths, np.array(placement.ranks_of), microbatches, wait)
-    if beside or order.size < expected:
-        check_schedule(schedule, microbatches, placement, beside)
-    assert order.size == expected, "check_schedule accepts what could not be laid flat"
-    kind, stage, microbatch, rank = listed[:, order]
-    return Program(placement, microbatches, split, np.stack([rank, stage, kind, microbatch, waits_for]), beside)
-
-
 def simulate(program: Program, costs: StageCosts, encoding: Encoding | None = None) -> Simulation:
-    """Play a program; `encoding`: of one with a tower. Costs must be [program.stages, program.microbatches]."""
-    ranks, first = program.ranks, program.placement.ranks_of[0]
-    start, end, last, busy = _played(program, costs, encoding)
-    of_stages = (costs.kept, costs.late if program.split_backward else np.zeros_like(costs.kept), costs.transient)
+    """Play a program; `encoding`: of one with E and V. Costs must be [program.stages, program.microbatches]."""
+    start, end, last, busy = play(program.rows, _seconds(program, costs, encoding), 0)
+    peak, after = hold(program.steps, *_moves(program, costs, encoding, start))
     fixed, step = program.placement.by_rank(costs.fixed_bytes), program.placement.by_rank(costs.step)
-    if encoding is None:
-        peak, after = _hold(program.steps, ranks, *of_stages)
-    else:
-        peak, after = _held_beside(program.steps, start, ranks, first, of_stages, encoding)
+    if encoding is not None:
         fixed, step = fixed + encoding.fixed_bytes, step + encoding.step
     whole = float((last + step).max())
     return Simulation(program, start, end, whole, busy, peak + fixed, after + fixed[program.steps[0]])
 
 
-def _held_beside(
-    steps: Ints, start: Floats, ranks: int, first: int, of_stages: tuple[Floats, Floats, Floats], encoding: Encoding
-) -> tuple[Floats, Floats]:
-    """As E and V give bytes to other ranks, in the order in which actions start."""
-    order = np.argsort(start, kind="stable")
-    peak, in_order = hold_beside(steps[:, order], ranks, first, of_stages, encoding[2:5])
-    after = np.empty_like(in_order)
-    after[order] = in_order
-    return peak, after
-
-
-def step_seconds(program: Program, costs: StageCosts, encoding: Encoding | None = None) -> float:
-    """Only the step time of `simulate`, for searches that play many layouts."""
-    step = program.placement.by_rank(costs.step) + (0.0 if encoding is None else encoding.step)
-    return float((_played(program, costs, encoding)[2] + step).max())
-
-
-def _played(program: Program, costs: StageCosts, encoding: Encoding | None) -> tuple[Floats, Floats, Floats, Floats]:
-    """(start, end) of every action; (last end, work) of every rank."""
-    found: tuple[Floats, Floats, Floats, Floats]
-    seconds = _seconds(program, costs)
-    if encoding is None:
-        host = np.zeros((3, program.stages)) if costs.host is None else costs.host
-        found = _play(program.steps, program.ranks, seconds, costs.transfer, host)
-    else:
-        first, waited = program.placement.ranks_of[0], program.beside is not None and not program.beside.ahead
-        of_stages, of_parts = (seconds, costs.transfer), (encoding.seconds, encoding.hops)
-        found = play_beside(program.steps, program.ranks, first, waited, of_stages, of_parts)
-    return found
-
-
-def _seconds(program: Program, costs: StageCosts) -> Floats:
-    """float64 [3, stages, microbatches]: what F, B and W take."""
+def _seconds(program: Program, costs: StageCosts, encoding: Encoding | None) -> Seconds:
     backward = costs.backward - costs.weight if program.split_backward else costs.backward
-    return np.stack([costs.forward, backward, costs.weight])
+    work = np.stack([costs.forward, backward, costs.weight])
+    host = np.zeros(work.shape[:2]) if costs.host is None else costs.host
+    seconds = Seconds(work[:, :, None], costs.transfer[:, None], host)
+    return seconds if encoding is None else with_encoding(seconds, encoding.seconds[:, None], encoding.hops[None])
 
 
-@njit(cache=True)
-def _flatten(
-    listed: Ints, lengths: Ints, ranks_of: Ints, microbatches: int, parts: Ints
-) -> tuple[Ints, Ints]:  # pragma: no cover - compiled
-    """Run every rank as far as it can, round and round; returns the order found (short if stuck) and the waits.
+def with_encoding(seconds: Seconds, parts: Floats, hops: Floats) -> Seconds:
+    """Those of F, B and W and, of a tower, of E and V on every rank [2, cases, ranks, microbatches] and from there to
+    the first stage [cases, microbatches]. Hosts are left out."""
+    work = np.zeros((len(KINDS), *seconds.work.shape[1:]))
+    work[:ENCODE], work[ENCODE:, : parts.shape[2]] = seconds.work, parts.swapaxes(1, 2)
+    links = seconds.links.copy()
+    links[-1] = hops
+    return Seconds(work, links, np.zeros(work.shape[:2]))
 
-    `listed` int64 [3, actions] has kind, stage and microbatch, rank after rank, `lengths` actions each; the first stage
-    waits for so many `parts` of every microbatch. Action number order[i] is the i-th, and waits for the
-    order[waits_for[i]] of another rank (-1: for none).
+
+def _moves(program: Program, costs: StageCosts, encoding: Encoding | None, start: Floats) -> tuple[Moves, Floats]:
+    """What actions take and give back, and what ranks hold before: F takes what is kept until B, B what W needs."""
+    rank, stage, kind, microbatch = program.steps
+    late = costs.late if program.split_backward else np.zeros_like(costs.late)
+    taken, on_top = np.zeros((len(KINDS), *costs.kept.shape)), np.full((len(KINDS), *costs.kept.shape), -np.inf)
+    taken[:ENCODE], on_top[BACKWARD] = (costs.kept, late - costs.kept, -late), costs.transient
+    before: list[Move] = []
+    behind: list[Move] = []
+    held = np.zeros(program.ranks)
+    if encoding is not None:
+        taken[ENCODE, : program.ranks], on_top[VISION_BACKWARD, : program.ranks] = encoding.kept, encoding.working
+        taken[VISION_BACKWARD, : program.ranks] = -(encoding.kept + encoding.waiting)
+        held, before, behind = _carried(program, encoding)
+    own = (np.arange(rank.size), rank, taken[kind, stage, microbatch])
+    moves = [np.concatenate(column) for column in zip(*before, own, *behind, strict=True)]
+    order = np.argsort(moves[0], kind="stable")
+    row, where, size = (column[order] for column in moves)
+    in_time = np.argsort(start, kind="stable")
+    return Moves(in_time, on_top[kind, stage, microbatch], begins(row, rank.size), where, size), held
+
+
+def _carried(program: Program, encoding: Encoding) -> tuple[Floats, list[Move], list[Move]]:
+    """Bytes that ranks hold before; what moves before and behind the action's own: the outputs of E wait for F on the
+    first stage's rank, gradients of the first stage's B for V on the ranks that encode.
+
+    What is encoded for the next iteration waits to the end, as what is there for this one did before.
     """
-    stages = ranks_of.size
-    first = np.zeros(lengths.size + 1, dtype=np.int64)
-    first[1:] = np.cumsum(lengths)
-    at = first[:-1].copy()
-    done = np.full((5, stages, microbatches), -1, dtype=np.int64)
-    encoded = np.zeros(microbatches, dtype=np.int64)
-    order = np.empty(listed.shape[1], dtype=np.int64)
-    waits_for = np.full(listed.shape[1], -1, dtype=np.int64)
-    count, moved = 0, True
-    while moved:
-        moved = False
-        for rank in range(lengths.size):
-            while at[rank] < first[rank + 1]:
-                kind, stage, microbatch = listed[:, at[rank]]
-                needed, source = -1, stage - 1 if kind == FORWARD else stage + 1
-                if kind == FORWARD and stage == 0 and encoded[microbatch] < parts[microbatch]:
-                    break
-                if kind == VISION_BACKWARD and done[BACKWARD, 0, microbatch] < 0:
-                    break
-                if kind < WEIGHT and 0 <= source < stages:
-                    needed = done[kind, source, microbatch]
-                    if needed < 0:
-                        break
-                    if ranks_of[source] == rank:
-                        needed = -1
-                if kind > 0 and kind != ENCODE and done[kind - 1, stage, microbatch] < 0:
-                    break
-                if done[kind, stage, microbatch] >= 0:
-                    return order[:count], waits_for[:count]
-                done[kind, stage, microbatch] = count
-                encoded[microbatch] += kind == ENCODE
-                order[count], waits_for[count] = at[rank], needed
-                count += 1
-                at[rank] += 1
-                moved = True
-    return order[:count], waits_for[:count]
+    (rank, stage, kind, microbatch), first = program.steps, program.placement.ranks_of[0]
+    made = np.flatnonzero(kind == ENCODE)
+    entering, leaving = (np.flatnonzero((kind == which) & (stage == 0)) for which in (FORWARD, BACKWARD))
+    encoded, held = np.zeros_like(encoding.kept), np.zeros(program.ranks)
+    encoded[rank[made], microbatch[made]] = 1.0
+    outputs = np.cumsum(encoded * encoding.waiting, axis=0)[-1]
+    if not (kind == VISION_BACKWARD).any():
+        held[first], leaving = np.cumsum(outputs)[-1], leaving[:0]
+    which, part = np.nonzero(encoded.T[microbatch[leaving]])
+    leaving = leaving[which]
 
+    def on_first(rows: Ints, size: Floats) -> Move:
+        return rows, np.full(rows.size, first), size[microbatch[rows]]
 
-@njit(cache=True)
-def _play(
-    steps: Ints, ranks: int, seconds: Floats, transfer: Floats, host: Floats
-) -> tuple[Floats, Floats, Floats, Floats]:  # pragma: no cover - compiled
-    """(start, end) of every action; (last end, work) of every rank."""
-    count = steps.shape[1]
-    start = np.empty(count)
-    end = np.empty(count)
-    clock = np.zeros(ranks)
-    launched = np.zeros(ranks)
-    busy = np.zeros(ranks)
-    for i in range(count):
-        rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
-        launched[rank] += host[kind, stage]
-        begin = clock[rank]
-        if steps[4, i] >= 0:
-            link = stage - 1 if kind == FORWARD else stage
-            begin = max(begin, end[steps[4, i]] + transfer[link, microbatch])
-        work = seconds[kind, stage, microbatch]
-        start[i] = begin
-        end[i] = max(begin + work, launched[rank])
-        clock[rank] = end[i]
-        busy[rank] += work
-    return start, end, clock, busy
-
-
-@njit(cache=True)
-def _hold(
-    steps: Ints, ranks: int, kept: Floats, late: Floats, transient: Floats
-) -> tuple[Floats, Floats]:  # pragma: no cover - compiled
-    """(peak of every rank, held after every action): F takes, B gives back all but what W needs."""
-    held = np.zeros(ranks)
-    peak = np.zeros(ranks)
-    after = np.empty(steps.shape[1])
-    for i in range(steps.shape[1]):
-        rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
-        if kind == FORWARD:
-            held[rank] += kept[stage, microbatch]
-        elif kind == BACKWARD:
-            peak[rank] = max(peak[rank], held[rank] + transient[stage, microbatch])
-            held[rank] += late[stage, microbatch] - kept[stage, microbatch]
-        else:
-            held[rank] -= late[stage, microbatch]
-        peak[rank] = max(peak[rank], held[rank])
-        after[i] = held[rank]
-    return peak, after
+    behind = [on_first(made, encoding.waiting), (leaving, part, encoding.waiting[microbatch[leaving]])]
+    return held, [on_first(entering, -outputs)], behind

@@ -9,59 +9,57 @@ Where they stand is a number for each, the rank's action that it comes before, s
 there: the language model's actions keep theirs, and E, and V, go in the order of microbatches.
 """
 
-from itertools import pairwise
+import numpy as np
 
-from omnibal_ext.schedules.actions import Action, Beside, Schedule, by_second, check_schedule
+from omnibal_ext.arrays import Ints
+from omnibal_ext.schedules.actions import VISION, Action, Beside, Schedule
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import compile_schedule
 
-Places = list[list[tuple[int, Action]]]
-"""Of every rank, its E and V, each behind so many of the language model's actions."""
+NONE = -1
+"""The place of a part that a rank does not have."""
 
 
-def woven(schedule: Schedule, places: Places) -> Schedule:
-    """The language model's lists with E and V at their places; of one place in the order given."""
+def woven(schedule: Schedule, places: Ints) -> Schedule:
+    """The language model's lists with E and V at their places int64 [2, ranks, microbatches]: behind so many actions of
+    the rank, or `NONE`. Of one place E go first, in the order of microbatches."""
     lists: Schedule = []
-    for actions, mine in zip(schedule, places, strict=True):
-        ordered = sorted(enumerate(mine), key=lambda one: (one[1][0], one[0]))
-        edges = [0, *(place for _, (place, _) in ordered), len(actions)]
-        before, *behind = (actions[first:end] for first, end in pairwise(edges))
-        lists.append(before + [a for (_, (_, one)), piece in zip(ordered, behind, strict=True) for a in (one, *piece)])
+    for rank, actions in enumerate(schedule):
+        parts = sorted((places[of, rank, m], of, m) for of, m in np.argwhere(places[:, rank] != NONE).tolist())
+        lists.append(list(actions))
+        for place, of, m in reversed(parts):
+            lists[rank].insert(place, Action(VISION[of], m, rank))
     return lists
 
 
-def first_and_last(schedule: Schedule, beside: Beside) -> Places:
+def first_and_last(schedule: Schedule, beside: Beside) -> Ints:
     """All E before the pipeline's first action, all V behind its last."""
-    return [
-        [(0 if action.kind == "E" else len(actions), action) for action in _in_order(beside, rank)]
-        for rank, actions in enumerate(schedule)
-    ]
+    ends = np.array([[len(actions)] for actions in schedule])
+    return _at(beside, np.zeros_like(ends), ends)
 
 
 def in_time(
     schedule: Schedule, microbatches: int, placement: Placement, beside: Beside, early: int = 2, together: int = 1
-) -> Places:
+) -> Ints:
     """Each E shortly before the first stage's F that needs it, each V shortly behind its B: few bytes wait.
 
     The pipeline is played with a second for every action; E begin `early` seconds before that F, V as many behind that
     B, those of `together` microbatches at once: what ranks do at the same time holds the pipeline up once. Where the
     tower is ahead, E stand where the F of the same microbatch does.
     """
-    ends = by_second(schedule, check_schedule(schedule, microbatches, placement), placement)
-    (rank, chunk), places = placement.rank_and_chunk(0), []
+    ends = compile_schedule(schedule, microbatches, placement).by_second()
+    rank, chunk = placement.rank_and_chunk(0)
     needed = [ends[rank, Action("F", m, chunk)] - 1 - early for m in range(microbatches)]
     given = [ends[rank, Action("B", m, chunk)] + early for m in range(microbatches)]
     firsts = [m - m % together for m in range(microbatches)]
     needed = [min(needed[first:]) for first in firsts]
     given = [max(given[: first + together]) for first in firsts]
-    for mine, actions in enumerate(schedule):
-        starts = [ends[mine, action] - 1 for action in actions]
-        wanted = [
-            (needed[action.microbatch] if action.kind == "E" else given[action.microbatch], action)
-            for action in _in_order(beside, mine)
-        ]
-        places.append([(sum(start < second for start in starts), action) for second, action in wanted])
-    return places
+    starts = [[ends[mine, action] - 1 for action in actions] for mine, actions in enumerate(schedule)]
+    before, behind = (np.stack([np.searchsorted(one, seconds) for one in starts]) for seconds in (needed, given))
+    return _at(beside, before, behind)
 
 
-def _in_order(beside: Beside, rank: int) -> list[Action]:
-    return sorted(beside.work(rank), key=lambda action: (action.kind, action.microbatch))
+def _at(beside: Beside, e: Ints, v: Ints) -> Ints:
+    """The places of E and V, [ranks, microbatches] or [ranks, 1], where ranks have parts."""
+    encodes = np.array([[rank in ranks for ranks in beside.parts] for rank in range(len(e))])
+    return np.stack([np.where(encodes, e, NONE), np.where(encodes & (not beside.ahead), v, NONE)])

@@ -8,8 +8,9 @@ from itertools import pairwise
 from omnibal_ext.chain import gradient_mode
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower
-from omnibal_ext.schedules.actions import Action, Schedule, check_schedule
+from omnibal_ext.schedules.actions import Action, Schedule
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import compile_schedule
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
 from tests.distributed.cases import LAYERLESS, PACKS, REDUCTIONS, Case, Question, spread
 
@@ -71,8 +72,8 @@ def woven(schedule: str, chunks: int, ranks: int, tower: Tower, generator: rando
     """Lists with E and V: first and last, or each at any place where it can be done."""
     microbatches, placement = len(tower.parts), placement_of(schedule, ranks, chunks)
     base = build_schedule(schedule, ranks, microbatches, chunks)
-    order = check_schedule(base, microbatches, placement)
-    places = {(rank, base[rank][at]): float(number) for number, (rank, at) in enumerate(order)}
+    order = compile_schedule(base, microbatches, placement).listed
+    places = {place: float(number) for number, place in enumerate(order)}
     end = float(len(order))
     for rank in range(ranks):
         mine = [m for m, parts in enumerate(tower.parts) if rank in parts]

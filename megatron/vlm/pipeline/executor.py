@@ -155,8 +155,7 @@ class Executor:
             return self._in_time(placement, num_microbatches)
         if key not in self._postings:
             schedule = self.lists.get(key) or self._built(*key)
-            beside = self.tower.beside if self.tower else None
-            self._postings[key] = with_posts(schedule, num_microbatches, placement, beside)
+            self._postings[key] = with_posts(schedule, num_microbatches, placement)
             check_packs(schedule, placement.chunks)
             for chunk in chunks if has_weight_gradients(schedule) else ():
                 self.weight_gradients.attach(chunk.stage)
@@ -178,7 +177,7 @@ class Executor:
         if key not in self._in_time_postings:
             beside = Beside(tuple(parts_of(self.tower.parts, number) for number in range(num_microbatches)))
             lists = with_encoding(build_schedule(self.schedule_name, *key), beside)
-            self._in_time_postings[key] = with_posts(lists, num_microbatches, placement, beside)
+            self._in_time_postings[key] = with_posts(lists, num_microbatches, placement)
         return self._in_time_postings[key]
 
     def _missing(self, placement: Placement, num_microbatches: int) -> list[Action | Post]:

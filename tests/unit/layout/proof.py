@@ -17,8 +17,8 @@ from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.layout.options import RankOptions
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
-from omnibal_ext.schedules.actions import Action
-from omnibal_ext.schedules.beside import BACKWARD, FORWARD
+from omnibal_ext.schedules.actions import BACKWARD, FORWARD, Action
+from omnibal_ext.schedules.clock import Rows
 
 
 class Bounds:
@@ -101,7 +101,7 @@ class Bounds:
         there_and_back = (self.forward[-1] - self.forward[e]) + (self.backward - self.weight)[-1]
         there_and_back = there_and_back - (self.backward - self.weight)[e] + hops
         links = problem.links[np.array(edges[1:]) - 1]
-        ends = _prefix_ends(problem.program.steps, problem.ranks, seconds, links, there_and_back)
+        ends = _prefix_ends(problem.program.rows, seconds, links, there_and_back)
         step = problem.placement.by_rank(np.pad(held @ t.step, (0, problem.stages - len(held))))
         return problem.over_cases((ends + step).max(axis=1))
 
@@ -170,11 +170,11 @@ def _steps(saved: Floats, seconds: Floats) -> list[tuple[float, float, int]]:
 
 @njit(cache=True)
 def _prefix_ends(
-    steps: Ints, ranks: int, seconds: Floats, links: Floats, there_and_back: Floats
+    rows: Rows, seconds: Floats, links: Floats, there_and_back: Floats
 ) -> Floats:  # pragma: no cover - compiled
     """float64 [cases, ranks]: last ends when only the first stages work; seconds [3, stages, cases, microbatches]."""
     stages, cases = seconds.shape[1], seconds.shape[2]
-    clock = np.zeros((cases, ranks))
+    steps, clock = rows.steps, np.zeros((cases, rows.ranks))
     end = np.empty(steps.shape[1])
     turned = np.empty(seconds.shape[3])
     for case in range(cases):
@@ -185,9 +185,9 @@ def _prefix_ends(
             begin = clock[case, rank]
             if kind == BACKWARD and stage == stages - 1:
                 begin = max(begin, turned[microbatch] + there_and_back[case, microbatch])
-            elif steps[4, i] >= 0:
-                link = stage - 1 if kind == FORWARD else stage
-                begin = max(begin, end[steps[4, i]] + links[link, case, microbatch])
+            else:
+                for wait in range(rows.first[i], rows.first[i + 1]):
+                    begin = max(begin, end[rows.waits[0, wait]] + links[rows.waits[1, wait], case, microbatch])
             end[i] = begin + seconds[kind, stage, case, microbatch]
             clock[case, rank] = end[i]
             if kind == FORWARD and stage == stages - 1:

@@ -10,9 +10,10 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.costs.tower import TowerCosts, language_profile, owners_by_bytes
 from omnibal_ext.errors import UserError
+from omnibal_ext.layout.anneal import judged
 from omnibal_ext.layout.beside import TowerBeside, largest_share
-from omnibal_ext.layout.place_search import _actions, as_array, place_costs
-from omnibal_ext.layout.placing import judge_places
+from omnibal_ext.layout.lists import state_of
+from omnibal_ext.layout.place_search import place_costs
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.roads import _placed, _with_places, plan_beside, plan_road
 from omnibal_ext.layout.search import find_plan, make_plan
@@ -148,20 +149,18 @@ def test_the_search_judges_places_as_the_simulator_plays_their_lists(schedule: s
         layout = find_plan(alone, "layers")[1][0].layout
         owners = owners_by_bytes(costs.owner_bytes(), 2)
         aside = TowerBeside(Tower(4, owners, ((0,),) * 5), costs, whole.profile, 2, whole.packs)
-        judged = place_costs(whole, alone, layout, aside, 0.0)
-        assert (judged.actions[..., 0] == 0).sum() == 5 * 2 * chunks
-        assert _actions(alone).shape == judged.actions.shape
+        costs_of_places, state = place_costs(whole, alone, layout, aside, 0.0), state_of(alone, layout)
         beside = Beside(drawn_parts(2, 5, seed), not trained)
-        for listed in (
+        for places in (
             first_and_last(alone.schedule, beside),
             in_time(alone.schedule, 5, alone.placement, beside),
             in_time(alone.schedule, 5, alone.placement, beside, 3, 2),
         ):
-            places = as_array(listed, 2, 5)
             built = _with_places(whole, alone, aside, places)
+            found = judged(state._replace(places=places), costs_of_places)
             if full:
-                assert judge_places(places, judged) == pytest.approx(built.step_seconds(layout), rel=1e-9)
-            assert judge_places(places, judged) >= built.step_seconds(layout) * (1 - 1e-9)
+                assert found == pytest.approx(built.step_seconds(layout), rel=1e-9)
+            assert found >= built.step_seconds(layout) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("trained", [True, False])

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout import anneal
-from omnibal_ext.layout.lists import _costs, _state, build_lists
+from omnibal_ext.layout.lists import build_lists, costs_of, state_of
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import BUILT, find_layouts, find_plan, make_plan
-from omnibal_ext.schedules.actions import Action, Schedule, check_packs, check_schedule
+from omnibal_ext.layout.state import stages_of
+from omnibal_ext.schedules.actions import Action, Schedule, check_packs
+from omnibal_ext.schedules.program import check_schedule
 
 from .instances import random_problem
 
@@ -137,7 +138,8 @@ def test_the_search_counts_bytes_as_the_simulator_does(seed: int) -> None:
     )  # some features enter later layers
     layout = find_layouts(problem, "profile", recompute="full")[0].layout
     whole = replace(problem, packs=None).stage_costs(layout)
-    found = anneal._bytes.py_func(_state(problem, layout), _costs(problem))
+    stages = stages_of(state_of(problem, layout), costs_of(problem))
+    found = (stages.kept, stages.late, stages.on_top, stages.room)
     wanted = (whole.kept[:, 0], whole.late[:, 0], whole.transient[:, 0],
               problem.memory_bytes - problem.placement.by_rank(whole.fixed_bytes))  # fmt: skip
     for mine, theirs in zip(found, wanted, strict=True):

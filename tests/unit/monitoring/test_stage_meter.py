@@ -14,7 +14,8 @@ from megatron.vlm.monitoring.stage_meter import DRIFT_WINDOW, StageMeter, bubble
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Action
-from omnibal_ext.schedules.simulate import compile_schedule, simulate
+from omnibal_ext.schedules.program import compile_schedule
+from omnibal_ext.schedules.simulate import simulate
 from tests.unit.schedules.uniform import uniform
 
 REPORT = {"bubble": 0.3}

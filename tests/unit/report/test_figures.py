@@ -23,8 +23,9 @@ from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, change
 from omnibal_ext.report.on_time import on_time
 from omnibal_ext.report.packing import PackingView, _saved
 from omnibal_ext.report.timeline import Lane, Span, SpanPart, Timeline, predicted, recorded
-from omnibal_ext.schedules.actions import Action, Schedule, check_schedule, dependencies
+from omnibal_ext.schedules.actions import Action, Schedule, givers
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import compile_schedule
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
@@ -163,12 +164,11 @@ def play_late(
     ends: dict[tuple[int, Action], float] = {}
     spans: list[list[Span]] = [[] for _ in schedule]
     reads: list[list[tuple[float, float]]] = [[] for _ in schedule]
-    for rank, position in check_schedule(schedule, 6, placement):
-        action = schedule[rank][position]
+    for rank, action in compile_schedule(schedule, 6, placement).listed:
         before = spans[rank][-1].end if spans[rank] else 0.0
         ready = before + waits.get((rank, action), 0.0)
         reads[rank] += [(before, ready)] * (ready > before)
-        start = max([ready, *(ends[needed] for needed in dependencies(action, rank, placement))])
+        start = max([ready, *(ends[needed] for needed in givers(action, rank, placement))])
         ends[rank, action] = start + seconds[rank, action]
         spans[rank].append(Span(action, 0, start, ends[rank, action], ()))
     end = max(ends.values()) + 2

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import compile_schedule
 from omnibal_ext.schedules.schedule import build_schedule
-from omnibal_ext.schedules.simulate import StageCosts, compile_schedule, simulate
+from omnibal_ext.schedules.simulate import StageCosts, simulate
 from tests.unit.schedules.uniform import uniform
 
 KERNELS = 400

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibal_ext.schedules.actions import check_packs, check_schedule, of_items
+from omnibal_ext.schedules.actions import Schedule, check_packs
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.playing import Loads, played
+from omnibal_ext.schedules.program import check_schedule, compile_schedule
 from omnibal_ext.schedules.schedule import build_schedule
-from omnibal_ext.schedules.simulate import Simulation, compile_schedule, simulate
+from omnibal_ext.schedules.simulate import Simulation, simulate
 from tests.unit.drawn import placements
 from tests.unit.schedules.uniform import uniform
 
@@ -50,9 +51,8 @@ def test_playing_ends_in_any_room_for_one_microbatch_and_stays_in_it(
     late = [min(one) for one in zip(kept, late, strict=True)]
     seconds = {kind: [random.uniform(0.1, 1) for _ in range(placement.stages)] for kind in "FBW"}
     room = [random.uniform(1, 3) * sum(kept[s] for s in stages) for stages in placement.stages_of]
-    lists = played(placement, microbatches, Loads(seconds, kept, late, room), in_flight)
-    assert lists is not None
-    schedule = of_items(lists)
+    schedule = played(placement, microbatches, Loads(seconds, kept, late, room), in_flight)
+    assert schedule is not None
     check_schedule(schedule, microbatches, placement)
     check_packs(schedule, placement.chunks)
     backward = [b + w for b, w in zip(seconds["B"], seconds["W"], strict=True)]
@@ -61,3 +61,29 @@ def test_playing_ends_in_any_room_for_one_microbatch_and_stays_in_it(
     assert all(peak <= most * (1 + 1e-6) for peak, most in zip(peaks, room, strict=True))
     tight = [0.9 * sum(kept[s] for s in stages) for stages in placement.stages_of]
     assert played(placement, microbatches, Loads(seconds, kept, late, tight), in_flight) is None
+
+
+def waves(ranks: int, microbatches: int, count: int) -> tuple[Placement, Schedule]:
+    """Hanayo (Liu et al. 2023): a chain that goes down and up the ranks `count` times, forwards and whole backwards as
+    they come."""
+    placement = Placement.v_shaped(ranks, 2 * count)
+    ones, nothing = [1.0] * placement.stages, [0.0] * placement.stages
+    loads = Loads(
+        {"F": ones, "B": [2.0] * placement.stages, "W": nothing}, ones, nothing, [float(placement.stages)] * ranks
+    )
+    lists = played(placement, microbatches, loads, microbatches)
+    assert lists is not None
+    return placement, [[action for action in actions if action.kind != "W"] for actions in lists]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_schedule_from_elsewhere_is_one_function(ranks: int, count: int) -> None:
+    """Ranks of Hanayo wait for about four forwards of a stage for each other rank, however many waves there are, where
+    those of 1F1B wait for three of 2 x waves stages: so the bubble is divided by the waves."""
+    placement, lists = waves(ranks, ranks, count)
+    check_packs(lists, placement.chunks)
+    parts = [1.0] * placement.stages
+    found = simulate(compile_schedule(lists, ranks, placement), uniform(ranks, parts, [2.0] * placement.stages))
+    waits = found.step_seconds - 3 * ranks * placement.chunks
+    assert 4 * (ranks - 1) - 1e-9 <= waits <= 4 * (ranks - 1) + 2

@@ -72,7 +72,7 @@ def test_lists_with_a_tower_end_too_and_each_part_is_posted_once(
     schedule = drawn_lists(placement, microbatches, seed)
     places = in_time(schedule, microbatches, placement, beside) if late else first_and_last(schedule, beside)
     schedule = woven(schedule, places)
-    postings = with_posts(schedule, microbatches, placement, beside)
+    postings = with_posts(schedule, microbatches, placement)
     assert [[a for a in items if isinstance(a, Action)] for items in postings] == schedule
     assert ends_when_everything_blocks(postings, placement, beside)
     first, chunk = placement.rank_and_chunk(0)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.schedules.actions import Action, Schedule, check_packs, check_schedule, has_weight_gradients
+from omnibal_ext.schedules.actions import Action, Schedule, check_packs, has_weight_gradients
+from omnibal_ext.schedules.program import check_schedule
 from omnibal_ext.schedules.schedule import (
     INSTEAD,
     OFFERED,

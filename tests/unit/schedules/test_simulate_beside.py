@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.schedules.actions import Action, Beside, Schedule
-from omnibal_ext.schedules.beside import Encoding
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import compile_schedule
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
-from omnibal_ext.schedules.simulate import Simulation, StageCosts, compile_schedule, simulate, step_seconds
+from omnibal_ext.schedules.simulate import Encoding, Simulation, StageCosts, simulate
 from omnibal_ext.schedules.weaving import first_and_last, in_time, woven
 from tests.unit.drawn import drawn_parts
 
@@ -103,7 +103,7 @@ def test_every_action_starts_when_its_rank_is_free_and_all_it_waits_for_has_arri
     case: tuple[str, int, int, int], seed: int, ahead: bool
 ) -> None:
     lists, placement, beside, costs, encoding = drawn(case, seed, ahead)
-    program = compile_schedule(lists, case[2], placement, beside)
+    program = compile_schedule(lists, case[2], placement)
     played = simulate(program, costs, encoding)
     expected = reference_times(lists, placement, beside, costs, encoding)
     last = np.zeros(case[1])
@@ -116,7 +116,6 @@ def test_every_action_starts_when_its_rank_is_free_and_all_it_waits_for_has_arri
         last[rank] = found[-1][2] + costs.step[own].sum() + encoding.step[rank]
         assert played.busy_seconds[rank] == pytest.approx(sum(end - start for _, start, end in found))
     assert played.step_seconds == pytest.approx(last.max())
-    assert step_seconds(program, costs, encoding) == played.step_seconds
 
 
 @given(cases, st.integers(0, 2**31), st.booleans())
@@ -125,7 +124,7 @@ def test_bytes_are_those_of_what_is_held_when_actions_start(
 ) -> None:
     """Of every rank the most of all moments, each summed up anew from what has started and what has not."""
     lists, placement, beside, costs, encoding = drawn(case, seed, ahead)
-    played = simulate(compile_schedule(lists, case[2], placement, beside), costs, encoding)
+    played = simulate(compile_schedule(lists, case[2], placement), costs, encoding)
     for rank in range(case[1]):
         assert played.peak_bytes[rank] == pytest.approx(most_bytes(played, rank, placement, beside, costs, encoding))
 
@@ -134,7 +133,7 @@ def most_bytes(
     played: Simulation, rank: int, placement: Placement, beside: Beside, costs: StageCosts, encoding: Encoding
 ) -> float:
     order = np.argsort(played.start, kind="stable")
-    actions = [(int(played.program.steps[0, i]), played.program.action(int(i))) for i in order]
+    actions = [played.program.listed[i] for i in order]
     own = [s for s, r in enumerate(placement.ranks_of) if r == rank]
     fixed = costs.fixed_bytes[own].sum() + encoding.fixed_bytes[rank]
     first, chunk = placement.ranks_of[0], placement.stages_of[placement.ranks_of[0]].index(0)

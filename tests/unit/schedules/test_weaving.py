@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs, check_schedule, counts_of
+from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs, counts_of
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.program import check_schedule
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
 from omnibal_ext.schedules.weaving import first_and_last, in_time, woven
 from omnibal_ext.tower_encoding import parts_of, with_encoding
@@ -67,7 +68,7 @@ def test_an_order_runs_only_what_has_all_it_waits_for(placement: Placement, micr
     beside = Beside(drawn_parts(placement.ranks, microbatches, seed))
     schedule = drawn_lists(placement, microbatches, seed)
     found = woven(schedule, in_time(schedule, microbatches, placement, beside))
-    order = [(rank, found[rank][at]) for rank, at in check_schedule(found, microbatches, placement, beside)]
+    order = check_schedule(found, microbatches, placement, beside).listed
     assert len(order) == sum(map(len, found))
     when = {place: second for second, place in enumerate(order)}
     first, chunk = placement.rank_and_chunk(0)
@@ -132,11 +133,10 @@ def test_any_merging_that_keeps_what_waits_runs(ranks: int, microbatches: int, s
     draw = random.Random(seed)
     schedule = build_schedule("1f1b", ranks, microbatches)
     beside = Beside(drawn_parts(ranks, microbatches, seed))
-    places = []
+    places = first_and_last(schedule, beside)
     for rank, actions in enumerate(schedule):
-        wanted = sorted(beside.work(rank), key=lambda a: (a.kind, a.microbatch))
-        drawn = [sorted(draw.randint(0, len(actions)) for a in wanted if a.kind == kind) for kind in "EV"]
-        places.append(list(zip([*drawn[0], *drawn[1]], wanted, strict=True)))
+        for row in places[:, rank]:
+            row[row >= 0] = sorted(draw.randint(0, len(actions)) for _ in row[row >= 0])
     found = woven(schedule, places)
     if _runs(found, beside):
         check_schedule(found, microbatches, beside=beside)

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from omnibal_ext.schedules.simulate import StageCosts
+from omnibal_ext.schedules.program import Program
+from omnibal_ext.schedules.simulate import StageCosts, simulate
 
 
 def uniform(microbatches: int, forward: ArrayLike, backward: ArrayLike, **others: ArrayLike) -> StageCosts:
@@ -23,3 +24,8 @@ def uniform(microbatches: int, forward: ArrayLike, backward: ArrayLike, **others
             for name, value in per_stage.items()
         }
     )
+
+
+def step_seconds(program: Program, costs: StageCosts) -> float:
+    """Of one play."""
+    return simulate(program, costs).step_seconds

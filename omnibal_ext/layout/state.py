@@ -1,0 +1,250 @@
+"""What the annealing search changes, and how long it takes: the clock that finds the order of lists as it plays them.
+
+Each rank goes on until it waits for another that is not so far, round and round: lists that deadlock end early. Numbers
+are assigned one by one: assigning slices takes numba longer to compile than all else.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.schedules.actions import BACKWARD, FORWARD, WEIGHT
+from omnibal_ext.schedules.weaving import NONE
+
+MICROBATCH, CHUNK = 0, 1
+
+
+class State(NamedTuple):
+    """Lists of all ranks, the layers of all stages, and who encodes what when."""
+
+    kinds: Ints
+    """[ranks, actions] 0 F, 1 B, 2 W: the n-th of a kind is the n-th of its order. Without W, they are filled in."""
+    orders: Ints
+    """[ranks, 2, 2, items] Of forwards, and of backwards, which W follow: microbatch and chunk."""
+    edges: Ints
+    """[stages + 1] Stage s holds layers edges[s] .. edges[s + 1] - 1."""
+    again: Ints
+    """[stages, ways] Layers that are recomputed, see `tables.WAYS`."""
+    places: Ints
+    """[2, ranks, microbatches] Behind how many of `kinds` E and V of a tower stand; `NONE`: not on this rank."""
+
+
+class Costs(NamedTuple):
+    """What a state is judged by. Prefix sums over the chain have [..., layers + 1, ...]."""
+
+    seconds: Floats
+    """[3, layers + 1, microbatches, cases] Prefix sums of F, B and W."""
+    again: Floats
+    """[ways, microbatches, cases] What recomputing a layer takes."""
+    links: Floats
+    """[layers, microbatches, cases] Carrying a layer's output."""
+    parts: Floats
+    """[ranks, 2, microbatches, cases] Of E and V where so many ranks (less one) share a microbatch."""
+    hops: Floats
+    """[ranks, microbatches, cases] Likewise, from a rank that encodes to the first stage and back."""
+    step: Floats
+    """[layers + 1] Prefix sums of seconds once an iteration."""
+    holds: Ints
+    """[ways, layers + 1] Prefix sums: layers of the way's kind."""
+    bytes: Floats
+    """[3, layers + 1] Prefix sums: fixed, kept from F to B, and from B to W."""
+    received: Floats
+    """[layers + 1] Bytes kept of features that a stage receives which begins with each layer."""
+    saved: Floats
+    """[2, ways] (kept, late) bytes that recomputing a layer saves."""
+    encoded: Floats
+    """[ranks] Bytes from E to V where so many ranks (less one) share a microbatch."""
+    room: Floats
+    """[ranks] Bytes for layers and what is kept."""
+    rank_step: Floats
+    """[ranks] Seconds once an iteration, layers aside."""
+    ranks_of: Ints
+    """[stages]"""
+    stages_of: Ints
+    """[ranks, chunks]"""
+    offered: Ints
+    """The ways to choose from."""
+    action_seconds: float
+    split: bool
+    """Whether W are apart from B."""
+    ahead: bool
+    """E are of the next iteration, and have no V."""
+    replicas: int
+    """Data-parallel ranks: so many neighbouring cases are one iteration, which ends with the last of them."""
+
+
+class Stages(NamedTuple):
+    """What the layers of a state take."""
+
+    seconds: Floats
+    """[3, stages, microbatches, cases]"""
+    links: Floats
+    """[stages, microbatches, cases] Behind each stage."""
+    kept: Floats
+    """[stages] Bytes of a microbatch from F to B."""
+    late: Floats
+    """[stages] From B to W."""
+    on_top: Floats
+    """[stages] While it is recomputed."""
+    room: Floats
+    """[ranks] Bytes beside the weights."""
+    step: Floats
+    """[ranks] Seconds once an iteration."""
+
+
+class Board(NamedTuple):
+    """Where a play is written down."""
+
+    done: Ints
+    """[3, stages, microbatches] Number of the last play in which F, B or W was done."""
+    ends: Floats
+    """[2, stages, microbatches, cases] When F and B ended in it."""
+    kinds: Ints
+    """[ranks, actions] What was done, in its order, E and V aside."""
+
+
+@njit(cache=True)
+def board_of(state: State, costs: Costs) -> Board:  # pragma: no cover - compiled
+    """An empty one."""
+    stages, microbatches, cases = state.edges.size - 1, costs.again.shape[1], costs.again.shape[2]
+    actions = (3 if costs.split else 2) * state.orders.shape[3]
+    done, ends = np.full((3, stages, microbatches), -2), np.empty((2, stages, microbatches, cases))
+    return Board(done, ends, np.empty((state.kinds.shape[0], actions), dtype=np.int64))
+
+
+@njit(cache=True)
+def stages_of(state: State, costs: Costs) -> Stages:  # pragma: no cover - compiled
+    """What its layers take."""
+    stages, microbatches, cases = state.edges.size - 1, costs.again.shape[1], costs.again.shape[2]
+    seconds, links = np.empty((3, stages, microbatches, cases)), np.empty((stages, microbatches, cases))
+    kept, late, on_top = np.empty(stages), np.empty(stages), np.zeros(stages)
+    room, step = costs.room.copy(), costs.rank_step.copy()
+    for stage in range(stages):
+        first, end, rank = state.edges[stage], state.edges[stage + 1], costs.ranks_of[stage]
+        for m in range(microbatches):
+            for case in range(cases):
+                for kind in range(3):
+                    of_kind = costs.seconds[kind, end, m, case] - costs.seconds[kind, first, m, case]
+                    seconds[kind, stage, m, case] = of_kind + costs.action_seconds
+                for way in range(costs.again.shape[0]):
+                    seconds[BACKWARD, stage, m, case] += state.again[stage, way] * costs.again[way, m, case]
+                links[stage, m, case] = costs.links[end - 1, m, case]
+        room[rank] -= costs.bytes[0, end] - costs.bytes[0, first]
+        step[rank] += costs.step[end] - costs.step[first]
+        kept[stage] = costs.bytes[1, end] - costs.bytes[1, first] + costs.received[first]
+        late[stage] = costs.bytes[2, end] - costs.bytes[2, first]
+        for way in range(costs.again.shape[0]):
+            kept[stage] -= state.again[stage, way] * costs.saved[0, way]
+            late[stage] -= state.again[stage, way] * costs.saved[1, way]
+            if state.again[stage, way]:
+                on_top[stage] = max(on_top[stage], costs.saved[0, way])
+    return Stages(seconds, links, kept, late, on_top, room, step)
+
+
+@njit(cache=True)
+def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer than all else)
+    state: State, stages: Stages, costs: Costs, board: Board, number: int
+) -> float:  # pragma: no cover - compiled
+    """Mean over iterations of the slowest data-parallel rank; infinite where lists deadlock or a rank lacks bytes.
+
+    In lists without W a rank does its oldest W while it would wait otherwise, in the first case, and where it lacks
+    the bytes for its next action.
+    """
+    (ranks, length), places, parts = state.kinds.shape, state.places, costs.parts
+    microbatches, cases, items = costs.again.shape[1], costs.again.shape[2], state.orders.shape[3]
+    first, last_stage, filling = costs.ranks_of[0], costs.ranks_of.size - 1, length < board.kinds.shape[1]
+    seen, nexts = np.zeros((ranks, 3), dtype=np.int64), np.zeros((ranks, 2), dtype=np.int64)
+    held, clock = np.zeros(ranks), np.zeros((ranks, cases))
+    sharing, encoded = np.zeros(microbatches, dtype=np.int64), np.zeros(microbatches, dtype=np.int64)
+    features, left, moved = np.zeros((microbatches, cases)), board.kinds.size, True
+    for rank in range(ranks):
+        for m in range(microbatches):
+            sharing[m] += places[0, rank, m] != NONE
+            left += (places[0, rank, m] != NONE) + (places[1, rank, m] != NONE)
+    while moved:
+        moved = False
+        for rank in range(ranks):
+            while True:
+                at = seen[rank, FORWARD] + seen[rank, BACKWARD] + (0 if filling else seen[rank, WEIGHT])
+                for of in range(2):
+                    while nexts[rank, of] < microbatches and places[of, rank, nexts[rank, of]] == NONE:
+                        nexts[rank, of] += 1
+                e, v = nexts[rank, 0], nexts[rank, 1]
+                e_place = places[0, rank, e] if e < microbatches else length + 1
+                v_place = places[1, rank, v] if v < microbatches else length + 1
+                if e_place <= at and e_place <= v_place:
+                    held[rank] += costs.encoded[sharing[e] - 1]
+                    if held[rank] > stages.room[rank]:
+                        return np.inf
+                    for case in range(cases):
+                        clock[rank, case] += parts[sharing[e] - 1, 0, e, case]
+                        hop = costs.hops[sharing[e] - 1, e, case] if rank != first else 0.0
+                        features[e, case] = max(features[e, case], clock[rank, case] + hop)
+                    encoded[e] += 1
+                    nexts[rank, 0] += 1
+                elif v_place <= at:
+                    if board.done[BACKWARD, 0, v] != number:
+                        break
+                    if e <= v:
+                        return np.inf
+                    for case in range(cases):
+                        hop = costs.hops[sharing[v] - 1, v, case] if rank != first else 0.0
+                        begin = max(clock[rank, case], board.ends[BACKWARD, 0, v, case] + hop)
+                        clock[rank, case] = begin + parts[sharing[v] - 1, 1, v, case]
+                    held[rank] -= costs.encoded[sharing[v] - 1]
+                    nexts[rank, 1] += 1
+                elif at < length or (filling and seen[rank, WEIGHT] < items):
+                    kind = state.kinds[rank, at] if at < length else WEIGHT
+                    item, order = seen[rank, kind], state.orders[rank, min(kind, 1)]
+                    m, stage = order[MICROBATCH, item], costs.stages_of[rank, order[CHUNK, item]]
+                    source = stage - 1 if kind == FORWARD else stage + 1
+                    takes = kind != WEIGHT and 0 <= source <= last_stage
+                    if takes and board.done[kind, source, m] != number:
+                        break
+                    if kind != FORWARD and board.done[kind - 1, stage, m] != number:
+                        break
+                    enters = kind == FORWARD and stage == 0 and not costs.ahead
+                    if enters and encoded[m] < sharing[m]:
+                        break
+                    takes = takes and costs.ranks_of[source] != rank
+                    link = stages.links[min(stage, source) if takes else 0, m]
+                    needs = stages.kept[stage] if kind == FORWARD else 0.0
+                    if kind == BACKWARD:
+                        needs = max(stages.on_top[stage], stages.late[stage] - stages.kept[stage])
+                    if filling and kind != WEIGHT and seen[rank, WEIGHT] < seen[rank, BACKWARD]:
+                        waits = takes and clock[rank, 0] < board.ends[kind, source, m, 0] + link[0]
+                        if waits or held[rank] + needs > stages.room[rank]:
+                            kind, item, needs, takes, enters = WEIGHT, seen[rank, WEIGHT], 0.0, False, False
+                            order = state.orders[rank, 1]
+                            m, stage = order[MICROBATCH, item], costs.stages_of[rank, order[CHUNK, item]]
+                    if held[rank] + needs > stages.room[rank]:
+                        return np.inf
+                    for case in range(cases):
+                        begin = clock[rank, case]
+                        if takes:
+                            begin = max(begin, board.ends[kind, source, m, case] + link[case])
+                        elif enters:
+                            begin = max(begin, features[m, case])
+                        clock[rank, case] = begin + stages.seconds[kind, stage, m, case]
+                        if kind != WEIGHT:
+                            board.ends[kind, stage, m, case] = clock[rank, case]
+                    board.done[kind, stage, m] = number
+                    held[rank] += stages.kept[stage] if kind == FORWARD else -stages.late[stage]
+                    if kind == BACKWARD:
+                        held[rank] += 2 * stages.late[stage] - stages.kept[stage]
+                    board.kinds[rank, seen[rank, 0] + seen[rank, 1] + seen[rank, 2]] = kind
+                    seen[rank, kind] += 1
+                else:
+                    break
+                left -= 1
+                moved = True
+    total = np.inf if left else 0.0
+    for begin_case in range(0, cases, costs.replicas):
+        slowest = 0.0
+        for case in range(begin_case, begin_case + costs.replicas):
+            for rank in range(ranks):
+                slowest = max(slowest, clock[rank, case] + stages.step[rank])
+        total += slowest
+    return total / (cases // costs.replicas)

@@ -1,0 +1,126 @@
+"""How time is told and bytes are counted for any lists of actions: the compiled loops.
+
+    start(action)  = max(end of the action before it on its rank, arrival of what it waits for)
+    end(action)    = max(start + the device's seconds, launched)
+    launched       = the host's seconds for all actions of its rank up to this one: in order, never waiting
+    arrival        = end on the other rank + transfer; transfers overlap with work and do not queue
+
+Nothing here knows what an action is for: E and V of a replicated tower are rows like F, B and W (`schedules.program`).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from omnibal_ext.arrays import Floats, Ints
+
+
+class Rows(NamedTuple):
+    """Actions in an order in which each stands behind all that it waits for."""
+
+    steps: Ints
+    """[4, actions] Rank, stage (of E and V the rank), kind (an index of `KINDS`), microbatch."""
+    first: Ints
+    """[actions + 1] Where the waits of each action begin."""
+    waits: Ints
+    """[2, waits] For actions of other ranks: row of that action, and the link its tensor comes over."""
+    ranks: int
+
+
+class Seconds(NamedTuple):
+    """What actions take."""
+
+    work: Floats
+    """[kinds, stages, cases, microbatches]"""
+    links: Floats
+    """[stages, cases, microbatches] From each stage to the next and back; in the last row, of which no stage is the
+    next, from ranks that encode to the first stage and back."""
+    host: Floats
+    """[kinds, stages]"""
+
+
+@njit(cache=True)
+def in_order(lengths: Ints, first: Ints, needed: Ints) -> Ints:  # pragma: no cover - compiled
+    """An order that respects all waits, short if lists deadlock: every rank runs as far as it can, round and round.
+
+    Actions are numbered rank after rank, `lengths` each; action a waits for needed[first[a] : first[a + 1]].
+    """
+    end = np.cumsum(lengths)
+    at, done = end - lengths, np.zeros(first.size - 1, dtype=np.bool_)
+    order, count, moved = np.empty(done.size, dtype=np.int64), 0, True
+    while moved:
+        moved = False
+        for rank in range(lengths.size):
+            while at[rank] < end[rank]:
+                action, ready = at[rank], True
+                for wait in range(first[action], first[action + 1]):
+                    ready = ready and done[needed[wait]]
+                if not ready:
+                    break
+                done[action], order[count], moved = True, action, True
+                count += 1
+                at[rank] += 1
+    return order[:count]
+
+
+@njit(cache=True)
+def play(
+    rows: Rows, seconds: Seconds, case: int
+) -> tuple[Floats, Floats, Floats, Floats]:  # pragma: no cover - compiled
+    """(start, end) of every action; (last end, work) of every rank."""
+    steps, waits, work, links = rows.steps, rows.waits, seconds.work, seconds.links
+    start, end = np.empty(steps.shape[1]), np.empty(steps.shape[1])
+    clock, launched, busy = np.zeros(rows.ranks), np.zeros(rows.ranks), np.zeros(rows.ranks)
+    for i in range(steps.shape[1]):
+        rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
+        launched[rank] += seconds.host[kind, stage]
+        begin = clock[rank]
+        for wait in range(rows.first[i], rows.first[i + 1]):
+            begin = max(begin, end[waits[0, wait]] + links[waits[1, wait], case, microbatch])
+        taken = work[kind, stage, case, microbatch]
+        start[i] = begin
+        end[i] = max(begin + taken, launched[rank])
+        clock[rank] = end[i]
+        busy[rank] += taken
+    return start, end, clock, busy
+
+
+@njit(cache=True)
+def last_ends(rows: Rows, seconds: Seconds) -> Floats:  # pragma: no cover - compiled
+    """float64 [cases, ranks]: the last end of every rank."""
+    cases = seconds.work.shape[2]
+    ends = np.empty((cases, rows.ranks))
+    for case in range(cases):
+        ends[case] = play(rows, seconds, case)[2]
+    return ends
+
+
+class Moves(NamedTuple):
+    """Bytes that actions take and give back."""
+
+    order: Ints
+    """[actions] Rows, in the order in which they start."""
+    on_top: Floats
+    """[actions] Bytes while an action runs, above what is held before it; -inf where it is what it takes."""
+    first: Ints
+    """[actions + 1] Where the moves of each row begin."""
+    rank: Ints
+    """[moves] Where bytes are taken."""
+    taken: Floats
+    """[moves] Negative: given back."""
+
+
+@njit(cache=True)
+def hold(steps: Ints, moves: Moves, held: Floats) -> tuple[Floats, Floats]:  # pragma: no cover - compiled
+    """(peak of every rank, bytes on its rank after every action), from what ranks hold before: [ranks]."""
+    held, peak, after = held.copy(), np.zeros(held.size), np.empty(steps.shape[1])
+    for i in moves.order:
+        rank = steps[0, i]
+        peak[rank] = max(peak[rank], held[rank] + moves.on_top[i])
+        for move in range(moves.first[i], moves.first[i + 1]):
+            where = moves.rank[move]
+            held[where] += moves.taken[move]
+            peak[where] = max(peak[where], held[where])
+        after[i] = held[rank]
+    return peak, after

@@ -1,0 +1,170 @@
+"""Lists of actions as a program: what every action waits for, and one order in which all of them can run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from omnibal_ext.arrays import Ints
+from omnibal_ext.errors import UserError
+from omnibal_ext.schedules.actions import ENCODE, KINDS, VISION, VISION_BACKWARD, WEIGHT, Action, Beside, Schedule
+from omnibal_ext.schedules.clock import Rows, Seconds, in_order, play
+from omnibal_ext.schedules.placement import Placement
+
+WITHIN = -1
+"""The link to what an action waits for on its own rank."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A schedule laid flat in an order that respects every wait."""
+
+    placement: Placement
+    microbatches: int
+    split_backward: bool
+    listed: Sequence[tuple[int, Action]]
+    """(rank, action) of every row."""
+    rows: Rows
+
+    @property
+    def steps(self) -> Ints:
+        """int64 [4, actions]: rank, stage (of E and V the rank), kind (an index of `KINDS`), microbatch."""
+        return self.rows.steps
+
+    @property
+    def ranks(self) -> int:
+        """Of the pipeline."""
+        return self.placement.ranks
+
+    @property
+    def stages(self) -> int:
+        """Of all ranks."""
+        return self.placement.stages
+
+    def by_second(self) -> dict[tuple[int, Action], int]:
+        """When each (rank, action) ends, if every action takes a second and every transfer none."""
+        shape = (len(KINDS), self.stages, 1, self.microbatches)
+        ends = play(self.rows, Seconds(np.ones(shape), np.zeros(shape[1:]), np.zeros(shape[:2])), 0)[1]
+        return dict(zip(self.listed, ends.astype(int).tolist(), strict=True))
+
+
+def compile_schedule(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Program:
+    """Lay a schedule flat; without a placement every rank has one stage. E and V are taken as they are listed.
+
+    Raises UserError, naming rank and action, if it loses work or would deadlock.
+    """
+    placement = placement or Placement.interleaved(len(schedule))
+    listed = [(rank, action) for rank, actions in enumerate(schedule) for action in actions]
+    fields = np.array([(rank, a.chunk, KINDS.index(a.kind), a.microbatch) for rank, a in listed], dtype=np.int64)
+    steps = _steps(fields.reshape(-1, 4).T, placement, microbatches)
+    if steps is None:
+        _check_work(schedule, microbatches, placement, Beside.of(schedule, microbatches))
+    assert steps is not None, "what has all of its work is laid flat"
+    waits = _waits(steps, placement.stages, microbatches)
+    order = in_order(np.array([len(actions) for actions in schedule]), begins(waits[0], len(listed)), waits[1])
+    if order.size < len(listed):
+        _refuse_deadlock(listed, order, waits)
+    waits = waits[:, waits[2] != WITHIN]
+    waits[:2] = np.argsort(order)[waits[:2]]
+    waits = waits[:, np.argsort(waits[0], kind="stable")]
+    rows = Rows(steps[:, order], begins(waits[0], len(listed)), waits[1:].copy(), placement.ranks)
+    split = bool((steps[2] == WEIGHT).any())
+    return Program(placement, microbatches, split, [listed[action] for action in order.tolist()], rows)
+
+
+def _steps(listed: Ints, placement: Placement, microbatches: int) -> Ints | None:
+    """`Program.steps` of int64 [4, actions] rank, chunk, kind and microbatch; None where work is lost, doubled, or none
+    of theirs."""
+    rank, chunk, kind, microbatch = listed
+    vision = kind >= ENCODE
+    known = (microbatch < microbatches) & np.where(vision, chunk == rank, chunk < placement.chunks)
+    if not known.all() or (rank >= placement.ranks).any():
+        return None
+    stage = np.where(vision, rank, np.array(placement.stages_of)[rank, np.where(vision, 0, chunk)])
+    steps = np.stack([rank, stage, kind, microbatch])
+    there = _at(steps, placement.stages, microbatches) >= 0
+    whole = there.sum() == rank.size and there[: 3 if there[WEIGHT].any() else 2].all()
+    returned = not there[VISION_BACKWARD].any() or np.array_equal(there[ENCODE], there[VISION_BACKWARD])
+    return steps if whole and returned else None
+
+
+def _at(steps: Ints, stages: int, microbatches: int) -> Ints:
+    """int64 [kinds, stages, microbatches]: the number of each action, -1 where there is none."""
+    at = np.full((len(KINDS), stages, microbatches), -1)
+    at[steps[2], steps[1], steps[3]] = np.arange(steps.shape[1])
+    return at
+
+
+def _waits(steps: Ints, stages: int, microbatches: int) -> Ints:
+    """int64 [3, waits]: an action, one that it waits for, and the link between them; sorted by the first.
+
+    F waits for the stage before, B for its own F and the stage behind, W for its B. F of the first stage waits for all
+    E of its microbatch, and V for its E and the first stage's B. E without V are those of the next iteration, for which
+    nothing waits.
+    """
+    f, b, w, e, v = _at(steps, stages, microbatches)
+    links = np.arange(stages)[:, None]
+    pairs: list[tuple[Ints | int, ...]] = [(b, f, 0), (w, b, 0), (v, e, 0)]
+    pairs += [(f[1:], f[:-1], links[:-1]), (b[:-1], b[1:], links[:-1]), (v, b[:1], links[-1])]
+    if (v >= 0).any():
+        pairs.append((f[:1], e, links[-1]))
+    found = np.concatenate([np.stack(np.broadcast_arrays(*pair)).reshape(3, -1) for pair in pairs], axis=1)
+    found = found[:, (found[:2] >= 0).all(axis=0)]
+    found[2, steps[0, found[0]] == steps[0, found[1]]] = WITHIN
+    return np.asarray(found[:, np.argsort(found[0], kind="stable")])
+
+
+def begins(sorted_rows: Ints, rows: int) -> Ints:
+    """int64 [rows + 1]: where each row's entries begin."""
+    return np.searchsorted(sorted_rows, np.arange(rows + 1))
+
+
+def _refuse_deadlock(listed: Sequence[tuple[int, Action]], order: Ints, waits: Ints) -> None:
+    done = np.isin(np.arange(len(listed)), order)
+    stuck = int(np.flatnonzero(~done)[0])
+    (rank, action), (other, needed) = (
+        listed[one] for one in (stuck, waits[1, (waits[0] == stuck) & ~done[waits[1]]][0])
+    )
+    raise UserError(
+        f"schedule deadlocks: rank {rank} waits for ever at {action} for {needed} of rank {other}; "
+        "put that earlier in its list"
+    )
+
+
+def check_schedule(
+    schedule: Schedule, microbatches: int, placement: Placement | None = None, beside: Beside | None = None
+) -> Program:
+    """`compile_schedule`, where E and V must be those of `beside`, each in the order of microbatches.
+
+    Raises UserError naming the rank and the action.
+    """
+    placement = placement or Placement.interleaved(len(schedule))
+    _check_work(schedule, microbatches, placement, beside)
+    for rank, actions in enumerate(schedule):
+        for kind in VISION:
+            for action, following in pairwise(action for action in actions if action.kind == kind):
+                if following.microbatch < action.microbatch:
+                    raise UserError(
+                        f"schedule: rank {rank} runs {following} behind {action}; put the {kind} of a rank in "
+                        "the order of microbatches"
+                    )
+    return compile_schedule(schedule, microbatches, placement)
+
+
+def _check_work(schedule: Schedule, microbatches: int, placement: Placement, beside: Beside | None) -> None:
+    """Each rank has all of its work once, and nothing else."""
+    kinds = ("F", "B", "W") if any(a.kind == "W" for actions in schedule for a in actions) else ("F", "B")
+    of_stages = {Action(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(placement.chunks)}
+    for rank, actions in enumerate(schedule):
+        wanted = of_stages | beside.work(rank) if beside else of_stages
+        seen: set[Action] = set()
+        for action in actions:
+            if action not in wanted or action in seen:
+                raise UserError(
+                    f"schedule: rank {rank} has {action} {'twice' if action in seen else 'but no such work'}"
+                )
+            seen.add(action)
+        if seen != wanted:
+            missing = min(wanted - seen, key=lambda a: (a.microbatch, a.chunk, KINDS.index(a.kind)))
+            raise UserError(f"schedule: rank {rank} never does {missing}")
