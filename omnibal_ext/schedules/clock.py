@@ -65,25 +65,21 @@ def in_order(lengths: Ints, first: Ints, needed: Ints) -> Ints:  # pragma: no co
 
 
 @njit(cache=True)
-def play(
-    rows: Rows, seconds: Seconds, case: int
-) -> tuple[Floats, Floats, Floats, Floats]:  # pragma: no cover - compiled
-    """(start, end) of every action; (last end, work) of every rank."""
+def play(rows: Rows, seconds: Seconds, case: int) -> tuple[Floats, Floats, Floats]:  # pragma: no cover - compiled
+    """(start, end) of every action, last end of every rank."""
     steps, waits, work, links = rows.steps, rows.waits, seconds.work, seconds.links
     start, end = np.empty(steps.shape[1]), np.empty(steps.shape[1])
-    clock, launched, busy = np.zeros(rows.ranks), np.zeros(rows.ranks), np.zeros(rows.ranks)
+    clock, launched = np.zeros(rows.ranks), np.zeros(rows.ranks)
     for i in range(steps.shape[1]):
         rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
         launched[rank] += seconds.host[kind, stage]
         begin = clock[rank]
         for wait in range(rows.first[i], rows.first[i + 1]):
             begin = max(begin, end[waits[0, wait]] + links[waits[1, wait], case, microbatch])
-        taken = work[kind, stage, case, microbatch]
         start[i] = begin
-        end[i] = max(begin + taken, launched[rank])
+        end[i] = max(begin + work[kind, stage, case, microbatch], launched[rank])
         clock[rank] = end[i]
-        busy[rank] += taken
-    return start, end, clock, busy
+    return start, end, clock
 
 
 @njit(cache=True)

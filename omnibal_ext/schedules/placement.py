@@ -62,12 +62,6 @@ class Placement:
         """Where a stage sits: pipeline rank, and chunk on that rank."""
         return self.ranks_of[stage], self._chunks_of[stage]
 
-    @cached_property
-    def crosses(self) -> NDArray[np.bool_]:
-        """bool [stages - 1]: whether what stage s makes for stage s + 1 goes to another rank."""
-        ranks = np.array(self.ranks_of)
-        return np.asarray(ranks[1:] != ranks[:-1])
-
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
         """(source, target) of the ranks between which activations travel, each once; gradients go the other way."""

@@ -99,13 +99,15 @@ class Simulation:
 
 def simulate(program: Program, costs: StageCosts, encoding: Encoding | None = None) -> Simulation:
     """Play a program; `encoding`: of one with E and V. Costs must be [program.stages, program.microbatches]."""
-    start, end, last, busy = play(program.rows, _seconds(program, costs, encoding), 0)
+    (rank, stage, kind, microbatch), seconds = program.steps, _seconds(program, costs, encoding)
+    start, end, last = play(program.rows, seconds, 0)
+    busy = np.bincount(rank, seconds.work[kind, stage, 0, microbatch], program.ranks)
     peak, after = hold(program.steps, *_moves(program, costs, encoding, start))
     fixed, step = program.placement.by_rank(costs.fixed_bytes), program.placement.by_rank(costs.step)
     if encoding is not None:
         fixed, step = fixed + encoding.fixed_bytes, step + encoding.step
     whole = float((last + step).max())
-    return Simulation(program, start, end, whole, busy, peak + fixed, after + fixed[program.steps[0]])
+    return Simulation(program, start, end, whole, np.asarray(busy, dtype=np.float64), peak + fixed, after + fixed[rank])
 
 
 def _seconds(program: Program, costs: StageCosts, encoding: Encoding | None) -> Seconds:

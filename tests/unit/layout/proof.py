@@ -97,7 +97,7 @@ class Bounds:
         weight = np.tensordot(held, t.weight, 1) * problem.program.split_backward
         backward = np.tensordot(held, t.backward, 1) + np.tensordot(again, t.recompute, 1) - weight
         seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight])
-        hops = 2 * int(problem.placement.crosses[len(edges) - 2 :].sum()) * self.least_transfer
+        hops = 2 * (problem.stages - len(edges) + 1) * self.least_transfer
         there_and_back = (self.forward[-1] - self.forward[e]) + (self.backward - self.weight)[-1]
         there_and_back = there_and_back - (self.backward - self.weight)[e] + hops
         links = problem.links[np.array(edges[1:]) - 1]
