@@ -23,10 +23,10 @@ trap 'rm -f "$types"' EXIT
 mypy omnibal_ext megatron/vlm tools >"$types" 2>&1 &
 checked=$!
 echo "== tests =="
-# Three test processes for two cores: while some wait for their ranks another works. A file stays in one process, for its
+# Four test processes for two cores: while some wait for their ranks others work. A file stays in one process, for its
 # fixtures.
 unset PYTHONDONTWRITEBYTECODE # many of them start Pythons of their own: the first compiles our modules, for all
-python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
+python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
 echo "== types =="
 wait "$checked" || failed=1
 cat "$types"
