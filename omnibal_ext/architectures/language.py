@@ -159,16 +159,6 @@ class LanguageArchitecture:
         """How many numbers of a head are rotated."""
         return self.rotated or self.head_dim
 
-    @property
-    def both_ways(self) -> bool:
-        """Some tokens attend to later ones, so samples need masks."""
-        return self.image_attention or self.prefix_attention
-
-    @property
-    def dense(self) -> bool:
-        """No layer has experts."""
-        return self.experts is None
-
     @cached_property
     def each_layer(self) -> tuple[Layer, ...]:
         """The layers, one by one."""

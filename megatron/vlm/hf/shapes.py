@@ -17,13 +17,19 @@ Shape = tuple[int, ...]
 def weight_shape(ours: str, model: Architecture) -> Shape:
     """The unsharded shape of a weight, by name in our checkpoints, such as `links.vit_3.mlp.linear_fc1.weight`."""
     _, link, weight = ours.split(".", 2)
-    names = [name.replace(".", "_") for name in layer_names(model.chain)]
-    return _shapes(model.cost_kinds[names.index(link)], model)[weight]
+    return _shapes(_cost_kinds(model)[link], model)[weight]
+
+
+@lru_cache(maxsize=16)
+def _cost_kinds(model: Architecture) -> dict[str, str]:
+    """Cost key of every link, by its name in checkpoints, such as `vit_3`."""
+    names = (name.replace(".", "_") for name in layer_names(model.chain))
+    return dict(zip(names, model.cost_kinds, strict=True))
 
 
 @lru_cache(maxsize=16)
 def _shapes(name: str, model: Architecture) -> dict[str, Shape]:
-    """All weights of a layer whose costs stand under `name`."""
+    """All weights of a layer with this cost key."""
     kind = chain_kind(name)
     found = _language_layer(model.language, model.layer(name)) if kind == "llm" else _WEIGHTS[kind](model)
     for matrix in matrices_of(model).get(name, ()):
