@@ -21,7 +21,7 @@ from torch import Tensor
 
 from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.pipeline.communicator import Communicator, Receive
+from megatron.vlm.pipeline.communicator import IMAGE_GRADIENT, IMAGE_TOKENS, Communicator, Receive
 from megatron.vlm.pipeline.image_rows import ImageRows
 from megatron.vlm.pipeline.iteration import Iteration
 from megatron.vlm.pipeline.tower import Tower
@@ -128,7 +128,7 @@ class Encoding:
             if self.here == self.first:
                 made.tokens[microbatch, self.here] = Receive(tokens.detach(), None)
             else:
-                self.communicator.send_image_tokens(tokens, self.first)
+                self.communicator.send(IMAGE_TOKENS, tokens, self.first)
             if self._trains:
                 self.flights[microbatch] = Flight(part if again else None, None if again else tokens, tokens.shape)
         made.arrivals.look_ahead()
@@ -140,7 +140,7 @@ class Encoding:
         rows, part = made.rows[microbatch], self._parts(microbatch).index(source)
         chain = self.tower.chain
         shape = (rows.count(part, self.group.rank()), 1, chain.language.hidden_size)
-        receive = self.communicator.receive_image_tokens(shape, chain.language.params_dtype, source)
+        receive = self.communicator.receive(IMAGE_TOKENS, shape, chain.language.params_dtype, source)
         made.tokens[microbatch, source] = receive
 
     def assembled(self, microbatch: int) -> Tensor:
@@ -160,13 +160,13 @@ class Encoding:
             if part == self.here:
                 self.gradients[microbatch] = Receive(piece, None)
             else:
-                self.communicator.send_image_gradient(piece, part)
+                self.communicator.send(IMAGE_GRADIENT, piece, part)
 
     def post_gradient(self, microbatch: int) -> None:
         """Start receiving what V of a microbatch waits for."""
         if microbatch in self.flights:
             shape, dtype = self.flights[microbatch].shape, self.tower.chain.language.params_dtype
-            self.gradients[microbatch] = self.communicator.receive_image_gradient(shape, dtype, self.first)
+            self.gradients[microbatch] = self.communicator.receive(IMAGE_GRADIENT, shape, dtype, self.first)
 
     def backward(self, microbatch: int, watch: Callable[[], AbstractContextManager[Any]]) -> None:
         """V."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.pipeline.communicator import Communicator, Receive
+from megatron.vlm.pipeline.communicator import ACTIVATION, GRADIENT, Communicator, Receive
 from megatron.vlm.pipeline.data_parallel import Gathers
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
@@ -138,13 +138,14 @@ class Iteration:
     def _post_receive(self, post: Post) -> None:
         """Start receiving what an action needs, if anything comes."""
         action, source, chunk = post.action, post.giver[0], self.chunks[post.action.chunk]
+        dtype = chunk.config.pipeline_dtype
         if action.kind == "F":
             entering = chunk.stage.input_shape(self._pack(action))
             assert entering is not None
-            self.receives[action] = self.communicator.receive_activation(entering, chunk.config.pipeline_dtype, source)
+            self.receives[action] = self.communicator.receive(ACTIVATION, entering, dtype, source)
         elif chunk.stage.receives_gradient:
             leaving = self.flights[action.microbatch, action.chunk].output_shape
-            self.receives[action] = self.communicator.receive_gradient(leaving, chunk.config.pipeline_dtype, source)
+            self.receives[action] = self.communicator.receive(GRADIENT, leaving, dtype, source)
 
     def _hand_on(self, action: Action, tensor: Tensor) -> None:
         """Give what `action` made to the stage that takes it, which may be on this rank too."""
@@ -152,10 +153,8 @@ class Iteration:
         if rank == self.communicator.here:
             # Detached, as a message is: the graphs of two stages stay apart. It lives on where the output is released.
             self.receives[taking] = Receive(tensor.detach(), None, "what this rank made")
-        elif action.kind == "F":
-            self.communicator.send_activation(tensor, rank)
         else:
-            self.communicator.send_gradient(tensor, rank)
+            self.communicator.send(ACTIVATION if action.kind == "F" else GRADIENT, tensor, rank)
 
     def _received(self, action: Action) -> Tensor | None:
         """What came for `action`; None where nothing does."""
