@@ -140,24 +140,17 @@ def _seen(
     """The samples of a pack or share; `masks` makes those of samples by their numbers in the pack."""
     share = batch.shard
     if share is None or not share.split.samples:
-        return _isolated(batch, masks(range(len(batch.lengths)) if share is None else share.segments), rotation)
+        found = masks(range(len(batch.lengths)) if share is None else share.segments)
+        if all(mask is None for mask in found):
+            return replace(batch.segments, rotation=rotation)
+        return segments_of(batch.lengths, masks=found, rotation=rotation)
     assert share.team is not None
     cut = share.split
-    together = _with_masks(cut.lengths, masks(cut.samples))
+    together = segments_of(cut.lengths, masks=masks(cut.samples))
     exchange = HeadExchange(cut.rows, cut.order, share.team_rank, share.team, together)
     first = share.split_segments
-    own = _with_masks(batch.lengths[first:], masks(share.segments[first:]))
-    return replace(own, rotation=rotation, exchange=exchange)
-
-
-def _isolated(batch: Microbatch, masks: tuple[Tensor | None, ...], rotation: Rotation | None) -> Segments:
-    if all(mask is None for mask in masks):
-        return replace(batch.segments, rotation=rotation)
-    return segments_of(batch.lengths, masks=masks, rotation=rotation)
-
-
-def _with_masks(lengths: Sequence[int], masks: tuple[Tensor | None, ...]) -> Segments:
-    return segments_of(lengths, masks=() if all(mask is None for mask in masks) else masks)
+    own = segments_of(batch.lengths[first:], masks=masks(share.segments[first:]), rotation=rotation)
+    return replace(own, exchange=exchange)
 
 
 def seen_keys(

@@ -85,7 +85,7 @@ class Communicator:
         self.pending: list[Send] = []
         self.channels: dict[tuple[int, int, str], dist.ProcessGroup] = {}
         """By source and target among this pipeline's ranks, and what travels."""
-        for pipeline in _all_pipelines(self.ranks):
+        for pipeline in (group for group in all_groups(self.ranks) if len(group) > 1):
             for source, target in edges:
                 self._make(pipeline, source, target, ACTIVATION, timeout)
                 self._make(pipeline, target, source, GRADIENT, timeout)
@@ -145,8 +145,8 @@ def _open(channel: dist.ProcessGroup, device: str, source: int, target: int) -> 
     work.wait()
 
 
-def _all_pipelines(ranks: list[int]) -> list[tuple[int, ...]]:
-    """The ranks of all pipelines, in one order on all ranks."""
+def all_groups(ranks: list[int]) -> list[tuple[int, ...]]:
+    """Groups of ranks, of which each rank of the job passes in its own: all of them, in one order on all ranks."""
     everyone: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, ranks)
-    return sorted({tuple(pipeline) for pipeline in everyone if len(pipeline) > 1})
+    return sorted(set(map(tuple, everyone)))

@@ -46,8 +46,7 @@ class Piece:
     def totals(self) -> list[Tensor]:
         """Views of `sums`, one for each weight."""
         assert self.sums is not None
-        parts = self.sums.split([copy.numel() for copy in self.copies])
-        return [part.view_as(copy) for part, copy in zip(parts, self.copies, strict=True)]
+        return _views(self.sums, self.copies)
 
 
 class Tower:
@@ -66,25 +65,20 @@ class Tower:
         self.pieces = [piece for trained in (True, False) for piece in self._pieces(stage, trained)]
 
     def _pieces(self, stage: Stage, trained: bool) -> Iterator[Piece]:
-        names = [name for name, _ in self.copies.links.items()]
         for place, owner in enumerate(dist.get_process_group_ranks(self.group)):
-            links = [name for name, whose in zip(names, self.plan.owners, strict=True) if whose == place]
-            weights = [
-                weight
-                for name in links
-                for weight in self.copies.links[name].parameters()
-                if weight.requires_grad == trained
-            ]
-            if not weights:
-                continue
-            owned = [
-                weight
-                for name in links
-                if owner == dist.get_rank()
-                for weight in stage.links[name].parameters()
-                if weight.requires_grad == trained
-            ]
-            yield _flatten(owner, weights, owned, trained)
+            links = [name for name, whose in zip(self.copies.links, self.plan.owners, strict=True) if whose == place]
+            copies, owned = (
+                [
+                    weight
+                    for name in links
+                    if name in module.links
+                    for weight in module.links[name].parameters()
+                    if weight.requires_grad == trained
+                ]
+                for module in (self.copies, stage)
+            )
+            if copies:
+                yield _flatten(owner, copies, owned, trained)
 
     def refresh(self) -> None:
         """Make the copies what the owners have, where a step may have changed it; every rank calls it."""
@@ -141,15 +135,19 @@ def _flatten(
 ) -> Piece:
     """Put weights into one piece of memory, and let their gradients be added up in another."""
     flat = torch.cat([weight.detach().flatten() for weight in weights])
-    views = [
-        part.view_as(weight) for part, weight in zip(flat.split([w.numel() for w in weights]), weights, strict=True)
-    ]
-    piece = Piece(owner, flat, views, owned, torch.zeros_like(flat, dtype=torch.float32) if trained else None)
-    for weight, view in zip(weights, views, strict=True):
+    sums = torch.zeros_like(flat, dtype=torch.float32) if trained else None
+    piece = Piece(owner, flat, _views(flat, weights), owned, sums)
+    for weight, view in zip(weights, piece.copies, strict=True):
         weight.data = view
     for weight, total in zip(weights, piece.totals if trained else (), strict=False):
         weight.register_post_accumulate_grad_hook(partial(_add, total))
     return piece
+
+
+def _views(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Parts of a flat tensor, one in the shape of each weight."""
+    parts = flat.split([weight.numel() for weight in weights])
+    return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
 
 
 def _add(total: Tensor, weight: Any) -> None:

@@ -16,6 +16,7 @@ all but the layers it names.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,13 +93,7 @@ def stretched_positions(places: Ints, sizes: Ints, side: int) -> tuple[Ints, NDA
     at = places.astype(np.float32) * np.float32(side - 1) / np.maximum(sizes - 1, 1).astype(np.float32)
     low = np.floor(at).astype(np.int64)
     rest = at - low.astype(np.float32)
-    around = [(low, 1 - rest), (np.minimum(low + 1, side - 1), rest)]
-    corners = [
-        (rows[:, 0] * side + columns[:, 1], row_weights[:, 0] * column_weights[:, 1])
-        for rows, row_weights in around
-        for columns, column_weights in around
-    ]
-    return np.stack([place for place, _ in corners], 1), np.stack([weight for _, weight in corners], 1)
+    return _products([(low, 1 - rest), (np.minimum(low + 1, side - 1), rest)], side)
 
 
 CUBIC = -0.75
@@ -118,6 +113,11 @@ def bicubic_positions(places: Ints, sizes: Ints, side: int) -> tuple[Ints, NDArr
         (np.clip(low.astype(np.int64) + step, 0, side - 1), _cubic_share(np.abs(rest - np.float32(step))))
         for step in (-1, 0, 1, 2)
     ]
+    return _products(around, side)
+
+
+def _products(around: Sequence[tuple[Ints, NDArray[Any]]], side: int) -> tuple[Ints, NDArray[np.float32]]:
+    """Every row with every column: (position, weight) of both axes [patches, 2] -> those of the square."""
     corners = [
         (rows[:, 0] * side + columns[:, 1], row_shares[:, 0] * column_shares[:, 1])
         for rows, row_shares in around
