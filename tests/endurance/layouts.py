@@ -40,6 +40,7 @@ from tests.distributed import beside, beside_cases, beside_draws, cases, harness
 from tests.programs import ENGINE, PLAIN, result_of, run_ranks
 
 PROGRAM = "tests.endurance.layouts"
+REFUSED = -1.0
 SECONDS = 120.0
 """That one layout may take."""
 TOLERANCE = 1e-5
@@ -130,11 +131,9 @@ def run(seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
         run_ranks(PROGRAM, 1, ["answers", str(path), *map(str, seeds)], time_limit=SECONDS * len(seeds))
         for ranks, some in starts.items():
             for seed, found in differences(ranks, path, some).items():
-                fate = (
-                    "wrong" if isinstance(found, str) or not found < TOLERANCE else "refused" if found < 0 else "equal"
-                )
-                fates[fate] += 1
-                wrong += [f"seed {seed}: {found}: {drawn(seed)}"] if fate == "wrong" else []
+                is_right = not isinstance(found, str) and found < TOLERANCE
+                fates[("refused" if found == REFUSED else "equal") if is_right else "wrong"] += 1
+                wrong += [] if is_right else [f"seed {seed}: {found}: {drawn(seed)}"]
     return fates, wrong
 
 
@@ -152,7 +151,7 @@ def differences(ranks: Ranks, path: Path, seeds: Sequence[int]) -> dict[int, flo
 
 
 def on_ranks(what: str, path: str, *seeds: str) -> None:
-    """The part of every rank: answers of one process, or how far layouts are from them; -1 of those refused."""
+    """The part of every rank: answers of one process, or how far layouts are from them, or `REFUSED`."""
     draws = {seed: drawn(int(seed)) for seed in seeds}
     ranks = Ranks() if what == "answers" else draws[seeds[0]].ranks
     limit = ("--distributed-timeout-minutes", "2")
@@ -164,7 +163,7 @@ def on_ranks(what: str, path: str, *seeds: str) -> None:
     else:
         answers, channels = torch.load(Path(path), weights_only=False), beside.open_image_channels(ranks.pipeline)
         harness.report({
-            seed: -1.0 if refused(args, draw) else difference(args, draw, answers, channels)
+            seed: REFUSED if refused(args, draw) else difference(args, draw, answers, channels)
             for seed, draw in draws.items()
         })  # fmt: skip
     parallel_state.destroy_model_parallel()
