@@ -1,5 +1,5 @@
-"""The short forms of `tests.endurance`: killed runs, flipped bits, changed saves, random folders and layouts; a full
-disk."""
+"""The short forms of `tests.endurance`: killed runs, flipped bits, changed saves, random folders and
+layouts; and a full disk."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""How tensors travel between stages: shapes are known on both sides, nothing is exchanged beforehand.
+"""Messages between stages. Shapes are known on both sides, and not exchanged beforehand.
 
 Wherever the placement has activations travel from one rank to another there are two channels: activations go one way,
 gradients the other. (Two ranks of a V have four: there activations go both ways.) Each channel is a process group of
@@ -72,7 +72,7 @@ class Communicator:
         image_edges: Sequence[tuple[int, int]] = (),
     ) -> None:
         """All ranks of the job open the channels together, for activations along `edges` (source, target) of pipeline
-        ranks and gradients against them; of a tower beside the pipeline image tokens along `image_edges`, and their
+        ranks and gradients against them; with a replicated tower image tokens along `image_edges`, and their
         gradients against them. A message that takes longer than `timeout` is an error.
 
         A rank makes its own channels; it only counts those of others, since torch names groups by

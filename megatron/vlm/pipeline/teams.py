@@ -1,11 +1,11 @@
 """Teams: neighbouring data-parallel ranks that run one pack together, where it is wider than a rank.
 
     data-parallel ranks    0 1 2 3 4 5 6 7
-    of width 4             [     ] [     ]     a rank's place is its number in its team
+    of width 4             [     ] [     ]     `team_rank` is a rank's number in its team
     of width 2             [ ] [ ] [ ] [ ]
 
-All replicas run one list of actions and teams lie inside one another, so exchanges of teams of several widths come in
-one order on all of their ranks and cannot wait for each other in a circle.
+All replicas run the same list of actions, and teams are nested, so exchanges of teams of several widths come in the
+same order on all of their ranks and cannot deadlock.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class Teams:
         self.groups: dict[int, dist.ProcessGroup] = {}
 
     def open(self, widths: Iterable[int]) -> None:
-        """Make those of packs of these widths that are not there yet. All ranks of the job call it together."""
+        """Create the groups for packs of these widths that are missing. Collective over all ranks of the job."""
         timeout = timedelta(minutes=get_args().distributed_timeout_minutes)
         ranks = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())
         for width in sorted({*widths} - {1, *self.groups}):
@@ -39,7 +39,7 @@ class Teams:
                     self.groups[width] = group
 
     def join(self, batch: Microbatch) -> Microbatch:
-        """The same microbatch; of a wide pack it knows its team."""
+        """The same microbatch; the shard of a wide pack with its team."""
         if batch.shard is None:
             return batch
         return replace(batch, shard=replace(batch.shard, team=self.groups[batch.shard.width]))

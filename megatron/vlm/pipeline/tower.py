@@ -1,12 +1,12 @@
-"""The vision tower beside the pipeline: every rank of a replica has working copies of its links, each link one owner.
+"""The replicated vision tower: every rank of a replica has copies of its links, and each link has one owner.
 
     owner                                   all ranks of the replica
     weight in its Stage, trained, saved --> copy                     broadcast after every step of the optimizer
     its gradient                        <-- sum of the copies'       reduced after the last backward
 
-Owners keep links under their names in the chain, whole: the optimizer, clipping and checkpoints know them as weights
-like all others. Copies are outside of the modules that Megatron trains. What is exchanged lies flat, one piece for each
-owner, in one order on all ranks, whether they have run images or none.
+Owners keep links unsharded under their names in the chain: optimizer, clipping and checkpoints treat them like all
+other weights. Copies are outside of the modules that Megatron trains. Weights and sums are exchanged as one flat tensor
+for each owner, in the same order on all ranks, whether they have encoded images or not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from omnibal_ext.plan_tower import Tower as TowerPlan
 
 @dataclass
 class Piece:
-    """The weights of one owner that are trained, or those that are not: flat, as this rank's copies have them."""
+    """This rank's copies of one owner's weights, trained or frozen ones, as one flat tensor."""
 
     owner: int
     """Its rank in the job."""
@@ -38,7 +38,7 @@ class Piece:
     copies: list[Tensor]
     """Views of `weights`, one for each weight."""
     owned: list[torch.nn.Parameter]
-    """On the owner those that the optimizer trains; elsewhere none."""
+    """The owner's parameters; empty on other ranks."""
     sums: Tensor | None
     """fp32, of the copies' gradients; None of weights that are not trained."""
 
@@ -50,17 +50,17 @@ class Piece:
 
 
 class Tower:
-    """What one rank has of the tower: the copies that run, and what goes between them and the owners."""
+    """One rank's copy of the tower, and the exchanges with the owners."""
 
     def __init__(self, chain: Chain, plan: TowerPlan, stage: Stage) -> None:
-        """`stage` is this rank's first chunk, which has the links that it owns. Every rank calls it alike."""
+        """`stage` is this rank's first chunk, which has the links that it owns. Collective over the replica."""
         self.chain, self.plan = chain.whole(), plan
         with alone():
             self.copies = Stage(self.chain, 0, plan.links, plan.recompute).cuda()
         self.group = parallel_state.get_model_parallel_group()
         self.trained = self.copies.has_backward
         self.is_stale = True
-        """The optimizer has stepped since the copies were made."""
+        """The optimizer has stepped since the last broadcast."""
         self._has_frozen = False
         self.pieces = [piece for trained in (True, False) for piece in self._pieces(stage, trained)]
 
@@ -81,7 +81,7 @@ class Tower:
                 yield _flatten(owner, copies, owned, trained)
 
     def refresh(self) -> None:
-        """Make the copies what the owners have, where a step may have changed it; every rank calls it."""
+        """Broadcast the owners' weights to the copies after an optimizer step. Collective over the replica."""
         for piece in self.pieces if self.is_stale else ():
             if piece.sums is None and self._has_frozen:
                 continue
@@ -92,9 +92,9 @@ class Tower:
         self.is_stale, self._has_frozen = False, True
 
     def encode(self, part: Microbatch, training: bool, keeps: bool) -> Tensor:
-        """What the tower makes of a rank's images of a pack: image tokens [rows, 1, LLM width], features behind them.
+        """Encode a rank's images of a pack: image tokens [rows, 1, LLM width], then features.
 
-        `keeps`: with what the backward needs.
+        `keeps`: for a backward.
         """
         self.copies.train(training)
         with alone(), torch.set_grad_enabled(keeps):
@@ -107,9 +107,9 @@ class Tower:
             torch.autograd.backward((tokens,), (gradient,))
 
     def reduce(self) -> None:
-        """Give the owners the sums of all ranks, as gradients of their weights; every rank calls it once an iteration.
+        """Add the sums of all ranks to the gradients of the owners' weights, once an iteration. Collective.
 
-        A sum goes straight to where Megatron adds gradients up, in full width; its hooks see that it is there.
+        They are added to Megatron's `main_grad` in fp32; its hooks are called as for any gradient.
         """
         for piece in self.pieces:
             if piece.sums is None:
@@ -122,7 +122,7 @@ class Tower:
 
 
 def owned_links(plan: Plan, vp_stage: int | None) -> tuple[int, ...]:
-    """The links of a tower beside the pipeline that a chunk of this rank owns; its first one owns all of the rank's."""
+    """The links of a replicated tower that a chunk of this rank owns; the first chunk owns all of the rank's."""
     if plan.tower is None or vp_stage:
         return ()
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
@@ -133,7 +133,7 @@ def owned_links(plan: Plan, vp_stage: int | None) -> tuple[int, ...]:
 def _flatten(
     owner: int, weights: Sequence[torch.nn.Parameter], owned: list[torch.nn.Parameter], trained: bool
 ) -> Piece:
-    """Put weights into one piece of memory, and let their gradients be added up in another."""
+    """Make weights views of one flat tensor, and accumulate their gradients in another."""
     flat = torch.cat([weight.detach().flatten() for weight in weights])
     sums = torch.zeros_like(flat, dtype=torch.float32) if trained else None
     piece = Piece(owner, flat, _views(flat, weights), owned, sums)

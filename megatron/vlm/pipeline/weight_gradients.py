@@ -1,11 +1,11 @@
-"""Zero-bubble schedules: the backward pass leaves the gradients of the large weights for later.
+"""Zero-bubble schedules: the backward pass delays the gradients of the large weights.
 
-    B    grad of the output -> grad of the input; (input, grad of the output) of every linear layer is put aside
-    W    grad of the weight = grad of the output^T x input, for all that was put aside
+    B    grad of the output -> grad of the input; (input, grad of the output) of every linear layer is kept
+    W    grad of the weight = grad of the output^T x input, for all that was kept
 
-Norms, embeddings, routers and other small weights get their gradients in B. A weight's gradient is handed to autograd
-at the weight itself, so that Megatron's hooks see what they always see. Transformer Engine's layers leave theirs for
-later themselves (`delay_wgrad_compute`), and call the hooks then.
+Norms, embeddings, routers and other small weights get their gradients in B. In W autograd runs from the weight itself,
+so that Megatron's hooks are called as usual. Transformer Engine's layers delay their gradients themselves
+(`delay_wgrad_compute`), and call the hooks then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ class Late:
 
 
 def accumulate(late: Sequence[Late]) -> None:
-    """Compute all of them in order; what one needs of other ranks travels while the one before is computed."""
+    """Compute all of them in order; the gather for each overlaps computing the one before."""
     for this, following in zip_longest((None, *late), late):
         if following is not None:
             following.start()
@@ -116,14 +116,14 @@ class Delayed(Late):
 
 
 class WeightGradients:
-    """What the backward passes of one rank have put aside. Works on linear layers given to `attach`."""
+    """Delays the weight gradients of the linear layers given to `attach`."""
 
     def __init__(self) -> None:
         self._aside: list[Late] | None = None
         self._attached: WeakSet[torch.nn.Module] = WeakSet()
 
     def attach(self, module: torch.nn.Module) -> None:
-        """Make the linear layers in `module` put their weight gradients aside while `put_aside` is open; once each."""
+        """Make the linear layers in `module` delay their weight gradients inside `put_aside`."""
         for linear in module.modules():
             if linear in self._attached:
                 continue
@@ -140,7 +140,7 @@ class WeightGradients:
 
     @contextmanager
     def put_aside(self, late: list[Late]) -> Iterator[None]:
-        """Append to `late` what the backward pass inside the block leaves for later."""
+        """Inside, append to `late` the weight gradients that the backward pass delays."""
         self._aside = late
         try:
             yield
@@ -158,8 +158,7 @@ class WeightGradients:
         self, original: Callable[..., Tensor], input: Tensor, weight: torch.nn.Parameter,
         bias: torch.nn.Parameter | None, **how: Any,
     ) -> Tensor:  # fmt: skip
-        """Takes the place of a linear layer's multiplication, `original`: the same result, the weight's gradient
-        apart."""
+        """Replaces a linear layer's multiplication, `original`: the same result, the weight's gradient separately."""
         if not (torch.is_grad_enabled() and weight.requires_grad and input.requires_grad):
             return original(input=input, weight=weight, bias=bias, **how)
         group = how["tp_group"] if how["sequence_parallel"] else None
@@ -172,7 +171,7 @@ class WeightGradients:
         return self._watched(out, input, lambda *held: Linear(held, weight, bias, group, fused))
 
     def _multiply_groups(self, rows: Tensor, weight: torch.nn.Parameter, ends: Tensor) -> Tensor:
-        """Takes the place of `groups.multiply`, alike."""
+        """Replaces `groups.multiply` in the same way."""
         if not (torch.is_grad_enabled() and weight.requires_grad and rows.requires_grad):
             return groups.multiply(rows, weight, ends)
         out = groups.multiply(rows, weight.detach(), ends)

@@ -1,11 +1,11 @@
-"""Attention heads that fill up the last tensor-parallel ranks, where their number does not divide the model's heads.
+"""Padding of attention heads, where the tensor-parallel size does not divide the model's heads.
 
     25 heads on 4 ranks                                  | 7 | 7 | 7 | 4 + 3 of zeros |
     14 heads that share 2 keys and values, on 4 ranks    | 7 | 7 | 7 of zeros | 7 of zeros |
 
-A group of heads that share key and value stays whole; a head with its own is a group of one. A head whose weights are
-all zero gives zero, gets gradients of exactly zero and stays as it is: the model is the same. It lies behind the true
-heads: weights of two group sizes differ in trailing zeros alone, and checkpoints load at any.
+A group of heads that share key and value stays on one rank; a head with its own is a group of one. A padding head,
+whose weights are all zero, outputs zero and gets gradients of exactly zero: the model is the same. Padding comes last,
+so weights differ between tensor-parallel sizes in trailing zeros only, and checkpoints load at any size.
 """
 
 from collections.abc import Callable
