@@ -128,7 +128,7 @@ def test_killed_again_and_again_at_random_moments_the_result_is_the_same(
         process.join()
         assert process.exitcode in (0, -signal.SIGKILL)
         interrupted += not check_and_remove_if_finished()
-    assert interrupted >= 10
+    assert interrupted >= kills // 2
     process = start()
     process.join()
     assert process.exitcode == 0
