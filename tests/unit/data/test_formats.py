@@ -183,21 +183,11 @@ def web_tar(raw: Path, folder: Path, mark: bytes = b"") -> Path:
 @pytest.mark.parametrize(
     "written",
     [
-        llava_list,
-        by_path,
-        by_base64,
-        sharegpt,
-        parquet,
-        parquet_of_paths,
-        arrow,
-        web_tar,
-        lines_with_marks,
-        list_with_a_mark,
-        tar_with_marks,
-        meta_with_a_mark,
+        llava_list, by_path, by_base64, sharegpt, parquet, parquet_of_paths, arrow, web_tar, lines_with_marks,
+        list_with_a_mark, tar_with_marks, meta_with_a_mark,
     ],
     ids=lambda f: f.__name__,
-)
+)  # fmt: skip
 def test_every_format_makes_the_dataset_that_lines_make(
     raw: Path, tmp_path: Path, written: Callable[[Path, Path], Path]
 ) -> None:

@@ -262,7 +262,7 @@ def test_an_image_is_read_upright_and_its_size_too(tmp_path: Path, kind: str, tu
     assert load_rgb(path).tobytes() == upright.tobytes()
 
 
-def test_a_png_says_behind_its_pixels_how_it_was_held(tmp_path: Path) -> None:
+def test_the_orientation_of_a_png_is_read_though_it_stands_behind_the_pixels(tmp_path: Path) -> None:
     path = tmp_path / "image.png"
     plain, exif = encoded(noise(), "PNG"), with_orientation(6).tobytes()[6:]  # without the prefix JPEG has
     path.write_bytes(plain[:-12] + png_chunk(b"eXIf", exif) + plain[-12:])

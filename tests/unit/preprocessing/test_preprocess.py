@@ -290,7 +290,7 @@ def test_many_rejects_fail_a_run_that_set_no_limit_and_one_that_allows_them_is_i
     assert preprocess(job, max_rejects=11)["rejected_by_reason"] == {"unsupported_field": 11}
 
 
-def test_a_look_reads_the_first_lines_of_every_file_and_writes_nothing(raw: Path, tmp_path: Path) -> None:
+def test_a_preview_reads_the_first_lines_of_every_file_and_writes_nothing(raw: Path, tmp_path: Path) -> None:
     files = [raw / "train.jsonl", raw / "mixed.jsonl"]
     job = open_job(files, recipe(raw), tmp_path / "dataset", lines_per_part=20)
     assert preview(job) == f"2 files of {2 * SAMPLES + 3} lines; of the first 40 0 rejected"
