@@ -50,7 +50,8 @@ def main() -> None:
         print("RESULT " + json.dumps({str(asked): result.loss for asked, result in results.items()}))
     else:
         answers, communicator = torch.load(Path(path), weights_only=False), beside.open_image_channels(2)
-        dropout, worst = tensor == 1, {}
+        dropout = tensor == 1
+        worst = {}
         for freeze in ((), FROZEN):
             expected = answers[dropout, freeze, ITERATION]
             worst |= {

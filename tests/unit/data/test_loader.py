@@ -166,7 +166,7 @@ def test_pixels_are_the_pictures_cells_row_by_row_and_the_thumbnail(dataset: Cha
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_pack_of_gemmas_says_where_each_image_begins(tmp_path: Path, seed: int) -> None:
     """To every stage, also those that read neither words nor pixels; between them there are words."""
-    gemma = {"template": "gemma", "tiling": Tiling(32, rule="gemma"), "markup": "gemma"}
+    gemma: dict[str, Any] = {"template": "gemma", "tiling": Tiling(32, rule="gemma"), "markup": "gemma"}
     data = demo_dataset(tmp_path, tmp_path / "dataset", 12, seed, **gemma)
     samples = np.random.default_rng(seed).permutation(len(data))
     batch = PackDataset(data, pack_of(samples), ALL)[0]
@@ -189,7 +189,7 @@ def test_a_pack_of_gemmas_says_where_each_image_begins(tmp_path: Path, seed: int
 @pytest.mark.parametrize("pad", [False, True])
 def test_a_pack_of_paligemmas_says_where_each_answer_begins(tmp_path: Path, pad: bool) -> None:
     """To every stage, also those that read neither words nor pixels; and to whoever lets it answer."""
-    paligemma = {"template": "paligemma", "tiling": Tiling(32, rule="paligemma"), "markup": "paligemma"}
+    paligemma: dict[str, Any] = {"template": "paligemma", "tiling": Tiling(32, rule="paligemma"), "markup": "paligemma"}
     data = demo_dataset(tmp_path, tmp_path / "dataset", 30, 0, max_rejects=30, **paligemma)
     samples = np.random.default_rng(0).permutation(len(data))
     assert {len(data.sample(sample).images) for sample in samples} >= {1, 2}
