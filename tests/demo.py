@@ -23,12 +23,8 @@ def demo_dataset(raw: Path, output: Path, samples: int, seed: int = 3, **changed
 
 def demo_recipe(raw: Path, max_tiles: int = 32, **changed: Any) -> Recipe:
     """For the tiny preset; fields that are named are others."""
-    fields: dict[str, Any] = {
-        "template": "internlm2-chat",
-        "tiling": Tiling(32, max_tiles=max_tiles),
-        "tokens_per_tile": 4,
-    }
-    return Recipe(raw, raw / "tokenizer.model", **fields | changed)
+    usual: dict[str, Any] = {"template": "internlm2-chat", "tiling": Tiling(32, max_tiles=max_tiles)}
+    return Recipe(raw, raw / "tokenizer.model", **{**usual, "tokens_per_tile": 4, **changed})
 
 
 def preprocessed(
