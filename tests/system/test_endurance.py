@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_that_is_killed_ends_as_one_left_alone(folder: Path, is_long: bool) -> None:
-    count = 12 if is_long else 2
+    count = 12 if is_long else 1
     said = kills.survive(folder, kills=count, iterations=8, seed=1, python=warm_interpreter())
     assert said.startswith(f"{count} kills,")
 

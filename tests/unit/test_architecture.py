@@ -13,17 +13,9 @@ ROOT = Path(__file__).parents[2]
 FLOORS = [
     ("omnibal_ext",),
     (
-        "megatron.vlm.compiling",
-        "megatron.vlm.platform",
-        "megatron.vlm.log_noise",
-        "megatron.vlm.ending",
-        "megatron.vlm.flags",
-        "megatron.vlm.evaluation",
-        "megatron.vlm.defaults",
-        "megatron.vlm.arguments",
-        "megatron.vlm.microbatch",
-        "megatron.vlm.loss",
-        "megatron.vlm.rates",
+        "megatron.vlm.compiling", "megatron.vlm.platform", "megatron.vlm.log_noise", "megatron.vlm.ending",
+        "megatron.vlm.flags", "megatron.vlm.evaluation", "megatron.vlm.defaults", "megatron.vlm.arguments",
+        "megatron.vlm.microbatch", "megatron.vlm.loss", "megatron.vlm.rates",
     ),
     ("megatron.vlm.models", "megatron.vlm.data", "megatron.vlm.families", "megatron.vlm.checkpoint"),
     ("megatron.vlm.pipeline", "megatron.vlm.preprocessing"),
@@ -33,7 +25,7 @@ FLOORS = [
     ("megatron.vlm.preflight",),
     ("megatron.vlm.pretrain",),
     ("tools",),
-]
+]  # fmt: skip
 # Neighbours on one floor that must not know each other.
 APART = [
     ("megatron.vlm.models", "megatron.vlm.data"),
