@@ -168,6 +168,8 @@ FAMILIES = {
 UNPACKED = ("paligemma-2",)
 PACKED = [family for family in FAMILIES if family not in UNPACKED]
 """Those whose packs transformers can run."""
+WITH_KERNELS = ("qwen3.5", "qwen3.5-moe")
+"""Of them those that need kernels of linear attention, for which `loops.py` has stand-ins."""
 
 
 def build(family: str, demo: Path, folder: Path) -> None:
