@@ -101,14 +101,11 @@ def _check_layers(config: Any, packs: Packs) -> None:
     """Refuse layers that would look beyond a sample."""
     language, kind = config.get_text_config(), config.model_type
     other = set(getattr(language, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    absent = [name for module, name in KERNELS.items() if not platform.installed(module)]
     if packs.linear_attention and other == {"linear_attention"}:
-        if tuple(map(int, version("transformers").split(".")[:2])) < HANDS_ON:
-            absent = [f"'transformers>={'.'.join(map(str, HANDS_ON))}'", *absent]
-        if absent:
+        if lacking := _lacking():
             raise UserError(
                 f"packs for {kind}: transformers keeps samples apart in its layers of linear_attention with kernels "
-                f"alone, torch's stand-in carries on from one to the next: pip install {' '.join(absent)}"
+                f"alone, torch's stand-in carries on from one to the next: pip install {' '.join(lacking)}"
             )
     elif other:
         raise UserError(
@@ -117,6 +114,13 @@ def _check_layers(config: Any, packs: Packs) -> None:
         )
     if getattr(language, "use_bidirectional_attention", None) in (True, "all"):
         raise UserError(f"packs for {kind}: use_bidirectional_attention of all tokens; supported: of images alone")
+
+
+def _lacking() -> list[str]:
+    """What pip has to install before layers of linear attention keep samples apart."""
+    kernels = [name for module, name in KERNELS.items() if not platform.installed(module)]
+    is_old = tuple(map(int, version("transformers").split(".")[:2])) < HANDS_ON
+    return [f"'transformers>={HANDS_ON[0]}.{HANDS_ON[1]}'"] * is_old + kernels
 
 
 def _check_attention(config: Any, packs: Packs) -> None:

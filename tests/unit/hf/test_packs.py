@@ -89,6 +89,7 @@ def test_a_pack_gives_what_its_samples_give_one_by_one(family: str, tmp_path: Pa
         ([], "4.60.0", "pip install 'transformers>=5.10'$"),
         ([], "5.10.0", None),
     ],
+    ids=["no states", "no convolution", "nothing", "old transformers", "all there"],
 )
 def test_linear_attention_without_its_kernels_is_refused(
     absent: list[str], version: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
