@@ -1,8 +1,8 @@
 """Gemma 4 without towers: its words around an image are Gemma 4's."""
 
-from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, LANGUAGE
-from omnibal_ext.families.gemma4.family import OTHERS, TEXT
+from omnibal_ext.families.gemma4.family import IMAGES, OTHERS, TEXT
 from omnibal_ext.families.gemma4_unified.config import read_gemma4_unified
 from omnibal_ext.families.gemma4_unified.names import embedder_weights
 from omnibal_ext.families.gemma4_unified.presets import PRESETS
@@ -27,9 +27,7 @@ PATCHES = Part(
     LANGUAGE | {"num_soft_tokens"},  # of an image: the processor's file says so, and preprocessing
 )
 FAMILY = Family(
-    models={
-        "gemma4_unified": Model(MODEL, read_gemma4_unified, takes=("image_position_ids", "mm_token_type_ids")),
-    },
+    models={"gemma4_unified": Model(MODEL, read_gemma4_unified, takes=IMAGES, packs=Packs("gemma4_unified", flash=()))},
     parts={"gemma4_unified_text": WORDS, "gemma4_unified_vision": PATCHES},
     presets=PRESETS,
     folder_says_template=True,

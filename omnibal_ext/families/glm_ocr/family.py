@@ -5,7 +5,7 @@ from omnibal_ext.families.fields import GENERAL, LANGUAGE
 from omnibal_ext.families.glm_ocr.config import read_glm_ocr
 from omnibal_ext.families.glm_ocr.names import vision_weights
 from omnibal_ext.families.glm_ocr.presets import PRESETS
-from omnibal_ext.families.glm_v.family import IMAGES, MARKS, TEXT, TOWER
+from omnibal_ext.families.glm_v.family import IMAGES, MARKS, PACKS, TEXT, TOWER
 from omnibal_ext.families.glm_v.names import dense_weights
 from omnibal_ext.families.section import Part
 
@@ -13,7 +13,7 @@ MODEL = Part(
     {"image_token_id": 59280, "tie_word_embeddings": False}, GENERAL | MARKS, tuple(vision_weights())
 )  # fmt: skip
 FAMILY = Family(
-    models={"glm_ocr": Model(MODEL, read_glm_ocr, takes=IMAGES)},
+    models={"glm_ocr": Model(MODEL, read_glm_ocr, takes=IMAGES, packs=PACKS)},
     parts={
         "glm_ocr_text": Part(
             {

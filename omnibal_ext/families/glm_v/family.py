@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, names
 from omnibal_ext.families.glm_v.config import read_glm
 from omnibal_ext.families.glm_v.names import dense_weights, mixture_weights, vision_weights
@@ -63,11 +63,16 @@ IMAGES = ("image_grid_thw", "mm_token_type_ids")
 """What transformers' models take of images."""
 
 
-def _model(image_token: int) -> Model:
+PACKS = Packs("native_grown", videos_as_images=True)
+
+
+def _model(image_token: int, packs: Packs = PACKS) -> Model:
     part = Part({"image_token_id": image_token, "tie_word_embeddings": False}, GENERAL | MARKS, _WEIGHTS)
-    return Model(part, read_glm, takes=IMAGES)
+    return Model(part, read_glm, takes=IMAGES, packs=packs)
 
 
+# Its layers hand flash-attention positions in time, row and column.
+_MOE = replace(PACKS, flash=("vision_config",))
 _MARKUP = ImageMarkup(
     "glm-4.1v",
     "<|image|>",
@@ -80,7 +85,7 @@ _MARKUP = ImageMarkup(
 )
 _LATER = Steps("<|begin_of_video|>", "<|end_of_video|>", lambda time: f"{time:.1f} seconds", behind=True)
 FAMILY = Family(
-    models={"glm4v": _model(151343), "glm46v": _model(151343), "glm4v_moe": _model(151363)},
+    models={"glm4v": _model(151343), "glm46v": _model(151343), "glm4v_moe": _model(151363, _MOE)},
     parts={
         # Query, key and value have biases whatever the file says.
         "glm4v_text": Part(TEXT, LANGUAGE | MARKS | {"attention_bias"}, tuple(dense_weights())),

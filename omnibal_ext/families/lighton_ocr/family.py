@@ -1,6 +1,6 @@
 """LightOnOCR."""
 
-from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL
 from omnibal_ext.families.lighton_ocr.config import read_lighton_ocr
 from omnibal_ext.families.lighton_ocr.presets import PRESETS
@@ -24,7 +24,7 @@ MODEL = Part(
     (*pixtral_weights(), *merger_weights()),
 )
 FAMILY = Family(
-    models={"lighton_ocr": Model(MODEL, read_lighton_ocr, takes=("image_sizes",))},
+    models={"lighton_ocr": Model(MODEL, read_lighton_ocr, takes=("image_sizes",), packs=Packs("native_edge"))},
     presets=PRESETS,
     markups=(ImageMarkup("lighton_ocr", "<|image_pad|>", ("<|image_pad|>",), gap=""),),
     folder_says_template=True,
