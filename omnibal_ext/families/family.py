@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.families.markup import ImageMarkup
@@ -35,6 +36,16 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Preset:
+    """A model that is known by its name."""
+
+    config: Mapping[str, Any]
+    """Its config.json: `model_type`, and what differs from the defaults."""
+    prompt: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of its `PromptFormat` that a config.json does not say."""
+
+
+@dataclass(frozen=True)
 class Family:
     """Models that are read, written and shown images in one way."""
 
@@ -42,7 +53,7 @@ class Family:
     """By `model_type` in config.json."""
     parts: Mapping[str, Part] = field(default_factory=dict)
     """Sections inside config.json that no other family has, by their model types."""
-    presets: Mapping[str, Architecture] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = field(default_factory=dict)
     markups: tuple[ImageMarkup, ...] = ()
     """Words around images that no other family has; `Architecture.prompt` names a model's."""
     folder_says_template: bool = False

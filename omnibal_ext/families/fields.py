@@ -1,4 +1,21 @@
-"""Fields of a config.json that say nothing about training, so that all others are read, or refused."""
+"""Fields of a config.json: those of sizes, by transformers' names, and those that say nothing about training."""
+
+from typing import Any
+
+SIZES = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
+)  # fmt: skip
+TOWER_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+
+
+def text(*sizes: int | None, **more: Any) -> dict[str, Any]:
+    """Fields of a language model: `SIZES`, in that order, and `more` by their names."""
+    return dict(zip(SIZES, sizes, strict=True)) | more
+
+
+def tower(*sizes: int, **more: Any) -> dict[str, Any]:
+    """Fields of a ViT: `TOWER_SIZES`, in that order, and `more` by their names."""
+    return dict(zip(TOWER_SIZES, sizes, strict=True)) | more
 
 
 def names(text: str) -> frozenset[str]:

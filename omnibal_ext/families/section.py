@@ -1,7 +1,8 @@
 """One object of a config.json: its fields over its model type's defaults, and none of them overlooked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
@@ -39,6 +40,8 @@ class Section:
     """What sections inside may be, by model type."""
     faults: list[str] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
+    folder: Path | None = None
+    """Of the file, where it is a whole model's; None: a preset, without files."""
 
     def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
@@ -64,6 +67,13 @@ class Section:
         values = self.take_if(name, mapping(any_value)) or {}
         kind = default_type if always else part_type(f"{self.where}.{name}", values, default_type)
         return self.section_of(name, kind, values)
+
+    def towers(self, vision: str, *languages: str) -> "tuple[Section, Section]":
+        """The sections of the ViT and of the language model. Raises UserError for other types than these."""
+        tower, language = self.inner("vision_config", vision), self.inner("text_config", languages[0])
+        tower.must_be(vision)
+        language.must_be(*languages)
+        return tower, language
 
     def section_of(self, name: str, kind: Any, values: Mapping[str, Any]) -> "Section":
         """A section of that name and type with these fields, wherever in the file they stand."""
@@ -113,10 +123,11 @@ def part_type(where: str, values: Mapping[str, Any], default_type: str) -> Any:
 
 
 def whole_model(
-    where: str, kind: Any, values: Mapping[str, Any], models: Mapping[str, Part], parts: Mapping[str, Part]
+    where: str, values: Mapping[str, Any], models: Mapping[str, Part], parts: Mapping[str, Part], folder: Path | None
 ) -> Section:
-    """All of a config.json as the model type `kind`. Raises UserError if that is none of `models`."""
-    return _of_type(where, kind, models, parts, values, [], "; docs/families.md says what others need")
+    """All of a config.json. Raises UserError if its model type is none of `models`."""
+    others = "; docs/families.md says what others need"
+    return replace(_of_type(where, values.get("model_type", ""), models, parts, values, [], others), folder=folder)
 
 
 def _of_type(

@@ -11,19 +11,16 @@ from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.gemma import check_groups, kinds_of_layers
+from omnibal_ext.families.towers.gemma import grouped_sizes, kinds_of_layers
 from omnibal_ext.families.towers.llama import (
     BASE,
-    EPSILON,
     FULL,
-    HEADS,
     LAYERS,
     POSITIONS,
     ROPE,
     SLIDING,
     TOKEN,
     WIDTH,
-    WORDS,
     read_rope,
     tied,
 )
@@ -36,9 +33,7 @@ ROPE_KINDS = ("default", "linear")
 
 def read_gemma3(name: str, config: Section) -> Architecture:
     """The model of a gemma3's config.json. Raises UserError naming a field that cannot be honoured."""
-    tower, language = config.inner("vision_config", "siglip_vision_model"), config.inner("text_config", "gemma3_text")
-    tower.must_be("siglip_vision_model")
-    language.must_be("gemma3_text")
+    tower, language = config.towers("siglip_vision_model", "gemma3_text")
     vision = siglip(tower, tower.take("num_hidden_layers", LAYERS), final_norm=True)
     return Architecture(
         name,
@@ -68,24 +63,14 @@ def _language(section: Section) -> LanguageArchitecture:
     section.must(attention_bias=False, attention_dropout=0.0, attn_logit_softcapping=None, final_logit_softcapping=None)
     if section.take_if("use_bidirectional_attention", flag):
         raise UserError(f"{section.where}.use_bidirectional_attention is True; supported: False")
-    heads, kv_heads = section.take("num_attention_heads", HEADS), section.take("num_key_value_heads", HEADS)
-    hidden_size, head_size = section.take("hidden_size", WIDTH), section.take("head_dim", WIDTH)
-    check_groups(section, heads, kv_heads, head_size)
+    sizes, head_size = grouped_sizes(section)
     query_scale = section.take("query_pre_attn_scalar", WIDTH)
-    layers = section.take("num_hidden_layers", LAYERS)
     theta, scaling, near_theta = _rotation(section)
-    near = _near_layers(section, layers)
+    near = _near_layers(section, sizes["layers"])
     language = LanguageArchitecture(
-        layers=layers,
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("intermediate_size", WIDTH),
-        vocab_size=section.take("vocab_size", WORDS),
+        **sizes,
         rope_theta=theta,
-        norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qk_norm=True,
-        head_size=None if head_size * heads == hidden_size else head_size,
         rope_scaling=scaling,
         activation=section.choose("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}),
         centred_norms=True,

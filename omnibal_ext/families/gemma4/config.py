@@ -19,7 +19,7 @@ from omnibal_ext.architectures.language import (
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.gemma import check_groups, kinds_of_layers
+from omnibal_ext.families.towers.gemma import check_groups, grouped_sizes, kinds_of_layers
 from omnibal_ext.families.towers.llama import (
     BASE,
     EPSILON,
@@ -27,7 +27,6 @@ from omnibal_ext.families.towers.llama import (
     FACTOR,
     FULL,
     HEADS,
-    LAYERS,
     POSITIONS,
     SLIDING,
     TOKEN,
@@ -35,7 +34,7 @@ from omnibal_ext.families.towers.llama import (
     WORDS,
     tied,
 )
-from omnibal_ext.families.towers.native import check_heads
+from omnibal_ext.families.towers.native import native_sizes
 from omnibal_ext.reading.checks import finite, flag, integer, mapping, maybe, record, shown, text
 
 PATTERN = 6
@@ -55,9 +54,7 @@ def read_gemma4(name: str, config: Section) -> Architecture:
     """The model of a gemma4's config.json. Raises UserError naming a field that cannot be honoured."""
     if not config.get("vision_config"):
         raise UserError(f"{config.where}.vision_config is missing; models that see images are trained here")
-    tower, language = config.inner("vision_config", "gemma4_vision"), config.inner("text_config", "gemma4_text")
-    tower.must_be("gemma4_vision")
-    language.must_be("gemma4_text")
+    tower, language = config.towers("gemma4_vision", "gemma4_text")
     return Architecture(
         name,
         _vision(tower),
@@ -73,20 +70,14 @@ def read_gemma4(name: str, config: Section) -> Architecture:
 
 def _vision(tower: Section) -> VisionArchitecture:
     tower.must(attention_bias=False, attention_dropout=0.0)
-    width, heads = tower.take("hidden_size", WIDTH), tower.take("num_attention_heads", HEADS)
-    check_heads(tower, width, heads)
-    tower.must(num_key_value_heads=heads, head_dim=width // heads)
+    sizes = native_sizes(tower, "num_hidden_layers", heads="num_attention_heads")
+    tower.must(num_key_value_heads=sizes["heads"], head_dim=sizes["hidden_size"] // sizes["heads"])
     rope = tower.take_if("rope_parameters", ROPE) or {}
     if rope.get("rope_type") not in (None, "axial", "default"):  # which older files say, and mean the same
         raise UserError(f"{tower.where}.rope_parameters: rope type {shown(rope['rope_type'])}; supported: 'axial'")
-    patch = tower.take("patch_size", WIDTH)
     vision = VisionArchitecture(
-        layers=tower.take("num_hidden_layers", LAYERS),
-        hidden_size=width,
-        heads=heads,
+        **sizes,
         ffn_hidden_size=tower.take("intermediate_size", WIDTH),
-        patch_size=patch,
-        image_size=patch,
         normalization="RMSNorm",
         norm_epsilon=tower.take("rms_norm_eps", EPSILON),
         qkv_bias=False,
@@ -96,7 +87,6 @@ def _vision(tower: Section) -> VisionArchitecture:
         gated=True,
         bias=False,
         patch_bias=False,
-        layer_scale=False,
         clipped=tower.take("use_clipped_linears", flag),
         standardized=tower.take("standardize", flag),
         pixels="half",
@@ -118,27 +108,19 @@ def read_language(section: Section) -> LanguageArchitecture:
     both_ways = section.take_if("use_bidirectional_attention", text)
     if both_ways not in DIRECTIONS:
         raise UserError(f"{section.where}.use_bidirectional_attention is {shown(both_ways)}; supported: 'vision', null")
-    layers, heads = section.take("num_hidden_layers", LAYERS), section.take("num_attention_heads", HEADS)
-    kv_heads, head_size = section.take("num_key_value_heads", HEADS), section.take("head_dim", WIDTH)
+    experts = _experts(section)
+    sizes, head_size = grouped_sizes(section, mixture=experts is not None)
+    layers = sizes["layers"]
     near = _near_layers(section, layers)
-    far = _far_heads(section, tuple(number for number in range(layers) if number not in near), kv_heads, head_size)
-    for groups, width in ((kv_heads, head_size), (far.kv_heads, far.head_size)):
-        check_groups(section, heads, groups, width)
+    others = tuple(number for number in range(layers) if number not in near)
+    far = _far_heads(section, others, sizes["kv_heads"], head_size)
+    check_groups(section, sizes["heads"], far.kv_heads, far.head_size)
     theta, scaling, near_theta = _rotation(section)
     window = section.take("sliding_window", POSITIONS)
-    hidden_size = section.take("hidden_size", WIDTH)
-    experts, words = _experts(section), section.take("vocab_size", WORDS)
     language = LanguageArchitecture(
-        layers=layers,
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("moe_intermediate_size" if experts else "intermediate_size", WIDTH),
-        vocab_size=words,
+        **sizes | {"head_size": head_size},
         rope_theta=theta,
-        norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qk_norm=True,
-        head_size=head_size,
         rope_scaling=scaling,
         activation=section.choose("hidden_activation", ACTIVATIONS),
         branch_norms=True,
@@ -148,7 +130,7 @@ def read_language(section: Section) -> LanguageArchitecture:
         far=far,
         value_norm=True,
         layer_scalar=True,
-        layer_inputs=_layer_inputs(section, words),
+        layer_inputs=_layer_inputs(section, sizes["vocab_size"]),
         shared_keys=_shared_keys(section, layers, near),
         logit_cap=section.take_if("final_logit_softcapping", finite(1e-3, 1e6)),
         image_attention=both_ways == "vision",

@@ -18,10 +18,7 @@ def read_gemma4_unified(name: str, config: Section) -> Architecture:
     """The model of a gemma4_unified's config.json. Raises UserError naming a field that cannot be honoured."""
     if not config.get("vision_config"):
         raise UserError(f"{config.where}.vision_config is missing; models that see images are trained here")
-    patches = config.inner("vision_config", "gemma4_unified_vision")
-    language = config.inner("text_config", "gemma4_unified_text")
-    patches.must_be("gemma4_unified_vision")
-    language.must_be("gemma4_unified_text")
+    patches, language = config.towers("gemma4_unified_vision", "gemma4_unified_text")
     for field in NOT_HERE:
         if language.get(field):
             raise UserError(f"{language.where}.{field} is {shown(language.get(field))}; supported: 0, or none")

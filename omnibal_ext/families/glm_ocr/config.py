@@ -4,7 +4,7 @@ norms of query and key, and no learned positions."""
 from dataclasses import replace
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.families.glm_v.config import read_dense, read_tied, read_vision
+from omnibal_ext.families.glm_v.config import read_dense, read_vision, whole
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import TOKEN, WIDTH
 
@@ -14,9 +14,7 @@ COLOURS = 3
 
 def read_glm_ocr(name: str, config: Section) -> Architecture:
     """The model of a glm_ocr's config.json. Raises UserError naming a field that cannot be honoured."""
-    tower, text = config.inner("vision_config", "glm_ocr_vision"), config.inner("text_config", "glm_ocr_text")
-    tower.must_be("glm_ocr_vision")
-    text.must_be("glm_ocr_text")
+    tower, text = config.towers("glm_ocr_vision", "glm_ocr_text")
     language = read_dense(text, text.take_if("head_dim", WIDTH), qkv_bias=False)
     vision = read_vision(tower, language.hidden_size)
     vision = replace(
@@ -28,14 +26,5 @@ def read_glm_ocr(name: str, config: Section) -> Architecture:
         native=vision.native and replace(vision.native, learned_positions=None, bicubic=False),
     )
     tower.refuse_unread()
-    return Architecture(
-        name,
-        vision,
-        language,
-        merger="gated",
-        merger_width=COLOURS * language.hidden_size,
-        projector_norm=False,
-        tied=read_tied(config),
-        prompt=PromptFormat("glm-4.6v", config.take("image_token_id", TOKEN), None, "native_grown"),
-        types=("glm_ocr", "glm_ocr_text"),
-    )
+    prompt = PromptFormat("glm-4.6v", config.take("image_token_id", TOKEN), None, "native_grown")
+    return whole(name, config, text, vision, language, COLOURS * language.hidden_size, prompt)

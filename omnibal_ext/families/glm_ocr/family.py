@@ -1,7 +1,7 @@
 """GLM-OCR."""
 
 from omnibal_ext.families.family import Family, Model
-from omnibal_ext.families.fields import GENERAL, LANGUAGE
+from omnibal_ext.families.fields import GENERAL, LANGUAGE, text
 from omnibal_ext.families.glm_ocr.config import read_glm_ocr
 from omnibal_ext.families.glm_ocr.names import vision_weights
 from omnibal_ext.families.glm_ocr.presets import PRESETS
@@ -16,10 +16,7 @@ FAMILY = Family(
     models={"glm_ocr": Model(MODEL, read_glm_ocr, takes=IMAGES)},
     parts={
         "glm_ocr_text": Part(
-            {
-                **TEXT, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16,
-                "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 59392,
-            },
+            TEXT | text(16, 1024, 16, 8, 4096, 59392),
             LANGUAGE | MARKS,
             tuple(dense_weights()),
         ),

@@ -14,18 +14,16 @@ from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import (
     EPSILON,
     EXPERTS,
-    HEADS,
-    LAYERS,
     TOKEN,
     WIDTH,
-    WORDS,
     Rotation,
+    language_sizes,
     partial_rotation,
     rotary_share,
     rotation_fields,
     tied,
 )
-from omnibal_ext.families.towers.native import ACTIVATIONS, SIDE, check_heads, rotary_base
+from omnibal_ext.families.towers.native import ACTIVATIONS, SIDE, native_sizes, rotary_base
 from omnibal_ext.reading.checks import anything, finite, flag, integer, mapping
 
 FILES, PROCESSOR = ("processor_config.json", "preprocessor_config.json"), "Glm46VProcessor"
@@ -35,14 +33,19 @@ ROTATION = Rotation(sections=(8, 12, 12))
 
 def read_glm(name: str, config: Section) -> Architecture:
     """The model of a glm4v's, glm46v's or glm4v_moe's config.json. Raises UserError naming what cannot be honoured."""
-    kind = config["model_type"]
-    part = "glm4v_moe" if kind == "glm4v_moe" else "glm4v"
-    tower, text = config.inner("vision_config", f"{part}_vision"), config.inner("text_config", f"{part}_text")
-    tower.must_be(f"{part}_vision")
-    text.must_be(f"{part}_text")
+    part = "glm4v_moe" if config["model_type"] == "glm4v_moe" else "glm4v"
+    tower, text = config.towers(f"{part}_vision", f"{part}_text")
     language = _mixture(text) if part == "glm4v_moe" else read_dense(text, None, qkv_bias=True)
     vision, merger_width = read_vision(tower, language.hidden_size), tower.take("intermediate_size", WIDTH)
     tower.refuse_unread()
+    return whole(name, config, text, vision, language, merger_width, _prompt(config))
+
+
+def whole(
+    name: str, config: Section, text: Section, vision: VisionArchitecture, language: LanguageArchitecture,
+    merger_width: int, prompt: PromptFormat,
+) -> Architecture:  # fmt: skip
+    """A model of these parts; `text` is the language model's section."""
     return Architecture(
         name,
         vision,
@@ -50,16 +53,17 @@ def read_glm(name: str, config: Section) -> Architecture:
         merger="gated",
         merger_width=merger_width,
         projector_norm=False,
-        tied=read_tied(config),
-        prompt=_prompt(config),
-        types=(kind, f"{part}_text"),
+        tied=_tied(config),
+        prompt=prompt,
+        types=(config["model_type"], text["model_type"]),
     )
 
 
 def _prompt(config: Section) -> PromptFormat:
     """Times of a video's frames are written as the folder's processor does, whichever model type has it."""
     kind, markup = config["model_type"], "glm-4.6v"
-    if kind != "glm46v" and PROCESSOR not in {_processor(Path(config.where).parent / name) for name in FILES}:
+    files = (config.folder / name for name in FILES) if config.folder else ()
+    if kind != "glm46v" and PROCESSOR not in map(_processor, files):
         markup = "glm-4.1v"
     template = "glm-4.1v" if kind == "glm4v" else "glm-4.5v"
     return PromptFormat(markup, config.take("image_token_id", TOKEN), template, "native_grown")
@@ -69,7 +73,7 @@ def _processor(file: Path) -> Any:
     return read_config(file).get("processor_class") if file.is_file() else None
 
 
-def read_tied(config: Section) -> bool:
+def _tied(config: Section) -> bool:
     """Older files say it of the language model; of GLM-4.6V's dense models that is not read."""
     inner = (config.take_if("text_config", mapping(anything)) or {}) if config["model_type"] != "glm46v" else {}
     beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
@@ -79,19 +83,12 @@ def read_tied(config: Section) -> bool:
 def read_vision(tower: Section, out: int) -> VisionArchitecture:
     """The ViT, whose features are as wide as the language model, `out`. Raises UserError where they are not."""
     tower.must(in_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, spatial_merge_size=2)
-    width, heads, patch = (
-        tower.take(*field) for field in (("hidden_size", WIDTH), ("num_heads", HEADS), ("patch_size", SIDE))
-    )
-    check_heads(tower, width, heads)
+    sizes = native_sizes(tower)
     if (given := tower.take("out_hidden_size", WIDTH)) != out:
         raise UserError(f"{tower.where}: gives features of width {given}, the language model has {out}")
     return VisionArchitecture(
-        layers=tower.take("depth", LAYERS),
-        hidden_size=width,
-        heads=heads,
+        **sizes,
         ffn_hidden_size=out,
-        patch_size=patch,
-        image_size=patch,
         normalization="RMSNorm",
         norm_epsilon=tower.take("rms_norm_eps", EPSILON),
         qkv_bias=tower.take("attention_bias", flag),
@@ -100,12 +97,11 @@ def read_vision(tower: Section, out: int) -> VisionArchitecture:
         gated=True,
         pre_norm=True,
         final_norm=True,
-        layer_scale=False,
         pixels="clip",
         native=NativeResolution(
             frames=tower.take("temporal_patch_size", integer(1, 2**10)),
             theta=rotary_base(tower),
-            learned_positions=tower.take("image_size", SIDE) // patch,
+            learned_positions=tower.take("image_size", SIDE) // sizes["patch_size"],
             bicubic=True,
         ),
     )
@@ -116,68 +112,37 @@ def read_dense(section: Section, head_size: int | None, qkv_bias: bool) -> Langu
 
     Raises UserError naming what cannot be honoured.
     """
-    heads, kv_heads, hidden_size = _heads(section)
+    sizes = language_sizes(section, head_size)
     if head_size is None:
-        if hidden_size % heads:
-            raise UserError(f"{section.where}: hidden_size {hidden_size} does not divide into {heads} heads")
-        section.must(head_dim=hidden_size // heads)
-        head_size = hidden_size // heads
-    language = LanguageArchitecture(
-        layers=section.take("num_hidden_layers", LAYERS),
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("intermediate_size", WIDTH),
-        qkv_bias=qkv_bias,
-        head_size=None if head_size * heads == hidden_size else head_size,
-        branch_norms=True,
-        **_words_and_rotation(section, head_size, 1.0),
-    )
-    section.refuse_unread()
-    return language
+        if sizes["hidden_size"] % sizes["heads"]:
+            raise UserError(
+                f"{section.where}: hidden_size {sizes['hidden_size']} does not divide into {sizes['heads']} heads"
+            )
+        section.must(head_dim=sizes["hidden_size"] // sizes["heads"])
+    return _language(section, sizes, 1.0, qkv_bias=qkv_bias, branch_norms=True)
 
 
 def _mixture(section: Section) -> LanguageArchitecture:
-    heads, kv_heads, hidden_size = _heads(section)
-    head_size = section.take_if("head_dim", WIDTH) or hidden_size // heads
-    layers = section.take("num_hidden_layers", LAYERS)
-    experts = _experts(section, layers)
-    language = LanguageArchitecture(
-        layers=layers,
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("moe_intermediate_size", WIDTH),
-        qkv_bias=section.take("attention_bias", flag),
-        head_size=None if head_size * heads == hidden_size else head_size,
-        experts=experts,
-        **_words_and_rotation(section, head_size, 0.5),
-    )
+    sizes = language_sizes(section, section.take_if("head_dim", WIDTH), mixture=True)
+    experts = _experts(section, sizes["layers"])
+    return _language(section, sizes, 0.5, qkv_bias=section.take("attention_bias", flag), experts=experts)
+
+
+def _language(section: Section, sizes: dict[str, Any], share: float, **more: Any) -> LanguageArchitecture:
+    """What dense models and mixtures have alike; of a head `share` turns where the file does not say it."""
+    section.must(hidden_act="silu", attention_dropout=0.0)
+    if sizes["heads"] % sizes["kv_heads"]:
+        raise UserError(
+            f"{section.where}: {sizes['heads']} heads are no multiple of {sizes['kv_heads']} of keys and values"
+        )
+    rope, base = rotation_fields(section, ROTATION)
+    head_size = sizes["head_size"] or sizes["hidden_size"] // sizes["heads"]
+    rotated = int(head_size * rotary_share(section, rope, share))
+    rotation = partial_rotation(section, rope, rotated, ROTATION)
+    rotation["rotated"] = None if rotated == head_size else rotated
+    language = LanguageArchitecture(**sizes, **rotation, rope_theta=base, **more)
     section.refuse_unread()
     return language
-
-
-def _heads(section: Section) -> tuple[int, int, int]:
-    """Heads, those of keys and values, and the model's width."""
-    section.must(hidden_act="silu", attention_dropout=0.0)
-    heads = section.take("num_attention_heads", HEADS)
-    kv_heads = section.take_if("num_key_value_heads", HEADS) or heads
-    if heads % kv_heads:
-        raise UserError(f"{section.where}: {heads} heads are no multiple of {kv_heads} of keys and values")
-    return heads, kv_heads, section.take("hidden_size", WIDTH)
-
-
-def _words_and_rotation(section: Section, head_size: int, share: float) -> dict[str, Any]:
-    """What dense models and mixtures have alike; of a head `share` turns where the file does not say it."""
-    rope, base = rotation_fields(section, ROTATION)
-    rotated = int(head_size * rotary_share(section, rope, share))
-    return {
-        **partial_rotation(section, rope, rotated, ROTATION),
-        "vocab_size": section.take("vocab_size", WORDS),
-        "rope_theta": base,
-        "norm_epsilon": section.take("rms_norm_eps", EPSILON),
-        "rotated": None if rotated == head_size else rotated,
-    }
 
 
 def _experts(section: Section, layers: int) -> Experts:

@@ -10,9 +10,7 @@ from omnibal_ext.families.towers.llama import TOKEN, tied
 def read_lighton_ocr(name: str, config: Section) -> Architecture:
     """The model of a lighton_ocr's config.json. Raises UserError naming a field that cannot be honoured."""
     config.must(spatial_merge_size=2)
-    tower, text = config.inner("vision_config", "pixtral"), config.inner("text_config", "qwen3")
-    tower.must_be("pixtral")
-    text.must_be("qwen3")
+    tower, text = config.towers("pixtral", "qwen3")
     return Architecture(
         name,
         read_pixtral(tower),

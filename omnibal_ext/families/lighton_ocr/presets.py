@@ -1,12 +1,5 @@
-"""LightOnOCR's models, a line each."""
+"""LightOnOCR's model: its class's defaults."""
 
-from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.families.mistral3.presets import PIXTRAL
-from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS
+from omnibal_ext.families.family import Preset
 
-PRESETS = {
-    "lighton-ocr-1b": Architecture(
-        "lighton-ocr-1b", PIXTRAL, LANGUAGE_MODELS["qwen3-0.6b"], merger="matrix", projector_bias=False, tied=True,
-        prompt=PromptFormat("lighton_ocr", 151655, None, "native_edge"), types=("lighton_ocr", "qwen3"),
-    )
-}  # fmt: skip
+PRESETS = {"lighton-ocr-1b": Preset({"model_type": "lighton_ocr"})}

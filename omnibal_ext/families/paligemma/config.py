@@ -10,17 +10,14 @@ from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.architectures.language import LanguageArchitecture, SlidingWindow
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.gemma import check_groups, kinds_of_layers
+from omnibal_ext.families.towers.gemma import grouped_sizes, kinds_of_layers
 from omnibal_ext.families.towers.llama import (
-    EPSILON,
     FULL,
-    HEADS,
     LAYERS,
     POSITIONS,
     SLIDING,
     TOKEN,
     WIDTH,
-    WORDS,
     Rotation,
     read_rope,
     rotation_fields,
@@ -42,12 +39,9 @@ def read_paligemma(name: str, config: Section) -> Architecture:
     for part in ("vision_config", "text_config"):  # without which transformers takes sizes of its own
         if not config.get(part):
             raise UserError(f"{config.where}.{part} is missing")
-    tower, section = config.inner("vision_config", "siglip_vision_model"), config.inner("text_config", "gemma")
-    tower.must_be("siglip_vision_model")
+    tower, section = config.towers("siglip_vision_model", "gemma", "gemma2")
     tower.asked.update(PUBLISHED)
     kind = section["model_type"]
-    if kind not in ("gemma", "gemma2"):
-        raise UserError(f"{section.where}.model_type is {shown(kind)}; supported: 'gemma', 'gemma2'")
     vision = siglip(tower, tower.take("num_hidden_layers", LAYERS), final_norm=True)
     language = _language(section, kind == "gemma2")
     config.must(projection_dim=language.hidden_size)
@@ -66,30 +60,20 @@ def read_paligemma(name: str, config: Section) -> Architecture:
 
 def _language(section: Section, second: bool) -> LanguageArchitecture:
     section.must(attention_bias=False, attention_dropout=0.0)
-    heads, kv_heads = section.take("num_attention_heads", HEADS), section.take("num_key_value_heads", HEADS)
-    hidden_size, head_size = section.take("hidden_size", WIDTH), section.take("head_dim", WIDTH)
-    check_groups(section, heads, kv_heads, head_size)
+    sizes, head_size = grouped_sizes(section)
     rope, theta = rotation_fields(section, Rotation())
     if read_rope(section, rope) is not None:
         raise UserError(f"{section.where}: rope scaling {shown(rope)}; supported: none")
-    layers = section.take("num_hidden_layers", LAYERS)
     language = LanguageArchitecture(
-        layers=layers,
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("intermediate_size", WIDTH),
-        vocab_size=section.take("vocab_size", WORDS),
+        **sizes,
         rope_theta=theta,
-        norm_epsilon=section.take("rms_norm_eps", EPSILON),
-        head_size=None if head_size * heads == hidden_size else head_size,
         activation=section.choose("hidden_activation", ACTIVATION)
         if second
         else section.choose("hidden_act", ACTIVATION | MEANT),
         centred_norms=True,
         scaled_words=True,
         prefix_attention=True,
-        **(_of_the_second(section, layers, head_size, theta) if second else {}),
+        **(_of_the_second(section, sizes["layers"], head_size, theta) if second else {}),
     )
     section.refuse_unread()
     return language

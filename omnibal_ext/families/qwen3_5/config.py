@@ -11,13 +11,11 @@ from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import (
-    EPSILON,
     EXPERTS,
     HEADS,
-    LAYERS,
     WIDTH,
-    WORDS,
     Rotation,
+    language_sizes,
     partial_rotation,
     rotary_share,
     rotation_fields,
@@ -31,30 +29,21 @@ ROTATION = Rotation(sections=(11, 11, 10), interleaved=True)
 def read_linear_language(section: Section) -> LanguageArchitecture:
     """The language model that a section describes. Raises UserError naming the field that cannot be honoured."""
     section.must(hidden_act="silu", attention_bias=False, attention_dropout=0.0, attn_output_gate=True)
-    heads, kv_heads = section.take("num_attention_heads", HEADS), section.take("num_key_value_heads", HEADS)
-    hidden_size, head_size = section.take("hidden_size", WIDTH), section.take("head_dim", WIDTH)
-    if heads % kv_heads:
+    head_size, is_mixture = section.take("head_dim", WIDTH), section["model_type"] == "qwen3_5_moe_text"
+    sizes = language_sizes(section, head_size, is_mixture)
+    if (heads := sizes["heads"]) % (kv_heads := sizes["kv_heads"]):
         raise UserError(f"{section.where}: {heads} heads are no multiple of {kv_heads} of keys and values")
     rope, base = rotation_fields(section, ROTATION)
     rotated = _rotated(section, rope, head_size)
     rotation = partial_rotation(section, rope, rotated, ROTATION)
-    layers = section.take("num_hidden_layers", LAYERS)
-    experts = _experts(section) if section["model_type"] == "qwen3_5_moe_text" else None
     language = LanguageArchitecture(
-        layers=layers,
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("moe_intermediate_size" if experts else "intermediate_size", WIDTH),
-        vocab_size=section.take("vocab_size", WORDS),
+        **sizes,
         rope_theta=base,
-        norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qk_norm=True,
-        head_size=None if head_size * heads == hidden_size else head_size,
         rotary_interleaved=ROTATION.interleaved,
         centred_norms=True,
-        experts=experts,
-        linear=_linear(section, layers),
+        experts=_experts(section) if is_mixture else None,
+        linear=_linear(section, sizes["layers"]),
         output_gate=True,
         rotated=None if rotated == head_size else rotated,
         **rotation,

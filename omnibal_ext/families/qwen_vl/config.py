@@ -14,10 +14,9 @@ from omnibal_ext.architectures.vision import NativeResolution, VisionArchitectur
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section, part_type
 from omnibal_ext.families.towers.llama import tied
-from omnibal_ext.families.towers.native import check_heads
+from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes
 from omnibal_ext.reading.checks import anything, finite, flag, integer, listing, mapping, record, shown
 
-ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
 NORM_EPSILON = 1e-6  # of every norm of the ViT, whatever the config says
 SIZE, LAYERS, RATIO = integer(1, 2**20), listing(integer(0, 2**10), most=2**10), finite(1e-3, 1e3)
 ROPE = record({}, {"rope_theta": finite(1, 1e12)})
@@ -51,25 +50,19 @@ def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
     model = _language(config, f"{kind}_text", code.read_language)
     tower.must(in_channels=3, in_chans=3)
     later = code.windows or code.learned
-    width = tower.take("hidden_size" if later else "embed_dim", SIZE)
     if (out := tower.take("out_hidden_size" if later else "hidden_size", SIZE)) != model.hidden_size:
         raise UserError(f"{tower.where}: gives features of width {out}, the language model has {model.hidden_size}")
-    patch, heads = tower.take("patch_size", SIZE), tower.take("num_heads", SIZE)
-    check_heads(tower, width, heads)
+    sizes = native_sizes(tower, width="hidden_size" if later else "embed_dim")
+    width, patch = sizes["hidden_size"], sizes["patch_size"]
     tower.must(spatial_patch_size=patch, spatial_merge_size=2)
     vision = VisionArchitecture(
-        layers=tower.take("depth", integer(1, 2**10)),
-        hidden_size=width,
-        heads=heads,
+        **sizes,
         ffn_hidden_size=tower.take("intermediate_size", SIZE) if later else int(width * tower.take("mlp_ratio", RATIO)),
-        patch_size=patch,
-        image_size=patch,
         normalization="RMSNorm" if code.windows else "LayerNorm",
         norm_epsilon=NORM_EPSILON,
         activation=tower.choose("hidden_act", ACTIVATIONS),
         gated=code.windows,
         patch_bias=code.learned,
-        layer_scale=False,
         pixels="half" if code.learned else "clip",
         native=_native(tower, patch, code),
         feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if code.featured else (),

@@ -1,11 +1,20 @@
 """What Gemma's language models have alike in a config.json: grouped heads, and layers with a window and without."""
 
 from collections.abc import Callable
+from typing import Any
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import FULL, SLIDING
+from omnibal_ext.families.towers.llama import FULL, SLIDING, WIDTH, language_sizes
 from omnibal_ext.reading.checks import listing, shown, text
+
+
+def grouped_sizes(section: Section, mixture: bool = False) -> tuple[dict[str, Any], int]:
+    """`language_sizes`, and the width of a head. Raises UserError as `check_groups` does."""
+    head_size = section.take("head_dim", WIDTH)
+    sizes = language_sizes(section, head_size, mixture)
+    check_groups(section, sizes["heads"], sizes["kv_heads"], head_size)
+    return sizes, head_size
 
 
 def check_groups(section: Section, heads: int, kv_heads: int, head_size: int) -> None:

@@ -85,17 +85,35 @@ class Llama:
 LLAMA = Llama()
 
 
+def language_sizes(section: Section, head_size: int | None, mixture: bool = False) -> dict[str, Any]:
+    """Fields of `LanguageArchitecture` that every config.json has; perceptrons are experts in a `mixture`.
+
+    `head_size`: None: as wide as all heads together fill the hidden size.
+    """
+    hidden_size, heads = section.take("hidden_size", WIDTH), section.take("num_attention_heads", HEADS)
+    return {
+        "layers": section.take("num_hidden_layers", LAYERS),
+        "hidden_size": hidden_size,
+        "heads": heads,
+        "kv_heads": section.take_if("num_key_value_heads", HEADS) or heads,
+        "ffn_hidden_size": section.take("moe_intermediate_size" if mixture else "intermediate_size", WIDTH),
+        "vocab_size": section.take("vocab_size", WORDS),
+        "norm_epsilon": section.take("rms_norm_eps", EPSILON),
+        "head_size": None if head_size is None or head_size * heads == hidden_size else head_size,
+    }
+
+
 def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
     """The language model that a section describes; its faults, or UserError, name what cannot be honoured."""
     section.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
     section.must(**{code.bias: False})
-    heads = section.take("num_attention_heads", HEADS)
     rope, base = rotation_fields(section, code.rotation)
     sections = rotary_sections(section, rope, code.rotation)
     scaling = _with_query_scale(section, rope) if code.scales_queries else read_rope(section, rope, sections)
     window = section.take_if("sliding_window", POSITIONS) if _slides(section, code.slides) else None
-    hidden_size, kv_heads = section.take("hidden_size", WIDTH), section.take_if("num_key_value_heads", HEADS) or heads
     head_size = section.take_if("head_dim", WIDTH)
+    sizes = language_sizes(section, head_size, code.experts)
+    hidden_size, heads, kv_heads = (sizes[name] for name in ("hidden_size", "heads", "kv_heads"))
     if heads % kv_heads or (head_size or hidden_size / heads) % 2:
         raise UserError(
             f"{section.where}: {hidden_size} wide, {heads} heads and {kv_heads} of keys and values do not divide into "
@@ -103,24 +121,16 @@ def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
         )
     if sections and 2 * sum(sections) != (head_size or hidden_size // heads):
         section.faults.append(f"{section.where}: mrope_section {list(sections)} is not half of a head's width")
-    experts = _experts(section, code.renormalised) if code.experts else None
     language = LanguageArchitecture(
-        layers=section.take("num_hidden_layers", LAYERS),
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("moe_intermediate_size" if experts else "intermediate_size", WIDTH),
-        vocab_size=section.take("vocab_size", WORDS),
+        **sizes,
         rope_theta=base,
-        norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qkv_bias=code.qkv_bias,
         qk_norm=code.qk_norm,
-        head_size=None if head_size in (None, hidden_size // heads) else head_size,
         rope_scaling=scaling,
         rotary_sections=sections,
         rotary_interleaved=code.rotation.interleaved,
         max_positions=window,
-        experts=experts,
+        experts=_experts(section, code.renormalised) if code.experts else None,
     )
     section.refuse_unread()
     return language
@@ -286,7 +296,10 @@ def partial_rotation(section: Section, rope: Mapping[str, Any], rotated: int, co
 def tied(config: Section, inside: bool = False) -> bool:
     """Whether word embedding and head share one weight, as transformers decides: as the config says, or its language
     model's section (`inside`), unless the weights hold a head of their own."""
-    folder = Path(config.where).parent
+    said = config.take("tie_word_embeddings", flag) or inside
+    return said and not (config.folder and _has_head(config.folder))
+
+
+def _has_head(folder: Path) -> bool:
     heads = {name: folder / file for name, file in weight_files(folder).items() if name.endswith("lm_head.weight")}
-    has_head = any(file.exists() and name in read_tensor_entries(file) for name, file in heads.items())
-    return (config.take("tie_word_embeddings", flag) or inside) and not has_head
+    return any(file.exists() and name in read_tensor_entries(file) for name, file in heads.items())

@@ -1,18 +1,29 @@
 """What ViTs at native resolution have alike in a config.json: activations, heads, a rotation in two dimensions."""
 
+from typing import Any
+
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import BASE, ROPE
+from omnibal_ext.families.towers.llama import BASE, HEADS, LAYERS, ROPE, WIDTH
 from omnibal_ext.reading.checks import integer
 
 ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
 SIDE = integer(1, 2**14)
 
 
-def check_heads(tower: Section, width: int, heads: int) -> None:
-    """Raise UserError where row and column do not each turn pairs of a head's numbers."""
-    if width % (4 * heads):
-        raise UserError(f"{tower.where}: {width} does not divide into {heads} heads whose width is a multiple of 4")
+def native_sizes(
+    tower: Section, layers: str = "depth", width: str = "hidden_size", heads: str = "num_heads"
+) -> dict[str, Any]:
+    """Fields of `VisionArchitecture` that all of them have, in a config.json under these names.
+
+    Raises UserError where row and column do not each turn pairs of a head's numbers.
+    """
+    size, count, patch = tower.take(width, WIDTH), tower.take(heads, HEADS), tower.take("patch_size", SIDE)
+    if size % (4 * count):
+        raise UserError(f"{tower.where}: {size} does not divide into {count} heads whose width is a multiple of 4")
+    depth = tower.take(layers, LAYERS)
+    shape = {"layers": depth, "hidden_size": size, "heads": count, "patch_size": patch, "image_size": patch}
+    return {**shape, "layer_scale": False}
 
 
 def rotary_base(tower: Section) -> float:

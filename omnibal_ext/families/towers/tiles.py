@@ -5,7 +5,7 @@ from typing import Any
 
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.fields import GENERAL
+from omnibal_ext.families.fields import GENERAL, tower
 from omnibal_ext.families.section import Part, Section
 from omnibal_ext.families.towers.llama import EPSILON, HEADS, LAYERS, WIDTH
 from omnibal_ext.families.weights import Weight, embedding, linear, norm, split_qkv
@@ -17,29 +17,11 @@ SIDE = integer(1, 2**14)
 
 TOWERS = {
     "clip_vision_model": Part(
-        {
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "image_size": 224,
-            "patch_size": 32,
-            "hidden_act": "quick_gelu",
-            "layer_norm_eps": 1e-5,
-        },
+        tower(12, 768, 12, 3072, image_size=224, patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5),
         GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it
     ),
     "siglip_vision_model": Part(
-        {
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "image_size": 224,
-            "patch_size": 16,
-            "hidden_act": "gelu_pytorch_tanh",
-            "layer_norm_eps": 1e-6,
-        },
+        tower(12, 768, 12, 3072, image_size=224, patch_size=16, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
         GENERAL | {"projection_dim", "vision_use_head"},  # of what stands beside the layers
     ),
 }

@@ -772,9 +772,10 @@ def test_no_config_and_no_json_are_refused(tmp_path: Path) -> None:
 
 def test_every_tower_and_language_model_has_whole_heads() -> None:
     for tower in VISION_TOWERS.values():
-        assert tower.hidden_size % tower.heads == 0
+        assert tower["hidden_size"] % tower["num_attention_heads"] == 0
     for language in LANGUAGE_MODELS.values():
-        assert language.hidden_size % language.heads == language.heads % language.kv_heads == 0
+        heads, kv_heads = language["num_attention_heads"], language["num_key_value_heads"]
+        assert language["hidden_size"] % heads == heads % kv_heads == 0
 
 
 def test_patches_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
