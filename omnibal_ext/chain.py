@@ -12,9 +12,8 @@ from typing import Literal
 
 KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
 VISION_KINDS = ("patch_embed", "vit", "projector")
-"""Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
-TOWER_KINDS = VISION_KINDS
-"""Kinds of towers' links: they pass a pack by that has nothing to encode."""
+"""Kinds whose work grows with a pack's tiles, and that a pack without tiles passes by; the others' grows with its
+tokens."""
 RECOMPUTABLE_KINDS = ("vit", "llm")
 ADAPTABLE_KINDS = ("vit", "projector", "llm")
 """Kinds whose linear layers get adapters if their part is among the targets."""

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.fields import CHECKS
 from omnibal_ext.families.weights import Weight
-from omnibal_ext.reading.checks import Check, Value, listing, mapping, maybe, shown, text
+from omnibal_ext.reading.checks import Check, listing, mapping, maybe, shown, text
 from omnibal_ext.reading.checks import anything as any_value
 
 
@@ -54,13 +55,13 @@ class Section:
         self.asked.add(name)
         return self.values.get(name)
 
-    def take(self, name: str, check: Check[Value]) -> Value:
-        """A field that must be there and be as the check says, with UserError."""
-        return check(f"{self.where}.{name}", self[name])
+    def take(self, name: str, check: Check[Any] | None = None) -> Any:
+        """A field that must be there and be as the check says, else that of `CHECKS`, with UserError."""
+        return (check or CHECKS[name])(f"{self.where}.{name}", self[name])
 
-    def take_if(self, name: str, check: Check[Value]) -> Value | None:
+    def take_if(self, name: str, check: Check[Any] | None = None) -> Any:
         """A field that may be absent or null."""
-        return maybe(check)(f"{self.where}.{name}", self.get(name))
+        return maybe(check or CHECKS[name])(f"{self.where}.{name}", self.get(name))
 
     def inner(self, name: str, default_type: str, always: bool = False) -> "Section":
         """The section of that name, of `default_type` where it does not say, or `always`."""

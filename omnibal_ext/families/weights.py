@@ -94,10 +94,17 @@ def llama_of_experts(apart: bool) -> Iterator[Weight]:
     yield from experts("llm", "language_model.model.layers.{n}.mlp", apart, together="either_way")
 
 
+def outside_layers() -> Iterator[Weight]:
+    """Of Llama's names: word embedding, last norm and head."""
+    yield Weight("word_embed", "embedding.weight", ("language_model.model.embed_tokens.weight",))
+    yield Weight("head", "norm.weight", ("language_model.model.norm.weight",))
+    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
+
+
 def all_but_perceptrons(branch_norms: bool = False) -> Iterator[Weight]:
     """Of Llama's names."""
-    model, layer = "language_model.model", "language_model.model.layers.{n}"
-    yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
+    layer = "language_model.model.layers.{n}"
+    yield from outside_layers()
     yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
     yield from split_qkv("llm", f"{layer}.self_attn.", "language_qkv", "language.qkv_bias")
     for one in "qk":
@@ -109,5 +116,3 @@ def all_but_perceptrons(branch_norms: bool = False) -> Iterator[Weight]:
     if branch_norms:
         for branch, theirs in (("self_attn", "post_attention"), ("mlp", "post_feedforward")):
             yield Weight("llm", f"{branch}_bda.norm.weight", (f"{layer}.{theirs}_layernorm.weight",))
-    yield Weight("head", "norm.weight", (f"{model}.norm.weight",))
-    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")

@@ -36,7 +36,7 @@ from megatron.vlm.models.vit.layers import PatchEmbed, VisionLayer, shared_rows,
 from megatron.vlm.models.vit.native import NativePatchEmbed
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import TOWER_KINDS, VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
+from omnibal_ext.chain import VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
 
 SEEDS_APART = 2**20
 """Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
@@ -113,7 +113,7 @@ class Chain:
 
     def passes_by(self, link: int, batch: Microbatch) -> bool:
         """Whether a link is a tower's that has nothing to encode of a pack."""
-        return self.kinds[link] in TOWER_KINDS and batch.tiles == 0
+        return self.kinds[link] in VISION_KINDS and batch.tiles == 0
 
     def _build(self, link: int, again: bool) -> torch.nn.Module:
         vision = self.architecture.vision

@@ -11,19 +11,8 @@ from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.gemma import grouped_sizes, kinds_of_layers
-from omnibal_ext.families.towers.llama import (
-    BASE,
-    FULL,
-    LAYERS,
-    POSITIONS,
-    ROPE,
-    SLIDING,
-    TOKEN,
-    WIDTH,
-    read_rope,
-    tied,
-)
+from omnibal_ext.families.towers.gemma import grouped_sizes
+from omnibal_ext.families.towers.llama import FULL, ROPE, SLIDING, kinds_of_layers, read_rope, tied
 from omnibal_ext.families.towers.tiles import siglip
 from omnibal_ext.reading.checks import flag, integer, record, shown
 
@@ -34,7 +23,7 @@ ROPE_KINDS = ("default", "linear")
 def read_gemma3(name: str, config: Section) -> Architecture:
     """The model of a gemma3's config.json. Raises UserError naming a field that cannot be honoured."""
     tower, language = config.towers("siglip_vision_model", "gemma3_text")
-    vision = siglip(tower, tower.take("num_hidden_layers", LAYERS), final_norm=True)
+    vision = siglip(tower, tower.take("num_hidden_layers"), final_norm=True)
     return Architecture(
         name,
         vision,
@@ -42,7 +31,7 @@ def read_gemma3(name: str, config: Section) -> Architecture:
         shuffle=_square(config, vision),
         pools=True,
         tied=tied(config),
-        prompt=PromptFormat("gemma", config.take("image_token_index", TOKEN), "gemma", "gemma"),
+        prompt=PromptFormat("gemma", config.take("image_token_index"), "gemma", "gemma"),
         types=("gemma3", "gemma3_text"),
     )
 
@@ -64,7 +53,7 @@ def _language(section: Section) -> LanguageArchitecture:
     if section.take_if("use_bidirectional_attention", flag):
         raise UserError(f"{section.where}.use_bidirectional_attention is True; supported: False")
     sizes, head_size = grouped_sizes(section)
-    query_scale = section.take("query_pre_attn_scalar", WIDTH)
+    query_scale = section.take("query_pre_attn_scalar")
     theta, scaling, near_theta = _rotation(section)
     near = _near_layers(section, sizes["layers"])
     language = LanguageArchitecture(
@@ -77,7 +66,7 @@ def _language(section: Section) -> LanguageArchitecture:
         branch_norms=True,
         scaled_words=True,
         query_scale=None if query_scale == head_size else query_scale,
-        sliding=SlidingWindow(section.take("sliding_window", POSITIONS), near, near_theta) if near else None,
+        sliding=SlidingWindow(section.take("sliding_window"), near, near_theta) if near else None,
         image_attention=True,
     )
     section.refuse_unread()
@@ -86,7 +75,7 @@ def _language(section: Section) -> LanguageArchitecture:
 
 def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
     """Layers that slide a window: all but each sixth, unless the file says otherwise."""
-    pattern = section.take_if("sliding_window_pattern", integer(1, 2**10)) or 6
+    pattern = section.take_if("sliding_window_pattern") or 6
     kinds = kinds_of_layers(section, layers, lambda number: SLIDING if (number + 1) % pattern else FULL)
     return tuple(number for number, kind in enumerate(kinds) if kind == SLIDING)
 
@@ -98,8 +87,8 @@ def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
         raise UserError(f"{section.where}.rope_parameters has {shown(min(unknown))}; supported: {SLIDING!r}, {FULL!r}")
     near = both.get(SLIDING) or {}
     far = (both.get(FULL) or {}) | (section.take_if("rope_scaling", ROPE) or {})
-    theta = far.get("rope_theta") or section.take_if("rope_theta", BASE) or 1e6
-    near_theta = near.get("rope_theta") or section.take_if("rope_local_base_freq", BASE) or 1e4
+    theta = far.get("rope_theta") or section.take_if("rope_theta") or 1e6
+    near_theta = near.get("rope_theta") or section.take_if("rope_local_base_freq") or 1e4
     for place, rope, known in ((SLIDING, near, ROPE_KINDS[:1]), (FULL, far, ROPE_KINDS)):
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind not in known:

@@ -18,24 +18,12 @@ from omnibal_ext.architectures.language import (
 )
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.fields import BASE, FACTOR, HEADS, WIDTH
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.gemma import check_groups, grouped_sizes, kinds_of_layers
-from omnibal_ext.families.towers.llama import (
-    BASE,
-    EPSILON,
-    EXPERTS,
-    FACTOR,
-    FULL,
-    HEADS,
-    POSITIONS,
-    SLIDING,
-    TOKEN,
-    WIDTH,
-    WORDS,
-    tied,
-)
+from omnibal_ext.families.towers.gemma import check_groups, grouped_sizes
+from omnibal_ext.families.towers.llama import FULL, SLIDING, chosen_experts, kinds_of_layers, tied
 from omnibal_ext.families.towers.native import native_sizes
-from omnibal_ext.reading.checks import finite, flag, integer, mapping, maybe, record, shown, text
+from omnibal_ext.reading.checks import finite, integer, mapping, maybe, record, shown, text
 
 PATTERN = 6
 """Every so many layers one is global, where the file does not list them; the last one is always."""
@@ -59,11 +47,11 @@ def read_gemma4(name: str, config: Section) -> Architecture:
         name,
         _vision(tower),
         read_language(language),
-        shuffle=tower.take("pooling_kernel_size", integer(1, 2**5)),
+        shuffle=tower.take("pooling_kernel_size"),
         pools=True,
         projector_norm=False,
         tied=tied(config),
-        prompt=PromptFormat("gemma4", config.take("image_token_id", TOKEN), "gemma4", "gemma4"),
+        prompt=PromptFormat("gemma4", config.take("image_token_id"), "gemma4", "gemma4"),
         types=("gemma4", "gemma4_text"),
     )
 
@@ -77,9 +65,9 @@ def _vision(tower: Section) -> VisionArchitecture:
         raise UserError(f"{tower.where}.rope_parameters: rope type {shown(rope['rope_type'])}; supported: 'axial'")
     vision = VisionArchitecture(
         **sizes,
-        ffn_hidden_size=tower.take("intermediate_size", WIDTH),
+        ffn_hidden_size=tower.take("intermediate_size"),
         normalization="RMSNorm",
-        norm_epsilon=tower.take("rms_norm_eps", EPSILON),
+        norm_epsilon=tower.take("rms_norm_eps"),
         qkv_bias=False,
         head_norms=True,
         branch_norms=True,
@@ -87,14 +75,14 @@ def _vision(tower: Section) -> VisionArchitecture:
         gated=True,
         bias=False,
         patch_bias=False,
-        clipped=tower.take("use_clipped_linears", flag),
-        standardized=tower.take("standardize", flag),
+        clipped=tower.take("use_clipped_linears"),
+        standardized=tower.take("standardize"),
         pixels="half",
         native=NativeResolution(
-            merge=tower.take("pooling_kernel_size", integer(1, 2**5)),
+            merge=tower.take("pooling_kernel_size"),
             frames=1,
             theta=float(rope.get("rope_theta") or 100.0),
-            axis_positions=tower.take("position_embedding_size", WIDTH),
+            axis_positions=tower.take("position_embedding_size"),
             by_halves=True,
         ),
     )
@@ -116,7 +104,7 @@ def read_language(section: Section) -> LanguageArchitecture:
     far = _far_heads(section, others, sizes["kv_heads"], head_size)
     check_groups(section, sizes["heads"], far.kv_heads, far.head_size)
     theta, scaling, near_theta = _rotation(section)
-    window = section.take("sliding_window", POSITIONS)
+    window = section.take("sliding_window")
     language = LanguageArchitecture(
         **sizes | {"head_size": head_size},
         rope_theta=theta,
@@ -132,7 +120,7 @@ def read_language(section: Section) -> LanguageArchitecture:
         layer_scalar=True,
         layer_inputs=_layer_inputs(section, sizes["vocab_size"]),
         shared_keys=_shared_keys(section, layers, near),
-        logit_cap=section.take_if("final_logit_softcapping", finite(1e-3, 1e6)),
+        logit_cap=section.take_if("final_logit_softcapping"),
         image_attention=both_ways == "vision",
         experts=experts,
     )
@@ -146,7 +134,7 @@ def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
     if not (width := section.take_if("hidden_size_per_layer_input", integer(0, 2**16))):
         section.asked.update(names)  # without effect then
         return None
-    own, blank = section.take(names[0], WORDS), section.take_if(names[1], TOKEN)
+    own, blank = section.take(names[0]), section.take_if(names[1])
     if own < words or blank is None or blank >= own:
         raise UserError(
             f"{section.where}: {names[0]} is {own} and {names[1]} {shown(blank)}; supported: all {words} words of "
@@ -157,7 +145,7 @@ def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
 
 def _shared_keys(section: Section, layers: int, near: tuple[int, ...]) -> SharedKeys | None:
     """The last layers that take keys and values of others, in front of which there is one of each kind."""
-    widens = section.take_if("use_double_wide_mlp", flag) or False
+    widens = section.take_if("use_double_wide_mlp") or False
     if not (count := section.take_if("num_kv_shared_layers", integer(0, 2**16)) or 0):
         return None
     own = {number in near for number in range(layers - count)}
@@ -172,13 +160,13 @@ def _shared_keys(section: Section, layers: int, near: tuple[int, ...]) -> Shared
 def _experts(section: Section) -> Experts | None:
     """Of every layer, beside a perceptron; what a token's experts weigh adds up to 1 before each is scaled."""
     names = ("num_experts", "top_k_experts", "moe_intermediate_size")
-    if not section.take_if("enable_moe_block", flag):
+    if not section.take_if("enable_moe_block"):
         section.asked.update(names)  # without effect then
         return None
-    count, chosen = (section.take(name, EXPERTS) for name in names[:2])
-    if not 2 <= chosen <= count:
-        raise UserError(f"{section.where}.top_k_experts is {chosen}; supported: 2 up to the {count} experts")
-    return Experts(count, chosen, balance=0.0, beside=section.take("intermediate_size", WIDTH))
+    count = section.take(names[0])
+    return Experts(
+        count, chosen_experts(section, count, names[1]), balance=0.0, beside=section.take("intermediate_size")
+    )
 
 
 def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
@@ -192,9 +180,9 @@ def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
 
 def _far_heads(section: Section, far: tuple[int, ...], kv_heads: int, head_size: int) -> FarHeads:
     """Of the layers that slide none. Raises UserError where these differ among each other, or others have their own."""
-    alike = section.take("attention_k_eq_v", flag)
-    width = section.take_if("global_head_dim", WIDTH) or 512
-    groups = section.take_if("num_global_key_value_heads", HEADS)
+    alike = section.take("attention_k_eq_v")
+    width = section.take_if("global_head_dim") or 512
+    groups = section.take_if("num_global_key_value_heads")
     by_layer = section.take_if("per_layer_config", OWN)
     if by_layer is None:
         return FarHeads(groups if alike and groups else kv_heads, width, alike)

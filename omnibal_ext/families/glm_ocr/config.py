@@ -6,7 +6,6 @@ from dataclasses import replace
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.families.glm_v.config import read_dense, read_vision, whole
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import TOKEN, WIDTH
 
 COLOURS = 3
 """The merger's inner width is as many times its own."""
@@ -15,16 +14,16 @@ COLOURS = 3
 def read_glm_ocr(name: str, config: Section) -> Architecture:
     """The model of a glm_ocr's config.json. Raises UserError naming a field that cannot be honoured."""
     tower, text = config.towers("glm_ocr_vision", "glm_ocr_text")
-    language = read_dense(text, text.take_if("head_dim", WIDTH), qkv_bias=False)
+    language = read_dense(text, text.take_if("head_dim"), qkv_bias=False)
     vision = read_vision(tower, language.hidden_size)
     vision = replace(
         vision,
-        ffn_hidden_size=tower.take("intermediate_size", WIDTH),
+        ffn_hidden_size=tower.take("intermediate_size"),
         bias=vision.qkv_bias,
         query_key_norms=True,
         pre_norm=False,
         native=vision.native and replace(vision.native, learned_positions=None, bicubic=False),
     )
     tower.refuse_unread()
-    prompt = PromptFormat("glm-4.6v", config.take("image_token_id", TOKEN), None, "native_grown")
+    prompt = PromptFormat("glm-4.6v", config.take("image_token_id"), None, "native_grown")
     return whole(name, config, text, vision, language, COLOURS * language.hidden_size, prompt)

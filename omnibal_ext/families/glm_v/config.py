@@ -12,19 +12,17 @@ from omnibal_ext.architectures.vision import NativeResolution, VisionArchitectur
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import (
-    EPSILON,
-    EXPERTS,
-    TOKEN,
-    WIDTH,
     Rotation,
+    chosen_experts,
     language_sizes,
     partial_rotation,
     rotary_share,
     rotation_fields,
     tied,
+    tied_as_either_says,
 )
-from omnibal_ext.families.towers.native import ACTIVATIONS, SIDE, native_sizes, rotary_base
-from omnibal_ext.reading.checks import anything, finite, flag, integer, mapping
+from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes, rotary_base
+from omnibal_ext.reading.checks import finite
 
 FILES, PROCESSOR = ("processor_config.json", "preprocessor_config.json"), "Glm46VProcessor"
 """Where a folder says which processor it has, and the later one."""
@@ -36,7 +34,7 @@ def read_glm(name: str, config: Section) -> Architecture:
     part = "glm4v_moe" if config["model_type"] == "glm4v_moe" else "glm4v"
     tower, text = config.towers(f"{part}_vision", f"{part}_text")
     language = _mixture(text) if part == "glm4v_moe" else read_dense(text, None, qkv_bias=True)
-    vision, merger_width = read_vision(tower, language.hidden_size), tower.take("intermediate_size", WIDTH)
+    vision, merger_width = read_vision(tower, language.hidden_size), tower.take("intermediate_size")
     tower.refuse_unread()
     return whole(name, config, text, vision, language, merger_width, _prompt(config))
 
@@ -46,6 +44,7 @@ def whole(
     merger_width: int, prompt: PromptFormat,
 ) -> Architecture:  # fmt: skip
     """A model of these parts; `text` is the language model's section."""
+    is_46v = config["model_type"] == "glm46v"  # whose class does not read what its language model's section says
     return Architecture(
         name,
         vision,
@@ -53,7 +52,7 @@ def whole(
         merger="gated",
         merger_width=merger_width,
         projector_norm=False,
-        tied=_tied(config),
+        tied=tied(config) if is_46v else tied_as_either_says(config),
         prompt=prompt,
         types=(config["model_type"], text["model_type"]),
     )
@@ -66,32 +65,25 @@ def _prompt(config: Section) -> PromptFormat:
     if kind != "glm46v" and PROCESSOR not in map(_processor, files):
         markup = "glm-4.1v"
     template = "glm-4.1v" if kind == "glm4v" else "glm-4.5v"
-    return PromptFormat(markup, config.take("image_token_id", TOKEN), template, "native_grown")
+    return PromptFormat(markup, config.take("image_token_id"), template, "native_grown")
 
 
 def _processor(file: Path) -> Any:
     return read_config(file).get("processor_class") if file.is_file() else None
 
 
-def _tied(config: Section) -> bool:
-    """Older files say it of the language model; of GLM-4.6V's dense models that is not read."""
-    inner = (config.take_if("text_config", mapping(anything)) or {}) if config["model_type"] != "glm46v" else {}
-    beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
-    return tied(config, beside)
-
-
 def read_vision(tower: Section, out: int) -> VisionArchitecture:
     """The ViT, whose features are as wide as the language model, `out`. Raises UserError where they are not."""
     tower.must(in_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, spatial_merge_size=2)
     sizes = native_sizes(tower)
-    if (given := tower.take("out_hidden_size", WIDTH)) != out:
+    if (given := tower.take("out_hidden_size")) != out:
         raise UserError(f"{tower.where}: gives features of width {given}, the language model has {out}")
     return VisionArchitecture(
         **sizes,
         ffn_hidden_size=out,
         normalization="RMSNorm",
-        norm_epsilon=tower.take("rms_norm_eps", EPSILON),
-        qkv_bias=tower.take("attention_bias", flag),
+        norm_epsilon=tower.take("rms_norm_eps"),
+        qkv_bias=tower.take("attention_bias"),
         bias=False,
         activation=tower.choose("hidden_act", ACTIVATIONS),
         gated=True,
@@ -99,9 +91,9 @@ def read_vision(tower: Section, out: int) -> VisionArchitecture:
         final_norm=True,
         pixels="clip",
         native=NativeResolution(
-            frames=tower.take("temporal_patch_size", integer(1, 2**10)),
+            frames=tower.take("temporal_patch_size"),
             theta=rotary_base(tower),
-            learned_positions=tower.take("image_size", SIDE) // sizes["patch_size"],
+            learned_positions=tower.take("image_size") // sizes["patch_size"],
             bicubic=True,
         ),
     )
@@ -123,18 +115,14 @@ def read_dense(section: Section, head_size: int | None, qkv_bias: bool) -> Langu
 
 
 def _mixture(section: Section) -> LanguageArchitecture:
-    sizes = language_sizes(section, section.take_if("head_dim", WIDTH), mixture=True)
+    sizes = language_sizes(section, section.take_if("head_dim"), mixture=True)
     experts = _experts(section, sizes["layers"])
-    return _language(section, sizes, 0.5, qkv_bias=section.take("attention_bias", flag), experts=experts)
+    return _language(section, sizes, 0.5, qkv_bias=section.take("attention_bias"), experts=experts)
 
 
 def _language(section: Section, sizes: dict[str, Any], share: float, **more: Any) -> LanguageArchitecture:
     """What dense models and mixtures have alike; of a head `share` turns where the file does not say it."""
     section.must(hidden_act="silu", attention_dropout=0.0)
-    if sizes["heads"] % sizes["kv_heads"]:
-        raise UserError(
-            f"{section.where}: {sizes['heads']} heads are no multiple of {sizes['kv_heads']} of keys and values"
-        )
     rope, base = rotation_fields(section, ROTATION)
     head_size = sizes["head_size"] or sizes["hidden_size"] // sizes["heads"]
     rotated = int(head_size * rotary_share(section, rope, share))
@@ -148,26 +136,25 @@ def _language(section: Section, sizes: dict[str, Any], share: float, **more: Any
 def _experts(section: Section, layers: int) -> Experts:
     """Of the layers behind the dense ones. Raises UserError naming what core's routers cannot do."""
     section.must(norm_topk_prob=True)
-    count, chosen = section.take("n_routed_experts", EXPERTS), section.take("num_experts_per_tok", EXPERTS)
-    groups, chosen_groups = (section.take(name, EXPERTS) for name in ("n_group", "topk_group"))
-    if not 2 <= chosen <= count:
-        raise UserError(f"{section.where}.num_experts_per_tok is {chosen}; supported: 2 up to the {count} experts")
+    count = section.take("n_routed_experts")
+    chosen = chosen_experts(section, count)
+    groups, chosen_groups = (section.take(name) for name in ("n_group", "topk_group"))
     two_a_group = groups > 1 and (chosen // chosen_groups != 2 or count // groups < 2)
     if count % groups or chosen_groups > groups or two_a_group:
         raise UserError(
             f"{section.where}: {chosen} of {count} experts, {chosen_groups} of {groups} groups (n_group, topk_group); "
             "supported: one group, or groups of one size, of which half as many are chosen as experts"
         )
-    dense = section.take("first_k_dense_replace", integer(0, 2**10))
+    dense = section.take("first_k_dense_replace")
     if dense >= layers:
         raise UserError(f"{section.where}.first_k_dense_replace is {dense}; supported: fewer than the {layers} layers")
-    inner = section.take("moe_intermediate_size", WIDTH)
-    width = section.take("intermediate_size", WIDTH)
+    inner = section.take("moe_intermediate_size")
+    width = section.take("intermediate_size")
     return Experts(
         count,
         chosen,
-        balance=section.take("router_aux_loss_coef", finite(0, 1e3)),
-        shared=inner * section.take("n_shared_experts", integer(0, 2**10)),
+        balance=section.take("router_aux_loss_coef"),
+        shared=inner * section.take("n_shared_experts"),
         shared_gate=False,
         sigmoids=True,
         groups=groups,

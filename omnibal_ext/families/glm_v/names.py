@@ -2,9 +2,18 @@
 
 from collections.abc import Iterator
 
-from omnibal_ext.families.weights import Weight, experts, linear, only, perceptron, split_qkv
+from omnibal_ext.families.weights import (
+    Weight,
+    all_but_perceptrons,
+    experts,
+    linear,
+    only,
+    outside_layers,
+    perceptron,
+    split_qkv,
+)
 
-MODEL, LAYER = "language_model.model", "language_model.model.layers.{n}"
+LAYER = "language_model.model.layers.{n}"
 
 
 def vision_weights() -> Iterator[Weight]:
@@ -36,7 +45,7 @@ def merger_weights() -> Iterator[Weight]:
 
 def dense_weights() -> Iterator[Weight]:
     """GLM-4's: neighbouring numbers of a head turn together, gate and up are one matrix."""
-    yield Weight("word_embed", "embedding.weight", (f"{MODEL}.embed_tokens.weight",))
+    yield from outside_layers()
     norms = {"input_layernorm": "input", "self_attn_bda.norm": "post_self_attn"}
     norms |= {"pre_mlp_layernorm": "post_attention", "mlp_bda.norm": "post_mlp"}
     for ours, theirs in norms.items():
@@ -45,27 +54,16 @@ def dense_weights() -> Iterator[Weight]:
     yield Weight("llm", "self_attention.linear_proj.weight", (f"{LAYER}.self_attn.o_proj.weight",))
     yield Weight("llm", "mlp.linear_fc1.weight", (f"{LAYER}.mlp.gate_up_proj.weight",))
     yield Weight("llm", "mlp.linear_fc2.weight", (f"{LAYER}.mlp.down_proj.weight",))
-    yield from _head()
 
 
 def mixture_weights(apart: bool) -> Iterator[Weight]:
     """One perceptron in the first layers; in the others experts (`apart`, or together), and one for all tokens."""
-    yield Weight("word_embed", "embedding.weight", (f"{MODEL}.embed_tokens.weight",))
-    yield Weight("llm", "input_layernorm.weight", (f"{LAYER}.input_layernorm.weight",))
-    yield from split_qkv("llm", f"{LAYER}.self_attn.", "language_qkv", "language.qkv_bias")
-    yield Weight("llm", "self_attention.linear_proj.weight", (f"{LAYER}.self_attn.o_proj.weight",))
-    yield Weight("llm", "pre_mlp_layernorm.weight", (f"{LAYER}.post_attention_layernorm.weight",))
+    yield from all_but_perceptrons()
     yield from only(lambda layer: not layer.experts, perceptron("llm", "mlp", f"{LAYER}.mlp"))
     yield from only(lambda layer: layer.experts, _experts(apart))
-    yield from _head()
 
 
 def _experts(apart: bool) -> Iterator[Weight]:
     yield from experts("llm", f"{LAYER}.mlp", apart, together="same")
     yield Weight("llm", "mlp.router.expert_bias", (f"{LAYER}.mlp.gate.e_score_correction_bias",))
     yield from perceptron("llm", "mlp.shared_experts", f"{LAYER}.mlp.shared_experts")
-
-
-def _head() -> Iterator[Weight]:
-    yield Weight("head", "norm.weight", (f"{MODEL}.norm.weight",))
-    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")

@@ -4,7 +4,7 @@ from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.families.mistral3.config import read_pixtral
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
-from omnibal_ext.families.towers.llama import TOKEN, tied
+from omnibal_ext.families.towers.llama import tied
 
 
 def read_lighton_ocr(name: str, config: Section) -> Architecture:
@@ -18,6 +18,6 @@ def read_lighton_ocr(name: str, config: Section) -> Architecture:
         merger="matrix",
         projector_bias=False,
         tied=tied(config),
-        prompt=PromptFormat("lighton_ocr", config.take("image_token_id", TOKEN), None, "native_edge"),
+        prompt=PromptFormat("lighton_ocr", config.take("image_token_id"), None, "native_edge"),
         types=("lighton_ocr", "qwen3"),
     )

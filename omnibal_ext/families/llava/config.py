@@ -5,9 +5,8 @@ from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
-from omnibal_ext.families.towers.llama import TOKEN, WORDS, tied
+from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.families.towers.tiles import clip, layers_read, siglip
-from omnibal_ext.reading.checks import flag
 
 LLAVA_TEMPLATES = {32064: "vicuna", 128320: "llava-llama3"}
 """By the words of a Llama: Vicuna's and Llama 3's, with LLaVA's own."""
@@ -50,7 +49,7 @@ def read_vip_llava(name: str, config: Section) -> Architecture:
         read_language(language),
         shuffle=1,
         tied=tied(config),
-        prompt=PromptFormat("llava", config.take("image_token_index", TOKEN), "llava-v1", "pad"),
+        prompt=PromptFormat("llava", config.take("image_token_index"), "llava-v1", "pad"),
         types=("vipllava", language["model_type"]),
     )
 
@@ -86,11 +85,11 @@ def _of_llava(
         read_language(language),
         shuffle=1,
         projector_norm=False,
-        projector_bias=config.take("multimodal_projector_bias", flag),
+        projector_bias=config.take("multimodal_projector_bias"),
         class_token=class_token,
         newline=tiling not in ("pad", "fixed"),
-        tied=tied(config, language.take("tie_word_embeddings", flag)),
-        prompt=PromptFormat("llava", config.take("image_token_index", TOKEN), template, tiling),
+        tied=tied(config, language.take("tie_word_embeddings")),
+        prompt=PromptFormat("llava", config.take("image_token_index"), template, tiling),
         types=(config["model_type"], language["model_type"]),
     )
 
@@ -99,4 +98,4 @@ def _llava_template(language: Section) -> str | None:
     """The template that a LLaVA was trained with; its processors write answers without their end."""
     if language["model_type"] == "mistral":
         return "mistral"
-    return LLAVA_TEMPLATES.get(language.take("vocab_size", WORDS))
+    return LLAVA_TEMPLATES.get(language.take("vocab_size"))

@@ -4,9 +4,8 @@ from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
-from omnibal_ext.families.towers.llama import TOKEN, WIDTH, tied
+from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes, rotary_base
-from omnibal_ext.reading.checks import flag
 
 NORM_EPSILON = 1e-5
 """Of every norm of the ViT, whatever the config says."""
@@ -21,9 +20,9 @@ def read_mistral3(name: str, config: Section) -> Architecture:
         read_pixtral(tower),
         read_language(text),
         merger="matrix",
-        projector_bias=config.take("multimodal_projector_bias", flag),
+        projector_bias=config.take("multimodal_projector_bias"),
         tied=tied(config),
-        prompt=PromptFormat("mistral", config.take("image_token_index", TOKEN), "mistral-v7", "native_edge"),
+        prompt=PromptFormat("mistral", config.take("image_token_index"), "mistral-v7", "native_edge"),
         types=("mistral3", text["model_type"]),
     )
 
@@ -35,7 +34,7 @@ def read_pixtral(tower: Section) -> VisionArchitecture:
     tower.must(head_dim=sizes["hidden_size"] // sizes["heads"])
     vision = VisionArchitecture(
         **sizes,
-        ffn_hidden_size=tower.take("intermediate_size", WIDTH),
+        ffn_hidden_size=tower.take("intermediate_size"),
         normalization="RMSNorm",
         norm_epsilon=NORM_EPSILON,
         qkv_bias=False,

@@ -10,28 +10,16 @@ from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.architectures.language import LanguageArchitecture, SlidingWindow
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.gemma import grouped_sizes, kinds_of_layers
-from omnibal_ext.families.towers.llama import (
-    FULL,
-    LAYERS,
-    POSITIONS,
-    SLIDING,
-    TOKEN,
-    WIDTH,
-    Rotation,
-    read_rope,
-    rotation_fields,
-    tied,
-)
+from omnibal_ext.families.towers.gemma import grouped_sizes
+from omnibal_ext.families.towers.llama import FULL, SLIDING, Rotation, kinds_of_layers, read_rope, rotation_fields, tied
 from omnibal_ext.families.towers.tiles import siglip
-from omnibal_ext.reading.checks import finite, shown
+from omnibal_ext.reading.checks import shown
 
 PUBLISHED = ("num_image_tokens", "projector_hidden_act")
 """Published in the ViT's section, where nothing reads them."""
 ACTIVATION = {"gelu_pytorch_tanh": "gelu_tanh"}
 MEANT = {"gelu": "gelu_tanh"}
 """Gemma's files say the former and mean the latter; Gemma 2's say what they mean."""
-CAP = finite(1e-3, 1e6)
 
 
 def read_paligemma(name: str, config: Section) -> Architecture:
@@ -42,7 +30,7 @@ def read_paligemma(name: str, config: Section) -> Architecture:
     tower, section = config.towers("siglip_vision_model", "gemma", "gemma2")
     tower.asked.update(PUBLISHED)
     kind = section["model_type"]
-    vision = siglip(tower, tower.take("num_hidden_layers", LAYERS), final_norm=True)
+    vision = siglip(tower, tower.take("num_hidden_layers"), final_norm=True)
     language = _language(section, kind == "gemma2")
     config.must(projection_dim=language.hidden_size)
     return Architecture(
@@ -53,7 +41,7 @@ def read_paligemma(name: str, config: Section) -> Architecture:
         projector_norm=False,
         merger="shuffled",
         tied=tied(config),
-        prompt=PromptFormat("paligemma", config.take("image_token_index", TOKEN), "paligemma", "paligemma"),
+        prompt=PromptFormat("paligemma", config.take("image_token_index"), "paligemma", "paligemma"),
         types=("paligemma", kind),
     )
 
@@ -81,13 +69,13 @@ def _language(section: Section, second: bool) -> LanguageArchitecture:
 
 def _of_the_second(section: Section, layers: int, head_size: int, theta: float) -> dict[str, Any]:
     """What Gemma 2 has beside Gemma's."""
-    scale = section.take("query_pre_attn_scalar", WIDTH)
+    scale = section.take("query_pre_attn_scalar")
     kinds = kinds_of_layers(section, layers, lambda number: (SLIDING, FULL)[number % 2])
     near = tuple(number for number, kind in enumerate(kinds) if kind == SLIDING)
     return {
         "branch_norms": True,
         "query_scale": None if scale == head_size else scale,
-        "sliding": SlidingWindow(section.take("sliding_window", POSITIONS), near, theta) if near else None,
-        "score_cap": section.take_if("attn_logit_softcapping", CAP),
-        "logit_cap": section.take_if("final_logit_softcapping", CAP),
+        "sliding": SlidingWindow(section.take("sliding_window"), near, theta) if near else None,
+        "score_cap": section.take_if("attn_logit_softcapping"),
+        "logit_cap": section.take_if("final_logit_softcapping"),
     }

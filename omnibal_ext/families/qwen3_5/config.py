@@ -11,28 +11,25 @@ from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import (
-    EXPERTS,
-    HEADS,
-    WIDTH,
+    FULL,
     Rotation,
+    chosen_experts,
+    kinds_of_layers,
     language_sizes,
     partial_rotation,
     rotary_share,
     rotation_fields,
 )
-from omnibal_ext.reading.checks import finite, integer, listing, shown, text
 
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR = "linear_attention"
 ROTATION = Rotation(sections=(11, 11, 10), interleaved=True)
 
 
 def read_linear_language(section: Section) -> LanguageArchitecture:
     """The language model that a section describes. Raises UserError naming the field that cannot be honoured."""
     section.must(hidden_act="silu", attention_bias=False, attention_dropout=0.0, attn_output_gate=True)
-    head_size, is_mixture = section.take("head_dim", WIDTH), section["model_type"] == "qwen3_5_moe_text"
+    head_size, is_mixture = section.take("head_dim"), section["model_type"] == "qwen3_5_moe_text"
     sizes = language_sizes(section, head_size, is_mixture)
-    if (heads := sizes["heads"]) % (kv_heads := sizes["kv_heads"]):
-        raise UserError(f"{section.where}: {heads} heads are no multiple of {kv_heads} of keys and values")
     rope, base = rotation_fields(section, ROTATION)
     rotated = _rotated(section, rope, head_size)
     rotation = partial_rotation(section, rope, rotated, ROTATION)
@@ -66,24 +63,20 @@ def _rotated(section: Section, rope: dict[str, Any], head_size: int) -> int:
 
 def _linear(section: Section, layers: int) -> LinearAttention | None:
     """None where all layers are full attention."""
-    interval = section.take_if("full_attention_interval", integer(1, 2**10)) or 4
-    kinds = section.take_if("layer_types", listing(text))
-    kinds = kinds or [FULL if (number + 1) % interval == 0 else LINEAR for number in range(layers)]
-    if len(kinds) != layers or set(kinds) - {LINEAR, FULL} or FULL not in kinds:
-        raise UserError(
-            f"{section.where}.layer_types are {shown(kinds)}; supported: {LINEAR!r} or {FULL!r} for each layer, at "
-            "least one of the latter"
-        )
-    groups, heads = section.take("linear_num_key_heads", HEADS), section.take("linear_num_value_heads", HEADS)
+    interval = section.take_if("full_attention_interval") or 4
+    kinds = kinds_of_layers(section, layers, lambda number: LINEAR if (number + 1) % interval else FULL, LINEAR)
+    if FULL not in kinds:
+        raise UserError(f"{section.where}.layer_types has no {FULL!r}; supported: at least one")
+    groups, heads = section.take("linear_num_key_heads"), section.take("linear_num_value_heads")
     if heads % groups:
         raise UserError(f"{section.where}: {heads} heads of values are no multiple of {groups} of keys (linear_num_*)")
     linear = LinearAttention(
         layers=tuple(number for number, kind in enumerate(kinds) if kind == LINEAR),
         groups=groups,
         heads=heads,
-        key_width=section.take("linear_key_head_dim", WIDTH),
-        value_width=section.take("linear_value_head_dim", WIDTH),
-        kernel=section.take("linear_conv_kernel_dim", integer(1, 2**10)),
+        key_width=section.take("linear_key_head_dim"),
+        value_width=section.take("linear_value_head_dim"),
+        kernel=section.take("linear_conv_kernel_dim"),
     )
     return linear if linear.layers else None
 
@@ -91,8 +84,6 @@ def _linear(section: Section, layers: int) -> LinearAttention | None:
 def _experts(section: Section) -> Experts:
     """Of every layer; what a token's experts weigh adds up to 1, whatever the file says."""
     section.must(decoder_sparse_step=1, norm_topk_prob=True)
-    count, chosen = section.take("num_experts", EXPERTS), section.take("num_experts_per_tok", EXPERTS)
-    if not 2 <= chosen <= count:
-        raise UserError(f"{section.where}.num_experts_per_tok is {chosen}; supported: 2 up to the {count} experts")
-    balance, shared = section.take("router_aux_loss_coef", finite(0, 1e3)), "shared_expert_intermediate_size"
-    return Experts(count, chosen, balance=balance, shared=section.take(shared, WIDTH))
+    count = section.take("num_experts")
+    balance, shared = section.take("router_aux_loss_coef"), "shared_expert_intermediate_size"
+    return Experts(count, chosen_experts(section, count), balance=balance, shared=section.take(shared))

@@ -13,12 +13,12 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section, part_type
-from omnibal_ext.families.towers.llama import tied
+from omnibal_ext.families.towers.llama import tied_as_either_says
 from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes
-from omnibal_ext.reading.checks import anything, finite, flag, integer, listing, mapping, record, shown
+from omnibal_ext.reading.checks import anything, finite, integer, listing, mapping, record, shown
 
 NORM_EPSILON = 1e-6  # of every norm of the ViT, whatever the config says
-SIZE, LAYERS, RATIO = integer(1, 2**20), listing(integer(0, 2**10), most=2**10), finite(1e-3, 1e3)
+LAYERS, RATIO = listing(integer(0, 2**10), most=2**10), finite(1e-3, 1e3)
 ROPE = record({}, {"rope_theta": finite(1, 1e12)})
 OUTER = (
     "model_type", "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id",
@@ -50,14 +50,14 @@ def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
     model = _language(config, f"{kind}_text", code.read_language)
     tower.must(in_channels=3, in_chans=3)
     later = code.windows or code.learned
-    if (out := tower.take("out_hidden_size" if later else "hidden_size", SIZE)) != model.hidden_size:
+    if (out := tower.take("out_hidden_size" if later else "hidden_size")) != model.hidden_size:
         raise UserError(f"{tower.where}: gives features of width {out}, the language model has {model.hidden_size}")
     sizes = native_sizes(tower, width="hidden_size" if later else "embed_dim")
     width, patch = sizes["hidden_size"], sizes["patch_size"]
     tower.must(spatial_patch_size=patch, spatial_merge_size=2)
     vision = VisionArchitecture(
         **sizes,
-        ffn_hidden_size=tower.take("intermediate_size", SIZE) if later else int(width * tower.take("mlp_ratio", RATIO)),
+        ffn_hidden_size=tower.take("intermediate_size") if later else int(width * tower.take("mlp_ratio", RATIO)),
         normalization="RMSNorm" if code.windows else "LayerNorm",
         norm_epsilon=NORM_EPSILON,
         activation=tower.choose("hidden_act", ACTIVATIONS),
@@ -68,18 +68,18 @@ def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
         feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if code.featured else (),
     )
     tower.refuse_unread()
-    prompt = PromptFormat(code.markup, config.take("image_token_id", integer(0, 2**24)), code.template, "native")
+    prompt = PromptFormat(code.markup, config.take("image_token_id"), code.template, "native")
     types = (kind, f"{kind}_text")
     return Architecture(
-        name, vision, model, shuffle=2, projector_norm=False, tied=_tied(config), prompt=prompt, types=types
+        name,
+        vision,
+        model,
+        shuffle=2,
+        projector_norm=False,
+        tied=tied_as_either_says(config),
+        prompt=prompt,
+        types=types,
     )
-
-
-def _tied(config: Section) -> bool:
-    """Older files say it of the language model."""
-    inner = config.take_if("text_config", mapping(anything)) or {}
-    beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
-    return tied(config, beside)
 
 
 def _language(config: Section, kind: str, read: Callable[[Section], LanguageArchitecture]) -> LanguageArchitecture:
@@ -110,16 +110,16 @@ def _language(config: Section, kind: str, read: Callable[[Section], LanguageArch
 
 def _native(tower: Section, patch: int, code: Generation) -> NativeResolution:
     theta = (tower.take_if("rope_parameters", ROPE) or {}).get("rope_theta", 1e4)
-    frames, merge = tower.take("temporal_patch_size", SIZE), 2
+    frames, merge = tower.take("temporal_patch_size"), 2
     if code.learned:
-        positions = tower.take("num_position_embeddings", SIZE)
+        positions = tower.take("num_position_embeddings")
         if isqrt(positions) ** 2 != positions:
             raise UserError(f"{tower.where}.num_position_embeddings is {positions}; supported: squares of a number")
         return NativeResolution(merge, frames, theta=theta, learned_positions=isqrt(positions))
     if not code.windows:
         return NativeResolution(merge, frames, theta=theta)
     in_time = tower.take("tokens_per_second", finite(0, 1e6))
-    size = tower.take("window_size", SIZE)
+    size = tower.take("window_size")
     side, rest = divmod(size, merge * patch)
     if rest:
         raise UserError(f"{tower.where}.window_size is {size}; supported: multiples of {merge * patch}")

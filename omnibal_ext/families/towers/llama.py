@@ -1,6 +1,6 @@
 """Reads language models with Llama's layers; what cannot be honoured exactly is refused by name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import log
 from pathlib import Path
@@ -10,8 +10,9 @@ from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.folder import weight_files
 from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.fields import BASE, FACTOR, POSITIONS, SHARE
 from omnibal_ext.families.section import Section
-from omnibal_ext.reading.checks import finite, flag, integer, listing, maybe, record, shown, text
+from omnibal_ext.reading.checks import anything, finite, flag, integer, listing, mapping, maybe, record, shown, text
 from omnibal_ext.reading.tensors import read_tensor_entries
 
 ROPE_FIELDS = (
@@ -21,17 +22,6 @@ ROPE_FIELDS = (
 )  # fmt: skip
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-LAYERS = integer(1, 2**10)
-WIDTH = integer(1, 2**20)
-HEADS = integer(1, 2**12)
-WORDS = integer(1, 2**24)
-TOKEN = integer(0, 2**24)
-POSITIONS = integer(1, 2**40)
-EXPERTS = integer(1, 2**12)
-EPSILON = finite(0, 1)
-SHARE = finite(0, 1)
-BASE = finite(1, 1e12)
-FACTOR = finite(1e-3, 1e6)
 ROPE = record({}, {"rope_type": maybe(text), "type": maybe(text), "rope_theta": maybe(BASE)})
 ROUNDING = 1e-6
 """Of an amplitude written out in a file."""
@@ -89,18 +79,42 @@ def language_sizes(section: Section, head_size: int | None, mixture: bool = Fals
     """Fields of `LanguageArchitecture` that every config.json has; perceptrons are experts in a `mixture`.
 
     `head_size`: None: as wide as all heads together fill the hidden size.
+    Raises UserError for heads that are not in groups of one size.
     """
-    hidden_size, heads = section.take("hidden_size", WIDTH), section.take("num_attention_heads", HEADS)
+    hidden_size, heads = section.take("hidden_size"), section.take("num_attention_heads")
+    kv_heads = section.take_if("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise UserError(f"{section.where}: {heads} heads are no multiple of {kv_heads} of keys and values")
     return {
-        "layers": section.take("num_hidden_layers", LAYERS),
+        "layers": section.take("num_hidden_layers"),
         "hidden_size": hidden_size,
         "heads": heads,
-        "kv_heads": section.take_if("num_key_value_heads", HEADS) or heads,
-        "ffn_hidden_size": section.take("moe_intermediate_size" if mixture else "intermediate_size", WIDTH),
-        "vocab_size": section.take("vocab_size", WORDS),
-        "norm_epsilon": section.take("rms_norm_eps", EPSILON),
+        "kv_heads": kv_heads,
+        "ffn_hidden_size": section.take("moe_intermediate_size" if mixture else "intermediate_size"),
+        "vocab_size": section.take("vocab_size"),
+        "norm_epsilon": section.take("rms_norm_eps"),
         "head_size": None if head_size is None or head_size * heads == hidden_size else head_size,
     }
+
+
+def kinds_of_layers(section: Section, layers: int, usual: Callable[[int], str], other: str = SLIDING) -> list[str]:
+    """`FULL` or `other` of each layer, as `usual` has it by number where the file is silent. Raises UserError for
+    others, and for more or fewer than there are layers."""
+    kinds = section.take_if("layer_types", listing(text)) or [usual(number) for number in range(layers)]
+    if len(kinds) != layers or set(kinds) - {other, FULL}:
+        raise UserError(
+            f"{section.where}.layer_types are {shown(kinds)}; supported: {other!r} or {FULL!r} for each layer"
+        )
+    return kinds
+
+
+def chosen_experts(section: Section, count: int, field: str = "num_experts_per_tok", least: int = 2) -> int:
+    """Of `count` experts, how many a token goes through: `least` or more. Of one alone the normalised weight is 1
+    whatever the router says, which would learn nothing. Raises UserError for other numbers."""
+    chosen = section.take(field)
+    if not least <= chosen <= count:
+        raise UserError(f"{section.where}.{field} is {chosen}; supported: {least} up to the {count} experts")
+    return chosen
 
 
 def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
@@ -110,16 +124,13 @@ def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
     rope, base = rotation_fields(section, code.rotation)
     sections = rotary_sections(section, rope, code.rotation)
     scaling = _with_query_scale(section, rope) if code.scales_queries else read_rope(section, rope, sections)
-    window = section.take_if("sliding_window", POSITIONS) if _slides(section, code.slides) else None
-    head_size = section.take_if("head_dim", WIDTH)
+    window = section.take_if("sliding_window") if _slides(section, code.slides) else None
+    head_size = section.take_if("head_dim")
     sizes = language_sizes(section, head_size, code.experts)
-    hidden_size, heads, kv_heads = (sizes[name] for name in ("hidden_size", "heads", "kv_heads"))
-    if heads % kv_heads or (head_size or hidden_size / heads) % 2:
-        raise UserError(
-            f"{section.where}: {hidden_size} wide, {heads} heads and {kv_heads} of keys and values do not divide into "
-            "heads of an even width"
-        )
-    if sections and 2 * sum(sections) != (head_size or hidden_size // heads):
+    width = head_size or sizes["hidden_size"] / sizes["heads"]
+    if width % 2:
+        raise UserError(f"{section.where}: heads are {width:g} wide; supported: even widths")
+    if sections and 2 * sum(sections) != width:
         section.faults.append(f"{section.where}: mrope_section {list(sections)} is not half of a head's width")
     language = LanguageArchitecture(
         **sizes,
@@ -138,14 +149,14 @@ def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
 
 def _slides(section: Section, always: bool) -> bool:
     """Whether any layer looks back over a window; as in transformers, a list of kinds goes before their number."""
-    slides = always or bool(section.take_if("use_sliding_window", flag))
+    slides = always or bool(section.take_if("use_sliding_window"))
     kinds = section.take_if("layer_types", listing(text))
     if set(kinds or ()) - ({FULL, SLIDING} if slides else {FULL}):
         section.faults.append(f"{section.where}.layer_types has others than {FULL!r}; supported: that alone")
     first = section.take_if("max_window_layers", integer(0, 2**20))
     if not slides or first is None:
         return slides
-    return SLIDING in kinds if kinds else first < section.take("num_hidden_layers", LAYERS)
+    return SLIDING in kinds if kinds else first < section.take("num_hidden_layers")
 
 
 def rotation_fields(section: Section, code: Rotation) -> tuple[dict[str, Any], float]:
@@ -157,7 +168,7 @@ def rotation_fields(section: Section, code: Rotation) -> tuple[dict[str, Any], f
     Raises UserError where another base stands in the file: other versions of transformers would take that.
     """
     fields = {name: section.take_if(name, ROPE) or {} for name in ("rope_scaling", "rope_parameters")}
-    beside = section.take_if("rope_theta", BASE)
+    beside = section.take_if("rope_theta")
     rope = fields["rope_scaling"] or fields["rope_parameters"]
     inside = None if code.beside else rope.get("rope_theta")
     base = float(inside or beside or code.base)
@@ -175,17 +186,13 @@ def _experts(section: Section, always: bool) -> Experts:
     section.must(decoder_sparse_step=1)
     if section.get("mlp_only_layers"):
         section.must(mlp_only_layers=[])
-    count, chosen = section.take("num_local_experts", EXPERTS), section.take("num_experts_per_tok", EXPERTS)
-    count = section.take_if("num_experts", EXPERTS) or count  # as published; transformers 5 writes the other name
+    count = section.take("num_local_experts")
+    count = section.take_if("num_experts") or count  # as published; transformers 5 writes the other name
     if always:
         section.must(norm_topk_prob=True)
-    renormalised = always or section.take("norm_topk_prob", flag)
-    least = 2 if renormalised else 1  # of one alone the weight is 1 whatever the router says: it would learn nothing
-    if not least <= chosen <= count:
-        raise UserError(
-            f"{section.where}.num_experts_per_tok is {chosen}; supported: {least} up to the {count} experts"
-        )
-    return Experts(count, chosen, renormalised, section.take("router_aux_loss_coef", finite(0, 1e3)))
+    renormalised = always or section.take("norm_topk_prob")
+    chosen = chosen_experts(section, count, least=2 if renormalised else 1)
+    return Experts(count, chosen, renormalised, section.take("router_aux_loss_coef"))
 
 
 def read_rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...] = ()) -> RopeScaling | None:
@@ -206,7 +213,7 @@ def read_rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...] 
             LINEAR(f"{section.where}: dynamic rope scaling", rope)
             if sections:
                 raise UserError(f"{section.where}: dynamic rope scaling beside mrope_section is not supported")
-            limit = section.take("max_position_embeddings", POSITIONS)
+            limit = section.take("max_position_embeddings")
             return RopeScaling("dynamic", float(rope["factor"]), original_positions=limit)
         case "linear":
             LINEAR(f"{section.where}: linear rope scaling", rope)
@@ -273,7 +280,7 @@ def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -
 
 def rotary_share(section: Section, rope: Mapping[str, Any], usual: float) -> float:
     """Of a head, what turns: as the rotation's fields say, else as the one beside them, else `usual`."""
-    beside, inside = section.take_if("partial_rotary_factor", SHARE), rope.get("partial_rotary_factor")
+    beside, inside = section.take_if("partial_rotary_factor"), rope.get("partial_rotary_factor")
     if inside is not None:
         return SHARE(f"{section.where}.rope_parameters.partial_rotary_factor", inside)
     return usual if beside is None else beside
@@ -293,10 +300,17 @@ def partial_rotation(section: Section, rope: Mapping[str, Any], rotated: int, co
     return {"rope_scaling": read_rope(section, fields, sections), "rotary_sections": sections}
 
 
+def tied_as_either_says(config: Section) -> bool:
+    """The same where older files say it of the language model alone."""
+    inner = config.take_if("text_config", mapping(anything)) or {}
+    beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
+    return tied(config, beside)
+
+
 def tied(config: Section, inside: bool = False) -> bool:
     """Whether word embedding and head share one weight, as transformers decides: as the config says, or its language
     model's section (`inside`), unless the weights hold a head of their own."""
-    said = config.take("tie_word_embeddings", flag) or inside
+    said = config.take("tie_word_embeddings") or inside
     return said and not (config.folder and _has_head(config.folder))
 
 

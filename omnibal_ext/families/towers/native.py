@@ -4,11 +4,9 @@ from typing import Any
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import BASE, HEADS, LAYERS, ROPE, WIDTH
-from omnibal_ext.reading.checks import integer
+from omnibal_ext.families.towers.llama import ROPE
 
 ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
-SIDE = integer(1, 2**14)
 
 
 def native_sizes(
@@ -18,10 +16,10 @@ def native_sizes(
 
     Raises UserError where row and column do not each turn pairs of a head's numbers.
     """
-    size, count, patch = tower.take(width, WIDTH), tower.take(heads, HEADS), tower.take("patch_size", SIDE)
+    size, count, patch = tower.take(width), tower.take(heads), tower.take("patch_size")
     if size % (4 * count):
         raise UserError(f"{tower.where}: {size} does not divide into {count} heads whose width is a multiple of 4")
-    depth = tower.take(layers, LAYERS)
+    depth = tower.take(layers)
     shape = {"layers": depth, "hidden_size": size, "heads": count, "patch_size": patch, "image_size": patch}
     return {**shape, "layer_scale": False}
 
@@ -32,4 +30,4 @@ def rotary_base(tower: Section) -> float:
     kind = rope.get("rope_type") or rope.get("type") or "axial"
     if kind not in ("axial", "default"):
         raise UserError(f"{tower.where}.rope_parameters has rope type {kind!r}; supported: 'axial'")
-    return float(rope.get("rope_theta") or tower.take_if("rope_theta", BASE) or 1e4)
+    return float(rope.get("rope_theta") or tower.take_if("rope_theta") or 1e4)

@@ -5,14 +5,12 @@ from typing import Any
 
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.fields import GENERAL, tower
+from omnibal_ext.families.fields import GENERAL, SIDE, tower
 from omnibal_ext.families.section import Part, Section
-from omnibal_ext.families.towers.llama import EPSILON, HEADS, LAYERS, WIDTH
 from omnibal_ext.families.weights import Weight, embedding, linear, norm, split_qkv
-from omnibal_ext.reading.checks import integer, listing, shown
+from omnibal_ext.reading.checks import listing, shown
 
 ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-SIDE = integer(1, 2**14)
 
 
 TOWERS = {
@@ -31,24 +29,24 @@ TOWERS = {
 def vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
     """Fields of a `VisionArchitecture`, `layers` of which run. Raises UserError naming what cannot be honoured."""
     tower.must(num_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, projection_dropout=0.0, dropout=0.0)
-    hidden_size, heads = tower.take("hidden_size", WIDTH), tower.take("num_attention_heads", HEADS)
+    hidden_size, heads = tower.take("hidden_size"), tower.take("num_attention_heads")
     if hidden_size % heads:
         raise UserError(f"{tower.where}: hidden_size {hidden_size} does not divide into {heads} heads")
     return {
         "layers": layers,
         "hidden_size": hidden_size,
         "heads": heads,
-        "ffn_hidden_size": tower.take("intermediate_size", WIDTH),
+        "ffn_hidden_size": tower.take("intermediate_size"),
         "image_size": _side(tower, "image_size"),
         "patch_size": _side(tower, "patch_size"),
-        "norm_epsilon": tower.take("layer_norm_eps", EPSILON),
+        "norm_epsilon": tower.take("layer_norm_eps"),
         "activation": tower.choose("hidden_act", ACTIVATIONS),
     }
 
 
 def _side(tower: Section, name: str) -> int:
     """A square's side, written as a number or as height and width."""
-    sides = tower.take(name, listing(SIDE, 2, 2)) if isinstance(tower[name], list) else [tower.take(name, SIDE)]
+    sides = tower.take(name, listing(SIDE, 2, 2)) if isinstance(tower[name], list) else [tower.take(name)]
     if len(set(sides)) != 1:
         raise UserError(f"{tower.where}.{name} is {sides}; only squares are supported")
     return sides[0]
@@ -56,7 +54,7 @@ def _side(tower: Section, name: str) -> int:
 
 def layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
     """Layers that run for the features to be read, and whether these are the tower's last output."""
-    layers = tower.take("num_hidden_layers", LAYERS)
+    layers = tower.take("num_hidden_layers")
     if type(feature_layer) is not int:
         raise UserError(f"{tower.where}: features of several layers ({shown(feature_layer)}) are not supported")
     read = feature_layer if feature_layer >= 0 else layers + 1 + feature_layer

@@ -493,7 +493,12 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (QWEN3_5, "text_config.attn_output_gate", False, r"attn_output_gate is False; supported: True"),
         (QWEN3_5, "text_config.num_key_value_heads", 5, r"24 heads are no multiple of 5 of keys and values"),
         (QWEN3_5, "text_config.linear_num_key_heads", 9, r"48 heads of values are no multiple of 9 of keys"),
-        (QWEN3_5, "text_config.layer_types", ["linear_attention"] * 64, r"at least one of the latter"),
+        (
+            QWEN3_5,
+            "text_config.layer_types",
+            ["linear_attention"] * 64,
+            r"has no 'full_attention'; supported: at least one",
+        ),
         (QWEN3_5, "text_config.layer_types", ["full_attention"] * 3, r"'full_attention' for each layer"),
         (QWEN3_5, "text_config.full_attention_interval", 0, r"full_attention_interval must be a whole number from 1"),
         (QWEN3_5, "text_config.partial_rotary_factor", 1.5, r"partial_rotary_factor must be a number from 0 to 1"),
@@ -540,7 +545,7 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (GEMMA_3, "text_config.final_logit_softcapping", 30.0, r"final_logit_softcapping is 30\.0"),
         (GEMMA_3, "text_config.layer_types", ["full_attention"], r"layer_types are \['full_attention'\]; supported"),
         (GEMMA_3, "text_config.sliding_window", None, r"sliding_window must be"),
-        (GEMMA_3, "text_config.num_key_value_heads", 5, r"32 heads of width 128 and 5 of keys"),
+        (GEMMA_3, "text_config.num_key_value_heads", 5, r"32 heads are no multiple of 5 of keys"),
         (GEMMA_3, "text_config.rope_scaling", {"rope_type": "yarn", "factor": 4.0}, r"full_attention has rope type"),
         (
             GEMMA_3,
