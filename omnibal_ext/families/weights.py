@@ -60,6 +60,26 @@ def embedding(class_token: str, positions: str, patches: str) -> Iterator[Weight
     yield Weight("patch_embed", "projection.bias", (f"{patches}.bias",), when="vision.patch_bias")
 
 
+def native_blocks() -> Iterator[Weight]:
+    """Norms and attention of the ViTs of Qwen and GLM."""
+    layer = "visual.blocks.{n}"
+    yield from norm("vit", "input_layernorm", f"{layer}.norm1")
+    yield from norm("vit", "pre_mlp_layernorm", f"{layer}.norm2")
+    for part, when in (("weight", ""), ("bias", "vision.qkv_bias")):
+        qkv = (f"{layer}.attn.qkv.{part}",)
+        yield Weight("vit", f"self_attention.linear_qkv.{part}", qkv, "vision_packed_qkv", when)
+    yield from linear("vit", "self_attention.linear_proj", f"{layer}.attn.proj", "vision.bias")
+
+
+def native_perceptron() -> Iterator[Weight]:
+    """A gated one of theirs (Qwen2.5-VL, GLM)."""
+    mlp = "visual.blocks.{n}.mlp"
+    for part, when in (("weight", ""), ("bias", "vision.bias")):
+        halves = (f"{mlp}.gate_proj.{part}", f"{mlp}.up_proj.{part}")
+        yield Weight("vit", f"mlp.linear_fc1.{part}", halves, "stacked", when)
+    yield from linear("vit", "mlp.linear_fc2", f"{mlp}.down_proj", "vision.bias")
+
+
 def perceptron(kind: str, ours: str, theirs: str) -> Iterator[Weight]:
     """A gated one of a language layer."""
     halves = (f"{theirs}.gate_proj.weight", f"{theirs}.up_proj.weight")

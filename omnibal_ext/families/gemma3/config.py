@@ -11,8 +11,8 @@ from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.gemma import grouped_sizes
-from omnibal_ext.families.towers.llama import FULL, ROPE, SLIDING, kinds_of_layers, read_rope, tied
+from omnibal_ext.families.towers.llama import FULL, SLIDING, grouped_sizes, kinds_of_layers, tied
+from omnibal_ext.families.towers.rotation import ROPE, read_rope
 from omnibal_ext.families.towers.tiles import siglip
 from omnibal_ext.reading.checks import flag, integer, record, shown
 

@@ -20,8 +20,15 @@ from omnibal_ext.architectures.vision import NativeResolution, VisionArchitectur
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import BASE, FACTOR, HEADS, WIDTH
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.gemma import check_groups, grouped_sizes
-from omnibal_ext.families.towers.llama import FULL, SLIDING, chosen_experts, kinds_of_layers, tied
+from omnibal_ext.families.towers.llama import (
+    FULL,
+    SLIDING,
+    check_groups,
+    chosen_experts,
+    grouped_sizes,
+    kinds_of_layers,
+    tied,
+)
 from omnibal_ext.families.towers.native import native_sizes
 from omnibal_ext.reading.checks import finite, integer, mapping, maybe, record, shown, text
 

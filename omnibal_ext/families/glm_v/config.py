@@ -11,17 +11,9 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import (
-    Rotation,
-    chosen_experts,
-    language_sizes,
-    partial_rotation,
-    rotary_share,
-    rotation_fields,
-    tied,
-    tied_as_either_says,
-)
+from omnibal_ext.families.towers.llama import chosen_experts, language_sizes, tied, tied_as_either_says
 from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes, rotary_base
+from omnibal_ext.families.towers.rotation import Rotation, partial_rotation, rotary_share, rotation_fields
 from omnibal_ext.reading.checks import finite
 
 FILES, PROCESSOR = ("processor_config.json", "preprocessor_config.json"), "Glm46VProcessor"

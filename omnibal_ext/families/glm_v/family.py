@@ -27,13 +27,13 @@ _TEXT_MOE = TEXT | text(
     n_shared_experts=1, n_routed_experts=128, routed_scaling_factor=1.0, n_group=1, topk_group=1,
     first_k_dense_replace=1, norm_topk_prob=True, router_aux_loss_coef=0.0001,
 )  # fmt: skip
-_WEIGHTS = tuple(vision_weights())
+VISION_WEIGHTS = tuple(vision_weights())
 IMAGES = ("image_grid_thw", "mm_token_type_ids")
 """What transformers' models take of images."""
 
 
 def _model(image_token: int) -> Model:
-    part = Part({"image_token_id": image_token, "tie_word_embeddings": False}, GENERAL | MARKS, _WEIGHTS)
+    part = Part({"image_token_id": image_token, "tie_word_embeddings": False}, GENERAL | MARKS, VISION_WEIGHTS)
     return Model(part, read_glm, takes=IMAGES)
 
 

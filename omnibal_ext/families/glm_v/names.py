@@ -7,6 +7,8 @@ from omnibal_ext.families.weights import (
     all_but_perceptrons,
     experts,
     linear,
+    native_blocks,
+    native_perceptron,
     only,
     outside_layers,
     perceptron,
@@ -17,24 +19,17 @@ LAYER = "language_model.model.layers.{n}"
 
 
 def vision_weights() -> Iterator[Weight]:
-    """Of all but the language model."""
-    layer = "visual.blocks.{n}"
+    """Of all but the language model; GLM-OCR's ViT has other norms, and no learned positions."""
+    layer, merger = "visual.blocks.{n}", "visual.merger"
     yield from linear("patch_embed", "projection", "visual.patch_embed.proj")
-    yield Weight("patch_embed", "norm.weight", ("visual.post_conv_layernorm.weight",))
-    yield Weight("patch_embed", "positions", ("visual.embeddings.position_embedding.weight",))
-    yield Weight("vit", "input_layernorm.weight", (f"{layer}.norm1.weight",))
-    yield Weight("vit", "pre_mlp_layernorm.weight", (f"{layer}.norm2.weight",))
-    for part, when in (("weight", ""), ("bias", "vision.qkv_bias")):
-        qkv = (f"{layer}.attn.qkv.{part}",)
-        yield Weight("vit", f"self_attention.linear_qkv.{part}", qkv, "vision_packed_qkv", when)
-    yield Weight("vit", "self_attention.linear_proj.weight", (f"{layer}.attn.proj.weight",))
-    yield from perceptron("vit", "mlp", f"{layer}.mlp")
-    yield from merger_weights()
-
-
-def merger_weights() -> Iterator[Weight]:
-    """The ViT's last norm, and what stands behind it."""
-    merger = "visual.merger"
+    yield Weight("patch_embed", "norm.weight", ("visual.post_conv_layernorm.weight",), when="vision.pre_norm")
+    positions = ("visual.embeddings.position_embedding.weight",)
+    yield Weight("patch_embed", "positions", positions, when="vision.native.learned_positions")
+    yield from native_blocks()
+    for one in "qk":
+        name = f"{layer}.attn.{one}_norm.weight"
+        yield Weight("vit", f"self_attention.{one}_layernorm.weight", (name,), when="vision.query_key_norms")
+    yield from native_perceptron()
     yield Weight("projector", "vision_norm.weight", ("visual.post_layernorm.weight",))
     yield Weight("projector", "merge.weight", ("visual.downsample.weight",), "squares")
     yield Weight("projector", "merge.bias", ("visual.downsample.bias",))

@@ -1,9 +1,8 @@
 """LightOnOCR."""
 
-from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.family import Family, Model, Preset
 from omnibal_ext.families.fields import GENERAL, text, tower
 from omnibal_ext.families.lighton_ocr.config import read_lighton_ocr
-from omnibal_ext.families.lighton_ocr.presets import PRESETS
 from omnibal_ext.families.markup import ImageMarkup
 from omnibal_ext.families.mistral3.names import merger_weights, pixtral_weights
 from omnibal_ext.families.section import Part
@@ -20,7 +19,7 @@ MODEL = Part(
 )
 FAMILY = Family(
     models={"lighton_ocr": Model(MODEL, read_lighton_ocr, takes=("image_sizes",))},
-    presets=PRESETS,
+    presets={"lighton-ocr-1b": Preset({"model_type": "lighton_ocr"})},
     markups=(ImageMarkup("lighton_ocr", "<|image_pad|>", ("<|image_pad|>",), gap=""),),
     folder_says_template=True,
     spellings=(

@@ -10,8 +10,8 @@ from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.architectures.language import LanguageArchitecture, SlidingWindow
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.gemma import grouped_sizes
-from omnibal_ext.families.towers.llama import FULL, SLIDING, Rotation, kinds_of_layers, read_rope, rotation_fields, tied
+from omnibal_ext.families.towers.llama import FULL, SLIDING, grouped_sizes, kinds_of_layers, tied
+from omnibal_ext.families.towers.rotation import PLAIN, read_rope, rotation_fields
 from omnibal_ext.families.towers.tiles import siglip
 from omnibal_ext.reading.checks import shown
 
@@ -49,7 +49,7 @@ def read_paligemma(name: str, config: Section) -> Architecture:
 def _language(section: Section, second: bool) -> LanguageArchitecture:
     section.must(attention_bias=False, attention_dropout=0.0)
     sizes, head_size = grouped_sizes(section)
-    rope, theta = rotation_fields(section, Rotation())
+    rope, theta = rotation_fields(section, PLAIN)
     if read_rope(section, rope) is not None:
         raise UserError(f"{section.where}: rope scaling {shown(rope)}; supported: none")
     language = LanguageArchitecture(

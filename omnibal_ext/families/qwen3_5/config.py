@@ -10,16 +10,8 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import (
-    FULL,
-    Rotation,
-    chosen_experts,
-    kinds_of_layers,
-    language_sizes,
-    partial_rotation,
-    rotary_share,
-    rotation_fields,
-)
+from omnibal_ext.families.towers.llama import FULL, chosen_experts, kinds_of_layers, language_sizes
+from omnibal_ext.families.towers.rotation import Rotation, partial_rotation, rotary_share, rotation_fields
 
 LINEAR = "linear_attention"
 ROTATION = Rotation(sections=(11, 11, 10), interleaved=True)

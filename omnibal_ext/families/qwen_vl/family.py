@@ -12,7 +12,8 @@ from omnibal_ext.families.qwen_vl.names import qwen2_weights, qwen3_weights
 from omnibal_ext.families.qwen_vl.presets import PRESETS
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.languages import DENSE, LLAMA_WEIGHTS, ROUTERS, WINDOWS
-from omnibal_ext.families.towers.llama import Llama, Rotation, read_llama
+from omnibal_ext.families.towers.llama import Llama, read_llama
+from omnibal_ext.families.towers.rotation import Rotation
 from omnibal_ext.families.weights import Weight, llama_of_experts
 
 _TEXT = text(80, 8192, 64, 8, 29568, 152064, hidden_act="silu", rms_norm_eps=1e-5, use_sliding_window=False)

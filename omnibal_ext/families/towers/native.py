@@ -4,7 +4,7 @@ from typing import Any
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import ROPE
+from omnibal_ext.families.towers.rotation import ROPE
 
 ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
 
