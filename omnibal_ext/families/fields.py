@@ -1,4 +1,4 @@
-"""Fields of a config.json: sizes by transformers' names, the range of each, and those that say nothing of training."""
+"""Fields of a config.json: sizes, by transformers' names; the range of each; those without effect on training."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def tower(*sizes: int, **more: Any) -> dict[str, Any]:
 
 
 def names(text: str) -> frozenset[str]:
-    """Those that stand in a text."""
+    """The words of a text, as a set."""
     return frozenset(text.split())
 
 

@@ -17,7 +17,7 @@ REFUSED = {
     "dealt": "distributed, assigned",
     "roads?": "tower layout",
 }
-NEXT = ("omnibal_ext/layout", "omnibal_ext/schedules", "omnibal_ext/families", "omnibal_ext/plan_tower.py",
+NEXT = ("omnibal_ext/layout", "omnibal_ext/schedules", "omnibal_ext/plan_tower.py",
         "megatron/vlm/models", "megatron/vlm/pipeline")  # fmt: skip
 """Packages that have some of them still."""
 NAMES_OF_FILES = ("levelled", "aside", "road")

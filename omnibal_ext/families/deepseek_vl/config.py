@@ -8,7 +8,7 @@ from omnibal_ext.families.towers.tiles import siglip
 
 
 def read_deepseek_vl(name: str, config: Section) -> Architecture:
-    """The model of a deepseek_vl's config.json. Raises UserError naming a field that cannot be honoured."""
+    """Read a deepseek_vl's config.json. Raises UserError naming an unsupported field."""
     tower, language = config.inner("vision_config", "siglip_vision_model"), config.inner("text_config", "llama")
     tower.must_be("siglip_vision_model")
     return Architecture(

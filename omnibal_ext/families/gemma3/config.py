@@ -21,7 +21,7 @@ ROPE_KINDS = ("default", "linear")
 
 
 def read_gemma3(name: str, config: Section) -> Architecture:
-    """The model of a gemma3's config.json. Raises UserError naming a field that cannot be honoured."""
+    """Read a gemma3's config.json. Raises UserError naming an unsupported field."""
     tower, language = config.towers("siglip_vision_model", "gemma3_text")
     vision = siglip(tower, tower.take("num_hidden_layers"), final_norm=True)
     return Architecture(
@@ -37,7 +37,7 @@ def read_gemma3(name: str, config: Section) -> Architecture:
 
 
 def _square(config: Section, vision: VisionArchitecture) -> int:
-    """Patches a side of the square whose mean becomes one token."""
+    """Side, in patches, of the square that is averaged to one token."""
     tokens, side = config.take("mm_tokens_per_image", integer(1, 2**20)), vision.image_size // vision.patch_size
     root = isqrt(tokens)
     if root**2 != tokens or side % root:
@@ -74,14 +74,14 @@ def _language(section: Section) -> LanguageArchitecture:
 
 
 def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
-    """Layers that slide a window: all but each sixth, unless the file says otherwise."""
+    """Layers with a sliding window: all but every sixth, unless config.json says otherwise."""
     pattern = section.take_if("sliding_window_pattern") or 6
     kinds = kinds_of_layers(section, layers, lambda number: SLIDING if (number + 1) % pattern else FULL)
     return tuple(number for number, kind in enumerate(kinds) if kind == SLIDING)
 
 
 def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
-    """Base and scaling of the layers that see all tokens, base of those with a window; written in one of two ways."""
+    """RoPE base and scaling of global layers, base of layers with a window; config.json has two ways to say it."""
     both: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
     if unknown := set(both) - {SLIDING, FULL}:
         raise UserError(f"{section.where}.rope_parameters has {shown(min(unknown))}; supported: {SLIDING!r}, {FULL!r}")

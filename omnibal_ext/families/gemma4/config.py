@@ -33,7 +33,7 @@ from omnibal_ext.families.towers.native import native_sizes
 from omnibal_ext.reading.checks import finite, integer, mapping, maybe, record, shown, text
 
 PATTERN = 6
-"""Every so many layers one is global, where the file does not list them; the last one is always."""
+"""Every 6th layer is global if config.json does not list them; the last one always is."""
 ROPE = record(
     {},
     {"rope_type": maybe(text), "rope_theta": maybe(BASE), "factor": maybe(FACTOR)}
@@ -46,9 +46,9 @@ DIRECTIONS = ("vision", None)
 
 
 def read_gemma4(name: str, config: Section) -> Architecture:
-    """The model of a gemma4's config.json. Raises UserError naming a field that cannot be honoured."""
+    """Read a gemma4's config.json. Raises UserError naming an unsupported field."""
     if not config.get("vision_config"):
-        raise UserError(f"{config.where}.vision_config is missing; models that see images are trained here")
+        raise UserError(f"{config.where}.vision_config is missing; only models with a vision tower are supported")
     tower, language = config.towers("gemma4_vision", "gemma4_text")
     return Architecture(
         name,
@@ -98,7 +98,7 @@ def _vision(tower: Section) -> VisionArchitecture:
 
 
 def read_language(section: Section) -> LanguageArchitecture:
-    """Gemma 4's language model. Raises UserError naming a field that cannot be honoured."""
+    """Gemma 4's language model. Raises UserError naming an unsupported field."""
     section.must(attention_bias=False, attention_dropout=0.0)
     both_ways = section.take_if("use_bidirectional_attention", text)
     if both_ways not in DIRECTIONS:
@@ -136,7 +136,7 @@ def read_language(section: Section) -> LanguageArchitecture:
 
 
 def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
-    """What every layer reads beside its hidden states; 0 wide, and there is nothing."""
+    """Per-layer inputs; width 0: none."""
     names = ("vocab_size_per_layer_input", "pad_token_id")
     if not (width := section.take_if("hidden_size_per_layer_input", integer(0, 2**16))):
         section.asked.update(names)  # without effect then
@@ -151,21 +151,21 @@ def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
 
 
 def _shared_keys(section: Section, layers: int, near: tuple[int, ...]) -> SharedKeys | None:
-    """The last layers that take keys and values of others, in front of which there is one of each kind."""
+    """Layers that use earlier layers' keys and values; a layer of each type must precede them."""
     widens = section.take_if("use_double_wide_mlp") or False
     if not (count := section.take_if("num_kv_shared_layers", integer(0, 2**16)) or 0):
         return None
     own = {number in near for number in range(layers - count)}
     if count >= layers or own != {True, False}:
         raise UserError(
-            f"{section.where}.num_kv_shared_layers is {count} of {layers}; supported: as many as leave a layer of each "
-            "of layer_types in front"
+            f"{section.where}.num_kv_shared_layers is {count} of {layers}; supported: numbers that leave "
+            "a layer of each of layer_types before them"
         )
     return SharedKeys(count, widens)
 
 
 def _experts(section: Section) -> Experts | None:
-    """Of every layer, beside a perceptron; what a token's experts weigh adds up to 1 before each is scaled."""
+    """Experts of every layer, next to an MLP; a token's weights are normalised, then scaled by expert."""
     names = ("num_experts", "top_k_experts", "moe_intermediate_size")
     if not section.take_if("enable_moe_block"):
         section.asked.update(names)  # without effect then
@@ -177,7 +177,7 @@ def _experts(section: Section) -> Experts | None:
 
 
 def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
-    """Layers that slide a window; the last one never does, whatever the file says."""
+    """Layers with a sliding window; never the last one, whatever config.json says."""
     kinds = kinds_of_layers(section, layers, lambda number: SLIDING if (number + 1) % PATTERN else FULL)
     near = tuple(number for number, kind in enumerate(kinds[:-1]) if kind == SLIDING)
     if not near:
@@ -186,7 +186,7 @@ def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
 
 
 def _far_heads(section: Section, far: tuple[int, ...], kv_heads: int, head_size: int) -> FarHeads:
-    """Of the layers that slide none. Raises UserError where these differ among each other, or others have their own."""
+    """Heads of the global layers. Raises UserError if these differ from layer to layer, or others have their own."""
     alike = section.take("attention_k_eq_v")
     width = section.take_if("global_head_dim") or 512
     groups = section.take_if("num_global_key_value_heads")
@@ -202,7 +202,7 @@ def _far_heads(section: Section, far: tuple[int, ...], kv_heads: int, head_size:
 
 
 def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
-    """Base and scaling of the layers that see all tokens, base of those with a window."""
+    """RoPE base and scaling of global layers, base of layers with a window."""
     given: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
     usual: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
     near, far = (given.get(SLIDING), given.get(FULL)) if given else ({"rope_theta": 1e4}, usual)

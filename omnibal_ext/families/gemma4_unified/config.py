@@ -11,13 +11,13 @@ from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.reading.checks import shown
 
 NOT_HERE = ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers")
-"""Fields of Gemma 4's language model that transformers' class of this one lacks, or that are not done for it here."""
+"""Fields of Gemma 4's language model that this one lacks in transformers, or that are not supported for it."""
 
 
 def read_gemma4_unified(name: str, config: Section) -> Architecture:
-    """The model of a gemma4_unified's config.json. Raises UserError naming a field that cannot be honoured."""
+    """Read a gemma4_unified's config.json. Raises UserError naming an unsupported field."""
     if not config.get("vision_config"):
-        raise UserError(f"{config.where}.vision_config is missing; models that see images are trained here")
+        raise UserError(f"{config.where}.vision_config is missing; only models with images are supported")
     patches, language = config.towers("gemma4_unified_vision", "gemma4_unified_text")
     for field in NOT_HERE:
         if language.get(field):
@@ -38,7 +38,7 @@ def read_gemma4_unified(name: str, config: Section) -> Architecture:
 
 
 def _patches(section: Section) -> VisionArchitecture:
-    """What its processor calls a square of patches is one patch here: it enters as a whole, and becomes one token."""
+    """The patches. A square of the processor's patches is one patch here: it is embedded as a whole, as one token."""
     side = section.take("patch_size") * section.take("pooling_kernel_size")
     width = section.take("mm_embed_dim")
     section.must(model_patch_size=side, output_proj_dims=width)

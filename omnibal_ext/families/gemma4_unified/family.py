@@ -1,4 +1,4 @@
-"""Gemma 4 without towers: its words around an image are Gemma 4's."""
+"""Gemma 4 without towers: the text around an image is Gemma 4's."""
 
 from omnibal_ext.families.family import Family, Model, Preset
 from omnibal_ext.families.fields import GENERAL, LANGUAGE

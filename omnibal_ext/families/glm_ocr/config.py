@@ -8,11 +8,11 @@ from omnibal_ext.families.glm_v.config import read_dense, read_vision, whole
 from omnibal_ext.families.section import Section
 
 COLOURS = 3
-"""The merger's inner width is as many times its own."""
+"""Inner width of the merger's MLP over its width."""
 
 
 def read_glm_ocr(name: str, config: Section) -> Architecture:
-    """The model of a glm_ocr's config.json. Raises UserError naming a field that cannot be honoured."""
+    """Read a glm_ocr's config.json. Raises UserError naming an unsupported field."""
     tower, text = config.towers("glm_ocr_vision", "glm_ocr_text")
     language = read_dense(text, text.take_if("head_dim"), qkv_bias=False)
     vision = read_vision(tower, language.hidden_size)

@@ -17,12 +17,12 @@ from omnibal_ext.families.towers.rotation import Rotation, partial_rotation, rot
 from omnibal_ext.reading.checks import finite
 
 FILES, PROCESSOR = ("processor_config.json", "preprocessor_config.json"), "Glm46VProcessor"
-"""Where a folder says which processor it has, and the later one."""
+"""Files that name a folder's processor, and the class of GLM-4.6V's."""
 ROTATION = Rotation(sections=(8, 12, 12))
 
 
 def read_glm(name: str, config: Section) -> Architecture:
-    """The model of a glm4v's, glm46v's or glm4v_moe's config.json. Raises UserError naming what cannot be honoured."""
+    """Read a glm4v's, glm46v's or glm4v_moe's config.json. Raises UserError naming an unsupported field."""
     part = "glm4v_moe" if config["model_type"] == "glm4v_moe" else "glm4v"
     tower, text = config.towers(f"{part}_vision", f"{part}_text")
     language = _mixture(text) if part == "glm4v_moe" else read_dense(text, None, qkv_bias=True)
@@ -51,7 +51,7 @@ def whole(
 
 
 def _prompt(config: Section) -> PromptFormat:
-    """Times of a video's frames are written as the folder's processor does, whichever model type has it."""
+    """The folder's processor, not the model type, decides how a video's times are written."""
     kind, markup = config["model_type"], "glm-4.6v"
     files = (config.folder / name for name in FILES) if config.folder else ()
     if kind != "glm46v" and PROCESSOR not in map(_processor, files):
@@ -65,11 +65,11 @@ def _processor(file: Path) -> Any:
 
 
 def read_vision(tower: Section, out: int) -> VisionArchitecture:
-    """The ViT, whose features are as wide as the language model, `out`. Raises UserError where they are not."""
+    """Read the ViT, whose output must be `out` wide, the language model's hidden size. Raises UserError otherwise."""
     tower.must(in_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, spatial_merge_size=2)
     sizes = native_sizes(tower)
     if (given := tower.take("out_hidden_size")) != out:
-        raise UserError(f"{tower.where}: gives features of width {given}, the language model has {out}")
+        raise UserError(f"{tower.where}: its output is {given} wide, the language model's hidden_size is {out}")
     return VisionArchitecture(
         **sizes,
         ffn_hidden_size=out,
@@ -92,9 +92,9 @@ def read_vision(tower: Section, out: int) -> VisionArchitecture:
 
 
 def read_dense(section: Section, head_size: int | None, qkv_bias: bool) -> LanguageArchitecture:
-    """A dense language model, whose heads are `head_size` wide, or None: as many as there are make up its width.
+    """Read a dense language model; `head_size` None: hidden size / heads.
 
-    Raises UserError naming what cannot be honoured.
+    Raises UserError naming an unsupported field.
     """
     sizes = language_sizes(section, head_size)
     if head_size is None:
@@ -113,7 +113,7 @@ def _mixture(section: Section) -> LanguageArchitecture:
 
 
 def _language(section: Section, sizes: dict[str, Any], share: float, **more: Any) -> LanguageArchitecture:
-    """What dense models and mixtures have alike; of a head `share` turns where the file does not say it."""
+    """What dense models and mixtures share; `share`: fraction of a head that is rotated if config.json does not say."""
     section.must(hidden_act="silu", attention_dropout=0.0)
     rope, base = rotation_fields(section, ROTATION)
     head_size = sizes["head_size"] or sizes["hidden_size"] // sizes["heads"]
@@ -126,7 +126,7 @@ def _language(section: Section, sizes: dict[str, Any], share: float, **more: Any
 
 
 def _experts(section: Section, layers: int) -> Experts:
-    """Of the layers behind the dense ones. Raises UserError naming what core's routers cannot do."""
+    """Experts of the layers after the dense ones. Raises UserError for routing that core does not have."""
     section.must(norm_topk_prob=True)
     count = section.take("n_routed_experts")
     chosen = chosen_experts(section, count)

@@ -29,7 +29,7 @@ _TEXT_MOE = TEXT | text(
 )  # fmt: skip
 VISION_WEIGHTS = tuple(vision_weights())
 IMAGES = ("image_grid_thw", "mm_token_type_ids")
-"""What transformers' models take of images."""
+"""Image inputs of transformers' models."""
 
 
 def _model(image_token: int) -> Model:
@@ -51,7 +51,7 @@ _LATER = Steps("<|begin_of_video|>", "<|end_of_video|>", lambda time: f"{time:.1
 FAMILY = Family(
     models={"glm4v": _model(151343), "glm46v": _model(151343), "glm4v_moe": _model(151363)},
     parts={
-        # Query, key and value have biases whatever the file says.
+        # Query, key and value have biases whatever config.json says.
         "glm4v_text": Part(TEXT, LANGUAGE | MARKS | {"attention_bias"}, tuple(dense_weights())),
         "glm4v_vision": Part(TOWER, GENERAL),
         "glm4v_moe_text": Part(

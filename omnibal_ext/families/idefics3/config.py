@@ -15,13 +15,13 @@ PUBLISHED = (
     "_flash_attn_2_enabled", "is_llama_config", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor",
     "use_resampler",
 )  # fmt: skip
-"""Published beside Llama's fields, where nothing reads them."""
+"""In published text_configs, where nothing reads them."""
 TEMPLATES = {128259: "idefics3"}
-"""By the words of a Llama: Idefics 3's own; all others are SmolVLM's."""
+"""By vocabulary size: Idefics 3's chat template; other models have SmolVLM's."""
 
 
 def read_idefics3(name: str, config: Section) -> Architecture:
-    """The model of a config.json of either. Raises UserError naming a field that cannot be honoured."""
+    """Read a config.json of either. Raises UserError naming an unsupported field."""
     kind = config["model_type"]
     tower = config.inner("vision_config", f"{kind}_vision", always=True)  # published ones are called as the whole is
     if not config.get("text_config"):

@@ -15,10 +15,10 @@ _FIELDS: dict[str, Any] = {"image_token_id": 128257, "scale_factor": 2, "tie_wor
 
 
 class Markup(ImageMarkup):
-    """A line for each row of tiles, an empty one, then the whole image; of one tile the whole image alone."""
+    """A line for each row of tiles, an empty line, then the entire image; an image of one tile is only the last."""
 
     def image_text(self, places: Places) -> str:
-        """Each tile behind its number."""
+        """Each tile after its row and column."""
         around = "<fake_token_around_image>"
         lines = (
             [f"{around}<row_{row + 1}_col_{column + 1}>{self.context}" for column in range(places.columns)]

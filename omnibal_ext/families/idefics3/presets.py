@@ -17,7 +17,7 @@ SMOL_360M = text(32, 960, 15, 5, 2560, 49280, rope_theta=1e5)
 
 
 def _model(vision: dict[str, Any], language: dict[str, Any], square: int, token: int) -> Preset:
-    """Which joins so many patches a side; its image token has that id."""
+    """`square`: patches a side that become one token; `token`: id of the image token."""
     language = {**language, "rms_norm_eps": 1e-5}
     return Preset(
         {

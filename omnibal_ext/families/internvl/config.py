@@ -11,13 +11,13 @@ from omnibal_ext.reading.checks import finite, text
 
 NORMALIZATIONS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
 ORIGINAL_TEMPLATES = {"internlm2-chat": "internlm2-chat", "Hermes-2": "hermes-2"}
-"""InternVL's own names of chat templates."""
+"""InternVL's names of chat templates -> ours."""
 LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": "hermes-2", "qwen3_moe": "hermes-2"}
-"""Of its "internvl2_5", which begins as the tokenizer of the language model does, with `<s>` or without."""
+"""Language model -> ours for its "internvl2_5", which begins with `<s>` if the tokenizer does."""
 
 
 def read_internvl(name: str, config: Section) -> Architecture:
-    """Transformers' form. Raises UserError naming a field that cannot be honoured."""
+    """Transformers' form. Raises UserError naming an unsupported field."""
     config.must(projector_hidden_act="gelu", vision_feature_select_strategy="default")
     tower, language = config.inner("vision_config", "internvl_vision"), config.inner("text_config", "qwen2")
     tower.must(use_absolute_position_embeddings=True, use_mask_token=False)

@@ -36,7 +36,7 @@ INTERNVL = {
 }
 """Name: ViT, language model, chat template."""
 IMAGE_TOKEN_IDS = {"internlm2": 92546, "qwen2": 151648, "qwen2.5": 151667, "qwen3": 151671}
-"""Where image features go: a token that the model's makers added, so its id follows from the vocabulary before it."""
+"""Id of the image token, which InternVL added behind the language model's vocabulary."""
 
 
 def assembled(vision: str, language: str, template: str | None = None) -> Preset:

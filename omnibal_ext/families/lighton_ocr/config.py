@@ -8,7 +8,7 @@ from omnibal_ext.families.towers.llama import tied
 
 
 def read_lighton_ocr(name: str, config: Section) -> Architecture:
-    """The model of a lighton_ocr's config.json. Raises UserError naming a field that cannot be honoured."""
+    """Read a lighton_ocr's config.json. Raises UserError naming an unsupported field."""
     config.must(spatial_merge_size=2)
     tower, text = config.towers("pixtral", "qwen3")
     return Architecture(

@@ -26,7 +26,7 @@ NEXT_VIDEO = {"llava-next-video-7b": "vicuna-7b", "llava-next-video-7b-32k": "mi
 VIP = {"vip-llava-7b": "vicuna-7b", "vip-llava-13b": "vicuna-13b"}
 """Name: language model."""
 IMAGE_TOKEN_IDS = {"vicuna": 32000, "mistral": 32000, "llama3": 128256, "yi": 64000}
-"""Where image features go: a token that the model's makers added, so its id follows from the vocabulary before it."""
+"""Id of the image token, which LLaVA added behind the language model's vocabulary."""
 
 
 def assembled(vision: str, language: str, template: str | None = None, tiling: str = "pad") -> Preset:

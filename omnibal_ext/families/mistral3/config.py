@@ -8,11 +8,11 @@ from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes, rotary_base
 
 NORM_EPSILON = 1e-5
-"""Of every norm of the ViT, whatever the config says."""
+"""Epsilon of every norm of the ViT, whatever config.json says."""
 
 
 def read_mistral3(name: str, config: Section) -> Architecture:
-    """The model of a mistral3's config.json. Raises UserError naming a field that cannot be honoured."""
+    """Read a mistral3's config.json. Raises UserError naming an unsupported field."""
     config.must(projector_hidden_act="gelu", vision_feature_layer=-1, spatial_merge_size=2)
     tower, text = config.towers("pixtral", "mistral", "ministral3")
     return Architecture(
@@ -28,7 +28,7 @@ def read_mistral3(name: str, config: Section) -> Architecture:
 
 
 def read_pixtral(tower: Section) -> VisionArchitecture:
-    """The ViT of a section of type pixtral. Raises UserError naming a field that cannot be honoured."""
+    """Read the ViT of a section of type pixtral. Raises UserError naming an unsupported field."""
     tower.must(num_channels=3, attention_dropout=0.0)
     sizes = native_sizes(tower, "num_hidden_layers", heads="num_attention_heads")
     tower.must(head_dim=sizes["hidden_size"] // sizes["heads"])

@@ -1,7 +1,7 @@
 """Reads the config.json of PaliGemma (arXiv 2407.07726) and PaliGemma 2 (arXiv 2412.03555): SigLIP, one matrix, Gemma.
 
-Their language models see all of a prompt, its images and words, in both directions. Gemma 2 caps its scores and logits,
-has norms behind both branches, and in every other layer a window over what stands behind the prompt.
+Attention over the prompt, images and text, is bidirectional. Gemma 2 soft-caps scores and logits, has norms after both
+branches and, in every other layer, a sliding window beyond the prompt.
 """
 
 from typing import Any
@@ -16,14 +16,14 @@ from omnibal_ext.families.towers.tiles import siglip
 from omnibal_ext.reading.checks import shown
 
 PUBLISHED = ("num_image_tokens", "projector_hidden_act")
-"""Published in the ViT's section, where nothing reads them."""
+"""In published vision_configs, where nothing reads them."""
 ACTIVATION = {"gelu_pytorch_tanh": "gelu_tanh"}
 MEANT = {"gelu": "gelu_tanh"}
-"""Gemma's files say the former and mean the latter; Gemma 2's say what they mean."""
+"""Gemma's files say "gelu" for tanh-approximated GELU; Gemma 2's do not."""
 
 
 def read_paligemma(name: str, config: Section) -> Architecture:
-    """The model of a paligemma's config.json. Raises UserError naming a field that cannot be honoured."""
+    """Read a paligemma's config.json. Raises UserError naming an unsupported field."""
     for part in ("vision_config", "text_config"):  # without which transformers takes sizes of its own
         if not config.get(part):
             raise UserError(f"{config.where}.{part} is missing")
@@ -68,7 +68,7 @@ def _language(section: Section, second: bool) -> LanguageArchitecture:
 
 
 def _of_the_second(section: Section, layers: int, head_size: int, theta: float) -> dict[str, Any]:
-    """What Gemma 2 has beside Gemma's."""
+    """Fields that only Gemma 2 has."""
     scale = section.take("query_pre_attn_scalar")
     kinds = kinds_of_layers(section, layers, lambda number: (SLIDING, FULL)[number % 2])
     near = tuple(number for number, kind in enumerate(kinds) if kind == SLIDING)

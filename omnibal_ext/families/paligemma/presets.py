@@ -7,11 +7,11 @@ from omnibal_ext.families.fields import text
 from omnibal_ext.families.towers.sizes import SIGLIP
 
 SIDES = (224, 448, 896)
-"""Pixels of an image's."""
+"""Image sizes in pixels."""
 
 
 def _text(kind: str, *sizes: int, **more: Any) -> dict[str, Any]:
-    """257216 words, with places, segments and the image's."""
+    """With 257216 tokens: location, segmentation and image tokens included."""
     return text(*sizes, 257216, model_type=kind, **more)
 
 

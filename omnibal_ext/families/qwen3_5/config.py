@@ -1,6 +1,6 @@
 """Reads the language model of Qwen3.5 and Qwen3.6: Gated DeltaNet in most layers, gated attention in the others.
 
-Heads turn in part, norms are around zero, and of the mixtures one expert is shared by all tokens.
+Partial rotary dimensions, norms with 1 + weight, and in mixtures one shared expert.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ ROTATION = Rotation(sections=(11, 11, 10), interleaved=True)
 
 
 def read_linear_language(section: Section) -> LanguageArchitecture:
-    """The language model that a section describes. Raises UserError naming the field that cannot be honoured."""
+    """The language model that a section describes. Raises UserError naming an unsupported field."""
     section.must(hidden_act="silu", attention_bias=False, attention_dropout=0.0, attn_output_gate=True)
     head_size, is_mixture = section.take("head_dim"), section["model_type"] == "qwen3_5_moe_text"
     sizes = language_sizes(section, head_size, is_mixture)
@@ -42,19 +42,19 @@ def read_linear_language(section: Section) -> LanguageArchitecture:
 
 
 def _rotated(section: Section, rope: dict[str, Any], head_size: int) -> int:
-    """Numbers of a head that turn, a quarter of it where the file does not say."""
+    """Rotary dimensions of a head; a quarter of it if config.json does not say."""
     share = rotary_share(section, rope, 0.25)
     rotated = int(head_size * share)
     if rotated % 2 or not rotated:
         raise UserError(
-            f"{section.where}: of {head_size} numbers of a head {rotated} turn (partial_rotary_factor {share}); "
+            f"{section.where}: partial_rotary_factor {share} rotates {rotated} of a head's {head_size} dimensions; "
             "supported: an even number from 2"
         )
     return rotated
 
 
 def _linear(section: Section, layers: int) -> LinearAttention | None:
-    """None where all layers are full attention."""
+    """Linear attention; None: all layers have full attention."""
     interval = section.take_if("full_attention_interval") or 4
     kinds = kinds_of_layers(section, layers, lambda number: LINEAR if (number + 1) % interval else FULL, LINEAR)
     if FULL not in kinds:
@@ -74,7 +74,7 @@ def _linear(section: Section, layers: int) -> LinearAttention | None:
 
 
 def _experts(section: Section) -> Experts:
-    """Of every layer; what a token's experts weigh adds up to 1, whatever the file says."""
+    """Experts of every layer; a token's weights are normalised, whatever config.json says."""
     section.must(decoder_sparse_step=1, norm_topk_prob=True)
     count = section.take("num_experts")
     balance, shared = section.take("router_aux_loss_coef"), "shared_expert_intermediate_size"

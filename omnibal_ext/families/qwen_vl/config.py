@@ -24,34 +24,36 @@ OUTER = (
     "model_type", "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id",
     "vision_end_token_id", "vision_token_id", "tie_word_embeddings", "architectures", "transformers_version",
 )  # fmt: skip
-"""Fields beside those of the language model, which published files have on the same level."""
+"""Fields that are not the language model's, though published files have both on one level."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What the code of a model type does, whatever its file says."""
+    """What the code of a model type does, whatever config.json says."""
 
     template: str
-    """Of chats, where the folder does not say it."""
+    """Chat template, if the folder has none."""
     read_language: Callable[[Section], LanguageArchitecture]
     markup: str = "qwen3-vl"
     learned: bool = True
-    """The ViT has learned positions beside the rotation (from Qwen3-VL on)."""
+    """The ViT has learned positions in addition to RoPE (from Qwen3-VL on)."""
     windows: bool = False
-    """The ViT sees windows, its perceptron is gated, frames of a video stand where their seconds are (Qwen2.5-VL)."""
+    """The ViT has window attention and gated MLPs; a video's positions follow its seconds (Qwen2.5-VL)."""
     featured: bool = False
-    """The ViT's layers give features that enter the language model later."""
+    """Features of ViT layers enter the language model (DeepStack)."""
 
 
 def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
-    """The model of a config.json whose type's code does that. Raises UserError naming what cannot be honoured."""
+    """Read a config.json of this generation. Raises UserError naming an unsupported field."""
     kind = config["model_type"]
     tower = config.inner("vision_config", f"{kind}_vision", always=True)
     model = _language(config, f"{kind}_text", code.read_language)
     tower.must(in_channels=3, in_chans=3)
     later = code.windows or code.learned
     if (out := tower.take("out_hidden_size" if later else "hidden_size")) != model.hidden_size:
-        raise UserError(f"{tower.where}: gives features of width {out}, the language model has {model.hidden_size}")
+        raise UserError(
+            f"{tower.where}: its output is {out} wide, the language model's hidden_size is {model.hidden_size}"
+        )
     sizes = native_sizes(tower, width="hidden_size" if later else "embed_dim")
     width, patch = sizes["hidden_size"], sizes["patch_size"]
     tower.must(spatial_patch_size=patch, spatial_merge_size=2)
@@ -83,7 +85,7 @@ def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
 
 
 def _language(config: Section, kind: str, read: Callable[[Section], LanguageArchitecture]) -> LanguageArchitecture:
-    """The language model, from a section of its own or from between the other fields.
+    """The language model, from its section or, in older files, from the top level.
 
     Folders saved by transformers 4.52 to 4.55 have both. The section is what counts: raises UserError where the fields
     beside it say something else.

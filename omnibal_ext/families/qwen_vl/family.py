@@ -59,7 +59,7 @@ TEXT_3 = partial(read_llama, code=Llama(ROTATION_3, qk_norm=True))
 TEXT_3_MOE = partial(read_llama, code=Llama(ROTATION_3, qk_norm=True, experts=True, renormalised=True))
 WEIGHTS_3 = tuple(qwen3_weights())
 IMAGES = ("image_grid_thw", "mm_token_type_ids")
-"""What transformers' models take of images."""
+"""Image inputs of transformers' models."""
 
 
 def _model(weights: tuple[Weight, ...], code: Generation) -> Model:

@@ -1,4 +1,4 @@
-"""Language models that several families have: their fields, names of weights, and how they are read."""
+"""Language models that several families have: defaults, names of weights, and their reading."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from omnibal_ext.families.weights import Weight, llama, llama_of_experts
 
 ROUTERS: dict[str, Any] = {"decoder_sparse_step": 1, "router_aux_loss_coef": 0.001}
 WINDOWS = frozenset({"max_window_layers", "sliding_window"})
-"""Fields of a window, which are read where it is used."""
+"""Fields of a sliding window, which are read if it is used."""
 DENSE = frozenset({"intermediate_size", "output_router_logits"})
-"""Of layers without experts, and of what is handed out."""
+"""Fields of layers without experts, and of outputs."""
 LLAMA_WEIGHTS = tuple(llama())
 """Also Qwen's, Mistral's, Vicuna's and Yi's."""
 _LLAMA = text(32, 4096, 32, None, 11008, 32000, rms_norm_eps=1e-6, hidden_act="silu", tie_word_embeddings=False)
@@ -78,11 +78,11 @@ LANGUAGES: dict[str, tuple[Part, Llama]] = {
         Llama(Rotation(beside=True), bias="bias"),
     ),
 }
-"""By model type: what its section means, and what its code does."""
+"""By model type: defaults and names of weights; what its code does."""
 
 
 def read_language(section: Section) -> LanguageArchitecture:
-    """Any of them, as a section describes it; its faults, or UserError, name what cannot be honoured."""
+    """Read any of them from a section; unsupported fields are in its `faults`, or raise UserError."""
     kind = section["model_type"]
     if kind not in LANGUAGES:
         raise UserError(f"{section.where}: model type {kind!r} is not supported as a language model")

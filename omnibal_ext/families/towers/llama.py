@@ -26,30 +26,30 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Llama:
-    """What the code of a model type with Llama's layers does, whatever its file says."""
+    """What the code of a model type with Llama's layers does, whatever config.json says."""
 
     rotation: Rotation = PLAIN
     bias: str = "attention_bias"
-    """The field that would add biases, which are not supported."""
+    """The field that turns biases on, which are not supported."""
     qkv_bias: bool = False
     qk_norm: bool = False
     experts: bool = False
     renormalised: bool = False
-    """What a token's experts weigh adds up to 1, whatever the file says."""
+    """The weights of a token's experts are normalised, whatever config.json says."""
     slides: bool = False
-    """Layers slide a window wherever there is one, without a field that turns it on (Mistral)."""
+    """`sliding_window` alone turns the window on (Mistral)."""
     scales_queries: bool = False
-    """Queries are scaled by their position beyond the context of the rotation (Ministral 3)."""
+    """Queries are scaled by position beyond the original context (Ministral 3)."""
 
 
 LLAMA = Llama()
 
 
 def language_sizes(section: Section, head_size: int | None, mixture: bool = False) -> dict[str, Any]:
-    """Fields of `LanguageArchitecture` that every config.json has; perceptrons are experts in a `mixture`.
+    """Fields of `LanguageArchitecture` that every config.json has; a `mixture` has experts instead of MLPs.
 
-    `head_size`: None: as wide as all heads together fill the hidden size.
-    Raises UserError for heads that are not in groups of one size.
+    `head_size`: None: hidden size / heads.
+    Raises UserError if the key-value heads do not divide the heads.
     """
     hidden_size, heads = section.take("hidden_size"), section.take("num_attention_heads")
     kv_heads = section.take_if("num_key_value_heads") or heads
@@ -76,7 +76,7 @@ def grouped_sizes(section: Section, mixture: bool = False) -> tuple[dict[str, An
 
 
 def check_groups(section: Section, heads: int, kv_heads: int, head_size: int) -> None:
-    """Raise UserError for heads that are not in groups of one size, or cannot turn pair by pair."""
+    """Raise UserError if key-value heads do not divide the heads, or heads have an odd width."""
     if heads % kv_heads or head_size % 2:
         raise UserError(
             f"{section.where}: {heads} heads of width {head_size} and {kv_heads} of keys and values; supported: "
@@ -85,7 +85,7 @@ def check_groups(section: Section, heads: int, kv_heads: int, head_size: int) ->
 
 
 def kinds_of_layers(section: Section, layers: int, usual: Callable[[int], str], other: str = SLIDING) -> list[str]:
-    """`FULL` or `other` of each layer, as `usual` has it by number where the file is silent. Raises UserError for
+    """`FULL` or `other` of each layer, as `usual` has it by number where config.json does not say. Raises UserError for
     others, and for more or fewer than there are layers."""
     kinds = section.take_if("layer_types", listing(text)) or [usual(number) for number in range(layers)]
     if len(kinds) != layers or set(kinds) - {other, FULL}:
@@ -96,8 +96,8 @@ def kinds_of_layers(section: Section, layers: int, usual: Callable[[int], str], 
 
 
 def chosen_experts(section: Section, count: int, field: str = "num_experts_per_tok", least: int = 2) -> int:
-    """Of `count` experts, how many a token goes through: `least` or more. Of one alone the normalised weight is 1
-    whatever the router says, which would learn nothing. Raises UserError for other numbers."""
+    """Number of a token's experts: `least` to `count`. The normalised weight of a single one is always 1, from which a
+    router learns nothing. Raises UserError for other numbers."""
     chosen = section.take(field)
     if not least <= chosen <= count:
         raise UserError(f"{section.where}.{field} is {chosen}; supported: {least} up to the {count} experts")
@@ -105,7 +105,7 @@ def chosen_experts(section: Section, count: int, field: str = "num_experts_per_t
 
 
 def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
-    """The language model that a section describes; its faults, or UserError, name what cannot be honoured."""
+    """Read the language model of a section; unsupported fields are in its `faults`, or raise UserError."""
     section.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
     section.must(**{code.bias: False})
     rope, base = rotation_fields(section, code.rotation)
@@ -135,7 +135,7 @@ def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
 
 
 def _slides(section: Section, always: bool) -> bool:
-    """Whether any layer looks back over a window; as in transformers, a list of kinds goes before their number."""
+    """Whether any layer has a sliding window; as in transformers, `layer_types` precedes `max_window_layers`."""
     slides = always or bool(section.take_if("use_sliding_window"))
     kinds = section.take_if("layer_types", listing(text))
     if set(kinds or ()) - ({FULL, SLIDING} if slides else {FULL}):
@@ -147,7 +147,7 @@ def _slides(section: Section, always: bool) -> bool:
 
 
 def _experts(section: Section, always: bool) -> Experts:
-    """Of every layer. Raises UserError where a layer has none, or their number is not to be had."""
+    """The experts of every layer. Raises UserError if a layer has none, or for an unsupported number."""
     section.must(decoder_sparse_step=1)
     if section.get("mlp_only_layers"):
         section.must(mlp_only_layers=[])
@@ -161,7 +161,7 @@ def _experts(section: Section, always: bool) -> Experts:
 
 
 def tied_as_either_says(config: Section) -> bool:
-    """The same where older files say it of the language model alone."""
+    """Like `tied`, for models whose older files say it in the language model's section."""
     inner = config.take_if("text_config", mapping(anything)) or {}
     beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
     return tied(config, beside)

@@ -1,4 +1,4 @@
-"""What ViTs at native resolution have alike in a config.json: activations, heads, a rotation in two dimensions."""
+"""Fields that ViTs at native resolution share: sizes, activations, 2D RoPE."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pyto
 def native_sizes(
     tower: Section, layers: str = "depth", width: str = "hidden_size", heads: str = "num_heads"
 ) -> dict[str, Any]:
-    """Fields of `VisionArchitecture` that all of them have, in a config.json under these names.
+    """Fields of `VisionArchitecture` that all of them have; arguments are config.json's names.
 
-    Raises UserError where row and column do not each turn pairs of a head's numbers.
+    Raises UserError unless a head's width is a multiple of 4: rows and columns rotate pairs of dimensions each.
     """
     size, count, patch = tower.take(width), tower.take(heads), tower.take("patch_size")
     if size % (4 * count):
@@ -25,7 +25,7 @@ def native_sizes(
 
 
 def rotary_base(tower: Section) -> float:
-    """Of rows and columns. Raises UserError for another rotation."""
+    """RoPE base of rows and columns. Raises UserError for another RoPE type."""
     rope = tower.take_if("rope_parameters", ROPE) or {}
     kind = rope.get("rope_type") or rope.get("type") or "axial"
     if kind not in ("axial", "default"):

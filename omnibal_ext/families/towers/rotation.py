@@ -18,7 +18,7 @@ ROPE_FIELDS = (
 )  # fmt: skip
 ROPE = record({}, {"rope_type": maybe(text), "type": maybe(text), "rope_theta": maybe(BASE)})
 ROUNDING = 1e-6
-"""Of an amplitude written out in a file."""
+"""Tolerance for an amplitude that is written in a file."""
 LINEAR = record({"factor": FACTOR})
 YARN = record(
     {"factor": FACTOR, "original_max_position_embeddings": POSITIONS},
@@ -37,14 +37,14 @@ LLAMA3 = record(
 
 @dataclass(frozen=True)
 class Rotation:
-    """What the code of a model type does about positions, whatever its file says."""
+    """RoPE as a model type's code has it, whatever config.json says."""
 
     base: float = 1e4
-    """Where a config.json has none."""
+    """The base if config.json has none."""
     beside: bool = False
-    """The base inside the rotation's fields is not read (InternLM2's own code)."""
+    """A `rope_theta` inside the RoPE fields is not read (InternLM2's own code)."""
     sections: tuple[int, ...] = ()
-    """Of M-RoPE: frequencies for time, row and column where a config.json has none; () in models without."""
+    """M-RoPE's frequencies for time, row and column if config.json has none; (): no M-RoPE."""
     interleaved: bool = False
 
 
@@ -52,7 +52,7 @@ PLAIN = Rotation()
 
 
 def rotation_fields(section: Section, code: Rotation) -> tuple[dict[str, Any], float]:
-    """The fields that describe the rotation, and its base, from where transformers takes them.
+    """The RoPE fields and the base, from where transformers takes them.
 
     1. Of `rope_scaling` and `rope_parameters` the first that is there; the other is not read.
     2. The base inside it, else the one beside it, else the model type's own.
@@ -74,7 +74,7 @@ def rotation_fields(section: Section, code: Rotation) -> tuple[dict[str, Any], f
 
 
 def read_rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...] = ()) -> RopeScaling | None:
-    """Scaling of the rotation. Raises UserError naming what cannot be honoured."""
+    """RoPE scaling. Raises UserError naming an unsupported field."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     kind = "default" if kind == "mrope" and sections else kind
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -133,7 +133,7 @@ def _yarn(section: Section, rope: dict[str, Any]) -> RopeScaling:
 
 
 def with_query_scale(section: Section, rope: Mapping[str, Any]) -> RopeScaling:
-    """Scaling of the rotation by yarn, and of queries. Raises UserError where either is missing."""
+    """YaRN scaling with scaled queries. Raises UserError if either is missing."""
     beta, others = rope.get("llama_4_scaling_beta"), {"llama_4_scaling_beta", "max_position_embeddings"}
     scaling = read_rope(section, {name: value for name, value in rope.items() if name not in others})
     if scaling is None or scaling.kind != "yarn" or beta is None:
@@ -142,9 +142,9 @@ def with_query_scale(section: Section, rope: Mapping[str, Any]) -> RopeScaling:
 
 
 def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -> tuple[int, ...]:
-    """Of M-RoPE: frequencies for time, row and column, none in other models.
+    """M-RoPE's frequencies for time, row and column; () in other models.
 
-    Raises UserError if they are not as the model's code has them, whatever the file says.
+    Raises UserError if they are not laid out as the model's code has them.
     """
     if not code.sections:
         return ()
@@ -157,7 +157,7 @@ def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -
 
 
 def rotary_share(section: Section, rope: Mapping[str, Any], usual: float) -> float:
-    """Of a head, what turns: as the rotation's fields say, else as the one beside them, else `usual`."""
+    """Fraction of a head that is rotated: in the RoPE fields, else next to them, else `usual`."""
     beside, inside = section.take_if("partial_rotary_factor"), rope.get("partial_rotary_factor")
     if inside is not None:
         return SHARE(f"{section.where}.rope_parameters.partial_rotary_factor", inside)
@@ -165,14 +165,15 @@ def rotary_share(section: Section, rope: Mapping[str, Any], usual: float) -> flo
 
 
 def partial_rotation(section: Section, rope: Mapping[str, Any], rotated: int, code: Rotation) -> dict[str, Any]:
-    """What `LanguageArchitecture` has of M-RoPE that turns `rotated` numbers of a head, but for how many these are.
+    """Fields of `LanguageArchitecture` for M-RoPE over `rotated` dimensions of a head.
 
-    Raises UserError where its sections are not half of them.
+    Raises UserError if its sections do not sum to half of them.
     """
     sections = rotary_sections(section, rope, code)
     if 2 * sum(sections) != rotated:
         raise UserError(
-            f"{section.where}: mrope_section {list(sections)} is not half of the {rotated} numbers of a head that turn"
+            f"{section.where}: mrope_section {list(sections)} does not sum to half of a head's {rotated} rotary "
+            "dimensions"
         )
     fields = {name: rope[name] for name in rope if name != "partial_rotary_factor"}
     return {"rope_scaling": read_rope(section, fields, sections), "rotary_sections": sections}

@@ -23,11 +23,11 @@ TOWERS = {
         GENERAL | {"projection_dim", "vision_use_head"},  # of what stands beside the layers
     ),
 }
-"""That several families have, by model type."""
+"""By model type: those that several families have."""
 
 
 def vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
-    """Fields of a `VisionArchitecture`, `layers` of which run. Raises UserError naming what cannot be honoured."""
+    """Fields of a `VisionArchitecture` of which `layers` run. Raises UserError naming an unsupported field."""
     tower.must(num_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, projection_dropout=0.0, dropout=0.0)
     hidden_size, heads = tower.take("hidden_size"), tower.take("num_attention_heads")
     if hidden_size % heads:
@@ -45,7 +45,7 @@ def vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
 
 
 def _side(tower: Section, name: str) -> int:
-    """A square's side, written as a number or as height and width."""
+    """The side of a square, given as a number or as [height, width]."""
     sides = tower.take(name, listing(SIDE, 2, 2)) if isinstance(tower[name], list) else [tower.take(name)]
     if len(set(sides)) != 1:
         raise UserError(f"{tower.where}.{name} is {sides}; only squares are supported")
@@ -53,7 +53,7 @@ def _side(tower: Section, name: str) -> int:
 
 
 def layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
-    """Layers that run for the features to be read, and whether these are the tower's last output."""
+    """Number of layers that run up to a feature layer, and whether that is the last output (-1)."""
     layers = tower.take("num_hidden_layers")
     if type(feature_layer) is not int:
         raise UserError(f"{tower.where}: features of several layers ({shown(feature_layer)}) are not supported")
@@ -64,7 +64,7 @@ def layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
 
 
 def clip(tower: Section, feature_layer: Any) -> VisionArchitecture:
-    """CLIP's, whose features are those behind a layer, or behind several side by side."""
+    """Read CLIP, whose features are a layer's output, or those of several layers, concatenated."""
     tower.must_be("clip_vision_model")
     several = feature_layer if isinstance(feature_layer, list) and feature_layer else [feature_layer]
     read = [layers_read(tower, one)[0] for one in several]
@@ -83,7 +83,7 @@ def clip(tower: Section, feature_layer: Any) -> VisionArchitecture:
 
 
 def siglip(tower: Section, layers: int, final_norm: bool = False) -> VisionArchitecture:
-    """SigLIP's, of which so many layers run, and the last norm where features are those behind it."""
+    """Read SigLIP, of which `layers` run; `final_norm`: features are taken after the last norm."""
     vision = VisionArchitecture(
         **vision_sizes(tower, layers), class_token=False, final_norm=final_norm, layer_scale=False, pixels="half"
     )
@@ -92,7 +92,7 @@ def siglip(tower: Section, layers: int, final_norm: bool = False) -> VisionArchi
 
 
 def clip_weights(last_norm: bool = False) -> Iterator[Weight]:
-    """CLIP's, and SigLIP's, which has no class token; with its last norm where its features are those behind it."""
+    """Weights of CLIP, and of SigLIP, which has no class token; `last_norm`: features are taken after the last norm."""
     layer, embeddings = "vision_tower.encoder.layers.{n}", "vision_tower.embeddings"
     yield from embedding(
         f"{embeddings}.class_embedding", f"{embeddings}.position_embedding.weight", f"{embeddings}.patch_embedding"
