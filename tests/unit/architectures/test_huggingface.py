@@ -5,14 +5,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from omnibal_ext.architectures.architecture import differences
-from omnibal_ext.architectures.huggingface import read_architecture
+from omnibal_ext.architectures.huggingface import read_architecture, read_fields
 from omnibal_ext.architectures.language import FarHeads, RopeScaling, SlidingWindow
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.registry import MODELS, PARTS
+from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 
 DEFAULTS = {kind: part.defaults for kind, part in {**PARTS, **{kind: one.part for kind, one in MODELS.items()}}.items()}
@@ -783,6 +784,24 @@ def test_no_config_and_no_json_are_refused(tmp_path: Path) -> None:
         preset(str(tmp_path))
     with pytest.raises(UserError, match=r"nowhere/at-all: no such folder; .*`hf download nowhere/at-all"):
         preset("nowhere/at-all")
+
+
+def test_a_preset_is_its_config_alone_whatever_files_are_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model with a head of its own, and GLM-4.6V's processor, in the working directory; a folder obeys both."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({"lm_head.weight": np.zeros((2, 2))}, tmp_path / "model.safetensors")
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "Glm46VProcessor"}')
+    monkeypatch.chdir(tmp_path)
+    known = {name: one.config for family in FAMILIES for name, one in family.presets.items()}
+    gemma, glm = (read_fields(name, known[name], name) for name in ("gemma-3-4b", "glm-4.5v"))
+    assert gemma == PRESETS["gemma-3-4b"]
+    assert gemma.tied
+    assert glm == PRESETS["glm-4.5v"]
+    gemma, glm = (read_fields(name, known[name], name, tmp_path) for name in ("gemma-3-4b", "glm-4.5v"))
+    assert not gemma.tied
+    assert glm.prompt.image_markup == "glm-4.6v"
 
 
 def test_every_tower_and_language_model_has_whole_heads() -> None:
