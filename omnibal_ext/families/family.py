@@ -16,7 +16,13 @@ class Packs:
     tiling: str
     """Name of its tiling rule (`megatron.vlm.families.media`)."""
     boundaries: bool = False
-    """It takes those of samples, which it does not hand on to its ViT; others find samples by their positions."""
+    """It takes those of samples, which its ViT does not apply to patches; others find samples by their positions."""
+    linear_attention: bool = False
+    """Its layers of linear attention take them, with kernels alone, and each token's sample (`seq_idx`)."""
+    videos_as_images: bool = False
+    """A video's token is an image's, and of the two it takes one kind a batch: a video is given as its steps."""
+    flash: tuple[str, ...] = ("text_config", "vision_config")
+    """Parts of its configuration that may have flash-attention; others 'sdpa' alone, which reads masks."""
 
 
 @dataclass(frozen=True)

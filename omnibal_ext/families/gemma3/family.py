@@ -27,7 +27,7 @@ TEXT = Part(
     tuple(llama(branch_norms=True)),  # the window is read where it is used
 )  # fmt: skip
 FAMILY = Family(
-    models={"gemma3": Model(MODEL, read_gemma3, takes=("token_type_ids",), packs=Packs("gemma"))},
+    models={"gemma3": Model(MODEL, read_gemma3, takes=("token_type_ids",), packs=Packs("gemma", flash=()))},
     parts={"gemma3_text": TEXT},
     presets=PRESETS,
     markups=(

@@ -1,6 +1,6 @@
 """Gemma 4."""
 
-from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text, tower
 from omnibal_ext.families.gemma4.config import read_gemma4
 from omnibal_ext.families.gemma4.names import language_weights, vision_weights
@@ -29,8 +29,10 @@ TOWER = Part(
     ),
     LANGUAGE,
 )  # fmt: skip
+IMAGES = ("image_position_ids", "mm_token_type_ids")
+"""Image inputs of transformers' models."""
 FAMILY = Family(
-    models={"gemma4": Model(MODEL, read_gemma4, takes=("image_position_ids", "mm_token_type_ids"))},
+    models={"gemma4": Model(MODEL, read_gemma4, takes=IMAGES, packs=Packs("gemma4", flash=()))},
     parts={"gemma4_text": TEXT, "gemma4_vision": TOWER},
     presets=PRESETS,
     markups=(

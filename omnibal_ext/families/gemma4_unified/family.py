@@ -1,8 +1,8 @@
 """Gemma 4 without towers: the text around an image is Gemma 4's."""
 
-from omnibal_ext.families.family import Family, Model, Preset
+from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, LANGUAGE
-from omnibal_ext.families.gemma4.family import OTHERS, TEXT
+from omnibal_ext.families.gemma4.family import IMAGES, OTHERS, TEXT
 from omnibal_ext.families.gemma4.presets import gemma_4_text
 from omnibal_ext.families.gemma4_unified.config import read_gemma4_unified
 from omnibal_ext.families.gemma4_unified.names import embedder_weights
@@ -33,9 +33,7 @@ GEMMA_12B = {
 }
 """Its sizes add up to the number of weights that its card says."""
 FAMILY = Family(
-    models={
-        "gemma4_unified": Model(MODEL, read_gemma4_unified, takes=("image_position_ids", "mm_token_type_ids")),
-    },
+    models={"gemma4_unified": Model(MODEL, read_gemma4_unified, takes=IMAGES, packs=Packs("gemma4_unified", flash=()))},
     parts={"gemma4_unified_text": WORDS, "gemma4_unified_vision": PATCHES},
     presets={"gemma-4-12b": Preset(GEMMA_12B)},
     folder_says_template=True,

@@ -3,14 +3,14 @@
 from omnibal_ext.families.family import Family, Model, Preset
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, text
 from omnibal_ext.families.glm_ocr.config import read_glm_ocr
-from omnibal_ext.families.glm_v.family import IMAGES, MARKS, TEXT, TOWER, VISION_WEIGHTS
+from omnibal_ext.families.glm_v.family import IMAGES, MARKS, PACKS, TEXT, TOWER, VISION_WEIGHTS
 from omnibal_ext.families.glm_v.names import dense_weights
 from omnibal_ext.families.section import Part
 
 MODEL = Part({"image_token_id": 59280, "tie_word_embeddings": False}, GENERAL | MARKS, VISION_WEIGHTS)
 OCR = text(16, 1536, 16, 8, 4608, 59392, head_dim=128, rope_parameters={"mrope_section": [16, 24, 24]})
 FAMILY = Family(
-    models={"glm_ocr": Model(MODEL, read_glm_ocr, takes=IMAGES)},
+    models={"glm_ocr": Model(MODEL, read_glm_ocr, takes=IMAGES, packs=PACKS)},
     parts={
         "glm_ocr_text": Part(
             TEXT | text(16, 1024, 16, 8, 4096, 59392),

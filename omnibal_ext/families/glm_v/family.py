@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text
 from omnibal_ext.families.glm_v.config import read_glm
 from omnibal_ext.families.glm_v.names import dense_weights, mixture_weights, vision_weights
@@ -30,13 +30,16 @@ _TEXT_MOE = TEXT | text(
 VISION_WEIGHTS = tuple(vision_weights())
 IMAGES = ("image_grid_thw", "mm_token_type_ids")
 """Image inputs of transformers' models."""
+PACKS = Packs("native_grown", videos_as_images=True)
 
 
-def _model(image_token: int) -> Model:
+def _model(image_token: int, packs: Packs = PACKS) -> Model:
     part = Part({"image_token_id": image_token, "tie_word_embeddings": False}, GENERAL | MARKS, VISION_WEIGHTS)
-    return Model(part, read_glm, takes=IMAGES)
+    return Model(part, read_glm, takes=IMAGES, packs=packs)
 
 
+# Its layers hand flash-attention positions in time, row and column.
+_MOE = replace(PACKS, flash=("vision_config",))
 _MARKUP = ImageMarkup(
     "glm-4.1v",
     "<|image|>",
@@ -49,7 +52,7 @@ _MARKUP = ImageMarkup(
 )
 _LATER = Steps("<|begin_of_video|>", "<|end_of_video|>", lambda time: f"{time:.1f} seconds", behind=True)
 FAMILY = Family(
-    models={"glm4v": _model(151343), "glm46v": _model(151343), "glm4v_moe": _model(151363)},
+    models={"glm4v": _model(151343), "glm46v": _model(151343), "glm4v_moe": _model(151363, _MOE)},
     parts={
         # Query, key and value have biases whatever config.json says.
         "glm4v_text": Part(TEXT, LANGUAGE | MARKS | {"attention_bias"}, tuple(dense_weights())),

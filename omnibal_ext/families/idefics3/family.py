@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, names, tower
 from omnibal_ext.families.idefics3.config import read_idefics3
 from omnibal_ext.families.idefics3.presets import PRESETS
@@ -38,7 +38,8 @@ VISION = Part(
 MODEL = Model(
     Part(_FIELDS, GENERAL | names("_pad_token_id image_seq_len vocab_size"), WEIGHTS),
     read_idefics3,
-    ("pixel_attention_mask",),
+    takes=("pixel_attention_mask",),
+    packs=Packs("split"),
 )
 FAMILY = Family(
     models={"idefics3": MODEL, "smolvlm": MODEL},

@@ -1,6 +1,6 @@
 """LightOnOCR."""
 
-from omnibal_ext.families.family import Family, Model, Preset
+from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, text, tower
 from omnibal_ext.families.lighton_ocr.config import read_lighton_ocr
 from omnibal_ext.families.markup import ImageMarkup
@@ -18,7 +18,7 @@ MODEL = Part(
     (*pixtral_weights(), *merger_weights()),
 )
 FAMILY = Family(
-    models={"lighton_ocr": Model(MODEL, read_lighton_ocr, takes=("image_sizes",))},
+    models={"lighton_ocr": Model(MODEL, read_lighton_ocr, takes=("image_sizes",), packs=Packs("native_edge"))},
     presets={"lighton-ocr-1b": Preset({"model_type": "lighton_ocr"})},
     markups=(ImageMarkup("lighton_ocr", "<|image_pad|>", ("<|image_pad|>",), gap=""),),
     folder_says_template=True,

@@ -1,6 +1,6 @@
 """Mistral 3."""
 
-from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, tower
 from omnibal_ext.families.markup import ImageMarkup
 from omnibal_ext.families.mistral3.config import read_mistral3
@@ -18,7 +18,7 @@ PIXTRAL = Part(
     GENERAL | {"image_size", "vocab_size"},  # the longest edge is the processor's; of no table
 )
 FAMILY = Family(
-    models={"mistral3": Model(MODEL, read_mistral3, takes=("image_sizes",))},
+    models={"mistral3": Model(MODEL, read_mistral3, takes=("image_sizes",), packs=Packs("native_edge"))},
     parts={"pixtral": PIXTRAL},
     presets=PRESETS,
     markups=(

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text
 from omnibal_ext.families.qwen3_5.config import read_linear_language
 from omnibal_ext.families.qwen3_5.names import language_weights
@@ -28,6 +28,8 @@ MODEL = Model(
     Part({"image_token_id": 248056, "tie_word_embeddings": False}, GENERAL | MARKS, WEIGHTS_3),
     partial(read_qwen, code=Generation("qwen3.5", read_linear_language)),
     takes=IMAGES,
+    # Its ViT hands boundaries on to flash-attention, beside its own.
+    packs=Packs("native", boundaries=True, linear_attention=True, flash=("text_config",)),
 )
 FAMILY = Family(
     models={"qwen3_5": MODEL, "qwen3_5_moe": MODEL},
