@@ -161,8 +161,8 @@ def _vit(model: Architecture, ranks: int) -> tuple[Matrix, ...]:
     vision = model.vision
     width, inner, head = vision.hidden_size, vision.ffn_hidden_size, vision.hidden_size // vision.heads
     heads = head * vision.heads_over(ranks)
-    # Hugging Face too has one matrix for query, key and value, except in Gemma 4 and Pixtral.
-    packed = vision.native is not None and not model.pools and model.merger != "matrix"
+    # Hugging Face too has one matrix for query, key and value, except in Gemma 4, Pixtral and PaddleOCR-VL.
+    packed = vision.native is not None and not model.pools and model.merger not in ("matrix", "two_norms")
     return (
         Matrix("self_attention.linear_qkv", 3 * heads, width, (1,) if packed else (head,) * 3),
         Matrix("self_attention.linear_proj", width, heads, by_rows=True),

@@ -48,9 +48,10 @@ class Architecture:
     """The projector averages these patches instead, followed by a norm and one matrix (Gemma 3)."""
     merger: str = field(default="perceptron", metadata=LATER)
     """The projector's layers. At native resolution: "perceptron", a two-layer MLP as wide as the joined patches (Qwen);
-    "matrix", a matrix that merges them into one patch, then two layers (Mistral 3); "gated", two matrices, then a gated
-    MLP (GLM-4.1V); "normed", a norm without weight, then one matrix (Gemma 4 without towers). With tiles: "shuffled",
-    one matrix after the pixel shuffle (Idefics 3, PaliGemma)."""
+    "two_norms", the same with another norm before its own (PaddleOCR-VL); "matrix", a matrix that merges them into one
+    patch, then two layers (Mistral 3); "gated", two matrices, then a gated MLP (GLM-4.1V); "normed", a norm without
+    weight, then one matrix (Gemma 4 without towers). With tiles: "shuffled", one matrix after the pixel shuffle
+    (Idefics 3, PaliGemma)."""
     merger_width: int = field(default=0, metadata=LATER)
     """Inner width of the MLP of "gated"."""
     class_token: bool = False

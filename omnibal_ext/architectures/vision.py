@@ -30,6 +30,8 @@ class NativeResolution:
     apart, and rows rotate the first pairs."""
     bicubic: bool = field(default=False, metadata=LATER)
     """Learned positions are interpolated bicubically, align_corners=False (GLM-4.1V); else bilinearly, True."""
+    edges_aligned: bool = field(default=False, metadata=LATER)
+    """Bilinearly, but with align_corners=False (PaddleOCR-VL)."""
     positions_per_second: float | None = None
     """Temporal M-RoPE positions per second of video; None: one per temporal patch."""
 

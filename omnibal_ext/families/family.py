@@ -34,7 +34,8 @@ class Model:
     read: Callable[[str, Section], Architecture]
     """(name, config.json) -> the model. Raises UserError naming an unsupported field."""
     takes: tuple[str, ...] = ()
-    """What transformers' model takes of a sample with images, beside words and pixels: names of its arguments."""
+    """What transformers' model takes of a sample with images, beside words and pixels: names of its arguments; with
+    `pixel_values` where it takes patches in the order of rows, not of squares."""
     packs: Packs | None = None
     """None: packs are not joined for it."""
     in_transformers: bool = True

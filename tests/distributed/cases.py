@@ -31,7 +31,7 @@ PACKS = ("all", "all", "text only", "image only", "one of many", "short")
 REDUCTIONS = ("token", "square", "sample")
 MODELS = (
     "small", "wide_norm", "tied", "native", "features", "gemma", "gemma_4_inputs", "gemma_4_moe", "linear", "experts",
-    "pixtral", "glm", "paligemma",
+    "pixtral", "paddleocr", "glm", "paligemma",
 )  # fmt: skip
 ADAPTED_MODELS = (*(name for name in MODELS if name not in ("linear", "experts", "gemma_4_moe")), "mixture")
 """Those whose language layers can have adapters."""

@@ -216,6 +216,16 @@ PIXTRAL = replace(
     merger="matrix",
 )  # fmt: skip
 """No biases, a norm behind the patches, a matrix that joins squares, positions in one dimension, as in Mistral 3."""
+PADDLEOCR = replace(
+    NATIVE,
+    name="paddleocr",
+    vision=replace(
+        FEATURES.vision, final_norm=True, norm_epsilon=1e-2, feature_layers=(),
+        native=NativeResolution(frames=1, learned_positions=3, edges_aligned=True),
+    ),
+    merger="two_norms",
+)  # fmt: skip
+"""Two norms before squares of patches are merged, as in PaddleOCR-VL."""
 GLM = replace(
     NATIVE,
     name="glm",
@@ -237,7 +247,7 @@ GLM = replace(
 MODELS = {
     model.name: model
     for model in (
-        *(SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, PIXTRAL, GLM),
+        *(SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, PIXTRAL, PADDLEOCR, GLM),
         *(GEMMA, PALIGEMMA, GEMMA_4, GEMMA_4_MOE, GEMMA_4_INPUTS, LAYERLESS, LINEAR, EXPERTS, MIXTURE),
     )
 }

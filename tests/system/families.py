@@ -147,6 +147,12 @@ FAMILIES = {
         ("qwen-vl", "lighton_ocr"), {"image_token_id": "<|image_pad|>"}, TURNS, {"tie_word_embeddings": False},
         {"processor_config.json": {"patch_size": 8, "spatial_merge_size": 2}},
     ),
+    "paddleocr-vl": Family(
+        "PaddleOCRVL", {**models.PADDLEOCR_VIT, "patch_size": 8, "image_size": 40},
+        {**models.PADDLEOCR_TEXT, "vocab_size": 512, "pad_token_id": 511},
+        {**HALVES, "min_pixels": 256, "max_pixels": 4096, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 1},
+        ("qwen-vl", "paddleocr-vl"), {"image_token_id": "<|IMAGE_PLACEHOLDER|>"}, TURNS,
+    ),
     "glm-ocr": glm("GlmOcr", models.GLM_OCR_TEXT, models.GLM_JINJA),
     "glm-4.1v": glm("Glm4v", models.GLM_TEXT, models.GLM_JINJA),
     "glm-4.5v": glm("Glm4vMoe", models.GLM_MOE_TEXT, models.GLM_THINKING_JINJA),

@@ -107,6 +107,8 @@ def at_native_resolution(sample: dict[str, Any], config: Any, of_image: Tensor) 
         return {**placed(pixels, images, 3 if kind == "gemma4" else 1), "mm_token_type_ids": of_image}
     if kind in ("mistral3", "lighton_ocr"):
         return put_together(pixels, images)
+    if kind == "paddleocr_vl":
+        return {**row_by_row(pixels, images), "mm_token_type_ids": of_image}
     frames = pixels if pixels.dim() == 5 else torch.stack([pixels, pixels], dim=2)
     given = {"mm_token_type_ids": of_image + 2 * (ids == config.video_token_id).long()[None]}
     if kind.startswith("glm") and images[0].film:  # whose videos have the images' token
@@ -129,6 +131,18 @@ def order_of(image: Any, square: int) -> list[tuple[int, int]]:
     """Row and column of each patch, square by square."""
     corners = product(range(0, image.rows, square), range(0, image.columns, square))
     return [(y + a, x + b) for y, x in corners for a, b in product(range(square), range(square))]
+
+
+def row_by_row(pixels: Tensor, images: Sequence[Any]) -> dict[str, Tensor]:
+    """PaddleOCR-VL's patches, of one frame each."""
+    patches, found = iter(pixels), []
+    for image in images:
+        of_place = dict(zip(order_of(image, 2), patches, strict=False))
+        found += [of_place[place] for place in sorted(of_place)]
+    return {
+        "pixel_values": torch.stack(found),
+        "image_grid_thw": torch.tensor([(1, image.rows, image.columns) for image in images]),
+    }
 
 
 def placed(pixels: Tensor, images: Sequence[Any], square: int) -> dict[str, Tensor]:

@@ -14,13 +14,14 @@ from megatron.vlm.families.idefics3.tiling import Split
 from megatron.vlm.families.internvl.tiling import Internvl, InternvlEach
 from megatron.vlm.families.llava.tiling import AnyRes, AnyResMax9, Crop, Fixed, Pad
 from megatron.vlm.families.mistral3.tiling import NativeEdge
+from megatron.vlm.families.paddleocr_vl.tiling import NativeWidened
 from megatron.vlm.families.paligemma.tiling import Paligemma
 from megatron.vlm.families.qwen_vl.videos import VIDEO_RULES as QWEN_VL
 from megatron.vlm.families.towers.tiling import Native
 
 _RULES: tuple[TilingRule, ...] = (
     Internvl(), InternvlEach(), AnyRes(), AnyResMax9(), Pad(), Crop(), Fixed(), Gemma(), Paligemma(),
-    Native(), Gemma4(), Gemma4Unified(), NativeGrown(), NativeEdge(), Split(), Letterbox(),
+    Native(), Gemma4(), Gemma4Unified(), NativeGrown(), NativeEdge(), Split(), Letterbox(), NativeWidened(),
 )  # fmt: skip
 TILINGS: Mapping[str, TilingRule] = {rule.name: rule for rule in _RULES}
 VIDEO_RULES: Mapping[str, VideoRule] = {**QWEN_VL, **GLM_V}

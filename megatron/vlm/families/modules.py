@@ -9,6 +9,7 @@ from megatron.vlm.families.gemma4.pooler import SquarePooler
 from megatron.vlm.families.gemma4_unified.layerless import NormedMatrix
 from megatron.vlm.families.glm_v.merger import GatedMerger
 from megatron.vlm.families.mistral3.merger import MatrixMerger
+from megatron.vlm.families.paddleocr_vl.merger import TwoNorms
 from megatron.vlm.families.qwen_vl.merger import PatchMerger
 from megatron.vlm.models.vit.projector import Projector, ShuffledProjector
 
@@ -18,6 +19,7 @@ MERGERS: Modules = {
     "matrix": MatrixMerger,
     "gated": GatedMerger,
     "normed": NormedMatrix,
+    "two_norms": TwoNorms,
     "pooled": SquarePooler,
 }
 """At native resolution."""

@@ -16,7 +16,7 @@ from megatron.vlm.data.media.features import order_tensors
 from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
-from megatron.vlm.hf.pack_inputs import padded_patches, whole_images
+from megatron.vlm.hf.pack_inputs import by_rows, padded_patches, whole_images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.adapters import merge
 from megatron.vlm.models.chain import Chain
@@ -184,14 +184,17 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: Visi
     sizes = [(height, width) for width, height in sample.sizes]
     if sample.grids and "image_sizes" in takes:
         pixels, sizes = whole_images(pixels, sample.grids)
+    elif "pixel_values" in takes:
+        pixels = by_rows(pixels, sample.grids)
     elif sample.grids:  # a patch holds equal frames, channel by channel
         frames = config.vision_config.temporal_patch_size
         pixels = pixels.unsqueeze(2).expand(-1, -1, frames, -1, -1).flatten(1)
     known = {
+        "pixel_values": pixels,
         "image_grid_thw": torch.tensor(sample.grids),
         "mm_token_type_ids": is_image,
         "token_type_ids": is_image,
         "image_sizes": torch.tensor(sizes),
         "batch_num_images": torch.tensor([len(sample.sizes)]),
     }
-    return {"pixel_values": pixels, **{name: known[name] for name in takes}}
+    return {name: known[name] for name in ("pixel_values", *takes)}

@@ -3,6 +3,7 @@
 image_sizes            height and width of every image; at native resolution also pixel_values [images, 3, H, W]
 batch_num_images       how many images each sample has that has some
 image_grid_thw         patches and grids of images and of videos; M-RoPE's positions
+pixel_values           behind image_grid_thw: patches of one frame [patches, 3, size, size], row by row
 image_position_ids     pixel_values [images, most patches, numbers]; column and row of each patch
 pixel_attention_mask   pixel_values [1, tiles, 3, S, S]; no mask, as no tile is padded
 token_type_ids,        attention_mask of each kind of layer [1, 1, T, T], where images are seen in both directions
@@ -89,6 +90,17 @@ def whole_images(patches: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[t
     return torch.stack(filled), sizes
 
 
+def by_rows(patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+    """Patches [patches, 3, size, size] -> the same, each image's row by row instead of square by square."""
+    found = []
+    for (_, rows, columns), part in zip(
+        grids, patches.split([rows * columns for _, rows, columns in grids]), strict=True
+    ):
+        squares = part.unflatten(0, (rows // SQUARE, columns // SQUARE, SQUARE, SQUARE))
+        found.append(squares.transpose(1, 2).flatten(0, 3))
+    return torch.cat(found)
+
+
 def padded_patches(
     patches: Tensor, grids: Sequence[Grid], square: int, normalization: Normalization
 ) -> dict[str, Tensor]:
@@ -142,6 +154,10 @@ def _patches_and_grids(pack: Pack) -> Batch:
             found[f"{name}_grid_thw"] = torch.tensor([grid for image, _ in parts for grid in image.grids])
     places = torch.from_numpy(_token_positions(pack))[:, None]
     return {**found, "position_ids": torch.cat([pack.words["position_ids"][None], places])}
+
+
+def _rows_of_patches(pack: Pack) -> Batch:
+    return {"pixel_values": by_rows(pack.pixels, pack.grids)} if pack.images else {}
 
 
 def _is_film(image: TiledImage, how: Packs) -> bool:
@@ -202,6 +218,7 @@ INPUTS: dict[str, Callable[[Pack], Batch]] = {
     "image_sizes": _sizes,
     "batch_num_images": _counts,
     "image_grid_thw": _patches_and_grids,
+    "pixel_values": _rows_of_patches,
     "image_position_ids": _placed_patches,
     "pixel_attention_mask": _row_of_tiles,
     "token_type_ids": _masks,

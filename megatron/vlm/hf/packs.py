@@ -17,6 +17,7 @@ qwen3_vl, qwen3_vl_moe      [images, 3]; position_ids [4, 1, T]: in the sample, 
 qwen3_5, qwen3_5_moe        the same; boundaries of samples; seq_idx [1, T], the number of each token's sample
 glm4v, glm46v, glm4v_moe,   pixel_values, image_grid_thw and position_ids; each step of a video is an image
 glm_ocr
+paddleocr_vl                pixel_values [patches, 3, size, size]; image_grid_thw; position_ids
 
 Boundaries of samples (`cu_seq_lens_q` and so on) go to models whose ViT does not apply them to patches. Other models
 find the samples by `position_ids`.

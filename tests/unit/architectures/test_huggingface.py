@@ -376,6 +376,23 @@ GEMMA_4_UNIFIED = {
 }  # fmt: skip
 
 
+# From memory: the language model's fields on the top level, the ViT's section under the model's own type.
+PADDLEOCR_VL = {
+    "architectures": ["PaddleOCRVLForConditionalGeneration"], "compression_ratio": 1.0, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 1024, "ignored_index": -100, "image_token_id": 100295,
+    "intermediate_size": 3072, "max_position_embeddings": 131072, "model_type": "paddleocr_vl",
+    "num_attention_heads": 16, "num_hidden_layers": 18, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
+    "rope_is_neox_style": True, "rope_theta": 500000, "use_3d_rope": True, "use_bias": False,
+    "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
+    "vocab_size": 103424, "weight_share_add_bias": True,
+    "vision_config": {
+        "hidden_size": 1152, "image_size": 384, "intermediate_size": 4304, "layer_norm_eps": 1e-06,
+        "model_type": "paddleocr_vl", "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 27,
+        "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "tokens_per_second": 2,
+    },
+}  # fmt: skip
+
+
 def write(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -416,7 +433,7 @@ def test_fields_that_came_later_leave_the_hash_of_others_alone() -> None:
         ("qwen3.6-27b", QWEN3_5), ("qwen3.5-35b-a3b", QWEN3_5_MOE), ("internvl3.5-30b-a3b", INTERNVL_3_5_MOE),
         ("llava-onevision-7b", LLAVA_ONEVISION), ("gemma-3-27b", GEMMA_3), ("gemma-4-31b", GEMMA_4),
         ("gemma-4-26b-a4b", GEMMA_4_MOE), ("paligemma-3b-448", PALIGEMMA), ("paligemma2-28b-448", PALIGEMMA_2),
-        ("gemma-4-e2b", GEMMA_4_E2B), ("gemma-4-12b", GEMMA_4_UNIFIED),
+        ("gemma-4-e2b", GEMMA_4_E2B), ("gemma-4-12b", GEMMA_4_UNIFIED), ("paddleocr-vl", PADDLEOCR_VL),
     ],
 )  # fmt: skip
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
@@ -565,6 +582,11 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
             r"sliding_attention has rope type 'linear'; supported: default",
         ),
         (GEMMA_3, "text_config.rope_parameters", {"rope_theta": 1e4}, r"rope_parameters has 'rope_theta'"),
+        (PADDLEOCR_VL, "use_bias", True, r"text_config\.use_bias is True; supported: False"),
+        (PADDLEOCR_VL, "text_config", {"head_dim": 96}, r"mrope_section \[16, 24, 24\] is not half of a head"),
+        (PADDLEOCR_VL, "rope_scaling", {"mrope_section": [16, 24, 25]}, r"\[16, 24, 25\] is not half of a head"),
+        (PADDLEOCR_VL, "vision_config.spatial_merge_size", 3, r"spatial_merge_size is 3; supported: 2"),
+        (PADDLEOCR_VL, "vision_config.model_type", "siglip_vision_model", r"'siglip_vision_model'; supported: 'paddle"),
         (PALIGEMMA, "projection_dim", 1024, r"projection_dim is 1024; supported: 2048"),
         (PALIGEMMA, "text_config", None, r"text_config is missing"),
         (PALIGEMMA, "vision_config", {}, r"vision_config is missing"),
@@ -876,3 +898,14 @@ def test_what_a_model_is_told_changes_no_profile() -> None:
     model = PRESETS["llava-1.5-7b"]
     other = replace(model, prompt=replace(model.prompt, chat_template=None, image_token_id=None))
     assert other.hash == model.hash != replace(model, newline=True).hash
+
+
+def test_paddleocr_vl_may_have_the_language_models_fields_and_no_section(tmp_path: Path) -> None:
+    """As in transformers: its class reads them so, and writes a section."""
+    transformers = pytest.importorskip("transformers")
+    other = {**PADDLEOCR_VL, "hidden_size": 512, "rope_theta": 7e4, "rms_norm_eps": 1e-3, "num_key_value_heads": 4}
+    transformers.PaddleOCRVLConfig(**other).save_pretrained(tmp_path / "saved")
+    assert "text_config" in json.loads((tmp_path / "saved/config.json").read_text())
+    read, saved = (preset(str(folder)) for folder in (write(tmp_path / "published", other), tmp_path / "saved"))
+    assert (read.language.hidden_size, read.language.rope_theta, read.language.kv_heads) == (512, 7e4, 4)
+    assert replace(read, name="") == replace(saved, name="")

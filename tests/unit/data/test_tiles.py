@@ -106,8 +106,26 @@ def test_an_image_among_others_has_its_share_of_tiles_and_one_at_least(images: i
 
 
 def test_rules_replace_each_other_where_a_model_reads_their_tiles_alike() -> None:
-    alike = [{"internvl", "internvl_each", "pad", "crop", "fixed", "letterbox"}, {"native", "native_grown"}]
+    alike = [{"internvl", "internvl_each", "pad", "crop", "fixed", "letterbox"}]
+    alike.append({"native", "native_grown", "native_widened"})
     alone = [{rule} for rule in TILINGS if not any(rule in group for group in alike)]
     for group in (*alike, *alone):
         read_as = {TILINGS[rule].read_as for rule in group}
         assert group == {name for name, rule in TILINGS.items() if rule.read_as in read_as}
+
+
+@pytest.mark.parametrize(("least", "most"), [(147384, 2822400), (384**2, 1536**2), (576 * 14**2, 5120 * 14**2)])
+def test_images_of_paddleocr_vl_are_as_large_as_its_processors(least: int, most: int) -> None:
+    """Also where limits are no whole patches, and for slips, which are widened first."""
+    module = pytest.importorskip("transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl")
+    rule, seen = TILINGS["native_widened"], set()
+    for width, height in np.random.default_rng(0).integers(1, [600, 500], (3000, 2)).tolist():
+        if max(width, height) > 40 * min(width, height):
+            continue
+        for scale in (1, 7):
+            size = width * scale, height * scale
+            rows, columns = (side // 14 for side in module.smart_resize(*size[::-1], 28, least, most))
+            found = rule.grid(*size, 14, least // 14**2, most // 14**2)
+            assert found == (columns, rows), size
+            seen.add(found)
+    assert len(seen) > 100

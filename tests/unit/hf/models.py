@@ -257,6 +257,22 @@ PIXTRAL = {
     "hidden_act": "silu",
 }
 
+PADDLEOCR_VIT = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "patch_size": SIDE,
+    "image_size": 5 * SIDE + 1,
+}
+PADDLEOCR_TEXT = {
+    **TEXT,
+    "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]},
+    "pad_token_id": VOCABULARY - 1,
+}
+"""Transformers' word of padding has no gradient, so that it is one which no sample has."""
+
 # As Mistral Small 3.1's: a system message with the date where there is none, contents as they are.
 MISTRAL_JINJA = """{%- set today = strftime_now("%Y-%m-%d") %}
 {%- set default_system_message = "You are a model.\n\nThe current date is " + today + "." %}
@@ -589,6 +605,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         GLM_TEXT,
         {"tie_word_embeddings": True},
     ),
+    "paddleocr-vl": ("PaddleOCRVL", PADDLEOCR_VIT, PADDLEOCR_TEXT, {"tie_word_embeddings": False}),
+    "paddleocr-vl tied": (
+        "PaddleOCRVL",
+        {**PADDLEOCR_VIT, "hidden_act": "gelu", "layer_norm_eps": 1e-3, "image_size": 2 * SIDE},
+        {**PADDLEOCR_TEXT, "head_dim": 12, "rope_parameters": MROPE},
+        {},
+    ),
     "qwen2-vl": ("Qwen2VL", QWEN2_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl": ("Qwen2_5_VL", QWEN2_5_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl tied": (
@@ -633,7 +656,7 @@ def classes(family: str) -> tuple[Any, Any]:
 def config_fields(family: str) -> dict[str, Any]:
     """What transformers' configuration of that family is made of."""
     prefix, vision, text, fields = FAMILIES[family]
-    if prefix.startswith(("Qwen", "Glm", "Gemma4")):
+    if prefix.startswith(("Qwen", "Glm", "Gemma4", "Paddle")):
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
     elif prefix in ("Idefics3", "SmolVLM", "LightOnOcr", "DeepseekVL"):
         fields = {"image_token_id": IMAGE_TOKEN, **fields}

@@ -278,6 +278,8 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
             images = _with_positions(sample, 1, half=False)
         elif sample.shown and theirs.config.model_type in ("mistral3", "lighton_ocr"):
             images = _whole_pictures(sample)
+        elif sample.shown and theirs.config.model_type == "paddleocr_vl":
+            images = _row_by_row(sample)
         elif sample.shown:
             images = _at_native_resolution(sample, theirs.config.model_type)
         elif len(sample.pixels):
@@ -325,6 +327,17 @@ def _at_native_resolution(sample: Sample, kind: str) -> dict[str, Tensor]:
             if video and kind == "qwen2_5_vl":
                 given["second_per_grid_ts"] = torch.tensor([sample.shown[number].seconds for number in chosen])
     return given
+
+
+def _row_by_row(sample: Sample) -> dict[str, Tensor]:
+    """What PaddleOCR-VL's processor makes of images: patches in the order of rows, not of squares."""
+    found = []
+    for item, patches in zip(sample.shown, sample.pixels.split([item.patches for item in sample.shown]), strict=True):
+        _, rows, columns = item.grid
+        squares = patches.view(rows // 2, columns // 2, 2, 2, 3, SIDE, SIDE)
+        found.append(squares.transpose(1, 2).reshape(-1, 3, SIDE, SIDE))
+    of_image, grids = (sample.ids == IMAGE_TOKEN).long()[None], torch.tensor([item.grid for item in sample.shown])
+    return {"pixel_values": torch.cat(found), "image_grid_thw": grids, "mm_token_type_ids": of_image}
 
 
 def _with_positions(sample: Sample, square: int, half: bool = True) -> dict[str, Tensor]:

@@ -236,6 +236,33 @@ def test_a_square_of_patches_that_enters_as_one_is_the_processors(
     assert (found["tile-size"], found["min-tiles"], found["max-tiles"]) == (48, 1, 560)
 
 
+@pytest.mark.parametrize(
+    ("pixels", "tiles"),
+    [
+        ({"min_pixels": 112896, "max_pixels": 1003520}, (576, 5120)),
+        ({"min_pixels": 147384, "max_pixels": 2822400}, (751, 14400)),
+        ({"size": {"shortest_edge": 384**2, "longest_edge": 1536**2}}, (752, 12037)),
+        ({}, (752, 12037)),
+    ],
+)
+def test_limits_of_paddleocr_vl_may_be_no_whole_patches(
+    tmp_path: Path, pixels: dict[str, Any], tiles: tuple[int, int]
+) -> None:
+    """Those that files have; others are refused, as is a patch of several frames."""
+    own = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 14, "temporal_patch_size": 1}
+    write(tmp_path, config={"model_type": "paddleocr_vl"}, preprocessor_config=own | pixels)
+    given = {"chat-template": "hermes-2", "tokenizer-model": tmp_path / "tokenizer.json"}
+    found = {flag: choice.value for flag, choice in resolve_settings(given, str(tmp_path)).items()}
+    assert (found["min-tiles"], found["max-tiles"]) == tiles
+    for change, message in (
+        ({"min_pixels": 147385}, "is 147385; supported: mult"),
+        ({"temporal_patch_size": 2}, "2, the"),
+    ):
+        write(tmp_path, preprocessor_config=own | pixels | change)
+        with pytest.raises(UserError, match=message):
+            resolve_settings(given, str(tmp_path))
+
+
 @pytest.mark.parametrize(("kind", "processor", "markup"), [
     ("glm4v", "Glm4vProcessor", "glm-4.1v"), ("glm46v", None, "glm-4.6v"), ("glm4v_moe", None, "glm-4.1v"),
     ("glm4v_moe", "Glm46VProcessor", "glm-4.6v"),

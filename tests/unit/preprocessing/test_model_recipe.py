@@ -61,11 +61,12 @@ def test_every_preset_names_what_there_is_and_what_goes_together(name: str) -> N
     pixels = {"llava-one": "half", "llava": "clip", "qwen2": "clip", "qwen3": "half"}
     pixels |= {"gemma-4-12b": "unit", "gemma": "half"}
     pixels |= {"mistral-small": "clip", "ministral": "clip", "lighton": "clip", "glm": "clip"}
-    pixels |= {"idefics3": "half", "smolvlm": "half", "deepseek": "half"}
+    pixels |= {"idefics3": "half", "smolvlm": "half", "deepseek": "half", "paddle": "half"}
     assert model.vision.pixels == next((pixels[one] for one in pixels if one in name), "imagenet")
     assert TILINGS[wanted["tiling"]].native == (model.vision.native is not None)
     if name != "tiny":
-        assert name in ("glm-ocr", "lighton-ocr-1b") or wanted["chat-template"] in TEMPLATES  # the folder alone has it
+        in_folder = ("glm-ocr", "lighton-ocr-1b", "paddleocr-vl")  # alone
+        assert name in in_folder or wanted["chat-template"] in TEMPLATES
         assert model.prompt.image_token_id is None or model.prompt.image_token_id < model.language.vocab_size
 
 

@@ -209,6 +209,17 @@ def glm(path: Path, _: bool) -> tuple[Any, str]:
     return apart(Glm4vProcessor)(Glm4vImageProcessorPil(size=edges), tokenizer, None), SHOWN_BY_GLM
 
 
+def paddleocr(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
+    from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
+
+    marks = MARKUPS["paddleocr-vl"]
+    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks.tokens], image_token=marks.context)
+    half, edges = [0.5, 0.5, 0.5], {"shortest_edge": 16 * PATCH**2, "longest_edge": 120 * PATCH**2}
+    pictures = PaddleOCRVLImageProcessorPil(size=edges, image_mean=half, image_std=half)
+    return PaddleOCRVLProcessor(pictures, tokenizer), "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
+
+
 def idefics3(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
     from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
@@ -274,6 +285,7 @@ CASES = {
     "native_edge": case(pixtral, "mistral-v7", "mistral", 0.25, "clip"),
     "native_grown": case(glm, "glm-4.1v", "glm-4.1v", 0.25, "clip"),
     "native_grown, with thoughts": case(glm, "glm-4.5v", "glm-4.1v", 0.25, "clip"),
+    "native_widened": case(paddleocr, "hermes-2", "paddleocr-vl", 0.25, "half"),
     "split": case(idefics3, "smolvlm", "idefics3", 4, "half"),
     "letterbox": case(deepseek_vl, "deepseek-vl", "deepseek-vl", 4, "half"),
     "paligemma": case(paligemma, "paligemma", "paligemma", 4, "half"),
@@ -281,6 +293,7 @@ CASES = {
 TILINGS = {
     "native_grown": Tiling(PATCH, 16, 120, False, "native_grown"),
     "native": Tiling(PATCH, 16, 120, False, "native"),
+    "native_widened": Tiling(PATCH, 16, 120, False, "native_widened"),
     "native_edge": Tiling(PATCH, 1, 100, False, "native_edge"),
     "gemma4": Tiling(PATCH, 9, 630, False, "gemma4"),
     "gemma4_unified": Tiling(3 * PATCH, 1, 70, False, "gemma4_unified"),
@@ -342,7 +355,7 @@ def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) ->
 
 
 MOST_TILES = {"split": 16, "native": 120, "native_edge": 100, "native_grown": 120, "anyres_max_9": 36, "gemma4": 630}
-MOST_TILES["gemma4_unified"] = 70
+MOST_TILES |= {"gemma4_unified": 70, "native_widened": 120}
 TOWERS = {  # config.json of each kind of model
     "internvl": ("internvl", "qwen2", {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
     "anyres": ("llava_next", "mistral", {"model_type": "clip_vision_model", "image_size": TILE}),
@@ -358,6 +371,7 @@ TOWERS = {  # config.json of each kind of model
     "native_grown": ("glm4v", "glm4v_text", {}),
     "native_grown, with thoughts": ("glm4v_moe", "glm4v_moe_text", {}),
     "native_edge": ("mistral3", "mistral", {"model_type": "pixtral"}),
+    "native_widened": ("paddleocr_vl", "paddleocr_vl_text", {}),
     "anyres_max_9": ("llava_onevision", "qwen2", {"model_type": "siglip_vision_model", "image_size": TILE}),
     "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
     "gemma": ("gemma3", "gemma3_text", {"model_type": "siglip_vision_model", "image_size": TILE}),
@@ -474,6 +488,11 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
             in_order = [(column, row) for row in range(image.rows) for column in range(image.columns)]
             assert list(map(tuple, theirs["image_position_ids"][0].tolist())) == in_order
             pixels = pixels.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
+        elif rule == "native_widened":
+            (image,) = data.sample(sample).images
+            assert (1, image.rows, image.columns) == tuple(theirs["image_grid_thw"][0])
+            cells = pixels.reshape(image.rows // 2, 2, image.columns // 2, 2, 3, PATCH, PATCH)
+            pixels = cells.swapaxes(1, 2).reshape(-1, 3, PATCH, PATCH)
         elif rule == "native_edge":
             (image,), (height, width) = data.sample(sample).images, theirs["image_sizes"][0]
             assert (image.rows * PATCH, image.columns * PATCH) == (height, width)
@@ -484,8 +503,9 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
             if rule == "anyres_max_9":
                 assert data.sample(sample).images[0].thumbnail
         np.testing.assert_allclose(data.sample(sample).pixels().numpy(), pixels, atol=1e-6, err_msg=name)
-    context = {"native": "<|image_pad|>", "gemma": "<image_soft_token>", "native_grown": "<|image|>"}.get(rule, mark)
-    assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(context)
+    context = {"native": "<|image_pad|>", "gemma": "<image_soft_token>", "native_grown": "<|image|>"}
+    context["native_widened"] = "<|IMAGE_PLACEHOLDER|>"
+    assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(context.get(rule, mark))
     unread = {"<video>"} if rule == "native_grown" else {"<video>", "<|video|>"}  # films that we do not take
     added = {token: number for token, number in processor.tokenizer.get_added_vocab().items() if token not in unread}
     if rule == "paligemma":  # places and segments, which its tokenizer has as words

@@ -15,7 +15,7 @@ in all layers but the full-attention ones.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -85,15 +85,18 @@ def _places(rows: int, columns: int, merge: int) -> Ints:
     return squares.reshape(-1, merge**2, 2)
 
 
-def stretched_positions(places: Ints, sizes: Ints, side: int) -> tuple[Ints, NDArray[np.float32]]:
-    """Bilinear interpolation of `side` x `side` learned positions over each image, corners aligned.
+def stretched_positions(places: Ints, sizes: Ints, side: int, edges: bool = False) -> tuple[Ints, NDArray[np.float32]]:
+    """Bilinear interpolation of `side` x `side` learned positions over each image, corners aligned, or else `edges`.
 
     places and sizes [patches, 2] -> the four positions around each patch int64 [patches, 4], and their weights.
     """
     at = places.astype(np.float32) * np.float32(side - 1) / np.maximum(sizes - 1, 1).astype(np.float32)
+    if edges:
+        half = np.float32(0.5)
+        at = (places.astype(np.float32) + half) * np.float32(side) / sizes.astype(np.float32) - half
     low = np.floor(at).astype(np.int64)
     rest = at - low.astype(np.float32)
-    return _products([(low, 1 - rest), (np.minimum(low + 1, side - 1), rest)], side)
+    return _products([(np.maximum(low, 0), 1 - rest), (np.minimum(low + 1, side - 1), rest)], side)
 
 
 CUBIC = -0.75
@@ -243,7 +246,8 @@ class NativePatchEmbed(MegatronModule):
         rows = rows if view.patch_order is None else rows[view.patch_order]
         if side := self.native.learned_positions:
             layout = row_layout(batch.grids, self.native.merge, self.native.window)  # the viewer has just asked for it
-            stretch = bicubic_positions if self.native.bicubic else stretched_positions
+            bilinear = partial(stretched_positions, edges=self.native.edges_aligned)
+            stretch = bicubic_positions if self.native.bicubic else bilinear
             places, weights = map(torch.from_numpy, stretch(layout.places, layout.sizes, side))
             # In fp32, as transformers does; one kernel for all that are around a patch, told where each patch's begin.
             begins = torch.arange(0, places.numel(), places.shape[1], device="cpu")

@@ -1,0 +1,47 @@
+"""PaddleOCR-VL's images at native resolution."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from megatron.vlm.data.media.tiling import SQUARE, Grid, Processor
+from megatron.vlm.families.towers.tiling import Native, patches, square_grid
+
+PATCH = 14
+PIXELS = {751: 147384, 752: 384**2, 12037: 1536**2}
+"""Limits of transformers' processor and, from memory, of a published file that are no whole patches of 14 pixels: the
+whole ones that stand for them -> pixels."""
+
+
+class NativeWidened(Native):
+    """Images narrower than a square are enlarged first, one side after the other."""
+
+    name, usual = "native_widened", patches(752, 12037)
+
+    def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
+        """As `Native.grid`, of the image enlarged to at least a square's side, within limits of `PIXELS`."""
+        exact = PIXELS if tile_size == PATCH else {}
+        limits = (exact.get(count, count * tile_size**2) for count in (least, most))
+        return square_grid(*widened(width, height, SQUARE * tile_size), tile_size, *limits)
+
+    def limits(self, processor: Processor) -> dict[str, Any]:
+        """As `Native.limits`, also for those in `PIXELS`."""
+        size = processor.fields.get("size")
+        fields = _in_patches(processor.fields) | ({"size": _in_patches(size)} if size else {})
+        return super().limits(replace(processor, fields=fields))
+
+
+def widened(width: int, height: int, side: int) -> tuple[int, int]:
+    """Width and height; where one is shorter than `side`, scaled so that it is as long."""
+    if height < side:
+        width, height = round(width * side / height), side
+    if width < side:
+        width, height = side, round(height * side / width)
+    return width, height
+
+
+def _in_patches(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields, the limits in `PIXELS` among them in pixels of the patches that stand for them."""
+    whole = {pixels: count * PATCH**2 for count, pixels in PIXELS.items()}
+    edges = ("min_pixels", "max_pixels", "shortest_edge", "longest_edge")
+    return {name: whole.get(value, value) if name in edges else value for name, value in fields.items()}
