@@ -7,6 +7,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -37,8 +38,8 @@ class _Lines:
 
     def _called(self, frame: FrameType, _event: str, _value: Any) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(_PRODUCT):
-            return None
+        if not code.co_flags & CO_OPTIMIZED or not code.co_filename.startswith(_PRODUCT):
+            return None  # a module's or class's own lines are run by whoever imports it first
         self.lines.add((code.co_filename, frame.f_lineno))
         self.calls[code] += 1
         return self._ran if self.calls[code] <= OFTEN else None

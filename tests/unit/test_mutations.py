@@ -51,7 +51,7 @@ class Any:
         if not self.ready and count < 3:
             go("ä", count)
         left = count + 2
-        return left
+        return left.go(left, left)
 '''
     found = [fault for fault, lines in mutator.faults_of("any.py", source) if lines[0] == 3]
     assert {(one.old, one.new) for one in found} == {
@@ -83,4 +83,4 @@ def test_tests_of_a_line_are_those_that_run_it_or_the_last_noted_before_it_and_a
     known = {"a.py": {"8": ["gone.py::test_it", here], "7": [f"{here}_no_more"], "9": ["gone.py::test_it"]}}
     for lines in (range(5, 9), range(8, 12)):
         assert mutator.calls.tests_of("a.py", lines, known) == (here,)
-    assert mutator.calls.tests_of("a.py", range(5, 8), known) == ("tests/unit",)
+    assert not any("::" in test for test in mutator.calls.tests_of("a.py", range(5, 8), known))

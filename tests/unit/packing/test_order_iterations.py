@@ -35,7 +35,7 @@ def packed(sizes: Sizes, sources: list[int], budgets: tuple[int, int]) -> tuple[
     packs = pack_balanced(sizes, *budgets, seed=0)
     loads = pack_loads(packs, sizes)
     corpus = Corpus(sizes, tuple(CorpusSource(str(number), count) for number, count in enumerate(sources)))
-    return packs, loads, pack_features(corpus, packs, loads, LOADS)
+    return packs, loads, pack_features(corpus, packs, loads)
 
 
 def order_of(
