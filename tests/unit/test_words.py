@@ -5,18 +5,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 REFUSED = {
-    "kin": "width class, exchange group",
-    "mishaps?": "bad sample, skipped step",
-    "seat": "slot",
-    "lifeline": "parent watch",
-    "meeting": "head exchange",
-    "soundly": "finite",
-    "mend(ed|s|ing)?": "fix",
-    "levelled": "rebalanced",
-    "aside": "leftover, superseded",
-    "dealt": "distributed, assigned",
+    "kin": "width class, exchange group", "mishaps?": "bad sample, skipped step", "seat": "slot",
+    "lifeline": "parent watch", "meeting": "head exchange", "soundly": "finite", "mend(ed|s|ing)?": "fix",
+    "levelled": "rebalanced", "aside": "leftover, superseded", "dealt": "distributed, assigned",
     "roads?": "tower layout",
-}
+}  # fmt: skip
 NEXT = ("omnibal_ext/layout", "omnibal_ext/schedules", "omnibal_ext/families", "omnibal_ext/plan_tower.py",
         "megatron/vlm/models", "megatron/vlm/pipeline")  # fmt: skip
 """Packages that have some of them still."""
