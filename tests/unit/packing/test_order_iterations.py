@@ -83,7 +83,7 @@ def test_nobody_waits_and_iterations_mix_what_a_random_order_mixes(name: str) ->
         make, budgets = UNTUNED[name]
         sizes, sources = make(12_000), [4_000, 2_000, 6_000]
     _, loads, features = packed(sizes, sources, budgets)
-    shares = slice(len(features.names) - len(sources), None)
+    shares = slice(-len(sources), None)
     for ranks, micro in ((8, 1), (8, 4), (8, 16)):
         iterations, waiting = iterations_of(loads, features, ranks, micro, model)
         assert waiting <= 0.003
