@@ -68,7 +68,7 @@ class _Lines:
             return (yield)
         finally:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
             known = (one for name in item.fixturenames for one in item._fixtureinfo.name2fixturedefs.get(name, ()))
             lines = self.lines.union(*(self.of_fixture.get(one, ()) for one in known))
             for line in lines:
@@ -84,10 +84,9 @@ def write_map(tests: Sequence[str]) -> int:
     noted = _Lines()
     code = pytest.main(["-p", "no:cacheprovider", "--rootdir", str(ROOT), *(tests or QUICK)], plugins=[noted])
     found: dict[str, dict[str, list[str]]] = defaultdict(dict)
-    for (path, line), of_line in noted.tests.items():
-        found[str(Path(path).relative_to(ROOT))][str(line)] = list(dict.fromkeys(test for _, test in sorted(of_line)))[
-            :MOST
-        ]
+    for (path, number), of_line in noted.tests.items():
+        first = dict.fromkeys(test for _, test in sorted(of_line))
+        found[str(Path(path).relative_to(ROOT))][str(number)] = list(first)[:MOST]
     for file, lines in (read_map() if tests else {}).items():
         for line, old in lines.items():
             found[file][line] = list(dict.fromkeys([*found[file].get(line, ()), *old]))[:MOST]
