@@ -37,7 +37,7 @@ from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import VisionArchitecture
-from omnibal_ext.chain import TOWER_KINDS, VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
+from omnibal_ext.chain import VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
 
 SEEDS_APART = 2**20
 """Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
@@ -114,7 +114,7 @@ class Chain:
 
     def passes_by(self, link: int, batch: Microbatch) -> bool:
         """Whether a link is a tower's that has nothing to encode of a pack."""
-        return self.kinds[link] in TOWER_KINDS and batch.tiles == 0
+        return self.kinds[link] in VISION_KINDS and batch.tiles == 0
 
     def _build(self, link: int, again: bool) -> torch.nn.Module:
         vision = self.architecture.vision
