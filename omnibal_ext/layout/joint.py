@@ -61,7 +61,7 @@ def joint_search(
 
     `starts` are cuts to begin with, `layouts` layouts that fit and that the result may not be slower than.
 
-    Raises UserError, naming the stage and the bytes it is short of, if no layout was found that fits.
+    Raises UserError, naming the pipeline rank and the bytes it is short of, if no layout was found that fits.
     """
     search = _Search(problem, seconds)
     for edges in dict.fromkeys(starts):
