@@ -58,6 +58,24 @@ NEEDS = {
         ("--held-out .1 --held-out-of there", "--held-out 0.1 needs to be given without --held-out-of"),
         ("--like here --held-out-of there", "--like here needs to be given without --held-out-of"),
     ],
+    "look": [
+        *[
+            (f"{words}", f"{words} needs conversations, and --model")
+            for words in (
+                "--image-root there",
+                "--max-tiles 6",
+                "--max-pixels 60000",
+                "--workers 2",
+                "--save-sizes sizes.npz",
+            )
+        ],
+        ("--model tiny --max-tiles 6", "--max-tiles 6 needs conversations, and --model"),
+        ("--save-sizes sizes", "--save-sizes sizes needs a name that ends in .npz"),
+        ("--max-pixels 60000 --max-tiles 9", "--max-pixels 60000 needs to be given without --max-tiles"),
+        ("--order order.jsonl --micro-batches 2", "--micro-batches 2 needs to be given without --order"),
+        ("--order-packed", "--order-packed needs --order"),
+        ("--costs profile.json --analytic a100", "--analytic a100 needs to be given without --costs"),
+    ],
     "preprocess_data": [
         ("--max-pixels 60000 --max-tiles 9", "--max-pixels 60000 needs to be given without --max-tiles"),
         ("--check --shard 0/2", "--check needs to be given without --shard or --merge"),
@@ -98,6 +116,7 @@ NEEDS = {
 REQUIRED = {
     "launch": ["--model", "tiny", "--run-dir", "run", "--data", "data", "--packs", "packs"],
     "preprocess_data": ["--input", "chat.jsonl", "--output-dir", "data"],
+    "look": ["sizes.npz"],
     "pack_data": ["--sizes", "sizes.json", "--output-dir", "packs"],
     "profile_layers": ["--model", "tiny", "--vit-budget", "1", "--llm-budget", "1", "--output", "profile.json"],
     "plan_layout": ["--output", "plan.json"],
