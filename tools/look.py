@@ -28,12 +28,13 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packers.budgets import choose_budgets
 from omnibal_ext.report.comparison import comparison_page
+from omnibal_ext.sizes import sizes_files
 
 RANKS, BATCH = [8], [4]
 """Unless told otherwise: data-parallel ranks, and samples of a padded batch, and of a pack without --tokens."""
 YOURS = (
-    "which is yours: Trainer's batches are random, with group_by_length of similar length; TRL, ms-swift and axolotl "
-    "pack by tokens, InternVL by tokens and tiles"
+    "which is yours: batches of most trainers are random, with group_by_length of similar length; ms-swift and axolotl "
+    "(TRL: of text) pack by tokens, InternVL by tokens and tiles"
 )
 
 
@@ -41,7 +42,8 @@ def is_sizes(path: Path) -> bool:
     """Whether a file has sizes, and not conversations."""
     if path.suffix == ".json" and path.is_file():
         with path.open("rb") as file:
-            return b'"token_num"' in file.read(2**12)
+            head = file.read(2**12)
+        return b'"token_num"' in head or b'"token_lengths"' in head
     return path.suffix == ".npz"
 
 
@@ -130,7 +132,7 @@ def read_input(arguments: argparse.Namespace) -> Input:
     paths: list[Path] = arguments.input
     names = [str(path) for path in paths]
     if all(is_sizes(path) for path in paths):
-        return Input(Corpus.load(paths), ["--sizes", *names])
+        return Input(Corpus.load(sizes_files(paths)), ["--sizes", *names])
     if len(paths) == 1 and (paths[0] / "sizes.npz").exists():
         return Input(Corpus.of_dataset(paths[0]), ["--data", *names])
     if not arguments.model:
@@ -241,7 +243,7 @@ def about(given: Input, found: Comparison) -> tuple[str, list[str]]:
     """The table's title, and what is to be known about it."""
     options, samples = found.options, len(given.corpus.sizes)
     title = f"{samples:,} samples; packs of at most {options.llm_budget:,} tokens and {options.vit_budget:,} tiles"
-    notes = [f"time: all devices' for a sample, of balanced packs = 1, by the costs of {found.costs.origin}", YOURS]
+    notes = [f"time: device seconds a sample, balanced packs = 1, by the costs of {found.costs.origin}", YOURS]
     if left_out := _left_out(given, found):
         notes.append(f"{left_out:,} samples ({left_out / samples:.1%}) exceed these limits: in no batch but --order's")
     if given.rejected:

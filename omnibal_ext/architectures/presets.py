@@ -56,8 +56,8 @@ def _unknown(name: str) -> str:
         model = found[3]
         folder = model.rpartition("/")[2]
         return (
-            f"{name}: no such folder; models are not downloaded here: `hf download {model} --local-dir {folder}` "
-            f"first, then {folder}"
+            f"{name}: no such folder; models are downloaded by `hf download {model} --local-dir {folder}`, then give "
+            f"{folder}; or by --download of tools/launch.py"
         )
     if "/" in name:
         return f"{name}: no such folder; give one with Hugging Face's config.json, or a preset of docs/models.md"

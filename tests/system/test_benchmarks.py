@@ -65,8 +65,9 @@ NARROW = ("beside_measured.py", "end_to_end.py", "partition.py", "peers.py", "si
 ELSEWHERE = {
     "host.py": "below", "gpu.py": "tests/unit/test_gpu_benchmark.py", "gpu_parts.py": "by gpu.py",
     "gpu_cards.py": "of what gpu.py has written", "peer_orders.py": "by peers.py", "ranks.py": "by two_ranks.py",
+    "recipes.py": "tests/unit/launch/test_recipe.py",
 }  # fmt: skip
-"""What needs a GPU, or is started by others."""
+"""What needs a GPU, is started by others, or has a test of its own."""
 
 
 def started() -> set[str]:

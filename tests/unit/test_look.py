@@ -153,8 +153,9 @@ def test_sizes_of_a_json_list_are_the_same(run: Run, sizes: Path) -> None:
     read = Sizes.load(sizes)
     rows = [{"vit_num": int(v), "token_num": int(t)} for v, t in zip(read.tiles, read.tokens, strict=True)]
     (sizes.parent / "sizes.json").write_text(json.dumps(rows))
-    both = [run(look, path, "--tokens", 1000, "--json") for path in (sizes, sizes.parent / "sizes.json")]
-    assert both[0]["ways"] == both[1]["ways"]
+    (sizes.parent / "corpus.json").write_text(json.dumps({"set": {"token_lengths": "sizes.json"}}))
+    one, *others = [run(look, name, "--tokens", 1000, "--json") for name in ("sizes.npz", "sizes.json", "corpus.json")]
+    assert [other["ways"] for other in others] == [one["ways"], one["ways"]]
 
 
 def test_words_alone_have_no_tiles(run: Run, tmp_path: Path) -> None:
