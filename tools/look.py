@@ -120,11 +120,13 @@ def _parser() -> ToolParser:
 
 
 class Input(NamedTuple):
-    """A corpus, the flags by which other tools read it, and what was said of lines that cannot be used."""
+    """A corpus, the flags by which `omnibal pack` reads it, and what was said of lines that cannot be used."""
 
     corpus: Corpus
     flags: Sequence[str]
     rejected: str = ""
+    has_dataset: bool = True
+    """Whether what `flags` name is there; conversations become a dataset first."""
 
 
 def read_input(arguments: argparse.Namespace) -> Input:
@@ -135,15 +137,18 @@ def read_input(arguments: argparse.Namespace) -> Input:
         return Input(Corpus.load(sizes_files(paths)), ["--sizes", *names])
     if len(paths) == 1 and (paths[0] / "sizes.npz").exists():
         return Input(Corpus.of_dataset(paths[0]), ["--data", *names])
-    if not arguments.model:
+    if missing := [path for path in paths if not path.exists()]:
+        raise UserError(f"{missing[0]}: no such file or folder")
+    if not arguments.model or any(map(is_sizes, paths)):
+        wrong = next(path for path in paths if not is_sizes(path))
         raise UserError(
-            f"{names[0]}: is no file of sizes; for conversations give --model FOLDER, a Hugging Face folder, whose "
-            "tokenizer and image processor measure them"
+            f"{wrong}: is no file of sizes (.npz of tiles and tokens, or a JSON list of vit_num and token_num); "
+            "conversations are read with --model FOLDER, a Hugging Face folder, and apart from sizes"
         )
     corpus, rejected = _measured(arguments)
     if arguments.save_sizes:
         corpus.sizes.save(arguments.save_sizes)
-    return Input(corpus, ["--data", "data"], rejected)
+    return Input(corpus, ["--data", "data"], rejected, has_dataset=False)
 
 
 def _measured(arguments: argparse.Namespace) -> tuple[Corpus, str]:
@@ -221,22 +226,25 @@ def table(found: Comparison) -> tuple[list[str], list[tuple[str, ...]]]:
 def next_commands(given: Input, found: Comparison, arguments: argparse.Namespace) -> list[str]:
     """The commands that make the balanced packs of the table."""
     options, commands = found.options, []
+    installed = ToolParser.program is not None  # else this is a file of a clone
+    pack = ["omnibal", "pack"] if installed else ["python", "tools/pack_data.py"]
+    preprocess = ["omnibal", "preprocess"] if installed else ["python", "tools/preprocess_data.py"]
     model = ["--model", arguments.model] if arguments.model else []
-    if given.flags == ["--data", "data"]:
+    if not given.has_dataset:
         limits = [("--image-root", arguments.image_root), ("--max-tiles", arguments.max_tiles)]
         limits += [("--max-pixels", arguments.max_pixels), ("--workers", arguments.workers)]
         chosen = [word for flag, value in limits if value is not None for word in (flag, str(value))]
-        commands.append(["preprocess", "--input", *map(str, arguments.input), *model, *chosen, "--output-dir", "data"])
+        commands.append([*preprocess, "--input", *map(str, arguments.input), *model, *chosen, "--output-dir", "data"])
     priced = ["--costs", arguments.costs] if arguments.costs else model
     if arguments.analytic:
         priced = [*priced, "--analytic", arguments.analytic]
     commands.append([
-        "pack", *given.flags, "--llm-budget", str(options.llm_budget), "--vit-budget", str(options.vit_budget),
+        *pack, *given.flags, "--llm-budget", str(options.llm_budget), "--vit-budget", str(options.vit_budget),
         "--data-parallel-size", str(found.ranks[0]), "--micro-batches", str(options.micro_batches),
         "--pipeline-model-parallel-size", str(options.pipeline_model_parallel_size), *priced,
         "--seed", str(options.seed), "--output-dir", "packs",
     ])  # fmt: skip
-    return [shlex.join(["omnibal", *command]) for command in commands]
+    return [shlex.join(command) for command in commands]
 
 
 def about(given: Input, found: Comparison) -> tuple[str, list[str]]:

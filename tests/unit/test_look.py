@@ -19,11 +19,12 @@ from PIL import Image
 from examples.demo.data import train_tokenizer
 from megatron.vlm.preprocessing import preprocess
 from omnibal_ext.errors import UserError
+from omnibal_ext.flags import ToolParser
 from omnibal_ext.sizes import Sizes
 from tests.unit.preprocessing.test_model_recipe import LLAVA_CONFIG
 from tools import look, pack_data, preprocess_data
 
-TOOLS = {"pack": pack_data, "preprocess": preprocess_data}
+TOOLS = {"tools/pack_data.py": pack_data, "tools/preprocess_data.py": preprocess_data}
 Run = Callable[..., Any]
 
 
@@ -31,6 +32,7 @@ Run = Callable[..., Any]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """Run a tool in a folder of its own; what it prints, or with --json the object."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ToolParser, "program", None)
 
     def started(tool: ModuleType, *words: object) -> Any:
         monkeypatch.setattr(sys, "argv", ["tool", *map(str, words)])
@@ -131,7 +133,7 @@ def obeyed(run: Run, shown: dict[str, Any]) -> dict[str, Any]:
     """What the last of the printed commands says, after those before it."""
     for command in shown["commands"]:
         program, name, *words = shlex.split(command)
-        assert program == "omnibal"
+        assert program == "python"
         summary = run(TOOLS[name], *words, "--json")
     return dict(summary)
 
@@ -147,6 +149,14 @@ def test_the_printed_command_makes_the_index_of_these_figures(run: Run, sizes: P
     assert (shown["samples"], shown["left_out"]) == (600, 2 * bool(words))
     assert summary["rejected"] == shown["left_out"]
     assert (shown["llm_budget"], shown["vit_budget"]) == (summary["llm_budget"], summary["vit_budget"])
+
+
+def test_where_the_tools_are_installed_their_commands_are_printed(
+    run: Run, sizes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = run(look, sizes, "--json")["commands"]
+    monkeypatch.setattr(ToolParser, "program", "omnibal look")
+    assert run(look, sizes, "--json")["commands"] == [one[0].replace("python tools/pack_data.py", "omnibal pack")]
 
 
 def test_sizes_of_a_json_list_are_the_same(run: Run, sizes: Path) -> None:
@@ -196,7 +206,7 @@ def test_conversations_of_peers_have_the_sizes_and_the_index_of_their_dataset(
     assert measured.tokens.tolist() == made.tokens.tolist()
     assert sorted(set(made.tiles.tolist())) == [0, 1, 2]
     again = run(look, tmp_path / "sizes.npz", "--model", model, "--ranks", 2, "--json")
-    of_folder = run(look, tmp_path / "data", "--model", model, "--ranks", 2, "--json")
+    of_folder = run(look, "data", "--model", model, "--ranks", 2, "--json")
     assert again["ways"] == of_folder["ways"] == shown["ways"]
     assert of_pack(shown) == of_index(obeyed(run, {"commands": [of_folder["commands"][0].replace(" packs", " more")]}))
 
@@ -234,7 +244,7 @@ def test_a_persons_table_has_their_order_beside_ours(run: Run, sizes: Path) -> N
     for text in (
         "your order", "4 random, padded", "4 of similar length, padded", "packs by tokens", "balanced packs",
         "steps on 4", "steps on 16", "2 samples (0.3%) exceed these limits", "internvl-chat-1.5 on h100",
-        "your order, on 4 ranks: ", "omnibal pack --sizes ", "--data-parallel-size 4 --micro-batches 2",
+        "your order, on 4 ranks: ", "python tools/pack_data.py --sizes ", "--data-parallel-size 4 --micro-batches 2",
     ):  # fmt: skip
         assert text in said
         assert text in page
@@ -249,7 +259,9 @@ def test_a_persons_table_has_their_order_beside_ours(run: Run, sizes: Path) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("chat.jsonl", "chat.jsonl: is no file of sizes; for conversations give --model FOLDER"),
+        ("chat.jsonl", r"chat.jsonl: is no file of sizes .*; conversations are read with --model FOLDER"),
+        ("sizes.npz chat.jsonl --model llava", "chat.jsonl: is no file of sizes .*, and apart from sizes"),
+        ("nowhere.jsonl", "nowhere.jsonl: no such file or folder"),
         ("nowhere.npz", "nowhere.npz"),
         ("sizes.npz --tokens 10", "no sample fits"),
         ("sizes.npz --order order.jsonl", r"order.jsonl: line 1: \[0\]\[0\] must be a whole number from 0 to 599"),
@@ -261,7 +273,7 @@ def test_a_persons_table_has_their_order_beside_ours(run: Run, sizes: Path) -> N
         ("chat.jsonl --model llava --max-pixels 9", "--max-pixels 9: images become tiles"),
     ],
 )
-def test_what_cannot_be_is_one_line(run: Run, sizes: Path, model: Path, words: str, message: str) -> None:
+def test_what_is_wrong_is_one_line(run: Run, sizes: Path, model: Path, words: str, message: str) -> None:
     Path("chat.jsonl").write_text("{}\n")
     Path("order.jsonl").write_text("[[600]]\n")
     with pytest.raises(UserError, match=message):
