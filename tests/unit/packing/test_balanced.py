@@ -15,13 +15,9 @@ from tests.unit.packing.corpora import assert_partition, corpora, published_file
 
 # Packs of a best-fit-decreasing packer with both sizes in its score, on the published lengths; and the most there were.
 BEST_FIT = {
-    (9, 4096): (31_424, 31_424),
-    (10, 4096): (23_381, 23_279),
-    (14, 4096): (17_468, 17_111),
-    (15, 4352): (15_752, 15_490),
-    (18, 5376): (12_946, 12_901),
-    (20, 5888): (11_749, 11_611),
-}
+    (9, 4096): (31_424, 31_424), (10, 4096): (23_381, 23_279), (14, 4096): (17_468, 17_111),
+    (15, 4352): (15_752, 15_490), (18, 5376): (12_946, 12_901), (20, 5888): (11_749, 11_611),
+}  # fmt: skip
 
 
 @settings(max_examples=200)
@@ -83,7 +79,7 @@ def test_a_fine_plan_far_from_the_bound_is_not_followed(name: str) -> None:
     assert np.array_equal(ids, plain)
 
 
-def test_scarce_companions_are_kept_for_those_who_need_them() -> None:
+def test_short_samples_are_kept_for_packs_that_nothing_else_fits_into() -> None:
     """10 tiles: 5+5, 4+3+3 and 3+3+3+1 leave nothing over; pairing the 4s and 1s greedily would strand the 3s."""
     sizes = Sizes.from_arrays([5] * 40 + [4] * 20 + [3] * 100 + [1] * 20, [10] * 180)
     assert len(pack_balanced(sizes, 10, 1000, seed=0)) == lower_bound_packs(sizes, 10, 1000) == 60
