@@ -66,7 +66,7 @@ class Batching:
         times = found.seconds / best.seconds
         return (
             f"{self.name}, on {ranks} ranks: {max(0.0, 1 - 1 / times):.0%} of the devices' time is lost, "
-            f"{times:.2f} times that of {ours.name}: padding {self.padding:.1%} ({ours.padding:.1%}), waiting "
+            f"{times:.2f} times that of {ours.name}: padding {self.padding:.1%} (there {ours.padding:.1%}), waiting "
             f"{found.wait:.1%} ({best.wait:.1%}), largest batch {self.most_tiles:,} tiles ({ours.most_tiles:,}) and "
             f"{self.most_tokens:,} tokens ({ours.most_tokens:,})"
         )
