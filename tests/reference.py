@@ -22,6 +22,7 @@ Names that begin with an underscore, and modules that are not here, may change w
 """
 ROOMS = {
     "Samples to packs": (
+        "omnibal_ext.packing.in_memory",
         "omnibal_ext.sizes",
         "omnibal_ext.packing.options",
         "omnibal_ext.packing.costs",
