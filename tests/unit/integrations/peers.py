@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.level import PUBLISHED, corpus_of
+
 
 def needs(module: str, package: str) -> None:
     """Skip a module's tests where the trainer is not installed."""
@@ -28,6 +30,30 @@ def drawn(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
     tiles = random.integers(0, 6, count)
     return tiles, 8 * tiles + random.integers(2, 60, count)
+
+
+CORPORA = (PUBLISHED, "single tiles", "patches")
+RANKS = 8
+
+
+def lengths(name: str, count: int = 2000) -> tuple[np.ndarray, np.ndarray, int]:
+    """Tiles, tokens and a budget of tokens: published lengths (or made up like them), LLaVA-like, native resolution."""
+    sizes, (_, llm_budget) = corpus_of(name, count)
+    return sizes.tiles.astype(np.int64), sizes.tokens, llm_budget
+
+
+def assert_no_more_packs_and_less_waiting(
+    ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], tiles: np.ndarray, tokens: np.ndarray
+) -> None:
+    """Of 8 ranks that run packs in the order given; a mean pack's tiles take as long as its tokens."""
+
+    def waiting(packs: Sequence[Sequence[int]]) -> float:
+        loads = np.array([(tiles[list(pack)].sum(), tokens[list(pack)].sum()) for pack in packs], float)
+        seconds = (loads / loads.mean(axis=0)).sum(axis=1)[: len(packs) // RANKS * RANKS].reshape(-1, RANKS)
+        return 1 - float(seconds.mean(axis=1).sum() / seconds.max(axis=1).sum())
+
+    assert len(ours) <= len(theirs)
+    assert waiting(ours) < waiting(theirs)
 
 
 def check(packs: Sequence[Sequence[int]], tiles: np.ndarray, tokens: np.ndarray, budgets: tuple[int, int]) -> None:

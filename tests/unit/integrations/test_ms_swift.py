@@ -1,13 +1,22 @@
 """Two budgets behind ms-swift's `--packing true`: its data sets, their worker processes, its counting of lengths."""
 
 import multiprocessing
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from tests.unit.integrations.peers import check, drawn, needs, sample
+from tests.unit.integrations.peers import (
+    CORPORA,
+    assert_no_more_packs_and_less_waiting,
+    check,
+    drawn,
+    lengths,
+    needs,
+    sample,
+)
 
 needs("swift", "ms-swift")
 
@@ -17,6 +26,7 @@ from swift.pipelines.train import sft  # noqa: E402
 
 from omnibal_ext.integrations.ms_swift import TwoBudgets, install  # noqa: E402
 
+THEIRS = packing.calculate_matched_group
 COUNT, BUDGETS = 2300, (12, 300)
 
 
@@ -50,6 +60,21 @@ def test_a_data_set(start: str, workers: int) -> None:
     check(packs.packed_idx, tiles, tokens, BUDGETS)
     assert packs.packed_length == [int(tokens[pack].sum()) for pack in packs.packed_idx]
     assert [row["number"] for row in packs[0]] == packs.packed_idx[0]
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_no_more_packs_than_theirs_and_less_waiting(name: str) -> None:
+    """By a thousand samples; tiles are limited to those of their fullest pack."""
+    tiles, tokens, packing_length = lengths(name, 1000)
+    theirs, _ = THEIRS(list(enumerate(tokens.tolist())), packing_length)
+    packs = [[number for number, _ in pack] for pack in theirs]
+    random.Random(0).shuffle(packs)
+    fullest = max(int(tiles[pack].sum()) for pack in packs)
+    items = [(n, int(tokens[n]), int(tiles[n])) for n in range(len(tokens))]
+    ours, _ = TwoBudgets(fullest).calculate_matched_group(items, packing_length)
+    numbers = [[item[0] for item in pack] for pack in ours]
+    check(numbers, tiles, tokens, (fullest, packing_length))
+    assert_no_more_packs_and_less_waiting(numbers, packs, tiles, tokens)
 
 
 class Stream(torch.utils.data.IterableDataset):

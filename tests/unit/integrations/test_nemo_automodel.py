@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from omnibal_ext.integrations import nemo_automodel as ours
-from tests.unit.integrations.peers import check, drawn
+from tests.unit.integrations.peers import CORPORA, assert_no_more_packs_and_less_waiting, check, drawn, lengths
 
 try:
     from nemo_automodel.components.datasets.vlm import neat_packing_vlm as theirs
+
+    theirs_of = theirs.greedy_knapsack_vt_balanced
 except ImportError:
     theirs = None
 installed = pytest.mark.skipif(
@@ -35,6 +37,19 @@ def test_a_sample_that_is_too_long_is_left_out_and_one_of_no_tokens_is_not() -> 
 def test_the_signature_is_theirs() -> None:
     wanted = list(inspect.signature(theirs.greedy_knapsack_vt_balanced).parameters)
     assert list(inspect.signature(ours.greedy_knapsack_vt_balanced).parameters)[: len(wanted)] == wanted
+
+
+@installed
+@pytest.mark.parametrize("name", CORPORA)
+def test_no_more_packs_than_theirs_and_less_waiting(name: str) -> None:
+    """In random order, as the loader reads them; visual tokens are limited to those of their fullest pack."""
+    visual, tokens, most = lengths(name)
+    theirs = theirs_of(tokens.tolist(), most, visual.tolist())
+    fullest = max(int(visual[pack].sum()) for pack in theirs)
+    packs = ours.greedy_knapsack_vt_balanced(tokens.tolist(), most, visual.tolist(), visual_budget=fullest)
+    check(packs, visual, tokens, (fullest, most))
+    shuffled = [theirs[number] for number in np.random.default_rng(0).permutation(len(theirs))]
+    assert_no_more_packs_and_less_waiting(packs, shuffled, visual, tokens)
 
 
 @installed
