@@ -87,7 +87,8 @@ def _class(node: ast.ClassDef) -> str:
 def _fields(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
     for field in node.body:
         if isinstance(field, ast.AnnAssign) and not ast.unparse(field.target).startswith("_"):
-            yield field
+            if not ast.unparse(field.annotation).startswith("ClassVar"):
+                yield field
 
 
 def _function(node: ast.FunctionDef) -> str:

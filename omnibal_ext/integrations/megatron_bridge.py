@@ -5,19 +5,11 @@ train = PackedIndexDataset(samples, index, data_parallel_size=8, micro_batches=4
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
-
-
-class Samples(Protocol):
-    """A data set that is read by number."""
-
-    def __getitem__(self, number: int, /) -> Any:
-        """Return a sample, tokenised."""
-        ...
 
 
 class PackedIndexDataset:
@@ -30,14 +22,14 @@ class PackedIndexDataset:
 
     def __init__(
         self,
-        samples: Samples,
+        samples: Any,
         index: PackedIndex,
         data_parallel_size: int,
         micro_batches: int,
         join: Callable[[Sequence[Any]], Any],
         epochs: int = 1,
     ) -> None:
-        """`join` makes a batch of samples. Raises UserError if the index is wide or has another global batch."""
+        """`samples` are read by number, `join` makes a batch of some. Raises UserError if the index is wide or has another global batch."""
         if index.wide is not None:
             raise UserError(f"{index.folder}: has packs wider than a rank: pack without --widths")
         self._samples, self._index, self._join = samples, index, join

@@ -80,10 +80,7 @@ class PackedBatches:
 class PacksOfTrainer:
     """A mixin in front of `Trainer` or `SFTTrainer`, which then read `packs`, a `DataLoader`, as it is."""
 
-    packs: Any
-    accelerator: Any
-
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self: Any) -> Any:
         """Return the packs, of which every process takes its own."""
         return self.accelerator.prepare(self.packs)
 
