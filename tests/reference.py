@@ -87,8 +87,7 @@ def _class(node: ast.ClassDef) -> str:
 def _fields(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
     for field in node.body:
         if isinstance(field, ast.AnnAssign) and not ast.unparse(field.target).startswith("_"):
-            if not ast.unparse(field.annotation).startswith("ClassVar"):
-                yield field
+            yield field
 
 
 def _function(node: ast.FunctionDef) -> str:

@@ -6,23 +6,22 @@ class Encoder(TwoBudgetPacking, DefaultTaskEncoder):
 loader = get_train_dataset(..., task_encoder=Encoder(), packing_buffer_size=1000)
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
-from omnibal_ext.integrations.samples import Packer, join, size_of
-from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.integrations.samples import NO_COSTS, Packer, join, size_of
 
 
 class TwoBudgetPacking:
     """A mixin, in front of Energon's `TaskEncoder`.
 
-    It expects encoded samples as dicts with `input_ids`; for others override `sample_size` and `pack_selected_samples`.
-    Samples beyond a budget are left out, with a line that says so (`beyond`).
+    Set the budgets, and `costs` as in `omnibal_ext.packing.pack` if you like. It expects encoded samples as dicts with
+    `input_ids`; for others override `sample_size` and `pack_selected_samples`. Samples beyond a budget are left out, with
+    a line that says so (`beyond`).
     """
 
-    vit_budget: ClassVar[int]
-    llm_budget: ClassVar[int]
-    costs: ClassVar[PackCosts | None] = None
-    beyond: ClassVar[str] = "drop"
+    vit_budget = llm_budget = 0
+    costs = NO_COSTS
+    beyond = "drop"
 
     def sample_size(self, sample: Any) -> tuple[int, int]:
         """Return (tiles, tokens) of an encoded sample."""

@@ -29,7 +29,7 @@ class PackedIndexDataset:
         join: Callable[[Sequence[Any]], Any],
         epochs: int = 1,
     ) -> None:
-        """`samples` are read by number, `join` makes a batch of some. Raises UserError if the index is wide or has another global batch."""
+        """`samples` are read by number. Raises UserError if the index is wide or has another global batch."""
         if index.wide is not None:
             raise UserError(f"{index.folder}: has packs wider than a rank: pack without --widths")
         self._samples, self._index, self._join = samples, index, join

@@ -9,6 +9,7 @@ from omnibal_ext.packing.in_memory import SECONDS, pack
 
 T = TypeVar("T")
 IGNORED = -100
+NO_COSTS: PackCosts | None = None
 PIXELS = ("pixel_values", "pixel_values_videos")
 
 
