@@ -206,7 +206,7 @@ class _Training:
 def _counted(kept: KeptBytes, keep: Callable[[Linear], None], linear: Linear) -> None:
     """What B puts aside is held until W."""
     keep(linear)
-    for storage in (linear.entering.untyped_storage(), linear.grad_output.untyped_storage()):
+    for storage in (tensor.untyped_storage() for tensor in linear.held):
         kept.hold(storage)
         weakref.finalize(linear, kept.release, storage)
 

@@ -124,15 +124,15 @@ def random_loader(data: ChatDataset, config: Any, ranks: int, rank: int, packs: 
 def pad(samples: Sequence[dict[str, Any]], join: JoinPack) -> dict[str, Any]:
     """A batch [samples, longest] with its mask; the images are those of a pack."""
     alone = [join([sample]) for sample in samples]
-    batch = {name: value for name, value in join(samples).items() if not name.startswith(("cu_seq_lens", "max_length"))}
+    of_packs = ("cu_seq_lens", "max_length", "seq_idx")
+    batch = {name: value for name, value in join(samples).items() if not name.startswith(of_packs)}
     for name, filler in (("input_ids", 0), ("labels", IGNORED), ("position_ids", 1)):
         rows = pad_sequence([one[name].movedim(-1, 0) for one in alone], batch_first=True, padding_value=filler)
         batch[name] = rows.movedim(1, -1).squeeze(1) if rows.dim() == 3 else rows[..., 0].permute(2, 0, 1)
     lengths = torch.tensor([one["input_ids"].shape[1] for one in alone])
     batch["attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
-    if join.config.model_type == "gemma3":
-        batch["token_type_ids"] = (batch["input_ids"] == join.config.image_token_id).long()
-    return batch
+    of_image = (batch["input_ids"] == join.config.image_token_id).long()
+    return batch | {name: of_image for name in join.takes if name.endswith("token_type_ids")}
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ def train(arguments: Namespace, ranks: int) -> list[dict[str, float]]:
         raise UserError("--model is missing: SFTTrainer wants a model's folder, with its tokenizer")
     data = ChatDataset(arguments.data)
     model = load_model(data, arguments)
-    if model.config.model_type == "gemma3":
-        raise UserError("SFTTrainer adds up masks, of which Gemma 3's packs have two; use train_trainer.py")
+    if model.config.model_type.startswith("gemma"):
+        raise UserError("SFTTrainer adds up masks, of which Gemma's packs have two; use train_trainer.py")
     packs = loader(data, model.config, arguments.packs, ranks, rank=None)
     with tempfile.TemporaryDirectory() as folder:
         how = SFTConfig(

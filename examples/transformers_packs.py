@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.hf.packs import JoinPack
+from megatron.vlm.hf.packs import JoinPack, packs_of
 from megatron.vlm.platform import HAS_CUDA  # without CUDA, `torch.cuda.is_available` is one of Megatron's stand-ins
 from omnibal_ext.errors import UserError, exit_on_user_error
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -31,7 +31,7 @@ with exit_on_user_error():
 
 DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if HAS_CUDA else torch.device("cpu")
 """Where this rank computes."""
-LANGUAGE_LAYERS = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
+LANGUAGE_LAYERS = r".*(language_model|text_model).*\.(q|k|v|o|gate|up|gate_up|down)_proj"
 """What `--lora` adapts; ViT and projector are left as they are."""
 
 
@@ -77,8 +77,8 @@ def load_model(data: ChatDataset, arguments: argparse.Namespace) -> torch.nn.Mod
         model = AutoModelForImageTextToText.from_pretrained(arguments.model, dtype=dtype)
     else:
         model = small_internvl(data.manifest)
-    if HAS_CUDA and is_flash_attn_2_available() and model.config.model_type != "gemma3":
-        model.set_attn_implementation("flash_attention_2")  # PyTorch's own makes a mask of a pack, T x T
+    if HAS_CUDA and is_flash_attn_2_available():  # PyTorch's own makes a mask of a pack, T x T
+        model.set_attn_implementation(dict.fromkeys(packs_of(model.config).flash, "flash_attention_2"))
     return (with_adapters(model, arguments.lora) if arguments.lora else model).to(DEVICE)
 
 

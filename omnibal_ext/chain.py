@@ -7,14 +7,13 @@ A chain is the tuple of the layers' kinds; a layer's id is its index in it.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
 VISION_KINDS = ("patch_embed", "vit", "projector")
-"""Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
-TOWER_KINDS = VISION_KINDS
-"""Kinds of towers' links: they pass a pack by that has nothing to encode."""
+"""Kinds whose work grows with a pack's tiles, and that a pack without tiles passes by; the others' grows with its
+tokens."""
 RECOMPUTABLE_KINDS = ("vit", "llm")
 ADAPTABLE_KINDS = ("vit", "projector", "llm")
 """Kinds whose linear layers get adapters if their part is among the targets."""
@@ -54,11 +53,15 @@ def cost_kinds(chain: Sequence[str], separate: Mapping[str, Collection[int]]) ->
     """Return the key of every layer's costs: its kind, or the key in `separate` that lists its number within the
     kind."""
     names = {(chain_kind(name), number): name for name, layers in separate.items() for number in layers}
-    seen, kinds = Counter[str](), []
+    return tuple(names.get((kind, number), kind) for kind, number in numbered(chain))
+
+
+def numbered(chain: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield the kind of every layer and its number within the kind."""
+    seen = Counter[str]()
     for kind in chain:
-        kinds.append(names.get((kind, seen[kind]), kind))
+        yield kind, seen[kind]
         seen[kind] += 1
-    return tuple(kinds)
 
 
 def separate_layers(chain: Sequence[str], layers: Sequence[Hashable]) -> dict[str, tuple[int, ...]]:
@@ -66,12 +69,10 @@ def separate_layers(chain: Sequence[str], layers: Sequence[Hashable]) -> dict[st
     their first ("llm.3"). `layers`: a value for each layer of the chain; equal values cost the same."""
     names: dict[tuple[str, Hashable], str] = {}
     found: dict[str, list[int]] = {}
-    seen = Counter[str]()
-    for kind, layer in zip(chain, layers, strict=True):
-        name = names.setdefault((kind, layer), f"{kind}.{seen[kind]}" if seen[kind] else kind)
+    for (kind, number), layer in zip(numbered(chain), layers, strict=True):
+        name = names.setdefault((kind, layer), f"{kind}.{number}" if number else kind)
         if name != kind:
-            found.setdefault(name, []).append(seen[kind])
-        seen[kind] += 1
+            found.setdefault(name, []).append(number)
     return {name: tuple(numbers) for name, numbers in found.items()}
 
 
@@ -82,9 +83,4 @@ def chain_kind(name: str) -> str:
 
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:
     """Return readable names: "patch_embed", "vit.0", "vit.1", ..., "head"."""
-    seen: Counter[str] = Counter()
-    names = []
-    for kind in chain:
-        names.append(f"{kind}.{seen[kind]}" if kind in RECOMPUTABLE_KINDS else kind)
-        seen[kind] += 1
-    return tuple(names)
+    return tuple(f"{kind}.{number}" if kind in RECOMPUTABLE_KINDS else kind for kind, number in numbered(chain))

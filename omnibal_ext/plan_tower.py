@@ -1,4 +1,4 @@
-"""Where the vision tower stands beside the pipeline: what plan.json says of it.
+"""A replicated vision tower: what plan.json says of it.
 
     chain     patch_embed vit.0 vit.1 projector | word_embed llm.0 | llm.1 head
     tower     [0, 4): whole copies on every rank  stage 0             stage 1
@@ -19,7 +19,7 @@ from omnibal_ext.schedules.actions import Beside
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The first links of the chain, beside the pipeline, whose stages hold the rest."""
+    """The first links of the chain, of which every rank has a copy; stages hold the rest."""
 
     links: int
     """How many; the chain's next one is "word_embed"."""
@@ -28,7 +28,7 @@ class Tower:
     parts: tuple[tuple[int, ...], ...]
     """Of every microbatch, the pipeline ranks that encode its images, ascending."""
     mode: str = "bubbles"
-    """Where E and V stand: "first" and last; in "bubbles"; "ahead": the tower is frozen, and E are of the next
+    """When E and V run: "first" and last; in "bubbles"; "ahead": the tower is frozen, and E are of the next
     iteration."""
     recompute: tuple[int, ...] = ()
     """Layer ids of which only the input is kept from E to V."""
@@ -64,7 +64,8 @@ class Tower:
     ) -> None:
         """Raise UserError for what cannot be of this chain on (pipeline, tensor) ranks, naming link or microbatch."""
         if chain[self.links : self.links + 1] != ("word_embed",):
-            raise UserError(f"tower: {self.links} links end elsewhere than before word_embed, link {_length(chain)}")
+            end = list(chain).index("word_embed") if "word_embed" in chain else 0
+            raise UserError(f"tower: {self.links} links end elsewhere than before word_embed, link {end}")
         names, (pipeline, tensor) = layer_names(chain), ranks
         if len(self.owners) != self.links:
             raise UserError(f"tower: {len(self.owners)} owners for {self.links} links; each link has one")
@@ -95,7 +96,3 @@ class Tower:
                     f"tower: parts of microbatch {microbatch} are {list(ranks)}; name pipeline ranks from 0 to "
                     f"{pipeline - 1}, ascending, at least one"
                 )
-
-
-def _length(chain: Sequence[str]) -> int:
-    return list(chain).index("word_embed") if "word_embed" in chain else 0

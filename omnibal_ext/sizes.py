@@ -10,12 +10,15 @@ from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.arrays import array_names, read_arrays
-from omnibal_ext.reading.checks import anything, listing, shown
+from omnibal_ext.reading.checks import anything, listing, mapping, record, shown, text
 from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.files import open_plain
 
 REMEDY = "give a sizes file: a JSON list, or an .npz"
 MOST_ROWS, MOST_JSON = 2**30, 2**31
 """Limits of a JSON list; an .npz may be larger."""
+CORPUS_SETS = mapping(record({}, {"token_lengths": text}))
+"""Schema of a file that names the sizes files of its sets, as the script of OmniBal's authors reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,32 @@ class Sizes:
     def save(self, path: str | Path, **columns: NDArray[Any]) -> None:
         """Write an `.npz` that `load` reads; `columns` [N] are further values of the samples."""
         np.savez(path, allow_pickle=False, tiles=self.tiles, tokens=self.tokens, **self.more, **columns)
+
+
+def sizes_files(paths: Sequence[str | Path]) -> list[Path]:
+    """The sizes files that `paths` name: a file itself, or those of a JSON object `{SET: {"token_lengths": FILE}}`.
+
+    FILE starts from the folder of that object's file. Sets without `token_lengths` are passed over.
+
+    Raises:
+        UserError: naming the file that cannot be read, or names no sizes file.
+    """
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path.suffix != ".json" or not _is_object(path):
+            files.append(path)
+            continue
+        sets = read_json(path, CORPUS_SETS, REMEDY)
+        named = [path.parent / one["token_lengths"] for one in sets.values() if "token_lengths" in one]
+        if not named:
+            raise UserError(f"{path}: no set in it names its token_lengths; {REMEDY}")
+        files += named
+    return files
+
+
+def _is_object(path: Path) -> bool:
+    with open_plain(path, REMEDY) as file:
+        return file.read(64).lstrip().startswith(b"{")
 
 
 def load_columns(path: str | Path, names: Sequence[str]) -> list[list[Any] | NDArray[Any]]:

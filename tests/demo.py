@@ -1,6 +1,7 @@
 """Small datasets of demo conversations, and their packs."""
 
 from pathlib import Path
+from typing import Any
 
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
@@ -14,16 +15,23 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 
 
-def demo_dataset(raw: Path, output: Path, samples: int, seed: int = 3, max_tiles: int = 32) -> ChatDataset:
+def demo_dataset(raw: Path, output: Path, samples: int, seed: int = 3, **changed: Any) -> ChatDataset:
     """Of conversations that are made in a folder of their own."""
     make_demo_data(raw, samples=samples, heldout_samples=1, seed=seed)
-    return preprocessed(raw, raw / "train.jsonl", output, max_tiles)
+    return preprocessed(raw, raw / "train.jsonl", output, **changed)
 
 
-def preprocessed(raw: Path, conversations: Path, output: Path, max_tiles: int = 32) -> ChatDataset:
-    """Some of the demo's conversations, for the tiny preset."""
-    recipe = Recipe(raw, raw / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=max_tiles), tokens_per_tile=4)
-    preprocess(open_job([conversations], recipe, output))
+def demo_recipe(raw: Path, max_tiles: int = 32, **changed: Any) -> Recipe:
+    """For the tiny preset; fields that are named are others."""
+    usual: dict[str, Any] = {"template": "internlm2-chat", "tiling": Tiling(32, max_tiles=max_tiles)}
+    return Recipe(raw, raw / "tokenizer.model", **{**usual, "tokens_per_tile": 4, **changed})
+
+
+def preprocessed(
+    raw: Path, conversations: Path, output: Path, max_rejects: int | None = None, **changed: Any
+) -> ChatDataset:
+    """Some of the demo's conversations, by such a recipe."""
+    preprocess(open_job([conversations], demo_recipe(raw, **changed), output), max_rejects=max_rejects)
     return ChatDataset(output)
 
 

@@ -43,6 +43,9 @@ PRELOADED = (
     *("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "megatron.core.tokenizers.text.models"),
     *("numba.typed", "scipy.linalg", "sklearn.datasets", "PIL.ImageDraw", "rich._emoji_codes"),
 )
+A_CHANGE = 1e-4
+"""Seconds that a change of places counts as where a tower is planned beside the pipeline, many times what it takes: no
+test of a command looks at how good the plan is."""
 GRACE_SECONDS = 10.0
 """What other ranks have to end by themselves once one has failed."""
 TIMED_OUT = 124
@@ -83,12 +86,15 @@ def main() -> None:
 
 
 def warm_up() -> None:
-    """Do what programs do first: images and flags' help are made ready to be read, numba to compile."""
+    """Do what programs do first: images and flags' help are made ready to be read, numba to compile. Plans are searched
+    for in less time."""
     from PIL import Image
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     from megatron.vlm.flags.parser import add_megatron_arguments
+    from omnibal_ext.layout import place_search
 
+    place_search.A_CHANGE = A_CHANGE
     Image.init()
     numba.njit(lambda: 0)()
     add_megatron_arguments(ArgumentParser())

@@ -23,12 +23,8 @@ Names that begin with an underscore, and modules that are not here, may change w
 ROOMS = {
     "Samples to packs": (
         "omnibal_ext.packing.in_memory",
-        "omnibal_ext.sizes",
-        "omnibal_ext.packing.options",
-        "omnibal_ext.packing.costs",
-        "omnibal_ext.packing.build",
-        "omnibal_ext.packing.index.packed_index",
-        "omnibal_ext.packing.index.sampler",
+        "omnibal_ext.sizes", "omnibal_ext.packing.options", "omnibal_ext.packing.costs", "omnibal_ext.packing.build",
+        "omnibal_ext.packing.index.packed_index", "omnibal_ext.packing.index.sampler",
         "omnibal_ext.packing.index.summary",
     ),
     "Other trainers": (
@@ -50,7 +46,7 @@ ROOMS = {
     "Plans and runs": ("omnibal_ext.plan", "omnibal_ext.run_metrics"),
     "Models and weights": ("omnibal_ext.architectures.presets", "megatron.vlm.hf.convert"),
     "What is wrong": ("omnibal_ext.errors",),
-}
+}  # fmt: skip
 
 
 def reference() -> str:

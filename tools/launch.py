@@ -43,11 +43,13 @@ from omnibal_ext.launch.conversations import (
     refuse_sizes_alone,
     say_unused,
 )
+from omnibal_ext.launch.download import downloaded
 from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced, save_in_run
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, number_old_files, refuse_used
 from omnibal_ext.launch.longest import longest_sample
-from omnibal_ext.launch.planning import SWITCHES, Planning, measured_best, provisional_plan
+from omnibal_ext.launch.planning import SWITCHES, Planning, measured_best, plan_of_budgets, provisional_plan
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
+from omnibal_ext.launch.recipe import FLAG, recipe_of, with_recipe
 from omnibal_ext.launch.replanning import corrected_profile
 from omnibal_ext.launch.reporting import note_inputs, write_report
 from omnibal_ext.launch.weights import convert, converted_folder, holds_weights, is_unconverted
@@ -72,7 +74,7 @@ def main() -> None:
         if arguments.fresh:
             refuse_used(Path(arguments.run_dir))
         data_parallel = _data_parallel_size(arguments)
-        if arguments.input and not _has_packs(arguments, data_parallel):
+        if not _has_packs(arguments, data_parallel):
             return
         say_unused(arguments)
         planning = _planning(arguments, data_parallel)
@@ -102,7 +104,7 @@ def main() -> None:
             _say_end(arguments.epochs, planning.index)
             say("torchrun " + shlex.join(command))
         if not arguments.dry_run:
-            note_inputs(planning, command)
+            note_inputs(planning, command, arguments.recipe)
             code = _start(arguments, command, planning.run_dir, report)
             if code == 0:
                 write_report(TOOLS / "report.py", planning, arguments.json)
@@ -112,14 +114,18 @@ def main() -> None:
 def _parsed() -> argparse.Namespace:
     """The flags, checked; --model and --from default to each other."""
     parser = _parser()
-    arguments = parser.parse_args()
+    words = with_recipe(sys.argv[1:])
+    arguments = parser.parse_args(words)
     refuse_unprintable(sys.argv)
+    arguments.recipe = recipe_of(words)
     refuse_misplaced(parser, arguments.megatron)
-    _name_weights(arguments)
-    if arguments.model is None:
+    if arguments.model is None and arguments.first_weights is None:
         parser.error("give --model FOLDER with a config.json, or the name of a preset")
     check_conversation_flags(arguments)
     check_paths(arguments)
+    if arguments.download:
+        arguments.model = downloaded(str(arguments.model), arguments.json)
+    _name_weights(arguments)
     if arguments.input:
         refuse_sizes_alone(arguments.model)
     save_in_run(arguments)
@@ -170,7 +176,13 @@ def _planning(arguments: argparse.Namespace, data_parallel: int) -> Planning:
 
 
 def _has_packs(arguments: argparse.Namespace, data_parallel: int) -> bool:
-    """Make packs from conversations, after all other checks; False if they are missing, and --check makes none."""
+    """Make packs from conversations, after all other checks; False if there are none: --check makes none, and
+    --dry-run without data prints the plan of packs that fill the budgets."""
+    if not arguments.data:
+        plan_of_budgets(arguments, _megatron_flags(arguments), data_parallel, micro_batches(arguments), TOOLS)
+        return False
+    if not arguments.input:
+        return True
     if not are_made(arguments, data_parallel):
         _check_first(arguments, data_parallel)
         if arguments.check:
@@ -313,9 +325,11 @@ def _parser() -> ToolParser:
         numbers=NUMBERS, needs=NEEDS, forwards_to="megatron", description=__doc__, usage=USAGE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    parser.add_argument(FLAG, metavar="FILE", help="flags from a file, as in examples/recipes or RUN/inputs.json")
     parser.add_argument(
         *MODEL_FLAGS, help="a folder with config.json and weights, or a preset (default: that of --from)"
     )
+    parser.add_argument("--download", action="store_true", help="fetch --model OWNER/MODEL from the Hugging Face hub")
     weights = parser.add_mutually_exclusive_group()
     weights.add_argument(
         "--from", dest="first_weights", metavar="FOLDER", help="first weights: Hugging Face's, converted, or a run's"

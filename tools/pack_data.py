@@ -31,7 +31,7 @@ from omnibal_ext.packing.widths import NODE_RANKS, read_widths, widths_for
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import packing_report
-from omnibal_ext.sizes import load_columns
+from omnibal_ext.sizes import load_columns, sizes_files
 
 SHOWN_TRIALS = 3
 SHOWN = (
@@ -179,7 +179,7 @@ def options_of(index: PackedIndex) -> dict[str, Any]:
 
 def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     """Return the corpus, and what it was read from with hashes."""
-    paths = [Path(arguments.data) / "sizes.npz"] if arguments.data else [Path(path) for path in arguments.sizes]
+    paths = [Path(arguments.data) / "sizes.npz"] if arguments.data else sizes_files(arguments.sizes)
     arguments.budgets = dict(arguments.budgets)
     more = tuple(arguments.budgets)
     corpus = Corpus.of_dataset(arguments.data, more) if arguments.data else Corpus.load(paths, more)

@@ -89,7 +89,7 @@ def segments_of(
         max_seqlen_kv=longest,
         lengths=tuple(lengths),
         causal=causal,
-        masks=masks,
+        masks=() if all(mask is None for mask in masks) else masks,
         rotation=rotation,
     )
 

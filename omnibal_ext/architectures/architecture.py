@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -168,21 +168,15 @@ def differences(one: Architecture, other: Architecture) -> list[tuple[str, objec
 
     Names, the maximum length and dynamic RoPE scaling, which affects long samples only, are not compared.
     """
-    first, second = (_flat(dataclasses.asdict(model)) for model in map(_as_for_short_samples, (one, other)))
+    first, second = map(_compared, (one, other))
     compared = first.keys() - {"name", "types", "language.max_positions"}
     return [(name, first[name], second[name]) for name in sorted(compared) if first[name] != second[name]]
 
 
-def _as_for_short_samples(model: Architecture) -> Architecture:
-    scaling = model.language.rope_scaling
-    if scaling is None or scaling.kind != "dynamic":
-        return model
-    return replace(model, language=replace(model.language, rope_scaling=None))
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        inner = isinstance(value, dict) and name in ("vision", "language")
-        flat |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
-    return flat
+def _compared(model: Architecture) -> dict[str, Any]:
+    """Fields by name, those of the towers as `vision.` and `language.`."""
+    values = dataclasses.asdict(model)
+    if (values["language"]["rope_scaling"] or {}).get("kind") == "dynamic":
+        values["language"]["rope_scaling"] = None
+    towers = {part: values.pop(part) for part in ("vision", "language")}
+    return values | {f"{part}.{name}": value for part, fields in towers.items() for name, value in fields.items()}

@@ -1,6 +1,8 @@
 """Reads Hugging Face's config.json as an `Architecture`; refuses fields that we do not support exactly."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import ADAPTER, WITH_ADAPTERS, config_path, read_config
@@ -15,10 +17,6 @@ def read_architecture(path: Path) -> Architecture:
     Raises UserError naming all unknown or unsupported fields, up to the first fault that prevents reading further.
     """
     path = config_path(path)
-    values = read_config(path)
-    config = whole_model(
-        str(path), values.get("model_type", ""), values, {kind: one.part for kind, one in MODELS.items()}, PARTS
-    )
     folder = path.resolve().parent
     if (folder / ADAPTER).exists():
         raise UserError(
@@ -26,14 +24,23 @@ def read_architecture(path: Path) -> Architecture:
             f"to a folder of its own: {WITH_ADAPTERS}"
         )
     name = (folder.parent if folder.name == "huggingface" else folder).name
+    return read_fields(name, read_config(path), str(path), path.parent)
+
+
+def read_fields(name: str, fields: Mapping[str, Any], where: str, folder: Path | None = None) -> Architecture:
+    """Return the model of a config.json's fields; `where` names it in messages, `folder` has its other files.
+
+    Raises UserError as `read_architecture` does.
+    """
+    config = whole_model(where, fields, {kind: model.part for kind, model in MODELS.items()}, PARTS, folder)
     try:
         model = MODELS[config["model_type"]].read(name, config)
         config.refuse_unread()
     except UserError as error:
         config.faults.append(str(error))
     if len(config.faults) > 1:
-        all_of_them = "; ".join(fault.removeprefix(str(path)).lstrip(".: ") for fault in config.faults)
-        raise UserError(f"{path}: {len(config.faults)} things are in the way: {all_of_them}")
+        all_of_them = "; ".join(fault.removeprefix(where).lstrip(".: ") for fault in config.faults)
+        raise UserError(f"{where}: {len(config.faults)} things are in the way: {all_of_them}")
     if config.faults:
         raise UserError(config.faults[0])
     return model

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from omnibal_ext.architectures.fields import filled_up
+
 
 @dataclass(frozen=True)
 class LinearAttention:
@@ -45,4 +47,4 @@ class LinearAttention:
 
     def groups_over(self, ranks: int) -> int:
         """Return the groups over all `ranks` tensor-parallel ranks, padded with zeros to a multiple of `ranks`."""
-        return -(-self.groups // ranks) * ranks
+        return filled_up(self.groups, ranks)

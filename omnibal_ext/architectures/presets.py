@@ -2,14 +2,16 @@
 
 import difflib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import find_config
-from omnibal_ext.architectures.huggingface import read_architecture
+from omnibal_ext.architectures.huggingface import read_architecture, read_fields
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.family import Preset
 from omnibal_ext.families.internvl import presets as internvl
 from omnibal_ext.families.llava import presets as llava
 from omnibal_ext.families.registry import FAMILIES
@@ -26,9 +28,16 @@ TINY = Architecture(
         layers=3, hidden_size=128, heads=4, kv_heads=2, ffn_hidden_size=352, vocab_size=512, rope_theta=1e4
     ),
 )
+
+
+def _read(name: str, known: Preset) -> Architecture:
+    model = read_fields(name, known.config, f"preset {name}")
+    return replace(model, prompt=replace(model.prompt, **known.prompt))
+
+
 PRESETS: dict[str, Architecture] = {
     "tiny": TINY,
-    **{name: model for family in FAMILIES for name, model in family.presets.items()},
+    **{name: _read(name, known) for family in FAMILIES for name, known in family.presets.items()},
 }
 
 
@@ -44,7 +53,7 @@ def preset(name: str) -> Architecture:
     vision, _, language = name.partition("+")
     if vision in VISION_TOWERS and language in LANGUAGE_MODELS:
         make = llava.assembled if vision.startswith("clip") else internvl.assembled
-        return make(name, vision, language)
+        return _read(name, make(vision, language))
     if Path(name).exists():
         return read_architecture(Path(name))
     raise UserError(_unknown(name))
@@ -56,8 +65,8 @@ def _unknown(name: str) -> str:
         model = found[3]
         folder = model.rpartition("/")[2]
         return (
-            f"{name}: no such folder; models are not downloaded here: `hf download {model} --local-dir {folder}` "
-            f"first, then {folder}"
+            f"{name}: no such folder; models are downloaded by `hf download {model} --local-dir {folder}`, then give "
+            f"{folder}; or by --download of tools/launch.py"
         )
     if "/" in name:
         return f"{name}: no such folder; give one with Hugging Face's config.json, or a preset of docs/models.md"

@@ -49,11 +49,6 @@ class TowerCosts:
         return self.profile.image_tiles or 1.0
 
     @property
-    def seconds_per_byte(self) -> float:
-        """Of transfers between ranks of a replica."""
-        return self.profile.replica_seconds_per_byte or self.profile.transfer_seconds_per_byte
-
-    @property
     def links(self) -> int:
         """Number of the tower's links."""
         return self.profile.chain.index("word_embed")
@@ -138,7 +133,8 @@ class TowerCosts:
     @property
     def exchange_seconds(self) -> float:
         """Of the step, once an iteration; 0 for a frozen tower, which is copied once a run."""
-        return self.copy_bytes * self.seconds_per_byte * self.trained
+        seconds_per_byte = self.profile.replica_seconds_per_byte or self.profile.transfer_seconds_per_byte
+        return self.copy_bytes * seconds_per_byte * self.trained
 
     def owner_bytes(self) -> list[float]:
         """Bytes of every link on its owner: weights and, if trained, gradients and optimizer state."""

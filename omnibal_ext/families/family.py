@@ -1,7 +1,8 @@
-"""A family of vision-language models as one value: all that the rest of the house asks of it."""
+"""The record by which a family of vision-language models describes itself to the rest of the code."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.families.markup import ImageMarkup
@@ -13,43 +14,59 @@ class Packs:
     """How packs are joined for transformers' model of a type, in any PyTorch loop (`megatron.vlm.hf.packs`)."""
 
     tiling: str
-    """A rule by which images are cut for it (`megatron.vlm.families.media`)."""
+    """Name of its tiling rule (`megatron.vlm.families.media`)."""
     boundaries: bool = False
-    """It takes those of samples, which it does not hand on to its ViT; others find samples by their positions."""
+    """It takes those of samples, which its ViT does not apply to patches; others find samples by their positions."""
+    linear_attention: bool = False
+    """Its layers of linear attention take them, with kernels alone, and each token's sample (`seq_idx`)."""
+    videos_as_images: bool = False
+    """A video's token is an image's, and of the two it takes one kind a batch: a video is given as its steps."""
+    flash: tuple[str, ...] = ("text_config", "vision_config")
+    """Parts of its configuration that may have flash-attention; others 'sdpa' alone, which reads masks."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model type of whole models."""
+    """A `model_type` of whole models."""
 
     part: Part
-    """Its own fields, and the weights of all but the language model."""
+    """Its fields, and all weights but the language model's."""
     read: Callable[[str, Section], Architecture]
-    """The model of that name that a config.json describes. Raises UserError naming what cannot be honoured."""
+    """(name, config.json) -> the model. Raises UserError naming an unsupported field."""
     takes: tuple[str, ...] = ()
     """What transformers' model takes of a sample with images, beside words and pixels: names of its arguments."""
     packs: Packs | None = None
     """None: packs are not joined for it."""
     in_transformers: bool = True
-    """Transformers has its code; else that lies in the model's repository, and is not run."""
+    """Transformers has its code; False: only the model's repository has, and that is not run."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model that is known by its name."""
+
+    config: Mapping[str, Any]
+    """Its config.json: `model_type`, and what differs from the defaults."""
+    prompt: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of its `PromptFormat` that a config.json does not say."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models that are read, written and shown images in one way."""
+    """Models whose config.json, weights and images are read alike."""
 
     models: Mapping[str, Model]
     """By `model_type` in config.json."""
     parts: Mapping[str, Part] = field(default_factory=dict)
-    """Sections inside config.json that no other family has, by their model types."""
-    presets: Mapping[str, Architecture] = field(default_factory=dict)
+    """By `model_type`: sections inside config.json that no other family has."""
+    presets: Mapping[str, Preset] = field(default_factory=dict)
     markups: tuple[ImageMarkup, ...] = ()
-    """Words around images that no other family has; `Architecture.prompt` names a model's."""
+    """Text around images that no other family has; `PromptFormat.image_markup` names a model's."""
     folder_says_template: bool = False
-    """The chat template in a model's folder is the one that it was trained with; else what config.json means is."""
+    """The chat template of a model's folder is the one it was trained with; False: that of `PromptFormat` is."""
     spellings: tuple[tuple[str, str], ...] = ()
-    """Patterns and what they become: other names of weights (in memory, of older files), brought to those of tables."""
+    """(pattern, replacement): from other names of weights (in memory, in older files) to those of the tables."""
     modules: tuple[tuple[str, str], ...] = ()
-    """Patterns and what they become: names of the tables, brought to those of modules within transformers' `model`."""
+    """(pattern, replacement): from the tables' names to those of the modules in transformers' `model`."""
     idle: tuple[str, ...] = ()
-    """Patterns of weights that a checkpoint has and the model never uses, beside those in the tables."""
+    """Patterns of weights that are in checkpoints and that the model never uses."""

@@ -1,8 +1,28 @@
-"""Fields of a config.json that say nothing about training, so that all others are read, or refused."""
+"""Fields of a config.json: sizes, by transformers' names; the range of each; those without effect on training."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from omnibal_ext.reading.checks import Check, finite, flag, integer
+
+SIZES = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
+)  # fmt: skip
+TOWER_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+
+
+def text(*sizes: int | None, **more: Any) -> dict[str, Any]:
+    """Fields of a language model: `SIZES`, in that order, and `more` by their names."""
+    return dict(zip(SIZES, sizes, strict=True)) | more
+
+
+def tower(*sizes: int, **more: Any) -> dict[str, Any]:
+    """Fields of a ViT: `TOWER_SIZES`, in that order, and `more` by their names."""
+    return dict(zip(TOWER_SIZES, sizes, strict=True)) | more
 
 
 def names(text: str) -> frozenset[str]:
-    """Those that stand in a text."""
+    """The words of a text, as a set."""
     return frozenset(text.split())
 
 
@@ -28,3 +48,36 @@ DATA = names(  # how images were cut: the dataset's own
     system_message template use_thumbnail
     """
 )
+HEADS, WIDTH = integer(1, 2**12), integer(1, 2**20)
+SIDE = integer(1, 2**14)
+POSITIONS = integer(1, 2**40)
+SHARE = finite(0, 1)
+BASE = finite(1, 1e12)
+FACTOR = finite(1e-3, 1e6)
+_RANGES: tuple[tuple[Check[Any], str], ...] = (
+    (integer(1, 2**10), "depth num_hidden_layers"),
+    (integer(1, 2**10), "full_attention_interval linear_conv_kernel_dim sliding_window_pattern temporal_patch_size"),
+    (integer(0, 2**10), "first_k_dense_replace n_shared_experts"),
+    (WIDTH, "embed_dim hidden_size intermediate_size mm_embed_dim moe_intermediate_size out_hidden_size"),
+    (WIDTH, "global_head_dim head_dim linear_key_head_dim linear_value_head_dim query_pre_attn_scalar window_size"),
+    (WIDTH, "mm_posemb_size num_position_embeddings position_embedding_size shared_expert_intermediate_size"),
+    (HEADS, "linear_num_key_heads linear_num_value_heads num_attention_heads num_heads"),
+    (HEADS, "num_global_key_value_heads num_key_value_heads"),
+    (integer(1, 2**24), "vocab_size vocab_size_per_layer_input"),
+    (integer(0, 2**24), "image_token_id image_token_index pad_token_id"),
+    (POSITIONS, "max_position_embeddings sliding_window"),
+    (integer(1, 2**12), "n_group n_routed_experts num_experts num_experts_per_tok num_local_experts"),
+    (integer(1, 2**12), "top_k_experts topk_group"),
+    (SIDE, "image_size patch_size"),
+    (integer(1, 64), "pooling_kernel_size scale_factor"),
+    (finite(0, 1), "layer_norm_eps rms_norm_eps"),
+    (finite(0, 1e3), "router_aux_loss_coef"),
+    (finite(1e-3, 1e6), "attn_logit_softcapping final_logit_softcapping"),
+    (BASE, "rope_local_base_freq rope_theta"),
+    (SHARE, "partial_rotary_factor"),
+    (flag, "attention_bias attention_k_eq_v enable_moe_block multimodal_projector_bias norm_topk_prob"),
+    (flag, "qk_normalization qkv_bias standardize tie_word_embeddings use_clipped_linears use_double_wide_mlp"),
+    (flag, "use_mean_pooling use_qk_norm use_sliding_window"),
+)
+CHECKS: Mapping[str, Check[Any]] = {field: check for check, fields in _RANGES for field in names(fields)}
+"""Field -> the check of its value; other fields are checked where they are read."""

@@ -1,4 +1,4 @@
-"""How a model's text shows an image: the words around the place that its features take; each family has its own.
+"""The text around an image's tokens in a model's prompt; each family has its own.
 
     InternVL   <img><IMG_CONTEXT><IMG_CONTEXT>...</img>
     Mistral 3  [IMG][IMG]...[IMG_BREAK][IMG][IMG]...[IMG_END], a row of features each
@@ -19,33 +19,33 @@ MARKS = re.compile(f"{IMAGE_MARK}|{VIDEO_MARK}")
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How the steps of a video stand apart in the words, each with its time."""
+    """Video steps as separate runs of tokens, each with its time as text."""
 
     before: str
     after: str
     stamp: Callable[[float], str]
-    """Of so many seconds."""
+    """Seconds -> text."""
     behind: bool = False
-    """The time stands behind its step."""
+    """The time is after its step."""
 
     def text(self, step: str, times: Sequence[float]) -> str:
-        """All of a video, `step` being what each becomes."""
+        """The text of a video; `step`: that of each step."""
         stamped = (step + self.stamp(time) if self.behind else self.stamp(time) + step for time in times)
         return self.before + "".join(stamped) + self.after
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the features of an image, or of a video, stand in the words: as many at each place."""
+    """The runs of tokens of an image or video, all of the same length."""
 
     rows: int = 1
     columns: int = 1
     whole: bool = False
-    """The whole image has one more, behind those of its tiles."""
+    """One more run for the entire image, after those of its tiles."""
 
     @property
     def count(self) -> int:
-        """Of all of them."""
+        """Number of runs."""
         return self.rows * self.columns + self.whole
 
 
@@ -53,7 +53,7 @@ class Places:
 class ImageMarkup:
     """`context` stands for one image feature; `tokens` are the special tokens the model has for images.
 
-    Their order is that in which ids are given to those that a tokenizer lacks, as in the model's own checkpoints.
+    Tokens that a tokenizer lacks get ids in this order, as in the model's own checkpoints.
     """
 
     name: str
@@ -62,26 +62,26 @@ class ImageMarkup:
     before: str = ""
     after: str = ""
     gap: str = "\n"
-    """Between an image that is a part of a message and what follows it, as the models' chat templates write it."""
+    """Text after an image that is a part of a message, as the models' chat templates write it."""
     video: str = ""
-    """Stands for one feature of a video, where the model sees videos."""
+    """The token of one video feature; "": the model does not see videos."""
     steps: "Steps | None" = None
-    """How each step of a video stands apart; None: they stand together."""
+    """Video steps as separate runs; None: one run for the entire video."""
     between: str = ""
-    """Between the places of an image whose features stand at several in the words, row by row."""
+    """Text between the runs of an image that has several (a row of features each)."""
 
     def image_text(self, places: Places) -> str:
-        """What an `<image>` mark becomes, of an image at these places."""
+        """The text that replaces an `<image>` mark."""
         return self.before + self.between.join([self.context] * places.count) + self.after
 
     def video_text(self, times: Sequence[float]) -> str:
-        """What a `<video>` mark becomes, for steps at so many seconds."""
+        """The text that replaces a `<video>` mark; `times`: seconds of the steps."""
         step = self.before + self.video + self.after
         return self.steps.text(step, times) if self.steps else step
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """What nobody's words may contain; where the context token is the mark itself, marks are counted instead."""
+        """Texts that no message may contain. If the context token is the `<image>` mark itself, marks are counted."""
         around = (self.steps.before, self.steps.after) if self.steps else ()
         written = (self.before, self.context, self.video, self.between, self.after, *around)
         words = dict.fromkeys(word.strip() for word in written)

@@ -1,5 +1,5 @@
-"""The families there are. A new one is a folder beside this file and a line in `FAMILIES`; `megatron.vlm.families` has
-what reads images and joins patches in its own way (`media.py`, `modules.py`)."""
+"""All families. A new one is a folder next to this file and a line in `FAMILIES`; tiling rules and torch modules that
+only it has are in `megatron.vlm.families` (`media.py`, `modules.py`)."""
 
 from collections.abc import Mapping
 
@@ -28,16 +28,16 @@ FAMILIES: tuple[Family, ...] = (
     LIGHTON_OCR, GLM_OCR, DEEPSEEK_VL,
 )  # fmt: skip
 MODELS: Mapping[str, Model] = {kind: model for family in FAMILIES for kind, model in family.models.items()}
-"""Model types of whole models."""
+"""By `model_type`: whole models."""
 PARTS: Mapping[str, Part] = {
     **{kind: part for kind, (part, _) in LANGUAGES.items()},
     **TOWERS,
     **{kind: part for family in FAMILIES for kind, part in family.parts.items()},
 }
-"""Model types of sections inside."""
+"""By `model_type`: sections inside a config.json."""
 _FAMILY_OF = {kind: family for family in FAMILIES for kind in family.models}
 
 
 def family_of(architecture: Architecture) -> Family:
-    """The family that a model is of."""
+    """The family of a model."""
     return _FAMILY_OF[architecture.types[0]]

@@ -1,44 +1,48 @@
-"""One object of a config.json: its fields over its model type's defaults, and none of them overlooked."""
+"""One object of a config.json: its fields over its model type's defaults; a field that nothing reads is a fault."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.fields import CHECKS
 from omnibal_ext.families.weights import Weight
-from omnibal_ext.reading.checks import Check, Value, listing, mapping, maybe, shown, text
+from omnibal_ext.reading.checks import Check, listing, mapping, maybe, shown, text
 from omnibal_ext.reading.checks import anything as any_value
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a model type means in a config.json: where the file is silent, and by which names its weights go."""
+    """A `model_type`: its config's defaults, and the names of its weights."""
 
     defaults: Mapping[str, Any]
-    """Of transformers, or of the model's own code."""
+    """Those of transformers' config class, or of the model's own code."""
     without_effect: frozenset[str]
-    """Fields that say nothing about training; all others are read, or refused."""
+    """Fields that do not affect training; all others are read, or refused."""
     weights: tuple[Weight, ...] = ()
-    """Of a language model; of a whole model those of all the rest."""
+    """Of a language model; of a whole model, all but the language model's."""
     weights_apart: tuple[Weight, ...] = ()
-    """Of a language model whose experts lie together as published, and may lie apart; () where they lie one way."""
+    """The same where each expert has tensors of its own; (): they are always stored one way."""
 
 
 @dataclass(frozen=True)
 class Section:
     """One object of a config.json over its model type's defaults; `where` names it in messages.
 
-    It knows what it was asked for: a field that was given and not asked for is one that we would not obey. Faults that
-    do not hinder reading on are noted down, together with those of the sections inside.
+    It records which fields were read: one that is given and never read would be ignored. `faults` are those found so
+    far, of inner sections too, that do not prevent reading on.
     """
 
     where: str
     values: Mapping[str, Any]
     part: Part
     parts: Mapping[str, Part]
-    """What sections inside may be, by model type."""
+    """Model types of inner sections."""
     faults: list[str] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
+    folder: Path | None = None
+    """The folder of a whole model's config.json; None: a preset, which has no files."""
 
     def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
@@ -47,55 +51,62 @@ class Section:
         return self.values[name]
 
     def get(self, name: str) -> Any:
-        """A field, None where there is none."""
+        """The value of a field, unchecked; None: absent."""
         self.asked.add(name)
         return self.values.get(name)
 
-    def take(self, name: str, check: Check[Value]) -> Value:
-        """A field that must be there and be as the check says, with UserError."""
-        return check(f"{self.where}.{name}", self[name])
+    def take(self, name: str, check: Check[Any] | None = None) -> Any:
+        """The value of a field. Raises UserError if it is absent, or fails the check (default: that in `CHECKS`)."""
+        return (check or CHECKS[name])(f"{self.where}.{name}", self[name])
 
-    def take_if(self, name: str, check: Check[Value]) -> Value | None:
-        """A field that may be absent or null."""
-        return maybe(check)(f"{self.where}.{name}", self.get(name))
+    def take_if(self, name: str, check: Check[Any] | None = None) -> Any:
+        """Like `take`, but None if it is absent or null."""
+        return maybe(check or CHECKS[name])(f"{self.where}.{name}", self.get(name))
 
     def inner(self, name: str, default_type: str, always: bool = False) -> "Section":
-        """The section of that name, of `default_type` where it does not say, or `always`."""
+        """The section of that name; its type is `default_type` if it has none, or `always`."""
         values = self.take_if(name, mapping(any_value)) or {}
         kind = default_type if always else part_type(f"{self.where}.{name}", values, default_type)
         return self.section_of(name, kind, values)
 
+    def towers(self, vision: str, *languages: str) -> "tuple[Section, Section]":
+        """The sections of the ViT and of the language model. Raises UserError if they are of other types."""
+        tower, language = self.inner("vision_config", vision), self.inner("text_config", languages[0])
+        tower.must_be(vision)
+        language.must_be(*languages)
+        return tower, language
+
     def section_of(self, name: str, kind: Any, values: Mapping[str, Any]) -> "Section":
-        """A section of that name and type with these fields, wherever in the file they stand."""
+        """A section of that name and type with these fields, wherever they are in the file."""
         self.asked.add(name)
         return _of_type(f"{self.where}.{name}", kind, self.parts, self.parts, values, self.faults)
 
     def read_as(self, kind: str, values: Mapping[str, Any], faults: list[str]) -> "Section":
-        """The same object as a section of that type with these fields; its faults are noted apart."""
+        """The same object with another type, fields and list of faults."""
         return _of_type(self.where, kind, self.parts, self.parts, values, faults)
 
     def choose(self, name: str, known: Mapping[str, Any]) -> Any:
-        """What a field's value stands for. Raises UserError if it is none of the known."""
+        """known[value of the field]. Raises UserError if the value is not in `known`."""
         value = self[name]
         if not isinstance(value, str) or value not in known:
             raise UserError(f"{self.where}.{name} is {shown(value)}; supported: {', '.join(map(repr, known))}")
         return known[value]
 
     def must(self, **wanted: Any) -> None:
-        """Fields that are given and differ are faults."""
+        """Fields whose only supported value is this one: others are faults."""
         for name, value in wanted.items():
             self.asked.add(name)
             if self.values.get(name, value) != value:
                 self.faults.append(f"{self.where}.{name} is {shown(self.values[name])}; supported: {value!r}")
 
     def must_be(self, *kinds: str) -> None:
-        """Raises UserError if the section is of another model type, with other fields."""
+        """Raise UserError unless the section is of one of these model types."""
         if self["model_type"] not in kinds:
             known = " or ".join(map(repr, kinds))
             raise UserError(f"{self.where}.model_type is {shown(self['model_type'])}; supported: {known}")
 
     def refuse_unread(self) -> None:
-        """Fields that are given, not turned off, and nobody asked for are faults."""
+        """Fields that are set and that nothing has read are faults."""
         read = self.asked | self.part.without_effect
         for name, value in self.values.items():
             if value and name not in read:
@@ -107,16 +118,17 @@ class Section:
 
 
 def part_type(where: str, values: Mapping[str, Any], default_type: str) -> Any:
-    """The model type of a part; InternLM2's own files do not say it. Raises UserError for architectures of no names."""
+    """The model type of a section; InternLM2's is found by `architectures`. Raises UserError if these are no names."""
     architectures = maybe(listing(text))(f"{where}.architectures", values.get("architectures")) or ()
     return "internlm2" if "InternLM2ForCausalLM" in architectures else values.get("model_type") or default_type
 
 
 def whole_model(
-    where: str, kind: Any, values: Mapping[str, Any], models: Mapping[str, Part], parts: Mapping[str, Part]
+    where: str, values: Mapping[str, Any], models: Mapping[str, Part], parts: Mapping[str, Part], folder: Path | None
 ) -> Section:
-    """All of a config.json as the model type `kind`. Raises UserError if that is none of `models`."""
-    return _of_type(where, kind, models, parts, values, [], "; docs/families.md says what others need")
+    """All of a config.json. Raises UserError if its model type is none of `models`."""
+    others = "; docs/families.md says what others need"
+    return replace(_of_type(where, values.get("model_type", ""), models, parts, values, [], others), folder=folder)
 
 
 def _of_type(

@@ -1,8 +1,8 @@
-"""What our weights are called at Hugging Face, as data: rows of the families' tables, and those that many have.
+"""Names of our weights in Hugging Face's files, as data: rows of the families' tables, and rows that many share.
 
-A row says: in links of this kind, our weight is made of these of theirs, in this form, if the model has it. `{n}` is
-the number of the layer, `{f}` of a feature that enters the language model later, `{e}` of an expert, of which there are
-many names. Names are those of published checkpoints on disk; other spellings are brought to them first.
+A row: in layers of this kind, our weight is made of these of theirs, in this form, if the model has it. `{n}` is the
+number of the layer, `{f}` that of a feature layer, `{e}` that of an expert (a name for each). Names are those of
+published checkpoints; other spellings are converted first (`Family.spellings`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ from omnibal_ext.architectures.layer import Layer
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of ours, in layers of that kind; `form` is a name of `megatron.vlm.hf.forms`, `when` a field of the
+    """One of our weights, in layers of that kind. `form`: a name in `megatron.vlm.hf.forms`; `when`: the field of the
     architecture that must be true."""
 
     kind: str
@@ -24,51 +24,71 @@ class Weight:
     of_layers: Callable[[Layer], object] | None = None
     """Which language layers have it; None: all."""
     part_of: int | None = None
-    """Axis along which theirs has those of all layers end to end; None: a layer's are by themselves."""
+    """Axis along which theirs concatenates all layers'; None: theirs is of one layer."""
 
 
 def only(layers: Callable[[Layer], object], weights: Iterable[Weight]) -> Iterator[Weight]:
-    """These weights, in language layers of which `layers` is true."""
+    """These weights, only in language layers for which `layers` is true."""
     for weight in weights:
         yield replace(weight, of_layers=layers)
 
 
 def norm(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:
-    """A vision tower's norm has a bias if it is a LayerNorm."""
+    """A norm of a ViT, with a bias if it is a LayerNorm."""
     yield Weight(kind, f"{ours}.weight", (f"{theirs}.weight",), when=when)
     yield Weight(kind, f"{ours}.bias", (f"{theirs}.bias",), when=when or "vision.norm_bias")
 
 
 def linear(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:
-    """A matrix and its bias, which is there `when`."""
+    """A linear layer; its bias exists if `when`."""
     yield Weight(kind, f"{ours}.weight", (f"{theirs}.weight",))
     yield Weight(kind, f"{ours}.bias", (f"{theirs}.bias",), when=when)
 
 
 def split_qkv(kind: str, theirs: str, form: str, when: str) -> Iterator[Weight]:
-    """Query, key and value, a matrix each; biases `when`."""
+    """Query, key and value as separate linear layers; biases exist if `when`."""
     for part, condition in (("weight", ""), ("bias", when)):
         names = tuple(f"{theirs}{one}_proj.{part}" for one in "qkv")
         yield Weight(kind, f"self_attention.linear_qkv.{part}", names, form, condition)
 
 
 def embedding(class_token: str, positions: str, patches: str) -> Iterator[Weight]:
-    """What stands before the layers of a ViT of tiles."""
+    """Class token, positions and patch embedding of a ViT for tiles."""
     yield Weight("patch_embed", "class_token", (class_token,), "tokens", "vision.class_token")
     yield Weight("patch_embed", "positions", (positions,), "tokens")
     yield Weight("patch_embed", "projection.weight", (f"{patches}.weight",))
     yield Weight("patch_embed", "projection.bias", (f"{patches}.bias",), when="vision.patch_bias")
 
 
+def native_blocks() -> Iterator[Weight]:
+    """Norms and attention of the ViTs of Qwen and GLM."""
+    layer = "visual.blocks.{n}"
+    yield from norm("vit", "input_layernorm", f"{layer}.norm1")
+    yield from norm("vit", "pre_mlp_layernorm", f"{layer}.norm2")
+    for part, when in (("weight", ""), ("bias", "vision.qkv_bias")):
+        qkv = (f"{layer}.attn.qkv.{part}",)
+        yield Weight("vit", f"self_attention.linear_qkv.{part}", qkv, "vision_packed_qkv", when)
+    yield from linear("vit", "self_attention.linear_proj", f"{layer}.attn.proj", "vision.bias")
+
+
+def native_perceptron() -> Iterator[Weight]:
+    """Their gated MLP (Qwen2.5-VL, GLM)."""
+    mlp = "visual.blocks.{n}.mlp"
+    for part, when in (("weight", ""), ("bias", "vision.bias")):
+        halves = (f"{mlp}.gate_proj.{part}", f"{mlp}.up_proj.{part}")
+        yield Weight("vit", f"mlp.linear_fc1.{part}", halves, "stacked", when)
+    yield from linear("vit", "mlp.linear_fc2", f"{mlp}.down_proj", "vision.bias")
+
+
 def perceptron(kind: str, ours: str, theirs: str) -> Iterator[Weight]:
-    """A gated one of a language layer."""
+    """A gated MLP without biases."""
     halves = (f"{theirs}.gate_proj.weight", f"{theirs}.up_proj.weight")
     yield Weight(kind, f"{ours}.linear_fc1.weight", halves, "stacked")
     yield Weight(kind, f"{ours}.linear_fc2.weight", (f"{theirs}.down_proj.weight",))
 
 
 def experts(kind: str, mlp: str, apart: bool, together: str) -> Iterator[Weight]:
-    """Of a language layer, and their router: each has names of its own (`apart`), or all are one weight in the form
+    """The router and experts of a language layer: a tensor for each expert (`apart`), or one for all, in the form
     `together`."""
     ours = "mlp.experts.experts"
     yield Weight(kind, "mlp.router.weight", (f"{mlp}.gate.weight",))
@@ -82,22 +102,28 @@ def experts(kind: str, mlp: str, apart: bool, together: str) -> Iterator[Weight]
 
 
 def llama(branch_norms: bool = False) -> Iterator[Weight]:
-    """A language model of Llama's names. With norms behind both branches, the one in front of the perceptron is called
-    otherwise (Gemma)."""
+    """A language model with Llama's names. With norms after both branches (Gemma) one has another name."""
     yield from all_but_perceptrons(branch_norms)
     yield from perceptron("llm", "mlp", "language_model.model.layers.{n}.mlp")
 
 
 def llama_of_experts(apart: bool) -> Iterator[Weight]:
-    """The same with experts, whose weights have a name each (`apart`: Qwen3-MoE's) or lie together (Qwen3-VL-MoE's)."""
+    """The same with experts: a tensor for each (`apart`, Qwen3-MoE), or one for all (Qwen3-VL-MoE)."""
     yield from all_but_perceptrons()
     yield from experts("llm", "language_model.model.layers.{n}.mlp", apart, together="either_way")
 
 
+def outside_layers() -> Iterator[Weight]:
+    """Word embedding, last norm and head, with Llama's names."""
+    yield Weight("word_embed", "embedding.weight", ("language_model.model.embed_tokens.weight",))
+    yield Weight("head", "norm.weight", ("language_model.model.norm.weight",))
+    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
+
+
 def all_but_perceptrons(branch_norms: bool = False) -> Iterator[Weight]:
-    """Of Llama's names."""
-    model, layer = "language_model.model", "language_model.model.layers.{n}"
-    yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
+    """All but the MLPs, with Llama's names."""
+    layer = "language_model.model.layers.{n}"
+    yield from outside_layers()
     yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
     yield from split_qkv("llm", f"{layer}.self_attn.", "language_qkv", "language.qkv_bias")
     for one in "qk":
@@ -109,5 +135,3 @@ def all_but_perceptrons(branch_norms: bool = False) -> Iterator[Weight]:
     if branch_norms:
         for branch, theirs in (("self_attn", "post_attention"), ("mlp", "post_feedforward")):
             yield Weight("llm", f"{branch}_bda.norm.weight", (f"{layer}.{theirs}_layernorm.weight",))
-    yield Weight("head", "norm.weight", (f"{model}.norm.weight",))
-    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")

@@ -15,8 +15,8 @@ class TwoBudgetPacking:
     """A mixin, in front of Energon's `TaskEncoder`.
 
     Set the budgets, and `costs` as in `omnibal_ext.packing.pack` if you like. It expects encoded samples as dicts with
-    `input_ids`; for others override `sample_size` and `pack_selected_samples`. Samples beyond a budget are left out, with
-    a line that says so (`beyond`).
+    `input_ids`; for others override `sample_size` and `pack_selected_samples`. Samples beyond a budget are left out,
+    with a line that says so (`beyond`).
     """
 
     vit_budget = llm_budget = 0

@@ -107,8 +107,13 @@ def say_unused(arguments: argparse.Namespace) -> None:
 def check_conversation_flags(arguments: argparse.Namespace) -> None:
     """Set paths and defaults of a run from conversations.
 
-    Raises UserError unless either --input or both --data and --packs are given.
+    Raises UserError unless either --input or both --data and --packs are given, or budgets alone for a plan.
     """
+    if arguments.dry_run and arguments.analytic and not (arguments.input or arguments.data or arguments.packs):
+        if arguments.vit_budget is None or arguments.llm_budget is None:
+            raise UserError("--dry-run without data plans for full packs: give --vit-budget and --llm-budget")
+        _add_usual_flags(arguments)
+        return
     if not arguments.input:
         for flag in ("data", "packs"):
             if not getattr(arguments, flag):
@@ -120,6 +125,10 @@ def check_conversation_flags(arguments: argparse.Namespace) -> None:
     arguments.data, arguments.packs = str(run_dir / DATA), str(run_dir / PACKS)
     if arguments.held_out:
         arguments.eval_data, arguments.eval_packs = arguments.data, str(run_dir / HELD_OUT)
+    _add_usual_flags(arguments)
+
+
+def _add_usual_flags(arguments: argparse.Namespace) -> None:
     given = flags_in(arguments.megatron)
     usual = USUAL_FLAGS | (USUAL_FOR_ADAPTERS if "--lora-rank" in given else {})
     for flag, values in usual.items():

@@ -45,7 +45,7 @@ NEEDS = (
         chat_template micro_batches max_tiles max_pixels max_tokens shorten vit_budget llm_budget widths held_out
         """,
         "--input: existing datasets and packs are used as they are",
-        lambda arguments: arguments.input,
+        lambda arguments: not (arguments.data or arguments.packs),
     ),
     Need(
         "widths",

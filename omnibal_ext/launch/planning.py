@@ -4,6 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.console import track
+from omnibal_ext.console import print_json, track
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
@@ -182,14 +183,13 @@ class Planning:
         if (learnt := Corpus.of_dataset(self.flags.data).supervised_share) is not None:
             flags["--supervised-share"] = f"{learnt:.3f}"
         flags |= self._tower_flags()
-        switches = [flag_name(name) for name in SWITCHES if getattr(self.job, name)]
-        trained = ["--freeze", *self.job.freeze] if self.job.freeze else self.adapters.size_flags
+        trained = trained_words(self.job)
         if "--tower-profile" in flags:
             unsharded = {name: value for name, value in flags.items() if not name.startswith(("--tower", "--replica"))}
             unsharded |= {"--tensor-model-parallel-size": 1, "--expert-model-parallel-size": 1}
             unsharded |= {"--output": flags["--tower-profile"]}
-            run_our_tool(self.tools / "profile_layers.py", unsharded, self.flags.json, [*switches, *trained])
-        run_our_tool(self.tools / "profile_layers.py", flags, self.flags.json, [*switches, *trained])
+            run_our_tool(self.tools / "profile_layers.py", unsharded, self.flags.json, trained)
+        run_our_tool(self.tools / "profile_layers.py", flags, self.flags.json, trained)
 
     def _tower_flags(self) -> dict[str, Any]:
         """The profiler's flags for a replicated vision tower; none if the tower will be cut."""
@@ -257,6 +257,35 @@ def provisional_plan(
         vit_budget=vit_budget,
         llm_budget=llm_budget,
     )
+
+
+def plan_of_budgets(
+    flags: argparse.Namespace, job: argparse.Namespace, data_parallel: int, micro_batches: int, tools: Path
+) -> None:
+    """Print the plan of packs that fill --vit-budget and --llm-budget, at --analytic costs, without data."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile, plan = Path(folder) / "profile.json", Path(folder) / PLAN
+        asked = {
+            "--model": flags.model,
+            "--vit-budget": flags.vit_budget,
+            "--llm-budget": flags.llm_budget,
+            "--data-parallel-size": data_parallel,
+            "--output": profile,
+            **as_flags(flags, PROFILED),
+        }
+        if flags.tower != "cut" and flags.pipeline_model_parallel_size > 1:
+            asked["--replica-ranks"] = flags.tensor_model_parallel_size * flags.pipeline_model_parallel_size
+        run_our_tool(tools / "profile_layers.py", asked, True, trained_words(job))
+        wanted = {"--profile": profile, "--num-microbatches": micro_batches, "--output": plan}
+        run_our_tool(tools / "plan_layout.py", wanted | as_flags(flags, PLANNED), flags.json)
+        if flags.json:
+            print_json({"plan": Plan.load(plan).to_record(), "started": False})
+
+
+def trained_words(job: argparse.Namespace) -> list[str]:
+    """Words of tools/profile_layers.py that say what the run trains, and in which precision."""
+    switches = [flag_name(name) for name in SWITCHES if getattr(job, name)]
+    return [*switches, *(["--freeze", *job.freeze] if job.freeze else Adapters.of(job).size_flags)]
 
 
 def run_our_tool(tool: Path, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:

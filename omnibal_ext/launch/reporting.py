@@ -2,8 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from omnibal_ext.files.records import write_record
 from omnibal_ext.flags import flag_value
@@ -17,12 +18,12 @@ REPORT = "report.html"
 WRITTEN = {"metrics": "--metrics-file", "tensorboard": "--tensorboard-dir"}
 
 
-def note_inputs(planning: Planning, words: Sequence[str]) -> None:
-    """Write inputs.json: paths of the run's plan, profile, packs and metrics, and versions of packages."""
+def note_inputs(planning: Planning, words: Sequence[str], recipe: Mapping[str, Any]) -> None:
+    """Write inputs.json: paths of the run's plan, profile, packs and metrics, versions of packages, and its recipe."""
     paths = {"plan": planning.plan_path, "profile": profile_of(planning), "packs": planning.index.folder}
     paths |= {name: Path(path) for name, flag in WRITTEN.items() if (path := flag_value(flag, words))}
-    record = {name: str(path.resolve()) for name, path in paths.items()}
-    write_record(planning.run_dir / INPUTS, record | {"versions": check_versions()})
+    record: dict[str, Any] = {name: str(path.resolve()) for name, path in paths.items()}
+    write_record(planning.run_dir / INPUTS, {**record, "versions": check_versions(), **recipe})
 
 
 def profile_of(planning: Planning) -> Path:

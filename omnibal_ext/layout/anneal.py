@@ -24,7 +24,7 @@ def anneal(
     best, best_stages, least = state, stages, here
     for change in range(changes):
         at = change * DRAWS[what]
-        other = changed(state, costs, what, seed, at)
+        other = changed(state, what, costs.holds, costs.offered, costs.ahead, seed, at)
         others = stages_of(other, costs) if what == LAYOUTS and not same_layers(state, other) else stages
         there = step_seconds(other, others, costs, board, change)
         temperature = warm * (cold / warm) ** (change / changes)

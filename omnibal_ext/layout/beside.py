@@ -1,8 +1,8 @@
-"""A tower beside the pipeline, as a layout problem knows it: what its E and V take on every microbatch, and its bytes.
+"""A replicated tower, as a layout problem knows it: what its E and V take on every microbatch, and its bytes.
 
-The pack's images are dealt to the pipeline ranks of its parts and their tensor ranks. The planner does not know sizes
-of images: they are taken to be alike (`TowerCosts.unit` tiles each, about), and every part to be as long as that of
-the worker who gets most.
+The images of a pack are divided among the pipeline ranks that encode it and their tensor ranks. The planner does not
+know sizes of images: it takes them to be equal, of about `TowerCosts.unit` tiles each, and every rank to take as long
+as the one that gets most.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class TowerBeside:
 
     @cached_property
     def encodes(self) -> NDArray[np.bool_]:
-        """bool [ranks, microbatches]: which ranks have parts of which."""
+        """bool [ranks, microbatches]: which ranks encode images of which microbatches."""
         found = np.zeros((self.ranks, len(self.tower.parts)), dtype=np.bool_)
         for microbatch, ranks in enumerate(self.tower.parts):
             found[list(ranks), microbatch] = True
@@ -75,26 +75,19 @@ class TowerBeside:
         return np.asarray(np.where(self.loads > 0, profile.transfer_latency_seconds + carried, 0.0))
 
     @cached_property
-    def owned_bytes(self) -> Floats:
-        """float64 [ranks]: weights, gradients and optimizer state of the links that a rank owns, of its fullest tensor
-        rank."""
-        return self._by_owner(self.costs.owner_bytes()).max(axis=1)
-
-    @cached_property
     def fixed_bytes(self) -> Floats:
-        """float64 [ranks]: what it owns, copies and sums."""
-        return np.asarray(self.owned_bytes + self.costs.copy_bytes)
+        """float64 [ranks]: copies and sums; weights, gradients and optimizer state of the links that a rank owns."""
+        return self._most_owned(self.costs.owner_bytes()) + self.costs.copy_bytes
 
     @cached_property
     def step(self) -> Floats:
         """float64 [ranks] Seconds once an iteration."""
-        owned = self._by_owner(self.costs.owner_seconds()).max(axis=1)
-        return np.asarray(owned + self.costs.exchange_seconds)
+        return self._most_owned(self.costs.owner_seconds()) + self.costs.exchange_seconds
 
-    def _by_owner(self, values: list[float]) -> Floats:
-        found = np.zeros(self.ranks * self.tensor)
-        np.add.at(found, list(self.tower.owners), values)
-        return found.reshape(self.ranks, self.tensor)
+    def _most_owned(self, of_links: list[float]) -> Floats:
+        """float64 [ranks]: the sum over the links that a rank owns, of its tensor rank with most."""
+        owned = np.bincount(self.tower.owners, of_links, self.ranks * self.tensor)
+        return np.asarray(owned.reshape(self.ranks, self.tensor).max(axis=1), dtype=np.float64)
 
     def encoding(self, case: int) -> Encoding:
         """What the simulator needs, for one case (iteration x data-parallel rank)."""
@@ -129,7 +122,7 @@ class TowerBeside:
 
 
 def largest_share(tiles: Floats, workers: Ints | int, unit: float) -> Floats:
-    """Tiles of the worker who gets most when equal images of about `unit` tiles are dealt; elementwise."""
+    """Tiles of the worker who gets most when equal images of about `unit` tiles are divided; elementwise."""
     images = np.maximum(1.0, np.round(tiles / unit))
     return np.asarray(np.ceil(images / workers) * tiles / images)
 

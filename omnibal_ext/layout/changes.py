@@ -1,37 +1,39 @@
 """What one change of the annealing search is (`omnibal_ext.layout.anneal`), compiled.
 
 Of lists: move an action, exchange neighbours in an order, move cuts, recompute more or fewer layers. Of E and V: move
-one, and those that would stand out of order with it; or those of some neighbouring microbatches on all ranks at once,
-for what ranks do at the same time holds up the pipeline once; give a microbatch's parts to other ranks, or exchange
-those of two.
+one, and with it those that would be out of order; or those of some neighbouring microbatches on all ranks at once, for
+what ranks do at the same time holds up the pipeline once; have other ranks encode a microbatch, or exchange the ranks
+of two.
 """
 
 from numba import njit
 
 from omnibal_ext.arrays import Ints
-from omnibal_ext.layout.state import CHUNK, MICROBATCH, Costs, State
+from omnibal_ext.layout.state import CHUNK, MICROBATCH, State
 from omnibal_ext.layout.tables import KIND_OF_WAY
 from omnibal_ext.packing.random_bits import below
 from omnibal_ext.schedules.weaving import NONE
 
 LISTS, LAYOUTS, ENCODERS = range(3)
-"""What may change: lists; lists, cuts and recomputed layers; where E and V stand and who encodes."""
+"""What may change: lists; lists, cuts and recomputed layers; positions of E and V, and which ranks encode."""
 DRAWS = (16, 16, 8)
 """Random numbers a change may take, of each."""
 ORDERS, CUTS, RECOMPUTED = 50, 100, 100
 """Of a thousand changes: how many exchange two in an order, move cuts, recompute more or fewer layers."""
 DEALS, EXCHANGES, TOGETHER = 100, 100, 250
-"""How many deal a microbatch to other ranks, exchange two, or move neighbours on all ranks."""
+"""How many assign a microbatch to other ranks, exchange two, or move neighbours on all ranks."""
 FURTHEST, FURTHEST_PART = 6, 7
 """An action, an E or V, moves by less than 2 to the power of this, near places more often."""
 
 
 @njit(cache=True)
-def changed(state: State, costs: Costs, what: int, seed: int, at: int) -> State:  # pragma: no cover - compiled
-    """The state with one thing changed."""
+def changed(
+    state: State, what: int, holds: Ints, offered: Ints, ahead: bool, seed: int, at: int
+) -> State:  # pragma: no cover - compiled
+    """The state with one thing changed; `holds`, `offered` and `ahead` as of `Costs`."""
     if what == ENCODERS:
         places = state.places.copy()
-        _change_parts(state.places, places, state.kinds.shape[1], costs.ahead, seed, at)
+        _change_parts(state.places, places, state.kinds.shape[1], ahead, seed, at)
         return State(state.kinds, state.orders, state.edges, state.again, places)
     new = State(state.kinds.copy(), state.orders.copy(), state.edges.copy(), state.again.copy(), state.places)
     dice = below(1000 if what == LAYOUTS else 1000 - CUTS - RECOMPUTED, seed, at)
@@ -44,9 +46,9 @@ def changed(state: State, costs: Costs, what: int, seed: int, at: int) -> State:
             _move_cuts(new.edges, seed, at + 1)
         if dice >= 1000 - RECOMPUTED or below(2, seed, at + 5) == 0:
             for draw in range(at + 6, at + 6 + 3 * (1 + below(2, seed, at + 12)), 3):
-                stage, way = below(new.again.shape[0], seed, draw), below(costs.offered.size, seed, draw + 1)
-                new.again[stage, costs.offered[way]] += 2 * below(2, seed, draw + 2) - 1
-        _limit(new, costs.holds)
+                stage, way = below(new.again.shape[0], seed, draw), below(offered.size, seed, draw + 1)
+                new.again[stage, offered[way]] += 2 * below(2, seed, draw + 2) - 1
+        _limit(new, holds)
     return new
 
 
@@ -58,7 +60,7 @@ def same_layers(state: State, other: State) -> bool:  # pragma: no cover - compi
 
 @njit(cache=True)
 def _limit(state: State, holds: Ints) -> None:  # pragma: no cover - compiled
-    """Recompute no more layers than there are: first count those recomputed whole, which stand behind."""
+    """Recompute no more layers than there are: first count those recomputed whole, which come last in `WAYS`."""
     stages, ways = state.again.shape
     for stage in range(stages):
         for way in range(ways - 1, -1, -1):
@@ -155,7 +157,7 @@ def _change_parts(
 def _deal(
     places: Ints, rank: int, microbatch: int, has: bool, length: int, dice: int, ahead: bool
 ) -> None:  # pragma: no cover - compiled
-    """Give a rank a part, at a place between its neighbours', or take it away."""
+    """Have a rank encode a microbatch, at a position between its neighbours', or no longer."""
     if has == (places[0, rank, microbatch] != NONE):
         return
     for of in range(1 if ahead else 2):
@@ -176,7 +178,7 @@ def _deal(
 
 @njit(cache=True)
 def _put(places: Ints, of: int, rank: int, microbatch: int, place: int) -> None:  # pragma: no cover - compiled
-    """Move one, and those before or behind it along where they would stand out of order."""
+    """Move one, and with it those before or after it that would be out of order."""
     for m in range(places.shape[2]):
         here = places[of, rank, m]
         if here == NONE:

@@ -8,10 +8,11 @@ Of a kind all levels take the same share of a forward on every microbatch, so it
                                               *                             *
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
@@ -40,34 +41,52 @@ class StageBytes(NamedTuple):
     split_backward: bool
 
 
+@register_jitable
+def on_top(held: Any, again: Any, kept: Floats, saved: Floats, split_backward: bool) -> Any:
+    """Bytes above the held ones while a stage's backward recomputes; of counts [columns, ...] and [ways, ...].
+
+    Of each kind those recomputed whole come first in the stage, then those recomputed cheaply; and what comes after a
+    layer is done with when it is recomputed (zero-bubble lists keep it for W). Cheap outputs are taken to be there all
+    at once, which is a little more than there is.
+    """
+    after = 0.0 * again[0]
+    most = after
+    for kind in range(_KINDS - 1, -1, -1):
+        after = after + held[kind] * kept[kind]
+        for way in range(len(again)):
+            if KIND_OF_WAY[way] == kind:
+                after = after - again[way] * kept[kind]
+        for way in range(len(again)):
+            if KIND_OF_WAY[way] == kind:
+                most = np.maximum(most, (saved[way] - after * (not split_backward)) * (again[way] > 0))
+                after = after + again[way] * (kept[kind] - saved[way])
+    return most
+
+
 @njit(cache=True)
 def fits(stage: StageBytes, held: Ints, again: Ints) -> bool:  # pragma: no cover - compiled
-    """Whether a stage fits; counts [columns] and [ways]. As `LayoutProblem.bytes_of_counts` and `transient` say."""
-    total, kept, late = 0.0, 0.0, 0.0
-    for column in range(held.size):
-        total += held[column] * stage.fixed[column]
-        kept += held[column] * stage.kept[column]
-        late += held[column] * stage.late[column]
+    """Whether a stage fits; counts [columns] and [ways]. As `LayoutProblem.bytes_of_counts` says."""
+    fixed, kept, late = _nothing_recomputed(stage, held)
     for way in range(again.size):
         kept -= again[way] * stage.saved[way]
         late -= again[way] * stage.saved_late[way]
-    after, transient = 0.0, 0.0
-    for kind in range(_KINDS - 1, -1, -1):
-        after += held[kind] * stage.kept[kind]
-        for way in range(again.size):
-            if KIND_OF_WAY[way] == kind:
-                after -= again[way] * stage.kept[kind]
-        for way in range(again.size):
-            if KIND_OF_WAY[way] == kind:
-                if again[way]:
-                    transient = max(transient, stage.saved[way] - (0.0 if stage.split_backward else after))
-                after += again[way] * (stage.kept[kind] - stage.saved[way])
-    most = 0.0
+    most, transient = 0.0, on_top(held, again, stage.kept, stage.saved, stage.split_backward)
     for early, later in stage.between:
         most = max(most, early * kept + later * late)
     for early, later in stage.in_backward:
         most = max(most, early * kept + later * late + transient)
-    return total + most <= stage.room
+    return fixed + most <= stage.room
+
+
+@njit(cache=True)
+def _nothing_recomputed(stage: StageBytes, held: Ints) -> tuple[float, float, float]:  # pragma: no cover - compiled
+    """Bytes of a stage: fixed, kept from F to B, and from B to W."""
+    fixed, kept, late = 0.0, 0.0, 0.0
+    for column in range(held.size):
+        fixed += held[column] * stage.fixed[column]
+        kept += held[column] * stage.kept[column]
+        late += held[column] * stage.late[column]
+    return fixed, kept, late
 
 
 @njit(cache=True)
@@ -108,11 +127,7 @@ def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.
 @njit(cache=True)
 def _missing(stage: StageBytes, held: Ints) -> Floats:  # pragma: no cover - compiled
     """[vectors] Between actions, the bytes that a stage lacks with nothing recomputed, less rounding."""
-    fixed, kept, late = 0.0, 0.0, 0.0
-    for column in range(held.size):
-        fixed += held[column] * stage.fixed[column]
-        kept += held[column] * stage.kept[column]
-        late += held[column] * stage.late[column]
+    fixed, kept, late = _nothing_recomputed(stage, held)
     slack = ROUNDING * (fixed + kept + late)
     return stage.between[:, 0] * kept + stage.between[:, 1] * late + fixed - stage.room - slack
 

@@ -30,7 +30,7 @@ PATIENCE = 50
 SECONDS_MORE_TO_FIT = 10.0
 """Before saying that nothing fits, the walk goes on so long."""
 A_CALL, AN_ACTION, A_LOOK = 1e-4, 8e-9, 1e-5
-"""Seconds: of playing a layout or listing a rank's recompute counts, beside each action played; of a look at a cut."""
+"""Seconds: of playing a layout or listing a rank's recompute counts, of each action played, of a look at a cut."""
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ WARM, COLD = 0.2, 0.001
 WARM_AGAIN = 0.01
 """The first on all cases."""
 A_CHANGE, AN_ACTION, A_CASE = 3e-6, 1e-8, 2e-9
-"""Seconds of an idle core, about: of a change, beside each action; of an action in each case."""
+"""Seconds of an idle core, about: of a change, of each action, and of each action in each case."""
 MOST_PLAYED = 40_000
 """Actions of all ranks in lists that are played, a microbatch in flight more or fewer."""
 MOST_ACTIONS = 8000

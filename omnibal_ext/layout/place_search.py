@@ -1,7 +1,8 @@
-"""The search for where E and V stand and who encodes what: what they are judged by, where it starts, how long it is.
+"""The search for the positions of E and V in the lists, and for the ranks that encode each microbatch.
 
-Starts are all E first and V last, and just in time, for a few ways to deal microbatches to ranks. Of every dealing the
-fastest start is annealed (`anneal`) on the mean of all packs; then the fastest of all on some iterations.
+It starts with all E first and all V last, and with both just in time, for a few ways to assign microbatches to ranks.
+Of every assignment the fastest start is annealed (`anneal`) on the mean of all packs; then the fastest of all on some
+iterations.
 """
 
 from dataclasses import replace
@@ -21,7 +22,7 @@ from omnibal_ext.schedules.weaving import first_and_last, in_time
 WARM, COLD = 0.05, 0.003
 """First and last temperature, of the mean seconds of an E."""
 A_CHANGE, AN_ACTION, A_CASE = 4e-6, 1.2e-8, 4e-9
-"""Seconds of an idle core, about: of a change, beside each action; of an action in each case."""
+"""Seconds of an idle core, about: of a change, of each action, and of each action in each case."""
 SHARE_OF_MEAN = 0.7
 """Of the changes: on the mean of all cases; the others are judged on some iterations."""
 SOME_CASES = 16
@@ -31,7 +32,7 @@ SOME_CASES = 16
 def searched_places(
     alone: LayoutProblem, layout: Layout, every: Costs, aside: TowerBeside, seconds: float
 ) -> list[Ints]:
-    """Places to choose from, the fastest first: starts, and what annealing makes of the fastest of every dealing."""
+    """Positions of E and V to choose from, the fastest first: all starts, and what annealing made of the best."""
     some_cases = max(1, SOME_CASES // every.replicas) * every.replicas
     some = of_cases(every, lambda table: table[..., :some_cases], every.replicas)
     mean, state = mean_of(every), state_of(alone, layout)
@@ -53,7 +54,7 @@ def searched_places(
 
 
 def starts_of(alone: LayoutProblem, ahead: bool) -> list[list[Ints]]:
-    """For every dealing of `dealings`: all first and last, and just in time."""
+    """For every assignment of `dealings`: all first and last, and just in time."""
     found = []
     for parts in dealings(alone.ranks, alone.microbatches):
         beside = Beside(parts, ahead)
@@ -64,7 +65,8 @@ def starts_of(alone: LayoutProblem, ahead: bool) -> list[list[Ints]]:
 
 
 def dealings(ranks: int, microbatches: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Ranks that encode each microbatch: one after the other, all, half of them, all of those at both ends."""
+    """Assignments of microbatches to the ranks that encode them: one rank each, in turn; all ranks; half of them; all
+    ranks for the first or the outer microbatches."""
     everyone, half = tuple(range(ranks)), ranks // 2
     one = [((m + 1) % ranks,) for m in range(microbatches)]
     across = [tuple(sorted({(m + 1) % ranks, (m + 1 + half) % ranks})) for m in range(microbatches)]
@@ -83,8 +85,9 @@ def dealings(ranks: int, microbatches: int) -> list[tuple[tuple[int, ...], ...]]
 def place_costs(
     problem: LayoutProblem, alone: LayoutProblem, layout: Layout, aside: TowerBeside, waiting: float
 ) -> Costs:
-    """What places are judged by; `waiting`: bytes of outputs that a rank has room for. The language model's bytes are
-    off the room."""
+    """Seconds and bytes by which positions are compared; `waiting`: bytes of outputs that a rank has room for.
+
+    The room is what the language model leaves."""
     profile, way, costs, counts = problem.profile, aside.tower, costs_of(alone), np.arange(1, problem.ranks + 1)
     tensor = profile.tensor_model_parallel_size
     loads = np.stack([largest_share(aside.tiles, int(k) * tensor, aside.costs.unit) for k in counts])

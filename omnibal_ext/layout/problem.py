@@ -1,12 +1,12 @@
 """What a layout is judged by: simulated step time on the packs, and bytes on every rank at the budgets.
 
-A layout cuts the chain at `edges` and recomputes some layers of each stage, whole or what is cheap of them:
+A layout cuts the chain at `edges` and recomputes some layers of each stage, whole or cheaply:
 
     edges            0        4          7       9     stage s holds layers edges[s] .. edges[s + 1] - 1
     recompute        (1, 2)   ()         (7,)          layer ids
     recompute_cheap  (3,)     (5, 6)     ()
 
-Where the tower stands beside the pipeline, the chain is the rest of it, numbered from 0, and E and V are played too.
+With a replicated tower the chain is the rest of it, numbered from 0, and E and V are played too.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside
-from omnibal_ext.layout.frontier import StageBytes
+from omnibal_ext.layout.frontier import StageBytes, on_top
 from omnibal_ext.layout.tables import (
     BY_KIND,
     KIND_OF_WAY,
@@ -31,20 +31,19 @@ from omnibal_ext.layout.tables import (
     kind_tables,
     prefix_sums,
 )
-from omnibal_ext.schedules.actions import BACKWARD, ENCODE, FORWARD, WEIGHT, Schedule
-from omnibal_ext.schedules.clock import Seconds, last_ends
+from omnibal_ext.schedules.actions import BACKWARD, ENCODE, Schedule
+from omnibal_ext.schedules.clock import Seconds, last_ends, moved_bytes
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import Program, compile_schedule
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
 from omnibal_ext.schedules.simulate import Simulation, StageCosts, simulate, with_encoding
 
 Edges = tuple[int, ...]
-_WAYS_OF = {kind: ways for kind, *ways in BY_KIND}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the chain is cut, and which layer ids of each stage are recomputed: whole, or their cheap outputs."""
+    """Where the chain is cut, and which layer ids of each stage are recomputed: whole, or cheaply."""
 
     edges: tuple[int, ...]
     recompute: tuple[tuple[int, ...], ...]
@@ -52,7 +51,7 @@ class Layout:
     """Empty: of no stage any."""
 
     def of_stage(self, stage: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of one stage: the layers recomputed whole, and those of which it is what is cheap."""
+        """Of one stage: the layers recomputed whole, and those recomputed cheaply."""
         return self.recompute[stage], self.recompute_cheap[stage] if self.recompute_cheap else ()
 
     def moved(self, by: int) -> "Layout":
@@ -80,7 +79,7 @@ class LayoutProblem:
     lists: Schedule | None = None
     """Lists of actions of its own; None: those of `schedule_name`."""
     beside: TowerBeside | None = None
-    """A tower beside the pipeline, whose E and V `lists` have; it is played on the problem's packs."""
+    """A replicated tower, whose E and V are in `lists`; it is played on the problem's packs."""
 
     def __post_init__(self) -> None:
         layers = len(self.profile.chain)
@@ -105,7 +104,7 @@ class LayoutProblem:
 
     @property
     def links_beside(self) -> int:
-        """Of the tower beside the pipeline, in front of the chain that is cut."""
+        """Number of a replicated tower's links, which are before the chain that is cut."""
         return self.beside.tower.links if self.beside else 0
 
     @property
@@ -150,13 +149,13 @@ class LayoutProblem:
         """Per rank, between actions and then in each chunk's B: int64 [vectors, 2, chunks], the greatest numbers of
         microbatches at once, chunk by chunk: those between F and the end of B, and those between B and W."""
         rank, stage, kind, _ = self.program.steps
+        moved = np.stack(moved_bytes(np.array([1, 0]), np.array([0, 1]) * self.program.split_backward))
         chunks = np.array([self.placement.rank_and_chunk(s)[1] for s in range(self.stages)])
         found = []
         for mine in (np.flatnonzero((rank == r) & (kind < ENCODE)) for r in range(self.ranks)):
             kinds, chunk, numbers = kind[mine], chunks[stage[mine]], np.arange(mine.size)
             change = np.zeros((mine.size, 2, self.chunks), dtype=np.int64)
-            change[numbers, 0, chunk] = 1 * (kinds == FORWARD) - (kinds == BACKWARD)
-            change[numbers, 1, chunk] = self.program.split_backward * (1 * (kinds == BACKWARD) - (kinds == WEIGHT))
+            change[numbers, :, chunk] = moved[kinds]
             after = change.cumsum(axis=0)
             in_backward = [(after - change)[(chunk == c) & (kinds == BACKWARD)] for c in range(self.chunks)]
             found.append([_maximal(moments) for moments in (np.concatenate([0 * after[:1], after]), *in_backward)])
@@ -251,22 +250,9 @@ class LayoutProblem:
 
     def transient(self, held: Ints, again: Ints) -> Floats:
         """Bytes above the held ones while a stage's backward recomputes; counts [..., columns], [..., ways] ->
-        float64 [...].
-
-        Of each kind those recomputed whole come first in the stage, then those of which it is what is cheap; and what
-        comes after a layer is done with when it is run again (zero-bubble lists keep it for W). Cheap outputs are taken
-        to be there all at once, which is a little more than there is.
-        """
-        t, freed = self.tables, not self.program.split_backward
-        after, most = np.zeros(again.shape[:-1]), np.zeros(again.shape[:-1])
-        for kind in range(len(KINDS) - 1, -1, -1):
-            after = after + held[..., kind] * t.kept[kind]
-            for way in _WAYS_OF.get(kind, ()):
-                after = after - again[..., way] * t.kept[kind]
-            for way in _WAYS_OF.get(kind, ()):
-                most = np.maximum(most, (t.saved[way] - after * freed) * (again[..., way] > 0))
-                after = after + again[..., way] * (t.kept[kind] - t.saved[way])
-        return most
+        float64 [...]. See `frontier.on_top`."""
+        t, split = self.tables, self.program.split_backward
+        return np.asarray(on_top(np.moveaxis(held, -1, 0), np.moveaxis(again, -1, 0), t.kept, t.saved, split))
 
     def stage_peak_bytes(self, layout: Layout) -> list[float]:
         """Peak bytes of every pipeline rank, at the budgets."""
@@ -277,7 +263,7 @@ class LayoutProblem:
 
     def layout(self, edges: Sequence[int], again: Ints) -> Layout:
         """The layout behind recompute counts int64 [stages, ways]: of a kind, the stage's first layers are recomputed
-        whole, and of those that follow what is cheap."""
+        whole, and those that follow cheaply."""
         found = []
         for counts, (first, end) in zip(again.tolist(), pairwise(edges), strict=True):
             whole: list[int] = []

@@ -104,11 +104,6 @@ def leanest_edges(problem: LayoutProblem) -> Edges:
     return fill(high)
 
 
-def shortfalls(problem: LayoutProblem, layout: Layout) -> list[float]:
-    """Bytes every pipeline rank is short of; 0 or less where it fits."""
-    return [peak - problem.memory_bytes for peak in problem.stage_peak_bytes(layout)]
-
-
 def _everything(problem: LayoutProblem, edges: Edges) -> Layout:
     chain = problem.profile.chain
     ids = [tuple(i for i in range(first, end) if chain[i] in RECOMPUTABLE_KINDS) for first, end in pairwise(edges)]
@@ -116,7 +111,7 @@ def _everything(problem: LayoutProblem, edges: Edges) -> Layout:
 
 
 def _refuse_misfits(problem: LayoutProblem, layout: Layout) -> None:
-    short = shortfalls(problem, layout)
+    short = [peak - problem.memory_bytes for peak in problem.stage_peak_bytes(layout)]
     rank = int(np.argmax(short))
     if short[rank] <= 0:
         return

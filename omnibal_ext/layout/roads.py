@@ -1,12 +1,12 @@
-"""The tower beside the pipeline, planned: the language chain as ever, then E and V among its actions.
+"""Plans with a replicated tower: first the language model's chain as any chain, then E and V among its actions.
 
 1. Of a few ways to hold activations from E to V (all, of half of the ViT's layers inputs alone, of all layers), those
    with most bytes first: take the tower's bytes off the memory, and plan the chain from word_embed on as any chain.
-2. Deal microbatches to ranks and place E and V (`place_search`), from all first and last, and from just in time; E and
-   V of what fits are then simulated on all packs.
-3. Where ranks are short of bytes with all that waits there, plan once more with so much less.
-4. The fastest of all ways, its places searched longer. Where a way recomputes nothing of the language model, no later
-   one can be faster.
+2. Search the ranks that encode each microbatch and the positions of E and V (`place_search`); what fits is simulated
+   on all packs.
+3. Where ranks are short of bytes with the outputs that wait there, plan once more with so much less memory.
+4. Take the fastest of all ways, and search its positions longer. Where a way recomputes nothing of the language model,
+   no later one can be faster.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,12 +31,12 @@ from omnibal_ext.units import in_bytes
 
 Planned = tuple[LayoutProblem, Candidate]
 Placing = Callable[[float], tuple[Planned | None, float, int]]
-"""Places searched for so many seconds, as `_placed` gives them."""
+"""Positions searched for so many seconds, as `_placed` gives them."""
 ROADS = ("cut", "beside", "auto")
 JUDGED = 4
-"""Places that fit, the fastest on some iterations, are simulated on all."""
+"""So many that fit, the fastest on some iterations, are simulated on all."""
 TRIES = 3
-"""At most so many times a way is planned, each time with the bytes less that it was short of."""
+"""A way is planned at most so many times, each time with less memory by the bytes that it was short of."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ def plan_road(
 def plan_beside(
     problem: LayoutProblem, method: str, *, seconds: float = 4.0, **options: Any
 ) -> tuple[LayoutProblem, list[Candidate]]:
-    """The fastest plan with the tower beside the pipeline of `problem`, whose profile is of the whole chain.
+    """The fastest plan with a replicated tower, of a `problem` whose profile is of the whole chain.
 
     The problem that comes back is of the chain from word_embed on, with lists and the tower; it has one candidate.
     Raises UserError where nothing fits, as `find_plan` does, and for profiles that lack what whole layers cost.
     """
     if problem.ranks == 1:
-        raise UserError("a tower stands beside a pipeline, and one rank is none: --tower cut")
+        raise UserError("a replicated tower needs two pipeline ranks or more, got 1: use --tower cut")
     if problem.packs is not None and problem.packs.widths is not None:
         raise UserError(
             "packs wider than a rank go with no tower beside the pipeline: --tower cut, or pack without --widths"
@@ -163,7 +163,7 @@ def _plan_way(
 def _placed(
     problem: LayoutProblem, alone: LayoutProblem, layout: Layout, aside: TowerBeside, waiting: float, seconds: float
 ) -> tuple[Planned | None, float, int]:
-    """The fastest places that fit, else None, the bytes that the nearest are short of, and on which pipeline rank."""
+    """The fastest positions that fit, or None; the least bytes that positions are short of, and the pipeline rank."""
     fitting: list[Planned] = []
     least_short, fullest = np.inf, 0
     for places in searched_places(alone, layout, place_costs(problem, alone, layout, aside, waiting), aside, seconds):

@@ -25,7 +25,7 @@ RECOMPUTE_RULES: dict[str, Callable[[LayoutProblem, Edges], Layout]] = {
     "full": recompute_all,
 }
 BUILT: dict[str, tuple[str, ...]] = {"zb_auto": (), "zb_v_auto": ("v_half", "v_min")}
-"""Schedules whose lists are built for the plan: beside their own, those of which others the search may begin with."""
+"""Schedules whose lists are built for the plan, and the other schedules that the search may also begin with."""
 ROUNDS = 3
 """At most so many times lists are played for the best layout, and layouts searched for these lists, in turns."""
 NEAR_LIMIT = 0.97

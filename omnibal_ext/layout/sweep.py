@@ -94,16 +94,16 @@ def settings(
 ) -> Iterator[Setting]:
     """All settings that use exactly `gpus`; one pipeline rank has one chunk and one schedule.
 
-    Experts are dealt over as many ranks as divide those of a pipeline rank.
+    Expert-parallel sizes are those that divide the tensor x data ranks of a pipeline rank.
     """
     for t in tensor_sizes:
         for p in pipeline_sizes:
             if gpus % (t * p):
                 continue
             d = gpus // (t * p)
-            dealt = [e for e in expert_sizes if t * d % e == 0]
+            experts = [e for e in expert_sizes if t * d % e == 0]
             orders = product(chunks, schedules) if p > 1 else [(1, "1f1b")]
-            for (v, schedule), (vit, llm), e in product(orders, budgets, dealt):
+            for (v, schedule), (vit, llm), e in product(orders, budgets, experts):
                 yield Setting(t, p, d, v, schedule, vit, llm, e)
 
 

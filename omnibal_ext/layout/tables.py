@@ -1,8 +1,8 @@
 """Costs of every kind of layer on every microbatch, as tables that a layout's figures are sums of.
 
-A stage is a row of counts (`columns_of`): its layers of each kind; then the features that it receives, of which one
-beside the output of a layer takes as many bytes as that output until its backward; and its layers that differ from the
-first of their kind (`Profile.layers_apart`), whose column has what such a layer takes more, or less.
+A stage is a row of counts (`columns_of`): its layers of each kind; then the features that it receives together with
+the output of a layer, each of which takes as many bytes as that output until its backward; and its layers that differ
+from the first of their kind (`Profile.layers_apart`), whose column has what such a layer takes more, or less.
 
 What of a stage is recomputed is a row of counts too, one for each of `WAYS`: a level and a kind of layer.
 
@@ -76,7 +76,8 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
     plain = dict(zip(KINDS, rows, strict=False))
     for name in profile.layers_apart:
         row, column = plain[chain_kind(name)], KINDS.index(chain_kind(name))
-        again, more = _apart(row, _row(profile, packs, microbatches, split_backward, name), _share(profile, name))
+        share = len(profile.layers_apart[name]) / max(1, profile.chain.count(chain_kind(name)))
+        again, more = _apart(row, _row(profile, packs, microbatches, split_backward, name), share)
         rows[column] = (*rows[column][:-1], rows[column][-1] + again)
         rows.append(more)
     *by_column, again = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
@@ -85,11 +86,6 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
     recompute = again[KIND_OF_WAY] * shares[:, None, None]
     figures: list[Any] = [*by_column, recompute, saved, saved_late, offered]
     return KindTables(*figures)
-
-
-def _share(profile: Profile, name: str) -> float:
-    """Of the layers of a kind those whose costs stand under `name`."""
-    return len(profile.layers_apart[name]) / max(1, profile.chain.count(chain_kind(name)))
 
 
 def _alike(profile: Profile) -> Profile:
@@ -142,7 +138,10 @@ def _row(
         forward, backward = forward + exchange, backward + exchange * (profile.mode(kind) != "idle")
     transfer = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * cost.output_bytes * load
     recompute = forward * (cost.extra_seconds / cost.forward_seconds)
-    return forward, backward, weight, transfer, load, *map(np.asarray, _once(cost)), recompute
+    late = cost.kept_bytes if cost.late_bytes is None else cost.late_bytes
+    host = cost.host_forward_seconds, cost.host_backward_seconds
+    once = map(np.asarray, (cost.kept_bytes, late, cost.weight_bytes, cost.step_seconds, *host))
+    return forward, backward, weight, transfer, load, *once, recompute
 
 
 def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -> tuple[Floats, tuple[Floats, ...]]:
@@ -157,14 +156,7 @@ def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -
 
 
 def _received(profile: Profile, row: tuple[Floats, ...], kind: str) -> tuple[Floats, ...]:
-    """A feature received beside the output of a kind, whose own row is given."""
+    """A feature received with the output of a kind, whose own row is given."""
     nothing, load = np.zeros_like(row[0]), row[4]
     held = profile.layers[kind].output_bytes if kind in profile.layers else 0.0
     return (*[nothing] * 4, load, *map(np.asarray, (held, *[0.0] * 5)), nothing)
-
-
-def _once(cost: LayerCost) -> tuple[float, ...]:
-    """What is the same for every microbatch: bytes at the budgets, and seconds."""
-    late = cost.kept_bytes if cost.late_bytes is None else cost.late_bytes
-    host = cost.host_forward_seconds, cost.host_backward_seconds
-    return cost.kept_bytes, late, cost.weight_bytes, cost.step_seconds, *host

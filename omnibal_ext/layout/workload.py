@@ -34,12 +34,8 @@ def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iter
                 "profile again at the index's budgets"
             )
     stream = PackStream(index, index.global_batch // microbatches, microbatches)
-    order, loads = _some_iterations(stream, iterations), np.asarray(index.rank_loads)
-    return packs_of_loads(loads, order, index.exchanged, index.wide and index.wide.pack_widths)
-
-
-def _some_iterations(stream: PackStream, iterations: int) -> Ints:
-    return np.stack([stream.iteration(int(i)) for i in _spread(stream.iterations_per_epoch, iterations)])
+    order = np.stack([stream.iteration(int(i)) for i in _spread(stream.iterations_per_epoch, iterations)])
+    return packs_of_loads(np.asarray(index.rank_loads), order, index.exchanged, index.wide and index.wide.pack_widths)
 
 
 def _spread(of: int, count: int) -> Ints:

@@ -5,13 +5,13 @@ A stage is one contiguous slice of the layer chain; a `Placement` says which (ra
 An action waits for: F, the forward of its microbatch one stage earlier; B, that forward here and the backward one stage
 later; W, the backward here. In lists without W, B computes the gradients of inputs and of weights together.
 
-Where the vision tower stands beside the pipeline (`Beside`), ranks encode parts of the images of a microbatch:
+With a replicated vision tower (`Beside`), several ranks may each encode some images of a microbatch, their part of it:
 
     rank 0   E0.0 F0.0 E1.0 F1.0 B0.0 V0.0 B1.0 V1.0       E3.1: rank 1 encodes its part of microbatch 3
     rank 1   E0.1 F0.0 E1.1 B0.0 F1.0 V0.1 B1.0 V1.1       V3.1: the backward of that part
 
 F of the first stage waits for all E of its microbatch, V for the first stage's B and its own E. A rank's E go in the
-order of microbatches, and so do its V: sums of gradients do not depend on where they stand.
+order of microbatches, and so do its V: sums of gradients do not depend on their positions.
 """
 
 import re
@@ -24,12 +24,12 @@ KINDS = "FBWEV"
 FORWARD, BACKWARD, WEIGHT, ENCODE, VISION_BACKWARD = range(len(KINDS))
 """As numbers."""
 VISION = ("E", "V")
-"""Kinds of actions of a tower beside the pipeline."""
+"""Kinds of actions of a replicated tower."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A tower beside the pipeline, as lists of actions know it."""
+    """A replicated tower, as lists of actions know it."""
 
     parts: tuple[tuple[int, ...], ...]
     """Of every microbatch, the pipeline ranks that encode its images."""
@@ -56,7 +56,7 @@ class Beside:
 class Action:
     """One step of one rank: `kind` is "F" forward, "B" backward, "W" gradient of the weights where B leaves it out.
 
-    Of a tower beside the pipeline "E" encodes images, "V" is their backward, and `chunk` is the part: the rank itself.
+    Of a replicated tower "E" encodes images, "V" is their backward, and `chunk` is the part: the rank itself.
     """
 
     kind: str

@@ -8,16 +8,17 @@
 Nothing here knows what an action is for: E and V of a replicated tower are rows like F, B and W (`schedules.program`).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from omnibal_ext.arrays import Floats, Ints
 
 
 class Rows(NamedTuple):
-    """Actions in an order in which each stands behind all that it waits for."""
+    """Actions in an order in which each comes after all that it waits for."""
 
     steps: Ints
     """[4, actions] Rank, stage (of E and V the rank), kind (an index of `KINDS`), microbatch."""
@@ -90,6 +91,17 @@ def last_ends(rows: Rows, seconds: Seconds) -> Floats:  # pragma: no cover - com
     for case in range(cases):
         ends[case] = play(rows, seconds, case)[2]
     return ends
+
+
+@register_jitable
+def moved_bytes(kept: Any, late: Any) -> tuple[Any, Any, Any]:
+    """Bytes that F, B and W of a microbatch take (below 0: give back): `kept` are held from F to B, `late` then to W.
+
+    All that counts bytes in flight does it with these. Four places walk through lists, for each knows what the others
+    do not: `hold` when actions start, `LayoutProblem.moments` no seconds, the annealer and the greedy player no list
+    yet, for they make it as they count.
+    """
+    return kept, late - kept, -late
 
 
 class Moves(NamedTuple):

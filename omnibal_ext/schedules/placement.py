@@ -4,7 +4,7 @@
     interleaved, on rank        0          1          0          1
     V-shaped, on rank           1          0          0          1      stage 1 hands over to stage 2 within rank 0
 
-The last stage is on the last rank, always: from there Megatron reports the loss. So the V stands with its two ends on
+The last stage is on the last rank, always: from there Megatron reports the loss. So a V has its two ends on
 the last rank, with an even number of chunks; with an odd one the chain begins on rank 0.
 """
 

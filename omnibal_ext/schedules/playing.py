@@ -9,7 +9,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from omnibal_ext.schedules.actions import Action, Schedule
+from omnibal_ext.schedules.clock import moved_bytes
 from omnibal_ext.schedules.placement import Placement
 
 
@@ -120,18 +123,20 @@ class _InBytes(_Play):
     def __init__(self, placement: Placement, microbatches: int, loads: Loads, in_flight: int) -> None:
         super().__init__(placement, microbatches, loads.seconds)
         self.loads, self.in_flight = loads, in_flight
+        self.moved = np.stack(moved_bytes(np.array(loads.kept), np.array(loads.late)), axis=1).tolist()
+        """Of every stage, the bytes that its F, B and W take."""
 
     def has_room(self, rank: int, stage: int, microbatch: int) -> bool:
         """The oldest microbatch that is not through its forwards always finds room: the others leave it as much as it
         still needs. So nothing deadlocks."""
-        (f, b, w), loads = self.done.values(), self.loads
+        (f, b, _), kept = self.done.values(), self.loads.kept
         if stage == 0 and microbatch - b[0] >= self.in_flight:
             return False
-        mine, needs = self.placement.stages_of[rank], loads.kept[stage]
+        mine, needs = self.placement.stages_of[rank], kept[stage]
         if microbatch != self.oldest:
-            needs += sum(loads.kept[one] for one in mine if f[one] <= self.oldest)
-        held = sum(loads.kept[s] * (f[s] - b[s]) + loads.late[s] * (b[s] - w[s]) for s in mine)
-        return held + needs <= loads.room[rank] * (1 + 1e-9)
+            needs += sum(kept[one] for one in mine if f[one] <= self.oldest)
+        held = sum(done[s] * moved for s in mine for done, moved in zip(self.done.values(), self.moved[s], strict=True))
+        return bool(held + needs <= self.loads.room[rank] * (1 + 1e-9))
 
 
 class _InGroups(_Play):

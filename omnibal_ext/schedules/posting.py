@@ -9,7 +9,7 @@ message that was posted, both ways. Posted too early, a receive waits for a send
 2. A tensor is sent right after the action that makes it. Its receiver posts it at the same place of that order: before
    the first action of its own that comes later.
 
-Whatever stands before a place in the order needs only what stands before it. So all of it ends even if every rank waits
+Whatever comes before a place in the order needs only what comes before it. So all of it ends even if every rank waits
 at every step for all that it has posted: by induction over the order, no synchronisation anywhere can hang.
 """
 

@@ -17,7 +17,8 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
     2. Alternate one forward, one backward.
     3. Drain the backwards that are left.
     """
-    return [_alternate(_in_order("F", microbatches), _in_order("B", microbatches), ranks - s - 1) for s in range(ranks)]
+    forwards, backwards = (_grouped(kind, [microbatches], 1) for kind in "FB")
+    return [_alternate(forwards, backwards, ranks - s - 1) for s in range(ranks)]
 
 
 def gpipe(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
@@ -136,10 +137,6 @@ def build_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) ->
 def splits_backward(name: str) -> bool:
     """Whether the schedules of that name split the backward into B (inputs) and W (weights)."""
     return has_weight_gradients(build_schedule(name, 1, 1))
-
-
-def _in_order(kind: str, microbatches: int) -> list[Action]:
-    return [Action(kind, m) for m in range(microbatches)]
 
 
 def _even_groups(ranks: int, microbatches: int) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.schedules.actions import BACKWARD, ENCODE, FORWARD, KINDS, VISION_BACKWARD, Action
-from omnibal_ext.schedules.clock import Moves, Seconds, hold, play
+from omnibal_ext.schedules.clock import Moves, Seconds, hold, moved_bytes, play
 from omnibal_ext.schedules.program import Program, begins
 
 Move = tuple[Ints, Ints, Floats]
@@ -45,7 +45,7 @@ class StageCosts:
 
 
 class Encoding(NamedTuple):
-    """What a tower beside the pipeline takes."""
+    """What a replicated tower takes."""
 
     seconds: Floats
     """[2, ranks, microbatches] Of E and V."""
@@ -129,11 +129,11 @@ def with_encoding(seconds: Seconds, parts: Floats, hops: Floats) -> Seconds:
 
 
 def _moves(program: Program, costs: StageCosts, encoding: Encoding | None, start: Floats) -> tuple[Moves, Floats]:
-    """What actions take and give back, and what ranks hold before: F takes what is kept until B, B what W needs."""
+    """What actions take and give back, and what ranks hold before."""
     rank, stage, kind, microbatch = program.steps
     late = costs.late if program.split_backward else np.zeros_like(costs.late)
     taken, on_top = np.zeros((len(KINDS), *costs.kept.shape)), np.full((len(KINDS), *costs.kept.shape), -np.inf)
-    taken[:ENCODE], on_top[BACKWARD] = (costs.kept, late - costs.kept, -late), costs.transient
+    taken[:ENCODE], on_top[BACKWARD] = moved_bytes(costs.kept, late), costs.transient
     before: list[Move] = []
     behind: list[Move] = []
     held = np.zeros(program.ranks)

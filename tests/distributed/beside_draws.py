@@ -3,7 +3,7 @@
 beside_draws.py answers ANSWERS.pt            writes one process's loss and gradients
 beside_draws.py compare ANSWERS.pt [flag...]  how far a cut, and every way beside the pipeline, is from these
 
-With dropout each microbatch is encoded by one rank; drop path alone, also by all ranks together.
+With dropout each microbatch is encoded by one rank; with drop path alone, under tensor parallelism, by all together.
 """
 
 import json
@@ -50,9 +50,9 @@ def main() -> None:
         print("RESULT " + json.dumps({str(asked): result.loss for asked, result in results.items()}))
     else:
         answers, communicator = torch.load(Path(path), weights_only=False), beside.open_image_channels(2)
-        shares = (False,) if tensor > 1 else (False, True)
+        dropout = tensor == 1
         worst = {}
-        for dropout, freeze in product(shares, ((), FROZEN)):
+        for freeze in ((), FROZEN):
             expected = answers[dropout, freeze, ITERATION]
             worst |= {
                 name: difference(args, dropout, case, expected, communicator) for name, case in ways(dropout, freeze)

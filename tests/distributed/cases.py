@@ -162,7 +162,7 @@ class Launch:
     wide: bool = False
     """Packs are run by several ranks together; the models are all there are."""
     is_long: bool = False
-    """Run by `scripts/test.sh --long` alone: another launch has its ranks, over a transport as strict or stricter."""
+    """Run by `scripts/test.sh --long` alone: others have its kinds of parallelism, on as many ranks or more."""
 
     def _shares(self, question: Question) -> bool:
         return self.tensor > 1 and question.model in SHARING
@@ -200,8 +200,8 @@ class Launch:
 LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=0, count=12, adapted=4),
     "pipeline": Launch(2, 1, 2, seed=175, count=15, adapted=5, layerless=5),
-    "tensor": Launch(2, 2, 1, seed=5, count=10, adapted=4),
-    "data": Launch(2, 1, 1, seed=3, count=10, experts=2, dealt=3),
+    "tensor": Launch(2, 2, 1, seed=5, count=10, adapted=4, is_long=True),
+    "data": Launch(2, 1, 1, seed=3, count=10, experts=2, dealt=3, is_long=True),
     "tensor and pipeline": Launch(4, 2, 2, seed=4, count=15, adapted=5, layerless=4),
     "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6, is_long=True),
     "long pipeline": Launch(4, 1, 4, seed=167, count=16, is_long=True),
@@ -224,10 +224,10 @@ TEAMS = {
 }
 """Launches whose packs are run by several ranks together."""
 TRAINING = {
-    "pipeline": Launch(2, 1, 2, seed=11, count=5, questions=8),
+    "pipeline": Launch(2, 1, 2, seed=11, count=5, questions=8, is_long=True),
     "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
     "data": Launch(2, 1, 1, seed=22, count=3, questions=8, experts=2, dealt=2, adapted=2),
-    "data and pipeline": Launch(4, 1, 2, seed=22, count=3, questions=8, adapted=1),
+    "data and pipeline": Launch(4, 1, 2, seed=22, count=4, questions=8, adapted=1),
     "data in teams": Launch(4, 1, 2, seed=24, count=4, questions=8, wide=True),
 }
 """Launches that take optimizer steps."""

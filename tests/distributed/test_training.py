@@ -6,6 +6,7 @@ import pytest
 
 from tests.distributed.cases import TRAINING
 from tests.distributed.conftest import run_program
+from tests.long import short_launches
 
 PROGRAM = "tests.distributed.training"
 
@@ -17,7 +18,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("name", short_launches(TRAINING))
 def test_all_layouts_train_the_same_weights(weights: Path, name: str) -> None:
     # Buckets of a few weights: several a link, so that data-parallel ranks could reduce and gather in different orders.
     sharded = (

@@ -44,7 +44,7 @@ def started(name: str, ranks: tuple[int, int], rank: int) -> Any:
     """Megatron's arguments on a rank of the pipeline, of (tensor, pipeline) ranks."""
     from megatron.vlm.pipeline import communicator
 
-    communicator._all_pipelines = lambda ranks: [tuple(ranks)]  # nobody answers a gather here
+    communicator.all_groups = lambda ranks: [tuple(ranks)]  # nobody answers a gather here
     device.rank_of(ranks[0])
     args = start(name, ranks[0])
     args.pipeline_model_parallel_size = ranks[1]

@@ -8,6 +8,7 @@ import pytest
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.tower import TowerCosts
+from tests.long import short
 from tests.shapes.test_shapes import run
 
 pytestmark = pytest.mark.starts
@@ -18,7 +19,7 @@ SIZES = {
 }
 
 
-@pytest.fixture(scope="module", params=SIZES)
+@pytest.fixture(scope="module", params=short(SIZES, ["engine"]))
 def found(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """What every way and rank of each model asked of the device."""
     return request.param, run("beside", request.param, SIZES[request.param])

@@ -15,6 +15,7 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.language_works import CHUNK
 from omnibal_ext.costs.work import Work
 from omnibal_ext.costs.works import layer_works
+from tests.long import short
 from tests.programs import fresh_python, result_of
 
 pytestmark = pytest.mark.starts
@@ -269,7 +270,7 @@ def check_heads(machine: str, name: str, found: dict[str, Any]) -> None:
         assert again == pytest.approx(work.cheap_passes * stream, rel=0.01), "norms, activation, and what clamps them"
 
 
-@pytest.mark.parametrize("machine", ITERATIONS)
+@pytest.mark.parametrize("machine", short(ITERATIONS, ["local"]))
 def test_nothing_waits_in_an_iteration(machine: str) -> None:
     """Executor, data-parallel reduction, arrival of packs and the meter of stages, on every rank of the pipeline.
 

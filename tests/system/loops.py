@@ -11,6 +11,8 @@ import json
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from omnibal_ext.packing.index.sampler import PackBatchSampler
 from tests.programs import ROOT
 
 sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(ROOT / "tests/linear_kernels"))  # which transformers looks for when it makes a model
 import train_ddp
 import train_trainer
 from transformers_packs import load_model, loader, steps
@@ -87,13 +90,27 @@ def processed(sample: dict[str, Any], config: Any) -> dict[str, Tensor]:
     of_image = (ids == config.image_token_id).long()[None]
     if kind in ("internvl", "llava", "vipllava", "deepseek_vl"):
         return {"pixel_values": pixels}
+    if kind in ("idefics3", "smolvlm"):
+        filled = torch.ones(1, len(pixels), *pixels.shape[-2:], dtype=torch.bool)
+        return {"pixel_values": pixels[None], "pixel_attention_mask": filled}
     if kind == "gemma3":
         return {"pixel_values": pixels, "token_type_ids": of_image}
     if kind in ("llava_next", "llava_next_video", "llava_onevision"):
         given = {"pixel_values": pixels, "image_sizes": torch.tensor([(one.height, one.width) for one in images])}
         return given | ({"batch_num_images": torch.tensor([len(images)])} if kind == "llava_onevision" else {})
+    return at_native_resolution(sample, config, of_image)
+
+
+def at_native_resolution(sample: dict[str, Any], config: Any, of_image: Tensor) -> dict[str, Tensor]:
+    kind, ids, pixels, images = config.model_type, sample["input_ids"], sample["pixel_values"], sample["images"]
+    if kind in ("gemma4", "gemma4_unified"):
+        return {**placed(pixels, images, 3 if kind == "gemma4" else 1), "mm_token_type_ids": of_image}
+    if kind in ("mistral3", "lighton_ocr"):
+        return put_together(pixels, images)
     frames = pixels if pixels.dim() == 5 else torch.stack([pixels, pixels], dim=2)
     given = {"mm_token_type_ids": of_image + 2 * (ids == config.video_token_id).long()[None]}
+    if kind.startswith("glm") and images[0].film:  # whose videos have the images' token
+        given = {"mm_token_type_ids": 2 * of_image}
     at = 0
     for image in images:
         steps = len(image.film.times) if image.film else 1
@@ -106,6 +123,35 @@ def processed(sample: dict[str, Any], config: Any) -> dict[str, Tensor]:
             more["second_per_grid_ts"] = torch.tensor([image.film.seconds])
         given |= {name: torch.cat([given[name], value]) if name in given else value for name, value in more.items()}
     return given
+
+
+def order_of(image: Any, square: int) -> list[tuple[int, int]]:
+    """Row and column of each patch, square by square."""
+    corners = product(range(0, image.rows, square), range(0, image.columns, square))
+    return [(y + a, x + b) for y, x in corners for a, b in product(range(square), range(square))]
+
+
+def placed(pixels: Tensor, images: Sequence[Any], square: int) -> dict[str, Tensor]:
+    """Gemma 4's patches, colours last, filled up to those of the largest image; where it has a tower, from 0 to 1."""
+    most, patches = max(image.tiles for image in images), iter(pixels / 2 + 0.5 if square > 1 else pixels)
+    values = torch.zeros(len(images), most, pixels[0].numel())
+    places = torch.full((len(images), most, 2), -1)
+    for number, image in enumerate(images):
+        for at, (row, column) in enumerate(order_of(image, square)):
+            values[number, at] = next(patches).movedim(0, -1).flatten()
+            places[number, at] = torch.tensor([column, row])
+    return {"pixel_values": values, "image_position_ids": places}
+
+
+def put_together(pixels: Tensor, images: Sequence[Any]) -> dict[str, Tensor]:
+    """Pixtral's pictures, filled up to the largest."""
+    side, patches = pixels.shape[-1], iter(pixels)
+    sizes = torch.tensor([(image.rows * side, image.columns * side) for image in images])
+    pictures = torch.zeros(len(images), 3, *sizes.amax(0))
+    for number, image in enumerate(images):
+        for row, column in order_of(image, 2):
+            pictures[number, :, row * side :, column * side :][:, :side, :side] = next(patches)
+    return {"pixel_values": pictures, "image_sizes": sizes}
 
 
 def difference(model: torch.nn.Module, wanted: dict[str, Tensor]) -> float:

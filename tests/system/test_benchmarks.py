@@ -69,8 +69,9 @@ NARROW = ("beside_measured.py", "end_to_end.py", "partition.py", "peers.py", "si
 ELSEWHERE = {
     "host.py": "below", "gpu.py": "tests/unit/test_gpu_benchmark.py", "gpu_parts.py": "by gpu.py",
     "gpu_cards.py": "of what gpu.py has written", "peer_orders.py": "by peers.py", "ranks.py": "by two_ranks.py",
+    "recipes.py": "tests/unit/launch/test_recipe.py",
 }  # fmt: skip
-"""What needs a GPU, or is started by others."""
+"""What needs a GPU, is started by others, or has a test of its own."""
 
 
 def started() -> set[str]:
@@ -132,7 +133,7 @@ def test_every_set_of_widths_is_summed_in_seconds() -> None:
 
 def test_host_time_stands_beside_the_device_s() -> None:
     """In a Python of its own: the machine that it builds comes before anything of Megatron."""
-    done = fresh_python("-W", "ignore", "benchmarks/host.py", "internvl3.5-8b", "--rounds", 5, "--json")
+    done = fresh_python("-W", "ignore", "benchmarks/host.py", "internvl3.5-8b", "--rounds", 2, "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     for row in json.loads(done.stdout)["layers"]:
         assert row["share"] == pytest.approx(sum(row["host"]) / sum(row["device"]))

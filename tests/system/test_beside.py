@@ -91,7 +91,7 @@ def trained(folder: Path) -> dict[str, dict[int, tuple[float, ...]]]:
 
 
 @pytest.mark.parametrize("what", ["trained", "frozen"])
-def test_a_run_is_the_cuts_and_goes_on_to_the_bit(
+def test_losses_are_those_of_a_cut_pipeline_and_a_resumed_run_is_bit_equal(
     folder: Path, what: str, trained: dict[str, dict[int, tuple[float, ...]]]
 ) -> None:
     """With evaluations and saves; killed behind its second iteration it ends with the same bits."""
@@ -110,7 +110,9 @@ def test_a_run_is_the_cuts_and_goes_on_to_the_bit(
     assert same_save(folder / f"{what}-again", folder / f"{what}-beside")
 
 
-def test_owners_and_roads_change_within_a_run(folder: Path, trained: dict[str, dict[int, tuple[float, ...]]]) -> None:
+def test_a_resumed_run_may_have_other_owners_or_cut_the_tower(
+    folder: Path, trained: dict[str, dict[int, tuple[float, ...]]]
+) -> None:
     """From the middle with other owners, as a cut, and beside once more: the losses of the run left alone."""
     beside, name = trained["beside"], "trained-beside"
     plan, saves = Plan.load(folder / name / "plan.json"), gone_back(folder, name)
@@ -126,13 +128,14 @@ def test_owners_and_roads_change_within_a_run(folder: Path, trained: dict[str, d
     assert alike(back, beside)
 
 
-def test_all_that_overlaps_does_so_beside(folder: Path) -> None:
-    """Sharded over data-parallel ranks, tensor ranks with sequence parallelism: the cut's; to the bit from the middle;
-    the state of other owners is refused, which lies in other buckets."""
+def test_sharded_and_overlapping_it_has_the_same_losses(
+    folder: Path, trained: dict[str, dict[int, tuple[float, ...]]]
+) -> None:
+    """Sharded over data-parallel ranks, tensor ranks with sequence parallelism: the losses of the cut on two ranks; to
+    the bit from the middle; the state of other owners is refused, which lies in other buckets."""
     shape, flags = {"shape": (2, 2), "ranks": 4}, (*SHARDED, "--sequence-parallel")
-    cut = train(folder, "sharded-cut", road("cut"), *flags, **shape)
     beside = train(folder, "sharded-beside", road("beside"), *flags, **shape)
-    assert alike(beside, cut)
+    assert alike(beside, trained["cut"])
     saves = gone_back(folder, "sharded-beside")
     again = train(folder, "sharded-again", road("beside"), *flags, **shape, load=saves)  # planned anew, and alike
     assert again == {iteration: beside[iteration] for iteration in (3, 4)}
@@ -146,10 +149,10 @@ def test_all_that_overlaps_does_so_beside(folder: Path) -> None:
     assert refused.returncode == 2
     assert "owners of the tower" in refused.stdout + refused.stderr
     replicas = train(folder, "replicas-beside", road("beside"), *SHARDED, shape=(1, 2), ranks=4)
-    assert alike(replicas, cut)
+    assert alike(replicas, trained["cut"])
 
 
-def test_a_broken_image_silences_its_sample_on_all_ranks(
+def test_a_broken_image_takes_its_sample_out_of_the_loss_on_all_ranks(
     folder: Path, trained: dict[str, dict[int, tuple[float, ...]]]
 ) -> None:
     """The ranks that read it, and those that weigh the losses, which hear of it; the cut's losses, whoever reads.

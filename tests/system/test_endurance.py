@@ -1,4 +1,5 @@
-"""The short forms of `tests.endurance`: killed runs, flipped bits, changed saves, random folders; and a full disk."""
+"""The short forms of `tests.endurance`: killed runs, flipped bits, changed saves, random folders and
+layouts; and a full disk."""
 
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from megatron.vlm.checkpoint.folder import Checkpoints
 from omnibal_ext.run_metrics import training_intervals
 from tests.distributed.conftest import run_program
-from tests.endurance import flags, flips, kills, saves
+from tests.endurance import flags, flips, kills, layouts, saves
 from tests.programs import warm_interpreter
 from tests.slurm_cluster import until
 
@@ -27,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_that_is_killed_ends_as_one_left_alone(folder: Path, is_long: bool) -> None:
-    count = 12 if is_long else 2
+    count = 12 if is_long else 1
     said = kills.survive(folder, kills=count, iterations=8, seed=1, python=warm_interpreter())
     assert said.startswith(f"{count} kills,")
 
@@ -60,6 +61,12 @@ def test_random_folders_are_read_as_transformers_reads_them_or_refused(is_long: 
     found: Any = run_program("tests.endurance.folders", 1, "--count", str(count), "--seed", "1")
     assert found["wrong"] == []
     assert found["fates"]["equal"] >= count // 3
+
+
+def test_random_layouts_give_what_one_process_gives_or_are_refused(is_long: bool) -> None:
+    fates, wrong = layouts.run(range(60) if is_long else (29, 30, 34))
+    assert wrong == []
+    assert fates["equal"] >= 3 * fates["refused"] if is_long else fates == {"equal": 2, "refused": 1}
 
 
 @contextmanager

@@ -106,19 +106,20 @@ def test_plain_ddp_trains_on_packs_and_says_what_they_save(folder: Path, expecte
 @pytest.mark.parametrize(
     ("cuda", "there", "kind", "asked"),
     [
-        (True, True, "internvl", ["flash_attention_2"]),
+        (True, True, "internvl", [{"text_config": "flash_attention_2", "vision_config": "flash_attention_2"}]),
         (True, False, "internvl", []),
         (False, True, "internvl", []),
-        (True, True, "gemma3", []),  # whose images are seen in both directions
+        (True, True, "gemma3", [{}]),  # whose images are seen in both directions
+        (True, True, "qwen3_5", [{"text_config": "flash_attention_2"}]),
     ],
 )
 def test_flash_attention_is_taken_where_it_is_installed(
-    cuda: bool, there: bool, kind: str, asked: list[str], model: Any, monkeypatch: pytest.MonkeyPatch
+    cuda: bool, there: bool, kind: str, asked: list[dict[str, str]], model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And where there are GPUs, which alone run it."""
     import transformers_packs  # as `model` has found it
 
-    found: list[str] = []
+    found: list[dict[str, str]] = []
     made = torch.nn.Module()
     made.config, made.set_attn_implementation = Namespace(model_type=kind), found.append  # type: ignore[assignment]
     monkeypatch.setattr(transformers_packs, "HAS_CUDA", cuda)

@@ -20,7 +20,7 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.options import PackOptions
 from tests.long import short
 from tests.programs import ROOT, free_port, result_of, run_ranks, tool
-from tests.system.families import PACKED, build
+from tests.system.families import PACKED, WITH_KERNELS, build
 
 pytest.importorskip("accelerate")
 pyarrow = pytest.importorskip("pyarrow")
@@ -28,8 +28,13 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.starts
 RANKS, MICRO_BATCHES, TOLERANCE = 2, 2, 1e-5
 SAMPLES = 14
-OFTEN = ("internvl3.5", "llava-1.5", "llava-1.6", "llava-onevision", "qwen2.5-vl", "qwen3-vl", "gemma-3")
-"""One of each way in which packs are told apart, and positions and images are given."""
+OFTEN = (
+    "internvl3.5", "llava-1.5", "llava-1.6", "llava-onevision", "qwen2.5-vl", "qwen3-vl", "qwen3.5", "gemma-3",
+    "gemma-4",
+)  # fmt: skip
+"""One of each way in which packs are told apart; positions and images are in tests/unit/hf/test_packs.py too."""
+BY_TRL = [one for one in PACKED if not one.startswith(("gemma", *WITH_KERNELS))]
+"""It adds up masks, of which Gemma's packs have two."""
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +104,7 @@ def test_packs_give_what_samples_give_one_by_one(family: str, found: dict[str, d
 
 
 @pytest.mark.skipif("TRL_PYTHON" not in os.environ, reason="TRL_PYTHON names no interpreter with trl")
-@pytest.mark.parametrize("family", short([one for one in PACKED if one != "gemma-3"], OFTEN[:-1]))
+@pytest.mark.parametrize("family", short(BY_TRL, set(BY_TRL) & set(OFTEN)))
 def test_trl_trains_on_them_too(family: str, folders: dict[str, Path], found: dict[str, dict[str, float]]) -> None:
     """In an environment of its own: the libraries that it brings start threads, and the tests' processes are forks."""
     folder = folders[family]
@@ -123,16 +128,9 @@ def test_a_family_that_is_not_known_is_refused_by_name(folders: dict[str, Path])
         JoinPack(data, transformers.Blip2Config())
 
 
-def test_a_family_whose_layers_carry_on_from_sample_to_sample_is_refused_by_name(folders: dict[str, Path]) -> None:
-    data = ChatDataset(folders["qwen3-vl"] / "data")
-    with pytest.raises(UserError, match="packs for qwen3_5: its layers of linear_attention do not tell samples apart"):
-        JoinPack(data, transformers.Qwen3_5Config())
-
-
 @pytest.mark.parametrize(
     ("family", "field", "value", "said"),
     [
-        ("gemma-3", "_attn_implementation", "eager", "gemma3: .* attn_implementation 'sdpa' alone, not 'eager'"),
         ("llava-1.5", "layer_types", ["full_attention", "linear_attention"], "llava: its layers of linear_attention"),
         ("internvl3.5", "rope_parameters", {"rope_type": "dynamic"}, r"has \d+ tokens, more than 30; .*tokens 30"),
     ],

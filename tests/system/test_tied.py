@@ -74,7 +74,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", short(WAYS, ("V", "interleaved, reshardable")))
+@pytest.mark.parametrize("way", short(WAYS, ["V, loaded in parallel"]))
 def test_both_ends_on_one_rank_of_two_replicas(folder: Path, tmp_path: Path, way: str) -> None:
     """Saved, gone on with as if nothing had happened, and exported; also gone on with in another layout (one stage, or
     copies on two ranks) and from there."""

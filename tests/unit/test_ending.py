@@ -102,7 +102,7 @@ def test_our_own_fault_keeps_its_traceback(tmp_path: Path) -> None:
         ("import sys; sys.exit(3)", 3, ""),
     ],
 )
-def test_an_end_that_nobody_gives_a_reason_for_is_none(tmp_path: Path, code: str, number: int, line: str) -> None:
+def test_a_run_that_stops_early_for_no_reason_has_failed(tmp_path: Path, code: str, number: int, line: str) -> None:
     ranks = as_ranks_of_one_job(code, 2, tmp_path)
     said = sorted(rank.communicate(timeout=120)[1] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [number, number]

@@ -95,7 +95,7 @@ def test_a_stage_receives_whole_rows() -> None:
     assert run((1, 2, 3, 4, 5), 3)[2][:5] == [9, 12, 17, 26, 23]
 
 
-def test_no_rows_are_none() -> None:
+def test_hidden_states_without_rows_are_split_and_joined_too() -> None:
     """Of a tower's link that has nothing to encode, or a stage of a rank whose team has the images."""
     from megatron.vlm.models.flow import Carrier
 

@@ -88,13 +88,9 @@ print(json.dumps(found))
 """
 ONE, FOUR = ["--bf16", "--tensor-model-parallel-size", "1"], ["--tensor-model-parallel-size", "4", "--bf16"]
 QUEUES: list[tuple[list[str], str | None, str | None]] = [
-    ([], None, None),
-    (ONE, None, None),
-    (FOUR, None, "1"),
-    (["--tensor-model-parallel-size=2"], None, "1"),
-    (FOUR, "8", "8"),
-    (ONE, "1", "1"),
-]
+    ([], None, None), (ONE, None, None), (FOUR, None, "1"), (["--tensor-model-parallel-size=2"], None, "1"),
+    (FOUR, "8", "8"), (ONE, "1", "1"),
+]  # fmt: skip
 """The command line, what the user has set, and what CUDA is to find."""
 
 

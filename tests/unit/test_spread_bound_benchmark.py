@@ -50,7 +50,7 @@ def test_no_order_of_all_there_are_spreads_less(shape: tuple[int, int], seed: in
         assert bound <= least_found(loads, seconds, shape, limit) + 1e-9
 
 
-def test_nothing_makes_up_for_packs_without_tiles() -> None:
+def test_two_packs_without_tiles_share_an_iteration_if_nobody_may_wait() -> None:
     """Two packs of no tiles among full ones: they share an iteration, if nobody may wait."""
     loads = np.array([[0, 1, 1]] * 2 + [[8, 1, 1]] * 6)
     seconds = np.stack([loads[:, 0] * 0.2, np.zeros(8)], axis=1)

@@ -88,7 +88,6 @@ def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Int
         samples=sum(begin == 0 for number, begin in zip(numbers, begins, strict=True) if number in real),
         useful_tokens=sum(real.values()),
         useful_squares=squares + sum(length**2 for length in cut.lengths) // len(parts),
-        segment_ids=None if pack.segment_ids is None else pack.segment_ids[shard.rows],
         shard=shard,
         **_text(pack, shard.rows),
         **images,
@@ -131,13 +130,11 @@ def _rows(lengths: Sequence[int], parts: Sequence[TokenSpan]) -> Ints:
 
 
 def _text(pack: Microbatch, rows: Tensor) -> dict[str, Any]:
-    mask = None if pack.loss_mask is None else pack.loss_mask[rows]
-    return {
-        "input_ids": None if pack.input_ids is None else pack.input_ids[rows],
-        "labels": None if pack.labels is None else pack.labels[rows],
-        "loss_mask": mask,
-        "supervised": None if mask is None else mask.nonzero().squeeze(1),
+    tensors = pack.tensors()
+    found = {
+        name: tensors[name][rows] for name in ("input_ids", "labels", "loss_mask", "segment_ids") if name in tensors
     }
+    return found | ({"supervised": found["loss_mask"].nonzero().squeeze(1)} if "loss_mask" in found else {})
 
 
 def _tokens_of_images(pack: Microbatch, rows: Sequence[Ints], place: int) -> tuple[list[Ints], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""How models see images and videos, by the names in datasets: rules of tiling, and of videos by image markup."""
+"""Tiling rules by their name in datasets, and video rules by image markup."""
 
 from collections.abc import Mapping
 

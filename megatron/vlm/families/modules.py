@@ -1,4 +1,4 @@
-"""Modules that join what a ViT gives to image tokens, by `Architecture.merger`; "pooled" where it `pools`."""
+"""Modules from ViT output to image tokens, by `Architecture.merger`; "pooled" if it `pools`."""
 
 from collections.abc import Callable, Mapping
 

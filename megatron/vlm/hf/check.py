@@ -10,18 +10,16 @@ import numpy as np
 import torch
 from megatron.training.checkpointing import load_checkpoint
 from torch import Tensor
-from torch.nn.functional import pad
 
 from megatron.vlm import platform
 from megatron.vlm.data.media.features import order_tensors
 from megatron.vlm.data.media.images import NORMALIZATIONS
-from megatron.vlm.data.media.tiling import SQUARE
 from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
-from megatron.vlm.microbatch import Grid, Microbatch
+from megatron.vlm.hf.pack_inputs import padded_patches, whole_images
+from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.adapters import merge
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.vit.native import row_layout
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.adapters import Adapters
@@ -171,34 +169,21 @@ def _answer(sample: CheckSample) -> dict[str, Tensor]:
     return {"token_type_ids": (torch.arange(len(sample.ids)) >= sample.prefix).long()[None]} if sample.prefix else {}
 
 
-def padded_images(patches: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[tuple[int, int]]]:
-    """Patches [patches, 3, size, size] -> images [images, 3, height, width], padded to the largest, and each one's
-    (height, width), as Pixtral's processor gives them."""
-    size, pictures = patches.shape[-1], []
-    for (_, rows, columns), part in zip(
-        grids, patches.split([rows * columns for _, rows, columns in grids]), strict=True
-    ):
-        squares = part.view(rows // SQUARE, columns // SQUARE, SQUARE, SQUARE, 3, size, size)
-        pictures.append(squares.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * size, columns * size))
-    sizes = [(picture.shape[1], picture.shape[2]) for picture in pictures]
-    height, width = map(max, zip(*sizes, strict=True))
-    filled = [pad(one, (0, width - one.shape[2], 0, height - one.shape[1])) for one in pictures]
-    return torch.stack(filled), sizes
-
-
 def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: VisionArchitecture) -> dict[str, Tensor]:
     """The model's image inputs for a sample."""
     if not len(sample.pixels):
         return {}
     pixels, is_image = sample.pixels, (sample.ids == config.image_token_id).long()[None]
     if "image_position_ids" in takes:
-        return {**_with_positions(sample, vision), "mm_token_type_ids": is_image}
+        assert vision.native is not None
+        patches = padded_patches(pixels, sample.grids, vision.native.merge, NORMALIZATIONS[vision.pixels])
+        return {**patches, "mm_token_type_ids": is_image}
     if "pixel_attention_mask" in takes:  # no tile has padding
         filled = torch.ones(1, len(pixels), *pixels.shape[-2:], dtype=torch.bool)
         return {"pixel_values": pixels[None], "pixel_attention_mask": filled}
     sizes = [(height, width) for width, height in sample.sizes]
     if sample.grids and "image_sizes" in takes:
-        pixels, sizes = padded_images(pixels, sample.grids)
+        pixels, sizes = whole_images(pixels, sample.grids)
     elif sample.grids:  # a patch holds equal frames, channel by channel
         frames = config.vision_config.temporal_patch_size
         pixels = pixels.unsqueeze(2).expand(-1, -1, frames, -1, -1).flatten(1)
@@ -210,17 +195,3 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: Visi
         "batch_num_images": torch.tensor([len(sample.sizes)]),
     }
     return {"pixel_values": pixels, **{name: known[name] for name in takes}}
-
-
-def _with_positions(sample: CheckSample, vision: VisionArchitecture) -> dict[str, Tensor]:
-    """Gemma 4: padded patches [images, most patches, numbers] of pixels from 0 to 1; (column, row) of each, or -1."""
-    assert vision.native is not None
-    mean, deviation = (torch.tensor(one)[:, None, None] for one in NORMALIZATIONS[vision.pixels])
-    counts = [rows * columns for _, rows, columns in sample.grids]
-    filled = torch.zeros(len(counts), max(counts), sample.pixels[0].numel())
-    places = torch.full((len(counts), max(counts), 2), -1)
-    for number, patches in enumerate(sample.pixels.split(counts)):
-        filled[number, : len(patches)] = (patches * deviation + mean).permute(0, 2, 3, 1).flatten(1)
-        rows_and_columns = row_layout((sample.grids[number],), vision.native.merge, None).places
-        places[number, : len(patches)] = torch.from_numpy(rows_and_columns).flip(1)
-    return {"pixel_values": filled, "image_position_ids": places}

@@ -106,8 +106,54 @@ def _split_groups(tensor: Tensor, groups: int, sizes: list[int]) -> tuple[Tensor
     return tuple(part.flatten(0, 1) for part in parts)
 
 
-def _split_qkv(tensor: Tensor, groups: int, width: int) -> tuple[Tensor, ...]:
-    return _split_groups(tensor, groups, [len(tensor) // groups - 2 * width, width, width])
+def _grouped(rows: Callable[[Link], tuple[int, list[int]]], packed: int = 1) -> Form:
+    """Parts that lie group by group here and one behind the other there, the first `packed` of them in one tensor.
+
+    `rows`: the number of groups, and the rows of each part in one of them.
+    """
+
+    def joined(tensors: Sequence[Tensor], link: Link) -> Tensor:
+        groups, sizes = rows(link)
+        first = tensors[0].split([groups * size for size in sizes[:packed]])
+        return _join_groups([*first, *tensors[1:]], groups)
+
+    def apart(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
+        parts = _split_groups(tensor, *rows(link))
+        return torch.cat(parts[:packed]), *parts[packed:]
+
+    return Form(joined, apart)
+
+
+def _vision_rows(link: Link) -> tuple[int, list[int]]:
+    heads = link.model.vision.heads
+    return heads, [link.model.vision.hidden_size // heads] * 3
+
+
+def _language_rows(link: Link) -> tuple[int, list[int]]:
+    groups, width = link.attention.kv_heads, link.attention.head_dim
+    return groups, [link.attention.heads // groups * width, width, width]
+
+
+def _rows_without_values(link: Link) -> tuple[int, list[int]]:
+    groups, sizes = _language_rows(link)
+    return groups, sizes[:2]
+
+
+def _linear_rows(link: Link) -> tuple[int, list[int]]:
+    """q, k, v, z, b, a of linear attention."""
+    assert link.layer is not None
+    linear = link.layer.linear
+    assert linear is not None
+    values, heads = linear.heads_a_group * linear.value_width, linear.heads_a_group
+    return linear.groups, [linear.key_width, linear.key_width, values, values, heads, heads]
+
+
+def _convolved_rows(link: Link) -> tuple[int, list[int]]:
+    groups, sizes = _linear_rows(link)
+    return groups, sizes[:3]
+
+
+LANGUAGE_QKV, CONVOLVED = _grouped(_language_rows), _grouped(_convolved_rows, packed=3)
 
 
 def _halves(tensor: Tensor, link: Link) -> Tensor:
@@ -127,11 +173,11 @@ def _reordered(tensor: Tensor, link: Link, order: Callable[[Tensor], Tensor]) ->
 
 def _join_neighbours(tensors: Sequence[Tensor], link: Link) -> Tensor:
     query, key, value = tensors
-    return _join_groups([_halves(query, link), _halves(key, link), value], link.attention.kv_heads)
+    return LANGUAGE_QKV.join([_halves(query, link), _halves(key, link), value], link)
 
 
 def _split_neighbours(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
-    query, key, value = _split_qkv(tensor, *_heads(link))
+    query, key, value = LANGUAGE_QKV.split(tensor, link)
     return _neighbours(query, link), _neighbours(key, link), value
 
 
@@ -144,43 +190,10 @@ def _gated(tensors: Sequence[Tensor], link: Link) -> Tensor:
 
 
 def _split_gated(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
-    groups, width = _heads(link)
-    queries = link.attention.heads // groups * width
+    groups, (queries, width, _) = _language_rows(link)
     query, gate, key, value = _split_groups(tensor, groups, [queries, queries, width, width])
     heads = [part.reshape(-1, 1, width, *part.shape[1:]) for part in (query, gate)]
     return torch.cat(heads, dim=1).flatten(0, 2), key, value
-
-
-def _linear_parts(link: Link) -> tuple[int, list[int]]:
-    """Groups of a linear attention layer, and the rows of q, k, v, z, b, a in one group."""
-    assert link.layer is not None
-    linear = link.layer.linear
-    assert linear is not None
-    values, heads = linear.heads_a_group * linear.value_width, linear.heads_a_group
-    return linear.groups, [linear.key_width, linear.key_width, values, values, heads, heads]
-
-
-def _join_linear(tensors: Sequence[Tensor], link: Link) -> Tensor:
-    groups, parts = _linear_parts(link)
-    mixed, *others = tensors
-    return _join_groups([*mixed.split([groups * part for part in parts[:3]]), *others], groups)
-
-
-def _split_linear(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
-    groups, parts = _linear_parts(link)
-    *mixed, gate, rate, alpha = _split_groups(tensor, groups, parts)
-    return torch.cat(mixed), gate, rate, alpha
-
-
-def _join_convolution(tensors: Sequence[Tensor], link: Link) -> Tensor:
-    groups, parts = _linear_parts(link)
-    (weight,) = tensors
-    return _join_groups(weight.flatten(1).split([groups * part for part in parts[:3]]), groups)
-
-
-def _split_convolution(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
-    groups, parts = _linear_parts(link)
-    return (torch.cat(_split_groups(tensor, groups, parts[:3])),)
 
 
 def _join_patches(tensors: Sequence[Tensor], link: Link) -> Tensor:
@@ -193,27 +206,6 @@ def _split_patches(tensor: Tensor, _: Link) -> tuple[Tensor, ...]:
     return (tensor.squeeze(2).permute(0, 2, 3, 1).flatten(1),)
 
 
-def _split_keys_alone(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
-    groups, width = _heads(link)
-    return _split_groups(tensor, groups, [len(tensor) // groups - width, width])
-
-
-def _vision(link: Link) -> tuple[int, int]:
-    """Groups and head size of the ViT's attention; `_heads`: of a language layer's."""
-    return link.model.vision.heads, link.model.vision.hidden_size // link.model.vision.heads
-
-
-def _heads(link: Link) -> tuple[int, int]:
-    return link.attention.kv_heads, link.attention.head_dim
-
-
-def _qkv(heads: Callable[[Link], tuple[int, int]]) -> Form:
-    return Form(
-        lambda tensors, link: _join_groups(tensors, heads(link)[0]),
-        lambda tensor, link: _split_qkv(tensor, *heads(link)),
-    )
-
-
 FORMS = {
     "same": Form(_same, _alone),
     "tokens": Form(_tokens, _alone),
@@ -224,13 +216,10 @@ FORMS = {
     "experts": Form(lambda tensors, _: torch.stack(list(tensors)), lambda tensor, _: tensor.unbind()),
     "stacked_experts": Form(_stack_experts, _split_experts),
     "stacked": Form(_stack, lambda tensor, _: tensor.chunk(2)),
-    "vision_qkv": _qkv(_vision),
-    "vision_packed_qkv": Form(
-        lambda tensors, link: _join_groups(_same(tensors, link).chunk(3), link.model.vision.heads),
-        lambda tensor, link: (torch.cat(_split_qkv(tensor, *_vision(link))),),
-    ),
-    "language_qkv": _qkv(_heads),
-    "keys_alone": Form(lambda tensors, link: _join_groups(tensors, _heads(link)[0]), _split_keys_alone),
+    "vision_qkv": _grouped(_vision_rows),
+    "vision_packed_qkv": _grouped(_vision_rows, packed=3),
+    "language_qkv": LANGUAGE_QKV,
+    "keys_alone": _grouped(_rows_without_values),
     "ranges": Form(
         lambda tensors, _: torch.stack(list(tensors)).reshape(-1, 4), lambda tensor, _: tensor.flatten().unbind()
     ),
@@ -244,8 +233,8 @@ FORMS = {
     ),
     "neighbours_qkv": Form(_join_neighbours, _split_neighbours),
     "gated_qkv": Form(_gated, _split_gated),
-    "linear": Form(_join_linear, _split_linear),
-    "convolution": Form(_join_convolution, _split_convolution),
+    "linear": _grouped(_linear_rows, packed=3),
+    "convolution": Form(lambda tensors, link: CONVOLVED.join([_same(tensors, link).flatten(1)], link), CONVOLVED.split),
 }
 
 

@@ -3,37 +3,49 @@
 Besides the text inputs (`megatron.vlm.data.batches`), by the `model_type` of the model's configuration:
 
 internvl                    pixel_values [tiles, 3, S, S], left out where there are none; boundaries of samples
-llava, deepseek_vl          pixel_values
-llava_next                  pixel_values; image_sizes [images, 2], height and width
+llava, vipllava,            pixel_values
+deepseek_vl
+llava_next,                 pixel_values; image_sizes [images, 2], height and width
+llava_next_video
 llava_onevision             the same; batch_num_images [samples with images]; boundaries of samples
+idefics3, smolvlm           pixel_values [1, tiles, 3, S, S]
+mistral3, lighton_ocr       pixel_values [images, 3, H, W], padded; image_sizes
 gemma3                      pixel_values; attention_mask, of each kind of layer [1, 1, T, T], where there are images
+gemma4, gemma4_unified      pixel_values [images, patches, numbers], padded; image_position_ids; attention_mask
 qwen2_vl, qwen2_5_vl,       pixel_values [patches, numbers], pixel_values_videos; image_grid_thw, video_grid_thw
 qwen3_vl, qwen3_vl_moe      [images, 3]; position_ids [4, 1, T]: in the sample, then in time, row and column (M-RoPE)
+qwen3_5, qwen3_5_moe        the same; boundaries of samples; seq_idx [1, T], the number of each token's sample
+glm4v, glm46v, glm4v_moe,   pixel_values, image_grid_thw and position_ids; each step of a video is an image
+glm_ocr
 
-Boundaries of samples (`cu_seq_lens_q` and so on) go only to models that do not pass them on to their ViT, whose
-attention would apply them to patches. Other models find the samples by `position_ids`.
+Boundaries of samples (`cu_seq_lens_q` and so on) go to models whose ViT does not apply them to patches. Other models
+find the samples by `position_ids`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from importlib.metadata import version
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from megatron.vlm import platform
 from megatron.vlm.data.batches import IGNORED, boundaries, join_words
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiling import FRAMES, SQUARE, Grid, TiledImage, TilingRule
+from megatron.vlm.data.media.tiling import Grid, TilingRule
 from megatron.vlm.families.media import TILINGS
+from megatron.vlm.hf.pack_inputs import INPUTS, Batch, Pack, Samples
 from megatron.vlm.loss import REDUCTIONS
 from megatron.vlm.microbatch import segment_ids
-from megatron.vlm.models.vit.native import text_and_image_positions
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.family import Packs
 from omnibal_ext.families.registry import MODELS
 
-Batch = dict[str, Any]
-Samples = Sequence[Mapping[str, Any]]
+KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
+"""Modules of the kernels that keep samples apart in layers of linear attention, and what pip calls them."""
+HANDS_ON = (5, 10)
+"""The first transformers that tells them where samples begin."""
 
 
 class JoinPack:
@@ -49,106 +61,27 @@ class JoinPack:
         reduction: a name of `megatron.vlm.loss.REDUCTIONS`: the batch gets `weights` [1, T], each label's weight in
             the mean over the global batch. None: no `weights` (transformers' Trainer passes all keys to the model).
         """
-        _check_layers(config)
-        known = {kind: model.packs for kind, model in MODELS.items() if model.packs}
-        if config.model_type not in known:
-            raise UserError(f"packs for models of type {config.model_type!r} are not known; known: {', '.join(known)}")
-        self.config, self.reduction, self.packs = config, reduction, known[config.model_type]
-        self.takes = MODELS[config.model_type].takes
+        self.config, self.reduction, self.packs = config, reduction, packs_of(config)
+        self.takes, self.normalization = MODELS[config.model_type].takes, data.normalization
+        _check_layers(config, self.packs)
+        _check_attention(config, self.packs)
         _check_rotation(config, int(data.sizes.tokens.max()))
-        _check_dataset(data, config, self.packs.tiling)
+        _check_dataset(data, config, self.packs)
 
     def __call__(self, samples: Samples) -> Batch:
         """The batch of a pack; it must have samples."""
         batch = join_words(samples)
-        pixels = [sample["pixel_values"] for sample in samples if len(sample["pixel_values"])]
-        batch |= {"pixel_values": torch.cat(pixels)} if pixels and not TILINGS[self.packs.tiling].native else {}
-        batch |= boundaries(samples) if self.packs.boundaries else {}
+        pack = Pack(samples, batch, self.config, self.packs, self.normalization)
+        more = {} if pack.rule.native or not pack.images else {"pixel_values": pack.pixels}
+        more |= boundaries(samples) if self.packs.boundaries else {}
+        more |= {"seq_idx": segment_ids(pack.lengths)[None].int()} if self.packs.linear_attention else {}
         for name in self.takes:
-            batch |= EXTRA_INPUTS[name](samples, batch, self.config)
+            more |= INPUTS[name](pack)
+        batch |= more
         if self.reduction is not None:
             parts = batch["labels"][0].split([len(sample["labels"]) for sample in samples])
             batch["weights"] = torch.cat([_weights(part, REDUCTIONS[self.reduction]) for part in parts])[None]
         return batch
-
-
-def _sizes(samples: Samples, batch: Batch, config: Any) -> Batch:
-    """Height and width of every image."""
-    sizes = [(image.height, image.width) for sample in samples for image in sample["images"]]
-    return {"image_sizes": torch.tensor(sizes)} if sizes else {}
-
-
-def _counts(samples: Samples, batch: Batch, config: Any) -> Batch:
-    """Images of each sample that has some: among several, an image is one tile."""
-    counts = [len(sample["images"]) for sample in samples if sample["images"]]
-    return {"batch_num_images": torch.tensor(counts)} if counts else {}
-
-
-def _nothing(samples: Samples, batch: Batch, config: Any) -> Batch:
-    return {}
-
-
-def _gemma3_masks(samples: Samples, batch: Batch, config: Any) -> Batch:
-    """Gemma 3's bool masks [1, 1, T, T] per kind of layer: causal within samples, bidirectional within an image.
-
-    transformers' own masks would be wrong for packs: it takes positions within samples for positions in the sequence.
-    """
-    if "pixel_values" not in batch:
-        return {}
-    ids = batch["input_ids"][0]
-    sample = segment_ids([len(one["input_ids"]) for one in samples])
-    of_image = ids == config.image_token_id
-    image = torch.where(of_image, (of_image.cumsum(0) - 1) // config.mm_tokens_per_image, -1)
-    distance = torch.arange(len(ids))[:, None] - torch.arange(len(ids))
-    together = (image[:, None] == image) & of_image
-    seen = (sample[:, None] == sample) & ((distance >= 0) | together)
-    near = seen & (distance < config.text_config.sliding_window)
-    return {"attention_mask": {"full_attention": seen[None, None], "sliding_attention": near[None, None]}}
-
-
-def _patches_and_grids(samples: Samples, batch: Batch, config: Any) -> Batch:
-    """Patches and grids of images and of videos, and `position_ids` [4, 1, T]: in the sample, then M-RoPE's three."""
-    found: Batch = {}
-    for name, pixels, film in (("image", "pixel_values", False), ("video", "pixel_values_videos", True)):
-        parts = [part for sample in samples for part in _media_of(sample, film)]
-        if parts:
-            found[pixels] = torch.cat([patches for _, patches in parts])
-            found[f"{name}_grid_thw"] = torch.tensor([(one.steps, one.rows, one.columns) for one, _ in parts])
-    places = _token_positions(samples, batch["input_ids"][0], config)
-    found["position_ids"] = torch.cat([batch["position_ids"][None], torch.from_numpy(places)[:, None]])
-    return found
-
-
-def _media_of(sample: Mapping[str, Any], film: bool) -> list[tuple[TiledImage, Tensor]]:
-    """A sample's images, or its videos if `film`, each with its patches [patches, 3 x frames x size x size]."""
-    pixels: Tensor = sample["pixel_values"]
-    if pixels.dim() == 4:  # an image's frames are equal ones
-        pixels = pixels.unsqueeze(2).expand(-1, -1, FRAMES, -1, -1)
-    patches = pixels.flatten(1).split([image.tiles for image in sample["images"]])
-    return [(one, part) for one, part in zip(sample["images"], patches, strict=True) if (one.film is not None) is film]
-
-
-def _token_positions(samples: Samples, ids: Tensor, config: Any) -> np.ndarray:
-    """M-RoPE positions (time, row, column) of every token in its sample: int64 [3, T]."""
-    shown = [image for sample in samples for image in sample["images"]]
-    grids = [grid for image in shown for grid in image.grids]
-    pace = getattr(config.vision_config, "tokens_per_second", None)
-    seconds = np.array([image.film.seconds if image.film else 1.0 for image in shown for _ in image.grids], np.float32)
-    tokens = torch.isin(ids, torch.tensor([config.image_token_id, config.video_token_id])).nonzero()[:, 0].tolist()
-    counts = [steps * rows * columns // SQUARE**2 for steps, rows, columns in grids]
-    starts = [tokens[before] for before in np.cumsum([0, *counts])[:-1]]
-    paces = (pace * seconds).tolist() if pace else ()
-    return text_and_image_positions([len(one["input_ids"]) for one in samples], grids, starts, SQUARE, paces)
-
-
-EXTRA_INPUTS: dict[str, Callable[[Samples, Batch, Any], Batch]] = {
-    "image_sizes": _sizes,
-    "batch_num_images": _counts,
-    "token_type_ids": _gemma3_masks,
-    "image_grid_thw": _patches_and_grids,
-    "mm_token_type_ids": _nothing,  # models only compute positions from it, which packs have
-}
-"""How a pack gets the inputs in `Model.takes`, besides text and tiles."""
 
 
 def _weights(labels: Tensor, power: float) -> Tensor:
@@ -156,20 +89,49 @@ def _weights(labels: Tensor, power: float) -> Tensor:
     return counts * counts.sum().clamp(min=1) ** -power
 
 
-def _check_layers(config: Any) -> None:
+def packs_of(config: Any) -> Packs:
+    """How packs are joined for a model. Raises UserError where that is not known."""
+    known = {kind: model.packs for kind, model in MODELS.items() if model.packs}
+    if config.model_type not in known:
+        raise UserError(f"packs for models of type {config.model_type!r} are not known; known: {', '.join(known)}")
+    return known[config.model_type]
+
+
+def _check_layers(config: Any, packs: Packs) -> None:
     """Refuse layers that would look beyond a sample."""
     language, kind = config.get_text_config(), config.model_type
     other = set(getattr(language, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if other:
+    if packs.linear_attention and other == {"linear_attention"}:
+        if lacking := _lacking():
+            raise UserError(
+                f"packs for {kind}: transformers keeps samples apart in its layers of linear_attention with kernels "
+                f"alone, torch's stand-in carries on from one to the next: pip install {' '.join(lacking)}"
+            )
+    elif other:
         raise UserError(
             f"packs for {kind}: its layers of {', '.join(sorted(other))} do not tell samples apart in transformers; "
             "tools/launch.py trains the families of docs/models.md"
         )
-    if kind in MODELS and "token_type_ids" in MODELS[kind].takes and language._attn_implementation != "sdpa":
-        raise UserError(
-            f"packs for {kind}: images are seen in both directions under attn_implementation 'sdpa' alone, not "
-            f"{language._attn_implementation!r}"
-        )
+    if getattr(language, "use_bidirectional_attention", None) in (True, "all"):
+        raise UserError(f"packs for {kind}: use_bidirectional_attention of all tokens; supported: of images alone")
+
+
+def _lacking() -> list[str]:
+    """What pip has to install before layers of linear attention keep samples apart."""
+    kernels = [name for module, name in KERNELS.items() if not platform.installed(module)]
+    is_old = tuple(map(int, version("transformers").split(".")[:2])) < HANDS_ON
+    return [f"'transformers>={HANDS_ON[0]}.{HANDS_ON[1]}'"] * is_old + kernels
+
+
+def _check_attention(config: Any, packs: Packs) -> None:
+    """Refuse kernels that would not read masks, or positions of samples."""
+    for name in sorted({"text_config", "vision_config"} - set(packs.flash)):
+        found = getattr(config, name)._attn_implementation
+        if found != "sdpa" and (found or name == "text_config"):  # where there is no ViT, it has none
+            raise UserError(
+                f"packs for {config.model_type}: its {name} computes the same with attn_implementation 'sdpa' alone, "
+                f"not {found!r}"
+            )
 
 
 def _check_rotation(config: Any, longest: int) -> None:
@@ -187,13 +149,15 @@ def _check_rotation(config: Any, longest: int) -> None:
         )
 
 
-def _check_dataset(data: ChatDataset, config: Any, tiling: str) -> None:
+def _check_dataset(data: ChatDataset, config: Any, packs: Packs) -> None:
     """Refuse a dataset whose tiles or image tokens are not this model's."""
     manifest, vision = data.manifest, config.vision_config
-    wanted, rule = TILINGS[tiling], manifest["tiling"]["rule"]
+    wanted, rule = TILINGS[packs.tiling], manifest["tiling"]["rule"]
     size = vision.patch_size if wanted.native else vision.image_size
+    if square := getattr(vision, "pooling_kernel_size", None):  # a patch may be an entire square
+        size = size * square // wanted.square
     rows = [
-        ("tiling", rule, tiling if TILINGS[rule].read_as != wanted.read_as else rule),
+        ("tiling", rule, packs.tiling if TILINGS[rule].read_as != wanted.read_as else rule),
         ("tile size", manifest["tile_size"], size if isinstance(size, int) else size[0]),
         ("image token", manifest["image_token_id"], config.image_token_id),
     ]
@@ -201,7 +165,8 @@ def _check_dataset(data: ChatDataset, config: Any, tiling: str) -> None:
         theirs = [tuple(side // vision.image_size for side in grid) for grid in config.image_grid_pinpoints]
         rows.append(("grids (rows, columns)", _grids(manifest["tiling"], wanted), theirs))
     if wanted.native and manifest.get("video_files"):
-        rows.append(("video token", manifest["video_token_id"], config.video_token_id))
+        token = config.image_token_id if packs.videos_as_images else config.video_token_id
+        rows.append(("video token", manifest["video_token_id"], token))
     drop = _flags_to_drop(manifest["tiling"], wanted)
     unlike = [f"{name} {made}, not {own}" for name, made, own in rows if made != own]
     if unlike:

@@ -7,8 +7,8 @@ What travels between the ranks is `rank` numbers a token, not a width. Under seq
 rank's tokens before they are gathered, and B of a row-parallel layer those that are left: gradients of these two are of
 this rank's tokens, and marked for Megatron to add up.
 
-Adapters stand beside the layer that they belong to, `linear_qkv_adapter` beside `linear_qkv`; the layer's `forward`
-adds what they give. So what recomputes, multiplies late or saves the layer knows nothing of them.
+An adapter is a sibling of its layer, `linear_qkv_adapter` of `linear_qkv`, and the layer's `forward` adds its output.
+So recomputation, delayed weight gradients and checkpoints of the layer need not know of it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -117,8 +117,8 @@ def adapters_in(module: torch.nn.Module) -> Iterator[tuple[str, Adapter]]:
 
 @torch.no_grad()
 def merge(module: torch.nn.Module, kinds: Mapping[str, torch.dtype]) -> None:
-    """Add the adapters of a module, on one rank, to the weights that they stand beside, each of which is rounded to its
-    kind, by name. From now on adapters give nothing."""
+    """Add the adapters of a module, on one rank, to their layers' weights, each rounded to its dtype in `kinds` (by
+    name). The adapters' output is zero from then on."""
     for name, adapter in adapters_in(module):
         weight = f"{name.removesuffix(SUFFIX)}.weight"
         whole, a, b, mask = (each.cpu() for each in (module.get_parameter(weight), adapter.a, adapter.b, adapter.mask))
@@ -129,7 +129,7 @@ def merge(module: torch.nn.Module, kinds: Mapping[str, torch.dtype]) -> None:
 
 @contextmanager
 def left_out(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Meanwhile checkpoints have no adapters of these modules."""
+    """Inside, checkpoints leave out the adapters of these modules."""
     found = [adapter for module in modules for _, adapter in adapters_in(module)]
     for adapter in found:
         adapter.is_left_out = True
@@ -158,7 +158,7 @@ def part_of_rows(matrix: Matrix, rows: int, rank: int) -> Tensor:
 
 
 def _adapted(layer: Any, adapter: Adapter, entering: Tensor, *others: Any, **options: Any) -> Any:
-    """Takes the place of a layer's `forward`."""
+    """The `forward` of a layer with an adapter."""
     out, bias = layer(entering, *others, **options)
     return adapter(entering, out), bias
 

@@ -1,12 +1,11 @@
-"""What is nearly free is computed again instead of kept: outputs of norms and of activation functions.
+"""Cheap recomputation: outputs of norms and activation functions are not kept for the backward pass.
 
     x ── norm ── y ── linear ──        without: norm keeps x, and linear keeps y for the gradient of its weight
                                        with:    norm keeps x alone, and linear keeps from where y comes
 
-The backward pass of the linear layer computes y again when it asks for it, and that of the norm goes on from there:
-each is computed once more, and held no longer than it is needed. Where weight gradients come late (zero bubble), y is
-held from B to W as without. Core's `CheckpointWithoutOutput` does alike, with a C++ extension that is compiled when it
-is first used.
+The backward pass of the linear layer recomputes y, and the norm's backward pass uses the same y: it is computed once
+more, and held only between the two. With delayed weight gradients (zero bubble) y is held from B to W, as without
+recomputation. Core's `CheckpointWithoutOutput` does the same with a C++ extension, compiled on first use.
 """
 
 from collections.abc import Callable
@@ -21,9 +20,9 @@ Function = Callable[..., Tensor]
 
 
 def run_again(function: Function, *inputs: Any) -> Tensor:
-    """`function(*inputs)`, which keeps nothing but its inputs, and may run again in the backward pass.
+    """`function(*inputs)`; only the inputs are kept, and the function may run again in the backward pass.
 
-    It has one output, draws nothing by chance, and gives the same each time.
+    It must be deterministic and have one output.
     """
     wanted = torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs)
     out: Tensor = _Again.apply(function, *inputs) if wanted else function(*inputs)
@@ -31,7 +30,7 @@ def run_again(function: Function, *inputs: Any) -> Tensor:
 
 
 def keep_where_from(linear: torch.nn.Module) -> None:
-    """Let a linear layer keep no input that `run_again` gave: it asks for it in its backward pass."""
+    """Let a linear layer not keep an input that `run_again` returned, but recompute it in its backward pass."""
     multiply = linear.forward
 
     def forward(entering: Tensor, *others: Any, **options: Any) -> Any:
@@ -53,9 +52,9 @@ def keep_where_from(linear: torch.nn.Module) -> None:
 
 
 def compute_cheap_again(layer: Any) -> None:
-    """Let a transformer layer keep neither what its norms nor what its activation function give.
+    """Let a transformer layer not keep the outputs of its norms and activation function.
 
-    Of experts only the norm in front of the attention: routers and sorted copies need the other.
+    In a layer of experts only that of the attention's norm: router and sorted copies need the other one.
     """
     pairs = [(layer.input_layernorm, layer.self_attention.linear_qkv)]
     if isinstance(layer.mlp, MLP):
@@ -105,7 +104,7 @@ def _outcome(node: Any) -> tuple[list[Tensor], Tensor]:
 
 
 class _Place:
-    """What a linear layer holds in the place of a tensor that lay in the output of a node."""
+    """Stands for a saved tensor that is (a view of) the output of a node, and can be recomputed."""
 
     def __init__(self, node: Any, tensor: Tensor) -> None:
         self.node, self.view = node, (tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -1,4 +1,4 @@
-"""Links that one rank has whole, whatever the tensor-parallel size: those of a tower beside the pipeline."""
+"""Links without tensor parallelism, whatever its size: those of a replicated tower."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside, core takes this rank for a tensor-parallel group of one: links are built, run and saved whole.
+    """Inside, core sees a tensor-parallel group of this rank alone: links are built, run and saved unsharded.
 
-    Core asks for that group in many places, some of them in the middle of a forward pass.
+    Core looks that group up in many functions, some of them called within a forward pass.
     """
     state: Any = parallel_state
     group = state._TENSOR_MODEL_PARALLEL_GROUP

@@ -27,16 +27,17 @@ from megatron.vlm.models.draws import streams_kept
 from megatron.vlm.models.flow import Carrier
 from megatron.vlm.models.language import (
     Head,
-    LanguageLayer,
     WordEmbedding,
     language_layer_config,
     language_layer_spec,
 )
-from megatron.vlm.models.vit.layers import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
+from megatron.vlm.models.vit.layers import PatchEmbed, shared_rows, vision_layer_spec
 from megatron.vlm.models.vit.native import NativePatchEmbed
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import TOWER_KINDS, VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
+from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.vision import VisionArchitecture
+from omnibal_ext.chain import VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
 
 SEEDS_APART = 2**20
 """Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
@@ -56,7 +57,7 @@ class Chain:
     adapters: Adapters = NO_ADAPTERS
     """Of frozen parts, those that are trained through adapters."""
     is_whole: bool = False
-    """Links are built whole on every rank, whatever the tensor-parallel size."""
+    """Links are built without tensor parallelism, whatever its size."""
 
     @classmethod
     def of(cls, args: Namespace, architecture: Architecture, language: TransformerConfig | None = None) -> "Chain":
@@ -68,7 +69,7 @@ class Chain:
         return cls(architecture, language, vision, args.padded_vocab_size, args.seed, frozen, adapters)
 
     def whole(self) -> "Chain":
-        """The same chain, of which every rank builds links whole, and runs them inside `alone`."""
+        """The same chain without tensor parallelism: links are built unsharded, and run inside `alone`."""
         vision = config_alone(self.vision)
         vision.num_attention_heads = vision.num_query_groups = self.architecture.vision.heads_over(1)
         return replace(self, language=config_alone(self.language), vision=vision, is_whole=True)
@@ -113,7 +114,7 @@ class Chain:
 
     def passes_by(self, link: int, batch: Microbatch) -> bool:
         """Whether a link is a tower's that has nothing to encode of a pack."""
-        return self.kinds[link] in TOWER_KINDS and batch.tiles == 0
+        return self.kinds[link] in VISION_KINDS and batch.tiles == 0
 
     def _build(self, link: int, again: bool) -> torch.nn.Module:
         vision = self.architecture.vision
@@ -124,10 +125,7 @@ class Chain:
                     return (native if vision.native else PatchEmbed)(self.vision, vision)
                 case "vit":
                     spec = vision_layer_spec(self.vision, vision, self._norms_apart(link, again))
-                    layer = self._layer(self.vision, spec, link, again)
-                    assert isinstance(layer, VisionLayer)
-                    layer.place(vision, self.kinds[:link].count("vit"))
-                    return layer
+                    return self._layer(self.vision, spec, vision, link, again)
                 case "projector":
                     known = MERGERS if vision.native else PROJECTORS
                     join = known["pooled" if self.architecture.pools else self.architecture.merger]
@@ -136,26 +134,26 @@ class Chain:
                     return WordEmbedding(self.language, self.vocab_size, self.architecture)
                 case "llm":
                     language = self.architecture.language
-                    number = self.kinds[:link].count("llm")
-                    described = language.each_layer[number]
+                    described = language.each_layer[self.kinds[:link].count("llm")]
                     config = language_layer_config(self.language, language, described)
                     spec = language_layer_spec(config, language, described, self._norms_apart(link, again))
-                    layer = self._layer(config, spec, link, again)
-                    assert isinstance(layer, LanguageLayer)
-                    layer.place(language, number)
-                    return layer
+                    return self._layer(config, spec, language, link, again)
                 case _:
                     return Head(self.language, self.vocab_size, self.architecture.language)
 
-    def _layer(self, config: TransformerConfig, spec: ModuleSpec, link: int, again: bool) -> torch.nn.Module:
-        number = self.kinds[:link].count(self.kinds[link]) + 1
-        layer: torch.nn.Module = build_module(spec, config=config, layer_number=number, add_layer_offset=False)
+    def _layer(
+        self, config: TransformerConfig, spec: ModuleSpec, part: VisionArchitecture | LanguageArchitecture, link: int,
+        again: bool,
+    ) -> torch.nn.Module:  # fmt: skip
+        number = self.kinds[:link].count(self.kinds[link])
+        layer: Any = build_module(spec, config=config, layer_number=number + 1, add_layer_offset=False)
         transformer_engine.mark_delayed(layer)
         self._adapted(link, layer)
-        if isinstance(layer, VisionLayer) and self.architecture.vision.clipped:
+        if self.kinds[link] == "vit" and self.architecture.vision.clipped:
             clip(layer, config.hidden_size, config.kv_channels)
         if again:
             compute_cheap_again(layer)
+        layer.place(part, number)
         return layer
 
     def _norms_apart(self, link: int, again: bool) -> bool:
@@ -179,7 +177,7 @@ class Chain:
         return (self.carrier(batch).rows(link, own if rows is None else rows, width), middle, width)
 
     def carrier(self, batch: Microbatch) -> Carrier:
-        """Lays out what travels beside the hidden states of a pack."""
+        """Lays out the extras of a pack (`omnibal_ext.flow`)."""
         return self._carriers[batch.has_images]
 
     @cached_property
@@ -203,7 +201,7 @@ class Chain:
 
 
 class Links(torch.nn.ModuleDict):
-    """Links of the chain by name; each of them knows how tensor parallelism cuts its weights, but for the `whole`."""
+    """Links of the chain by name; weights of those in `whole` are not sharded over tensor-parallel ranks."""
 
     def __init__(self, links: dict[str, torch.nn.Module], whole: Collection[str] = ()) -> None:
         super().__init__(links)
@@ -213,7 +211,7 @@ class Links(torch.nn.ModuleDict):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
-        """What a checkpoint holds of these links: weights alone, core's layers have no state beside them."""
+        """The weights of these links; core's layers have no other state."""
         state: ShardedStateDict = {}
         for name, link in self.items():
             with alone() if name in self.whole else nullcontext():
@@ -222,7 +220,7 @@ class Links(torch.nn.ModuleDict):
 
 
 def _without_extra_state(links: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Transformer Engine's layers ask for a state beside their weights; without FP8 it is empty, and not saved."""
+    """Transformer Engine's layers expect an extra state when loading; without FP8 it is empty, and not saved."""
     for name, module in links.named_modules():
         if type(module).set_extra_state is not torch.nn.Module.set_extra_state:
             state.setdefault(f"{prefix}{name}._extra_state")
@@ -230,7 +228,7 @@ def _without_extra_state(links: torch.nn.Module, state: dict[str, Any], prefix: 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Draw from generators seeded by `seed`; afterwards all generators are as they were.
+    """Seed the generators with `seed`, and restore their state at the end.
 
     The host draws whole weights, of which every rank takes its part. On the device each tensor-parallel rank draws its
     own part: core adds the rank to the seed. All expert-parallel ranks draw from one stream, each its own experts.

@@ -106,7 +106,7 @@ def outside_layers(config: TransformerConfig) -> TransformerConfig:
 
 
 def core_multiplies(config: TransformerConfig) -> TransformerConfig:
-    """The configuration of core's linear layers, whatever the machine has beside them."""
+    """A configuration for core's own linear layers, also where Transformer Engine builds the others."""
     config = copy.copy(config)
     config.gradient_accumulation_fusion = config.gradient_accumulation_fusion and platform.HAS_APEX
     return config

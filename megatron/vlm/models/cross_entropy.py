@@ -1,8 +1,8 @@
-"""Cross entropy over a vocabulary that is cut over tensor-parallel ranks, from logits in the precision that they have.
+"""Cross entropy over a tensor-parallel vocabulary, from logits in their own precision.
 
     kept      the logits; of every row its largest, the sum of its exponentials, its label
     fp32      a few hundred rows at a time; compiled, none
-    gradient  in the logits' place
+    gradient  overwrites the logits
     capped    logits are cap tanh(x / cap) of what the head gives; the gradient gets its slope, 1 - (logit / cap)^2
 
 `--cross-entropy-loss-fusion` takes core's compiled functions instead, which keep the exponentials in fp32. (Transformer
@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 ROWS = 512
-"""Whose logits are looked at in fp32 at a time."""
+"""Rows converted to fp32 at a time."""
 
 
 def token_losses(
     config: TransformerConfig, logits: Tensor, labels: Tensor, group: ProcessGroup, cap: float | None = None
 ) -> Tensor:
-    """Logits [n, local vocabulary], labels [n] into the whole vocabulary -> [n] fp32. The logits are used up.
+    """Logits [n, local vocabulary], labels [n] into the whole vocabulary -> [n] fp32. The logits are overwritten.
 
-    `cap`: they were capped so (`cap_logits`); their gradient is that of what they were before.
+    `cap`: of capped logits (`cap_logits`); the gradient is that of the logits before capping.
     """
     if config.cross_entropy_loss_fusion:
         logits = logits if cap is None else _Slope.apply(logits, cap)
@@ -40,7 +40,7 @@ def token_losses(
 
 @torch.no_grad()
 def cap_logits(logits: Tensor, cap: float) -> None:
-    """Logits [n, words] become cap tanh(x / cap), in their place; autograd does not see it (`token_losses` does)."""
+    """Cap logits [n, words] in place: cap tanh(x / cap). Not recorded by autograd: `token_losses` has the gradient."""
     for rows in _chunks(len(logits)):
         logits[rows].copy_(cap * torch.tanh(logits[rows] / cap))
 
@@ -105,7 +105,7 @@ def _sum_of_exponentials(logits: Tensor, largest: Tensor) -> Tensor:
 def _put_gradient(
     logits: Tensor, largest: Tensor, total: Tensor, local: Tensor, elsewhere: Tensor, grad: Tensor, cap: float | None
 ) -> None:
-    """(softmax - 1 at the label) x grad, in the logits' place and precision; times the slope where they are capped."""
+    """Overwrite the logits with (softmax - 1 at the label) x grad, times the slope if they are capped."""
     softmax = (logits.float() - largest.unsqueeze(-1)).exp() / total.unsqueeze(-1)
     here = torch.where(elsewhere, 0.0, 1.0)
     softmax = softmax.scatter_add(-1, local.unsqueeze(-1), -here.unsqueeze(-1))

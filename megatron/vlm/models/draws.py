@@ -1,4 +1,4 @@
-"""What layers draw by chance: every pack and link anew, and under sequence parallelism."""
+"""Seeds of dropout and drop path: set for every pack and link, and under sequence parallelism for every rank."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,11 +12,11 @@ from megatron.vlm.microbatch import Microbatch
 
 
 def begin_draws(seed: int, batch: Microbatch, link: int) -> None:
-    """Let what a link draws for a pack follow from the seed, the iteration, the pack and the link's place in the chain.
+    """Seed the generators for one link and pack from --seed, the iteration, the pack and the link's index in the chain.
 
-    So no layout, schedule, resume or evaluation changes it, nor that an iteration is run again, or a tower beside the
-    pipeline encodes the pack elsewhere. Tensor-parallel ranks draw alike; core adds their rank where they hold other
-    parts.
+    So the masks do not depend on layout, schedule, resumes, evaluations or reruns of an iteration, nor on which rank
+    of a replicated tower encodes the pack. Tensor-parallel ranks get the same seed; core adds their rank where they
+    hold different shards.
     """
     place = batch.shard.team_rank if batch.shard else 0
     (own,) = np.random.SeedSequence((seed, batch.iteration, batch.pack + 1, place, link)).generate_state(1)
@@ -25,7 +25,7 @@ def begin_draws(seed: int, batch: Microbatch, link: int) -> None:
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """All generators are afterwards as they were before."""
+    """Restore the state of all generators at the end."""
     tracker = tensor_parallel.get_cuda_rng_tracker()
     states, host, device = tracker.get_states(), torch.get_rng_state(), torch.cuda.get_rng_state()
     try:
@@ -37,9 +37,9 @@ def streams_kept() -> Iterator[None]:
 
 
 def own_draws(layer: TransformerLayer) -> AbstractContextManager[None]:
-    """Around a layer's forward: tensor-parallel ranks that hold other tokens draw other dropout.
+    """Around a layer's forward: under sequence parallelism each tensor-parallel rank draws dropout for its own tokens.
 
-    Core forks its generators around all layers, we around each, inside what may be recomputed.
+    Core forks its generators once around all layers; here around each, inside the function that may be recomputed.
     """
     config = layer.config
     draws = layer.training and (config.hidden_dropout or config.attention_dropout)

@@ -1,10 +1,10 @@
-"""How the ranks of a team that runs a wide pack exchange what they hold (Ulysses, arXiv 2309.14509, by documents).
+"""The exchanges within a team that runs a wide pack (Ulysses, arXiv 2309.14509, but only for samples that are split).
 
-    heads      rows of a sample that is cut, all heads     ->  all rows of the sample, some heads      and back
-    features   where the ViT made them                     ->  where the tokens are that take them
+    heads      some rows of a split sample, all heads      ->  all rows of the sample, some heads      and back
+    features   on the rank that encoded the image          ->  on the rank that holds its tokens
 
-Only samples that are cut travel, and each feature once. Both are one all-to-all of ragged parts, whose sizes every rank
-knows from the pack. In a backward pass the same goes the other way, in the same order on all ranks.
+Only split samples are exchanged, and each feature is sent once. Both are one all-to-all with uneven splits, which every
+rank knows from the pack. The backward pass sends gradients the other way, in the same order on all ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from omnibal_ext.costs.exchange import HeadShares
 
 
 class Watched:
-    """Who measures exchanges, while somebody does: `by(backward)` is a context entered around each."""
+    """For measurements: `by(backward)` is a context entered around each exchange."""
 
     def __init__(self) -> None:
         self.by: Callable[[bool], AbstractContextManager[Any]] = nullcontext
@@ -32,7 +32,7 @@ watched = Watched()
 
 
 def rows_to_heads(query: Tensor, key: Tensor, value: Tensor, exchange: HeadExchange) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the samples that are cut this rank's rows, for all their rows, sample by sample, of the heads computed here.
+    """From this rank's rows of the split samples to all of their rows, sample by sample, of the heads computed here.
 
     [n, heads, d] and twice [n, groups, d] -> [N, heads here, d] and twice [N, groups or heads here, d].
     """
@@ -69,7 +69,7 @@ def _meet(sent: Sequence[Tensor], heads: int, exchange: HeadExchange) -> Tensor:
 
 
 def features_to_tokens(made: Sequence[Tensor], shard: PackShard) -> tuple[Tensor, ...]:
-    """Features made here, each [made, ...] -> those that the tokens here take, in their order: each [taken, ...]."""
+    """Features encoded here, each [encoded, ...] -> those of the image tokens here, in order: each [taken, ...]."""
     features, route = torch.stack(tuple(made), dim=1), shard.features
     assert shard.team is not None
     sent = features[platform.to_device(route.send_rows)].split(route.send_counts)

@@ -2,8 +2,8 @@
 
     between stages    hidden states | extras shaped as these | other extras end to end, filled up to whole rows
 
-A module takes as tensors the extras that its link reads, and gives those that its link gives: `(hidden, *extras)`. A
-link whose module gives hidden states alone gives these under the names of its extras.
+A link's module takes the extras that the link reads as arguments, and returns `(hidden, *extras)` with those it makes.
+If it returns hidden states alone, these are also the extras that the link makes.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from omnibal_ext.flow import Extra, blocks
 
 @dataclass
 class Flow:
-    """Of one pack, between two links."""
+    """Hidden states and extras of one pack, between two links."""
 
     hidden: Tensor | None
     """[rows here, 1, width]; None: in front of the first link."""
@@ -39,7 +39,7 @@ class Carrier:
         return rows * (1 + blocks(found, width)) + _rows_apart(found, width)
 
     def through(self, link: int, flow: Flow, step: Callable[..., Any]) -> Flow:
-        """What leaves a link; `step` runs its module on hidden states and the extras that it reads."""
+        """The flow after a link; `step` runs its module on hidden states and the extras that it reads."""
         taken = [(one, flow.extras[one.name]) for one in self.extras if link in one.takers]
         names = [one.name for one in self.extras if one.giver == link]
         out = step(flow.hidden, *(tensor for one, tensor in taken if not one.added))
@@ -50,7 +50,7 @@ class Carrier:
         return Flow(hidden, passing | dict(zip(names, given, strict=True)))
 
     def joined(self, link: int, flow: Flow) -> Tensor:
-        """What enters a link, as one tensor."""
+        """The flow before a link, as one tensor."""
         assert flow.hidden is not None
         if not (found := self._entering(link)):
             return flow.hidden
@@ -63,7 +63,7 @@ class Carrier:
         return torch.cat(parts)
 
     def split(self, link: int, tensor: Tensor | None) -> Flow:
-        """The way back."""
+        """The inverse of `joined`."""
         found = self._entering(link)
         if tensor is None or not found:
             return Flow(tensor)

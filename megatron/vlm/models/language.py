@@ -40,13 +40,13 @@ from omnibal_ext.architectures.linear_attention import LinearAttention
 
 
 class WordEmbedding(MegatronModule):
-    """Embeds the pack's tokens and puts the projected image tokens in their places.
+    """Embeds the pack's tokens and writes the projected image tokens to their positions.
 
     image [tiles * image tokens, 1, width] -> [T, 1, width]; under sequence parallelism this rank's share of T. With a
-    newline (LLaVA-1.6), `batch.image_sources` says which image token goes where, and where the newline does; with
-    `batch.image_weights` (LLaVA-OneVision) a token is a mean of four. Words are scaled where the model's are (Gemma 3).
-    Hidden dropout is applied to the words, as core's LLaVA does, before the sequence is shared out: one mask on all
-    ranks.
+    newline (LLaVA-1.6), `batch.image_sources` has the image token, or newline, of each position; with
+    `batch.image_weights` (LLaVA-OneVision) each is a mean of four image tokens. Embeddings are scaled in some models
+    (Gemma 3). Hidden dropout is applied to the embeddings, as in core's LLaVA, before the sequence is sharded: all
+    ranks use one mask.
     """
 
     def __init__(self, config: TransformerConfig, vocab_size: int, architecture: Architecture) -> None:
@@ -92,7 +92,7 @@ class WordEmbedding(MegatronModule):
         return sum(tokens[source] * weight[:, None] for source, weight in mixed)
 
     def _placed(self, words: Tensor, image: Tensor, batch: Microbatch) -> Tensor:
-        """Image tokens in their places among words; under sequence parallelism this rank's share of it all."""
+        """The pack's sequence, image tokens at their positions; under sequence parallelism this rank's share."""
         assert batch.image_positions is not None
         whole = words.index_copy(0, batch.image_positions, image.to(words.dtype)).unsqueeze(1)
         return tensor_parallel.scatter_to_sequence_parallel_region(whole) if self.sequence_parallel else whole
@@ -103,14 +103,14 @@ class LanguageLayer(TransformerLayer):
 
     mixer: Attention | LinearAttention
     scalar: Tensor | None
-    """What the layer gives is multiplied with."""
+    """Factor of the layer's output."""
     routes = True
     """A router chooses among experts, if the model has any."""
     input: LayerInput | None
-    """What it reads beside its hidden states."""
+    """Its second input, in models that have one."""
 
     def place(self, language: LanguageArchitecture, number: int) -> None:
-        """Say which of the language model's layers this is."""
+        """Set what distinguishes this layer from others: its index, attention, inputs."""
         self.register_buffer("scalar", torch.ones(1, dtype=self.config.params_dtype) if language.layer_scalar else None)
         layer = language.each_layer[number]
         self.mixer, self.routes = layer.mixer, layer.experts is not None
@@ -122,9 +122,9 @@ class LanguageLayer(TransformerLayer):
     def forward(
         self, hidden: Tensor, batch: Microbatch, view: LanguageView, *extras: Tensor
     ) -> Tensor | tuple[Tensor, ...]:
-        """[T, 1, width] -> the same; of a layer whose keys and values others take, these too.
+        """[T, 1, width] -> the same; also key and value, if later layers use them.
 
-        `extras`: the first hidden states and a norm's weight where it has an input, key and value where it takes them.
+        `extras`: the first hidden states and a norm's weight for a second input; key and value of an earlier layer.
         """
         seen = view.runs if isinstance(self.mixer, LinearAttention) else view.seen[self.mixer.window]
         if isinstance(self.self_attention, QueriesAlone):
@@ -145,12 +145,12 @@ class LanguageLayer(TransformerLayer):
 def language_layer_config(
     config: TransformerConfig, language: LanguageArchitecture, described: Layer
 ) -> TransformerConfig:
-    """The configuration of a layer that is as `described`.
+    """The configuration of one layer.
 
-    Core would sum gradients of all QK-norms if the model's own said that there are some.
+    `qk_layernorm` is set here only: set for the whole model, core would sum the gradients of all QK-norms over ranks.
 
-    Without dropout a residual connection is one addition, which a compiled function takes no kernel less for, and the
-    host four times as long.
+    Without dropout a residual connection is one addition: a compiled function would save no kernel, and take the host
+    four times as long.
     """
     layer = copy(config)
     layer.qk_layernorm = language.qk_norm
@@ -196,7 +196,7 @@ def language_layer_spec(
 
 
 def linear_attention_spec(config: TransformerConfig, linear: LinearAttention, again: bool) -> ModuleSpec:
-    """What core's layer builds in the place of its attention."""
+    """Linear attention, built by core's layer instead of attention."""
     filled = linear.groups_over(config.tensor_model_parallel_size)
     into, out_of = projections(config, linear.groups, filled, has_bias=False, again=again)
     return ModuleSpec(GatedDeltaNet, params={"linear": linear, "into": into, "out_of": out_of})

@@ -1,4 +1,4 @@
-"""What the language model's layers need to know of a pack: by which angles each token turns, which tokens it sees.
+"""What the language model's layers need of a pack: the rotary angles of each token, and the tokens it attends to.
 
 A sample of seven tokens, three of an image (I), in a model whose tokens see the image they are of in both directions;
 rows are queries, columns keys. With a window of three, a token looks back over two others at most, itself not counted.
@@ -39,16 +39,16 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class LanguageView:
-    """What tokens see, and by which angles they turn."""
+    """Masks and rotary angles of a pack, by kind of layer."""
 
     seen: dict[int | None, Segments]
-    """By the window of a layer's attention; None: it sees any distance."""
+    """By the window of a layer's attention; None: full attention."""
     balance: Balance | None = None
-    """Of the routers of experts."""
+    """For the routers of experts."""
     runs: Runs | None = None
-    """Of the layers of linear attention."""
+    """For linear attention."""
     words: Tensor | None = None
-    """[T] what is looked up in tables of the layers' own."""
+    """[T], token ids for the layers' own tables."""
 
 
 class LanguageViewer(torch.nn.Module):
@@ -72,7 +72,7 @@ class LanguageViewer(torch.nn.Module):
             self.rotaries[window] = Rotary(turned, architecture.shuffle, seconds)
 
     def forward(self, batch: Microbatch) -> LanguageView:
-        """Rotation and segments of every window. UserError where a sample is too long for the model."""
+        """Rotation and segments of every window. Raises UserError if a sample is too long for the model."""
         masks = partial(self._masks, batch.full_pack, {})
         seen = {
             window: _seen(batch, partial(masks, attention), self.rotaries[window](batch, self.dtype))
@@ -89,14 +89,14 @@ class LanguageViewer(torch.nn.Module):
         return Runs.of(batch, self.dtype, plain.exchange)
 
     def _words(self, batch: Microbatch) -> Tensor:
-        """Those of the pack; one that no table learns in the place of image tokens."""
+        """The pack's token ids, with an id that no table learns at image tokens."""
         assert self.inputs is not None
         assert batch.input_ids is not None
         assert batch.image_positions is not None
         return batch.input_ids.index_fill(0, batch.image_positions, self.inputs.blank)
 
     def _images(self, batch: Microbatch, number: int) -> tuple[Span, ...]:
-        """Where in a sample are the tokens of its images that see each other."""
+        """The spans of a sample's images, whose tokens attend to each other in both directions."""
         begin = sum(batch.lengths[:number])
         starts = batch.image_starts
         counts = [self.image_tokens] * len(starts)
@@ -106,13 +106,13 @@ class LanguageViewer(torch.nn.Module):
         return tuple(span for span in spans if span[0] >= 0 and span[1] <= batch.lengths[number])
 
     def _prefix(self, batch: Microbatch, number: int) -> int:
-        """Tokens at the head of a sample that all see each other; padding has none."""
+        """Tokens at the start of a sample that attend to each other in both directions; 0 for padding."""
         return batch.prefixes[number] if number < len(batch.prefixes) else 0
 
     def _masks(
         self, batch: Microbatch, made: dict[Any, Tensor | None], attention: Attention, numbers: Sequence[int]
     ) -> tuple[Tensor | None, ...]:
-        """Of these samples of a pack; each is made once, whatever windows it fits into."""
+        """Masks of these samples of a pack; equal ones are made once, also for several windows."""
         found = []
         for number in numbers:
             length = batch.lengths[number]
@@ -140,24 +140,17 @@ def _seen(
     """The samples of a pack or share; `masks` makes those of samples by their numbers in the pack."""
     share = batch.shard
     if share is None or not share.split.samples:
-        return _isolated(batch, masks(range(len(batch.lengths)) if share is None else share.segments), rotation)
+        found = masks(range(len(batch.lengths)) if share is None else share.segments)
+        if all(mask is None for mask in found):
+            return replace(batch.segments, rotation=rotation)
+        return segments_of(batch.lengths, masks=found, rotation=rotation)
     assert share.team is not None
     cut = share.split
-    together = _with_masks(cut.lengths, masks(cut.samples))
+    together = segments_of(cut.lengths, masks=masks(cut.samples))
     exchange = HeadExchange(cut.rows, cut.order, share.team_rank, share.team, together)
     first = share.split_segments
-    own = _with_masks(batch.lengths[first:], masks(share.segments[first:]))
-    return replace(own, rotation=rotation, exchange=exchange)
-
-
-def _isolated(batch: Microbatch, masks: tuple[Tensor | None, ...], rotation: Rotation | None) -> Segments:
-    if all(mask is None for mask in masks):
-        return replace(batch.segments, rotation=rotation)
-    return segments_of(batch.lengths, masks=masks, rotation=rotation)
-
-
-def _with_masks(lengths: Sequence[int], masks: tuple[Tensor | None, ...]) -> Segments:
-    return segments_of(lengths, masks=() if all(mask is None for mask in masks) else masks)
+    own = segments_of(batch.lengths[first:], masks=masks(share.segments[first:]), rotation=rotation)
+    return replace(own, exchange=exchange)
 
 
 def seen_keys(

@@ -1,12 +1,12 @@
-"""What a language layer reads beside its hidden states (Gemma 4 E2B), and adds to what it gives.
+"""Per-layer inputs (Gemma 4 E2B): a language layer adds a second branch to its output, computed from other inputs.
 
     word ── a row of this layer's table ────────────────── + ── x ── a matrix ── norm ── + ──>
     first hidden states ── a matrix ── norm, of all layers ┘    │                       │
     hidden states ── a matrix ── GELU ───────────────────────── ┘                       │
     hidden states ───────────────────────────────────────────────────────────────────── ┘
 
-Transformers has the tables of all layers as one, and so the matrices behind the first hidden states; here a layer has
-its own, so that they lie where the layer does. Tensor-parallel ranks have some of the numbers between the matrices.
+In transformers the tables of all layers are one weight, and so are the matrices behind the first hidden states. Here
+each layer has its slice, so that it is on the layer's stage. The width between the matrices is tensor-parallel.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ from omnibal_ext.architectures.language import LayerInputs
 
 
 class Numbers(NamedTuple):
-    """What does not change from pack to pack."""
+    """Constants of a layer."""
 
     width: int
     epsilon: float

@@ -56,8 +56,9 @@ NORMS = {"RMSNorm": torch.nn.RMSNorm, "LayerNorm": torch.nn.LayerNorm, "CentredR
 class HeadRMSNorm(torch.nn.RMSNorm):
     """RMSNorm of every head by itself, with one weight for all heads (Qwen3, Gemma 3): [s, b, local heads, d] -> same.
 
-    Under tensor parallelism a rank sees some heads: the weight's gradient is summed over the group as it arises. (Core
-    would sum it at the end of the iteration by its name, which a ViT's full-width norms have too: those are cut.)
+    Under tensor parallelism a rank has some of the heads: the weight's gradient is summed over the group in the
+    backward pass. (Core sums it at the end of the iteration, by a name that the ViT's full-width norms have too, whose
+    weights are sharded.)
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
@@ -85,8 +86,8 @@ def normalised_heads(hidden: Tensor, epsilon: float) -> Tensor:
 class BranchNormAdd(torch.nn.Module):
     """The residual connection behind a branch that ends in a norm (Gemma): residual + dropout(norm(x + bias)).
 
-    Takes the place of core's bias-dropout-add, whose calling order it keeps: called with (training, fused) it gives the
-    function that adds.
+    Used instead of core's bias-dropout-add, and called like it: `forward(training, fused)` returns the function that
+    adds.
     """
 
     def __init__(self, config: TransformerConfig) -> None:

@@ -12,13 +12,13 @@ from megatron.vlm.models.again import run_again
 class Perceptron(MLP):
     """Core's perceptron, gated or not, with the model's own activation.
 
-    That is fused with the bias before it where there is a compiler.
+    It is fused with the bias before it where there is a compiler.
     """
 
     activates_again = False
-    """Whether what the activation function gives is computed again instead of kept."""
+    """Whether the activation function's output is recomputed."""
     activate: Callable[..., Tensor] | None = None
-    """What stands between both matrices, where it is not the activation function alone."""
+    """Replaces the activation function (with bias and gate) between both matrices."""
 
     def forward(
         self, hidden: Tensor, per_token_scale: Tensor | None = None, **_: object

@@ -1,4 +1,4 @@
-"""Core's transformer layer in the kernels that this machine has, with weights named alike whichever they are.
+"""Core's transformer layer from Transformer Engine or core's own modules, with the same names of weights.
 
 | `--transformer-impl` | projections | norms |
 |---|---|---|
@@ -41,9 +41,9 @@ def by_transformer_engine(config: TransformerConfig) -> bool:
 
 
 def layer_submodules(config: TransformerConfig, again: bool) -> TransformerLayerSubmodules:
-    """Of a layer with norms in front of attention and perceptron; attention and what else differs is the caller's.
+    """A layer with norms in front of attention and perceptron; the caller sets the attention and what else differs.
 
-    `again`: norms apart from projections, and a perceptron of ours, whatever the machine.
+    `again`: norms outside of projections, and our perceptron, with both implementations.
     """
     if by_transformer_engine(config):
         submodules = get_gpt_layer_with_transformer_engine_submodules()
@@ -64,9 +64,8 @@ def layer_submodules(config: TransformerConfig, again: bool) -> TransformerLayer
 def projections(
     config: TransformerConfig, groups: int, filled: int | None, has_bias: bool, again: bool, **into_it: Any
 ) -> tuple[partial[Any], partial[Any]]:
-    """What projects into the attention, norm included where it is inside, and out of it. They fill up the last ranks to
-    `filled` groups of heads, where these do not divide the `groups` that the model has. `into_it`: what the first takes
-    beside that."""
+    """The projections to query, key and value (with the norm, where it is inside) and behind the attention, padded
+    from the model's `groups` of heads to `filled`. `into_it`: further arguments of the first."""
     into, out_of = ColumnParallelLinear, RowParallelLinear
     if by_transformer_engine(config):
         into = transformer_engine.Columns if again else transformer_engine.NormAndColumns

@@ -1,6 +1,6 @@
-"""The rows of a pack that are ViT tokens, and those that fill up the tensor-parallel group: taken apart, put together.
+"""Removes and appends the padding rows behind a pack's ViT tokens, which make the tensor-parallel size divide them.
 
-Slices would do the same; their backward passes write every row once more for each slice.
+Slicing would give the same, but its backward pass writes all rows once for each slice.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""Transformer Engine: every use of it that is ours goes through this file, the rest is core's.
+"""Transformer Engine: all our uses of it are in this file.
 
-Imports without Transformer Engine; what is here must then not be used. `tests/engine` stands in for it on the CPU.
+Can be imported without Transformer Engine, but then not used. `tests/engine` has a stand-in for CPUs.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,13 +40,13 @@ def attention_over_pack(query: Tensor, key: Tensor, value: Tensor, segments: Seg
 
 
 def delays(module: torch.nn.Module) -> bool:
-    """Whether a linear layer of Transformer Engine's was built to leave its weight gradients for `backward_dw`."""
+    """Whether this is a Transformer Engine linear layer that delays its weight gradients until `backward_dw`."""
     store = getattr(module, "wgrad_store", None)
     return store is not None and bool(store.delay_wgrad_compute())
 
 
 def when_put_off(layer: Any, tell: Callable[[Any, Sequence[Tensor]], None]) -> None:
-    """Call `tell(layer, tensors held)` whenever a backward pass of a layer that delays has put its gradients off."""
+    """Call `tell(layer, tensors held)` whenever a backward pass has delayed the layer's weight gradients."""
     store = layer.wgrad_store
     put = store.put
 
@@ -69,11 +69,11 @@ def mark_delayed(module: torch.nn.Module) -> None:
 
 
 def compute_late(layer: Any) -> None:
-    """Compute the gradients that a layer has put off, without those of a bias that core adds behind it.
+    """Compute the layer's oldest delayed gradients, without those of a bias that core adds after it.
 
-    Fused, B gives the weight a gradient that only says that there is one, and the hooks behind W take it away: where
-    several B come before a W, each W needs its own. A pack that passes the layer by leaves zeros, which would keep the
-    layer from giving its bias a gradient.
+    With fused accumulation B sets a dummy gradient of the weight, which the hooks after W remove: if several B come
+    before a W, each W needs its own. A pack that skips the layer leaves a zero gradient of the bias, which would keep
+    the layer from setting one.
     """
     from transformer_engine.pytorch.module.base import get_dummy_wgrad
 
@@ -91,7 +91,7 @@ def compute_late(layer: Any) -> None:
 
 @cache
 def _thd_kernel(heads: int, groups: int, width: int, scale: float | None) -> Callable[..., Tensor]:
-    """One for all layers, none of which owns it: it has no weights to be saved."""
+    """One for all layers, outside of the model: it has no weights."""
     from transformer_engine.pytorch import DotProductAttention
 
     kernel: Callable[..., Tensor] = DotProductAttention(

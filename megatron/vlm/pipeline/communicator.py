@@ -1,4 +1,4 @@
-"""How tensors travel between stages: shapes are known on both sides, nothing is exchanged beforehand.
+"""Messages between stages. Shapes are known on both sides, and not exchanged beforehand.
 
 Wherever the placement has activations travel from one rank to another there are two channels: activations go one way,
 gradients the other. (Two ranks of a V have four: there activations go both ways.) Each channel is a process group of
@@ -19,6 +19,11 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.pipeline.progress import Progress
+
+ACTIVATION, GRADIENT = "activation", "gradient"
+"""A stage's output, for the next one; the gradient of its input, for the one before."""
+IMAGE_TOKENS, IMAGE_GRADIENT = "image tokens", "gradient of image tokens"
+"""The output of a replicated tower, for the first stage; its gradient, for the rank that encoded the images."""
 
 
 @dataclass
@@ -67,7 +72,7 @@ class Communicator:
         image_edges: Sequence[tuple[int, int]] = (),
     ) -> None:
         """All ranks of the job open the channels together, for activations along `edges` (source, target) of pipeline
-        ranks and gradients against them; of a tower beside the pipeline image tokens along `image_edges`, and their
+        ranks and gradients against them; with a replicated tower image tokens along `image_edges`, and their
         gradients against them. A message that takes longer than `timeout` is an error.
 
         A rank makes its own channels; it only counts those of others, since torch names groups by
@@ -80,13 +85,13 @@ class Communicator:
         self.pending: list[Send] = []
         self.channels: dict[tuple[int, int, str], dist.ProcessGroup] = {}
         """By source and target among this pipeline's ranks, and what travels."""
-        for pipeline in _all_pipelines(self.ranks):
+        for pipeline in (group for group in all_groups(self.ranks) if len(group) > 1):
             for source, target in edges:
-                self._make(pipeline, source, target, "activation", timeout)
-                self._make(pipeline, target, source, "gradient", timeout)
+                self._make(pipeline, source, target, ACTIVATION, timeout)
+                self._make(pipeline, target, source, GRADIENT, timeout)
             for source, target in image_edges:
-                self._make(pipeline, source, target, "image tokens", timeout)
-                self._make(pipeline, target, source, "gradient of image tokens", timeout)
+                self._make(pipeline, source, target, IMAGE_TOKENS, timeout)
+                self._make(pipeline, target, source, IMAGE_GRADIENT, timeout)
 
     def _make(self, pipeline: Sequence[int], source: int, target: int, kind: str, timeout: timedelta | None) -> None:
         """Make and open a channel if it is ours; all ranks call it."""
@@ -99,46 +104,16 @@ class Communicator:
             self.channels[source, target, kind] = group
             _open(group, self.device, *ends)
 
-    def send_activation(self, tensor: Tensor, target: int) -> None:
-        """Start sending a stage's output to the pipeline rank of the next stage."""
-        self._send_kind("activation", tensor, target)
-
-    def send_gradient(self, tensor: Tensor, target: int) -> None:
-        """Start sending the gradient of a stage's input to the pipeline rank of the stage before."""
-        self._send_kind("gradient", tensor, target)
-
-    def receive_activation(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
-        """Start receiving a stage's input from the pipeline rank of the stage before."""
-        return self._receive_kind("activation", shape, dtype, source)
-
-    def receive_gradient(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
-        """Start receiving the gradient of a stage's output from the pipeline rank of the next stage."""
-        return self._receive_kind("gradient", shape, dtype, source)
-
-    def send_image_tokens(self, tensor: Tensor, target: int) -> None:
-        """Start sending what the tower made here to the pipeline rank of the first stage."""
-        self._send_kind("image tokens", tensor, target)
-
-    def send_image_gradient(self, tensor: Tensor, target: int) -> None:
-        """Start sending the gradient of image tokens to the pipeline rank that made them."""
-        self._send_kind("gradient of image tokens", tensor, target)
-
-    def receive_image_tokens(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
-        """Start receiving what the tower made on another pipeline rank."""
-        return self._receive_kind("image tokens", shape, dtype, source)
-
-    def receive_image_gradient(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
-        """Start receiving the gradient of what the tower made here from the pipeline rank of the first stage."""
-        return self._receive_kind("gradient of image tokens", shape, dtype, source)
-
-    def _receive_kind(self, kind: str, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
-        receive = self._receive(shape, dtype, self.ranks[source], self.channels[source, self.here, kind])
-        return replace(receive, message=f"its {kind} from rank {self.ranks[source]}")
-
-    def _send_kind(self, kind: str, tensor: Tensor, target: int) -> None:
-        self._send(tensor, self.ranks[target], self.channels[self.here, target, kind])
+    def send(self, what: str, tensor: Tensor, target: int) -> None:
+        """Start sending a tensor to a pipeline rank, on the channel of what it is."""
+        self._send(tensor, self.ranks[target], self.channels[self.here, target, what])
         if tensor.numel():
-            self.pending[-1].message = f"its {kind} to reach rank {self.ranks[target]}"
+            self.pending[-1].message = f"its {what} to reach rank {self.ranks[target]}"
+
+    def receive(self, what: str, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
+        """Start receiving a tensor from a pipeline rank, on the channel of what it is."""
+        receive = self._receive(shape, dtype, self.ranks[source], self.channels[source, self.here, what])
+        return replace(receive, message=f"its {what} from rank {self.ranks[source]}")
 
     def finish(self) -> None:
         """Wait until everything sent has left."""
@@ -170,8 +145,8 @@ def _open(channel: dist.ProcessGroup, device: str, source: int, target: int) -> 
     work.wait()
 
 
-def _all_pipelines(ranks: list[int]) -> list[tuple[int, ...]]:
-    """The ranks of all pipelines, in one order on all ranks."""
+def all_groups(ranks: list[int]) -> list[tuple[int, ...]]:
+    """Groups of ranks, of which each rank of the job passes in its own: all of them, in one order on all ranks."""
     everyone: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, ranks)
-    return sorted({tuple(pipeline) for pipeline in everyone if len(pipeline) > 1})
+    return sorted(set(map(tuple, everyone)))

@@ -1,14 +1,14 @@
-"""What data-parallel ranks exchange beside computing: in one order on all of them, whatever their packs are.
+"""Data-parallel collectives that overlap computing: started in the same order on all ranks, whatever their packs are.
 
-Messages of a group are matched by their order alone. A rank whose pack has no tiles passes vision links by: it does not
-touch their weights in forward order, and their gradients are ready in another order than a backward pass yields them.
+Collectives of a group are matched by their order. A rank whose pack has no tiles skips the vision links: it does not
+use their weights in forward order, and their gradients are ready in another order than after a backward pass.
 
-    gathers        --overlap-param-gather   a bucket's starts once the one before it is waited for, of all stages of a
-                                            rank, those of the weights used first in front
+    gathers        --overlap-param-gather   a bucket's starts once the one before it has been waited for; over all
+                                            stages of a rank, in the order in which weights are used
     reductions     --overlap-grad-reduce    a bucket's starts once it is ready and those of all buckets before it have
 
-Weights of dealt experts (--expert-model-parallel-size) have buckets of their own, which fewer ranks share. They stand
-among the others: two groups of ranks that start in different orders can wait for each other too.
+Expert-parallel weights (--expert-model-parallel-size) have buckets of their own, over smaller groups. They are ordered
+together with the others, since two groups of ranks that start in different orders can deadlock too.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,10 +21,10 @@ import torch
 
 
 class Gathers:
-    """The weights of a rank's stages on their way from the ranks that updated them, from when it is made.
+    """All-gathers of the updated weights of a rank's stages; the first starts when this is created.
 
-    Each gather is under way while layers compute with the weights before it. Were all started at once, those layers
-    would stand behind the last but one, where the device has one queue for all that it is asked for.
+    Each gather overlaps layers that compute with the weights before it. If all were started at once, on a device with
+    one hardware queue these layers would wait for the last gather but one.
     """
 
     def __init__(self, modules: Sequence[Any], waiting: Callable[[str], AbstractContextManager[None]]) -> None:
@@ -40,11 +40,11 @@ class Gathers:
         self._start()
 
     def finish(self, module: Any) -> None:
-        """Compute from here on with all weights of a stage."""
+        """Wait for all weights of a stage."""
         self._wait(self._last.get(module, -1))
 
     def await_weights(self, weights: Collection[torch.nn.Parameter]) -> None:
-        """Compute from here on with these weights."""
+        """Wait for these weights."""
         held = set(weights)
         places = [
             place
@@ -69,13 +69,13 @@ class Gathers:
 
 
 class OrderedReductions:
-    """Holds the reductions of wrapped stages to the order of their buckets."""
+    """Starts the reductions of wrapped stages in the order of their buckets."""
 
     def __init__(self) -> None:
         self._attached: WeakSet[torch.nn.Module] = WeakSet()
 
     def attach(self, module: Any) -> None:
-        """From here on the buckets of a wrapped stage are reduced in their order; once each."""
+        """Reduce the buckets of a wrapped stage in their order from now on. Repeated calls have no effect."""
         if module in self._attached:
             return
         self._attached.add(module)

@@ -1,12 +1,12 @@
-"""What E and V do: this rank's images through the tower, image tokens to the first stage, their gradients back.
+"""E and V, the forward and backward of a replicated tower: image tokens to the first stage, their gradients back.
 
-    E    take the rank's part of the pack, run the tower, send the image tokens on
-    F    of the first stage: wait for all parts, put them together as the pack has them
-    B    of the first stage: send every rank the gradient of what it made
-    V    wait for it, add the gradients of the tower's weights to the sums
+    E    take the rank's images of the pack, run the tower, send the image tokens
+    F    of the first stage: receive from all ranks that encoded, put tokens into the pack's order
+    B    of the first stage: send every rank the gradient of its tokens
+    V    receive it, add the gradients of the tower's weights to the sums
 
-A frozen tower may run one iteration ahead: then E is of the next iteration's pack, and what is missing of this one's
-(the first of a run, one that is run again) is encoded before.
+A frozen tower runs one iteration ahead: E encodes the next iteration's pack, and images that are missing of this one
+(in the first iteration of a run, or one that is rerun) are encoded first.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.pipeline.communicator import Communicator, Receive
+from megatron.vlm.pipeline.communicator import IMAGE_GRADIENT, IMAGE_TOKENS, Communicator, Receive
 from megatron.vlm.pipeline.image_rows import ImageRows
 from megatron.vlm.pipeline.iteration import Iteration
 from megatron.vlm.pipeline.tower import Tower
@@ -33,17 +33,17 @@ from omnibal_ext.tower_encoding import parts_of
 
 @dataclass(frozen=True)
 class Images:
-    """What a rank encodes in an iteration, and of which it is."""
+    """The images that a rank encodes in an iteration, and its number."""
 
     packs: Iterator[Microbatch]
-    """In the order of E a part of every microbatch (`Microbatch.units`), be it empty; of a tower that runs ahead the
-    next iteration's, behind what is missing of this one's."""
+    """In the order of E the rank's part of every microbatch (`Microbatch.units`), which may be empty; for a tower that
+    runs ahead, what is missing of this iteration, then the next one's."""
     iteration: int = 0
 
 
 @dataclass
 class Flight:
-    """What V needs of a part of a microbatch: what the tower made, or the part, to run it again."""
+    """What V needs: the image tokens, or with `again` the images, to encode them again."""
 
     part: Microbatch | None
     tokens: Tensor | None
@@ -52,22 +52,22 @@ class Flight:
 
 @dataclass
 class Encoded:
-    """The images of one iteration, from their packs to the stage that takes them."""
+    """The images of one iteration, from their packs to the first stage."""
 
     iteration: int
     arrivals: Arrivals
     taken: int = 0
-    """Packs that have come."""
+    """Packs taken so far."""
     parts: dict[int, Microbatch] = field(default_factory=dict)
     """By microbatch, before this rank encodes them."""
     rows: dict[int, ImageRows] = field(default_factory=dict)
-    """By microbatch, until nothing of it is expected any more."""
+    """By microbatch, until nothing more of it is received."""
     tokens: dict[tuple[int, int], Receive] = field(default_factory=dict)
-    """By microbatch and the pipeline rank that made them, where the first stage is."""
+    """On the first stage's rank, by microbatch and the pipeline rank that encoded them."""
 
 
 class Encoding:
-    """E and V of a run on one rank: `take`, `begin`, what is missing, `go_on`, the actions of a list, `end`."""
+    """E and V of a run on one rank. Calls of an iteration: `take`, `begin`, missing E, `go_on`, the list, `end`."""
 
     def __init__(self, tower: Tower, communicator: Communicator, first: int) -> None:
         """`first` is the pipeline rank of the first stage."""
@@ -80,31 +80,31 @@ class Encoding:
         self.microbatches = 0
         self.images = Images(iter(()))
         self._now = self._coming = self._fresh(0)
-        """What F takes, and what E makes: of this iteration, or of the next one."""
+        """Used by F, and filled by E: of this iteration, or of the next one."""
         self._next: Encoded | None = None
-        """Of the next iteration of training, where there was time to encode it."""
+        """The next training iteration, if it has been encoded."""
 
     def take(self, images: Images, microbatches: int, training: bool) -> None:
-        """An iteration is to come, with these images."""
+        """Set the images of the iteration that follows."""
         self.images, self.microbatches, self.training = images, microbatches, training
         self.is_ahead = training and self.tower.plan.mode == "ahead"
 
     def begin(self) -> bool:
-        """Begin it; every rank calls it. Whether E of this very iteration has to come in front of its list: where the
-        tower runs ahead, and has not."""
+        """Begin the iteration; collective. Returns whether a tower that runs ahead has yet to encode this iteration,
+        before the list."""
         self.tower.refresh()
         missing = self.is_ahead and self._next is None
         self._now = self._coming = (self.is_ahead and self._next) or self._fresh(self.images.iteration)
         return missing
 
     def go_on(self) -> None:
-        """What is encoded from here on is the list's."""
+        """Missing images are encoded; the list follows."""
         if self.is_ahead:
             self._drain()
             self._coming = self._fresh(self.images.iteration + 1)
 
     def end(self) -> None:
-        """The list is through; every rank calls it."""
+        """End the iteration; collective."""
         self._drain()
         if self.is_ahead:
             self._next = self._coming
@@ -113,11 +113,11 @@ class Encoding:
             self.tower.is_stale = True
 
     def forget(self) -> None:
-        """What was encoded ahead does not count: the iteration is run again."""
+        """Drop what was encoded ahead: the iteration is rerun."""
         self._next = None
 
     def encode(self, microbatch: int, watch: Callable[[], AbstractContextManager[Any]]) -> None:
-        """E; `watch` is entered around the computing."""
+        """E; `watch` is a context around the computing."""
         made = self._coming
         self._expect(made, microbatch)
         part = made.parts.pop(microbatch)
@@ -128,23 +128,23 @@ class Encoding:
             if self.here == self.first:
                 made.tokens[microbatch, self.here] = Receive(tokens.detach(), None)
             else:
-                self.communicator.send_image_tokens(tokens, self.first)
+                self.communicator.send(IMAGE_TOKENS, tokens, self.first)
             if self._trains:
                 self.flights[microbatch] = Flight(part if again else None, None if again else tokens, tokens.shape)
         made.arrivals.look_ahead()
 
     def post_tokens(self, microbatch: int, source: int) -> None:
-        """Start receiving what another pipeline rank makes of a microbatch."""
+        """Start receiving image tokens that another pipeline rank encodes."""
         made = self._coming
         self._expect(made, microbatch)
         rows, part = made.rows[microbatch], self._parts(microbatch).index(source)
         chain = self.tower.chain
         shape = (rows.count(part, self.group.rank()), 1, chain.language.hidden_size)
-        receive = self.communicator.receive_image_tokens(shape, chain.language.params_dtype, source)
+        receive = self.communicator.receive(IMAGE_TOKENS, shape, chain.language.params_dtype, source)
         made.tokens[microbatch, source] = receive
 
     def assembled(self, microbatch: int) -> Tensor:
-        """What enters the first stage, in F of it."""
+        """The input of the first stage's F."""
         rows, parts = self._now.rows[microbatch], self._parts(microbatch)
         receives = [self._now.tokens.pop((microbatch, part), None) for part in parts]
         pieces = [self._arrived(receive) for receive in receives if receive is not None]
@@ -153,20 +153,20 @@ class Encoding:
         return rows.assemble(pieces or [self._no_tokens()], self.group)
 
     def give_back(self, microbatch: int, gradient: Tensor) -> None:
-        """Send what B of the first stage made to those who wait for it in V."""
+        """Send the gradient of the first stage's B to the ranks whose V takes it."""
         rows = self._now.rows.pop(microbatch)
         for number, part in enumerate(self._parts(microbatch)):
             piece = rows.piece(gradient, number, self.group.rank())
             if part == self.here:
                 self.gradients[microbatch] = Receive(piece, None)
             else:
-                self.communicator.send_image_gradient(piece, part)
+                self.communicator.send(IMAGE_GRADIENT, piece, part)
 
     def post_gradient(self, microbatch: int) -> None:
-        """Start receiving what V of a microbatch waits for."""
+        """Start receiving the gradient for V."""
         if microbatch in self.flights:
             shape, dtype = self.flights[microbatch].shape, self.tower.chain.language.params_dtype
-            self.gradients[microbatch] = self.communicator.receive_image_gradient(shape, dtype, self.first)
+            self.gradients[microbatch] = self.communicator.receive(IMAGE_GRADIENT, shape, dtype, self.first)
 
     def backward(self, microbatch: int, watch: Callable[[], AbstractContextManager[Any]]) -> None:
         """V."""
@@ -182,7 +182,7 @@ class Encoding:
             self.tower.backward(tokens, gradient)
 
     def _run(self, part: Microbatch, keeps: bool) -> Tensor | None:
-        """What the tower makes of a part, None of one without images."""
+        """Image tokens of a part; None if it has no images."""
         return self.tower.encode(part, self.training, keeps) if part.tiles else None
 
     @property
@@ -227,18 +227,18 @@ class Encoding:
 
 @dataclass(eq=False, kw_only=True)
 class TowerIteration(Iteration):
-    """What the first stage's F takes is put together from what ranks have encoded (`Encoding`).
+    """An iteration whose first stage takes image tokens from `Encoding`.
 
-    Owners of the tower's weights have the gradients when the list is through; their reductions are the last.
+    The owners of the tower's weights have their gradients after the list; their reductions are the last.
     """
 
     encoding: Encoding
     missing: Sequence[Action | Post] = ()
-    """Encodes what a tower that runs ahead has not."""
+    """Actions that encode this iteration's images, if a tower that runs ahead has not."""
 
     @property
     def compute(self) -> dict[str, Callable[[Action], None]]:
-        """What each kind of action does."""
+        """The function of each kind of action."""
         encode, backward = self.encoding.encode, self.encoding.backward
         return super().compute | {
             "E": lambda action: encode(action.microbatch, partial(self.watch, action)),
@@ -252,7 +252,7 @@ class TowerIteration(Iteration):
         self.encoding.go_on()
 
     def _finish(self) -> None:
-        """Give the tower's owners their gradients; where W start reductions, their stage's have waited for it."""
+        """Give the tower's owners their gradients; with W, the reductions of their stages wait for these."""
         super()._finish()
         self.communicator.progress.at("the sums of the tower's gradients")
         owner = self.chunks[0]

@@ -1,7 +1,7 @@
 """Runs a schedule: the patched `forward_backward_func` of Megatron.
 
-Schedules are data (`omnibal_ext.schedules.schedule`). The executor walks its rank's list and obeys; the computing
-itself, the loss and its scaling stay with core's `forward_step` and `backward_step`.
+Schedules are data (`omnibal_ext.schedules.schedule`). The executor runs its rank's list of actions; computing, loss and
+scaling are core's `forward_step` and `backward_step`.
 """
 
 import contextlib
@@ -53,9 +53,8 @@ def image_edges(ranks: int, first: int) -> list[tuple[int, int]]:
 class Executor:
     """Callable as core's forward_backward functions are. One communicator serves all iterations.
 
-    `watch(action)` is a context entered around the computing of every action, for those who measure. `lists` are a
-    plan's own; for other numbers of microbatches than theirs, the lists are those of `schedule_name`. `tower` is what
-    the plan has beside the pipeline.
+    `watch(action)` is a context around the computing of every action, for measurements. `lists` are a plan's own; for
+    other numbers of microbatches, those of `schedule_name` are built. `tower` is the plan's replicated tower.
     """
 
     def __init__(
@@ -83,8 +82,8 @@ class Executor:
         """One iteration: forwards and backwards of `num_microbatches` packs, then the reduction of gradients.
 
         Returns the loss records of the last stage's microbatches, elsewhere an empty list. Core's arguments about
-        shapes are not needed: these come from the packs. `images` are those that this rank encodes, of a tower beside
-        the pipeline. Raises UserError for a schedule that loses work or would deadlock.
+        shapes are ignored: shapes follow from the packs. `images` are those that this rank encodes, with a replicated
+        tower. Raises UserError for a schedule that loses work or would deadlock.
         """
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
         modules = model if isinstance(model, list) else [model]
@@ -124,18 +123,18 @@ class Executor:
 
     @property
     def copies(self) -> list[torch.nn.Module]:
-        """What runs here beside the stages: copies of a tower."""
+        """Modules that run here besides the stages: the copy of a replicated tower."""
         return [] if self.encoding is None else [self.encoding.tower.copies]
 
     def forget_images(self, training: bool) -> None:
-        """The iteration is run again: of the images, too, nothing is there yet."""
+        """The iteration is rerun: its images are to be encoded again."""
         if self.encoding is not None and training:
             self.encoding.forget()
 
     def _iteration(
         self, groups: ProcessGroupCollection, placement: Placement, chunks: list[Chunk], forward: Forward
     ) -> Iteration:
-        """The state of an iteration; all channels are opened, and a tower's copies made, the first time."""
+        """The state of an iteration; the first call opens all channels, and makes the copies of a tower."""
         first = placement.ranks_of[0]
         edges = image_edges(placement.ranks, first) if self.tower else []
         self._communicator = self._communicator or open_channels(groups, placement.edges, edges)
@@ -149,7 +148,7 @@ class Executor:
     def _schedule(
         self, placement: Placement, num_microbatches: int, chunks: Sequence[Chunk], forward_only: bool
     ) -> Postings:
-        """The lists for these counts, checked once; linear layers are readied where they split the backward."""
+        """The lists for these counts, checked once; with W, linear layers are made to delay their weight gradients."""
         key = (placement.ranks, num_microbatches, placement.chunks)
         if self.tower is not None and forward_only:
             return self._in_time(placement, num_microbatches)
@@ -171,7 +170,7 @@ class Executor:
         )
 
     def _in_time(self, placement: Placement, num_microbatches: int) -> Postings:
-        """Lists of an evaluation with a tower: of any number of microbatches, each encoded shortly before its F."""
+        """Lists of an evaluation with a tower, for any number of microbatches: each is encoded shortly before its F."""
         assert self.tower is not None
         key = (placement.ranks, num_microbatches, placement.chunks)
         if key not in self._in_time_postings:
@@ -181,7 +180,7 @@ class Executor:
         return self._in_time_postings[key]
 
     def _missing(self, placement: Placement, num_microbatches: int) -> list[Action | Post]:
-        """What encodes all of an iteration on this rank, where a tower runs ahead and has not."""
+        """Actions that encode all images of an iteration on this rank, for a tower that runs ahead and has not."""
         assert self.tower is not None
         assert self._communicator is not None
         if self.tower.mode != "ahead":

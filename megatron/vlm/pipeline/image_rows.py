@@ -1,4 +1,4 @@
-"""Whose rows of a pack's image tokens are where, when several ranks have encoded its images.
+"""The order of a pack's image tokens, when several ranks have encoded its images.
 
     units of the pack           0   1   2   3            their workers (part, tensor rank): 0.0  0.1  0.0  1.0
     part 0, tensor rank 0       0   2                    image tokens of its units, then their features
@@ -6,8 +6,8 @@
     part 1, tensor rank 0       3
     enters the first stage      0   1   2   3            image tokens of the pack, then its features
 
-Pieces of all parts meet on the pipeline rank of the first stage, each on the tensor rank that made it; these then
-gather them. Shapes follow from the pack's sizes and the plan: ranks tell each other nothing.
+The first stage's pipeline rank receives the tokens of all parts, each tensor rank those of its number, and gathers them
+over the tensor ranks. Shapes follow from the pack's sizes and the plan, and are not exchanged.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ class ImageRows:
     units: tuple[int, ...]
     """Rows of each unit of images."""
     workers: tuple[int, ...]
-    """Who encodes each: part x tensor ranks + tensor rank."""
+    """The worker that encodes each: part x tensor ranks + tensor rank."""
     parts: int
     tensor_ranks: int
     copies: int
-    """Of every row: the image token, and its features."""
+    """Rows of each image token: itself, and its features."""
 
     def count(self, part: int, tensor_rank: int) -> int:
-        """Rows that a worker makes."""
+        """Rows that a worker encodes."""
         return len(self._places[part * self.tensor_ranks + tensor_rank])
 
     @property
@@ -47,7 +47,7 @@ class ImageRows:
 
     @cached_property
     def _places(self) -> list[Ints]:
-        """Of every worker, where its rows are among those that enter the first stage, in the order it makes them."""
+        """For every worker, the indices of its rows in the first stage's input, in the order in which it encodes."""
         begins = np.cumsum([0, *self.units])
         rows: list[list[Ints]] = [[] for _ in range(self.parts * self.tensor_ranks)]
         for begin, count, worker in zip(begins, self.units, self.workers, strict=False):
@@ -56,7 +56,7 @@ class ImageRows:
         return [np.concatenate([copy * begins[-1] + found for copy in range(self.copies)]) for found in own]
 
     def assemble(self, pieces: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
-        """What enters the first stage, of this tensor rank's pieces of all parts; all tensor ranks together."""
+        """The first stage's input, from this tensor rank's rows of all parts. Collective over tensor ranks."""
         piece = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
         if not self.total:
             return piece
@@ -75,7 +75,7 @@ class ImageRows:
         return _taken(piece, order)
 
     def piece(self, whole: Tensor, part: int, tensor_rank: int) -> Tensor:
-        """Of something as long as what enters the first stage, the rows of a worker, in its order."""
+        """A worker's rows of a tensor with the rows of the first stage's input, in the worker's order."""
         return _taken(whole, self._places[part * self.tensor_ranks + tensor_rank])
 
 

@@ -1,4 +1,4 @@
-"""One iteration on one rank: walks the list of actions, moves tensors in and out, keeps what the backward needs."""
+"""One iteration on one rank: runs the list of actions, sends and receives, keeps what the backward needs."""
 
 import contextlib
 from collections import Counter
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.pipeline.communicator import Communicator, Receive
+from megatron.vlm.pipeline.communicator import ACTIVATION, GRADIENT, Communicator, Receive
 from megatron.vlm.pipeline.data_parallel import Gathers
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
@@ -44,16 +44,16 @@ class Chunk:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the data-parallel reduction runs beside the backward pass (`--overlap-grad-reduce`)."""
+        """Whether the data-parallel reduction overlaps the backward pass (`--overlap-grad-reduce`)."""
         return self.config.no_sync_func is not None
 
     @property
     def gathers(self) -> bool:
-        """Whether the weights are gathered beside the forward passes (`--overlap-param-gather`)."""
+        """Whether gathering the weights overlaps the forward passes (`--overlap-param-gather`)."""
         return self.config.param_sync_func is not None
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Gradients that are ready inside do not start the reduction."""
+        """Inside, gradients do not start the reduction."""
         context: contextlib.AbstractContextManager[None] = (
             self.module.no_sync() if self.overlaps else contextlib.nullcontext()
         )
@@ -74,16 +74,15 @@ class Flight:
 class Iteration:
     """The state of one iteration on one rank.
 
-    1. Where the optimizer left each weight on one data-parallel rank, weights are gathered in one order on all ranks.
-       Links wait for their own; a pack without tiles passes links by, and its stage waits for all first. So do those
-       of ranks that exchange something inside the forward pass: one may have no tiles, and would wait for the others.
-    2. Receives are posted where the list says (`omnibal_ext.schedules.posting`): they travel while other actions
-       are computed.
-    3. F: take the pack and the input, compute, hand the output on; meanwhile the next pack is copied to the device.
-    4. B: take the output's gradient, compute, hand the input's gradient back. Where nothing up to the stage is trained,
-       there is nothing to do, and nothing comes or goes.
-    5. W: compute the weights' gradients that B put aside.
-    6. The data-parallel reduction of a chunk runs beside its last backward, or follows its last W.
+    1. With the distributed optimizer, weights are gathered in one order on all ranks. Each link waits for its own; a
+       stage waits for all first if its pack has no tiles, so that it skips links, or if ranks exchange something within
+       the forward pass, where a rank without tiles would make the others wait.
+    2. Receives are posted where the list says (`omnibal_ext.schedules.posting`), and overlap other actions.
+    3. F: take the pack and the input, compute, send the output; meanwhile the next pack is copied to the device.
+    4. B: receive the output's gradient, compute, send the input's gradient. Nothing is done or sent if nothing up to
+       the stage is trained.
+    5. W: compute the weight gradients that B left.
+    6. The data-parallel reduction of a chunk overlaps its last B, or follows its last W.
     """
 
     communicator: Communicator
@@ -123,7 +122,7 @@ class Iteration:
 
     @property
     def compute(self) -> dict[str, Callable[[Action], None]]:
-        """What each kind of action does."""
+        """The function of each kind of action."""
         return {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
 
     def _walk(self, steps: Sequence[Action | Post]) -> None:
@@ -138,27 +137,26 @@ class Iteration:
     def _post_receive(self, post: Post) -> None:
         """Start receiving what an action needs, if anything comes."""
         action, source, chunk = post.action, post.giver[0], self.chunks[post.action.chunk]
+        dtype = chunk.config.pipeline_dtype
         if action.kind == "F":
             entering = chunk.stage.input_shape(self._pack(action))
             assert entering is not None
-            self.receives[action] = self.communicator.receive_activation(entering, chunk.config.pipeline_dtype, source)
+            self.receives[action] = self.communicator.receive(ACTIVATION, entering, dtype, source)
         elif chunk.stage.receives_gradient:
             leaving = self.flights[action.microbatch, action.chunk].output_shape
-            self.receives[action] = self.communicator.receive_gradient(leaving, chunk.config.pipeline_dtype, source)
+            self.receives[action] = self.communicator.receive(GRADIENT, leaving, dtype, source)
 
     def _hand_on(self, action: Action, tensor: Tensor) -> None:
-        """Give what `action` made to the stage that takes it, which may be on this rank too."""
+        """Send the result of `action` to the stage that takes it, which may be on this rank too."""
         ((rank, taking),) = takers(action, self.communicator.here, self.placement)
         if rank == self.communicator.here:
             # Detached, as a message is: the graphs of two stages stay apart. It lives on where the output is released.
             self.receives[taking] = Receive(tensor.detach(), None, "what this rank made")
-        elif action.kind == "F":
-            self.communicator.send_activation(tensor, rank)
         else:
-            self.communicator.send_gradient(tensor, rank)
+            self.communicator.send(ACTIVATION if action.kind == "F" else GRADIENT, tensor, rank)
 
     def _received(self, action: Action) -> Tensor | None:
-        """What came for `action`; None where nothing does."""
+        """The tensor received for `action`; None if it receives nothing."""
         receive = self.receives.pop(action, None)
         if receive is None:
             return None

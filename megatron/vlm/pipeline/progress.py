@@ -1,10 +1,10 @@
-"""Where this rank stands in the schedule, said by itself when it has stood there for too long.
+"""Each rank reports its current action if it has been in it for too long.
 
-A rank that hangs takes all others along: each waits for a neighbour, and the first whose time is up ends the run. So
-every rank speaks a little before, while all of them can: which action it is in, which message from whom it waits for.
+If one rank hangs, all others wait for a neighbour, and the first timeout ends the run. So each rank prints a line
+shortly before: its action, and the message it waits for, with the other rank.
 
-The host waits for messages on the CPU alone. On a GPU it hands out an iteration and stands behind it long before its
-device does: a moment of the device is kept behind every place, and the rank stands at the first that is not reached.
+Only on the CPU does the host itself wait for messages. On a GPU the host queues an iteration long before the device is
+done: an event is recorded after every action, and the rank is in the first action whose event has not been reached.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ ACTIONS = {
 
 @dataclass(eq=False)
 class Place:
-    """Something that a rank does; on a GPU first its host, then its device."""
+    """One thing that a rank does: on a GPU first its host, then its device."""
 
     doing: str
     end: Moment | None = None
-    """Behind all that the device was given here; None: the host is still here."""
+    """After all that the device was given here; None: the host is still here."""
 
     @property
     def passed(self) -> bool:
-        """Whether the device is through with it too; asks without waiting."""
+        """Whether the device is done with it too; does not wait."""
         return self.end is not None and self.end.reached()
 
 
@@ -48,15 +48,15 @@ class Progress:
     """What a rank is doing, and since when."""
 
     def __init__(self, timeout: timedelta | None) -> None:
-        """timeout: after which torch gives up a message; None: nobody watches."""
+        """`timeout`: of torch for a message; None: nothing is reported."""
         self.patience = SHARE * timeout.total_seconds() if timeout else 0.0
         self._places: deque[Place] = deque()
-        """Where the host has been and the device has not, in order; the last is where the host is."""
+        """What the device is not done with, in order; the last is what the host is doing."""
         if timeout:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def at(self, doing: str) -> None:
-        """From now on the rank is given this to do."""
+        """From now on the rank does this."""
         if self._places:
             self._places[-1].end = Moment()
         self._places.append(Place(doing))
@@ -77,7 +77,7 @@ class Progress:
         self.at(doing)
 
     def place(self) -> Place | None:
-        """Where the rank stands; None before it has begun. Any thread may ask."""
+        """What the rank is doing; None before it has begun. Any thread may call it."""
         return next((place for place in tuple(self._places) if not place.passed), None)
 
     def _watch(self) -> None:

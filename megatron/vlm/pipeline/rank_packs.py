@@ -1,4 +1,4 @@
-"""What a rank reads, iteration by iteration: the packs of its chunks, and the images that it encodes for others."""
+"""What a rank reads in each iteration: the packs of its chunks, and with a replicated tower the images it encodes."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,9 +17,9 @@ from omnibal_ext.tower_encoding import EncoderRank
 
 
 class RankPacks:
-    """Of one dataset: the packs of each of this rank's chunks and, with a replicated tower, its parts of their images.
+    """For one dataset: the packs of each of this rank's chunks and, with a replicated tower, its share of the images.
 
-    A sample that cannot be read makes an iteration run again: the numbers of its packs are known here.
+    Keeps the numbers of an iteration's packs: a sample that cannot be read makes the iteration rerun.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class RankPacks:
         self.chunks: list[PackDataset] = []
         self.images: ImageShardDataset | None = None
         self.streams: list[Generator[Microbatch, None, None]] = []
-        """Of all chunks, then of the images."""
+        """One for each chunk, then that of the images."""
         self.order: Iterator[int] = iter(())
         self.count = 0
         """Pack numbers of the iterations to come, and packs of an iteration."""
@@ -42,7 +42,7 @@ class RankPacks:
     ) -> Generator[Microbatch, None, None]:
         """The microbatches of one more chunk, in iterations of so many `packs`.
 
-        Raises UserError for packs that several ranks run together, if there is a replicated tower.
+        Raises UserError for wide packs with a replicated tower.
         """
         if not self.chunks:
             self.order, self.count = order(), packs
@@ -67,13 +67,12 @@ class RankPacks:
         self.streams.append(microbatches(self.images, numbered(order, self.count), self.num_workers, self.reading))
 
     def begin(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
-        """What the executor gets for the next iteration, besides the chunks' packs; `saw` is called with parts."""
+        """Arguments of the executor for the next iteration; `saw` is called with each part of its images."""
         self.packs, self.following = self.following, [*islice(self.order, self.count)]
         return {} if self.images is None else {"images": Images(_told(self.streams[-1], saw), iteration)}
 
     def again(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
-        """What it gets for the same iteration, rerun. Images of the next one follow: a tower that runs ahead has taken
-        them."""
+        """The same to rerun the iteration. Images of the next one follow, as a tower that runs ahead has taken them."""
         packs = {"data_iterator": [map(chunk.__getitem__, self.packs) for chunk in self.chunks]}
         if self.images is None:
             return packs
@@ -81,7 +80,7 @@ class RankPacks:
         return {**packs, "images": Images(_told(map(self.images.__getitem__, keys), saw), iteration)}
 
     def close(self) -> None:
-        """End the processes that read ahead, for which Python's exit would wait one by one."""
+        """End the data workers; at exit, Python would wait for them one by one."""
         for stream in self.streams:
             stream.close()
 

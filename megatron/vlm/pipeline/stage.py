@@ -18,18 +18,18 @@ from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.vit.native import Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
-from omnibal_ext.chain import TOWER_KINDS, VISION_KINDS
+from omnibal_ext.chain import VISION_KINDS
 from omnibal_ext.schedules.placement import Placement
 
 
 class Stage(MegatronModule):
     """Links [first, end) of the chain; those in `recompute` keep only their input for the backward pass.
 
-    Those in `recompute_cheap` do not keep what norms and activation functions give. The links sit under their chain
-    names, which are the same in every layout: a checkpoint written by one layout is read by any other.
+    Those in `recompute_cheap` recompute the outputs of norms and activation functions. Links have their names in the
+    chain, which do not depend on the layout: a checkpoint written by one layout is read by any other.
 
-    Links in `owned` are of a tower beside the pipeline: their weights are here, whole, to be trained and saved; others
-    run them (`pipeline.tower`).
+    Links in `owned` are of a replicated tower: the stage holds their weights, unsharded, to be trained and saved, but
+    does not run them (`pipeline.tower` does).
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Stage(MegatronModule):
         self.chain, self.first, self.end = chain, first, end
         self.recompute = frozenset(recompute)
         self.kinds = chain.kinds[first:end]
-        self.has_tower_links = not set(TOWER_KINDS).isdisjoint(self.kinds)
+        self.has_tower_links = not set(VISION_KINDS).isdisjoint(self.kinds)
         # What Megatron asks of the modules it trains.
         self.vp_stage = vp_stage
         self.pg_collection = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
@@ -68,12 +68,12 @@ class Stage(MegatronModule):
 
     @property
     def run_links(self) -> list[tuple[int, torch.nn.Module]]:
-        """Those that this stage runs, by their numbers in the chain."""
+        """The links that this stage runs, with their indices in the chain."""
         return [*enumerate([*self.links.values()][len(self.owned) :], start=self.first)]
 
     @property
     def owned_weights(self) -> list[torch.nn.Parameter]:
-        """Of the links that others run."""
+        """The weights of `owned` links."""
         owned = [*self.links.values()][: len(self.owned)]
         return [weight for link in owned for weight in link.parameters()]
 
@@ -93,7 +93,7 @@ class Stage(MegatronModule):
         return not self.pre_process and self.chain.gradient_mode(self.first - 1) != "idle"
 
     def set_input_tensor(self, input_tensor: Tensor | list[Tensor] | None) -> None:
-        """Megatron's way of handing a stage what arrived from the one before."""
+        """Called by Megatron with the tensor received from the stage before."""
         self.input_tensor = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
 
     def input_shape(self, batch: Microbatch) -> tuple[int, int, int] | None:
@@ -101,12 +101,12 @@ class Stage(MegatronModule):
         return None if self.pre_process else self.chain.shape_before(self.first, batch)
 
     def gathers_first(self, batch: Microbatch) -> bool:
-        """Whether all weights must be whole before `batch` runs, as ranks meet inside the pass or links are not run."""
+        """Whether all weights must be gathered before `batch` runs: links are skipped, or ranks exchange inside."""
         deals = self.chain.architecture.language.experts is not None and self.config.expert_model_parallel_size > 1
         return self.has_tower_links and (batch.tiles == 0 or batch.shard is not None or deals)
 
     def forward(self, batch: Microbatch) -> Tensor:
-        """Hidden states [s, b, h] and extras after the last link, as one tensor; at the end what `Head` gives."""
+        """Hidden states [s, b, h] and extras after the last link, as one tensor; in the last stage `Head`'s output."""
         carrier, views = self.chain.carrier(batch), self._views(batch)
         flow = carrier.split(self.first, self.input_tensor)
         recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
@@ -124,7 +124,7 @@ class Stage(MegatronModule):
         return out.clone() if out._base is not None else out
 
     def _views(self, batch: Microbatch) -> dict[str, tuple[Any, ...]]:
-        """What links need to know of a pack beside its tensors, by their kinds; the same for all links of a kind."""
+        """What links need of a pack besides its tensors, by kind: the same for all links of a kind."""
         views: dict[str, tuple[Any, ...]] = {"llm": (self.language_viewer(batch),)} if "llm" in self.kinds else {}
         if hasattr(self, "viewer") and batch.tiles:
             views |= dict.fromkeys(VISION_KINDS, (self.viewer(batch),))
@@ -138,7 +138,7 @@ class Stage(MegatronModule):
 
 
 def build_owned(chain: Chain, link: int) -> torch.nn.Module:
-    """A link whole, on one tensor-parallel rank alone: its gradients count in the norm, whichever rank that is."""
+    """An unsharded link, on one tensor-parallel rank: marked so that its gradients count in the norm on any rank."""
     module = chain.whole().build(link)
     for weight in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(weight)
@@ -151,17 +151,17 @@ def _run(module: torch.nn.Module, batch: Microbatch, view: tuple[Any, ...], hidd
 
 
 def _recomputed(step: Callable[..., Any], is_adapted: bool, hidden: Any, *extras: Tensor) -> Any:
-    """The same, keeping what enters. Nobody asks for the gradient of what enters the first adapters, but core
-    recomputes only what somebody does."""
+    """The same, recomputed. Core recomputes only if an input requires a gradient, which the input of the first adapters
+    would not."""
     if is_adapted:
         hidden = hidden if hidden.requires_grad else hidden.detach().requires_grad_()
     return tensor_parallel.checkpoint(step, False, hidden, *extras)
 
 
 def _pass_by(module: torch.nn.Module, shape: tuple[int, ...], hidden: Tensor | None, *_: Tensor) -> Tensor:
-    """What a tower's link makes of a pack without tiles: an empty tensor that still depends on its input and weights.
+    """The output of a tower's link for a pack without tiles: an empty tensor that depends on the input and weights.
 
-    A data-parallel reduction that waits for every weight is not left waiting.
+    So a data-parallel reduction that waits for the gradients of all weights does not hang.
     """
     empty: Tensor = _Empty.apply(shape, *module.parameters(), *([] if hidden is None else [hidden]))
     return empty
@@ -170,8 +170,8 @@ def _pass_by(module: torch.nn.Module, shape: tuple[int, ...], hidden: Tensor | N
 class _Empty(torch.autograd.Function):
     """An empty tensor of a shape. What it depends on is not read; its gradients are zero.
 
-    A weight whose gradients Megatron adds up beside it is told that this one is added already, as by a fused product:
-    what it is handed is not read, and nothing as large as the weights is written.
+    Weights with a `main_grad` are marked as if a fused product had added the gradient already: the gradient returned
+    here is not read, and nothing as large as the weights is written.
     """
 
     @staticmethod
@@ -193,16 +193,16 @@ class _Empty(torch.autograd.Function):
 
 
 def _is_added_up(source: Any) -> bool:
-    """Whether Megatron adds a weight's gradient to others as it arises; what is put off until W it adds then."""
+    """Whether Megatron adds a weight's gradient to `main_grad` in this backward; it does not if W does."""
     return hasattr(source, "main_grad") and not getattr(source, "skip_backward_post_hook", False)
 
 
 def _no_more_added(weights: list[Any]) -> None:
-    """Of these the next gradients count again."""
+    """Let the next gradients of these weights be added again."""
     for weight in weights:
         weight.grad_added_to_main_grad = False
 
 
 def stage_number(placement: Placement, vp_stage: int | None) -> int:
-    """Place of this rank's chunk in the order the data flows."""
+    """The stage of this rank's chunk."""
     return placement.stages_of[parallel_state.get_pipeline_model_parallel_rank()][vp_stage or 0]

@@ -1,14 +1,14 @@
 """Teams: neighbouring data-parallel ranks that run one pack together, where it is wider than a rank.
 
     data-parallel ranks    0 1 2 3 4 5 6 7
-    of width 4             [     ] [     ]     a rank's place is its number in its team
+    of width 4             [     ] [     ]     `team_rank` is a rank's number in its team
     of width 2             [ ] [ ] [ ] [ ]
 
-All replicas run one list of actions and teams lie inside one another, so exchanges of teams of several widths come in
-one order on all of their ranks and cannot wait for each other in a circle.
+All replicas run the same list of actions, and teams are nested, so exchanges of teams of several widths come in the
+same order on all of their ranks and cannot deadlock.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -18,6 +18,7 @@ from megatron.core.parallel_state import create_group
 from megatron.training import get_args
 
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.pipeline.communicator import all_groups
 
 
 class Teams:
@@ -27,25 +28,18 @@ class Teams:
         self.groups: dict[int, dist.ProcessGroup] = {}
 
     def open(self, widths: Iterable[int]) -> None:
-        """Make those of packs of these widths that are not there yet. All ranks of the job call it together."""
+        """Create the groups for packs of these widths that are missing. Collective over all ranks of the job."""
         timeout = timedelta(minutes=get_args().distributed_timeout_minutes)
         ranks = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())
         for width in sorted({*widths} - {1, *self.groups}):
-            for team in _all_teams(ranks, width):
+            teams = [group[at : at + width] for group in all_groups(ranks) for at in range(0, len(group), width)]
+            for team in teams:
                 group = create_group(list(team), timeout=timeout, group_desc=f"team_of_{width}")
                 if dist.get_rank() in team:
                     self.groups[width] = group
 
     def join(self, batch: Microbatch) -> Microbatch:
-        """The same microbatch; of a wide pack it knows its team."""
+        """The same microbatch; the shard of a wide pack with its team."""
         if batch.shard is None:
             return batch
         return replace(batch, shard=replace(batch.shard, team=self.groups[batch.shard.width]))
-
-
-def _all_teams(ranks: Sequence[int], width: int) -> list[tuple[int, ...]]:
-    """Those of all data-parallel groups, in one order on all ranks."""
-    everyone: list[list[int]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, list(ranks))
-    groups = sorted({tuple(group) for group in everyone})
-    return [group[first : first + width] for group in groups for first in range(0, len(group), width)]

@@ -1,9 +1,9 @@
-"""Tied embeddings: the word embedding and the head are one weight, wherever the two ends of the chain land.
+"""Tied embeddings: the word embedding and the head are one weight, whichever stages hold them.
 
     same stage          one parameter
-    different stages    two copies that start alike and get the sum of both gradients, so they stay alike
+    different stages    two copies that start equal and get the sum of both gradients, so they stay equal
 
-A checkpoint holds the weight once, under the word embedding's name: it knows no layout.
+A checkpoint has the weight once, under the word embedding's name, in every layout.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def tie(chain: Chain, links: Any) -> None:
 
 
 def _mark(weight: Any, counts: bool) -> None:
-    """Mark a copy: the distributed optimizer then shards all copies alike, and one counts in the gradient's norm."""
+    """Mark a copy: the distributed optimizer shards all copies equally, and one counts in the gradient norm."""
     weight.shared_embedding = True
     weight.shared = not counts
 

@@ -1,12 +1,12 @@
-"""The vision tower beside the pipeline: every rank of a replica has working copies of its links, each link one owner.
+"""The replicated vision tower: every rank of a replica has copies of its links, and each link has one owner.
 
     owner                                   all ranks of the replica
     weight in its Stage, trained, saved --> copy                     broadcast after every step of the optimizer
     its gradient                        <-- sum of the copies'       reduced after the last backward
 
-Owners keep links under their names in the chain, whole: the optimizer, clipping and checkpoints know them as weights
-like all others. Copies are outside of the modules that Megatron trains. What is exchanged lies flat, one piece for each
-owner, in one order on all ranks, whether they have run images or none.
+Owners keep links unsharded under their names in the chain: optimizer, clipping and checkpoints treat them like all
+other weights. Copies are outside of the modules that Megatron trains. Weights and sums are exchanged as one flat tensor
+for each owner, in the same order on all ranks, whether they have encoded images or not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from omnibal_ext.plan_tower import Tower as TowerPlan
 
 @dataclass
 class Piece:
-    """The weights of one owner that are trained, or those that are not: flat, as this rank's copies have them."""
+    """This rank's copies of one owner's weights, trained or frozen ones, as one flat tensor."""
 
     owner: int
     """Its rank in the job."""
@@ -38,7 +38,7 @@ class Piece:
     copies: list[Tensor]
     """Views of `weights`, one for each weight."""
     owned: list[torch.nn.Parameter]
-    """On the owner those that the optimizer trains; elsewhere none."""
+    """The owner's parameters; empty on other ranks."""
     sums: Tensor | None
     """fp32, of the copies' gradients; None of weights that are not trained."""
 
@@ -46,48 +46,42 @@ class Piece:
     def totals(self) -> list[Tensor]:
         """Views of `sums`, one for each weight."""
         assert self.sums is not None
-        parts = self.sums.split([copy.numel() for copy in self.copies])
-        return [part.view_as(copy) for part, copy in zip(parts, self.copies, strict=True)]
+        return _views(self.sums, self.copies)
 
 
 class Tower:
-    """What one rank has of the tower: the copies that run, and what goes between them and the owners."""
+    """One rank's copy of the tower, and the exchanges with the owners."""
 
     def __init__(self, chain: Chain, plan: TowerPlan, stage: Stage) -> None:
-        """`stage` is this rank's first chunk, which has the links that it owns. Every rank calls it alike."""
+        """`stage` is this rank's first chunk, which has the links that it owns. Collective over the replica."""
         self.chain, self.plan = chain.whole(), plan
         with alone():
             self.copies = Stage(self.chain, 0, plan.links, plan.recompute).cuda()
         self.group = parallel_state.get_model_parallel_group()
         self.trained = self.copies.has_backward
         self.is_stale = True
-        """The optimizer has stepped since the copies were made."""
+        """The optimizer has stepped since the last broadcast."""
         self._has_frozen = False
         self.pieces = [piece for trained in (True, False) for piece in self._pieces(stage, trained)]
 
     def _pieces(self, stage: Stage, trained: bool) -> Iterator[Piece]:
-        names = [name for name, _ in self.copies.links.items()]
         for place, owner in enumerate(dist.get_process_group_ranks(self.group)):
-            links = [name for name, whose in zip(names, self.plan.owners, strict=True) if whose == place]
-            weights = [
-                weight
-                for name in links
-                for weight in self.copies.links[name].parameters()
-                if weight.requires_grad == trained
-            ]
-            if not weights:
-                continue
-            owned = [
-                weight
-                for name in links
-                if owner == dist.get_rank()
-                for weight in stage.links[name].parameters()
-                if weight.requires_grad == trained
-            ]
-            yield _flatten(owner, weights, owned, trained)
+            links = [name for name, whose in zip(self.copies.links, self.plan.owners, strict=True) if whose == place]
+            copies, owned = (
+                [
+                    weight
+                    for name in links
+                    if name in module.links
+                    for weight in module.links[name].parameters()
+                    if weight.requires_grad == trained
+                ]
+                for module in (self.copies, stage)
+            )
+            if copies:
+                yield _flatten(owner, copies, owned, trained)
 
     def refresh(self) -> None:
-        """Make the copies what the owners have, where a step may have changed it; every rank calls it."""
+        """Broadcast the owners' weights to the copies after an optimizer step. Collective over the replica."""
         for piece in self.pieces if self.is_stale else ():
             if piece.sums is None and self._has_frozen:
                 continue
@@ -98,9 +92,9 @@ class Tower:
         self.is_stale, self._has_frozen = False, True
 
     def encode(self, part: Microbatch, training: bool, keeps: bool) -> Tensor:
-        """What the tower makes of a rank's images of a pack: image tokens [rows, 1, LLM width], features behind them.
+        """Encode a rank's images of a pack: image tokens [rows, 1, LLM width], then features.
 
-        `keeps`: with what the backward needs.
+        `keeps`: for a backward.
         """
         self.copies.train(training)
         with alone(), torch.set_grad_enabled(keeps):
@@ -113,9 +107,9 @@ class Tower:
             torch.autograd.backward((tokens,), (gradient,))
 
     def reduce(self) -> None:
-        """Give the owners the sums of all ranks, as gradients of their weights; every rank calls it once an iteration.
+        """Add the sums of all ranks to the gradients of the owners' weights, once an iteration. Collective.
 
-        A sum goes straight to where Megatron adds gradients up, in full width; its hooks see that it is there.
+        They are added to Megatron's `main_grad` in fp32; its hooks are called as for any gradient.
         """
         for piece in self.pieces:
             if piece.sums is None:
@@ -128,7 +122,7 @@ class Tower:
 
 
 def owned_links(plan: Plan, vp_stage: int | None) -> tuple[int, ...]:
-    """The links of a tower beside the pipeline that a chunk of this rank owns; its first one owns all of the rank's."""
+    """The links of a replicated tower that a chunk of this rank owns; the first chunk owns all of the rank's."""
     if plan.tower is None or vp_stage:
         return ()
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
@@ -139,17 +133,21 @@ def owned_links(plan: Plan, vp_stage: int | None) -> tuple[int, ...]:
 def _flatten(
     owner: int, weights: Sequence[torch.nn.Parameter], owned: list[torch.nn.Parameter], trained: bool
 ) -> Piece:
-    """Put weights into one piece of memory, and let their gradients be added up in another."""
+    """Make weights views of one flat tensor, and accumulate their gradients in another."""
     flat = torch.cat([weight.detach().flatten() for weight in weights])
-    views = [
-        part.view_as(weight) for part, weight in zip(flat.split([w.numel() for w in weights]), weights, strict=True)
-    ]
-    piece = Piece(owner, flat, views, owned, torch.zeros_like(flat, dtype=torch.float32) if trained else None)
-    for weight, view in zip(weights, views, strict=True):
+    sums = torch.zeros_like(flat, dtype=torch.float32) if trained else None
+    piece = Piece(owner, flat, _views(flat, weights), owned, sums)
+    for weight, view in zip(weights, piece.copies, strict=True):
         weight.data = view
     for weight, total in zip(weights, piece.totals if trained else (), strict=False):
         weight.register_post_accumulate_grad_hook(partial(_add, total))
     return piece
+
+
+def _views(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Parts of a flat tensor, one in the shape of each weight."""
+    parts = flat.split([weight.numel() for weight in weights])
+    return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
 
 
 def _add(total: Tensor, weight: Any) -> None:

@@ -1,18 +1,19 @@
-"""Zero-bubble schedules: the backward pass leaves the gradients of the large weights for later.
+"""Zero-bubble schedules: the backward pass delays the gradients of the large weights.
 
-    B    grad of the output -> grad of the input; (input, grad of the output) of every linear layer is put aside
-    W    grad of the weight = grad of the output^T x input, for all that was put aside
+    B    grad of the output -> grad of the input; (input, grad of the output) of every linear layer is kept
+    W    grad of the weight = grad of the output^T x input, for all that was kept
 
-Norms, embeddings, routers and other small weights get their gradients in B. A weight's gradient is handed to autograd
-at the weight itself, so that Megatron's hooks see what they always see. Transformer Engine's layers leave theirs for
-later themselves (`delay_wgrad_compute`), and call the hooks then.
+Norms, embeddings, routers and other small weights get their gradients in B. In W autograd runs from the weight itself,
+so that Megatron's hooks are called as usual. Transformer Engine's layers delay their gradients themselves
+(`delay_wgrad_compute`), and call the hooks then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -24,22 +25,23 @@ from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.mixture import groups
 
 
-class Late(Protocol):
+@dataclass
+class Late:
     """The weight gradients of one linear layer for one microbatch, as B leaves them for W."""
 
-    @property
-    def held(self) -> Sequence[Tensor]:
-        """What is kept for them."""
+    held: Sequence[Tensor]
+    """Input of the layer, and gradient of its output."""
 
     def start(self) -> None:
-        """Ask other ranks for what they have of it, without waiting."""
+        """Ask other ranks for their rows of the input, if these are needed, without waiting."""
 
     def accumulate(self) -> None:
         """Compute the gradients and let Megatron's hooks see them."""
+        raise NotImplementedError
 
 
 def accumulate(late: Sequence[Late]) -> None:
-    """Compute all of them in order; what one needs of other ranks travels while the one before is computed."""
+    """Compute all of them in order; the gather for each overlaps computing the one before."""
     for this, following in zip_longest((None, *late), late):
         if following is not None:
             following.start()
@@ -48,39 +50,31 @@ def accumulate(late: Sequence[Late]) -> None:
 
 
 @dataclass
-class Linear:
+class Linear(Late):
     """Of core's linear layers. `gather`: the input is a share of the sequence. `fused`: straight into `main_grad`."""
 
-    entering: Tensor
-    grad_output: Tensor
     weight: torch.nn.Parameter
     bias: torch.nn.Parameter | None
     gather: torch.distributed.ProcessGroup | None
     fused: bool = False
     _gathered: tuple[Tensor, Any] | None = field(default=None, init=False)
 
-    @property
-    def held(self) -> Sequence[Tensor]:
-        """Input and gradient of the output."""
-        return self.entering, self.grad_output
-
     def start(self) -> None:
         """Gather the input of all ranks."""
         if self.gather is not None:
-            ranks, (rows, *others) = self.gather.size(), self.entering.shape
-            whole = self.entering.new_empty(ranks * rows, *others)
-            share = self.entering.contiguous()
+            share = self.held[0].contiguous()
+            whole = share.new_empty(self.gather.size() * len(share), *share.shape[1:])
             work = torch.distributed.all_gather_into_tensor(whole, share, group=self.gather, async_op=True)
             self._gathered = whole, work
 
     def accumulate(self) -> None:
         """Compute the gradients and let autograd accumulate them."""
-        entering = self.entering
+        entering, grad_output = self.held
         if self._gathered is not None:
             entering, work = self._gathered
             work.wait()
             self._gathered = None
-        grad, rows = self.grad_output.flatten(end_dim=-2), entering.flatten(end_dim=-2)
+        grad, rows = grad_output.flatten(end_dim=-2), entering.flatten(end_dim=-2)
         torch.autograd.backward((self.weight,), (self._into_main_grad(grad, rows) if self.fused else grad.t() @ rows,))
         if self.bias is not None:
             torch.autograd.backward((self.bias,), (grad.sum(0),))
@@ -97,38 +91,24 @@ class Linear:
         return torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight)
 
 
-@dataclass(frozen=True)
-class Grouped:
+@dataclass
+class Grouped(Late):
     """Of experts' matrices."""
 
-    entering: Tensor
-    grad_output: Tensor
     weight: torch.nn.Parameter
     ends: Tensor
 
-    @property
-    def held(self) -> Sequence[Tensor]:
-        """Input and gradient of the output."""
-        return self.entering, self.grad_output
-
-    def start(self) -> None:
-        """The rows are whole."""
-
     def accumulate(self) -> None:
         """Compute the gradient and let autograd accumulate it."""
-        found = groups.weight_gradient(self.entering, self.grad_output, self.ends)
-        torch.autograd.backward((self.weight,), (found,))
+        rows, grad = self.held
+        torch.autograd.backward((self.weight,), (groups.weight_gradient(rows, grad, self.ends),))
 
 
-@dataclass(frozen=True)
-class Delayed:
-    """Of a layer of Transformer Engine's, which holds them itself, first in first out."""
+@dataclass
+class Delayed(Late):
+    """Of a layer of Transformer Engine's, which gathers its input in B and computes first what waits longest."""
 
     layer: Any
-    held: Sequence[Tensor]
-
-    def start(self) -> None:
-        """Its input was gathered in B."""
 
     def accumulate(self) -> None:
         """Let the layer compute what waits longest."""
@@ -136,31 +116,31 @@ class Delayed:
 
 
 class WeightGradients:
-    """What the backward passes of one rank have put aside. Works on linear layers given to `attach`."""
+    """Delays the weight gradients of the linear layers given to `attach`."""
 
     def __init__(self) -> None:
         self._aside: list[Late] | None = None
         self._attached: WeakSet[torch.nn.Module] = WeakSet()
 
     def attach(self, module: torch.nn.Module) -> None:
-        """Make the linear layers in `module` put their weight gradients aside while `put_aside` is open; once each."""
+        """Make the linear layers in `module` delay their weight gradients inside `put_aside`."""
         for linear in module.modules():
             if linear in self._attached:
                 continue
             if isinstance(linear, (ColumnParallelLinear, RowParallelLinear)):
                 self._attached.add(linear)
                 # The one method in which core's linear layers multiply; it says how, with keywords.
-                linear._forward_impl = _Multiply(self, linear._forward_impl)
+                linear._forward_impl = partial(self._multiply, linear._forward_impl)
             elif isinstance(linear, groups.GroupedLinear):
                 self._attached.add(linear)
-                linear.multiply = _MultiplyGroups(self)
+                linear.multiply = self._multiply_groups
             elif transformer_engine.delays(linear):
                 self._attached.add(linear)
-                transformer_engine.when_put_off(linear, lambda layer, held: self.keep(Delayed(layer, held)))
+                transformer_engine.when_put_off(linear, lambda layer, held: self.keep(Delayed(held, layer)))
 
     @contextmanager
     def put_aside(self, late: list[Late]) -> Iterator[None]:
-        """Append to `late` what the backward pass inside the block leaves for later."""
+        """Inside, append to `late` the weight gradients that the backward pass delays."""
         self._aside = late
         try:
             yield
@@ -174,19 +154,13 @@ class WeightGradients:
         else:
             self._aside.append(late)
 
-
-class _Multiply:
-    """Takes the place of a linear layer's multiplication: the same result, the weight's gradient apart."""
-
-    def __init__(self, gradients: WeightGradients, original: Any) -> None:
-        self.gradients, self.original = gradients, original
-
-    def __call__(
-        self, input: Tensor, weight: torch.nn.Parameter, bias: torch.nn.Parameter | None, **how: Any
-    ) -> Tensor:
+    def _multiply(
+        self, original: Callable[..., Tensor], input: Tensor, weight: torch.nn.Parameter,
+        bias: torch.nn.Parameter | None, **how: Any,
+    ) -> Tensor:  # fmt: skip
+        """Replaces a linear layer's multiplication, `original`: the same result, the weight's gradient separately."""
         if not (torch.is_grad_enabled() and weight.requires_grad and input.requires_grad):
-            out: Tensor = self.original(input=input, weight=weight, bias=bias, **how)
-            return out
+            return original(input=input, weight=weight, bias=bias, **how)
         group = how["tp_group"] if how["sequence_parallel"] else None
         fused = how["gradient_accumulation_fusion"] and hasattr(weight, "main_grad")
         names = ("gradient_accumulation_fusion", "allreduce_dgrad", "sequence_parallel", "tp_group")
@@ -194,28 +168,17 @@ class _Multiply:
         # Detached: autograd must not call at the weight before its gradient is there.
         parameters = (weight.detach(), None if bias is None else bias.detach())
         out = linear_with_frozen_weight(input, *parameters, **{name: how[name] for name in names}, **fixed)
+        return self._watched(out, input, lambda *held: Linear(held, weight, bias, group, fused))
 
-        def keep(entering: Tensor, grad_output: Tensor) -> None:
-            self.gradients.keep(Linear(entering, grad_output, weight, bias, group, fused))
-
-        watched: Tensor = _Watch.apply(out, input.detach(), keep)
-        return watched
-
-
-class _MultiplyGroups:
-    """Takes the place of `groups.multiply`, alike."""
-
-    def __init__(self, gradients: WeightGradients) -> None:
-        self.gradients = gradients
-
-    def __call__(self, rows: Tensor, weight: torch.nn.Parameter, ends: Tensor) -> Tensor:
+    def _multiply_groups(self, rows: Tensor, weight: torch.nn.Parameter, ends: Tensor) -> Tensor:
+        """Replaces `groups.multiply` in the same way."""
         if not (torch.is_grad_enabled() and weight.requires_grad and rows.requires_grad):
             return groups.multiply(rows, weight, ends)
+        out = groups.multiply(rows, weight.detach(), ends)
+        return self._watched(out, rows, lambda *held: Grouped(held, weight, ends))
 
-        def keep(entering: Tensor, grad_output: Tensor) -> None:
-            self.gradients.keep(Grouped(entering, grad_output, weight, ends))
-
-        watched: Tensor = _Watch.apply(groups.multiply(rows, weight.detach(), ends), rows.detach(), keep)
+    def _watched(self, out: Tensor, entering: Tensor, late: Callable[[Tensor, Tensor], Late]) -> Tensor:
+        watched: Tensor = _Watch.apply(out, entering.detach(), lambda *held: self.keep(late(*held)))
         return watched
 
 

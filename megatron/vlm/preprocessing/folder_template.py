@@ -13,6 +13,7 @@ from typing import Any
 from megatron.vlm.data.chat_program import DATE
 from megatron.vlm.data.templates import CALL, CALLING, CHATS, LOOK, TEMPLATES, TOLD, ChatTemplate, chat_template
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, Call, Message
+from megatron.vlm.preprocessing.tokenizer import token_text
 from omnibal_ext.architectures.folder import read_config
 from omnibal_ext.errors import UserError
 
@@ -73,11 +74,11 @@ def file_template(file: Path, folder: Path) -> ChatTemplate:
     if not source:
         raise UserError(f"{file}: has no chat template; --chat-template names one of ours or a .jinja or .json file")
     config = read_config(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else {}
-    known = {name: _content(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    known = {name: token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     path = folder / "tokenizer.json"
     tokenizer = read_config(path) if path.is_file() else {}
     added = [*config.get("added_tokens_decoder", {}).values(), *tokenizer.get("added_tokens", ())]
-    special = {_content(token) for token in added if token.get("special")} | {*known.values()} - {""}
+    special = {token_text(token) for token in added if token.get("special")} | {*known.values()} - {""}
     return ChatTemplate(str(file), source, sorted(special), variables=known, first=_first_token(config, tokenizer))
 
 
@@ -92,14 +93,10 @@ def _source(file: Path) -> str:
     return str(template)
 
 
-def _content(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token or "")
-
-
 def _first_token(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> str:
     """The token that the tokenizer puts before a text, or ""."""
     if config.get("add_bos_token") is not None:
-        return _content(config.get("bos_token")) if config["add_bos_token"] else ""
+        return token_text(config.get("bos_token")) if config["add_bos_token"] else ""
     steps = tokenizer.get("post_processor") or {}
     singles = [step["single"] for step in (steps, *steps.get("processors", ())) if "single" in step]
     first = singles[0][0] if singles and singles[0] else {}

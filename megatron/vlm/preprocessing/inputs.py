@@ -14,31 +14,21 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from megatron.vlm.data.formats import json_list, lines, table, tar
-from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource, Row
+from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_no_images
 from omnibal_ext.files.locks import working_on
 from omnibal_ext.files.records import write_text
 from omnibal_ext.reading.checks import is_number, shown
 
-CUT: dict[str, Callable[[Path, int], InputFile]] = {
-    "lines": lines.cut,
-    "json_list": json_list.cut,
-    "table": table.cut,
-    "tar": tar.cut,
-}
-ROWS: dict[str, Callable[[PartSource], Iterator[Row]]] = {
-    "lines": lines.rows,
-    "json_list": json_list.rows,
-    "table": table.rows,
-    "tar": tar.rows,
-}
+FORMATS = {"lines": lines, "json_list": json_list, "table": table, "tar": tar}
+"""Modules that `cut` a file into parts and read the `rows` of one."""
 TABLES = (".parquet", ".arrow")
 SPLIT = re.compile(r"(train|valid(?:ation)?|val|dev|test|eval)(?=[-_.])")
 """Matches the split in names of files from the Hugging Face hub."""
@@ -96,9 +86,10 @@ def _read(one: _InputSet, lines_per_part: int, notes: Path | None) -> InputFile:
 def read_input(path: Path, lines_per_part: int, kind: str = "lines") -> InputFile:
     """Cut a file into parts and hash it. Raises `UserError` if it cannot be read."""
     try:
-        return CUT[kind](path, lines_per_part)
+        found: InputFile = FORMATS[kind].cut(path, lines_per_part)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    return found
 
 
 def _read_once(path: Path, lines_per_part: int, kind: str, notes: Path) -> InputFile:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from megatron.vlm.data.formats.rows import PartSource, Row
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.preprocessing.inputs import ROWS
+from megatron.vlm.preprocessing.inputs import FORMATS
 from megatron.vlm.preprocessing.samples import Recipe, Sample, SampleMaker, open_recipe
 from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
@@ -70,7 +70,7 @@ def prepare_part(recipe: Recipe, source: PartSource) -> PreparedPart:
     samples: list[Sample] = []
     lines: list[int] = []
     rejected: list[dict[str, Any]] = []
-    for row in ROWS[source.format](source):
+    for row in FORMATS[source.format].rows(source):
         try:
             samples.append(_make(maker, row, source))
             lines.append(row.number)

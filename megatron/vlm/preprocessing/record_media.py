@@ -15,6 +15,7 @@ from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.families.markup import IMAGE_MARK, VIDEO_MARK
+from omnibal_ext.reading.checks import is_number
 
 Turn = Mapping[str, Any]
 IMAGE_PARTS = ("image", "image_url")
@@ -135,22 +136,18 @@ def _video(said: Mapping[str, Any]) -> VideoReference:
 
 
 def _at_a_rate(files: tuple[str, ...], rate: Any) -> VideoReference:
-    if not _is_number(rate) or not 0 < rate <= MOST_A_SECOND:
+    if not is_number(rate) or not 0 < rate <= MOST_A_SECOND:
         raise Rejected("malformed_line", f"'fps' of frames is {str(rate)[:40]!r}, must be above 0")
     return VideoReference(files, tuple(frame / rate for frame in range(len(files))), float(rate))
 
 
 def _at_times(files: tuple[str, ...], times: Any) -> VideoReference:
-    if not isinstance(times, list) or len(times) != len(files) or not all(map(_is_number, times)):
+    if not isinstance(times, list) or len(times) != len(files) or not all(map(is_number, times)):
         raise Rejected("malformed_line", f"'times' of {len(files)} frames are no list of as many seconds")
     if not all(0 <= before < after <= LONGEST for before, after in pairwise(times)):
         raise Rejected("malformed_line", f"'times' of frames do not grow from one to the next, up to {LONGEST:g}")
     rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1.0
     return VideoReference(files, tuple(map(float, times)), rate)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_unicode(text: str) -> bool:

@@ -25,7 +25,7 @@ TOKEN_ID = integer(0, 2**24)
 def _decoder_of_ids(place: str, value: Any) -> dict[str, Any]:
     for number, token in mapping(anything)(place, value).items():
         TOKEN_ID(f"an id in {place}", int(number) if number.isdecimal() and len(number) < 20 else number)
-        text(f"{place}.{number}", _content(token))
+        text(f"{place}.{number}", token_text(token))
     return dict(value)
 
 
@@ -82,8 +82,8 @@ class SentencePieceTokenizer:
         self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         self._special = declared_tokens(path.parent)
         decoder = _decoder(path.parent).values()
-        plain = {_content(token) for token in decoder if _is_plain(token)}
-        taking_more = {_content(token) for token in decoder if _takes_more(token)}
+        plain = {token_text(token) for token in decoder if _is_plain(token)}
+        taking_more = {token_text(token) for token in decoder if _takes_more(token)}
         self.reserved = frozenset(self._special) & (_ends(path.parent) - plain | taking_more)
         self.vocabulary_size: int = self._model.vocab_size()
         self.reserved |= self._second_names({*self.reserved, *special_tokens})
@@ -153,7 +153,7 @@ class HuggingFaceTokenizer:
         self.vocabulary_size: int = self._model.get_vocab_size(with_added_tokens=False)
         self._ids: dict[str, int] = self._model.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._ids.values()) + 1
-        padding = _content(_read(path.parent / "tokenizer_config.json", TOKENIZER_CONFIG).get("pad_token"))
+        padding = token_text(_read(path.parent / "tokenizer_config.json", TOKENIZER_CONFIG).get("pad_token"))
         self.pad_token_id = self._ids.get(padding, 0)
 
     def encode(self, text: str) -> TokenizedText:
@@ -197,7 +197,7 @@ def model_tokenizer(folder: Path) -> Path | None:
 
 def declared_tokens(folder: Path) -> dict[str, int]:
     """Token -> id of what Hugging Face's files in `folder` add to a sentencepiece model."""
-    declared = {_content(token): int(number) for number, token in _decoder(folder).items()}
+    declared = {token_text(token): int(number) for number, token in _decoder(folder).items()}
     return declared | _read(folder / "added_tokens.json", mapping(TOKEN_ID))
 
 
@@ -209,7 +209,7 @@ def _decoder(folder: Path) -> dict[str, Any]:
 def _ends(folder: Path) -> frozenset[str]:
     """bos, eos and pad tokens of a folder."""
     config = _read(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
-    tokens = (_content(config.get(name)) for name in ("bos_token", "eos_token", "pad_token"))
+    tokens = (token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token"))
     return frozenset(token for token in tokens if token.strip())
 
 
@@ -223,7 +223,7 @@ def _is_plain(token: Any) -> bool:
     return isinstance(token, dict) and token.get("special") is False
 
 
-def _content(token: Any) -> str:
+def token_text(token: Any) -> str:
     """A token's text; it is stored as text, or as an object with flags."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from megatron.vlm.pipeline.communicator import Communicator
+from megatron.vlm.pipeline.communicator import ACTIVATION, GRADIENT, Communicator
 from megatron.vlm.profiling.stopwatch import Run, Stopwatch, Timer
 
 TRANSFER_BYTES = 2**22
@@ -61,9 +61,9 @@ def _there_and_back(ring: Communicator, tensor: torch.Tensor, first: bool) -> No
     """Send an activation and receive a gradient, on the channels of training."""
     shape = tuple(tensor.shape)
     if first:
-        ring.send_activation(tensor, 1)
-        ring.receive_gradient(shape, tensor.dtype, 1).wait()
+        ring.send(ACTIVATION, tensor, 1)
+        ring.receive(GRADIENT, shape, tensor.dtype, 1).wait()
     else:
-        ring.receive_activation(shape, tensor.dtype, 0).wait()
-        ring.send_gradient(tensor, 0)
+        ring.receive(ACTIVATION, shape, tensor.dtype, 0).wait()
+        ring.send(GRADIENT, tensor, 0)
     ring.finish()

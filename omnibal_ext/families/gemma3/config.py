@@ -11,22 +11,8 @@ from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.gemma import check_groups, kinds_of_layers
-from omnibal_ext.families.towers.llama import (
-    BASE,
-    EPSILON,
-    FULL,
-    HEADS,
-    LAYERS,
-    POSITIONS,
-    ROPE,
-    SLIDING,
-    TOKEN,
-    WIDTH,
-    WORDS,
-    read_rope,
-    tied,
-)
+from omnibal_ext.families.towers.llama import FULL, SLIDING, grouped_sizes, kinds_of_layers, tied
+from omnibal_ext.families.towers.rotation import ROPE, read_rope
 from omnibal_ext.families.towers.tiles import siglip
 from omnibal_ext.reading.checks import flag, integer, record, shown
 
@@ -35,11 +21,9 @@ ROPE_KINDS = ("default", "linear")
 
 
 def read_gemma3(name: str, config: Section) -> Architecture:
-    """The model of a gemma3's config.json. Raises UserError naming a field that cannot be honoured."""
-    tower, language = config.inner("vision_config", "siglip_vision_model"), config.inner("text_config", "gemma3_text")
-    tower.must_be("siglip_vision_model")
-    language.must_be("gemma3_text")
-    vision = siglip(tower, tower.take("num_hidden_layers", LAYERS), final_norm=True)
+    """Read a gemma3's config.json. Raises UserError naming an unsupported field."""
+    tower, language = config.towers("siglip_vision_model", "gemma3_text")
+    vision = siglip(tower, tower.take("num_hidden_layers"), final_norm=True)
     return Architecture(
         name,
         vision,
@@ -47,13 +31,13 @@ def read_gemma3(name: str, config: Section) -> Architecture:
         shuffle=_square(config, vision),
         pools=True,
         tied=tied(config),
-        prompt=PromptFormat("gemma", config.take("image_token_index", TOKEN), "gemma", "gemma"),
+        prompt=PromptFormat("gemma", config.take("image_token_index"), "gemma", "gemma"),
         types=("gemma3", "gemma3_text"),
     )
 
 
 def _square(config: Section, vision: VisionArchitecture) -> int:
-    """Patches a side of the square whose mean becomes one token."""
+    """Side, in patches, of the square that is averaged to one token."""
     tokens, side = config.take("mm_tokens_per_image", integer(1, 2**20)), vision.image_size // vision.patch_size
     root = isqrt(tokens)
     if root**2 != tokens or side % root:
@@ -68,31 +52,21 @@ def _language(section: Section) -> LanguageArchitecture:
     section.must(attention_bias=False, attention_dropout=0.0, attn_logit_softcapping=None, final_logit_softcapping=None)
     if section.take_if("use_bidirectional_attention", flag):
         raise UserError(f"{section.where}.use_bidirectional_attention is True; supported: False")
-    heads, kv_heads = section.take("num_attention_heads", HEADS), section.take("num_key_value_heads", HEADS)
-    hidden_size, head_size = section.take("hidden_size", WIDTH), section.take("head_dim", WIDTH)
-    check_groups(section, heads, kv_heads, head_size)
-    query_scale = section.take("query_pre_attn_scalar", WIDTH)
-    layers = section.take("num_hidden_layers", LAYERS)
+    sizes, head_size = grouped_sizes(section)
+    query_scale = section.take("query_pre_attn_scalar")
     theta, scaling, near_theta = _rotation(section)
-    near = _near_layers(section, layers)
+    near = _near_layers(section, sizes["layers"])
     language = LanguageArchitecture(
-        layers=layers,
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("intermediate_size", WIDTH),
-        vocab_size=section.take("vocab_size", WORDS),
+        **sizes,
         rope_theta=theta,
-        norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qk_norm=True,
-        head_size=None if head_size * heads == hidden_size else head_size,
         rope_scaling=scaling,
         activation=section.choose("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}),
         centred_norms=True,
         branch_norms=True,
         scaled_words=True,
         query_scale=None if query_scale == head_size else query_scale,
-        sliding=SlidingWindow(section.take("sliding_window", POSITIONS), near, near_theta) if near else None,
+        sliding=SlidingWindow(section.take("sliding_window"), near, near_theta) if near else None,
         image_attention=True,
     )
     section.refuse_unread()
@@ -100,21 +74,21 @@ def _language(section: Section) -> LanguageArchitecture:
 
 
 def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
-    """Layers that slide a window: all but each sixth, unless the file says otherwise."""
-    pattern = section.take_if("sliding_window_pattern", integer(1, 2**10)) or 6
+    """Layers with a sliding window: all but every sixth, unless config.json says otherwise."""
+    pattern = section.take_if("sliding_window_pattern") or 6
     kinds = kinds_of_layers(section, layers, lambda number: SLIDING if (number + 1) % pattern else FULL)
     return tuple(number for number, kind in enumerate(kinds) if kind == SLIDING)
 
 
 def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
-    """Base and scaling of the layers that see all tokens, base of those with a window; written in one of two ways."""
+    """RoPE base and scaling of global layers, base of layers with a window; config.json has two ways to say it."""
     both: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
     if unknown := set(both) - {SLIDING, FULL}:
         raise UserError(f"{section.where}.rope_parameters has {shown(min(unknown))}; supported: {SLIDING!r}, {FULL!r}")
     near = both.get(SLIDING) or {}
     far = (both.get(FULL) or {}) | (section.take_if("rope_scaling", ROPE) or {})
-    theta = far.get("rope_theta") or section.take_if("rope_theta", BASE) or 1e6
-    near_theta = near.get("rope_theta") or section.take_if("rope_local_base_freq", BASE) or 1e4
+    theta = far.get("rope_theta") or section.take_if("rope_theta") or 1e6
+    near_theta = near.get("rope_theta") or section.take_if("rope_local_base_freq") or 1e4
     for place, rope, known in ((SLIDING, near, ROPE_KINDS[:1]), (FULL, far, ROPE_KINDS)):
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind not in known:

@@ -1,7 +1,7 @@
 """Gemma 3."""
 
 from omnibal_ext.families.family import Family, Model, Packs
-from omnibal_ext.families.fields import GENERAL, LANGUAGE
+from omnibal_ext.families.fields import GENERAL, LANGUAGE, text
 from omnibal_ext.families.gemma3.config import read_gemma3
 from omnibal_ext.families.gemma3.presets import PRESETS
 from omnibal_ext.families.markup import ImageMarkup
@@ -19,24 +19,15 @@ MODEL = Part(
     ),
 )
 TEXT = Part(
-    {
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "vocab_size": 262208,
-        "rms_norm_eps": 1e-6,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-    },
+    text(
+        26, 2304, 8, 4, 9216, 262208, head_dim=256, query_pre_attn_scalar=256, sliding_window=4096, rms_norm_eps=1e-6,
+        hidden_activation="gelu_pytorch_tanh",
+    ),
     LANGUAGE | {"_sliding_window_pattern", "cache_implementation", "sliding_window"},  # of its writer; of generation;
     tuple(llama(branch_norms=True)),  # the window is read where it is used
-)
+)  # fmt: skip
 FAMILY = Family(
-    models={"gemma3": Model(MODEL, read_gemma3, takes=("token_type_ids",), packs=Packs("gemma"))},
+    models={"gemma3": Model(MODEL, read_gemma3, takes=("token_type_ids",), packs=Packs("gemma", flash=()))},
     parts={"gemma3_text": TEXT},
     presets=PRESETS,
     markups=(

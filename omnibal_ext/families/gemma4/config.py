@@ -18,28 +18,22 @@ from omnibal_ext.architectures.language import (
 )
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.fields import BASE, FACTOR, HEADS, WIDTH
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.gemma import check_groups, kinds_of_layers
 from omnibal_ext.families.towers.llama import (
-    BASE,
-    EPSILON,
-    EXPERTS,
-    FACTOR,
     FULL,
-    HEADS,
-    LAYERS,
-    POSITIONS,
     SLIDING,
-    TOKEN,
-    WIDTH,
-    WORDS,
+    check_groups,
+    chosen_experts,
+    grouped_sizes,
+    kinds_of_layers,
     tied,
 )
-from omnibal_ext.families.towers.native import check_heads
-from omnibal_ext.reading.checks import finite, flag, integer, mapping, maybe, record, shown, text
+from omnibal_ext.families.towers.native import native_sizes
+from omnibal_ext.reading.checks import finite, integer, mapping, maybe, record, shown, text
 
 PATTERN = 6
-"""Every so many layers one is global, where the file does not list them; the last one is always."""
+"""Every 6th layer is global if config.json does not list them; the last one always is."""
 ROPE = record(
     {},
     {"rope_type": maybe(text), "rope_theta": maybe(BASE), "factor": maybe(FACTOR)}
@@ -52,43 +46,35 @@ DIRECTIONS = ("vision", None)
 
 
 def read_gemma4(name: str, config: Section) -> Architecture:
-    """The model of a gemma4's config.json. Raises UserError naming a field that cannot be honoured."""
+    """Read a gemma4's config.json. Raises UserError naming an unsupported field."""
     if not config.get("vision_config"):
-        raise UserError(f"{config.where}.vision_config is missing; models that see images are trained here")
-    tower, language = config.inner("vision_config", "gemma4_vision"), config.inner("text_config", "gemma4_text")
-    tower.must_be("gemma4_vision")
-    language.must_be("gemma4_text")
+        raise UserError(f"{config.where}.vision_config is missing; only models with a vision tower are supported")
+    tower, language = config.towers("gemma4_vision", "gemma4_text")
     return Architecture(
         name,
         _vision(tower),
         read_language(language),
-        shuffle=tower.take("pooling_kernel_size", integer(1, 2**5)),
+        shuffle=tower.take("pooling_kernel_size"),
         pools=True,
         projector_norm=False,
         tied=tied(config),
-        prompt=PromptFormat("gemma4", config.take("image_token_id", TOKEN), "gemma4", "gemma4"),
+        prompt=PromptFormat("gemma4", config.take("image_token_id"), "gemma4", "gemma4"),
         types=("gemma4", "gemma4_text"),
     )
 
 
 def _vision(tower: Section) -> VisionArchitecture:
     tower.must(attention_bias=False, attention_dropout=0.0)
-    width, heads = tower.take("hidden_size", WIDTH), tower.take("num_attention_heads", HEADS)
-    check_heads(tower, width, heads)
-    tower.must(num_key_value_heads=heads, head_dim=width // heads)
+    sizes = native_sizes(tower, "num_hidden_layers", heads="num_attention_heads")
+    tower.must(num_key_value_heads=sizes["heads"], head_dim=sizes["hidden_size"] // sizes["heads"])
     rope = tower.take_if("rope_parameters", ROPE) or {}
     if rope.get("rope_type") not in (None, "axial", "default"):  # which older files say, and mean the same
         raise UserError(f"{tower.where}.rope_parameters: rope type {shown(rope['rope_type'])}; supported: 'axial'")
-    patch = tower.take("patch_size", WIDTH)
     vision = VisionArchitecture(
-        layers=tower.take("num_hidden_layers", LAYERS),
-        hidden_size=width,
-        heads=heads,
-        ffn_hidden_size=tower.take("intermediate_size", WIDTH),
-        patch_size=patch,
-        image_size=patch,
+        **sizes,
+        ffn_hidden_size=tower.take("intermediate_size"),
         normalization="RMSNorm",
-        norm_epsilon=tower.take("rms_norm_eps", EPSILON),
+        norm_epsilon=tower.take("rms_norm_eps"),
         qkv_bias=False,
         head_norms=True,
         branch_norms=True,
@@ -96,15 +82,14 @@ def _vision(tower: Section) -> VisionArchitecture:
         gated=True,
         bias=False,
         patch_bias=False,
-        layer_scale=False,
-        clipped=tower.take("use_clipped_linears", flag),
-        standardized=tower.take("standardize", flag),
+        clipped=tower.take("use_clipped_linears"),
+        standardized=tower.take("standardize"),
         pixels="half",
         native=NativeResolution(
-            merge=tower.take("pooling_kernel_size", integer(1, 2**5)),
+            merge=tower.take("pooling_kernel_size"),
             frames=1,
             theta=float(rope.get("rope_theta") or 100.0),
-            axis_positions=tower.take("position_embedding_size", WIDTH),
+            axis_positions=tower.take("position_embedding_size"),
             by_halves=True,
         ),
     )
@@ -113,32 +98,24 @@ def _vision(tower: Section) -> VisionArchitecture:
 
 
 def read_language(section: Section) -> LanguageArchitecture:
-    """Gemma 4's language model. Raises UserError naming a field that cannot be honoured."""
+    """Gemma 4's language model. Raises UserError naming an unsupported field."""
     section.must(attention_bias=False, attention_dropout=0.0)
     both_ways = section.take_if("use_bidirectional_attention", text)
     if both_ways not in DIRECTIONS:
         raise UserError(f"{section.where}.use_bidirectional_attention is {shown(both_ways)}; supported: 'vision', null")
-    layers, heads = section.take("num_hidden_layers", LAYERS), section.take("num_attention_heads", HEADS)
-    kv_heads, head_size = section.take("num_key_value_heads", HEADS), section.take("head_dim", WIDTH)
+    experts = _experts(section)
+    sizes, head_size = grouped_sizes(section, mixture=experts is not None)
+    layers = sizes["layers"]
     near = _near_layers(section, layers)
-    far = _far_heads(section, tuple(number for number in range(layers) if number not in near), kv_heads, head_size)
-    for groups, width in ((kv_heads, head_size), (far.kv_heads, far.head_size)):
-        check_groups(section, heads, groups, width)
+    others = tuple(number for number in range(layers) if number not in near)
+    far = _far_heads(section, others, sizes["kv_heads"], head_size)
+    check_groups(section, sizes["heads"], far.kv_heads, far.head_size)
     theta, scaling, near_theta = _rotation(section)
-    window = section.take("sliding_window", POSITIONS)
-    hidden_size = section.take("hidden_size", WIDTH)
-    experts, words = _experts(section), section.take("vocab_size", WORDS)
+    window = section.take("sliding_window")
     language = LanguageArchitecture(
-        layers=layers,
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("moe_intermediate_size" if experts else "intermediate_size", WIDTH),
-        vocab_size=words,
+        **sizes | {"head_size": head_size},
         rope_theta=theta,
-        norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qk_norm=True,
-        head_size=head_size,
         rope_scaling=scaling,
         activation=section.choose("hidden_activation", ACTIVATIONS),
         branch_norms=True,
@@ -148,9 +125,9 @@ def read_language(section: Section) -> LanguageArchitecture:
         far=far,
         value_norm=True,
         layer_scalar=True,
-        layer_inputs=_layer_inputs(section, words),
+        layer_inputs=_layer_inputs(section, sizes["vocab_size"]),
         shared_keys=_shared_keys(section, layers, near),
-        logit_cap=section.take_if("final_logit_softcapping", finite(1e-3, 1e6)),
+        logit_cap=section.take_if("final_logit_softcapping"),
         image_attention=both_ways == "vision",
         experts=experts,
     )
@@ -159,12 +136,12 @@ def read_language(section: Section) -> LanguageArchitecture:
 
 
 def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
-    """What every layer reads beside its hidden states; 0 wide, and there is nothing."""
+    """Per-layer inputs; width 0: none."""
     names = ("vocab_size_per_layer_input", "pad_token_id")
     if not (width := section.take_if("hidden_size_per_layer_input", integer(0, 2**16))):
         section.asked.update(names)  # without effect then
         return None
-    own, blank = section.take(names[0], WORDS), section.take_if(names[1], TOKEN)
+    own, blank = section.take(names[0]), section.take_if(names[1])
     if own < words or blank is None or blank >= own:
         raise UserError(
             f"{section.where}: {names[0]} is {own} and {names[1]} {shown(blank)}; supported: all {words} words of "
@@ -174,33 +151,33 @@ def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
 
 
 def _shared_keys(section: Section, layers: int, near: tuple[int, ...]) -> SharedKeys | None:
-    """The last layers that take keys and values of others, in front of which there is one of each kind."""
-    widens = section.take_if("use_double_wide_mlp", flag) or False
+    """Layers that use earlier layers' keys and values; a layer of each type must precede them."""
+    widens = section.take_if("use_double_wide_mlp") or False
     if not (count := section.take_if("num_kv_shared_layers", integer(0, 2**16)) or 0):
         return None
     own = {number in near for number in range(layers - count)}
     if count >= layers or own != {True, False}:
         raise UserError(
-            f"{section.where}.num_kv_shared_layers is {count} of {layers}; supported: as many as leave a layer of each "
-            "of layer_types in front"
+            f"{section.where}.num_kv_shared_layers is {count} of {layers}; supported: numbers that leave "
+            "a layer of each of layer_types before them"
         )
     return SharedKeys(count, widens)
 
 
 def _experts(section: Section) -> Experts | None:
-    """Of every layer, beside a perceptron; what a token's experts weigh adds up to 1 before each is scaled."""
+    """Experts of every layer, next to an MLP; a token's weights are normalised, then scaled by expert."""
     names = ("num_experts", "top_k_experts", "moe_intermediate_size")
-    if not section.take_if("enable_moe_block", flag):
+    if not section.take_if("enable_moe_block"):
         section.asked.update(names)  # without effect then
         return None
-    count, chosen = (section.take(name, EXPERTS) for name in names[:2])
-    if not 2 <= chosen <= count:
-        raise UserError(f"{section.where}.top_k_experts is {chosen}; supported: 2 up to the {count} experts")
-    return Experts(count, chosen, balance=0.0, beside=section.take("intermediate_size", WIDTH))
+    count = section.take(names[0])
+    return Experts(
+        count, chosen_experts(section, count, names[1]), balance=0.0, beside=section.take("intermediate_size")
+    )
 
 
 def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
-    """Layers that slide a window; the last one never does, whatever the file says."""
+    """Layers with a sliding window; never the last one, whatever config.json says."""
     kinds = kinds_of_layers(section, layers, lambda number: SLIDING if (number + 1) % PATTERN else FULL)
     near = tuple(number for number, kind in enumerate(kinds[:-1]) if kind == SLIDING)
     if not near:
@@ -209,10 +186,10 @@ def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
 
 
 def _far_heads(section: Section, far: tuple[int, ...], kv_heads: int, head_size: int) -> FarHeads:
-    """Of the layers that slide none. Raises UserError where these differ among each other, or others have their own."""
-    alike = section.take("attention_k_eq_v", flag)
-    width = section.take_if("global_head_dim", WIDTH) or 512
-    groups = section.take_if("num_global_key_value_heads", HEADS)
+    """Heads of the global layers. Raises UserError if these differ from layer to layer, or others have their own."""
+    alike = section.take("attention_k_eq_v")
+    width = section.take_if("global_head_dim") or 512
+    groups = section.take_if("num_global_key_value_heads")
     by_layer = section.take_if("per_layer_config", OWN)
     if by_layer is None:
         return FarHeads(groups if alike and groups else kv_heads, width, alike)
@@ -225,7 +202,7 @@ def _far_heads(section: Section, far: tuple[int, ...], kv_heads: int, head_size:
 
 
 def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
-    """Base and scaling of the layers that see all tokens, base of those with a window."""
+    """RoPE base and scaling of global layers, base of layers with a window."""
     given: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
     usual: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
     near, far = (given.get(SLIDING), given.get(FULL)) if given else ({"rope_theta": 1e4}, usual)

@@ -1,7 +1,7 @@
 """Gemma 4."""
 
-from omnibal_ext.families.family import Family, Model
-from omnibal_ext.families.fields import GENERAL, LANGUAGE, names
+from omnibal_ext.families.family import Family, Model, Packs
+from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text, tower
 from omnibal_ext.families.gemma4.config import read_gemma4
 from omnibal_ext.families.gemma4.names import language_weights, vision_weights
 from omnibal_ext.families.gemma4.presets import PRESETS
@@ -13,55 +13,31 @@ OTHERS = names(
 )  # of sounds and films, and of what stands around an image
 MODEL = Part({"image_token_id": 258880, "tie_word_embeddings": True}, GENERAL | OTHERS, tuple(vision_weights()))
 TEXT = Part(
-    {
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "vocab_size": 262144,
-        "rms_norm_eps": 1e-6,
-        "sliding_window": 512,
-        "hidden_size_per_layer_input": 256,
-        "vocab_size_per_layer_input": 262144,
-        "pad_token_id": 0,
-        "attention_k_eq_v": False,
-    },
+    text(
+        30, 2304, 8, 4, 9216, 262144, head_dim=256, sliding_window=512, hidden_size_per_layer_input=256,
+        vocab_size_per_layer_input=262144, pad_token_id=0, attention_k_eq_v=False, rms_norm_eps=1e-6,
+        hidden_activation="gelu_pytorch_tanh",
+    ),
     LANGUAGE,
     tuple(language_weights()),
-)
+)  # fmt: skip
 TOWER = Part(
-    {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
-        "head_dim": 64,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": 1e-6,
-        "pooling_kernel_size": 3,
-        "patch_size": 16,
-        "position_embedding_size": 10240,
-        "standardize": False,
-        "use_clipped_linears": False,
-    },
+    tower(
+        16, 768, 12, 3072, num_key_value_heads=12, head_dim=64, pooling_kernel_size=3, patch_size=16,
+        position_embedding_size=10240, standardize=False, use_clipped_linears=False, rms_norm_eps=1e-6,
+        hidden_activation="gelu_pytorch_tanh",
+    ),
     LANGUAGE,
-)
+)  # fmt: skip
+IMAGES = ("image_position_ids", "mm_token_type_ids")
+"""Image inputs of transformers' models."""
 FAMILY = Family(
-    models={"gemma4": Model(MODEL, read_gemma4, takes=("image_position_ids", "mm_token_type_ids"))},
+    models={"gemma4": Model(MODEL, read_gemma4, takes=IMAGES, packs=Packs("gemma4", flash=()))},
     parts={"gemma4_text": TEXT, "gemma4_vision": TOWER},
     presets=PRESETS,
     markups=(
         ImageMarkup(
-            "gemma4",
-            "<|image|>",
-            ("<|image>", "<image|>", "<|image|>"),
-            before="<|image>",
-            after="<image|>",
-            gap="",
+            "gemma4", "<|image|>", ("<|image>", "<image|>", "<|image|>"), before="<|image>", after="<image|>", gap=""
         ),
     ),
     folder_says_template=True,

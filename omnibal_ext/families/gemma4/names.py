@@ -1,4 +1,4 @@
-"""Names of Gemma 4's weights, and of numbers beside them that are not trained."""
+"""Names of Gemma 4's weights, untrained ones included."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ LAYER = "language_model.model.layers.{n}"
 
 
 def language_weights() -> Iterator[Weight]:
-    """Keys may be values; the last layers may have queries alone."""
+    """The language model's. Keys may serve as values; the last layers may have queries only."""
     for weight in llama(branch_norms=True):
         layers = _has_keys if ".k_layernorm." in weight.ours else None
         if weight.ours.startswith(("mlp.", "pre_mlp_layernorm.")):
@@ -46,7 +46,7 @@ def _has_values(layer: Layer) -> bool:
 
 
 def _layer_input() -> Iterator[Weight]:
-    """What a layer reads beside its hidden states; tables and matrices behind the first ones are one of all."""
+    """Per-layer inputs; tables and context matrices of all layers are one tensor in files."""
     model = "language_model.model"
     yield Weight("llm", "input.table", (f"{model}.embed_tokens_per_layer.weight",), part_of=1)
     yield Weight("llm", "input.context.weight", (f"{model}.per_layer_model_projection.weight",), part_of=0)
@@ -56,7 +56,7 @@ def _layer_input() -> Iterator[Weight]:
 
 
 def _mixture() -> Iterator[Weight]:
-    """Experts, and the perceptron next to them, which has the names of a layer that is not a mixture."""
+    """Experts, and the MLP next to them, which has the names of a dense layer's."""
     yield Weight("llm", "mlp.router.weight", (f"{LAYER}.router.proj.weight",))
     yield Weight("llm", "mlp.router.scale", (f"{LAYER}.router.scale",))
     yield Weight("llm", "mlp.router.expert_scale", (f"{LAYER}.router.per_expert_scale",))
@@ -70,7 +70,7 @@ def _mixture() -> Iterator[Weight]:
 
 
 def vision_weights() -> Iterator[Weight]:
-    """The ViT's, and the one matrix behind it."""
+    """The ViT's and the projector's."""
     embedder, layer = "vision_tower.patch_embedder", "vision_tower.encoder.layers.{n}"
     yield Weight("patch_embed", "projection.weight", (f"{embedder}.input_proj.weight",), "patches")
     yield Weight("patch_embed", "axis_positions", (f"{embedder}.position_embedding_table",))

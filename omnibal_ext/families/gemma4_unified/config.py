@@ -7,21 +7,18 @@ from omnibal_ext.architectures.vision import NativeResolution, VisionArchitectur
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.gemma4.config import read_language
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import EPSILON, TOKEN, WIDTH, tied
-from omnibal_ext.reading.checks import integer, shown
+from omnibal_ext.families.towers.llama import tied
+from omnibal_ext.reading.checks import shown
 
 NOT_HERE = ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers")
-"""Fields of Gemma 4's language model that transformers' class of this one lacks, or that are not done for it here."""
+"""Fields of Gemma 4's language model that this one lacks in transformers, or that are not supported for it."""
 
 
 def read_gemma4_unified(name: str, config: Section) -> Architecture:
-    """The model of a gemma4_unified's config.json. Raises UserError naming a field that cannot be honoured."""
+    """Read a gemma4_unified's config.json. Raises UserError naming an unsupported field."""
     if not config.get("vision_config"):
-        raise UserError(f"{config.where}.vision_config is missing; models that see images are trained here")
-    patches = config.inner("vision_config", "gemma4_unified_vision")
-    language = config.inner("text_config", "gemma4_unified_text")
-    patches.must_be("gemma4_unified_vision")
-    language.must_be("gemma4_unified_text")
+        raise UserError(f"{config.where}.vision_config is missing; only models with images are supported")
+    patches, language = config.towers("gemma4_unified_vision", "gemma4_unified_text")
     for field in NOT_HERE:
         if language.get(field):
             raise UserError(f"{language.where}.{field} is {shown(language.get(field))}; supported: 0, or none")
@@ -35,15 +32,15 @@ def read_gemma4_unified(name: str, config: Section) -> Architecture:
         merger="normed",
         projector_norm=False,
         tied=tied(config),
-        prompt=PromptFormat("gemma4", config.take("image_token_id", TOKEN), "gemma4", "gemma4_unified"),
+        prompt=PromptFormat("gemma4", config.take("image_token_id"), "gemma4", "gemma4_unified"),
         types=("gemma4_unified", "gemma4_unified_text"),
     )
 
 
 def _patches(section: Section) -> VisionArchitecture:
-    """What its processor calls a square of patches is one patch here: it enters as a whole, and becomes one token."""
-    side = section.take("patch_size", WIDTH) * section.take("pooling_kernel_size", integer(1, 2**5))
-    width = section.take("mm_embed_dim", WIDTH)
+    """The patches. A square of the processor's patches is one patch here: it is embedded as a whole, as one token."""
+    side = section.take("patch_size") * section.take("pooling_kernel_size")
+    width = section.take("mm_embed_dim")
     section.must(model_patch_size=side, output_proj_dims=width)
     vision = VisionArchitecture(
         layers=0,
@@ -52,10 +49,10 @@ def _patches(section: Section) -> VisionArchitecture:
         ffn_hidden_size=0,
         patch_size=side,
         image_size=side,
-        norm_epsilon=section.take("rms_norm_eps", EPSILON),
+        norm_epsilon=section.take("rms_norm_eps"),
         embedding_norms=True,
         pixels="unit",
-        native=NativeResolution(merge=1, frames=1, axis_positions=section.take("mm_posemb_size", WIDTH)),
+        native=NativeResolution(merge=1, frames=1, axis_positions=section.take("mm_posemb_size")),
     )
     section.refuse_unread()
     return vision

@@ -1,11 +1,11 @@
-"""Gemma 4 without towers: its words around an image are Gemma 4's."""
+"""Gemma 4 without towers: the text around an image is Gemma 4's."""
 
-from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, LANGUAGE
-from omnibal_ext.families.gemma4.family import OTHERS, TEXT
+from omnibal_ext.families.gemma4.family import IMAGES, OTHERS, TEXT
+from omnibal_ext.families.gemma4.presets import gemma_4_text
 from omnibal_ext.families.gemma4_unified.config import read_gemma4_unified
 from omnibal_ext.families.gemma4_unified.names import embedder_weights
-from omnibal_ext.families.gemma4_unified.presets import PRESETS
 from omnibal_ext.families.section import Part
 
 MODEL = Part({"image_token_id": 258880, "tie_word_embeddings": True}, GENERAL | OTHERS, tuple(embedder_weights()))
@@ -26,12 +26,16 @@ PATCHES = Part(
     },
     LANGUAGE | {"num_soft_tokens"},  # of an image: the processor's file says so, and preprocessing
 )
+GEMMA_12B = {
+    "model_type": "gemma4_unified",
+    "vision_config": {"patch_size": 16},
+    "text_config": gemma_4_text(48, 3840, 16, 8, 15360, num_global_key_value_heads=1),
+}
+"""Its sizes add up to the number of weights that its card says."""
 FAMILY = Family(
-    models={
-        "gemma4_unified": Model(MODEL, read_gemma4_unified, takes=("image_position_ids", "mm_token_type_ids")),
-    },
+    models={"gemma4_unified": Model(MODEL, read_gemma4_unified, takes=IMAGES, packs=Packs("gemma4_unified", flash=()))},
     parts={"gemma4_unified_text": WORDS, "gemma4_unified_vision": PATCHES},
-    presets=PRESETS,
+    presets={"gemma-4-12b": Preset(GEMMA_12B)},
     folder_says_template=True,
     spellings=(
         (r"^(model\.)?(embed_vision|vision_embedder)\.(?=patch_|pos_)", "vision_embedder."),

@@ -1,4 +1,4 @@
-"""Names of the weights that stand before the language model of Gemma 4 without towers, as published."""
+"""Names of the weights before the language model of Gemma 4 without towers, as published."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from omnibal_ext.families.weights import Weight, linear
 
 
 def embedder_weights() -> Iterator[Weight]:
-    """Norms and matrices of patches; numbers of a patch lie colours last."""
+    """Norms and matrices of patches; in files a patch's colours are last."""
     embedder = "vision_embedder"
     for part in ("weight", "bias"):
         yield Weight("patch_embed", f"pixel_norm.{part}", (f"{embedder}.patch_ln1.{part}",), "pixels")

@@ -1,25 +1,19 @@
 """GLM-OCR."""
 
-from omnibal_ext.families.family import Family, Model
-from omnibal_ext.families.fields import GENERAL, LANGUAGE
+from omnibal_ext.families.family import Family, Model, Preset
+from omnibal_ext.families.fields import GENERAL, LANGUAGE, text
 from omnibal_ext.families.glm_ocr.config import read_glm_ocr
-from omnibal_ext.families.glm_ocr.names import vision_weights
-from omnibal_ext.families.glm_ocr.presets import PRESETS
-from omnibal_ext.families.glm_v.family import IMAGES, MARKS, TEXT, TOWER
+from omnibal_ext.families.glm_v.family import IMAGES, MARKS, PACKS, TEXT, TOWER, VISION_WEIGHTS
 from omnibal_ext.families.glm_v.names import dense_weights
 from omnibal_ext.families.section import Part
 
-MODEL = Part(
-    {"image_token_id": 59280, "tie_word_embeddings": False}, GENERAL | MARKS, tuple(vision_weights())
-)  # fmt: skip
+MODEL = Part({"image_token_id": 59280, "tie_word_embeddings": False}, GENERAL | MARKS, VISION_WEIGHTS)
+OCR = text(16, 1536, 16, 8, 4608, 59392, head_dim=128, rope_parameters={"mrope_section": [16, 24, 24]})
 FAMILY = Family(
-    models={"glm_ocr": Model(MODEL, read_glm_ocr, takes=IMAGES)},
+    models={"glm_ocr": Model(MODEL, read_glm_ocr, takes=IMAGES, packs=PACKS)},
     parts={
         "glm_ocr_text": Part(
-            {
-                **TEXT, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16,
-                "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 59392,
-            },
+            TEXT | text(16, 1024, 16, 8, 4096, 59392),
             LANGUAGE | MARKS,
             tuple(dense_weights()),
         ),
@@ -31,7 +25,7 @@ FAMILY = Family(
             GENERAL | {"image_size"},
         ),
     },
-    presets=PRESETS,
+    presets={"glm-ocr": Preset({"model_type": "glm_ocr", "text_config": OCR})},  # from memory
     folder_says_template=True,
     idle=(r"language_model\.model\.layers\.16\.",),
 )  # fmt: skip

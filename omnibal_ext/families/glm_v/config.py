@@ -11,38 +11,32 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import (
-    EPSILON,
-    EXPERTS,
-    HEADS,
-    LAYERS,
-    TOKEN,
-    WIDTH,
-    WORDS,
-    Rotation,
-    partial_rotation,
-    rotary_share,
-    rotation_fields,
-    tied,
-)
-from omnibal_ext.families.towers.native import ACTIVATIONS, SIDE, check_heads, rotary_base
-from omnibal_ext.reading.checks import anything, finite, flag, integer, mapping
+from omnibal_ext.families.towers.llama import chosen_experts, language_sizes, tied, tied_as_either_says
+from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes, rotary_base
+from omnibal_ext.families.towers.rotation import Rotation, partial_rotation, rotary_share, rotation_fields
+from omnibal_ext.reading.checks import finite
 
 FILES, PROCESSOR = ("processor_config.json", "preprocessor_config.json"), "Glm46VProcessor"
-"""Where a folder says which processor it has, and the later one."""
+"""Files that name a folder's processor, and the class of GLM-4.6V's."""
 ROTATION = Rotation(sections=(8, 12, 12))
 
 
 def read_glm(name: str, config: Section) -> Architecture:
-    """The model of a glm4v's, glm46v's or glm4v_moe's config.json. Raises UserError naming what cannot be honoured."""
-    kind = config["model_type"]
-    part = "glm4v_moe" if kind == "glm4v_moe" else "glm4v"
-    tower, text = config.inner("vision_config", f"{part}_vision"), config.inner("text_config", f"{part}_text")
-    tower.must_be(f"{part}_vision")
-    text.must_be(f"{part}_text")
+    """Read a glm4v's, glm46v's or glm4v_moe's config.json. Raises UserError naming an unsupported field."""
+    part = "glm4v_moe" if config["model_type"] == "glm4v_moe" else "glm4v"
+    tower, text = config.towers(f"{part}_vision", f"{part}_text")
     language = _mixture(text) if part == "glm4v_moe" else read_dense(text, None, qkv_bias=True)
-    vision, merger_width = read_vision(tower, language.hidden_size), tower.take("intermediate_size", WIDTH)
+    vision, merger_width = read_vision(tower, language.hidden_size), tower.take("intermediate_size")
     tower.refuse_unread()
+    return whole(name, config, text, vision, language, merger_width, _prompt(config))
+
+
+def whole(
+    name: str, config: Section, text: Section, vision: VisionArchitecture, language: LanguageArchitecture,
+    merger_width: int, prompt: PromptFormat,
+) -> Architecture:  # fmt: skip
+    """A model of these parts; `text` is the language model's section."""
+    is_46v = config["model_type"] == "glm46v"  # whose class does not read what its language model's section says
     return Architecture(
         name,
         vision,
@@ -50,159 +44,109 @@ def read_glm(name: str, config: Section) -> Architecture:
         merger="gated",
         merger_width=merger_width,
         projector_norm=False,
-        tied=read_tied(config),
-        prompt=_prompt(config),
-        types=(kind, f"{part}_text"),
+        tied=tied(config) if is_46v else tied_as_either_says(config),
+        prompt=prompt,
+        types=(config["model_type"], text["model_type"]),
     )
 
 
 def _prompt(config: Section) -> PromptFormat:
-    """Times of a video's frames are written as the folder's processor does, whichever model type has it."""
+    """The folder's processor, not the model type, decides how a video's times are written."""
     kind, markup = config["model_type"], "glm-4.6v"
-    if kind != "glm46v" and PROCESSOR not in {_processor(Path(config.where).parent / name) for name in FILES}:
+    files = (config.folder / name for name in FILES) if config.folder else ()
+    if kind != "glm46v" and PROCESSOR not in map(_processor, files):
         markup = "glm-4.1v"
     template = "glm-4.1v" if kind == "glm4v" else "glm-4.5v"
-    return PromptFormat(markup, config.take("image_token_id", TOKEN), template, "native_grown")
+    return PromptFormat(markup, config.take("image_token_id"), template, "native_grown")
 
 
 def _processor(file: Path) -> Any:
     return read_config(file).get("processor_class") if file.is_file() else None
 
 
-def read_tied(config: Section) -> bool:
-    """Older files say it of the language model; of GLM-4.6V's dense models that is not read."""
-    inner = (config.take_if("text_config", mapping(anything)) or {}) if config["model_type"] != "glm46v" else {}
-    beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
-    return tied(config, beside)
-
-
 def read_vision(tower: Section, out: int) -> VisionArchitecture:
-    """The ViT, whose features are as wide as the language model, `out`. Raises UserError where they are not."""
+    """Read the ViT, whose output must be `out` wide, the language model's hidden size. Raises UserError otherwise."""
     tower.must(in_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, spatial_merge_size=2)
-    width, heads, patch = (
-        tower.take(*field) for field in (("hidden_size", WIDTH), ("num_heads", HEADS), ("patch_size", SIDE))
-    )
-    check_heads(tower, width, heads)
-    if (given := tower.take("out_hidden_size", WIDTH)) != out:
-        raise UserError(f"{tower.where}: gives features of width {given}, the language model has {out}")
+    sizes = native_sizes(tower)
+    if (given := tower.take("out_hidden_size")) != out:
+        raise UserError(f"{tower.where}: its output is {given} wide, the language model's hidden_size is {out}")
     return VisionArchitecture(
-        layers=tower.take("depth", LAYERS),
-        hidden_size=width,
-        heads=heads,
+        **sizes,
         ffn_hidden_size=out,
-        patch_size=patch,
-        image_size=patch,
         normalization="RMSNorm",
-        norm_epsilon=tower.take("rms_norm_eps", EPSILON),
-        qkv_bias=tower.take("attention_bias", flag),
+        norm_epsilon=tower.take("rms_norm_eps"),
+        qkv_bias=tower.take("attention_bias"),
         bias=False,
         activation=tower.choose("hidden_act", ACTIVATIONS),
         gated=True,
         pre_norm=True,
         final_norm=True,
-        layer_scale=False,
         pixels="clip",
         native=NativeResolution(
-            frames=tower.take("temporal_patch_size", integer(1, 2**10)),
+            frames=tower.take("temporal_patch_size"),
             theta=rotary_base(tower),
-            learned_positions=tower.take("image_size", SIDE) // patch,
+            learned_positions=tower.take("image_size") // sizes["patch_size"],
             bicubic=True,
         ),
     )
 
 
 def read_dense(section: Section, head_size: int | None, qkv_bias: bool) -> LanguageArchitecture:
-    """A dense language model, whose heads are `head_size` wide, or None: as many as there are make up its width.
+    """Read a dense language model; `head_size` None: hidden size / heads.
 
-    Raises UserError naming what cannot be honoured.
+    Raises UserError naming an unsupported field.
     """
-    heads, kv_heads, hidden_size = _heads(section)
+    sizes = language_sizes(section, head_size)
     if head_size is None:
-        if hidden_size % heads:
-            raise UserError(f"{section.where}: hidden_size {hidden_size} does not divide into {heads} heads")
-        section.must(head_dim=hidden_size // heads)
-        head_size = hidden_size // heads
-    language = LanguageArchitecture(
-        layers=section.take("num_hidden_layers", LAYERS),
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("intermediate_size", WIDTH),
-        qkv_bias=qkv_bias,
-        head_size=None if head_size * heads == hidden_size else head_size,
-        branch_norms=True,
-        **_words_and_rotation(section, head_size, 1.0),
-    )
-    section.refuse_unread()
-    return language
+        if sizes["hidden_size"] % sizes["heads"]:
+            raise UserError(
+                f"{section.where}: hidden_size {sizes['hidden_size']} does not divide into {sizes['heads']} heads"
+            )
+        section.must(head_dim=sizes["hidden_size"] // sizes["heads"])
+    return _language(section, sizes, 1.0, qkv_bias=qkv_bias, branch_norms=True)
 
 
 def _mixture(section: Section) -> LanguageArchitecture:
-    heads, kv_heads, hidden_size = _heads(section)
-    head_size = section.take_if("head_dim", WIDTH) or hidden_size // heads
-    layers = section.take("num_hidden_layers", LAYERS)
-    experts = _experts(section, layers)
-    language = LanguageArchitecture(
-        layers=layers,
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("moe_intermediate_size", WIDTH),
-        qkv_bias=section.take("attention_bias", flag),
-        head_size=None if head_size * heads == hidden_size else head_size,
-        experts=experts,
-        **_words_and_rotation(section, head_size, 0.5),
-    )
+    sizes = language_sizes(section, section.take_if("head_dim"), mixture=True)
+    experts = _experts(section, sizes["layers"])
+    return _language(section, sizes, 0.5, qkv_bias=section.take("attention_bias"), experts=experts)
+
+
+def _language(section: Section, sizes: dict[str, Any], share: float, **more: Any) -> LanguageArchitecture:
+    """What dense models and mixtures share; `share`: fraction of a head that is rotated if config.json does not say."""
+    section.must(hidden_act="silu", attention_dropout=0.0)
+    rope, base = rotation_fields(section, ROTATION)
+    head_size = sizes["head_size"] or sizes["hidden_size"] // sizes["heads"]
+    rotated = int(head_size * rotary_share(section, rope, share))
+    rotation = partial_rotation(section, rope, rotated, ROTATION)
+    rotation["rotated"] = None if rotated == head_size else rotated
+    language = LanguageArchitecture(**sizes, **rotation, rope_theta=base, **more)
     section.refuse_unread()
     return language
 
 
-def _heads(section: Section) -> tuple[int, int, int]:
-    """Heads, those of keys and values, and the model's width."""
-    section.must(hidden_act="silu", attention_dropout=0.0)
-    heads = section.take("num_attention_heads", HEADS)
-    kv_heads = section.take_if("num_key_value_heads", HEADS) or heads
-    if heads % kv_heads:
-        raise UserError(f"{section.where}: {heads} heads are no multiple of {kv_heads} of keys and values")
-    return heads, kv_heads, section.take("hidden_size", WIDTH)
-
-
-def _words_and_rotation(section: Section, head_size: int, share: float) -> dict[str, Any]:
-    """What dense models and mixtures have alike; of a head `share` turns where the file does not say it."""
-    rope, base = rotation_fields(section, ROTATION)
-    rotated = int(head_size * rotary_share(section, rope, share))
-    return {
-        **partial_rotation(section, rope, rotated, ROTATION),
-        "vocab_size": section.take("vocab_size", WORDS),
-        "rope_theta": base,
-        "norm_epsilon": section.take("rms_norm_eps", EPSILON),
-        "rotated": None if rotated == head_size else rotated,
-    }
-
-
 def _experts(section: Section, layers: int) -> Experts:
-    """Of the layers behind the dense ones. Raises UserError naming what core's routers cannot do."""
+    """Experts of the layers after the dense ones. Raises UserError for routing that core does not have."""
     section.must(norm_topk_prob=True)
-    count, chosen = section.take("n_routed_experts", EXPERTS), section.take("num_experts_per_tok", EXPERTS)
-    groups, chosen_groups = (section.take(name, EXPERTS) for name in ("n_group", "topk_group"))
-    if not 2 <= chosen <= count:
-        raise UserError(f"{section.where}.num_experts_per_tok is {chosen}; supported: 2 up to the {count} experts")
+    count = section.take("n_routed_experts")
+    chosen = chosen_experts(section, count)
+    groups, chosen_groups = (section.take(name) for name in ("n_group", "topk_group"))
     two_a_group = groups > 1 and (chosen // chosen_groups != 2 or count // groups < 2)
     if count % groups or chosen_groups > groups or two_a_group:
         raise UserError(
             f"{section.where}: {chosen} of {count} experts, {chosen_groups} of {groups} groups (n_group, topk_group); "
             "supported: one group, or groups of one size, of which half as many are chosen as experts"
         )
-    dense = section.take("first_k_dense_replace", integer(0, 2**10))
+    dense = section.take("first_k_dense_replace")
     if dense >= layers:
         raise UserError(f"{section.where}.first_k_dense_replace is {dense}; supported: fewer than the {layers} layers")
-    inner = section.take("moe_intermediate_size", WIDTH)
-    width = section.take("intermediate_size", WIDTH)
+    inner = section.take("moe_intermediate_size")
+    width = section.take("intermediate_size")
     return Experts(
         count,
         chosen,
-        balance=section.take("router_aux_loss_coef", finite(0, 1e3)),
-        shared=inner * section.take("n_shared_experts", integer(0, 2**10)),
+        balance=section.take("router_aux_loss_coef"),
+        shared=inner * section.take("n_shared_experts"),
         shared_gate=False,
         sigmoids=True,
         groups=groups,

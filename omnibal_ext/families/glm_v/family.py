@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from omnibal_ext.families.family import Family, Model
-from omnibal_ext.families.fields import GENERAL, LANGUAGE, names
+from omnibal_ext.families.family import Family, Model, Packs
+from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text
 from omnibal_ext.families.glm_v.config import read_glm
 from omnibal_ext.families.glm_v.names import dense_weights, mixture_weights, vision_weights
 from omnibal_ext.families.glm_v.presets import PRESETS
@@ -17,57 +17,29 @@ MARKS = names(
     """
 )
 TOWER: dict[str, Any] = {
-    "depth": 24,
-    "hidden_size": 1536,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "num_heads": 12,
-    "image_size": 336,
-    "patch_size": 14,
-    "rms_norm_eps": 1e-5,
-    "temporal_patch_size": 2,
-    "out_hidden_size": 4096,
+    "depth": 24, "hidden_size": 1536, "hidden_act": "silu", "attention_bias": False, "num_heads": 12, "image_size": 336,
+    "patch_size": 14, "rms_norm_eps": 1e-5, "temporal_patch_size": 2, "out_hidden_size": 4096,
     "intermediate_size": 13696,
-}
-TEXT: dict[str, Any] = {
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "vocab_size": 151552,
-    "rms_norm_eps": 1e-5,
-}
-_TEXT_MOE: dict[str, Any] = {
-    **TEXT,
-    "intermediate_size": 10944,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 8,
-    "vocab_size": 151424,
-    "attention_bias": True,
-    "moe_intermediate_size": 1408,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "n_routed_experts": 128,
-    "routed_scaling_factor": 1.0,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "norm_topk_prob": True,
-    "router_aux_loss_coef": 0.0001,
-}
-_WEIGHTS = tuple(vision_weights())
+}  # fmt: skip
+TEXT = text(40, 4096, 32, 2, 13696, 151552, hidden_act="silu", rms_norm_eps=1e-5)
+_TEXT_MOE = TEXT | text(
+    46, 4096, 96, 8, 10944, 151424, attention_bias=True, moe_intermediate_size=1408, num_experts_per_tok=8,
+    n_shared_experts=1, n_routed_experts=128, routed_scaling_factor=1.0, n_group=1, topk_group=1,
+    first_k_dense_replace=1, norm_topk_prob=True, router_aux_loss_coef=0.0001,
+)  # fmt: skip
+VISION_WEIGHTS = tuple(vision_weights())
 IMAGES = ("image_grid_thw", "mm_token_type_ids")
-"""What transformers' models take of images."""
+"""Image inputs of transformers' models."""
+PACKS = Packs("native_grown", videos_as_images=True)
 
 
-def _model(image_token: int) -> Model:
-    part = Part({"image_token_id": image_token, "tie_word_embeddings": False}, GENERAL | MARKS, _WEIGHTS)
-    return Model(part, read_glm, takes=IMAGES)
+def _model(image_token: int, packs: Packs = PACKS) -> Model:
+    part = Part({"image_token_id": image_token, "tie_word_embeddings": False}, GENERAL | MARKS, VISION_WEIGHTS)
+    return Model(part, read_glm, takes=IMAGES, packs=packs)
 
 
+# Its layers hand flash-attention positions in time, row and column.
+_MOE = replace(PACKS, flash=("vision_config",))
 _MARKUP = ImageMarkup(
     "glm-4.1v",
     "<|image|>",
@@ -80,9 +52,9 @@ _MARKUP = ImageMarkup(
 )
 _LATER = Steps("<|begin_of_video|>", "<|end_of_video|>", lambda time: f"{time:.1f} seconds", behind=True)
 FAMILY = Family(
-    models={"glm4v": _model(151343), "glm46v": _model(151343), "glm4v_moe": _model(151363)},
+    models={"glm4v": _model(151343), "glm46v": _model(151343), "glm4v_moe": _model(151363, _MOE)},
     parts={
-        # Query, key and value have biases whatever the file says.
+        # Query, key and value have biases whatever config.json says.
         "glm4v_text": Part(TEXT, LANGUAGE | MARKS | {"attention_bias"}, tuple(dense_weights())),
         "glm4v_vision": Part(TOWER, GENERAL),
         "glm4v_moe_text": Part(

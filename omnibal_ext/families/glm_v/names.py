@@ -2,30 +2,34 @@
 
 from collections.abc import Iterator
 
-from omnibal_ext.families.weights import Weight, experts, linear, only, perceptron, split_qkv
+from omnibal_ext.families.weights import (
+    Weight,
+    all_but_perceptrons,
+    experts,
+    linear,
+    native_blocks,
+    native_perceptron,
+    only,
+    outside_layers,
+    perceptron,
+    split_qkv,
+)
 
-MODEL, LAYER = "language_model.model", "language_model.model.layers.{n}"
+LAYER = "language_model.model.layers.{n}"
 
 
 def vision_weights() -> Iterator[Weight]:
-    """Of all but the language model."""
-    layer = "visual.blocks.{n}"
+    """All but the language model's. GLM-OCR's ViT has other norms, and no learned positions."""
+    layer, merger = "visual.blocks.{n}", "visual.merger"
     yield from linear("patch_embed", "projection", "visual.patch_embed.proj")
-    yield Weight("patch_embed", "norm.weight", ("visual.post_conv_layernorm.weight",))
-    yield Weight("patch_embed", "positions", ("visual.embeddings.position_embedding.weight",))
-    yield Weight("vit", "input_layernorm.weight", (f"{layer}.norm1.weight",))
-    yield Weight("vit", "pre_mlp_layernorm.weight", (f"{layer}.norm2.weight",))
-    for part, when in (("weight", ""), ("bias", "vision.qkv_bias")):
-        qkv = (f"{layer}.attn.qkv.{part}",)
-        yield Weight("vit", f"self_attention.linear_qkv.{part}", qkv, "vision_packed_qkv", when)
-    yield Weight("vit", "self_attention.linear_proj.weight", (f"{layer}.attn.proj.weight",))
-    yield from perceptron("vit", "mlp", f"{layer}.mlp")
-    yield from merger_weights()
-
-
-def merger_weights() -> Iterator[Weight]:
-    """The ViT's last norm, and what stands behind it."""
-    merger = "visual.merger"
+    yield Weight("patch_embed", "norm.weight", ("visual.post_conv_layernorm.weight",), when="vision.pre_norm")
+    positions = ("visual.embeddings.position_embedding.weight",)
+    yield Weight("patch_embed", "positions", positions, when="vision.native.learned_positions")
+    yield from native_blocks()
+    for one in "qk":
+        name = f"{layer}.attn.{one}_norm.weight"
+        yield Weight("vit", f"self_attention.{one}_layernorm.weight", (name,), when="vision.query_key_norms")
+    yield from native_perceptron()
     yield Weight("projector", "vision_norm.weight", ("visual.post_layernorm.weight",))
     yield Weight("projector", "merge.weight", ("visual.downsample.weight",), "squares")
     yield Weight("projector", "merge.bias", ("visual.downsample.bias",))
@@ -35,8 +39,8 @@ def merger_weights() -> Iterator[Weight]:
 
 
 def dense_weights() -> Iterator[Weight]:
-    """GLM-4's: neighbouring numbers of a head turn together, gate and up are one matrix."""
-    yield Weight("word_embed", "embedding.weight", (f"{MODEL}.embed_tokens.weight",))
+    """GLM-4's language model: RoPE rotates neighbouring dimensions; gate and up are one matrix."""
+    yield from outside_layers()
     norms = {"input_layernorm": "input", "self_attn_bda.norm": "post_self_attn"}
     norms |= {"pre_mlp_layernorm": "post_attention", "mlp_bda.norm": "post_mlp"}
     for ours, theirs in norms.items():
@@ -45,27 +49,16 @@ def dense_weights() -> Iterator[Weight]:
     yield Weight("llm", "self_attention.linear_proj.weight", (f"{LAYER}.self_attn.o_proj.weight",))
     yield Weight("llm", "mlp.linear_fc1.weight", (f"{LAYER}.mlp.gate_up_proj.weight",))
     yield Weight("llm", "mlp.linear_fc2.weight", (f"{LAYER}.mlp.down_proj.weight",))
-    yield from _head()
 
 
 def mixture_weights(apart: bool) -> Iterator[Weight]:
-    """One perceptron in the first layers; in the others experts (`apart`, or together), and one for all tokens."""
-    yield Weight("word_embed", "embedding.weight", (f"{MODEL}.embed_tokens.weight",))
-    yield Weight("llm", "input_layernorm.weight", (f"{LAYER}.input_layernorm.weight",))
-    yield from split_qkv("llm", f"{LAYER}.self_attn.", "language_qkv", "language.qkv_bias")
-    yield Weight("llm", "self_attention.linear_proj.weight", (f"{LAYER}.self_attn.o_proj.weight",))
-    yield Weight("llm", "pre_mlp_layernorm.weight", (f"{LAYER}.post_attention_layernorm.weight",))
+    """MLPs in the first layers; in the others experts (a tensor for each if `apart`) and a shared expert."""
+    yield from all_but_perceptrons()
     yield from only(lambda layer: not layer.experts, perceptron("llm", "mlp", f"{LAYER}.mlp"))
     yield from only(lambda layer: layer.experts, _experts(apart))
-    yield from _head()
 
 
 def _experts(apart: bool) -> Iterator[Weight]:
     yield from experts("llm", f"{LAYER}.mlp", apart, together="same")
     yield Weight("llm", "mlp.router.expert_bias", (f"{LAYER}.mlp.gate.e_score_correction_bias",))
     yield from perceptron("llm", "mlp.shared_experts", f"{LAYER}.mlp.shared_experts")
-
-
-def _head() -> Iterator[Weight]:
-    yield Weight("head", "norm.weight", (f"{MODEL}.norm.weight",))
-    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")

@@ -8,22 +8,20 @@ from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
-from omnibal_ext.families.towers.llama import LAYERS, TOKEN, WORDS, tied
+from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.families.towers.tiles import siglip
-from omnibal_ext.reading.checks import integer
 
 PUBLISHED = (
     "_flash_attn_2_enabled", "is_llama_config", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor",
     "use_resampler",
 )  # fmt: skip
-"""Published beside Llama's fields, where nothing reads them."""
-SQUARE = integer(1, 64)
+"""In published text_configs, where nothing reads them."""
 TEMPLATES = {128259: "idefics3"}
-"""By the words of a Llama: Idefics 3's own; all others are SmolVLM's."""
+"""By vocabulary size: Idefics 3's chat template; other models have SmolVLM's."""
 
 
 def read_idefics3(name: str, config: Section) -> Architecture:
-    """The model of a config.json of either. Raises UserError naming a field that cannot be honoured."""
+    """Read a config.json of either. Raises UserError naming an unsupported field."""
     kind = config["model_type"]
     tower = config.inner("vision_config", f"{kind}_vision", always=True)  # published ones are called as the whole is
     if not config.get("text_config"):
@@ -31,8 +29,8 @@ def read_idefics3(name: str, config: Section) -> Architecture:
     language = config.inner("text_config", "llama")
     language.must_be("llama")
     language.asked.update(PUBLISHED)
-    template = TEMPLATES.get(language.take("vocab_size", WORDS), "smolvlm")
-    vision = siglip(tower, tower.take("num_hidden_layers", LAYERS), final_norm=True)
+    template = TEMPLATES.get(language.take("vocab_size"), "smolvlm")
+    vision = siglip(tower, tower.take("num_hidden_layers"), final_norm=True)
     if vision.image_size % 2:
         raise UserError(
             f"{tower.where}.image_size is {vision.image_size}; supported: even ones, as processors make them"
@@ -41,11 +39,11 @@ def read_idefics3(name: str, config: Section) -> Architecture:
         name,
         vision,
         read_language(language),
-        shuffle=config.take("scale_factor", SQUARE),
+        shuffle=config.take("scale_factor"),
         projector_norm=False,
         projector_bias=False,
         merger="shuffled",
         tied=tied(config),
-        prompt=PromptFormat("idefics3", config.take("image_token_id", TOKEN), template, "split"),
+        prompt=PromptFormat("idefics3", config.take("image_token_id"), template, "split"),
         types=(kind, "llama"),
     )

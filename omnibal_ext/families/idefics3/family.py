@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from omnibal_ext.families.family import Family, Model
-from omnibal_ext.families.fields import GENERAL, names
+from omnibal_ext.families.family import Family, Model, Packs
+from omnibal_ext.families.fields import GENERAL, names, tower
 from omnibal_ext.families.idefics3.config import read_idefics3
 from omnibal_ext.families.idefics3.presets import PRESETS
 from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup, Places
@@ -15,10 +15,10 @@ _FIELDS: dict[str, Any] = {"image_token_id": 128257, "scale_factor": 2, "tie_wor
 
 
 class Markup(ImageMarkup):
-    """A line for each row of tiles, an empty one, then the whole image; of one tile the whole image alone."""
+    """A line for each row of tiles, an empty line, then the entire image; an image of one tile is only the last."""
 
     def image_text(self, places: Places) -> str:
-        """Each tile behind its number."""
+        """Each tile after its row and column."""
         around = "<fake_token_around_image>"
         lines = (
             [f"{around}<row_{row + 1}_col_{column + 1}>{self.context}" for column in range(places.columns)]
@@ -32,22 +32,14 @@ WEIGHTS = (
     Weight("projector", "linear.weight", ("connector.modality_projection.proj.weight",)),
 )
 VISION = Part(
-    {
-        "hidden_size": 1152,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 16,
-        "image_size": 224,
-        "patch_size": 32,
-        "hidden_act": "gelu_pytorch_tanh",
-        "layer_norm_eps": 1e-6,
-    },
+    tower(12, 1152, 16, 3072, image_size=224, patch_size=32, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
     GENERAL | names("max_image_size size use_base_siglip"),  # the processor's
 )
 MODEL = Model(
     Part(_FIELDS, GENERAL | names("_pad_token_id image_seq_len vocab_size"), WEIGHTS),
     read_idefics3,
-    ("pixel_attention_mask",),
+    takes=("pixel_attention_mask",),
+    packs=Packs("split"),
 )
 FAMILY = Family(
     models={"idefics3": MODEL, "smolvlm": MODEL},

@@ -5,34 +5,34 @@ from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
-from omnibal_ext.families.towers.llama import TOKEN, tied
+from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.families.towers.tiles import layers_read, vision_sizes
-from omnibal_ext.reading.checks import finite, flag, text
+from omnibal_ext.reading.checks import finite, text
 
 NORMALIZATIONS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
 ORIGINAL_TEMPLATES = {"internlm2-chat": "internlm2-chat", "Hermes-2": "hermes-2"}
-"""InternVL's own names of chat templates."""
+"""InternVL's names of chat templates -> ours."""
 LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": "hermes-2", "qwen3_moe": "hermes-2"}
-"""Of its "internvl2_5", which begins as the tokenizer of the language model does, with `<s>` or without."""
+"""Language model -> ours for its "internvl2_5", which begins with `<s>` if the tokenizer does."""
 
 
 def read_internvl(name: str, config: Section) -> Architecture:
-    """Transformers' form. Raises UserError naming a field that cannot be honoured."""
+    """Transformers' form. Raises UserError naming an unsupported field."""
     config.must(projector_hidden_act="gelu", vision_feature_select_strategy="default")
     tower, language = config.inner("vision_config", "internvl_vision"), config.inner("text_config", "qwen2")
     tower.must(use_absolute_position_embeddings=True, use_mask_token=False)
-    if tower.take("use_qk_norm", flag):
+    if tower.take("use_qk_norm"):
         tower.must(layer_norm_eps=1e-6)  # transformers' QK-norm has this one whatever the layers' is
     layers, is_last = layers_read(tower, config["vision_feature_layer"])
     vision = VisionArchitecture(
         **vision_sizes(tower, layers),
         normalization=tower.choose("norm_type", NORMALIZATIONS),
-        qkv_bias=tower.take("attention_bias", flag),
-        qk_norm=tower.take("use_qk_norm", flag),
-        final_norm=is_last and not tower.take("use_mean_pooling", flag),
+        qkv_bias=tower.take("attention_bias"),
+        qk_norm=tower.take("use_qk_norm"),
+        final_norm=is_last and not tower.take("use_mean_pooling"),
     )
     tower.refuse_unread()
-    prompt = PromptFormat(image_token_id=config.take("image_token_id", TOKEN))
+    prompt = PromptFormat(image_token_id=config.take("image_token_id"))
     return Architecture(
         name, vision, read_language(language), shuffle=_shuffle(config), tied=tied(config), prompt=prompt,
         types=("internvl", language["model_type"]),
@@ -54,8 +54,8 @@ def read_original(name: str, config: Section) -> Architecture:
     vision = VisionArchitecture(
         **vision_sizes(tower, layers),
         normalization=tower.choose("norm_type", NORMALIZATIONS),
-        qkv_bias=tower.take("qkv_bias", flag),
-        qk_norm=tower.take("qk_normalization", flag),
+        qkv_bias=tower.take("qkv_bias"),
+        qk_norm=tower.take("qk_normalization"),
         drop_path=drop_path,
     )
     tower.refuse_unread()
@@ -65,7 +65,7 @@ def read_original(name: str, config: Section) -> Architecture:
     prompt = PromptFormat(chat_template=template)
     return Architecture(
         name, vision, read_language(language), shuffle=_shuffle(config), prompt=prompt,
-        tied=language.take("tie_word_embeddings", flag), types=("internvl_chat", language["model_type"]),
+        tied=language.take("tie_word_embeddings"), types=("internvl_chat", language["model_type"]),
     )  # fmt: skip
 
 

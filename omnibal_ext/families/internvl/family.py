@@ -1,7 +1,7 @@
 """InternVL."""
 
 from omnibal_ext.families.family import Family, Model, Packs
-from omnibal_ext.families.fields import DATA, GENERAL, names
+from omnibal_ext.families.fields import DATA, GENERAL, names, tower
 from omnibal_ext.families.internvl.config import read_internvl, read_original
 from omnibal_ext.families.internvl.names import internvl_weights, original_weights
 from omnibal_ext.families.internvl.presets import PRESETS
@@ -28,45 +28,25 @@ INTERNVL = Part(
     tuple(internvl_weights()),
 )
 VISION = Part(
-    {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "image_size": [448, 448],
-        "patch_size": [14, 14],
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-6,
-        "norm_type": "layer_norm",
-        "attention_bias": False,
-        "use_qk_norm": False,
-        "use_mean_pooling": True,
-        "use_absolute_position_embeddings": True,
-        "use_mask_token": False,
-    },
+    tower(
+        24, 1024, 16, 4096, image_size=[448, 448], patch_size=[14, 14], hidden_act="gelu", layer_norm_eps=1e-6,
+        norm_type="layer_norm", attention_bias=False, use_qk_norm=False, use_mean_pooling=True,
+        use_absolute_position_embeddings=True, use_mask_token=False,
+    ),
     GENERAL | {"layer_scale_init_value", "use_mean_pooling"},  # read where the last norm is
-)
+)  # fmt: skip
 ORIGINAL = Part(
     {"downsample_ratio": 0.5, "select_layer": -1, "ps_version": "v1"},
     GENERAL | DATA | {"hidden_size"},  # repeated from below
     tuple(original_weights()),
 )
 ORIGINAL_VISION = Part(
-    {
-        "hidden_size": 3200,
-        "intermediate_size": 12800,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 25,
-        "image_size": 224,
-        "patch_size": 14,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-6,
-        "norm_type": "rms_norm",
-        "qkv_bias": False,
-        "qk_normalization": True,
-    },
+    tower(
+        48, 3200, 25, 12800, image_size=224, patch_size=14, hidden_act="gelu", layer_norm_eps=1e-6,
+        norm_type="rms_norm", qkv_bias=False, qk_normalization=True,
+    ),
     GENERAL | _EXPERTS,
-)
+)  # fmt: skip
 FAMILY = Family(
     models={
         "internvl": Model(INTERNVL, read_internvl, packs=Packs("internvl", boundaries=True)),

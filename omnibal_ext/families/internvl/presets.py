@@ -1,7 +1,7 @@
 """InternVL's models, a line each."""
 
-from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS, language_type
+from omnibal_ext.families.family import Preset
+from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 
 INTERNVL = {
     "internvl-chat-1.5": ("internvit-6b", "internlm2-20b", "internlm2-chat"),
@@ -36,14 +36,17 @@ INTERNVL = {
 }
 """Name: ViT, language model, chat template."""
 IMAGE_TOKEN_IDS = {"internlm2": 92546, "qwen2": 151648, "qwen2.5": 151667, "qwen3": 151671}
-"""Where image features go: a token that the model's makers added, so its id follows from the vocabulary before it."""
+"""Id of the image token, which InternVL added behind the language model's vocabulary."""
 
 
-def assembled(name: str, vision: str, language: str, template: str | None = None) -> Architecture:
+def assembled(vision: str, language: str, template: str | None = None) -> Preset:
     """A ViT and a language model, with InternVL's projector and prompts."""
-    sizes = LANGUAGE_MODELS[language]
-    prompt = PromptFormat("internvl", IMAGE_TOKEN_IDS.get(language.split("-", 1)[0]), template, "internvl")
-    return Architecture(name, VISION_TOWERS[vision], sizes, prompt=prompt, types=("internvl", language_type(sizes)))
+    token = IMAGE_TOKEN_IDS.get(language.split("-", 1)[0])
+    config = {"vision_config": VISION_TOWERS[vision], "text_config": LANGUAGE_MODELS[language]}
+    return Preset(
+        {"model_type": "internvl", "tie_word_embeddings": False, **config},
+        {"image_token_id": token, "chat_template": template},
+    )
 
 
-PRESETS = {name: assembled(name, *parts) for name, parts in INTERNVL.items()}
+PRESETS = {name: assembled(*parts) for name, parts in INTERNVL.items()}

@@ -4,15 +4,13 @@ from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.families.mistral3.config import read_pixtral
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
-from omnibal_ext.families.towers.llama import TOKEN, tied
+from omnibal_ext.families.towers.llama import tied
 
 
 def read_lighton_ocr(name: str, config: Section) -> Architecture:
-    """The model of a lighton_ocr's config.json. Raises UserError naming a field that cannot be honoured."""
+    """Read a lighton_ocr's config.json. Raises UserError naming an unsupported field."""
     config.must(spatial_merge_size=2)
-    tower, text = config.inner("vision_config", "pixtral"), config.inner("text_config", "qwen3")
-    tower.must_be("pixtral")
-    text.must_be("qwen3")
+    tower, text = config.towers("pixtral", "qwen3")
     return Architecture(
         name,
         read_pixtral(tower),
@@ -20,6 +18,6 @@ def read_lighton_ocr(name: str, config: Section) -> Architecture:
         merger="matrix",
         projector_bias=False,
         tied=tied(config),
-        prompt=PromptFormat("lighton_ocr", config.take("image_token_id", TOKEN), None, "native_edge"),
+        prompt=PromptFormat("lighton_ocr", config.take("image_token_id"), None, "native_edge"),
         types=("lighton_ocr", "qwen3"),
     )

@@ -5,18 +5,17 @@ from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
-from omnibal_ext.families.towers.llama import TOKEN, WORDS, tied
+from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.families.towers.tiles import clip, layers_read, siglip
-from omnibal_ext.reading.checks import flag
 
 LLAVA_TEMPLATES = {32064: "vicuna", 128320: "llava-llama3"}
-"""By the words of a Llama: Vicuna's and Llama 3's, with LLaVA's own."""
+"""Chat template by vocabulary size: Vicuna's and Llama 3's, with LLaVA's tokens."""
 GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
 """LLaVA-1.6's grids, rows and columns of tiles."""
 
 
 def read_llava(name: str, config: Section) -> Architecture:
-    """LLaVA-1.5, LLaVA-1.6, LLaVA-Interleave, LLaVA-NeXT-Video. Raises UserError naming what cannot be honoured."""
+    """LLaVA-1.5, LLaVA-1.6, LLaVA-Interleave, LLaVA-NeXT-Video. Raises UserError naming an unsupported field."""
     config.must(projector_hidden_act="gelu")
     tower, language = config.inner("vision_config", "clip_vision_model"), config.inner("text_config", "llama")
     newline = config["model_type"] != "llava"
@@ -37,7 +36,7 @@ def read_llava(name: str, config: Section) -> Architecture:
 
 
 def read_vip_llava(name: str, config: Section) -> Architecture:
-    """ViP-LLaVA: what several layers of CLIP give, side by side, without its class token. Raises UserError as above."""
+    """ViP-LLaVA: features of several CLIP layers, concatenated, without the class token. Raises UserError as above."""
     config.must(
         projector_hidden_act="gelu", projector_layernorm_eps=1e-5, vision_feature_select_strategy="default",
         multimodal_projector_bias=True,
@@ -50,7 +49,7 @@ def read_vip_llava(name: str, config: Section) -> Architecture:
         read_language(language),
         shuffle=1,
         tied=tied(config),
-        prompt=PromptFormat("llava", config.take("image_token_index", TOKEN), "llava-v1", "pad"),
+        prompt=PromptFormat("llava", config.take("image_token_index"), "llava-v1", "pad"),
         types=("vipllava", language["model_type"]),
     )
 
@@ -72,7 +71,7 @@ def read_onevision(name: str, config: Section) -> Architecture:
 
 
 def _siglip(tower: Section, config: Section) -> VisionArchitecture:
-    """Of which features are those in front of the last norm."""
+    """SigLIP whose features are taken before the last norm."""
     return siglip(tower, layers_read(tower, config["vision_feature_layer"])[0])
 
 
@@ -86,17 +85,17 @@ def _of_llava(
         read_language(language),
         shuffle=1,
         projector_norm=False,
-        projector_bias=config.take("multimodal_projector_bias", flag),
+        projector_bias=config.take("multimodal_projector_bias"),
         class_token=class_token,
         newline=tiling not in ("pad", "fixed"),
-        tied=tied(config, language.take("tie_word_embeddings", flag)),
-        prompt=PromptFormat("llava", config.take("image_token_index", TOKEN), template, tiling),
+        tied=tied(config, language.take("tie_word_embeddings")),
+        prompt=PromptFormat("llava", config.take("image_token_index"), template, tiling),
         types=(config["model_type"], language["model_type"]),
     )
 
 
 def _llava_template(language: Section) -> str | None:
-    """The template that a LLaVA was trained with; its processors write answers without their end."""
+    """The chat template that the model was trained with; its processor's does not end answers."""
     if language["model_type"] == "mistral":
         return "mistral"
-    return LLAVA_TEMPLATES.get(language.take("vocab_size", WORDS))
+    return LLAVA_TEMPLATES.get(language.take("vocab_size"))

@@ -1,9 +1,9 @@
 """LLaVA's models, a line each."""
 
-from dataclasses import replace
+from typing import Any
 
-from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, SIGLIP, VISION_TOWERS, language_type
+from omnibal_ext.families.family import Preset
+from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, SIGLIP, VISION_TOWERS
 
 LLAVA = {
     "llava-1.5-7b": ("vicuna-7b", "vicuna", "pad"),
@@ -21,62 +21,36 @@ ONEVISION = {
 }
 """Name: language model, words, whether tied. Words are those of the language model and three of its own, filled up to
 a multiple of 64."""
-NEXT_VIDEO = {
-    "llava-next-video-7b": ("vicuna-7b", "vicuna"),
-    "llava-next-video-7b-32k": ("mistral-7b", "mistral"),
-}
-"""Name: language model, chat template."""
+NEXT_VIDEO = {"llava-next-video-7b": "vicuna-7b", "llava-next-video-7b-32k": "mistral-7b"}
+"""Name: language model."""
 VIP = {"vip-llava-7b": "vicuna-7b", "vip-llava-13b": "vicuna-13b"}
 """Name: language model."""
 IMAGE_TOKEN_IDS = {"vicuna": 32000, "mistral": 32000, "llama3": 128256, "yi": 64000}
-"""Where image features go: a token that the model's makers added, so its id follows from the vocabulary before it."""
+"""Id of the image token, which LLaVA added behind the language model's vocabulary."""
 
 
-def assembled(name: str, vision: str, language: str, template: str | None = None, tiling: str = "pad") -> Architecture:
+def assembled(vision: str, language: str, template: str | None = None, tiling: str = "pad") -> Preset:
     """A ViT and a language model, with LLaVA's projector and prompts."""
-    sizes, token = LANGUAGE_MODELS[language], IMAGE_TOKEN_IDS.get(language.split("-", 1)[0])
-    newline = tiling == "anyres"
-    return Architecture(
-        name,
-        VISION_TOWERS[vision],
-        sizes,
-        shuffle=1,
-        projector_norm=False,
-        newline=newline,
-        prompt=PromptFormat("llava", token, template, tiling),
-        types=("llava_next" if newline else "llava", language_type(sizes)),
-    )
+    token = IMAGE_TOKEN_IDS.get(language.split("-", 1)[0])
+    config = _config("llava_next" if tiling == "anyres" else "llava", vision, language)
+    return Preset(config, {"image_token_id": token, "chat_template": template})
 
 
-def _next_video(name: str, language: str, template: str) -> Architecture:
-    """LLaVA-1.6, to whose words a video's was added before an image's."""
-    model = assembled(name, "clip-l-336", language, template, "anyres")
-    return replace(model, prompt=replace(model.prompt, image_token_id=32001), types=("llava_next_video", "llama"))
+def _config(kind: str, vision: str, language: str) -> dict[str, Any]:
+    return {"model_type": kind, "vision_config": VISION_TOWERS[vision], "text_config": LANGUAGE_MODELS[language]}
 
 
-def _vip(name: str, language: str) -> Architecture:
-    model = assembled(name, "clip-l-336", language, "llava-v1")
-    vision = replace(model.vision, feature_layers=(5, 13, 16, 19), side_by_side=(4, 3, 2, 1, 0))
-    return replace(model, vision=vision, projector_norm=True, types=("vipllava", "llama"))
-
-
-def _onevision(name: str, language: str, words: int, tied: bool) -> Architecture:
-    return Architecture(
-        name,
-        SIGLIP,
-        replace(LANGUAGE_MODELS[language], vocab_size=words),
-        shuffle=1,
-        projector_norm=False,
-        newline=True,
-        tied=tied,
-        prompt=PromptFormat("llava", 151646, "qwen-vl", "anyres_max_9"),
-        types=("llava_onevision", "llama"),
+def _onevision(language: str, words: int, tied: bool) -> Preset:
+    text = {**LANGUAGE_MODELS[language], "vocab_size": words}
+    vision = {**SIGLIP, "num_hidden_layers": 26}  # the last layer is not in its files
+    return Preset(
+        {"model_type": "llava_onevision", "vision_config": vision, "text_config": text, "tie_word_embeddings": tied}
     )
 
 
 PRESETS = {
-    **{name: assembled(name, "clip-l-336", *parts) for name, parts in LLAVA.items()},
-    **{name: _next_video(name, *parts) for name, parts in NEXT_VIDEO.items()},
-    **{name: _vip(name, language) for name, language in VIP.items()},
-    **{name: _onevision(name, *parts) for name, parts in ONEVISION.items()},
+    **{name: assembled("clip-l-336", *parts) for name, parts in LLAVA.items()},
+    **{name: Preset(_config("llava_next_video", "clip-l-336", language)) for name, language in NEXT_VIDEO.items()},
+    **{name: Preset(_config("vipllava", "clip-l-336", language)) for name, language in VIP.items()},
+    **{name: _onevision(*parts) for name, parts in ONEVISION.items()},
 }

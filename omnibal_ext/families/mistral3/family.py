@@ -1,7 +1,7 @@
 """Mistral 3."""
 
-from omnibal_ext.families.family import Family, Model
-from omnibal_ext.families.fields import GENERAL
+from omnibal_ext.families.family import Family, Model, Packs
+from omnibal_ext.families.fields import GENERAL, tower
 from omnibal_ext.families.markup import ImageMarkup
 from omnibal_ext.families.mistral3.config import read_mistral3
 from omnibal_ext.families.mistral3.names import merger_weights, pixtral_weights
@@ -14,28 +14,16 @@ MODEL = Part(
     (*pixtral_weights(), *merger_weights()),
 )
 PIXTRAL = Part(
-    {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "patch_size": 16,
-        "hidden_act": "gelu",
-    },
+    tower(24, 1024, 16, 4096, patch_size=16, hidden_act="gelu"),
     GENERAL | {"image_size", "vocab_size"},  # the longest edge is the processor's; of no table
 )
 FAMILY = Family(
-    models={"mistral3": Model(MODEL, read_mistral3, takes=("image_sizes",))},
+    models={"mistral3": Model(MODEL, read_mistral3, takes=("image_sizes",), packs=Packs("native_edge"))},
     parts={"pixtral": PIXTRAL},
     presets=PRESETS,
     markups=(
         ImageMarkup(
-            "mistral",
-            "[IMG]",
-            ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
-            after="[IMG_END]",
-            gap="",
-            between="[IMG_BREAK]",
+            "mistral", "[IMG]", ("[IMG]", "[IMG_BREAK]", "[IMG_END]"), after="[IMG_END]", gap="", between="[IMG_BREAK]"
         ),
     ),
     folder_says_template=True,

@@ -1,6 +1,6 @@
 """Reads the language model of Qwen3.5 and Qwen3.6: Gated DeltaNet in most layers, gated attention in the others.
 
-Heads turn in part, norms are around zero, and of the mixtures one expert is shared by all tokens.
+Partial rotary dimensions, norms with 1 + weight, and in mixtures one shared expert.
 """
 
 from typing import Any
@@ -10,51 +10,29 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import (
-    EPSILON,
-    EXPERTS,
-    HEADS,
-    LAYERS,
-    WIDTH,
-    WORDS,
-    Rotation,
-    partial_rotation,
-    rotary_share,
-    rotation_fields,
-)
-from omnibal_ext.reading.checks import finite, integer, listing, shown, text
+from omnibal_ext.families.towers.llama import FULL, chosen_experts, kinds_of_layers, language_sizes
+from omnibal_ext.families.towers.rotation import Rotation, partial_rotation, rotary_share, rotation_fields
 
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR = "linear_attention"
 ROTATION = Rotation(sections=(11, 11, 10), interleaved=True)
 
 
 def read_linear_language(section: Section) -> LanguageArchitecture:
-    """The language model that a section describes. Raises UserError naming the field that cannot be honoured."""
+    """The language model that a section describes. Raises UserError naming an unsupported field."""
     section.must(hidden_act="silu", attention_bias=False, attention_dropout=0.0, attn_output_gate=True)
-    heads, kv_heads = section.take("num_attention_heads", HEADS), section.take("num_key_value_heads", HEADS)
-    hidden_size, head_size = section.take("hidden_size", WIDTH), section.take("head_dim", WIDTH)
-    if heads % kv_heads:
-        raise UserError(f"{section.where}: {heads} heads are no multiple of {kv_heads} of keys and values")
+    head_size, is_mixture = section.take("head_dim"), section["model_type"] == "qwen3_5_moe_text"
+    sizes = language_sizes(section, head_size, is_mixture)
     rope, base = rotation_fields(section, ROTATION)
     rotated = _rotated(section, rope, head_size)
     rotation = partial_rotation(section, rope, rotated, ROTATION)
-    layers = section.take("num_hidden_layers", LAYERS)
-    experts = _experts(section) if section["model_type"] == "qwen3_5_moe_text" else None
     language = LanguageArchitecture(
-        layers=layers,
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn_hidden_size=section.take("moe_intermediate_size" if experts else "intermediate_size", WIDTH),
-        vocab_size=section.take("vocab_size", WORDS),
+        **sizes,
         rope_theta=base,
-        norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qk_norm=True,
-        head_size=None if head_size * heads == hidden_size else head_size,
         rotary_interleaved=ROTATION.interleaved,
         centred_norms=True,
-        experts=experts,
-        linear=_linear(section, layers),
+        experts=_experts(section) if is_mixture else None,
+        linear=_linear(section, sizes["layers"]),
         output_gate=True,
         rotated=None if rotated == head_size else rotated,
         **rotation,
@@ -64,46 +42,40 @@ def read_linear_language(section: Section) -> LanguageArchitecture:
 
 
 def _rotated(section: Section, rope: dict[str, Any], head_size: int) -> int:
-    """Numbers of a head that turn, a quarter of it where the file does not say."""
+    """Rotary dimensions of a head; a quarter of it if config.json does not say."""
     share = rotary_share(section, rope, 0.25)
     rotated = int(head_size * share)
     if rotated % 2 or not rotated:
         raise UserError(
-            f"{section.where}: of {head_size} numbers of a head {rotated} turn (partial_rotary_factor {share}); "
+            f"{section.where}: partial_rotary_factor {share} rotates {rotated} of a head's {head_size} dimensions; "
             "supported: an even number from 2"
         )
     return rotated
 
 
 def _linear(section: Section, layers: int) -> LinearAttention | None:
-    """None where all layers are full attention."""
-    interval = section.take_if("full_attention_interval", integer(1, 2**10)) or 4
-    kinds = section.take_if("layer_types", listing(text))
-    kinds = kinds or [FULL if (number + 1) % interval == 0 else LINEAR for number in range(layers)]
-    if len(kinds) != layers or set(kinds) - {LINEAR, FULL} or FULL not in kinds:
-        raise UserError(
-            f"{section.where}.layer_types are {shown(kinds)}; supported: {LINEAR!r} or {FULL!r} for each layer, at "
-            "least one of the latter"
-        )
-    groups, heads = section.take("linear_num_key_heads", HEADS), section.take("linear_num_value_heads", HEADS)
+    """Linear attention; None: all layers have full attention."""
+    interval = section.take_if("full_attention_interval") or 4
+    kinds = kinds_of_layers(section, layers, lambda number: LINEAR if (number + 1) % interval else FULL, LINEAR)
+    if FULL not in kinds:
+        raise UserError(f"{section.where}.layer_types has no {FULL!r}; supported: at least one")
+    groups, heads = section.take("linear_num_key_heads"), section.take("linear_num_value_heads")
     if heads % groups:
         raise UserError(f"{section.where}: {heads} heads of values are no multiple of {groups} of keys (linear_num_*)")
     linear = LinearAttention(
         layers=tuple(number for number, kind in enumerate(kinds) if kind == LINEAR),
         groups=groups,
         heads=heads,
-        key_width=section.take("linear_key_head_dim", WIDTH),
-        value_width=section.take("linear_value_head_dim", WIDTH),
-        kernel=section.take("linear_conv_kernel_dim", integer(1, 2**10)),
+        key_width=section.take("linear_key_head_dim"),
+        value_width=section.take("linear_value_head_dim"),
+        kernel=section.take("linear_conv_kernel_dim"),
     )
     return linear if linear.layers else None
 
 
 def _experts(section: Section) -> Experts:
-    """Of every layer; what a token's experts weigh adds up to 1, whatever the file says."""
+    """Experts of every layer; a token's weights are normalised, whatever config.json says."""
     section.must(decoder_sparse_step=1, norm_topk_prob=True)
-    count, chosen = section.take("num_experts", EXPERTS), section.take("num_experts_per_tok", EXPERTS)
-    if not 2 <= chosen <= count:
-        raise UserError(f"{section.where}.num_experts_per_tok is {chosen}; supported: 2 up to the {count} experts")
-    balance, shared = section.take("router_aux_loss_coef", finite(0, 1e3)), "shared_expert_intermediate_size"
-    return Experts(count, chosen, balance=balance, shared=section.take(shared, WIDTH))
+    count = section.take("num_experts")
+    balance, shared = section.take("router_aux_loss_coef"), "shared_expert_intermediate_size"
+    return Experts(count, chosen_experts(section, count), balance=balance, shared=section.take(shared))

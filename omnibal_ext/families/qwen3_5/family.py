@@ -1,10 +1,9 @@
 """Qwen3.5 and Qwen3.6."""
 
 from functools import partial
-from typing import Any
 
-from omnibal_ext.families.family import Family, Model
-from omnibal_ext.families.fields import GENERAL, LANGUAGE, names
+from omnibal_ext.families.family import Family, Model, Packs
+from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text
 from omnibal_ext.families.qwen3_5.config import read_linear_language
 from omnibal_ext.families.qwen3_5.names import language_weights
 from omnibal_ext.families.qwen3_5.presets import PRESETS
@@ -13,40 +12,24 @@ from omnibal_ext.families.qwen_vl.family import IMAGES, MARKS, TOWER_3, WEIGHTS_
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.languages import DENSE
 
-_TEXT: dict[str, Any] = {
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 248320,
-    "rms_norm_eps": 1e-6,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
+_TEXT = text(
+    32, 4096, 16, 4, 12288, 248320, hidden_act="silu", head_dim=256, rms_norm_eps=1e-6, linear_conv_kernel_dim=4,
+    linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16, linear_num_value_heads=32,
+)  # fmt: skip
 _TEXT_MOE = {
     **{name: value for name, value in _TEXT.items() if name != "intermediate_size"},
-    "hidden_size": 2048,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "router_aux_loss_coef": 0.001,
-}
+    "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001,
+}  # fmt: skip
 TOWER = Part({name: value for name, value in TOWER_3.items() if name != "deepstack_visual_indexes"}, GENERAL)
 WITHOUT_EFFECT = LANGUAGE | DENSE | names("mtp_num_hidden_layers mtp_use_dedicated_embeddings mamba_ssm_dtype")
-"""The last of layers for generation."""
+"""The last are of layers for generation."""
 MODEL = Model(
     Part({"image_token_id": 248056, "tie_word_embeddings": False}, GENERAL | MARKS, WEIGHTS_3),
     partial(read_qwen, code=Generation("qwen3.5", read_linear_language)),
     takes=IMAGES,
+    # Its ViT hands boundaries on to flash-attention, beside its own.
+    packs=Packs("native", boundaries=True, linear_attention=True, flash=("text_config",)),
 )
 FAMILY = Family(
     models={"qwen3_5": MODEL, "qwen3_5_moe": MODEL},

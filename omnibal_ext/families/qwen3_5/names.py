@@ -2,21 +2,19 @@
 
 from collections.abc import Iterator
 
-from omnibal_ext.families.weights import Weight, experts, only, perceptron
+from omnibal_ext.families.weights import Weight, experts, only, outside_layers, perceptron
 
 
 def language_weights(mixture: bool, apart: bool = False) -> Iterator[Weight]:
-    """Linear attention in some layers; perceptrons or experts, each with weights of its own (`apart`) or together."""
-    model, layer = "language_model.model", "language_model.model.layers.{n}"
+    """Linear attention in some layers; MLPs or experts, with a tensor for each if `apart`."""
+    layer = "language_model.model.layers.{n}"
     attention, net = f"{layer}.self_attn", f"{layer}.linear_attn"
-    yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
+    yield from outside_layers()
     yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
     yield Weight("llm", "pre_mlp_layernorm.weight", (f"{layer}.post_attention_layernorm.weight",))
     yield from _with_shared_expert(apart) if mixture else perceptron("llm", "mlp", f"{layer}.mlp")
     yield from only(lambda one: one.attention, _attention(attention))
     yield from only(lambda one: one.linear, _linear_attention(net))
-    yield Weight("head", "norm.weight", (f"{model}.norm.weight",))
-    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
 
 
 def _attention(attention: str) -> Iterator[Weight]:

@@ -13,84 +13,79 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section, part_type
-from omnibal_ext.families.towers.llama import tied
-from omnibal_ext.families.towers.native import check_heads
-from omnibal_ext.reading.checks import anything, finite, flag, integer, listing, mapping, record, shown
+from omnibal_ext.families.towers.llama import tied_as_either_says
+from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes
+from omnibal_ext.reading.checks import anything, finite, integer, listing, mapping, record, shown
 
-ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
 NORM_EPSILON = 1e-6  # of every norm of the ViT, whatever the config says
-SIZE, LAYERS, RATIO = integer(1, 2**20), listing(integer(0, 2**10), most=2**10), finite(1e-3, 1e3)
+LAYERS, RATIO = listing(integer(0, 2**10), most=2**10), finite(1e-3, 1e3)
 ROPE = record({}, {"rope_theta": finite(1, 1e12)})
 OUTER = (
     "model_type", "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id",
     "vision_end_token_id", "vision_token_id", "tie_word_embeddings", "architectures", "transformers_version",
 )  # fmt: skip
-"""Fields beside those of the language model, which published files have on the same level."""
+"""Fields that are not the language model's, though published files have both on one level."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What the code of a model type does, whatever its file says."""
+    """What the code of a model type does, whatever config.json says."""
 
     template: str
-    """Of chats, where the folder does not say it."""
+    """Chat template, if the folder has none."""
     read_language: Callable[[Section], LanguageArchitecture]
     markup: str = "qwen3-vl"
     learned: bool = True
-    """The ViT has learned positions beside the rotation (from Qwen3-VL on)."""
+    """The ViT has learned positions in addition to RoPE (from Qwen3-VL on)."""
     windows: bool = False
-    """The ViT sees windows, its perceptron is gated, frames of a video stand where their seconds are (Qwen2.5-VL)."""
+    """The ViT has window attention and gated MLPs; a video's positions follow its seconds (Qwen2.5-VL)."""
     featured: bool = False
-    """The ViT's layers give features that enter the language model later."""
+    """Features of ViT layers enter the language model (DeepStack)."""
 
 
 def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
-    """The model of a config.json whose type's code does that. Raises UserError naming what cannot be honoured."""
+    """Read a config.json of this generation. Raises UserError naming an unsupported field."""
     kind = config["model_type"]
     tower = config.inner("vision_config", f"{kind}_vision", always=True)
     model = _language(config, f"{kind}_text", code.read_language)
     tower.must(in_channels=3, in_chans=3)
     later = code.windows or code.learned
-    width = tower.take("hidden_size" if later else "embed_dim", SIZE)
-    if (out := tower.take("out_hidden_size" if later else "hidden_size", SIZE)) != model.hidden_size:
-        raise UserError(f"{tower.where}: gives features of width {out}, the language model has {model.hidden_size}")
-    patch, heads = tower.take("patch_size", SIZE), tower.take("num_heads", SIZE)
-    check_heads(tower, width, heads)
+    if (out := tower.take("out_hidden_size" if later else "hidden_size")) != model.hidden_size:
+        raise UserError(
+            f"{tower.where}: its output is {out} wide, the language model's hidden_size is {model.hidden_size}"
+        )
+    sizes = native_sizes(tower, width="hidden_size" if later else "embed_dim")
+    width, patch = sizes["hidden_size"], sizes["patch_size"]
     tower.must(spatial_patch_size=patch, spatial_merge_size=2)
     vision = VisionArchitecture(
-        layers=tower.take("depth", integer(1, 2**10)),
-        hidden_size=width,
-        heads=heads,
-        ffn_hidden_size=tower.take("intermediate_size", SIZE) if later else int(width * tower.take("mlp_ratio", RATIO)),
-        patch_size=patch,
-        image_size=patch,
+        **sizes,
+        ffn_hidden_size=tower.take("intermediate_size") if later else int(width * tower.take("mlp_ratio", RATIO)),
         normalization="RMSNorm" if code.windows else "LayerNorm",
         norm_epsilon=NORM_EPSILON,
         activation=tower.choose("hidden_act", ACTIVATIONS),
         gated=code.windows,
         patch_bias=code.learned,
-        layer_scale=False,
         pixels="half" if code.learned else "clip",
         native=_native(tower, patch, code),
         feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if code.featured else (),
     )
     tower.refuse_unread()
-    prompt = PromptFormat(code.markup, config.take("image_token_id", integer(0, 2**24)), code.template, "native")
+    prompt = PromptFormat(code.markup, config.take("image_token_id"), code.template, "native")
     types = (kind, f"{kind}_text")
     return Architecture(
-        name, vision, model, shuffle=2, projector_norm=False, tied=_tied(config), prompt=prompt, types=types
+        name,
+        vision,
+        model,
+        shuffle=2,
+        projector_norm=False,
+        tied=tied_as_either_says(config),
+        prompt=prompt,
+        types=types,
     )
 
 
-def _tied(config: Section) -> bool:
-    """Older files say it of the language model."""
-    inner = config.take_if("text_config", mapping(anything)) or {}
-    beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
-    return tied(config, beside)
-
-
 def _language(config: Section, kind: str, read: Callable[[Section], LanguageArchitecture]) -> LanguageArchitecture:
-    """The language model, from a section of its own or from between the other fields.
+    """The language model, from its section or, in older files, from the top level.
 
     Folders saved by transformers 4.52 to 4.55 have both. The section is what counts: raises UserError where the fields
     beside it say something else.
@@ -117,16 +112,16 @@ def _language(config: Section, kind: str, read: Callable[[Section], LanguageArch
 
 def _native(tower: Section, patch: int, code: Generation) -> NativeResolution:
     theta = (tower.take_if("rope_parameters", ROPE) or {}).get("rope_theta", 1e4)
-    frames, merge = tower.take("temporal_patch_size", SIZE), 2
+    frames, merge = tower.take("temporal_patch_size"), 2
     if code.learned:
-        positions = tower.take("num_position_embeddings", SIZE)
+        positions = tower.take("num_position_embeddings")
         if isqrt(positions) ** 2 != positions:
             raise UserError(f"{tower.where}.num_position_embeddings is {positions}; supported: squares of a number")
         return NativeResolution(merge, frames, theta=theta, learned_positions=isqrt(positions))
     if not code.windows:
         return NativeResolution(merge, frames, theta=theta)
     in_time = tower.take("tokens_per_second", finite(0, 1e6))
-    size = tower.take("window_size", SIZE)
+    size = tower.take("window_size")
     side, rest = divmod(size, merge * patch)
     if rest:
         raise UserError(f"{tower.where}.window_size is {size}; supported: multiples of {merge * patch}")

@@ -5,27 +5,18 @@ from functools import partial
 from typing import Any
 
 from omnibal_ext.families.family import Family, Model, Packs
-from omnibal_ext.families.fields import GENERAL, LANGUAGE, names
+from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text
 from omnibal_ext.families.markup import ImageMarkup, Steps
 from omnibal_ext.families.qwen_vl.config import Generation, read_qwen
 from omnibal_ext.families.qwen_vl.names import qwen2_weights, qwen3_weights
 from omnibal_ext.families.qwen_vl.presets import PRESETS
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.languages import DENSE, LLAMA_WEIGHTS, ROUTERS, WINDOWS
-from omnibal_ext.families.towers.llama import Llama, Rotation, read_llama
+from omnibal_ext.families.towers.llama import Llama, read_llama
+from omnibal_ext.families.towers.rotation import Rotation
 from omnibal_ext.families.weights import Weight, llama_of_experts
 
-_TEXT: dict[str, Any] = {
-    "hidden_act": "silu",
-    "hidden_size": 8192,
-    "intermediate_size": 29568,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 152064,
-    "rms_norm_eps": 1e-5,
-    "use_sliding_window": False,
-}
+_TEXT = text(80, 8192, 64, 8, 29568, 152064, hidden_act="silu", rms_norm_eps=1e-5, use_sliding_window=False)
 _TOWER: dict[str, Any] = {
     "depth": 32,
     "hidden_size": 3584,
@@ -43,17 +34,7 @@ _TOWER_2_5 = {
     "fullatt_block_indexes": [7, 15, 23, 31],
     "tokens_per_second": 4,
 }
-_TEXT_3 = {
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "rms_norm_eps": 1e-6,
-}
+_TEXT_3 = text(32, 4096, 32, 32, 22016, 151936, hidden_act="silu", head_dim=128, rms_norm_eps=1e-6)
 TOWER_3: dict[str, Any] = {
     **_TOWER,
     "depth": 27,
@@ -65,19 +46,10 @@ TOWER_3: dict[str, Any] = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [8, 16, 24],
 }
-_TEXT_3_MOE = {
-    **ROUTERS,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "moe_intermediate_size": 1408,
-    "num_local_experts": 60,
-    "num_experts_per_tok": 4,
-    "vocab_size": 151936,
-    "rms_norm_eps": 1e-6,
-}
+_TEXT_3_MOE = ROUTERS | text(
+    24, 2048, 16, 16, 5632, 151936, hidden_act="silu", rms_norm_eps=1e-6, moe_intermediate_size=1408,
+    num_local_experts=60, num_experts_per_tok=4,
+)  # fmt: skip
 MARKS = names("image_token_id vision_start_token_id vision_end_token_id vision_token_id video_token_id")
 _LANGUAGE = LANGUAGE | WINDOWS | MARKS
 ROTATION = Rotation(1e6, sections=(16, 24, 24))
@@ -87,7 +59,7 @@ TEXT_3 = partial(read_llama, code=Llama(ROTATION_3, qk_norm=True))
 TEXT_3_MOE = partial(read_llama, code=Llama(ROTATION_3, qk_norm=True, experts=True, renormalised=True))
 WEIGHTS_3 = tuple(qwen3_weights())
 IMAGES = ("image_grid_thw", "mm_token_type_ids")
-"""What transformers' models take of images."""
+"""Image inputs of transformers' models."""
 
 
 def _model(weights: tuple[Weight, ...], code: Generation) -> Model:

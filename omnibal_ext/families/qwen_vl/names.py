@@ -2,29 +2,19 @@
 
 from collections.abc import Iterator
 
-from omnibal_ext.families.weights import Weight, linear, norm
-
-
-def _attention(layer: str) -> Iterator[Weight]:
-    yield from norm("vit", "input_layernorm", f"{layer}.norm1")
-    yield from norm("vit", "pre_mlp_layernorm", f"{layer}.norm2")
-    for part in ("weight", "bias"):
-        yield Weight("vit", f"self_attention.linear_qkv.{part}", (f"{layer}.attn.qkv.{part}",), "vision_packed_qkv")
-    yield from linear("vit", "self_attention.linear_proj", f"{layer}.attn.proj")
+from omnibal_ext.families.weights import Weight, linear, native_blocks, native_perceptron, norm
 
 
 def qwen2_weights(later: bool) -> Iterator[Weight]:
     """Qwen2-VL's; `later`: Qwen2.5-VL's."""
     layer, merger = "visual.blocks.{n}", "visual.merger"
     yield Weight("patch_embed", "projection.weight", ("visual.patch_embed.proj.weight",))
-    yield from _attention(layer)
+    yield from native_blocks()
     if later:
-        for part in ("weight", "bias"):
-            halves = (f"{layer}.mlp.gate_proj.{part}", f"{layer}.mlp.up_proj.{part}")
-            yield Weight("vit", f"mlp.linear_fc1.{part}", halves, "stacked")
+        yield from native_perceptron()
     else:
         yield from linear("vit", "mlp.linear_fc1", f"{layer}.mlp.fc1")
-    yield from linear("vit", "mlp.linear_fc2", f"{layer}.mlp.{'down_proj' if later else 'fc2'}")
+        yield from linear("vit", "mlp.linear_fc2", f"{layer}.mlp.fc2")
     yield from norm("projector", "norm", f"{merger}.ln_q")
     yield from linear("projector", "linear_fc1", f"{merger}.mlp.0")
     yield from linear("projector", "linear_fc2", f"{merger}.mlp.2")
@@ -35,7 +25,7 @@ def qwen3_weights() -> Iterator[Weight]:
     layer = "visual.blocks.{n}"
     yield from linear("patch_embed", "projection", "visual.patch_embed.proj")
     yield Weight("patch_embed", "positions", ("visual.pos_embed.weight",))
-    yield from _attention(layer)
+    yield from native_blocks()
     yield from linear("vit", "mlp.linear_fc1", f"{layer}.mlp.linear_fc1")
     yield from linear("vit", "mlp.linear_fc2", f"{layer}.mlp.linear_fc2")
     for ours, theirs in (("", "visual.merger"), ("feature_{f}.", "visual.deepstack_merger_list.{f}")):

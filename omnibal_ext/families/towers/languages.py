@@ -1,33 +1,23 @@
-"""Language models that several families have: their fields, names of weights, and how they are read."""
+"""Language models that several families have: defaults, names of weights, and their reading."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.fields import LANGUAGE
+from omnibal_ext.families.fields import LANGUAGE, text
 from omnibal_ext.families.section import Part, Section
-from omnibal_ext.families.towers.llama import Llama, Rotation, read_llama
+from omnibal_ext.families.towers.llama import Llama, read_llama
+from omnibal_ext.families.towers.rotation import Rotation
 from omnibal_ext.families.weights import Weight, llama, llama_of_experts
 
-ROUTERS: Mapping[str, Any] = {"decoder_sparse_step": 1, "router_aux_loss_coef": 0.001}
+ROUTERS: dict[str, Any] = {"decoder_sparse_step": 1, "router_aux_loss_coef": 0.001}
 WINDOWS = frozenset({"max_window_layers", "sliding_window"})
-"""Fields of a window, which are read where it is used."""
+"""Fields of a sliding window, which are read if it is used."""
 DENSE = frozenset({"intermediate_size", "output_router_logits"})
-"""Of layers without experts, and of what is handed out."""
+"""Fields of layers without experts, and of outputs."""
 LLAMA_WEIGHTS = tuple(llama())
 """Also Qwen's, Mistral's, Vicuna's and Yi's."""
-_LLAMA: Mapping[str, Any] = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "vocab_size": 32000,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
+_LLAMA = text(32, 4096, 32, None, 11008, 32000, rms_norm_eps=1e-6, hidden_act="silu", tie_word_embeddings=False)
 _QWEN = {
     **_LLAMA, "intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151936, "use_sliding_window": False,
     "sliding_window": 4096,
@@ -45,10 +35,7 @@ _MINISTRAL3 = {
 _QWEN3_MOE = {
     **_QWEN,
     **ROUTERS,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 4,
+    **text(24, 2048, 32, 4, 6144, 151936),
     "moe_intermediate_size": 768,
     "num_local_experts": 128,
     "num_experts_per_tok": 8,
@@ -91,11 +78,11 @@ LANGUAGES: dict[str, tuple[Part, Llama]] = {
         Llama(Rotation(beside=True), bias="bias"),
     ),
 }
-"""By model type: what its section means, and what its code does."""
+"""By model type: defaults and names of weights; what its code does."""
 
 
 def read_language(section: Section) -> LanguageArchitecture:
-    """Any of them, as a section describes it; its faults, or UserError, name what cannot be honoured."""
+    """Read any of them from a section; unsupported fields are in its `faults`, or raise UserError."""
     kind = section["model_type"]
     if kind not in LANGUAGES:
         raise UserError(f"{section.where}: model type {kind!r} is not supported as a language model")

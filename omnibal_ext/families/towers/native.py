@@ -1,24 +1,33 @@
-"""What ViTs at native resolution have alike in a config.json: activations, heads, a rotation in two dimensions."""
+"""Fields that ViTs at native resolution share: sizes, activations, 2D RoPE."""
+
+from typing import Any
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import BASE, ROPE
-from omnibal_ext.reading.checks import integer
+from omnibal_ext.families.towers.rotation import ROPE
 
 ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
-SIDE = integer(1, 2**14)
 
 
-def check_heads(tower: Section, width: int, heads: int) -> None:
-    """Raise UserError where row and column do not each turn pairs of a head's numbers."""
-    if width % (4 * heads):
-        raise UserError(f"{tower.where}: {width} does not divide into {heads} heads whose width is a multiple of 4")
+def native_sizes(
+    tower: Section, layers: str = "depth", width: str = "hidden_size", heads: str = "num_heads"
+) -> dict[str, Any]:
+    """Fields of `VisionArchitecture` that all of them have; arguments are config.json's names.
+
+    Raises UserError unless a head's width is a multiple of 4: rows and columns rotate pairs of dimensions each.
+    """
+    size, count, patch = tower.take(width), tower.take(heads), tower.take("patch_size")
+    if size % (4 * count):
+        raise UserError(f"{tower.where}: {size} does not divide into {count} heads whose width is a multiple of 4")
+    depth = tower.take(layers)
+    shape = {"layers": depth, "hidden_size": size, "heads": count, "patch_size": patch, "image_size": patch}
+    return {**shape, "layer_scale": False}
 
 
 def rotary_base(tower: Section) -> float:
-    """Of rows and columns. Raises UserError for another rotation."""
+    """RoPE base of rows and columns. Raises UserError for another RoPE type."""
     rope = tower.take_if("rope_parameters", ROPE) or {}
     kind = rope.get("rope_type") or rope.get("type") or "axial"
     if kind not in ("axial", "default"):
         raise UserError(f"{tower.where}.rope_parameters has rope type {kind!r}; supported: 'axial'")
-    return float(rope.get("rope_theta") or tower.take_if("rope_theta", BASE) or 1e4)
+    return float(rope.get("rope_theta") or tower.take_if("rope_theta") or 1e4)

@@ -5,76 +5,56 @@ from typing import Any
 
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.fields import GENERAL
+from omnibal_ext.families.fields import GENERAL, SIDE, tower
 from omnibal_ext.families.section import Part, Section
-from omnibal_ext.families.towers.llama import EPSILON, HEADS, LAYERS, WIDTH
 from omnibal_ext.families.weights import Weight, embedding, linear, norm, split_qkv
-from omnibal_ext.reading.checks import integer, listing, shown
+from omnibal_ext.reading.checks import listing, shown
 
 ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-SIDE = integer(1, 2**14)
 
 
 TOWERS = {
     "clip_vision_model": Part(
-        {
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "image_size": 224,
-            "patch_size": 32,
-            "hidden_act": "quick_gelu",
-            "layer_norm_eps": 1e-5,
-        },
+        tower(12, 768, 12, 3072, image_size=224, patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5),
         GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it
     ),
     "siglip_vision_model": Part(
-        {
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "image_size": 224,
-            "patch_size": 16,
-            "hidden_act": "gelu_pytorch_tanh",
-            "layer_norm_eps": 1e-6,
-        },
+        tower(12, 768, 12, 3072, image_size=224, patch_size=16, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
         GENERAL | {"projection_dim", "vision_use_head"},  # of what stands beside the layers
     ),
 }
-"""That several families have, by model type."""
+"""By model type: those that several families have."""
 
 
 def vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
-    """Fields of a `VisionArchitecture`, `layers` of which run. Raises UserError naming what cannot be honoured."""
+    """Fields of a `VisionArchitecture` of which `layers` run. Raises UserError naming an unsupported field."""
     tower.must(num_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, projection_dropout=0.0, dropout=0.0)
-    hidden_size, heads = tower.take("hidden_size", WIDTH), tower.take("num_attention_heads", HEADS)
+    hidden_size, heads = tower.take("hidden_size"), tower.take("num_attention_heads")
     if hidden_size % heads:
         raise UserError(f"{tower.where}: hidden_size {hidden_size} does not divide into {heads} heads")
     return {
         "layers": layers,
         "hidden_size": hidden_size,
         "heads": heads,
-        "ffn_hidden_size": tower.take("intermediate_size", WIDTH),
+        "ffn_hidden_size": tower.take("intermediate_size"),
         "image_size": _side(tower, "image_size"),
         "patch_size": _side(tower, "patch_size"),
-        "norm_epsilon": tower.take("layer_norm_eps", EPSILON),
+        "norm_epsilon": tower.take("layer_norm_eps"),
         "activation": tower.choose("hidden_act", ACTIVATIONS),
     }
 
 
 def _side(tower: Section, name: str) -> int:
-    """A square's side, written as a number or as height and width."""
-    sides = tower.take(name, listing(SIDE, 2, 2)) if isinstance(tower[name], list) else [tower.take(name, SIDE)]
+    """The side of a square, given as a number or as [height, width]."""
+    sides = tower.take(name, listing(SIDE, 2, 2)) if isinstance(tower[name], list) else [tower.take(name)]
     if len(set(sides)) != 1:
         raise UserError(f"{tower.where}.{name} is {sides}; only squares are supported")
     return sides[0]
 
 
 def layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
-    """Layers that run for the features to be read, and whether these are the tower's last output."""
-    layers = tower.take("num_hidden_layers", LAYERS)
+    """Number of layers that run up to a feature layer, and whether that is the last output (-1)."""
+    layers = tower.take("num_hidden_layers")
     if type(feature_layer) is not int:
         raise UserError(f"{tower.where}: features of several layers ({shown(feature_layer)}) are not supported")
     read = feature_layer if feature_layer >= 0 else layers + 1 + feature_layer
@@ -84,7 +64,7 @@ def layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
 
 
 def clip(tower: Section, feature_layer: Any) -> VisionArchitecture:
-    """CLIP's, whose features are those behind a layer, or behind several side by side."""
+    """Read CLIP, whose features are a layer's output, or those of several layers, concatenated."""
     tower.must_be("clip_vision_model")
     several = feature_layer if isinstance(feature_layer, list) and feature_layer else [feature_layer]
     read = [layers_read(tower, one)[0] for one in several]
@@ -103,7 +83,7 @@ def clip(tower: Section, feature_layer: Any) -> VisionArchitecture:
 
 
 def siglip(tower: Section, layers: int, final_norm: bool = False) -> VisionArchitecture:
-    """SigLIP's, of which so many layers run, and the last norm where features are those behind it."""
+    """Read SigLIP, of which `layers` run; `final_norm`: features are taken after the last norm."""
     vision = VisionArchitecture(
         **vision_sizes(tower, layers), class_token=False, final_norm=final_norm, layer_scale=False, pixels="half"
     )
@@ -112,7 +92,7 @@ def siglip(tower: Section, layers: int, final_norm: bool = False) -> VisionArchi
 
 
 def clip_weights(last_norm: bool = False) -> Iterator[Weight]:
-    """CLIP's, and SigLIP's, which has no class token; with its last norm where its features are those behind it."""
+    """Weights of CLIP, and of SigLIP, which has no class token; `last_norm`: features are taken after the last norm."""
     layer, embeddings = "vision_tower.encoder.layers.{n}", "vision_tower.embeddings"
     yield from embedding(
         f"{embeddings}.class_embedding", f"{embeddings}.position_embedding.weight", f"{embeddings}.patch_embedding"

@@ -5,14 +5,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from omnibal_ext.architectures.architecture import differences
-from omnibal_ext.architectures.huggingface import read_architecture
+from omnibal_ext.architectures.huggingface import read_architecture, read_fields
 from omnibal_ext.architectures.language import FarHeads, RopeScaling, SlidingWindow
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.registry import MODELS, PARTS
+from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 
 DEFAULTS = {kind: part.defaults for kind, part in {**PARTS, **{kind: one.part for kind, one in MODELS.items()}}.items()}
@@ -493,15 +494,30 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (QWEN3_5, "text_config.attn_output_gate", False, r"attn_output_gate is False; supported: True"),
         (QWEN3_5, "text_config.num_key_value_heads", 5, r"24 heads are no multiple of 5 of keys and values"),
         (QWEN3_5, "text_config.linear_num_key_heads", 9, r"48 heads of values are no multiple of 9 of keys"),
-        (QWEN3_5, "text_config.layer_types", ["linear_attention"] * 64, r"at least one of the latter"),
+        (
+            QWEN3_5,
+            "text_config.layer_types",
+            ["linear_attention"] * 64,
+            r"has no 'full_attention'; supported",
+        ),
         (QWEN3_5, "text_config.layer_types", ["full_attention"] * 3, r"'full_attention' for each layer"),
         (QWEN3_5, "text_config.full_attention_interval", 0, r"full_attention_interval must be a whole number from 1"),
         (QWEN3_5, "text_config.partial_rotary_factor", 1.5, r"partial_rotary_factor must be a number from 0 to 1"),
-        (QWEN3_5, "text_config.rope_parameters", {"partial_rotary_factor": 0.5}, r"is not half of the 128 numbers"),
-        (QWEN3_5, "text_config.head_dim", 4, r"of 4 numbers of a head 1 turn"),
+        (
+            QWEN3_5,
+            "text_config.rope_parameters",
+            {"partial_rotary_factor": 0.5},
+            r"does not sum to half of a head's 128 rotary",
+        ),
+        (QWEN3_5, "text_config.head_dim", 4, r"rotates 1 of a head's 4 dimensions"),
         (QWEN2_5_VL, "vision_config.window_size", 100, r"window_size is 100; supported: multiples of 28"),
         (QWEN2_5_VL, "vision_config.spatial_merge_size", 3, r"spatial_merge_size is 3"),
-        (QWEN2_5_VL, "vision_config.out_hidden_size", 99, r"features of width 99, the language model has 3584"),
+        (
+            QWEN2_5_VL,
+            "vision_config.out_hidden_size",
+            99,
+            r"output is 99 wide, .* hidden_size is 3584",
+        ),
         (QWEN3_VL, "vision_config.deepstack_visual_indexes", [16, 8], r"layers \[16, 8\]; supported: ascending"),
         (QWEN3_VL, "vision_config.num_position_embeddings", 2305, r"num_position_embeddings is 2305"),
         (QWEN3_VL, "text_config.rope_scaling", {"mrope_interleaved": False}, r"mrope_interleaved is False"),
@@ -525,7 +541,7 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (GEMMA_4, "text_config.model_type", "gemma3_text", r"model_type is 'gemma3_text'; supported: 'gemma4_text'"),
         (GEMMA_4_E2B, "text_config.vocab_size_per_layer_input", 262143, r"is 262143 and pad_token_id 0; supported"),
         (GEMMA_4_E2B, "text_config.pad_token_id", None, r"pad_token_id None; supported: all 262144 words"),
-        (GEMMA_4_E2B, "text_config.num_kv_shared_layers", 31, r"is 31 of 35; supported: as many as leave a layer of"),
+        (GEMMA_4_E2B, "text_config.num_kv_shared_layers", 31, r"is 31 of 35; supported: numbers that leave a layer"),
         (GEMMA_4, "text_config.use_bidirectional_attention", "all", r"'all'; supported: 'vision', null"),
         (GEMMA_4, "text_config.num_global_key_value_heads", 5, r"32 heads of width 512 and 5 of keys"),
         (GEMMA_4, "text_config.layer_types", ["full_attention"] * 60, r"no 'sliding_attention' before the last layer"),
@@ -540,7 +556,7 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (GEMMA_3, "text_config.final_logit_softcapping", 30.0, r"final_logit_softcapping is 30\.0"),
         (GEMMA_3, "text_config.layer_types", ["full_attention"], r"layer_types are \['full_attention'\]; supported"),
         (GEMMA_3, "text_config.sliding_window", None, r"sliding_window must be"),
-        (GEMMA_3, "text_config.num_key_value_heads", 5, r"32 heads of width 128 and 5 of keys"),
+        (GEMMA_3, "text_config.num_key_value_heads", 5, r"32 heads are no multiple of 5 of keys"),
         (GEMMA_3, "text_config.rope_scaling", {"rope_type": "yarn", "factor": 4.0}, r"full_attention has rope type"),
         (
             GEMMA_3,
@@ -770,11 +786,30 @@ def test_no_config_and_no_json_are_refused(tmp_path: Path) -> None:
         preset("nowhere/at-all")
 
 
+def test_a_preset_is_its_config_alone_whatever_files_are_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model with a head of its own, and GLM-4.6V's processor, in the working directory; a folder obeys both."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({"lm_head.weight": np.zeros((2, 2))}, tmp_path / "model.safetensors")
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "Glm46VProcessor"}')
+    monkeypatch.chdir(tmp_path)
+    known = {name: one.config for family in FAMILIES for name, one in family.presets.items()}
+    gemma, glm = (read_fields(name, known[name], name) for name in ("gemma-3-4b", "glm-4.5v"))
+    assert gemma == PRESETS["gemma-3-4b"]
+    assert gemma.tied
+    assert glm == PRESETS["glm-4.5v"]
+    gemma, glm = (read_fields(name, known[name], name, tmp_path) for name in ("gemma-3-4b", "glm-4.5v"))
+    assert not gemma.tied
+    assert glm.prompt.image_markup == "glm-4.6v"
+
+
 def test_every_tower_and_language_model_has_whole_heads() -> None:
     for tower in VISION_TOWERS.values():
-        assert tower.hidden_size % tower.heads == 0
+        assert tower["hidden_size"] % tower["num_attention_heads"] == 0
     for language in LANGUAGE_MODELS.values():
-        assert language.hidden_size % language.heads == language.heads % language.kv_heads == 0
+        heads, kv_heads = language["num_attention_heads"], language["num_key_value_heads"]
+        assert language["hidden_size"] % heads == heads % kv_heads == 0
 
 
 def test_patches_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:

@@ -176,14 +176,14 @@ def test_a_save_with_what_it_does_not_list_is_passed_over(
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "integrity.json"])
 @pytest.mark.parametrize("kind", ["a folder", "a link to nothing", "a pipe"])
-def test_what_is_no_file_is_no_file_of_a_save(folder: Path, name: str, kind: str) -> None:
+def test_a_save_with_a_folder_link_or_pipe_for_a_file_is_passed_over(folder: Path, name: str, kind: str) -> None:
     path = folder / "iter_0000030" / name
     path.unlink()
     STRANGERS[kind](path)
     assert believed(folder) == 20
 
 
-def test_a_list_that_was_made_up_is_none(folder: Path) -> None:
+def test_an_integrity_file_that_makes_no_sense_is_not_believed(folder: Path) -> None:
     """Its hash is right, and what it says makes no sense."""
     path = folder / "iter_0000030" / "integrity.json"
     whole = json.loads(path.read_text())
@@ -197,7 +197,7 @@ def test_a_list_that_was_made_up_is_none(folder: Path) -> None:
         Checkpoints(folder).newest(step=30)
 
 
-def test_a_copy_of_a_save_is_none_that_megatron_would_load(folder: Path) -> None:
+def test_a_copy_of_a_save_under_another_name_is_not_loaded(folder: Path) -> None:
     newest = folder / "iter_0000030"
     shutil.copytree(newest, folder / "iter_30")
     shutil.copytree(newest, folder / "iter_40")

@@ -95,15 +95,11 @@ def test_the_state_of_another_optimizer_is_refused(
 @pytest.mark.parametrize(
     ("before", "now"),
     [
-        (PLAIN, FP16),
-        (PLAIN, {**PLAIN, "loss_scale": 8.0}),
-        (FP16, PLAIN),
-        (PLAIN, {**PLAIN, "freeze": ["vit"]}),
-        (SGD, {**SGD, "sgd_momentum": 0.5}),
-        (PLAIN, {**PLAIN, "sgd_momentum": 0.0}),
+        (PLAIN, FP16), (PLAIN, {**PLAIN, "loss_scale": 8.0}), (FP16, PLAIN), (PLAIN, {**PLAIN, "freeze": ["vit"]}),
+        (SGD, {**SGD, "sgd_momentum": 0.5}), (PLAIN, {**PLAIN, "sgd_momentum": 0.0}),
         (FP16, {**FP16, "no_save_optim": True}),
     ],
-)
+)  # fmt: skip
 def test_what_megatron_was_seen_to_go_on_with_goes_on(
     args: Namespace, before: dict[str, Any], now: dict[str, Any]
 ) -> None:

@@ -9,21 +9,15 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from examples.demo.data import make_demo_data
-from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.media.features import NEWLINE, FeatureOrder, joined_orders
 from megatron.vlm.data.media.tiles import Tiling, tile_image
 from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.families.llava.tiling import image_sources
 from megatron.vlm.families.media import TILINGS
-from megatron.vlm.preprocessing.job import open_job
-from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.options import PackOptions
+from tests.demo import demo_dataset, demo_packs
 
 PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
@@ -105,14 +99,9 @@ def test_what_cannot_be_joined_is_refused() -> None:
 
 def test_a_pack_of_joined_images_reaches_the_model_in_order(tmp_path: Path) -> None:
     """From chat lines to a microbatch: a source for every image token, numbered on through the pack's tiles."""
-    make_demo_data(tmp_path, samples=12, heldout_samples=1, seed=3)
     tiling = Tiling(32, max_tiles=8, rule="anyres")
-    recipe = Recipe(tmp_path, tmp_path / "tokenizer.model", "internlm2-chat", tiling, tokens_per_tile=4)
-    preprocess(open_job([tmp_path / "train.jsonl"], recipe, tmp_path / "dataset"))
-    data = ChatDataset(tmp_path / "dataset")
-    options = PackOptions(vit_budget=60, llm_budget=600)
-    built_from = {"data": {"manifest": data.manifest}}
-    index = build_index(Corpus.of_dataset(data.folder), tmp_path / "packs", options, built_from)[0]
+    data = demo_dataset(tmp_path, tmp_path / "dataset", 12, tiling=tiling)
+    index = demo_packs(data, tmp_path / "packs", PackOptions(vit_budget=60, llm_budget=600))
     batch = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=False))[0]
     assert batch.image_sources is not None
     assert batch.image_positions is not None

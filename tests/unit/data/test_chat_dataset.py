@@ -10,36 +10,24 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from PIL import Image
 
-from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.images import NORMALIZATIONS
-from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.pixels import normalise
-from megatron.vlm.preprocessing.job import open_job
-from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import verify_checksums
+from tests.demo import demo_dataset, preprocessed
 
 SAMPLES = 60
 
 
-def demo_recipe(raw: Path) -> Recipe:
-    return Recipe(raw, raw / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), tokens_per_tile=4)
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> ChatDataset:
+    return demo_dataset(tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("out") / "dataset", SAMPLES, seed=5)
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("raw")
-    make_demo_data(folder, samples=SAMPLES, heldout_samples=1, seed=5)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def dataset(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> ChatDataset:
-    output = tmp_path_factory.mktemp("out") / "dataset"
-    preprocess(open_job([raw / "train.jsonl"], demo_recipe(raw), output))
-    return ChatDataset(output)
+def raw(dataset: ChatDataset) -> Path:
+    return Path(dataset.manifest["image_root"])
 
 
 def conversations(raw: Path) -> list[dict]:
@@ -92,8 +80,7 @@ def test_normalising_takes_out_mean_and_deviation() -> None:
 def test_an_image_that_broke_after_preprocessing_is_named_with_its_sample(raw: Path, tmp_path: Path) -> None:
     mine = tmp_path / "raw"
     shutil.copytree(raw, mine)
-    preprocess(open_job([mine / "train.jsonl"], demo_recipe(mine), tmp_path / "dataset"))
-    dataset = ChatDataset(tmp_path / "dataset")
+    dataset = preprocessed(mine, mine / "train.jsonl", tmp_path / "dataset")
     sample = int(np.flatnonzero(dataset.sizes.tiles)[0])
     path = mine / dataset.sample(sample).images[0].path
     path.write_bytes(path.read_bytes()[:100])
@@ -129,7 +116,7 @@ def test_flipped_bits_and_columns_of_another_dataset_are_found(
     ChatDataset(mine).verify()
     lines = (raw / "train.jsonl").read_text().splitlines()
     (raw / "reversed.jsonl").write_text("\n".join(reversed(lines)))
-    preprocess(open_job([raw / "reversed.jsonl"], demo_recipe(raw), tmp_path / "other"))
+    preprocessed(raw, raw / "reversed.jsonl", tmp_path / "other")
     for suffix in ("bin", "idx"):
         shutil.copyfile(tmp_path / f"other/{name}.{suffix}", mine / f"{name}.{suffix}")
     with pytest.raises(UserError, match=rf"{name}\.(bin|idx): damaged"):

@@ -7,6 +7,7 @@ import random
 import tarfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.formats import table
 from megatron.vlm.data.manifest import read_images
 from megatron.vlm.data.media.crc import crc_of
-from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.preprocessing.job import Shard, open_job
 from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
+from tests.demo import demo_recipe
 
 COUNT, SIDE = 6, 64
 FORMATS = ("JPEG", "PNG", "BMP")
@@ -86,7 +87,7 @@ def in_parquet(folder: Path) -> Path:
 
 
 def recipe(words: Path, root: Path, **more: Any) -> Recipe:
-    return Recipe(root, words / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=6), 4, **more)
+    return replace(demo_recipe(words, max_tiles=6, **more), image_root=root)
 
 
 def dataset(words: Path, file: Path, **more: Any) -> ChatDataset:

@@ -7,6 +7,7 @@ import json
 import math
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,12 @@ import pytest
 
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
+from tests.demo import demo_recipe
 
 pyarrow = pytest.importorskip("pyarrow")
 SAMPLES = 30
@@ -47,7 +47,7 @@ def paths(record: Record) -> list[str]:
 
 
 def made(raw: Path, inputs: list[Path], output: Path, root: Path | None, **flags: Any) -> ChatDataset:
-    recipe = Recipe(root, raw / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), 4)
+    recipe = replace(demo_recipe(raw), image_root=root)
     preprocess(open_job(inputs, recipe, output, lines_per_part=7), max_rejects=flags.get("max_rejects", 0))
     return ChatDataset(output)
 
@@ -183,21 +183,11 @@ def web_tar(raw: Path, folder: Path, mark: bytes = b"") -> Path:
 @pytest.mark.parametrize(
     "written",
     [
-        llava_list,
-        by_path,
-        by_base64,
-        sharegpt,
-        parquet,
-        parquet_of_paths,
-        arrow,
-        web_tar,
-        lines_with_marks,
-        list_with_a_mark,
-        tar_with_marks,
-        meta_with_a_mark,
+        llava_list, by_path, by_base64, sharegpt, parquet, parquet_of_paths, arrow, web_tar, lines_with_marks,
+        list_with_a_mark, tar_with_marks, meta_with_a_mark,
     ],
     ids=lambda f: f.__name__,
-)
+)  # fmt: skip
 def test_every_format_makes_the_dataset_that_lines_make(
     raw: Path, tmp_path: Path, written: Callable[[Path, Path], Path]
 ) -> None:

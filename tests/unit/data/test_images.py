@@ -39,10 +39,11 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
 def png_header(width: int, height: int) -> bytes:
     """A PNG that promises `width` x `height` pixels."""
     chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IDAT", b""), (b"IEND", b"")]
-    body = b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + body
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
 def verdict_on(path: Path, decode: bool = False) -> str:
@@ -89,10 +90,6 @@ def test_whole_images_are_judged_without_reading_pixels(tmp_path: Path, monkeypa
         assert image_size(tmp_path / kind) == (40, 30)
 
 
-def png_chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-
 def test_a_png_says_by_its_pixels_alone_that_they_are_all_there(tmp_path: Path) -> None:
     """Its structure is whole either way: pixels flipped, or a stream that ends before the last row."""
     whole, path = encoded(noise(), "PNG"), tmp_path / "image.png"
@@ -131,13 +128,6 @@ def test_a_jpeg_of_nothing_but_metadata_is_refused_at_once(tmp_path: Path) -> No
     assert image_size(path) == (40, 30)
 
 
-def test_a_named_pipe_is_refused_by_both(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "image.png")
-    assert verdict_on(tmp_path / "image.png") == "unreadable_image"
-    with pytest.raises(UserError, match="no regular file"):
-        load_rgb(tmp_path / "image.png")
-
-
 @pytest.mark.parametrize(
     ("reason", "content"),
     [
@@ -167,6 +157,8 @@ def test_files_that_cannot_be_opened_have_their_reason(tmp_path: Path) -> None:
     assert verdict_on(tmp_path / "loop.png") == "unreadable_image"
     assert verdict_on(tmp_path / "folder.png") == "unreadable_image"
     assert verdict_on(tmp_path / "pipe.png") == "unreadable_image"
+    with pytest.raises(UserError, match="no regular file"):
+        load_rgb(tmp_path / "pipe.png")
     assert verdict_on(tmp_path / ("x" * 300)) == "unreadable_image"
 
 
@@ -179,13 +171,6 @@ def test_a_reference_must_stay_below_the_root(reference: str) -> None:
 @pytest.mark.parametrize(("reference", "path"), [("a.png", "a.png"), ("./a//b/../c.png", "a/c.png"), ("..a", "..a")])
 def test_detours_below_the_root_are_straightened(reference: str, path: str) -> None:
     assert path_below_root(reference) == path
-
-
-def test_a_wrong_extension_does_not_matter(tmp_path: Path) -> None:
-    path = tmp_path / "really_a_jpeg.png"
-    path.write_bytes(encoded(noise(), "JPEG"))
-    assert image_size(path) == (40, 30)
-    assert load_rgb(path).mode == "RGB"
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "P", "L", "LA", "RGBA", "1", "YCbCr"])
@@ -277,11 +262,10 @@ def test_an_image_is_read_upright_and_its_size_too(tmp_path: Path, kind: str, tu
     assert load_rgb(path).tobytes() == upright.tobytes()
 
 
-def test_a_png_says_behind_its_pixels_how_it_was_held(tmp_path: Path) -> None:
+def test_the_orientation_of_a_png_is_read_though_it_stands_behind_the_pixels(tmp_path: Path) -> None:
     path = tmp_path / "image.png"
     plain, exif = encoded(noise(), "PNG"), with_orientation(6).tobytes()[6:]  # without the prefix JPEG has
-    chunk = struct.pack(">I", len(exif)) + b"eXIf" + exif + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
-    path.write_bytes(plain[:-12] + chunk + plain[-12:])
+    path.write_bytes(plain[:-12] + png_chunk(b"eXIf", exif) + plain[-12:])
     assert image_size(path) == load_rgb(path).size == (30, 40)
 
 

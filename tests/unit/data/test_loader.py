@@ -18,29 +18,19 @@ import torch
 from PIL import Image
 
 from examples.demo import evaluate
-from examples.demo.data import make_demo_data
 from examples.demo.evaluate import answers_of
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.loader import (
-    Needs,
-    PackDataset,
-    first_iteration,
-    microbatches,
-)
+from megatron.vlm.data.loader import Needs, PackDataset, first_iteration, microbatches
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources, short_names
 from megatron.vlm.evaluation import HeldOutPass
-from megatron.vlm.preprocessing.job import open_job
-from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
+from tests.demo import demo_dataset, demo_packs
 from tests.programs import environment
 from tests.unit.data.workers import Worker
 
@@ -77,17 +67,12 @@ def pack_of(samples: np.ndarray) -> PackedIndex:
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> ChatDataset:
     folder = tmp_path_factory.mktemp("raw")
-    make_demo_data(folder, samples=40, heldout_samples=1, seed=3)
-    recipe = Recipe(folder, folder / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), tokens_per_tile=4)
-    preprocess(open_job([folder / "train.jsonl"], recipe, folder / "dataset"))
-    return ChatDataset(folder / "dataset")
+    return demo_dataset(folder, folder / "dataset", 40)
 
 
 @pytest.fixture
 def index(dataset: ChatDataset, tmp_path: Path) -> PackedIndex:
-    options = PackOptions(vit_budget=40, llm_budget=400, data_parallel_size=2)
-    built_from = {"data": {"manifest": dataset.manifest}}
-    return build_index(Corpus.of_dataset(dataset.folder), tmp_path / "packs", options, built_from)[0]
+    return pack(dataset, tmp_path, llm_budget=400, data_parallel_size=2)
 
 
 def test_a_pack_holds_its_samples_end_to_end(dataset: ChatDataset, index: PackedIndex) -> None:
@@ -181,12 +166,8 @@ def test_pixels_are_the_pictures_cells_row_by_row_and_the_thumbnail(dataset: Cha
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_pack_of_gemmas_says_where_each_image_begins(tmp_path: Path, seed: int) -> None:
     """To every stage, also those that read neither words nor pixels; between them there are words."""
-    make_demo_data(tmp_path, samples=12, heldout_samples=1, seed=seed)
-    recipe = Recipe(
-        tmp_path, tmp_path / "tokenizer.model", "gemma", Tiling(32, rule="gemma"), tokens_per_tile=4, markup="gemma"
-    )  # fmt: skip
-    preprocess(open_job([tmp_path / "train.jsonl"], recipe, tmp_path / "dataset"))
-    data = ChatDataset(tmp_path / "dataset")
+    gemma: dict[str, Any] = {"template": "gemma", "tiling": Tiling(32, rule="gemma"), "markup": "gemma"}
+    data = demo_dataset(tmp_path, tmp_path / "dataset", 12, seed, **gemma)
     samples = np.random.default_rng(seed).permutation(len(data))
     batch = PackDataset(data, pack_of(samples), ALL)[0]
     assert batch.input_ids is not None
@@ -208,12 +189,8 @@ def test_a_pack_of_gemmas_says_where_each_image_begins(tmp_path: Path, seed: int
 @pytest.mark.parametrize("pad", [False, True])
 def test_a_pack_of_paligemmas_says_where_each_answer_begins(tmp_path: Path, pad: bool) -> None:
     """To every stage, also those that read neither words nor pixels; and to whoever lets it answer."""
-    make_demo_data(tmp_path, samples=30, heldout_samples=1, seed=0)
-    recipe = Recipe(
-        tmp_path, tmp_path / "tokenizer.model", "paligemma", Tiling(32, rule="paligemma"), 4, markup="paligemma"
-    )  # fmt: skip
-    preprocess(open_job([tmp_path / "train.jsonl"], recipe, tmp_path / "dataset"), max_rejects=30)
-    data = ChatDataset(tmp_path / "dataset")
+    paligemma: dict[str, Any] = {"template": "paligemma", "tiling": Tiling(32, rule="paligemma"), "markup": "paligemma"}
+    data = demo_dataset(tmp_path, tmp_path / "dataset", 30, 0, max_rejects=30, **paligemma)
     samples = np.random.default_rng(0).permutation(len(data))
     assert {len(data.sample(sample).images) for sample in samples} >= {1, 2}
     index = pack_of(samples)
@@ -315,9 +292,7 @@ def test_a_held_out_pass_is_every_sample_once(
 
 def pack(dataset: ChatDataset, folder: Path, **options: Any) -> PackedIndex:
     """The dataset's packs, of few samples."""
-    chosen = PackOptions(**{"vit_budget": 40, "llm_budget": 160, **options})
-    built_from = {"data": {"manifest": dataset.manifest}}
-    return build_index(Corpus.of_dataset(dataset.folder), folder / "packs", chosen, built_from)[0]
+    return demo_packs(dataset, folder / "packs", PackOptions(**{"vit_budget": 40, "llm_budget": 160, **options}))
 
 
 def read(index: PackedIndex, packs: Iterable[int]) -> list[tuple[int, ...]]:

@@ -42,10 +42,6 @@ def test_internlm2_chat_is_written_as_its_own_template_writes_it() -> None:
     )
 
 
-def test_hermes_2_has_no_beginning_of_text() -> None:
-    assert render_chat(CHAT, chat_template("hermes-2"), INTERNVL).text.startswith("<|im_start|>system\n")
-
-
 def test_gemmas_system_message_stands_at_the_head_of_the_first_question() -> None:
     chat = render_chat(CHAT, chat_template("gemma"), MARKUPS["gemma"])
     assert chat.text == (
@@ -123,12 +119,6 @@ def test_no_token_reaches_across_a_cut(tmp_path: Path) -> None:
     assert mask.tolist() == [0, 0, 0, 0, 1, 1, 1]
 
 
-def test_only_the_assistants_words_and_their_end_are_trained() -> None:
-    for name in ("internlm2-chat", "hermes-2", "chatml"):
-        chat = render_chat(CHAT, chat_template(name), INTERNVL)
-        assert [chat.text[start:end] for start, end in chat.trained] == ["a5b3<|im_end|>", "a5<|im_end|>"]
-
-
 def test_the_mask_marks_the_tokens_of_the_trained_characters(tokenizer: ChatTokenizer) -> None:
     ids, mask = tokenize(render_chat(CHAT, chat_template("internlm2-chat"), INTERNVL), tokenizer)
     end = tokenizer.token_id("<|im_end|>")
@@ -159,28 +149,6 @@ def test_a_turn_that_is_not_trained_is_read_and_not_trained(tokenizer: ChatToken
     first = tokenizer.encode("a5b3<|im_end|>").ids
     assert mask.sum() == trained.sum() - len(first)
     assert ids[mask == 1].tolist() == tokenizer.encode("a5<|im_end|>").ids.tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("mistral", "<s>[INST] <image>\nRead [/INST] a5</s>[INST] More [/INST] b3</s>"),
-        ("vicuna", "<s>USER: <image>\nRead ASSISTANT: a5</s>USER: More ASSISTANT: b3</s>"),
-        (
-            "hermes-2",
-            "<|im_start|>user\n<image>\nRead<|im_end|>\n<|im_start|>assistant\na5<|im_end|>\n"
-            "<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\nb3<|im_end|>\n",
-        ),
-    ],
-)
-def test_llavas_prompts_have_the_bare_mark(name: str, text: str) -> None:
-    words = ("<image>\nRead", "a5", "More", "b3")
-    chat = [Message((USER, ASSISTANT)[number % 2], spoken) for number, spoken in enumerate(words)]
-    rendered = render_chat(chat, chat_template(name), MARKUPS["llava"], default_system=False)
-    assert rendered.text == text
-    assert [rendered.text[start:end] for start, end in rendered.trained] == [
-        answer + chat_template(name).end_of_turn for answer in ("a5", "b3")
-    ]
 
 
 def test_templates_are_one_if_they_write_the_same() -> None:

@@ -36,20 +36,6 @@ def test_every_grid_respects_the_tile_limits_and_is_offered_once() -> None:
     assert set(grids) == {(c, r) for c in range(1, 13) for r in range(1, 13) if 3 <= c * r <= 12}
 
 
-def test_a_conversation_shares_its_tiles_among_its_images() -> None:
-    tiling = Tiling(tile_size=448, max_tiles=12)
-    alone = tile_image("a.png", (4480, 3360), images=1, tiling=tiling)
-    one_of_four = tile_image("a.png", (4480, 3360), images=4, tiling=tiling)
-    assert (alone.columns, alone.rows, alone.tiles) == (4, 3, 13)
-    assert one_of_four.columns * one_of_four.rows <= 3
-
-
-def test_a_single_tile_has_no_thumbnail() -> None:
-    assert tile_image("a.png", (448, 448), images=1, tiling=Tiling()).tiles == 1
-    assert tile_image("a.png", (896, 448), images=1, tiling=Tiling()).tiles == 3
-    assert tile_image("a.png", (896, 448), images=1, tiling=Tiling(thumbnail=False)).tiles == 2
-
-
 def test_tiles_are_cut_row_by_row_and_the_thumbnail_comes_last() -> None:
     cells = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40
     picture = Image.fromarray(cells.repeat(8, axis=0).repeat(8, axis=1)).convert("RGB")
@@ -113,7 +99,8 @@ def test_an_image_among_others_has_its_share_of_tiles_and_one_at_least(images: i
     share = max(1, 12 // images)
     found = tile_image("a.png", (12 * 448, 448), images, Tiling(max_tiles=12))
     assert (found.columns, found.rows) == (share, 1)
-    assert found.tiles == share + (share > 1)
+    assert found.tiles == share + (share > 1), "a single tile has no thumbnail"
+    assert tile_image("a.png", (12 * 448, 448), images, Tiling(max_tiles=12, thumbnail=False)).tiles == share
     least = tile_image("a.png", (448, 448), images, Tiling(min_tiles=4, max_tiles=12))
     assert least.columns * least.rows == min(4, share), "no more than its share"
 

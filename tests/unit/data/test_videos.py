@@ -37,7 +37,7 @@ from omnibal_ext.errors import UserError
 from tests.unit.data.clips import TURNS, noise, write_frames, write_video
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.torchvision_stand_in import stand_in
-from tests.unit.preprocessing.test_processors import PATCH, fast, written_tokenizer
+from tests.unit.preprocessing.test_processors import PATCH, apart, fast, written_tokenizer
 
 pytest.importorskip("av")
 transformers = pytest.importorskip("transformers")
@@ -96,21 +96,17 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Any:
             "glm-4.6v": (Glm46VVideoProcessor, Glm46VProcessor),
         }[markup]
 
-        class Processor(whole):  # type: ignore[valid-type, misc]
-            def check_argument_for_proper_class(self, *_: Any) -> None:
-                """It would look for torchvision."""
-
         half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if NORMALIZATION[markup] == "half" else {}
         size = {"shortest_edge": rule.min_pixels, "longest_edge": rule.max_pixels}
         special = ["<|im_start|>", "<|im_end|>", *MARKUPS[markup].tokens]
         if markup.startswith("glm"):
             edges = {"shortest_edge": 2 * 16 * PATCH**2, "longest_edge": 2 * 120 * PATCH**2}
             films = film(size=size, patch_size=PATCH, fps=rule.fps, max_duration=rule.max_seconds)
-            return Processor(Glm4vImageProcessorPil(size=edges), fast(tokenizer, special), films)
+            return apart(whole)(Glm4vImageProcessorPil(size=edges), fast(tokenizer, special), films)
         pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2, **half)
         capped = {"cap_pixels_per_frame": rule.capped} | ({"max_video_tokens": rule.max_tokens} if rule.capped else {})
         films = film(size=size, patch_size=PATCH, fps=rule.fps, max_frames=rule.max_frames, **half, **capped)
-        return Processor(pictures, fast(tokenizer, special), films)
+        return apart(whole)(pictures, fast(tokenizer, special), films)
 
     return build
 
@@ -128,13 +124,8 @@ def written(words: str) -> str:
 
 
 CLIPS = [
-    (12, 60, 44, 6.0),
-    (7, 33, 90, 29.97),
-    (3, 150, 20, 1.0),
-    (40, 56, 56, 3.0),
-    (2, 9, 13, 2.0),
-    (9, 300, 200, 2.5),
-]
+    (12, 60, 44, 6.0), (7, 33, 90, 29.97), (3, 150, 20, 1.0), (40, 56, 56, 3.0), (2, 9, 13, 2.0), (9, 300, 200, 2.5),
+]  # fmt: skip
 """Frames, width, height, frames a second."""
 
 

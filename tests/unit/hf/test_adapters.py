@@ -30,19 +30,7 @@ WAYS = {
     "one rank": (
         1,
         PLAIN,
-        (
-            "internvl",
-            "internvl qwen3-moe",
-            "gemma 3",
-            "gemma 4",
-            "gemma 4 unified",
-            "qwen2.5-vl",
-            "qwen3-vl-moe",
-            "mistral 3",
-            "glm-4.1v",
-            "idefics 3",
-            "paligemma 2",
-        ),
+        ("internvl", "gemma 3", "gemma 4", "gemma 4 unified", "qwen3-vl-moe", "mistral 3", "paligemma 2"),
     ),
     "two tensor-parallel ranks": (
         2,

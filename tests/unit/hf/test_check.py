@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from examples.demo.data import make_demo_data
-from megatron.vlm.data.dataset import ChatDataset, Sample
-from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.dataset import Sample
 from megatron.vlm.data.media.tiling import VideoFrames
 from megatron.vlm.hf import check
 from megatron.vlm.hf.check import nan_max
 from megatron.vlm.hf.check_samples import CheckSample, samples_of
-from megatron.vlm.preprocessing.job import open_job
-from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
+from tests.demo import demo_dataset
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -30,15 +26,8 @@ def test_one_logit_that_is_no_number_is_the_difference(place: int) -> None:
     assert math.isnan(nan_max(differences))
 
 
-def demo(folder: Path) -> ChatDataset:
-    make_demo_data(folder, samples=40, heldout_samples=1, seed=3)
-    recipe = Recipe(folder, folder / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), 4)
-    preprocess(open_job([folder / "train.jsonl"], recipe, folder / "data"))
-    return ChatDataset(folder / "data")
-
-
 def test_a_datasets_shortest_sample_with_images_and_without(tmp_path: Path) -> None:
-    data = demo(tmp_path)
+    data = demo_dataset(tmp_path, tmp_path / "data", 40)
     shown = data.sizes.tiles > 0
     assert 0 < shown.sum() < len(data)
     for sample, group in zip(samples_of(data.folder), (shown, ~shown), strict=True):
@@ -49,7 +38,7 @@ def test_a_datasets_shortest_sample_with_images_and_without(tmp_path: Path) -> N
 
 
 def test_a_sample_whose_image_cannot_be_read_is_passed_by(tmp_path: Path) -> None:
-    data = demo(tmp_path)
+    data = demo_dataset(tmp_path, tmp_path / "data", 40)
     order = [one for one in np.argsort(data.sizes.tokens, kind="stable") if data.sizes.tiles[one]]
     for image in data.sample(order[0]).images:
         (tmp_path / image.path).unlink()
@@ -60,7 +49,7 @@ def test_a_sample_whose_image_cannot_be_read_is_passed_by(tmp_path: Path) -> Non
 def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, seen = demo(tmp_path), []
+    data, seen = demo_dataset(tmp_path, tmp_path / "data", 40), []
     all_films = [
         replace(image, film=VideoFrames((0,), (0.0,), 1.0, False))
         for one in range(len(data))

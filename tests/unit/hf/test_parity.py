@@ -29,11 +29,15 @@ OF_AN_ENGINE = (
     "glm-4.5v, groups of experts, two dense layers",
 )  # fmt: skip
 """One of every kind that Transformer Engine has a layer for."""
+AT_ONE_RANK = ("internvl", "gemma 4", "qwen3-vl", "qwen3-vl-moe", "qwen3.5")
+"""Of those that two ranks try, the ones that a single rank does too."""
 WAYS = {
-    "one rank": (1, PLAIN, tuple(FAMILIES), tuple(FAMILIES)),
+    "one rank": (
+        1, PLAIN, tuple(one for one in FAMILIES if one in AT_ONE_RANK or one not in OF_A_KIND), tuple(FAMILIES),
+    ),
     "two tensor-parallel ranks": (2, PLAIN, OF_A_KIND, tuple(FAMILIES)),
     "two tensor-parallel ranks, Transformer Engine": (2, ENGINE, OF_AN_ENGINE, OF_A_KIND),
-}
+}  # fmt: skip
 """Ranks, machine, the families that are always tried, and those of the long suite."""
 CASES = short(
     [(way, family) for way, (*_, families) in WAYS.items() for family in families],

@@ -22,18 +22,11 @@ def parsed(monkeypatch: pytest.MonkeyPatch, *words: object, run_dir: object = "r
 @pytest.mark.parametrize(
     "words",
     [
-        ("--pipeline-model-parallel-size", 2),
-        ("--pipeline-model-parallel-size=2",),
-        ("--tensor-model-parallel-size", 2),
-        ("--expert-model-parallel-size", 2),
-        ("--data", "other"),
-        ("--packs", "other"),
-        ("--plan", "plan.json"),
-        ("--model", "other"),
-        ("--from-scratch",),
-        ("--epochs", 3),
+        ("--pipeline-model-parallel-size", 2), ("--pipeline-model-parallel-size=2",),
+        ("--tensor-model-parallel-size", 2), ("--expert-model-parallel-size", 2), ("--data", "other"),
+        ("--packs", "other"), ("--plan", "plan.json"), ("--model", "other"), ("--from-scratch",), ("--epochs", 3),
     ],
-)
+)  # fmt: skip
 def test_a_flag_of_its_own_behind_the_dashes_is_answered(monkeypatch: pytest.MonkeyPatch, words: tuple[object]) -> None:
     """It would reach the ranks, and neither the plan nor the packs."""
     flag = str(words[0]).partition("=")[0]

@@ -30,7 +30,7 @@ def test_the_profile_noted_is_that_of_the_plan(
 ) -> None:
     (tmp_path / "run").mkdir()
     start = planning(tmp_path, **{name: str(tmp_path / value) for name, value in flags.items()})
-    note_inputs(start, ["--metrics-file", str(tmp_path / "m.jsonl")])
+    note_inputs(start, ["--metrics-file", str(tmp_path / "m.jsonl")], {"flags": {"model": "tiny"}})
     noted = json.loads((tmp_path / "run/inputs.json").read_text())
     paths = {"plan": flags.get("plan", "run/plan.json"), "profile": profile, "packs": "packs", "metrics": "m.jsonl"}
     assert {name: noted[name] for name in paths} == {name: str(tmp_path / path) for name, path in paths.items()}

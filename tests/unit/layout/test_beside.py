@@ -208,8 +208,8 @@ def test_a_road_that_has_no_plan_is_said_or_refused() -> None:
     alone = problem(1, 1, 4)
     _, _, said = plan_road(alone, "auto", "joint", seconds=0.2)
     assert said["tower"]["road"] == "cut"
-    assert "stands beside a pipeline" in said["tower"]["no_plan_beside"]
-    with pytest.raises(UserError, match="stands beside a pipeline"):
+    assert "needs two pipeline ranks" in said["tower"]["no_plan_beside"]
+    with pytest.raises(UserError, match="needs two pipeline ranks"):
         plan_road(alone, "beside", "joint", seconds=0.2)
     full = problem(1, 2, 4, memory_bytes=100.0)
     with pytest.raises(

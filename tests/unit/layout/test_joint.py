@@ -14,12 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 from omnibal_ext.layout.frontier import fits
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import METHODS, find_layouts
@@ -158,8 +156,9 @@ def test_a_plan_depends_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_110_layers_on_16_ranks_and_2_chunks_short_of_memory_within_5_seconds() -> None:
-    language = replace(LANGUAGE_MODELS["yi-34b"], layers=61)
-    profile = analytic_profile(Architecture("large", VISION_TOWERS["internvit-6b"], language), "a100", 9, 4096, 1, 4)
+    model = preset("internvit-6b+yi-34b")
+    large = replace(model, name="large", language=replace(model.language, layers=61))
+    profile = analytic_profile(large, "a100", 9, 4096, 1, 4)
     assert len(profile.chain) == 110
     problem = LayoutProblem(profile, 16, 64, 2, memory_bytes=40e9)
     assert problem.program.listed

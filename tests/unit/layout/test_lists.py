@@ -139,8 +139,9 @@ def test_the_search_counts_bytes_as_the_simulator_does(seed: int) -> None:
     layout = find_layouts(problem, "profile", recompute="full")[0].layout
     whole = replace(problem, packs=None).stage_costs(layout)
     stages = stages_of(state_of(problem, layout), costs_of(problem))
-    found = (stages.kept, stages.late, stages.on_top, stages.room)
-    wanted = (whole.kept[:, 0], whole.late[:, 0], whole.transient[:, 0],
+    kept, late, on_top = whole.kept[:, 0], whole.late[:, 0], whole.transient[:, 0]
+    found = (*stages.taken, *stages.needs, stages.room)
+    wanted = (kept, late - kept, -late, kept, np.maximum(on_top, late - kept), 0.0,
               problem.memory_bytes - problem.placement.by_rank(whole.fixed_bytes))  # fmt: skip
     for mine, theirs in zip(found, wanted, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-6)

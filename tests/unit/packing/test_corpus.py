@@ -20,7 +20,7 @@ from omnibal_ext.packing.options import METHODS, PackOptions
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import packing_report
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import Sizes, sizes_files
 from tests.unit.packing.corpora import corpora
 
 OPTIONS = PackOptions(vit_budget=9, llm_budget=300, data_parallel_size=2, micro_batches=2)
@@ -165,3 +165,16 @@ def test_opening_reads_no_array(tmp_path: Path) -> None:
     opened = PackedIndex.open(index.folder)
     assert isinstance(opened.sample_ids, np.memmap)
     assert isinstance(opened.loads, np.memmap)
+
+
+def test_a_file_that_names_the_sizes_files_of_its_sets_stands_for_them(tmp_path: Path) -> None:
+    """As the script of OmniBal's authors reads: paths start from that file's folder, other sets are passed over."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text('[{"vit_num": 1, "token_num": 9, "image_flag": 0}]')
+    sets = {"a": {"token_lengths": "./a.json"}, "chat": {"root": "x"}, "b": {"token_lengths": str(tmp_path / "b.json")}}
+    (tmp_path / "meta.json").write_text(json.dumps(sets))
+    files = sizes_files([tmp_path / "meta.json", tmp_path / "c.npz"])
+    assert files == [tmp_path / "a.json", tmp_path / "b.json", tmp_path / "c.npz"]
+    (tmp_path / "meta.json").write_text('{"chat": {"root": "x"}}')
+    with pytest.raises(UserError, match=r"meta\.json: no set in it names its token_lengths"):
+        sizes_files([tmp_path / "meta.json"])

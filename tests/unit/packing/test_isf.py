@@ -12,13 +12,9 @@ from tests.unit.packing.corpora import corpora, published_files
 
 # vit_budget, llm_budget: packs, mean tiles, mean tokens of the authors' script on their published lengths.
 PUBLISHED = {
-    (9, 4096): (34_559, 6.72, 1890),
-    (10, 4096): (23_767, 9.77, 2749),
-    (14, 4096): (18_087, 12.84, 3612),
-    (15, 4352): (15_913, 14.59, 4105),
-    (18, 5376): (12_963, 17.91, 5039),
-    (20, 5888): (11_749, 19.76, 5560),
-}
+    (9, 4096): (34_559, 6.72, 1890), (10, 4096): (23_767, 9.77, 2749), (14, 4096): (18_087, 12.84, 3612),
+    (15, 4352): (15_913, 14.59, 4105), (18, 5376): (12_963, 17.91, 5039), (20, 5888): (11_749, 19.76, 5560),
+}  # fmt: skip
 
 
 def plain_isf(sizes: Sizes, vit_budget: int, llm_budget: int, seed: int, passes: int, slack: int) -> list[list[int]]:

@@ -99,7 +99,7 @@ def test_a_later_epoch_has_them_among_the_others_and_one_packed_apart_has_none(t
     assert "narrow_first" not in plain.manifest
 
 
-def test_as_many_as_fill_for_sure_and_no_more(tmp_path: Path) -> None:
+def test_more_narrow_iterations_than_samples_fill_are_refused(tmp_path: Path) -> None:
     sizes = corpus(400)
     narrow = sizes.tokens <= BUDGET
     most = int(max(sizes.tokens[narrow].sum() / BUDGET, sizes.tiles[narrow].sum() / 40) // 8)

@@ -285,22 +285,15 @@ def test_slots_that_are_no_team_s_are_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"widths": [1, 2, 3]}, "3 must be a multiple of 2"),
-        ({"widths": [1, 16]}, "16 ranks must divide"),
-        ({"widths": [2, 1]}, "1 must be a multiple of 2"),
-        ({"widths": []}, "widths"),
-        ({"widths": [0, 8]}, "widths"),
-        ({"widths": None}, "lacks widths"),
-        ({"epoch_seats": None}, "epoch_parts"),
+        ({"widths": [1, 2, 3]}, "3 must be a multiple of 2"), ({"widths": [1, 16]}, "16 ranks must divide"),
+        ({"widths": [2, 1]}, "1 must be a multiple of 2"), ({"widths": []}, "widths"), ({"widths": [0, 8]}, "widths"),
+        ({"widths": None}, "lacks widths"), ({"epoch_seats": None}, "epoch_parts"),
         ({"epoch_seats": [15 * 32 + 1]}, "whole iterations of 32"),
-        ({"epoch_seats": [15 * 32] * 2}, "whole iterations of 32"),
-        ({"epoch_parts": [[10**6]]}, "more than its"),
-        ({"data_parallel_size": 6}, "8 ranks must divide"),
-        ({"micro_batches": None}, "lacks micro_batches"),
-        ({"version": 3}, "which only version 4 has"),
-        ({"version": 5}, "is no packed index"),
+        ({"epoch_seats": [15 * 32] * 2}, "whole iterations of 32"), ({"epoch_parts": [[10**6]]}, "more than its"),
+        ({"data_parallel_size": 6}, "8 ranks must divide"), ({"micro_batches": None}, "lacks micro_batches"),
+        ({"version": 3}, "which only version 4 has"), ({"version": 5}, "is no packed index"),
     ],
-)
+)  # fmt: skip
 def test_a_manifest_that_cannot_be_is_refused_by_its_field(change: dict[str, Any], says: str, folder: Path) -> None:
     """Even if its hash fits; if not, no field is read."""
     path = folder / "manifest.json"

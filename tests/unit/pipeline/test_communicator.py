@@ -28,7 +28,7 @@ def test_every_channel_is_made_by_all_and_opened_by_its_two(
 
     monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda _: [0, 1, 2])
     monkeypatch.setattr(torch.distributed, "get_rank", lambda _=None: rank)
-    monkeypatch.setattr(communicator, "_all_pipelines", lambda ranks: [(0, 1, 2)])
+    monkeypatch.setattr(communicator, "all_groups", lambda ranks: [(0, 1, 2)])
     monkeypatch.setattr(platform, "point_to_point_options", lambda: "options")
     monkeypatch.setattr(communicator, "create_group", create_group)
     monkeypatch.setattr(communicator, "_open", lambda group, device, *ends: opened.append(ends))

@@ -30,7 +30,7 @@ def test_the_fused_kernel_adds_to_main_grad_and_autograd_adds_nothing(
     weight.zero_out_wgrad = shared
     seen: list[Tensor] = []
     weight.register_post_accumulate_grad_hook(lambda w: seen.append(w.grad.clone()))
-    accumulate([Linear(entering, grad, weight, None, None, fused=True)])
+    accumulate([Linear((entering, grad), weight, None, None, fused=True)])
     wanted = 1 + torch.einsum("tbo,tbi->oi", grad, entering)
     assert torch.allclose(weight.main_grad, wanted)
     assert weight.grad_added_to_main_grad
@@ -54,7 +54,7 @@ def test_late_gradients_of_a_linear_layer_are_autograds(
     bias = torch.nn.Parameter(torch.randn(2, generator=generator))
     wanted = torch.autograd.grad(torch.nn.functional.linear(entering, weight, bias), (weight, bias), grad)
     weight.main_grad = torch.zeros(2, 3)
-    late = Linear(entering, grad, weight, bias if biased else None, None, fused)
+    late = Linear((entering, grad), weight, bias if biased else None, None, fused)
     for times in (1, 2):
         accumulate([late])
         assert torch.allclose(weight.main_grad if fused else weight.grad, times * wanted[0], atol=1e-6)
@@ -70,7 +70,7 @@ def test_late_gradients_of_experts_are_autograds(seed: int, ends: tuple[int, ...
     weight = torch.nn.Parameter(torch.randn(3, 4, 8, generator=generator))
     rows = [entering[first:last] @ weight[number].t() for number, (first, last) in enumerate(pairwise((0, *ends)))]
     (wanted,) = torch.autograd.grad(torch.cat(rows), (weight,), grad)
-    accumulate([Grouped(entering, grad, weight, torch.tensor(ends, dtype=torch.int32))])
+    accumulate([Grouped((entering, grad), weight, torch.tensor(ends, dtype=torch.int32))])
     assert torch.allclose(weight.grad, wanted, atol=1e-6)
 
 

@@ -23,15 +23,8 @@ def parse(record: Any) -> Any:
 
 
 def test_a_good_conversation_is_read_in_order() -> None:
-    chat = parse(
-        {
-            "image": ["a.png", "b.png"],
-            "conversations": [
-                {"from": "system", "value": "Be kind."},
-                *turns("<image>\n<image>\nHi", "Hello", "More?", "No"),
-            ],
-        }
-    )
+    talk = [{"from": "system", "value": "Be kind."}, *turns("<image>\n<image>\nHi", "Hello", "More?", "No")]
+    chat = parse({"image": ["a.png", "b.png"], "conversations": talk})
     assert [message.role for message in chat.messages] == [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]
     assert chat.images == ("a.png", "b.png")
 
@@ -63,12 +56,7 @@ def test_a_text_only_conversation_has_no_images(image: dict[str, Any]) -> None:
         ("not_utf8", {"conversations": turns("Hi \ud83d", "Hello")}),
         ("malformed_line", {"image": "\ud83d.png", "conversations": turns("<image>", "Hello")}),
         ("reserved_words", {"conversations": turns("Hi", "<IMG_CONTEXT>")}),
-        ("image_mark_mismatch", {"conversations": turns("<image>Hi", "Hello")}),
-        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("Hi", "Hello")}),
-        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image><image>", "Hello")}),
-        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("Hi", "<image>")}),
         ("too_many_characters", {"conversations": turns("Hi", "a" * 10_000_000)}),
-        ("image_mark_mismatch", {"image": ["a.png", "b.png"], "conversations": turns("<image>", "<image>")}),
         ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image>" * 140_000, "Hello")}),
     ],
 )
@@ -93,7 +81,7 @@ def test_lines_that_are_no_json_are_rejected(reason: str, line: bytes) -> None:
     assert verdict.value.reason == reason
 
 
-GOOD = turns("Hi", "Hello")
+GOOD, SHOWN = turns("Hi", "Hello"), turns("<image>", "Hello")
 
 
 @pytest.mark.parametrize(
@@ -110,11 +98,7 @@ GOOD = turns("Hi", "Hello")
         ("unsupported_field", "image_path", {"image_path": "a.png", "conversations": GOOD}),
         ("unsupported_field", "img", {"img": "a.png", "conversations": GOOD}),
         ("unsupported_field", "imageFile", {"imageFile": "a.png", "conversations": GOOD}),
-        (
-            "unsupported_field",
-            "image2",
-            {"image2": "b.png", "image": "a.png", "conversations": turns("<image>", "Hello")},
-        ),
+        ("unsupported_field", "image2", {"image2": "b.png", "image": "a.png", "conversations": SHOWN}),
         ("unsupported_field", "pictures", {"pictures": ["a.png"], "conversations": GOOD}),
         ("malformed_line", "tools", {"tools": "[{}]", "conversations": GOOD}),
         ("unsupported_field", "rejected", {"rejected": {"from": "gpt", "value": "Go"}, "conversations": GOOD}),
@@ -126,11 +110,7 @@ GOOD = turns("Hi", "Hello")
         ("unsupported_media", "video", {"conversations": [{**GOOD[0], "video": "a.mp4"}, GOOD[1]]}),
         ("bad_roles", "tool's", {"conversations": [*GOOD, {"from": "observation", "value": "4"}, GOOD[1]]}),
         ("malformed_line", "images", {"images": [{"bytes": "..."}], "conversations": turns("<image>", "Hello")}),
-        (
-            "malformed_line",
-            "images",
-            {"image": "a.png", "images": ["a.png"], "conversations": turns("<image>", "Hello")},
-        ),
+        ("malformed_line", "images", {"image": "a.png", "images": ["a.png"], "conversations": SHOWN}),
         ("malformed_line", "system", {"system": 3, "conversations": GOOD}),
         ("bad_roles", "system", {"system": "Be", "conversations": [{"from": "system", "value": "Go"}, *GOOD]}),
         ("empty_conversation", "no words", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0}]}),
@@ -253,14 +233,11 @@ def test_every_fault_of_a_video_has_its_reason(reason: str, word: str, record: A
     ("human", "gpt", "images", "fits"),
     [
         ("<image>", "Hello", 1, True),
-        ("<image>", "an <image>", 1, False),  # the assistant repeats it
-        ("<image>", "an <image>", 2, False),
-        ("Hi", "<image>", 1, False),
-        ("<image><image>", "Hello", 1, False),
-        ("<image>", "Hello", 2, False),
-        ("Hi", "<image>", 0, False),
+        *(("<image>", "an <image>", images, False) for images in (1, 2)),  # the assistant repeats it
+        *(("Hi", "<image>", images, False) for images in (0, 1)), ("Hi", "Hello", 1, False),
+        *(("<image>", "Hello", images, False) for images in (0, 2)), ("<image><image>", "Hello", 1, False),
     ],
-)
+)  # fmt: skip
 def test_every_image_has_its_mark_in_the_users_words_and_nowhere_else(
     human: str, gpt: str, images: int, fits: bool
 ) -> None:

@@ -20,16 +20,10 @@ INTERNVL = {
     "vision_config": {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]},
 }
 PROCESSOR = {
-    "image_processor_type": "GotOcr2ImageProcessor",
-    "image_mean": [0.485, 0.456, 0.406],
-    "image_std": [0.229, 0.224, 0.225],
-    "do_resize": True,
-    "resample": 3,
-    "rescale_factor": 0.00392156862745098,
-    "size": {"height": 28, "width": 28},
-    "min_patches": 2,
-    "max_patches": 6,
-}
+    "image_processor_type": "GotOcr2ImageProcessor", "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225], "do_resize": True, "resample": 3, "rescale_factor": 0.00392156862745098,
+    "size": {"height": 28, "width": 28}, "min_patches": 2, "max_patches": 6,
+}  # fmt: skip
 # As published: InternVL3's processor, Qwen2.5's tokenizer (shortened), Vicuna as LLaVA's makers wrote it.
 INTERNVL_JINJA = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n'}}{% if message['content'] is string %}"

@@ -25,16 +25,8 @@ from tests.unit.preprocessing.test_tool_turns import FAMILIES, drawn
 tokenizers = pytest.importorskip("tokenizers")
 
 SPECIAL = [
-    "<|user|>",
-    "<|assistant|>",
-    "<|system|>",
-    "<|end|>",
-    "<|start|>",
-    "<|tool|>",
-    "<turn_end>",
-    "[INST]",
-    "[/INST]",
-]
+    "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|start|>", "<|tool|>", "<turn_end>", "[INST]", "[/INST]",
+]  # fmt: skip
 # Programs in the manner of those that are published: with what is trained of the conversation below.
 EACH = "{% for m in messages %}"
 PROMPT = "{% if add_generation_prompt %}{{ PROMPT }}{% endif %}"

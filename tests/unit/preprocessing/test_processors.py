@@ -46,19 +46,20 @@ def fast(path: Path, special: list[str], **roles: str) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=roles)
 
 
+def apart(processor: type) -> Any:
+    """The processor, which does not look for its parts: those of videos, sounds or tensors need other packages."""
+    return type("Processor", (processor,), {"check_argument_for_proper_class": lambda *_: None})
+
+
 def internvl(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
     from transformers.models.internvl.processing_internvl import InternVLProcessor
-
-    class WithoutVideo(InternVLProcessor):
-        def check_argument_for_proper_class(self, *_: Any) -> None:
-            """Its video processor needs torchvision."""
 
     roles = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
     tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *INTERNVL_TOKENS], **roles, video_token="<video>")
     size = {"height": TILE, "width": TILE}
     pictures = GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=12, **IMAGENET)
-    return WithoutVideo(pictures, tokenizer, None, image_seq_length=1), "<IMG_CONTEXT>"
+    return apart(InternVLProcessor)(pictures, tokenizer, None, image_seq_length=1), "<IMG_CONTEXT>"
 
 
 def llava(path: Path, pad: bool) -> tuple[Any, str]:
@@ -85,21 +86,15 @@ def llava_next(path: Path, _: bool) -> tuple[Any, str]:
 def llava_next_video(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.llava_next_video.processing_llava_next_video import LlavaNextVideoProcessor
 
-    class WithoutVideo(LlavaNextVideoProcessor):
-        def check_argument_for_proper_class(self, *_: Any) -> None:
-            """Its video processor needs torchvision."""
-
     pictures = llava_next(path, False)[0].image_processor
-    return WithoutVideo(None, pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
+    return apart(LlavaNextVideoProcessor)(
+        None, pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES
+    ), "<image>"
 
 
 def llava_onevision(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
     from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
-
-    class WithoutVideo(LlavaOnevisionProcessor):
-        def check_argument_for_proper_class(self, *_: Any) -> None:
-            """Its video processor needs torchvision."""
 
     half, square = [0.5, 0.5, 0.5], {"height": TILE, "width": TILE}
     grids = [[rows * TILE, columns * TILE] for rows in range(1, 7) for columns in range(1, 7)]
@@ -107,36 +102,28 @@ def llava_onevision(path: Path, _: bool) -> tuple[Any, str]:
         size=square, image_grid_pinpoints=grids, image_mean=half, image_std=half, resample=3
     )
     tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", "<image>"])
-    return WithoutVideo(pictures, tokenizer, None, 4, "full"), "<image>"
+    return apart(LlavaOnevisionProcessor)(pictures, tokenizer, None, 4, "full"), "<image>"
 
 
 def qwen_vl(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    class WithoutVideo(Qwen2_5_VLProcessor):
-        def check_argument_for_proper_class(self, *_: Any) -> None:
-            """Its video processor needs torchvision."""
-
     marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks])
     pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2)
-    return WithoutVideo(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
+    return apart(Qwen2_5_VLProcessor)(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 def qwen3_vl(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
-    class WithoutVideo(Qwen3VLProcessor):
-        def check_argument_for_proper_class(self, *_: Any) -> None:
-            """Its video processor needs torchvision."""
-
     marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks])
     half, edges = [0.5, 0.5, 0.5], {"shortest_edge": 16 * PATCH**2, "longest_edge": 120 * PATCH**2}
     pictures = Qwen2VLImageProcessorPil(size=edges, patch_size=PATCH, image_mean=half, image_std=half)
-    return WithoutVideo(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
+    return apart(Qwen3VLProcessor)(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 def gemma(path: Path, _: bool) -> tuple[Any, str]:
@@ -156,10 +143,6 @@ def gemma4(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
     from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 
-    class ImagesAlone(Gemma4Processor):
-        def check_argument_for_proper_class(self, *_: Any) -> None:
-            """Those of sounds and videos need other packages."""
-
     roles = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
     tokenizer = fast(
         path, ["<bos>", "<|turn>", "<turn|>", *roles.values()], **roles, boa_token="<|turn>", eoa_token="<turn|>"
@@ -167,7 +150,7 @@ def gemma4(path: Path, _: bool) -> tuple[Any, str]:
     tokenizer.bos_token = "<bos>"
     tokenizer.pad_token = "<bos>"
     pictures = Gemma4ImageProcessorPil(patch_size=PATCH, max_soft_tokens=70)
-    return ImagesAlone(None, pictures, tokenizer, None), "<|image|>"
+    return apart(Gemma4Processor)(None, pictures, tokenizer, None), "<|image|>"
 
 
 def gemma4_unified(path: Path, _: bool) -> tuple[Any, str]:
@@ -197,12 +180,10 @@ def gemma4_unified(path: Path, _: bool) -> tuple[Any, str]:
             merged, at = patches_merge(patches[None], places[None], len(patches) // 9)
             return {**found, "pixel_values": merged.numpy(), "image_position_ids": at.numpy()}
 
-    class ImagesAlone(Gemma4UnifiedProcessor):
-        def check_argument_for_proper_class(self, *_: Any) -> None:
-            """Those of sounds and videos need other packages."""
-
     tokenizer = gemma4(path, False)[0].tokenizer
-    return ImagesAlone(None, Merged(patch_size=PATCH, max_soft_tokens=70), tokenizer, None), "<|image|>"
+    return apart(Gemma4UnifiedProcessor)(
+        None, Merged(patch_size=PATCH, max_soft_tokens=70), tokenizer, None
+    ), "<|image|>"
 
 
 def pixtral(path: Path, _: bool) -> tuple[Any, str]:
@@ -212,28 +193,20 @@ def pixtral(path: Path, _: bool) -> tuple[Any, str]:
     sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", on_pillow)
     from transformers.models.pixtral.processing_pixtral import PixtralProcessor
 
-    class OnPillow(PixtralProcessor):
-        def check_argument_for_proper_class(self, *_: Any) -> None:
-            """It names the image processor that needs torchvision."""
-
     marks = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     tokenizer = fast(path, ["<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", *marks])
     tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
     pictures = on_pillow.PixtralImageProcessorPil(size={"longest_edge": 10 * PATCH}, patch_size=PATCH)
-    return OnPillow(pictures, tokenizer, patch_size=PATCH, spatial_merge_size=2), "[IMG]"
+    return apart(PixtralProcessor)(pictures, tokenizer, patch_size=PATCH, spatial_merge_size=2), "[IMG]"
 
 
 def glm(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
     from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 
-    class WithoutVideo(Glm4vProcessor):
-        def check_argument_for_proper_class(self, *_: Any) -> None:
-            """Its video processor needs torchvision."""
-
     tokenizer = fast(path, [*chat_template("glm-4.1v").tokens, *MARKUPS["glm-4.1v"].tokens])
     edges = {"shortest_edge": 2 * 16 * PATCH**2, "longest_edge": 2 * 120 * PATCH**2}
-    return WithoutVideo(Glm4vImageProcessorPil(size=edges), tokenizer, None), SHOWN_BY_GLM
+    return apart(Glm4vProcessor)(Glm4vImageProcessorPil(size=edges), tokenizer, None), SHOWN_BY_GLM
 
 
 def idefics3(path: Path, _: bool) -> tuple[Any, str]:
@@ -277,57 +250,34 @@ def paligemma(path: Path, _: bool) -> tuple[Any, str]:
 MARK = "<image_placeholder>"
 """DeepSeek-VL's."""
 SHOWN_BY_GLM = "<|begin_of_image|><|image|><|end_of_image|>"
-CLIP_FEATURES = {
-    "patch_size": PATCH,
-    "vision_feature_select_strategy": "default",
-    "num_additional_image_tokens": 1,
-}
+CLIP_FEATURES = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+
+
+def case(build: Any, template: str, markup: str, tokens_per_tile: float, normalization: str = "imagenet") -> Any:
+    words = {"template": template, "markup": markup}
+    return build, {**words, "tokens_per_tile": tokens_per_tile, "normalization": normalization}
+
+
 CASES = {
-    "internvl": (internvl, {"template": "hermes-2", "markup": "internvl", "tokens_per_tile": 1}),
-    "anyres": (llava_next, {"template": "mistral", "markup": "llava", "tokens_per_tile": 4, "normalization": "clip"}),
-    "pad": (llava, {"template": "vicuna", "markup": "llava", "tokens_per_tile": 4, "normalization": "clip"}),
-    "crop": (llava, {"template": "vicuna", "markup": "llava", "tokens_per_tile": 4, "normalization": "clip"}),
+    "internvl": case(internvl, "hermes-2", "internvl", 1),
+    "anyres": case(llava_next, "mistral", "llava", 4, "clip"),
+    "anyres, LLaVA-NeXT-Video": case(llava_next_video, "mistral", "llava", 4, "clip"),
+    "pad": case(llava, "vicuna", "llava", 4, "clip"),
+    "pad, ViP-LLaVA": case(llava, "llava-v1", "llava", 4, "clip"),
+    "crop": case(llava, "vicuna", "llava", 4, "clip"),
+    "native": case(qwen_vl, "hermes-2", "qwen-vl", 0.25, "clip"),
+    "native, Qwen3-VL": case(qwen3_vl, "hermes-2", "qwen3-vl", 0.25, "half"),
+    "anyres_max_9": case(llava_onevision, "qwen-vl", "llava", 4, "half"),
+    "gemma": case(gemma, "gemma", "gemma", 4, "half"),
+    "gemma4": case(gemma4, "gemma4", "gemma4", 1 / 9, "half"),
+    "gemma4_unified": case(gemma4_unified, "gemma4", "gemma4", 1, "unit"),
+    "native_edge": case(pixtral, "mistral-v7", "mistral", 0.25, "clip"),
+    "native_grown": case(glm, "glm-4.1v", "glm-4.1v", 0.25, "clip"),
+    "native_grown, with thoughts": case(glm, "glm-4.5v", "glm-4.1v", 0.25, "clip"),
+    "split": case(idefics3, "smolvlm", "idefics3", 4, "half"),
+    "letterbox": case(deepseek_vl, "deepseek-vl", "deepseek-vl", 4, "half"),
+    "paligemma": case(paligemma, "paligemma", "paligemma", 4, "half"),
 }
-CASES["native"] = (
-    qwen_vl, {"template": "hermes-2", "markup": "qwen-vl", "tokens_per_tile": 0.25, "normalization": "clip"},
-)  # fmt: skip
-CASES["native, Qwen3-VL"] = (
-    qwen3_vl, {"template": "hermes-2", "markup": "qwen3-vl", "tokens_per_tile": 0.25, "normalization": "half"},
-)  # fmt: skip
-CASES["anyres, LLaVA-NeXT-Video"] = (llava_next_video, CASES["anyres"][1])
-CASES["pad, ViP-LLaVA"] = (llava, {**CASES["pad"][1], "template": "llava-v1"})
-CASES["anyres_max_9"] = (
-    llava_onevision,
-    {"template": "qwen-vl", "markup": "llava", "tokens_per_tile": 4, "normalization": "half"},
-)
-CASES["gemma"] = (gemma, {"template": "gemma", "markup": "gemma", "tokens_per_tile": 4, "normalization": "half"})
-CASES["gemma4"] = (
-    gemma4,
-    {"template": "gemma4", "markup": "gemma4", "tokens_per_tile": 1 / 9, "normalization": "half"},
-)
-CASES["gemma4_unified"] = (
-    gemma4_unified,
-    {"template": "gemma4", "markup": "gemma4", "tokens_per_tile": 1, "normalization": "unit"},
-)
-CASES["native_edge"] = (
-    pixtral, {"template": "mistral-v7", "markup": "mistral", "tokens_per_tile": 0.25, "normalization": "clip"},
-)  # fmt: skip
-CASES["native_grown"] = (
-    glm, {"template": "glm-4.1v", "markup": "glm-4.1v", "tokens_per_tile": 0.25, "normalization": "clip"},
-)  # fmt: skip
-CASES["native_grown, with thoughts"] = (
-    glm, {"template": "glm-4.5v", "markup": "glm-4.1v", "tokens_per_tile": 0.25, "normalization": "clip"},
-)  # fmt: skip
-CASES["split"] = (
-    idefics3, {"template": "smolvlm", "markup": "idefics3", "tokens_per_tile": 4, "normalization": "half"},
-)  # fmt: skip
-CASES["letterbox"] = (
-    deepseek_vl,
-    {"template": "deepseek-vl", "markup": "deepseek-vl", "tokens_per_tile": 4, "normalization": "half"},
-)
-CASES["paligemma"] = (
-    paligemma, {"template": "paligemma", "markup": "paligemma", "tokens_per_tile": 4, "normalization": "half"},
-)  # fmt: skip
 TILINGS = {
     "native_grown": Tiling(PATCH, 16, 120, False, "native_grown"),
     "native": Tiling(PATCH, 16, 120, False, "native"),
@@ -382,19 +332,11 @@ def draw_pictures(folder: Path) -> list[str]:
 
 
 def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) -> ChatDataset:
-    turns = [
-        {"from": "human", "value": "<image>\nWhat is in the picture?"},
-        {"from": "gpt", "value": "A cat."},
-    ]
+    turns = [{"from": "human", "value": "<image>\nWhat is in the picture?"}, {"from": "gpt", "value": "A cat."}]
     lines = "\n".join(json.dumps({"image": name, "conversations": turns}) for name in names)
     (folder / "chat.jsonl").write_text(lines)
-    recipe = Recipe(
-        folder,
-        folder / "tokenizer.json",
-        tiling=TILINGS.get(rule) or Tiling(TILE, max_tiles=MOST_TILES.get(rule, 12), rule=rule),
-        system_message="",
-        **flags,
-    )
+    tiling = TILINGS.get(rule) or Tiling(TILE, max_tiles=MOST_TILES.get(rule, 12), rule=rule)
+    recipe = Recipe(folder, folder / "tokenizer.json", tiling=tiling, system_message="", **flags)
     preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "dataset"), max_rejects=0)
     return ChatDataset(folder / "dataset")
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from examples.demo.data import train_tokenizer
-from megatron.vlm.data.dataset import ChatDataset, expand_images
+from megatron.vlm.data.dataset import expand_images
 from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
@@ -17,6 +17,7 @@ from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
 from omnibal_ext.errors import UserError
+from tests.demo import demo_recipe, preprocessed
 
 
 @pytest.fixture
@@ -29,8 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def maker(root: Path, **changed: Any) -> SampleMaker:
-    flags = {"template": "internlm2-chat", "tiling": Tiling(32, max_tiles=4), "tokens_per_tile": 4, **changed}
-    return SampleMaker(Recipe(root, root / "tokenizer.model", **flags))
+    return SampleMaker(demo_recipe(root, max_tiles=4, **changed))
 
 
 def line(images: int, question: str = "Read", system: str | None = None) -> Row:
@@ -56,9 +56,7 @@ def test_every_image_has_the_tokens_of_its_own_tiles_where_its_mark_is(root: Pat
     record = {"image": ["1.png", "3.png"], "conversations": [{"from": "human", "value": "<image>Read<image>a5"},
                                                              {"from": "gpt", "value": "a5"}]}  # fmt: skip
     (root / "chat.jsonl").write_text(json.dumps(record))
-    recipe = Recipe(root, root / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=8), 4)
-    preprocess(open_job([root / "chat.jsonl"], recipe, root / "data"))
-    data = ChatDataset(root / "data")
+    data = preprocessed(root, root / "chat.jsonl", root / "data", max_tiles=8)
     tokens, mask = data.sample(0).text
     marks = (tokens == data.manifest["image_token_id"]).astype(int)
     starts, ends = (np.flatnonzero(np.diff(np.concatenate([[0], marks, [0]])) == sign) for sign in (1, -1))
@@ -189,16 +187,13 @@ def test_ways_are_tried_in_the_order_given_and_counted(root: Path) -> None:
         name: maker(root, tiling=tiling).make(Row(1, text)).length
         for name, text in (("two", long_line(2)), ("one", long_line(1)))
     }
-    flags = {"tiling": tiling, "max_tokens": lengths["two"] - 1}
+    flags: dict[str, Any] = {"tiling": tiling, "max_tokens": lengths["two"] - 1}
     for first, second in (("fewer-tiles", "truncate"), ("truncate", "fewer-tiles")):
         assert maker(root, shorten=(first, second), **flags).make(Row(1, long_line(2))).shortened == first
     (root / "chat.jsonl").write_bytes(b"\n".join([long_line(2), long_line(1), long_line(4), long_line(2)]))
-    recipe = Recipe(root, root / "tokenizer.model", "internlm2-chat", tiling, 4, max_tokens=lengths["two"] - 1,
-                    shorten=("fewer-tiles", "truncate"))  # fmt: skip
-    manifest = preprocess(open_job([root / "chat.jsonl"], recipe, root / "short"))
-    assert manifest["shortened"] == {"fewer-tiles": 2, "truncate": 1}
-    assert manifest["samples"] == 4
-    data = ChatDataset(root / "short")
+    data = preprocessed(root, root / "chat.jsonl", root / "short", shorten=("fewer-tiles", "truncate"), **flags)
+    assert data.manifest["shortened"] == {"fewer-tiles": 2, "truncate": 1}
+    assert data.manifest["samples"] == 4
     lengths_found = [len(data.sample(sample).text[0]) for sample in range(4)]
     assert data.sizes.tokens.tolist() == lengths_found
     assert max(lengths_found) < lengths["two"]

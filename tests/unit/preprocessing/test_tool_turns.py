@@ -22,12 +22,8 @@ transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
 FAMILIES = {
-    "qwen2.5-vl": QWEN25,
-    "qwen3-vl": QWEN3,
-    "qwen3-vl-thinking": THINKING,
-    "qwen3.5": QWEN35,
-    "qwen3.6": QWEN36,
-}
+    "qwen2.5-vl": QWEN25, "qwen3-vl": QWEN3, "qwen3-vl-thinking": THINKING, "qwen3.5": QWEN35, "qwen3.6": QWEN36,
+}  # fmt: skip
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 WORDS_OF_FORMS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 LOOK = {"type": "function", "function": {"name": "look", "description": "Sieht <alles> & mehr", "parameters": {"z": 1}}}

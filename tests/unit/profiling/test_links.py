@@ -37,21 +37,12 @@ class Ring:
     def __init__(self, network: Network) -> None:
         self.network = network
 
-    def send_activation(self, tensor: torch.Tensor, to: int) -> None:
-        self.network.carry(f"activation to {to}", tensor.nbytes)
+    def send(self, what: str, tensor: torch.Tensor, to: int) -> None:
+        self.network.carry(f"{what} to {to}", tensor.nbytes)
 
-    def send_gradient(self, tensor: torch.Tensor, to: int) -> None:
-        self.network.carry(f"gradient to {to}", tensor.nbytes)
-
-    def receive_activation(self, shape: tuple[int, ...], kind: torch.dtype, of: int) -> SimpleNamespace:
-        return self._received(f"activation of {of}", shape, kind)
-
-    def receive_gradient(self, shape: tuple[int, ...], kind: torch.dtype, of: int) -> SimpleNamespace:
-        return self._received(f"gradient of {of}", shape, kind)
-
-    def _received(self, what: str, shape: tuple[int, ...], kind: torch.dtype) -> SimpleNamespace:
+    def receive(self, what: str, shape: tuple[int, ...], kind: torch.dtype, of: int) -> SimpleNamespace:
         size = torch.empty(shape, dtype=kind).nbytes
-        return SimpleNamespace(wait=lambda: self.network.carry(what, size))
+        return SimpleNamespace(wait=lambda: self.network.carry(f"{what} of {of}", size))
 
     def finish(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""From Gemma 3's patches to tokens: means of squares, a norm, one matrix."""
+"""Gemma 3's projector: average squares of patches, a norm, one matrix."""
 
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig

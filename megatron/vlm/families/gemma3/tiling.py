@@ -6,7 +6,7 @@ from megatron.vlm.data.media.tiling import OneTile
 
 
 class Gemma(OneTile):
-    """One tile, whose tokens see each other."""
+    """One tile, whose tokens attend to each other."""
 
     name, read_as, needs_image_starts = "gemma", "tiles that see themselves", True
     resampling = Image.Resampling.BILINEAR

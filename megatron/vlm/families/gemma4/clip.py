@@ -1,13 +1,13 @@
-"""Linear layers that clamp what goes in and what comes out, by numbers that are not trained (Gemma 4's ViT).
+"""Linear layers whose inputs and outputs are clamped to stored, untrained ranges (Gemma 4's ViT).
 
     x ── clamp ── W ── clamp ──
 
-Query, key and value lie in one matrix of ours, gate and up in another, and each of them has ranges of its own. Where
-those of what goes in are alike, there is one product, as ever. Where they differ, rows are multiplied side by side as
-many times as there are matrices, and each gives the numbers that are its own.
+Query, key and value are one matrix here, as are gate and up, and each of them has ranges of its own. If their input
+ranges are equal, there is one product, as usual. If they differ, the input is multiplied once for each of them, and
+each product contributes only its own rows.
 
-What goes in is clamped where it arises, behind a norm, the attention or the activation function: what computes that
-again clamps it again. Adapters stand inside of both clamps, as peft's do.
+Inputs are clamped where they are computed, after a norm, the attention or the activation function, so that
+recomputation clamps them again. Adapters are between the two clamps, as peft's are.
 """
 
 from collections.abc import Callable
@@ -21,16 +21,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 MATRICES = {"linear_qkv": 3, "linear_proj": 1, "linear_fc1": 2, "linear_fc2": 1}
-"""The linear layers of a vision layer, and how many matrices of the model's each of them is."""
+"""The linear layers of a vision layer, and how many Hugging Face matrices each of them joins."""
 SUFFIX = "_clip"
-"""Of the name that a linear layer's ranges have in the layer, behind its own."""
+"""Suffix of the name of a linear layer's ranges."""
 
 
 class Clip(torch.nn.Module):
-    """The ranges of one linear layer: of each of its `parts` the least and most that goes in, and that comes out.
+    """The ranges of one linear layer: ranges [parts, 4] of input minimum, maximum, output minimum, maximum.
 
-    ranges [parts, 4], weights that nobody trains: copies of a tower have them too. `share` rows of each part lie behind
-    each other.
+    They are untrained weights, which copies of a tower have too. Rows of a part are in runs of `share`.
     """
 
     def __init__(self, parts: int, share: int, dtype: torch.dtype) -> None:
@@ -39,16 +38,16 @@ class Clip(torch.nn.Module):
         self.ranges = torch.nn.Parameter(everything.repeat(parts, 1), requires_grad=False)
         self.share = share
         self.are_apart: bool | None = None
-        """Whether parts differ in what goes in; None: nobody has looked."""
+        """Whether input ranges of the parts differ; None: not known yet."""
 
     def entering(self, rows: Tensor) -> Tensor:
-        """[rows, 1, width] -> the same, or where parts differ in what they take [rows, parts, width]."""
+        """Clamp an input [rows, 1, width] -> the same, or, if the parts' ranges differ, [rows, parts, width]."""
         if self.are_apart is None:  # the host waits once
             self.are_apart = bool((self.ranges[:, :2] != self.ranges[0, :2]).any())
         return _clamp_in(rows, self.ranges if self.are_apart else self.ranges[:1])
 
     def leaving(self, out: Tensor) -> Tensor:
-        """What the layer gives for `entering` [rows, 1 or parts, local rows] -> [rows, 1, local rows]."""
+        """Clamp the layer's output for `entering`: [rows, 1 or parts, local rows] -> [rows, 1, local rows]."""
         return _clamp_out(out, self.ranges, self.share)
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
@@ -57,7 +56,7 @@ class Clip(torch.nn.Module):
 
 
 def clip(layer: Any, width: int, head: int) -> None:
-    """Let a vision layer's linear layers clamp: of a model so wide, with heads so wide. Its norms stand apart."""
+    """Make a vision layer's linear layers clamp; `width`, `head`: of the model and of a head. Its norms are unfused."""
     attention, mlp = layer.self_attention, layer.mlp
     linears = (attention.linear_qkv, attention.linear_proj, mlp.linear_fc1, mlp.linear_fc2)
     for (name, parts), linear in zip(MATRICES.items(), linears, strict=True):
@@ -75,13 +74,13 @@ def clip(layer: Any, width: int, head: int) -> None:
 
 
 def _then(module: Any, clamp: Callable[[Tensor], Tensor]) -> None:
-    """Clamp what a module gives."""
+    """Clamp a module's output."""
     forward = module.forward
     module.forward = lambda *arguments, **options: clamp(forward(*arguments, **options))
 
 
 def _of_true_heads(ranges: Clip, true: int, rows: Tensor) -> Tensor:
-    """Heads that fill up the ranks stay zero, whatever the range: the numbers that multiply them get no gradient."""
+    """Padding heads stay zero, whatever the range, so that their weights get no gradient."""
     clamped, missing = ranges.entering(rows), rows.shape[-1] - true
     return pad(clamped[..., :true], (0, missing)) if missing else clamped
 
@@ -92,7 +91,7 @@ def _leave(ranges: Clip, _: Any, __: Any, given: tuple[Tensor, Tensor | None]) -
 
 
 def _activate(into: Clip, out_of: Clip, inner: Tensor, _: None, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """Between the two projections of a gated perceptron without biases."""
+    """The activation of a gated MLP without biases, with both clamps."""
     return _gated(inner, activation, into.ranges, into.share, out_of.ranges)
 
 

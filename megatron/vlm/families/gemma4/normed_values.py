@@ -1,6 +1,6 @@
-"""Attention whose values are normalised head by head, as queries and keys are, and may be what keys were (Gemma 4).
+"""Attention with a norm of every value head, as of queries and keys; keys may serve as values (Gemma 4).
 
-Keys and values may be an earlier layer's, as they left their norms (Gemma 4 E2B).
+Keys and values may be an earlier layer's, after their norms (Gemma 4 E2B).
 """
 
 import torch
@@ -12,12 +12,12 @@ from megatron.vlm.models.norm import normalised_heads
 
 
 class NormedValues(SelfAttention):
-    """Core's attention, with a norm without a weight for the values of every head."""
+    """Core's attention, with a norm without weight of every value head."""
 
     gives = False
-    """Later layers take its keys and values."""
+    """Later layers use its keys and values."""
     given: tuple[Tensor, ...] = ()
-    """Key and value [T, 1, groups here, d] of the pack that runs, not yet turned."""
+    """Key and value [T, 1, local groups, d] of the current pack, before RoPE."""
 
     def get_query_key_value_tensors(
         self,
@@ -33,7 +33,7 @@ class NormedValues(SelfAttention):
         return query, key, value
 
     def give(self) -> tuple[Tensor, ...]:
-        """Key and value for later layers, or nothing; they are not held here until the next pack comes."""
+        """Return key and value for later layers, or (), and drop the references."""
         given, self.given = self.given, ()
         return given
 
@@ -43,9 +43,9 @@ class NormedValues(SelfAttention):
 
 
 class KeysAsValues(NormedValues):
-    """The same where one matrix gives keys and values: what it gives is normalised for each of them apart.
+    """The same with one projection for keys and values, normalised separately for each.
 
-    Where there are more ranks than groups, several ranks share one: each takes all of it, and its own heads.
+    If there are more ranks than groups, several ranks share one: each gathers all of it, and uses its own heads.
     """
 
     def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,7 +15,7 @@ from omnibal_ext.architectures.architecture import Architecture
 
 
 class SquarePooler(MegatronModule):
-    """Means of squares of patches, scaled, shifted where the model does so, normalised; then one matrix (Gemma 4).
+    """Average squares of patches, scale (and shift, if the model does), normalise; then one matrix (Gemma 4).
 
     This rank's rows of patches -> [squares, 1, LLM width], in the order of the images, on every tensor-parallel rank.
     """
@@ -25,14 +25,14 @@ class SquarePooler(MegatronModule):
         self.shared, self.square, self.width = vision, architecture.shuffle**2, vision.hidden_size
         self.standardized = architecture.vision.standardized
         if self.standardized:
-            numbers = {"shift": torch.zeros, "scale": torch.ones}  # weights that nobody trains: copies have them too
+            numbers = {"shift": torch.zeros, "scale": torch.ones}  # untrained weights: copies have them too
             for name, filled in numbers.items():
                 weight = torch.nn.Parameter(filled(self.width, dtype=vision.params_dtype), requires_grad=False)
                 self.register_parameter(name, weight)
         self.linear = whole_matrix(self.config, self.width, language.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
-        """This rank's rows -> image tokens [tokens, 1, LLM width]. Means are rounded, what follows is in fp32."""
+        """This rank's rows -> image tokens [tokens, 1, LLM width]. Averages are rounded, then in fp32."""
         rows = join_rows(hidden, batch.tiles, self.shared)
         standard = (self.shift, self.scale) if self.standardized else ()
         means = _means_of_squares(rows.view(-1, self.square, 1, self.width), *standard)

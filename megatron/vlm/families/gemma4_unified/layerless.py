@@ -1,4 +1,4 @@
-"""What stands before a language model that has no ViT (Gemma 4 without towers): norms and matrices of patches.
+"""Patch embedding and projector of a model without ViT (Gemma 4 without towers).
 
 pixels -> norm -> matrix -> norm -> + learned positions of column and row -> norm | norm without a weight -> matrix
 """
@@ -36,7 +36,7 @@ class NormedPatchEmbed(NativePatchEmbed):
 
 
 class NormedMatrix(MegatronModule):
-    """Each row normalised, without a weight; then one matrix.
+    """A norm without weight, then one matrix.
 
     This rank's rows -> [patches, 1, LLM width], in the order of the images, on every tensor-parallel rank.
     """

@@ -1,4 +1,4 @@
-"""PaliGemma's images: one tile, in front of a prompt that sees all of itself."""
+"""PaliGemma's images: one tile, before a prompt with bidirectional attention."""
 
 from megatron.vlm.data.media.tiling import OneTile
 

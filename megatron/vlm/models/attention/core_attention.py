@@ -1,4 +1,4 @@
-"""Attention that never looks across samples or tiles: the `core_attention` of every layer of ours.
+"""Attention within samples, images or tiles of a pack: the `core_attention` of all layers.
 
 | where | tokens of a pack | images at their own size | tiles of a batch |
 |---|---|---|---|
@@ -83,7 +83,7 @@ class IsolatedAttention(MegatronModule):
         return torch.cat([parts, whole]).unsqueeze(1)
 
     def _of_parts(self, query: Tensor, key: Tensor, value: Tensor, exchange: HeadExchange) -> Tensor:
-        """Of rows of samples that lie on several ranks: some heads of all their rows are computed here."""
+        """For samples that are split over several ranks: this rank computes some heads of all their rows."""
         heads, width = query.shape[1:]
         query, key, value = rows_to_heads(query, key, value, exchange)
         out = self._inside(query, key, value, exchange.segments) if query.shape[1] else query.flatten(1)
@@ -104,7 +104,7 @@ class IsolatedAttention(MegatronModule):
 
 
 class ImageAttention(IsolatedAttention):
-    """The same inside images at their own size, whose rows come one by one."""
+    """The same inside images at native resolution."""
 
     sees_images = True
     tokens = 1
@@ -139,7 +139,7 @@ def by_torch(
 ) -> Tensor:  # fmt: skip
     """A batch of sequences of one length: query [b, s, heads, d] -> [b, s, heads * d]; dropout as `module` says.
 
-    `mask` [s, s] is added to the scores, in the place of `causal`; before, scores x become cap tanh(x / cap).
+    `mask` [s, s] is added to the scores, and replaces `causal`; before, scores x become cap tanh(x / cap).
     """
     if mask is not None or cap:  # no kernel of torch's takes both a mask and groups of heads, but the slowest
         key, value = (tensor.repeat_interleave(query.shape[2] // key.shape[2], dim=2) for tensor in (key, value))

@@ -1,11 +1,11 @@
-"""Attention heads that fill up the last tensor-parallel ranks, where their number does not divide the model's heads.
+"""Padding of attention heads, where the tensor-parallel size does not divide the model's heads.
 
     25 heads on 4 ranks                                  | 7 | 7 | 7 | 4 + 3 of zeros |
     14 heads that share 2 keys and values, on 4 ranks    | 7 | 7 | 7 of zeros | 7 of zeros |
 
-A group of heads that share key and value stays whole; a head with its own is a group of one. A head whose weights are
-all zero gives zero, gets gradients of exactly zero and stays as it is: the model is the same. It lies behind the true
-heads: weights of two group sizes differ in trailing zeros alone, and checkpoints load at any.
+A group of heads that share key and value stays on one rank; a head with its own is a group of one. A padding head,
+whose weights are all zero, outputs zero and gets gradients of exactly zero: the model is the same. Padding comes last,
+so weights differ between tensor-parallel sizes in trailing zeros only, and checkpoints load at any size.
 """
 
 from collections.abc import Callable
@@ -35,67 +35,50 @@ def loads_without_padding(state: ShardedStateDict) -> ShardedStateDict:
     return state
 
 
-class QueryKeyValue:
-    """Mixed into a column-parallel class: the projection to query, key and value, for `groups` true groups of heads of
-    `filled` with those of zeros.
+class Padded:
+    """Mixed into a linear class: a projection whose weight has `true_size` rows or columns of true heads."""
+
+    dim: int
+    """Axis of the weight that is cut over the ranks."""
+    weight: Tensor
+
+    def __init__(
+        self, *sizes: int, true_size: int, init_method: Initialization, tp_group: ProcessGroup, **core: Any
+    ) -> None:
+        draw = partial(_draw, init_method, self.dim, true_size)
+        super().__init__(*sizes, init_method=draw, tp_group=tp_group, **core)  # type: ignore[call-arg]
+        zero_padding(self.weight, self.dim, true_size, tp_group)
+
+    def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
+        """As core's."""
+        return loads_without_padding(super().sharded_state_dict(*arguments, **options))  # type: ignore[misc]
+
+
+class QueryKeyValue(Padded):
+    """The projection to query, key and value, for `groups` true groups of heads of `filled` with those of zeros.
 
     Its bias is the model's own choice. `heads_less` has a group than query, key and value together: one where one
     matrix gives keys and values, two where it gives neither.
     """
 
-    weight: Tensor
+    dim = 0
 
     def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        config: TransformerConfig,
-        groups: int,
-        filled: int,
-        has_bias: bool,
-        init_method: Initialization,
-        tp_group: ProcessGroup,
-        heads_less: int = 0,
-        **core: Any,
-    ) -> None:
+        self, input_size: int, output_size: int, *, config: TransformerConfig, groups: int, filled: int,
+        has_bias: bool, heads_less: int = 0, **core: Any,
+    ) -> None:  # fmt: skip
         output_size -= filled * config.kv_channels * heads_less
-        true_size = output_size // filled * groups
-        draw = partial(_draw, init_method, 0, true_size)
-        core |= {"bias": has_bias, "tp_group": tp_group}
-        super().__init__(input_size, output_size, config=config, init_method=draw, **core)  # type: ignore[call-arg]
-        zero_padding(self.weight, 0, true_size, tp_group)
-
-    def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
-        """As core's."""
-        return loads_without_padding(super().sharded_state_dict(*arguments, **options))  # type: ignore[misc]
+        core |= {"config": config, "bias": has_bias, "true_size": output_size // filled * groups}
+        super().__init__(input_size, output_size, **core)
 
 
-class AttentionOutput:
-    """Mixed into a row-parallel class: the projection behind the attention, for `groups` true groups of `filled`."""
+class AttentionOutput(Padded):
+    """The projection behind the attention, for `groups` true groups of `filled`."""
 
-    weight: Tensor
+    dim = 1
 
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        config: TransformerConfig,
-        groups: int,
-        filled: int,
-        init_method: Initialization,
-        tp_group: ProcessGroup,
-        **core: Any,
-    ) -> None:
-        true_size = input_size // filled * groups
-        draw, core = partial(_draw, init_method, 1, true_size), core | {"tp_group": tp_group}
-        super().__init__(input_size, output_size, config=config, init_method=draw, **core)  # type: ignore[call-arg]
-        zero_padding(self.weight, 1, true_size, tp_group)
-
-    def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
-        """As core's."""
-        return loads_without_padding(super().sharded_state_dict(*arguments, **options))  # type: ignore[misc]
+    def __init__(self, input_size: int, output_size: int, *, groups: int, filled: int, **core: Any) -> None:
+        super().__init__(input_size, output_size, true_size=input_size // filled * groups, **core)
 
 
 @cache

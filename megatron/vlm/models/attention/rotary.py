@@ -16,7 +16,7 @@ from omnibal_ext.errors import UserError
 
 
 class Rotary(torch.nn.Module):
-    """By which angle each number of a head turns at every token's position inside its sample."""
+    """The rotation of every token, by its position inside its sample."""
 
     def __init__(
         self, language: LanguageArchitecture, merge: int = 1, positions_per_second: float | None = None
@@ -32,7 +32,7 @@ class Rotary(torch.nn.Module):
         self.frequencies = rotary_frequencies(language)
 
     def forward(self, batch: Microbatch, dtype: torch.dtype) -> Rotation:
-        """As query and key of this precision turn. UserError where a sample is too long for the model."""
+        """Rotation of query and key in this precision. Raises UserError if a sample is too long for the model."""
         scaling = self.language.rope_scaling
         found = rotation(self.angles(batch), dtype, scaling.attention_factor if scaling else 1.0)
         if scaling is None or not scaling.query_beta:
@@ -42,7 +42,7 @@ class Rotary(torch.nn.Module):
         return found._replace(query_factors=factors.to(dtype)[:, None, None, None])
 
     def angles(self, batch: Microbatch) -> Tensor:
-        """Angles of every position, [T, 1, 1, numbers that turn]. UserError where a sample is too long for it."""
+        """Angles of every token, [T, 1, 1, rotary width]. Raises UserError if a sample is too long for the model."""
         longest = max(batch.full_pack.lengths)
         if self.max_positions is not None and longest > self.max_positions:
             raise UserError(
@@ -60,7 +60,7 @@ class Rotary(torch.nn.Module):
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 
     def _of_long_samples(self, batch: Microbatch, scaling: RopeScaling) -> Tensor:
-        """Dynamic scaling: each sample turns as its own length says."""
+        """Dynamic scaling: the frequencies of each sample depend on its length."""
         lengths = batch.full_pack.lengths
         widths = torch.stack([stretched_frequencies(self.language, scaling, length) for length in lengths])
         ids = platform.to_device(batch.host_segment_ids)
@@ -68,7 +68,7 @@ class Rotary(torch.nn.Module):
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 
     def _by_axis(self, batch: Microbatch) -> Tensor:
-        """M-RoPE: each frequency turns with time, row or column."""
+        """M-RoPE: each frequency belongs to one axis: time, row or column."""
         pack = batch.full_pack
         seconds = np.array(pack.seconds, np.float32)  # as transformers' processors hand them on
         paces = () if self.positions_per_second is None else (self.positions_per_second * seconds).tolist()
@@ -80,7 +80,7 @@ class Rotary(torch.nn.Module):
 
 
 def rotary_axes(sections: Sequence[int], interleaved: bool) -> list[int]:
-    """Of each frequency of M-RoPE the axis it turns with: 0 time, 1 row, 2 column; section by section.
+    """The axis of each frequency of M-RoPE: 0 time, 1 row, 2 column; section by section.
 
     Interleaved, they take turns while rows and columns have some left, and time has the rest: 0 1 2 0 1 2 ... 0 0.
     """

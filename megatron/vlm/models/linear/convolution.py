@@ -1,4 +1,4 @@
-"""A causal convolution over the tokens of a pack, every number by itself, which sees nothing of other samples."""
+"""A causal, depthwise convolution over the tokens of a pack, within samples."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from megatron.vlm.microbatch import Segments
 
 
 def by_shifts(rows: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
-    """Rows [T, width], weight [width, kernel] from the farthest token to the last one, place of each row in its sample
-    [T] -> silu of the convolution [T, width]."""
+    """Rows [T, width], weight [width, kernel] from the farthest token to the last one, position of each row in its
+    sample [T] -> silu of the convolution [T, width]."""
     out = rows * weight[:, -1]
     for back in range(1, min(weight.shape[1], len(rows))):
         earlier = torch.cat([rows.new_zeros(back, rows.shape[1]), rows[:-back]])

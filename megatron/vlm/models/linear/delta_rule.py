@@ -26,17 +26,17 @@ from megatron.vlm.microbatch import Segments
 CHUNK = 64
 """Tokens, as in transformers and in the kernels: rounding is theirs."""
 EPSILON = 1e-6
-"""Beside the squared length of a query or key."""
+"""Added to the squared length of a query or key."""
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Where the rows of a pack lie in chunks, ordered by step, in a step by the length of the sample."""
+    """The chunks of a pack, ordered by step, within a step by the length of the sample."""
 
     rows: Tensor
-    """[chunks, tokens of one], rows of the pack; behind a sample's end the row behind the pack's last one."""
+    """[chunks, tokens of one], rows of the pack; T behind a sample's end."""
     places: Tensor
-    """[T], where each row of the pack is among those."""
+    """[T], index of each row of the pack in the flattened `rows`."""
     steps: tuple[int, ...]
     """Chunks of each step."""
 

@@ -1,12 +1,12 @@
-"""Gated DeltaNet in the place of a layer's attention: Qwen3.5's linear layers (arXiv 2412.06464).
+"""Gated DeltaNet instead of attention: Qwen3.5's linear layers (arXiv 2412.06464).
 
     hidden ── linear_qkv ──┬─ query, key, values ── convolution ──┐
                            ├─ what is kept, what is learned ──────┴─ delta rule ── norm ──┐
                            └─ gate of every value ────────────────────────── silu ────────*── linear_proj ── out
 
-A head of queries and keys with its heads of values is a group. Weights lie group by group, so that tensor-parallel
-ranks cut between groups; where their number divides no groups, groups of zeros fill up (`models.padding`). Core's own
-layer needs flash-linear-attention, and cuts where ranks divide the heads alone.
+A head of queries and keys with its heads of values is a group. Weights are ordered by group, so that tensor parallelism
+splits between groups; if its size does not divide them, they are padded (`attention.padding`). Core's own layer needs
+flash-linear-attention, and a tensor-parallel size that divides the heads.
 """
 
 import math
@@ -34,22 +34,22 @@ from megatron.vlm.models.linear.delta_rule import Chunks
 from omnibal_ext.architectures.linear_attention import LinearAttention
 
 CUT = {"convolution": 0, "a_log": 0, "dt_bias": 0}
-"""Weights of its own that are cut over tensor-parallel ranks, and along which axis."""
+"""Its own tensor-parallel weights, and the axis of each."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Where the samples of a pack lie, as linear layers need it: made once for all of them."""
+    """Positions of a pack's samples, for linear layers; made once for all layers."""
 
     segments: Segments
     positions: Tensor
-    """[T], place of each row in its sample."""
+    """[T], position of each row in its sample."""
     chunks: Chunks | None
-    """None where kernels are told the segments alone."""
+    """None for kernels, which take the segments."""
     exchange: HeadExchange | None = None
-    """How the first rows, of samples that lie on several ranks, find the rest of these; None: there are none."""
+    """For the first rows, of samples split over several ranks; None: no sample is split."""
     together: "Runs | None" = None
-    """These samples, whole."""
+    """The entire split samples."""
 
     @classmethod
     def of(cls, batch: Microbatch, dtype: torch.dtype, exchange: HeadExchange | None = None) -> "Runs":
@@ -110,7 +110,7 @@ class GatedDeltaNet(MegatronModule):
         self.norm_weight = torch.nn.Parameter(torch.ones(linear.value_width, dtype=config.params_dtype))
 
     def _part(self, whole: Tensor, filled: int) -> torch.nn.Parameter:
-        """This rank's part of a weight that zeros fill up to so many rows."""
+        """This rank's shard of a weight that is padded with zeros to `filled` rows."""
         rows = torch.cat([whole, whole.new_zeros(filled - len(whole), *whole.shape[1:])])
         part = rows.chunk(self.tp_group.size())[self.tp_group.rank()].to(self.config.params_dtype, copy=True)
         parameter = torch.nn.Parameter(part)
@@ -192,7 +192,7 @@ def _in_chunks(mixed: Tensor, decay: Tensor, rate: Tensor, linear: LinearAttenti
 
 @jit_fuser
 def _paces(alpha: Tensor, rate: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Logarithm of what a state keeps of a token to the next, in fp32, and the share of a value that it learns."""
+    """Logarithm of the state's decay per token, fp32, and the rate at which it learns."""
     return -a_log.float().exp() * softplus(alpha.float() + dt_bias), rate.sigmoid()
 
 

@@ -1,4 +1,4 @@
-"""Experts beside a perceptron (Gemma 4): both read the stream by norms of their own, and are normalised and added up.
+"""Experts parallel to a dense perceptron (Gemma 4): each has a norm before and after, and the outputs are added.
 
 stream ── norm ── perceptron ── norm ──────────── + ──> the branch's own norm, the residual connection
    ├──── norm ── experts, weighed ── norm ─────── ┘
@@ -22,7 +22,7 @@ from megatron.vlm.models.perceptron import Perceptron
 
 
 class ExpertsBeside(Experts):
-    """Of rows in front of any norm: [tokens here, 1, width] -> the same."""
+    """Rows that are not normalised yet: [tokens here, 1, width] -> the same."""
 
     def __init__(
         self, config: TransformerConfig, *, width: int, projections: MLPSubmodules,
@@ -40,7 +40,7 @@ class ExpertsBeside(Experts):
     def forward(
         self, hidden_states: Tensor, intermediate_tensors: None = None, padding_mask: Balance | None = None
     ) -> tuple[Tensor, None]:
-        """What the perceptron and the chosen experts make of each token."""
+        """The sum of the perceptron's and the chosen experts' outputs for each token."""
         self.router.balance = padding_mask
         routed = self.routed(self.experts_norm(hidden_states), *self.router(hidden_states))
         beside, _ = self.perceptron(self.perceptron_norm(hidden_states))
@@ -48,5 +48,5 @@ class ExpertsBeside(Experts):
 
 
 def beside_builder(projections: MLPSubmodules, width: int) -> partial[ExpertsBeside]:
-    """What core's layer builds in the place of its perceptron, without a norm in front."""
+    """Builds both instead of a layer's perceptron, without a norm in front."""
     return partial(ExpertsBeside, projections=projections, width=width)

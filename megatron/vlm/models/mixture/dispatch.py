@@ -1,11 +1,11 @@
-"""Which rows go through which experts, and the way there and back.
+"""Dispatch of rows to experts, and the way back.
 
     rows ── copies, sorted by expert ──> [all-to-all, sorted again] ──> experts ──> [all-to-all] ── sums ──> rows
 
-Each row has as many copies as experts are chosen for it. Where experts lie on this rank all sizes but those of the
-experts are known beforehand, and these stay on the device: the host waits for nothing. Where they are dealt over ranks
-(in brackets) the host must know how many copies go where. Sums are taken by row, not added up by copy: their order,
-and with it the result, is the same each time.
+Each row has one copy for each expert chosen for it. Without expert parallelism all sizes but the experts' are known
+beforehand, and these stay on the device: the host never waits. With expert parallelism (in brackets) the host must know
+how many copies go to each rank. Copies are summed row by row, not by atomic additions: their order, and with it the
+result, is the same each time.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from megatron.vlm import platform
 
 @dataclass(frozen=True)
 class Order:
-    """Where copies of rows lie."""
+    """The order of copies of rows."""
 
     row: Tensor
-    """[copies], of which row each is."""
+    """[copies], row of each copy."""
     place: Tensor
-    """[rows, copies of each], where they lie."""
+    """[rows, copies of each], index of each copy."""
 
     @classmethod
     def of(cls, row: Tensor, each: int) -> "Order":
@@ -46,8 +46,8 @@ class Order:
 
 
 def by_expert(chosen: Tensor, each: int) -> tuple[Order, Tensor]:
-    """Copies sorted by expert, then by row, and where in `chosen` each lies: [rows, experts] bool, `each` of every row
-    true; as one number, as if it were flat."""
+    """Copies sorted by expert, then by row, and the index of each in the flattened `chosen`, bool [rows, experts],
+    of which `each` in every row are true."""
     rows, experts = chosen.shape
     first = chosen.t().reshape(-1).argsort(descending=True, stable=True)[: rows * each]
     row = first % rows
@@ -55,10 +55,10 @@ def by_expert(chosen: Tensor, each: int) -> tuple[Order, Tensor]:
 
 
 class Travel:
-    """The way of copies, sorted by expert, to the ranks that have these experts, and back."""
+    """All-to-all of copies, sorted by expert, to the expert-parallel ranks that have their experts, and back."""
 
     def __init__(self, counts: Tensor, group: torch.distributed.ProcessGroup) -> None:
-        """`counts` [experts of all ranks], how many copies each gets from here."""
+        """`counts` [experts of all ranks]: copies that this rank sends to each."""
         sent = counts.view(group.size(), -1)
         self.group, self.received = group, torch.empty_like(sent)
         torch.distributed.all_to_all_single(self.received, sent, group=group)
@@ -66,12 +66,12 @@ class Travel:
 
     @cached_property
     def sizes(self) -> list[list[int]]:
-        """Copies that go to each rank, and that come from each. Here the host waits."""
+        """Copies sent to each rank, and received from each. The host waits here."""
         return self._sizes.numbers()
 
     @cached_property
     def order(self) -> Order:
-        """Of what has come: from each rank sorted by expert, here by expert alone."""
+        """Of the received copies: they come by rank, then expert, and are sorted by expert."""
         ranks, experts = self.received.shape
         numbers = torch.arange(experts, device=self.received.device).repeat(ranks)
         expert = numbers.repeat_interleave(self.received.flatten(), output_size=sum(self.sizes[1]))
@@ -79,7 +79,7 @@ class Travel:
 
     @property
     def counts(self) -> Tensor:
-        """[experts here], how many copies each gets."""
+        """[experts here], copies received by each."""
         return self.received.sum(0)
 
     def there(self, copies: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Travel:
         return self.order.copies(all_to_all(self.group, copies, received, sent))
 
     def back(self, copies: Tensor) -> Tensor:
-        """The way `there` came."""
+        """The inverse of `there`."""
         sent, received = self.sizes
         out: Tensor = all_to_all(self.group, self.order.sums(copies), sent, received)
         return out

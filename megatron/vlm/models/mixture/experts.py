@@ -1,10 +1,10 @@
-"""Mixtures of experts in the language model: perceptrons that are multiplied together, whatever their number.
+"""Mixtures of experts in the language model; the experts of a layer are multiplied in one grouped product.
 
-    router -> copies of each token, sorted by expert -> first matrices -> activation x what the copy weighs -> second
+    router -> copies of each token, sorted by expert -> first matrices -> activation x the copy's weight -> second
     matrices -> sums by token
 
-A rank has its tensor-parallel part of all experts of a layer, or whole experts, dealt over ranks, to which copies
-travel (`dispatch`).
+A rank has the tensor-parallel shard of all experts of a layer, or with expert parallelism some entire experts, to which
+copies are sent (`dispatch`).
 """
 
 from collections.abc import Callable
@@ -45,8 +45,8 @@ class Perceptrons(MegatronModule):
         self.linear_fc1, self.linear_fc2 = map(GroupedLinear, _drawn(count, config, pg_collection))
 
     def forward(self, copies: Tensor, ends: Tensor, weights: Tensor) -> Tensor:
-        """Copies [n, width] sorted by expert, where those of each end [count] int32, what each copy weighs [n] -> what
-        is made of them [n, width], weighed; where experts are cut over tensor-parallel ranks, a part of it."""
+        """Copies [n, width] sorted by expert, where those of each end [count] int32, weights of the copies [n] -> their
+        outputs [n, width], weighted; partial sums, if experts are sharded over tensor-parallel ranks."""
         inner = self.linear_fc1(copies, ends)
         out: Tensor = self.linear_fc2(_weighed(inner, weights, self.config.activation_func), ends)
         return out
@@ -97,8 +97,8 @@ def _drawn(
 ) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
     """First weights [count, out, in] of both linear layers, marked as core marks those of one expert.
 
-    Core's own layers draw them, one expert after the other; those of other ranks are drawn too and let go, so that an
-    expert, and what is drawn after them, starts alike at every expert-parallel size.
+    Core's own layers draw them, one expert after the other; those of other ranks are drawn too and dropped, so that an
+    expert's initial weights, and those drawn later, are the same at every expert-parallel size.
     """
     alone = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
     config, first = core_multiplies(config), groups.ep.rank() * count
@@ -122,11 +122,10 @@ def _for_all(weight: torch.nn.Parameter, count: int) -> torch.nn.Parameter:
 
 
 class Experts(MoELayer):
-    """Core's layer of experts, every one a perceptron of its own: [tokens here, 1, width] -> the same. An expert that
-    all tokens share is core's, gated token by token.
+    """Core's layer of experts: [tokens here, 1, width] -> the same. The shared expert is core's, gated token by token.
 
-    Core hands a layer's `padding_mask` on to its perceptron, recomputed or not; ours is the pack's `Balance`. Core's
-    dispatcher is not asked: its copies are counted on the host.
+    Core passes a layer's `padding_mask` to its perceptron, recomputed or not; here it is the pack's `Balance`. Core's
+    dispatcher is not used: it counts copies on the host.
     """
 
     router: Router
@@ -135,13 +134,13 @@ class Experts(MoELayer):
     def forward(
         self, hidden_states: Tensor, intermediate_tensors: None = None, padding_mask: Balance | None = None
     ) -> tuple[Tensor, None]:
-        """What the chosen experts make of each token, added up with their weights; they have no bias."""
+        """The weighted sum of the chosen experts' outputs for each token, and no bias."""
         self.router.balance = padding_mask
         out = self.routed(hidden_states, *self.router(hidden_states))
         return out if self.shared_experts is None else out + self.shared_experts(hidden_states), None
 
     def routed(self, hidden_states: Tensor, likely: Tensor, chosen: Tensor) -> Tensor:
-        """Of rows, what each expert weighs for them and whether it is chosen [rows here, experts]: what these give."""
+        """The same of rows whose experts' weights and choices are `likely` and `chosen`, [rows here, experts]."""
         rows, cut = hidden_states.flatten(end_dim=-2), self.experts.groups.expt_tp
         if cut.size() > 1:
             rows, likely, chosen = (
@@ -153,7 +152,7 @@ class Experts(MoELayer):
         return out.view_as(hidden_states)
 
     def _through_experts(self, rows: Tensor, likely: Tensor, chosen: Tensor) -> Tensor:
-        """Rows [n, width], what each expert weighs for them and whether it is chosen [n, experts] -> [n, width]."""
+        """Rows [n, width], weights of the experts and which are chosen [n, experts] -> [n, width]."""
         counts = chosen.sum(0)
         travel = Travel(counts, self.ep_group) if self.ep_group.size() > 1 else None
         order, picked = by_expert(chosen, self.router.topk)
@@ -165,7 +164,7 @@ class Experts(MoELayer):
 
 
 def experts_builder(shared: MLPSubmodules) -> partial[Experts]:
-    """What core's layer builds in the place of its perceptron; `shared` are the projections of the expert that all
-    tokens share, where the configuration has one."""
+    """Builds the experts instead of a layer's perceptron; `shared`: projections of the shared expert, if the
+    configuration has one."""
     both = partial(SharedExpertMLP, submodules=shared)
     return partial(Experts, submodules=MoESubmodules(experts=Perceptrons, router=Router, shared_experts=both))

@@ -1,4 +1,4 @@
-"""Rows that lie group by group, and a matrix for each group: one product, however many groups there are.
+"""Grouped matrix product: rows sorted by group, and a matrix for each group.
 
     rows [n, in], those of group g end at ends[g]    weight [groups, out, in]    rows of g -> rows of g  weight[g]^T
 

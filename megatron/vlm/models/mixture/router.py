@@ -29,7 +29,7 @@ BALANCING = "seq_aux_loss"
 
 @dataclass(frozen=True)
 class Balance:
-    """Which sample each token of a pack is of, and what the balance of a sample weighs."""
+    """The sample of each token of a pack, and the weight of each sample in the balance loss."""
 
     samples: Tensor
     """[T]; the number behind the last one for padding."""
@@ -38,7 +38,7 @@ class Balance:
     weights: Tensor
     """[samples + 1] fp32, the last one 0."""
     share: PackShard | None = None
-    """Of a pack that several ranks run, each a part of its tokens."""
+    """This rank's shard, of a wide pack."""
 
     @classmethod
     def of(cls, batch: Microbatch) -> "Balance | None":
@@ -56,10 +56,10 @@ class Balance:
 
 
 class Router(TopKRouter):
-    """Core's, with the balance loss of each sample apart; a bias by which it chooses stays as it was loaded."""
+    """Core's router, balanced sample by sample; a selection bias stays as it was loaded."""
 
     balance: Balance | None = None
-    """Of the pack that comes next; None: none is asked for."""
+    """Of the next pack; None: no balance loss."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -74,7 +74,7 @@ class Router(TopKRouter):
         return logits.view(*input.shape[:-1], -1)
 
     def _apply_seq_aux_loss(self, probs: Tensor, scores: Tensor, routing_map: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Core's place for a balance loss: scores and routing map [tokens here, experts] -> `probs`, to whose gradients
+        """Core's hook for a balance loss: scores and routing map [tokens here, experts] -> `probs`, to whose gradients
         those of the loss are added."""
         if self.balance is None:
             return probs
@@ -107,7 +107,7 @@ class Router(TopKRouter):
 
 
 class ScaledRouter(Router):
-    """The same of rows that it normalises and scales itself, and what experts weigh is scaled by expert (Gemma 4)."""
+    """A router that normalises and scales its input, and scales the weight of each expert (Gemma 4)."""
 
     def __init__(self, config: TransformerConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
@@ -122,13 +122,13 @@ class ScaledRouter(Router):
         return super().gating(rows * self.scale * self.config.hidden_size**-0.5)
 
     def forward(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """What each expert weighs for rows, and whether it is chosen: [rows, experts] both."""
+        """Weights of the experts, and which are chosen: [rows, experts] both."""
         likely, chosen = super().forward(*arguments, **options)
         return likely * self.expert_scale.to(likely.dtype), chosen
 
 
 class _Logits(torch.autograd.Function):
-    """Of rows in half precision, in fp32. Core's does alike, by copies of the rows in fp32, forward and backward."""
+    """fp32 logits of rows in half precision; core copies the rows to fp32, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:

@@ -43,14 +43,14 @@ from omnibal_ext.architectures.vision import VisionArchitecture
 def whole_matrix(
     config: TransformerConfig, columns: int, rows: int, bias: bool
 ) -> tensor_parallel.ColumnParallelLinear:
-    """A matrix [rows, columns] cut over tensor-parallel ranks, each of which has all that it gives."""
+    """A matrix [rows, columns], column-parallel, whose output is gathered on all tensor-parallel ranks."""
     return tensor_parallel.ColumnParallelLinear(
         columns, rows, config=config, init_method=config.init_method, bias=bias, gather_output=True
     )
 
 
 def shared_rows(rows: int, config: TransformerConfig) -> int:
-    """Rows of `rows` that a tensor-parallel rank holds, those that fill up included."""
+    """Rows on each tensor-parallel rank, of `rows` and padding."""
     ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
     return -(-rows // ranks)
 
@@ -64,7 +64,7 @@ def share_rows(rows: Tensor, config: TransformerConfig) -> Tensor:
 
 
 def join_rows(shared: Tensor, rows: int, config: TransformerConfig) -> Tensor:
-    """What `share_rows` was given, for what computes alike on all ranks."""
+    """Gather the rows that `share_rows` scattered, for modules that all ranks run on the same input."""
     if not config.sequence_parallel:
         return shared
     joined: Tensor = tensor_parallel.gather_from_sequence_parallel_region(shared, tensor_parallel_output_grad=False)
@@ -110,8 +110,8 @@ class PatchEmbed(MegatronModule):
 class LayerScaleAdd(torch.nn.Module):
     """The residual connection of a vision layer: residual + kept * dropout(scale * (x + bias)).
 
-    Takes the place of core's bias-dropout-add, whose calling order it keeps: called with (training, fused) it gives the
-    function that adds.
+    Used instead of core's bias-dropout-add, and called like it: `forward(training, fused)` returns the function that
+    adds.
     """
 
     def __init__(self, width: int, initial: float, config: TransformerConfig) -> None:
@@ -119,7 +119,7 @@ class LayerScaleAdd(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.full((width,), initial, dtype=config.params_dtype))
         setattr(self.scale, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (Megatron marks weights so)
         self.kept: Tensor | None = None
-        """[rows, 1, 1] zero for tiles that pass this branch by, 1 / (share kept) for the others; None: all take it."""
+        """[rows, 1, 1] zero for tiles that skip this branch, 1 / (share kept) for the others; None: none skips it."""
 
     def forward(self, training: bool, fused: bool) -> Callable[..., Tensor]:
         """What core calls with (x, bias), residual and probability."""
@@ -173,13 +173,13 @@ class VisionLayer(TransformerLayer):
     """Core's transformer layer over the rows of a pack: [rows, 1, width] -> the same."""
 
     whole = False
-    """At native resolution: attention goes beyond windows."""
+    """At native resolution: attention is not limited to windows."""
 
     drop_path = 0.0
-    """Share of tiles that pass each of the two branches by in training."""
+    """Share of tiles that skip each of the two branches in training."""
 
     def place(self, vision: VisionArchitecture, number: int) -> None:
-        """Say which of the ViT's layers this is."""
+        """Set what depends on the layer's index: windows and drop path."""
         native = vision.native
         self.self_attention.norms_values = vision.head_norms
         self.whole = native is not None and (native.window is None or number in native.full_layers)
@@ -197,8 +197,8 @@ class VisionLayer(TransformerLayer):
             return super().forward(hidden, attention_mask=None, **images)[0]
 
     def _kept(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """What this rank's rows of a branch are multiplied with, drawn for each tile: [rows, 1, 1]. Where several ranks
-        encode a pack, each draws for all of it."""
+        """Factors of this rank's rows of a branch, drawn tile by tile: [rows, 1, 1]. If several ranks encode a pack,
+        each draws for all of its tiles."""
         share, rows = 1 - self.drop_path, torch.arange(len(hidden), device=hidden.device)
         if self.config.sequence_parallel:
             rows += self.tp_group.rank() * len(hidden)

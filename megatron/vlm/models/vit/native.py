@@ -1,4 +1,4 @@
-"""A ViT that sees images at their own size (Qwen2-VL to Qwen3-VL): patches of all images of a pack, one row each.
+"""A ViT at native resolution (Qwen2-VL to Qwen3-VL): the patches of all images of a pack, one row each.
 
     image of 4 x 6 patches         rows: squares of 2 x 2 patches, which become one token of the language model
      0  1 |  4  5 |  8  9
@@ -7,15 +7,16 @@
     12 13 | 16 17 | 20 21          windows: with a window of 2 x 2 squares the squares are ordered 0 1 3 4 | 2 5
     14 15 | 18 19 | 22 23
 
-Query and key are rotated by row (half of the frequencies) and column (the other half). Qwen3-VL has learned positions
-too: a square of them, stretched over each image. A video is steps in time, each of as many frames as a patch holds; an
-image is one step of equal frames. Attention stays inside a step, and where the model has windows, inside a window in
-all but the layers it names.
+Query and key are rotated by row (half of the frequencies) and column (the other half). Qwen3-VL also has learned
+positions: a square of them, interpolated over each image. A video is a sequence of steps, each of as many frames as a
+patch has; an image is one step of equal frames. Attention is within a step and, in models with windows, within a window
+in all layers but the full-attention ones.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ from omnibal_ext.errors import UserError
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where the rows of a pack's images are, on the host."""
+    """Order and positions of a pack's patches, on the host."""
 
     order: Ints  # [squares], squares as the ViT sees them: window by window
     places: Ints  # [patches, 2], row and column in its image of each patch, in the ViT's order
@@ -85,20 +86,14 @@ def _places(rows: int, columns: int, merge: int) -> Ints:
 
 
 def stretched_positions(places: Ints, sizes: Ints, side: int) -> tuple[Ints, NDArray[np.float32]]:
-    """Where patches are on a square of `side` x `side` positions stretched over their image, corners on corners.
+    """Bilinear interpolation of `side` x `side` learned positions over each image, corners aligned.
 
     places and sizes [patches, 2] -> the four positions around each patch int64 [patches, 4], and their weights.
     """
     at = places.astype(np.float32) * np.float32(side - 1) / np.maximum(sizes - 1, 1).astype(np.float32)
     low = np.floor(at).astype(np.int64)
     rest = at - low.astype(np.float32)
-    around = [(low, 1 - rest), (np.minimum(low + 1, side - 1), rest)]
-    corners = [
-        (rows[:, 0] * side + columns[:, 1], row_weights[:, 0] * column_weights[:, 1])
-        for rows, row_weights in around
-        for columns, column_weights in around
-    ]
-    return np.stack([place for place, _ in corners], 1), np.stack([weight for _, weight in corners], 1)
+    return _products([(low, 1 - rest), (np.minimum(low + 1, side - 1), rest)], side)
 
 
 CUBIC = -0.75
@@ -106,9 +101,9 @@ CUBIC = -0.75
 
 
 def bicubic_positions(places: Ints, sizes: Ints, side: int) -> tuple[Ints, NDArray[np.float32]]:
-    """The same with edges on edges, of the sixteen positions around: int64 [patches, 16], and their weights.
+    """The same, bicubic, with edges aligned: the sixteen positions around each patch int64 [patches, 16], and weights.
 
-    Beyond the edges the outermost positions go on (torch's grid_sample, border).
+    Positions beyond an edge are those of the edge (torch's grid_sample, border).
     """
     turned = (places.astype(np.float32) + np.float32(0.5)) / sizes.astype(np.float32) * 2 - 1
     at = ((turned + 1) * np.float32(side) - 1) / 2
@@ -118,6 +113,11 @@ def bicubic_positions(places: Ints, sizes: Ints, side: int) -> tuple[Ints, NDArr
         (np.clip(low.astype(np.int64) + step, 0, side - 1), _cubic_share(np.abs(rest - np.float32(step))))
         for step in (-1, 0, 1, 2)
     ]
+    return _products(around, side)
+
+
+def _products(around: Sequence[tuple[Ints, NDArray[Any]]], side: int) -> tuple[Ints, NDArray[np.float32]]:
+    """Every row with every column: (position, weight) of both axes [patches, 2] -> those of the square."""
     corners = [
         (rows[:, 0] * side + columns[:, 1], row_shares[:, 0] * column_shares[:, 1])
         for rows, row_shares in around
@@ -127,7 +127,7 @@ def bicubic_positions(places: Ints, sizes: Ints, side: int) -> tuple[Ints, NDArr
 
 
 def _cubic_share(distance: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What a position so far away weighs (Keys, 1981)."""
+    """Weight of a position at this distance (Keys, 1981)."""
     near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance**2 + 1
     far = CUBIC * (((distance - 5) * distance + 8) * distance - 4)
     return np.where(distance <= 1, near, far).astype(np.float32)
@@ -135,7 +135,7 @@ def _cubic_share(distance: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class View:
-    """What the ViT's links need to know of a pack's images, on the device."""
+    """What the ViT's links need of a pack's images, on the device."""
 
     patch_order: Tensor | None  # [patches], None where the order is the loader's
     square_places: Tensor | None  # [squares], where each square of the images is among the ViT's
@@ -182,7 +182,7 @@ class Viewer(torch.nn.Module):
 
 
 def axis_frequencies(native: NativeResolution, width: int) -> Tensor:
-    """Radians a row and a column, fp32 [2, width / 2], of the `width` numbers of a head that turn with each."""
+    """Radians per row and per column, fp32 [2, width / 2]; `width` numbers of a head are rotated by each."""
     steps = torch.arange(0, width, 2, dtype=torch.float32)
     columns = steps + 1 if native.columns_between else steps
     return 1.0 / native.theta ** (torch.stack([steps, columns]) / width)
@@ -194,9 +194,9 @@ def _weighted_sums(table: Tensor, places: Tensor, begins: Tensor, weights: Tenso
 
 
 class PatchProjection(torch.nn.Conv3d):
-    """A convolution whose kernel covers a patch once: a product of matrices, [patches, 3, frames, size, size] -> rows.
+    """A convolution with one position per patch: a matrix product, [patches, 3, frames, size, size] -> rows.
 
-    It is called as a module: Megatron waits in front of modules for weights that are on their way.
+    A module, so that Megatron's hook waits for its weights before it is called.
     """
 
     def forward(self, film: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ class NativePatchEmbed(MegatronModule):
         return share_rows(rows.unsqueeze(1), self.config)
 
     def _of_axes(self, batch: Microbatch) -> Tensor:
-        """Learned positions of every patch's column and row. Raises UserError where an image is larger than these."""
+        """Learned positions by column and row of every patch. Raises UserError if an image is larger than these."""
         places, most = row_layout(batch.grids, self.native.merge, self.native.window).places, self.native.axis_positions
         assert most is not None
         if (largest := 1 + int(places.max(initial=0))) > most:
@@ -271,10 +271,10 @@ def text_and_image_positions(
 ) -> NDArray[np.int64]:
     """Time, row and column of every token of a pack, counted inside its sample: int64 [3, T] (M-RoPE, 2409.12191).
 
-    A word is one position on all three axes. An image's tokens stand at its beginning in time, and at their rows and
-    columns from there; what follows goes on behind its longer side, also behind a longer video (as in transformers 5).
-    `starts` are where images' tokens begin in the pack; `paces` how many positions a step in time is from the one
-    before, rounded down at each, 1 where there are none.
+    A text token has one position on all three axes. Image tokens have the position of the image's start plus their
+    step, row and column; text after them continues behind the longer of rows and columns, also after a longer video
+    (as in transformers 5). `starts`: first token of each image in the pack. `paces`: positions per step in time, whose
+    multiples are rounded down; default 1.
     """
     positions = np.zeros((3, sum(lengths)), np.int64)
     images, begin = list(zip(starts, grids, paces or [1.0] * len(grids), strict=True)), 0

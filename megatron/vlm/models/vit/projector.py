@@ -1,7 +1,7 @@
 """From the ViT's width to the language model's.
 
-A two-layer perceptron (LLaVA), pixel shuffle before it (InternVL), or what several layers of the ViT give, side by side
-(ViP-LLaVA); or one matrix behind the pixel shuffle (Idefics 3; of single patches PaliGemma).
+A two-layer perceptron (LLaVA), after a pixel shuffle (InternVL), or of several ViT layers' concatenated outputs
+(ViP-LLaVA); or one matrix after a pixel shuffle (Idefics 3) or of single patches (PaliGemma).
 """
 
 import torch
@@ -48,7 +48,7 @@ class Projector(MegatronModule):
     def forward(self, hidden: Tensor, batch: Microbatch, *features: Tensor) -> Tensor:
         """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile.
 
-        `features`: rows that layers before gave; those of both that `side_by_side` names are joined in width.
+        `features`: outputs of earlier layers; those in `side_by_side` are concatenated along the width.
         """
         if self.side_by_side:
             given = (*features, hidden)

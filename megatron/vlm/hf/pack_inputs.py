@@ -1,0 +1,210 @@
+"""What transformers' models take of the images and videos in a pack, by the names of their arguments.
+
+image_sizes            height and width of every image; at native resolution also pixel_values [images, 3, H, W]
+batch_num_images       how many images each sample has that has some
+image_grid_thw         patches and grids of images and of videos; M-RoPE's positions
+image_position_ids     pixel_values [images, most patches, numbers]; column and row of each patch
+pixel_attention_mask   pixel_values [1, tiles, 3, S, S]; no mask, as no tile is padded
+token_type_ids,        attention_mask of each kind of layer [1, 1, T, T], where images are seen in both directions
+mm_token_type_ids
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from megatron.vlm.data.media.images import Normalization
+from megatron.vlm.data.media.tiling import FRAMES, SQUARE, TiledImage, TilingRule
+from megatron.vlm.families.media import TILINGS
+from megatron.vlm.microbatch import Grid, segment_ids
+from megatron.vlm.models.vit.native import row_layout, text_and_image_positions
+from omnibal_ext.families.family import Packs
+
+Batch = dict[str, Any]
+Samples = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The samples of one pack, of a `ChatDataset`, for the model of a configuration."""
+
+    samples: Samples
+    words: Batch
+    """Its text inputs (`megatron.vlm.data.batches.join_words`)."""
+    config: Any
+    how: Packs
+    normalization: Normalization
+    """Of the samples' pixels."""
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """Int64 [T]."""
+        ids: Tensor = self.words["input_ids"][0]
+        return ids
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each sample."""
+        return [len(sample["input_ids"]) for sample in self.samples]
+
+    @cached_property
+    def images(self) -> list[TiledImage]:
+        """Images and videos of all samples."""
+        return [image for sample in self.samples for image in sample["images"]]
+
+    @property
+    def grids(self) -> list[Grid]:
+        """(steps, rows, columns) of each run of their tokens."""
+        return [grid for image in self.images for grid in image.grids]
+
+    @cached_property
+    def pixels(self) -> Tensor:
+        """Their tiles [tiles, 3, S, S], where there are some, of a pack without videos."""
+        return torch.cat([sample["pixel_values"] for sample in self.samples if len(sample["pixel_values"])])
+
+    @property
+    def rule(self) -> TilingRule:
+        """How images are cut for the model."""
+        return TILINGS[self.how.tiling]
+
+
+def whole_images(patches: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[tuple[int, int]]]:
+    """Patches [patches, 3, size, size] -> images [images, 3, height, width], padded to the largest, and each one's
+    (height, width), as Pixtral's processor gives them."""
+    size, pictures = patches.shape[-1], []
+    for (_, rows, columns), part in zip(
+        grids, patches.split([rows * columns for _, rows, columns in grids]), strict=True
+    ):
+        squares = part.view(rows // SQUARE, columns // SQUARE, SQUARE, SQUARE, 3, size, size)
+        pictures.append(squares.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * size, columns * size))
+    sizes = [(picture.shape[1], picture.shape[2]) for picture in pictures]
+    height, width = map(max, zip(*sizes, strict=True))
+    filled = [pad(one, (0, width - one.shape[2], 0, height - one.shape[1])) for one in pictures]
+    return torch.stack(filled), sizes
+
+
+def padded_patches(
+    patches: Tensor, grids: Sequence[Grid], square: int, normalization: Normalization
+) -> dict[str, Tensor]:
+    """Patches [patches, 3, size, size], in squares of so many a side, as Gemma 4's processor gives them: pixel_values
+    [images, most patches, numbers], from 0 to 1, and image_position_ids [images, most patches, 2], column, row or -1.
+    """
+    mean, deviation = (torch.tensor(one)[:, None, None] for one in normalization)
+    counts = [rows * columns for _, rows, columns in grids]
+    filled = torch.zeros(len(counts), max(counts), patches[0].numel())
+    places = torch.full((len(counts), max(counts), 2), -1)
+    for number, part in enumerate(patches.split(counts)):
+        filled[number, : len(part)] = (part * deviation + mean).permute(0, 2, 3, 1).flatten(1)
+        rows_and_columns = row_layout((grids[number],), square, None).places
+        places[number, : len(part)] = torch.from_numpy(rows_and_columns).flip(1)
+    return {"pixel_values": filled, "image_position_ids": places}
+
+
+def _sizes(pack: Pack) -> Batch:
+    if not pack.images:
+        return {}
+    if pack.rule.native:
+        pictures, sizes = whole_images(pack.pixels, pack.grids)
+        return {"pixel_values": pictures, "image_sizes": torch.tensor(sizes)}
+    return {"image_sizes": torch.tensor([(image.height, image.width) for image in pack.images])}
+
+
+def _counts(pack: Pack) -> Batch:
+    """Among several of a sample, an image is one tile."""
+    counts = [len(sample["images"]) for sample in pack.samples if sample["images"]]
+    return {"batch_num_images": torch.tensor(counts)} if counts else {}
+
+
+def _row_of_tiles(pack: Pack) -> Batch:
+    return {"pixel_values": pack.pixels[None]} if pack.images else {}
+
+
+def _placed_patches(pack: Pack) -> Batch:
+    if not pack.images:
+        return {}
+    return padded_patches(pack.pixels, pack.grids, pack.rule.square, pack.normalization)
+
+
+def _patches_and_grids(pack: Pack) -> Batch:
+    """And `position_ids` [4, 1, T]: in the sample, then M-RoPE's three."""
+    found: Batch = {}
+    shown = [media for sample in pack.samples for media in _media_of(sample)]
+    for name, pixels, film in (("image", "pixel_values", False), ("video", "pixel_values_videos", True)):
+        parts = [media for media in shown if _is_film(media[0], pack.how) is film]
+        if parts:
+            found[pixels] = torch.cat([patches for _, patches in parts])
+            found[f"{name}_grid_thw"] = torch.tensor([grid for image, _ in parts for grid in image.grids])
+    places = torch.from_numpy(_token_positions(pack))[:, None]
+    return {**found, "position_ids": torch.cat([pack.words["position_ids"][None], places])}
+
+
+def _is_film(image: TiledImage, how: Packs) -> bool:
+    return image.film is not None and not how.videos_as_images
+
+
+def _media_of(sample: Mapping[str, Any]) -> list[tuple[TiledImage, Tensor]]:
+    """A sample's images and videos, each with its patches [patches, 3 x frames x size x size]."""
+    pixels: Tensor = sample["pixel_values"]
+    if pixels.dim() == 4:  # an image's frames are equal ones
+        pixels = pixels.unsqueeze(2).expand(-1, -1, FRAMES, -1, -1)
+    patches = pixels.flatten(1).split([image.tiles for image in sample["images"]])
+    return list(zip(sample["images"], patches, strict=True))
+
+
+def _token_positions(pack: Pack) -> np.ndarray:
+    """M-RoPE positions (time, row, column) of every token in its sample: int64 [3, T]."""
+    config, grids = pack.config, pack.grids
+    pace = getattr(config.vision_config, "tokens_per_second", None)
+    seconds = [image.film.seconds if image.film else 1.0 for image in pack.images for _ in image.grids]
+    of_media = torch.isin(pack.ids, torch.tensor([config.image_token_id, config.video_token_id]))
+    tokens = of_media.nonzero()[:, 0].tolist()
+    counts = [steps * rows * columns // SQUARE**2 for steps, rows, columns in grids]
+    starts = [tokens[before] for before in np.cumsum([0, *counts])[:-1]]
+    paces = (pace * np.array(seconds, np.float32)).tolist() if pace else ()
+    return text_and_image_positions(pack.lengths, grids, starts, SQUARE, paces)
+
+
+SEEN: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "gemma3": lambda causal, near, image: (causal | image, near & (causal | image)),
+    "gemma4": lambda causal, near, image: (causal, near & (causal | image)),
+    "gemma4_unified": lambda causal, near, image: (causal | image, near & causal | image),
+}
+"""What a token sees in full-attention and in sliding-window layers: of those not after it, those not too far before it
+and those of its own image."""
+
+
+def _masks(pack: Pack) -> Batch:
+    """Bool masks [1, 1, T, T] per kind of layer, within samples.
+
+    transformers' own masks would be wrong for packs: it takes positions within samples for positions in the sequence.
+    """
+    text, kind = pack.config.get_text_config(), pack.config.model_type
+    if not pack.images or kind not in SEEN or text.use_bidirectional_attention is None:
+        return {}
+    of_image = pack.ids == pack.config.image_token_id
+    begins = of_image & ~of_image.roll(1)
+    image = torch.where(of_image, begins.cumsum(0), -1)
+    sample = segment_ids(pack.lengths)
+    distance = torch.arange(len(image))[:, None] - torch.arange(len(image))
+    together = (image[:, None] == image) & of_image
+    kinds = SEEN[kind](distance >= 0, distance < text.sliding_window, together)
+    masks = [(mask & (sample[:, None] == sample))[None, None] for mask in kinds]
+    return {"attention_mask": dict(zip(("full_attention", "sliding_attention"), masks, strict=True))}
+
+
+INPUTS: dict[str, Callable[[Pack], Batch]] = {
+    "image_sizes": _sizes,
+    "batch_num_images": _counts,
+    "image_grid_thw": _patches_and_grids,
+    "image_position_ids": _placed_patches,
+    "pixel_attention_mask": _row_of_tiles,
+    "token_type_ids": _masks,
+    "mm_token_type_ids": _masks,  # of which other models only compute positions, which packs have
+}
+"""How a pack gets the inputs in `Model.takes`."""

@@ -1,0 +1,82 @@
+"""`--config FILE`: the flags of a run in a JSON file, a recipe; a run's inputs.json is one.
+
+{"flags": {"model": "Qwen3-VL-8B-Instruct", "nproc-per-node": 8, "freeze": ["vit"], "bf16": true},
+ "megatron": ["--adam-beta2", "0.95"]}
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, listing, mapping, record, shown, text
+from omnibal_ext.reading.document import read_json
+
+FLAG = "--config"
+RECIPE = record({"flags": mapping(anything)}, {"megatron": listing(text)})
+REMEDY = 'give a JSON object {"flags": {"model": ..., "llm-budget": ...}}, or inputs.json of a run'
+OF_THE_RUN = ("run-dir", "config", "dry-run", "check", "fresh", "json", "progress")
+"""Flags that are not part of a recipe: where a run is, and how it is started."""
+
+
+def with_recipe(words: Sequence[str]) -> list[str]:
+    """A command line with the flags of its `--config FILE` in front; flags that it gives itself are left out of these.
+
+    Raises:
+        UserError: the file cannot be read, or has a value that is no text, number, list of them or `true`.
+    """
+    ours, megatron = _halves(words)
+    given = _values(ours)
+    if "config" not in given:
+        return [*words]
+    path = given["config"]
+    if not isinstance(path, str):
+        raise UserError(f"{FLAG} takes one file; {REMEDY}")
+    recipe = read_json(path, RECIPE, REMEDY)
+    found = [
+        word
+        for name, value in recipe["flags"].items()
+        if name not in given and name not in OF_THE_RUN
+        for word in (f"--{name}", *_written(path, name, value))
+    ]
+    own = [word for name, value in given.items() if name != "config" for word in (f"--{name}", *_as_words(value))]
+    further = [*recipe.get("megatron", ()), *megatron]
+    return [*found, *own, *(["--", *further] if further else [])]
+
+
+def recipe_of(words: Sequence[str]) -> dict[str, Any]:
+    """The record of a command line that `with_recipe` reads, without `OF_THE_RUN`."""
+    ours, megatron = _halves(words)
+    flags = {name: value for name, value in _values(ours).items() if name not in OF_THE_RUN}
+    return {"flags": flags} | ({"megatron": megatron} if megatron else {})
+
+
+def _halves(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before and after --."""
+    end = words.index("--") if "--" in words else len(words)
+    return [*words[:end]], [*words[end + 1 :]]
+
+
+def _values(words: Sequence[str]) -> dict[str, Any]:
+    """{flag without dashes: true, its value, or a list of several}."""
+    values: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            values[name] = [value] if equals else []
+        else:
+            values.setdefault(name, []).append(word)
+    return {name: True if not each else each[0] if len(each) == 1 else each for name, each in values.items()}
+
+
+def _as_words(value: Any) -> list[str]:
+    if value is True:
+        return []
+    return [str(each) for each in (value if isinstance(value, list) else [value])]
+
+
+def _written(path: str, name: str, value: Any) -> list[str]:
+    parts = value if isinstance(value, list) else [value]
+    if value is not True and not (parts and all(type(part) in (str, int, float) for part in parts)):
+        raise UserError(f"{path}: flags.{name} must be text, a number, a list of them or true, found {shown(value)}")
+    return _as_words(value)

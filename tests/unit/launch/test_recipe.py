@@ -1,0 +1,84 @@
+"""Flags of a run in a file: what the file says is what the command line would, which itself comes before the file."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.recipes import RECIPES, predicted
+from omnibal_ext.errors import UserError
+from omnibal_ext.launch.conversations import check_conversation_flags
+from omnibal_ext.launch.recipe import recipe_of, with_recipe
+from tools import launch
+
+NAMES = st.text("abcdefgh-", min_size=1, max_size=8).filter(lambda name: not name.startswith("-"))
+VALUES = st.text("xyz019./-", min_size=1, max_size=6).filter(lambda value: not value.startswith("--"))
+
+
+def grouped(words: list[str]) -> tuple[list[list[str]], list[str]]:
+    """The flags of a command line with their values, in any order, and the words after --."""
+    end = words.index("--") if "--" in words else len(words)
+    flags: list[list[str]] = []
+    for word in words[:end]:
+        if word.startswith("--"):
+            flags.append([word])
+        else:
+            flags[-1].append(word)
+    return sorted(flags), words[end + 1 :]
+
+
+def recipe(folder: Path, content: object) -> str:
+    (folder / "recipe.json").write_text(json.dumps(content))
+    return str(folder / "recipe.json")
+
+
+@given(flags=st.dictionaries(NAMES, st.lists(VALUES, max_size=3)), megatron=st.lists(VALUES, max_size=2))
+def test_what_a_run_notes_is_given_back_by_config(
+    flags: dict[str, list[str]], megatron: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    words = [word for name, values in flags.items() for word in (f"--{name}", *values)]
+    words += ["--", *megatron] if megatron else []
+    path = recipe(tmp_path_factory.mktemp("recipe"), recipe_of(words))
+    assert grouped(with_recipe(["--config", path])) == grouped(words)
+
+
+def test_the_command_line_comes_before_the_file_and_says_where_the_run_is(tmp_path: Path) -> None:
+    path = recipe(tmp_path, {"flags": {"lr": 1e-5, "model": "a", "run-dir": "old"}, "megatron": ["--adam-eps", "1"]})
+    words = with_recipe([f"--config={path}", "--lr=2e-5", "--run-dir", "new", "--dry-run", "--", "--seed", "3"])
+    wanted = [["--dry-run"], ["--lr", "2e-5"], ["--model", "a"], ["--run-dir", "new"]]
+    assert grouped(words) == (wanted, ["--adam-eps", "1", "--seed", "3"])
+    assert recipe_of(["--model", "a", "--run-dir", "new", "--dry-run"]) == {"flags": {"model": "a"}}
+
+
+@pytest.mark.parametrize("value", [False, None, {}, [], [["a"]], [True]])
+def test_a_value_that_no_flag_has_is_named(tmp_path: Path, value: object) -> None:
+    with pytest.raises(UserError, match=r"recipe\.json: flags\.freeze must be text, a number"):
+        with_recipe(["--config", recipe(tmp_path, {"flags": {"freeze": value}})])
+
+
+@pytest.mark.parametrize("content", [[], {}, {"flags": 3}, {"flags": {}, "megatron": [1]}])
+def test_a_file_that_is_no_recipe_is_named(tmp_path: Path, content: object) -> None:
+    with pytest.raises(UserError, match=r"recipe\.json: .*give a JSON object"):
+        with_recipe(["--config", recipe(tmp_path, content)])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if number == 0 else pytest.mark.long)
+        for number, path in enumerate(sorted(RECIPES.glob("*.json")))
+    ],
+)
+@pytest.mark.slow
+def test_the_planner_says_today_what_a_recipe_predicts(path: Path) -> None:
+    """Without data or a GPU: `--config FILE --dry-run`, from its budgets alone."""
+    content = json.loads(path.read_text())
+    assert predicted(content["flags"]) == pytest.approx(content["predicted"], rel=0.02)
+
+
+def test_a_plan_without_data_needs_both_budgets() -> None:
+    words = ["--model", "tiny", "--run-dir", "run", "--dry-run", "--analytic", "h100", "--llm-budget", "64"]
+    with pytest.raises(UserError, match="give --vit-budget and --llm-budget"):
+        check_conversation_flags(launch._parser().parse_args(words))
