@@ -104,6 +104,7 @@ def test_a_sample_beyond_a_budget_is_refused_left_out_or_alone(capsys: pytest.Ca
     assert "sample 1 has 9 tiles" in (said := capsys.readouterr().err)
     assert "2 of 4" in said
     assert sorted(sorted(group) for group in pack(tiles, tokens, 4, 100, beyond="alone")) == [[0, 2], [1], [3]]
+    assert capsys.readouterr().err == ""
     assert pack([9], [1], 4, 100, beyond="drop") == []
 
 
