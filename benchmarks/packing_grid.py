@@ -80,7 +80,7 @@ class Random(NamedTuple):
         """Of iterations of so many packs, and the samples that these hold."""
         samples, drawn = len(corpus.sizes), len(corpus.sizes) / len(found) * batch
         alone = PackList(np.arange(samples + 1), np.arange(samples))
-        each, packs = (pack_features(corpus, one, pack_loads(one, corpus.sizes), LOADS) for one in (alone, found))
+        each, packs = (pack_features(corpus, one, pack_loads(one, corpus.sizes)) for one in (alone, found))
         return cls(
             random_spread(each.values, drawn, samples),
             random_spread(packs.values, batch, len(found)),
@@ -143,7 +143,7 @@ def _row(
     ranks, batch = options.data_parallel_size, options.global_batch
     packs = ordering.order_packs(corpus, found, options, costs, seed=0)
     loads = pack_loads(packs, corpus.sizes)
-    features, seconds = pack_features(corpus, packs, loads, LOADS), costs.waited_for(loads, LOADS, options.one_sum)
+    features, seconds = pack_features(corpus, packs, loads), costs.waited_for(loads, LOADS, options.one_sum)
     order = np.arange(len(packs))
     chance = np.random.default_rng(0).permutation(len(order))
     length = np.argsort(loads[:, TOKENS], kind="stable")

@@ -107,9 +107,15 @@ def cut_by_wrapped(question: Question) -> dict[str, int]:
 
 def swift_packing(question: Question) -> Steps:
     """ms-swift's `--packing true`: by tokens, of vision datasets too."""
-    from swift.dataset.packing import calculate_matched_group
+    from swift.dataset.packing import PackingDataset, calculate_matched_group
 
-    packs, _ = calculate_matched_group(list(enumerate(question.tokens)), question.most_tokens)
+    items: list[tuple[int, int]] = list(enumerate(question.tokens))
+    packs: list[list[tuple[int, int]]] = []
+    rest: list[tuple[int, int]] = []
+    for first in range(0, len(items), size := PackingDataset.PACKING_BATCH_SIZE):
+        ends = first + size >= len(items)
+        made, rest = calculate_matched_group([*rest, *items[first : first + size]], question.most_tokens, ends)
+        packs += made
     return question.dealt(question.shuffled([sample for sample, _ in pack] for pack in packs))
 
 
@@ -120,6 +126,38 @@ def axolotl_multipack(question: Question) -> Steps:
     order, lengths = question.shuffled(range(len(question.tokens))), question.tokens
     sampler = MultipackBatchSampler(order, 1, question.most_tokens, lengths, bin_size=len(lengths), num_processes=1)
     return question.dealt([pack for batch in sampler.generate_batches() for pack in batch])
+
+
+def automodel_balanced(question: Question) -> Steps:
+    """NeMo Automodel's `balance_media_tokens`, read in random order as its loader does unless told otherwise."""
+    from nemo_automodel.components.datasets.vlm.neat_packing_vlm import greedy_knapsack_vt_balanced
+
+    packs = greedy_knapsack_vt_balanced(question.tokens, question.most_tokens, question.image_tokens)
+    return question.dealt(question.shuffled(packs))
+
+
+def veomni_dynamic(question: Question) -> Steps:
+    """VeOmni's `dyn_bsz`: each rank fills its own buffer of 200 samples, as they come."""
+    from veomni.data.dynamic_batching import DynBszBuffer
+
+    order = question.shuffled(range(len(question.tokens)))
+    of_ranks = []
+    for rank in range(question.ranks):
+        buffer, packs = DynBszBuffer(lambda sample: question.tokens[sample]), []
+        for sample in order[rank :: question.ranks]:
+            buffer.append(sample)
+            if len(buffer) >= VEOMNI_BUFFER and buffer.all_token_cnt >= question.most_tokens:
+                packs.append(buffer.get_samples(question.most_tokens))
+                buffer.flush()
+        while len(buffer):
+            packs.append(buffer.get_samples(question.most_tokens))
+            buffer.flush()
+        of_ranks.append(packs)
+    return [list(step) for step in zip(*of_ranks, strict=False)]
+
+
+VEOMNI_BUFFER = 200
+"""`dyn_bsz_buffer_size`, unless it is told otherwise."""
 
 
 def internvl_packed(question: Question) -> Steps:
@@ -166,10 +204,12 @@ WAYS: dict[str, tuple[str, Callable[[Question], Steps]]] = {
     "TRL's packer, bfd": ("trl", trl_bfd),
     "ms-swift, packing": ("ms-swift", swift_packing),
     "axolotl, multipack": ("axolotl", axolotl_multipack),
+    "NeMo Automodel, vt_balanced": ("nemo-automodel", automodel_balanced),
+    "VeOmni, dynamic batches": ("veomni", veomni_dynamic),
     "InternVL's way, two limits": ("", internvl_packed),
 }
 """By name the package it is of, and its steps."""
-MODULES = {"ms-swift": "swift"}
+MODULES = {"ms-swift": "swift", "nemo-automodel": "nemo_automodel"}
 
 
 def is_here(package: str) -> bool:

@@ -3,10 +3,10 @@
     python benchmarks/peers.py [--environment DIR] [--tokens 60000] [--ranks 4]
 
 What goes together is the peers' own code: transformers' Trainer (random, group_by_length, batch_rebalance), TRL's
-packer, ms-swift's, axolotl's; and InternVL's two limits, written anew. With --environment they are installed into a
-Python of their own at DIR, once; without, those are left out that are not here. All that differs is what goes
-together: model, loss and step are ours, a step is a padded batch of 4 samples or a pack of at most 1600 tokens on
-each data-parallel rank. InternVL's way and ours know the budget of 9 tiles too.
+packer, ms-swift's, axolotl's, NeMo Automodel's, VeOmni's; and InternVL's two limits, written anew. With --environment
+they are installed into a Python of their own at DIR, once; without, those are left out that are not here. All that
+differs is what goes together: model, loss and step are ours, a step is a padded batch of 4 samples or a pack of at most
+1600 tokens on each data-parallel rank. InternVL's way and ours know the budget of 9 tiles too.
 
 The model has the cost ratios of InternViT-6B + InternLM2-20B, the samples the published shape (`end_to_end.py`). Each
 way trains a model of its own, in turns with the others, on as many useful tokens (those of samples, without padding).
@@ -48,9 +48,12 @@ ORDERS = Path(__file__).with_name("peer_orders.py")
 OURS = "ours, balanced"
 SAMPLES, HELD_OUT = 4096, 24
 """Of the corpus that is packed, and behind it those that are only judged."""
-WHOLE = ("trl", "datasets", "binpacking", "modelscope", "json_repair", "aiohttp")
-ALONE = ("ms-swift", "axolotl")
-"""Packages whose dependencies are not all needed, nor compatible with each other."""
+WHOLE = ("trl", "datasets", "binpacking", "modelscope", "json_repair", "aiohttp", "lightning",
+         "webdataset", "multi-storage-client", "rapidyaml", "s3fs", "mfusepy", "filetype", "click",  # Energon's
+         "torchdata", "blobfile", "tiktoken", "timm", "wandb")  # VeOmni's  # fmt: skip
+ALONE = ("ms-swift", "axolotl", "megatron-energon", "megatron-bridge", "nemo-automodel", "veomni",
+         "transformers==5.18.0")  # fmt: skip
+"""Packages whose dependencies are not all needed, nor compatible with each other; what Automodel and VeOmni import."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def candidates(subject: Subject, gpus: int) -> Iterator[dict[str, Any]]:
         sizes |= {"expert-model-parallel-size": experts} if experts > 1 else {}
         packing = {"vit-budget": subject.vit_budget, "llm-budget": TOKENS, "micro-batches": packs // replicas}
         switches = {"sequence-parallel": True} if tensor > 1 else {}
-        yield {"model": subject.model, **machine, **sizes, **packing, "memory-gib": 72, "analytic": "h100", **switches}
+        yield {"model": subject.model, **machine, **sizes, **packing, "memory-gib": 72, **switches}
 
 
 def predicted(flags: dict[str, Any]) -> dict[str, float] | str:
@@ -72,7 +72,7 @@ def predicted(flags: dict[str, Any]) -> dict[str, float] | str:
         recipe = Path(folder) / "recipe.json"
         recipe.write_text(json.dumps({"flags": flags}))
         command = [sys.executable, "-W", "ignore", str(ROOT / "tools/launch.py"), "--config", str(recipe)]
-        command += ["--dry-run", "--json", "--run-dir", str(Path(folder) / "run")]
+        command += ["--analytic", "h100", "--dry-run", "--json", "--run-dir", str(Path(folder) / "run")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return done.stderr.strip().splitlines()[-1]

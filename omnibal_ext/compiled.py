@@ -9,18 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 
 STAMP = "compiled.stamp"
-"""Beside the compiled functions: the sources, by time and size, that they were compiled from."""
+"""Beside the compiled functions: a hash of the sources that they were compiled from."""
 
 
 def forget_stale(package: Path) -> None:
-    """Delete what is compiled in the folders of `package` if a source has changed since; numba compiles it again.
+    """Delete what is compiled in the folders of `package` if a source that uses numba has changed since.
 
     Nothing happens where the folder cannot be written: what is installed is replaced as a whole.
     """
     with suppress(OSError):
-        found = sorted(package.rglob("*.py"))
-        states = [(str(path.relative_to(package)), path.stat().st_mtime_ns, path.stat().st_size) for path in found]
-        sources = hashlib.sha256(repr(states).encode()).hexdigest()
+        texts = (path.read_bytes() for path in sorted(package.rglob("*.py")))
+        sources = hashlib.sha256(b"".join(text for text in texts if b"numba" in text)).hexdigest()
         stamp = package / "__pycache__" / STAMP
         if stamp.exists() and stamp.read_text() == sources:
             return

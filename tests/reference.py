@@ -17,14 +17,24 @@ HEAD = """# Reference
 
 For those who import the packages: `omnibal_ext` needs numpy and numba only, `megatron.vlm` torch and megatron-core.
 Names that begin with an underscore, and modules that are not here, may change with any version. Explained in
-[packing.md](packing.md), [loops.md](loops.md), [streams.md](streams.md), [planning.md](planning.md) and
-[models.md](models.md); generated from docstrings by `python -m tests.reference`.
+[packing.md](packing.md), [integrations.md](integrations.md), [loops.md](loops.md), [streams.md](streams.md),
+[planning.md](planning.md) and [models.md](models.md); generated from docstrings by `python -m tests.reference`.
 """
 ROOMS = {
     "Samples to packs": (
+        "omnibal_ext.packing.in_memory",
         "omnibal_ext.sizes", "omnibal_ext.packing.options", "omnibal_ext.packing.costs", "omnibal_ext.packing.build",
         "omnibal_ext.packing.index.packed_index", "omnibal_ext.packing.index.sampler",
         "omnibal_ext.packing.index.summary",
+    ),
+    "Other trainers": (
+        "omnibal_ext.integrations.energon",
+        "omnibal_ext.integrations.megatron_bridge",
+        "omnibal_ext.integrations.ms_swift",
+        "omnibal_ext.integrations.nemo_automodel",
+        "omnibal_ext.integrations.veomni",
+        "omnibal_ext.integrations.torch_loops",
+        "omnibal_ext.integrations.samples",
     ),
     "Packs to batches": ("megatron.vlm.data.dataset", "megatron.vlm.hf.packs", "megatron.vlm.data.batches"),
     "Batches that are not packed": (

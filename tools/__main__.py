@@ -22,6 +22,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "look": Command("look.py", "what a run loses to padding and waiting, from sizes or conversations, in a minute"),
     "preprocess": Command("preprocess_data.py", "conversations and images to a dataset folder"),
     "pack": Command("pack_data.py", "a dataset, or sizes alone, to balanced packs"),
     "level": Command("level_packs.py", "packs, for another number of data-parallel ranks"),

@@ -10,7 +10,6 @@ import numpy as np
 
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
-from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.checksums import sha256_of, verify_checksums
 from omnibal_ext.files.records import write_text
@@ -18,7 +17,7 @@ from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons
 from omnibal_ext.packing.corpus import DATASET_SOURCES, Corpus
-from omnibal_ext.packing.costs import DEFAULT_DEVICE, DEFAULT_MODEL, PackCosts
+from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.held_out import HeldOut
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.histograms import bar_line, distributions, waste_by_kind
@@ -243,18 +242,6 @@ def settle_widths(corpus: Corpus, arguments: argparse.Namespace) -> None:
         arguments.widths = widths_for(corpus.sizes, budgets, arguments.data_parallel_size, arguments.node_ranks)
 
 
-def settle_costs(arguments: argparse.Namespace) -> PackCosts:
-    """What packs cost, from a profile or counted for a model."""
-    if arguments.costs:
-        return PackCosts.of_profile(Profile.load(arguments.costs))
-    return PackCosts.of_model(
-        arguments.model or DEFAULT_MODEL,
-        arguments.analytic or DEFAULT_DEVICE,
-        arguments.vit_budget,
-        arguments.llm_budget,
-    )
-
-
 def check_rejects(corpus: Corpus, options: PackOptions, limit: int) -> None:
     """Raise UserError if more than `limit` samples would be left out, naming the first."""
     rejects = np.flatnonzero(reject_reasons(corpus.sizes, options) * (options.oversize == "reject"))
@@ -318,7 +305,9 @@ def main() -> None:
     options = PackOptions(**{field.name: getattr(arguments, field.name) for field in fields(PackOptions)})
     if arguments.max_rejects is not None:
         check_rejects(corpus, options, arguments.max_rejects)
-    costs = settle_costs(arguments)
+    costs = PackCosts.asked_for(
+        arguments.costs, arguments.model, arguments.analytic, arguments.vit_budget, arguments.llm_budget
+    )
     index, summary = build_index(corpus, arguments.output_dir, options, built_from, costs)
     found = [] if arguments.held_out_of else shortfalls(summary, options)  # their order does not matter
     helping = suggestions(corpus, options, costs, summary) if found else []

@@ -18,7 +18,6 @@ from omnibal_ext.output import say
 with exit_on_user_error():
     from megatron.vlm.data.markup import MARKUPS
     from megatron.vlm.data.media.images import NORMALIZATIONS
-    from megatron.vlm.data.media.tiles import Tiling
     from megatron.vlm.data.templates import TEMPLATES
     from megatron.vlm.families.media import TILINGS
     from megatron.vlm.preprocessing.folder_files import FlagValue
@@ -26,6 +25,7 @@ with exit_on_user_error():
     from megatron.vlm.preprocessing.model_recipe import (
         DEFAULTS,
         check_tokenizer,
+        recipe_of,
         resolve_settings,
         with_pixels,
         with_video,
@@ -98,24 +98,16 @@ def choices_of(arguments: argparse.Namespace) -> dict[str, FlagValue]:
     return with_video(choices, {field: value for field, value in fields.items() if value is not None})
 
 
-def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, FlagValue]) -> Recipe:
+def recipe_by(arguments: argparse.Namespace, choices: Mapping[str, FlagValue]) -> Recipe:
     """The same as a recipe."""
-    chosen = {flag: choice.value for flag, choice in choices.items()}
-    tiles = (chosen["tile-size"], chosen["min-tiles"], chosen["max-tiles"], chosen["thumbnail"], chosen["tiling"])
-    return Recipe(
+    return recipe_of(
+        choices,
         image_root=arguments.image_root,
-        tokenizer=chosen["tokenizer-model"],
-        template=chosen["chat-template"],
-        tiling=Tiling(*tiles),
-        tokens_per_tile=chosen["tokens-per-tile"],
         max_tokens=arguments.max_tokens,
         shorten=tuple(arguments.shorten),
         decode_images=arguments.decode_images,
         image_checksums=arguments.image_checksums,
         system_message=arguments.system_message,
-        normalization=chosen["normalize"],
-        markup=chosen["image-markup"],
-        video=chosen.get("video"),
     )
 
 
@@ -145,7 +137,7 @@ def main() -> None:
     if not arguments.json:
         said = [(flag, str(choice.value), choice.origin) for flag, choice in choices.items()]
         print_table("Read as", ("", "value", "from"), said, right=False)
-    result = run(arguments, recipe_of(arguments, choices))
+    result = run(arguments, recipe_by(arguments, choices))
     seconds = round(time.perf_counter() - started, 3)
     if arguments.check and not arguments.json:
         say(result["detail"])

@@ -81,7 +81,7 @@ class ImageMarkup:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Texts that no message may contain. If the context token is the `<image>` mark itself, marks are counted."""
+        """Texts that no message may contain, but for the mark `<image>`, which is counted instead."""
         around = (self.steps.before, self.steps.after) if self.steps else ()
         written = (self.before, self.context, self.video, self.between, self.after, *around)
         words = dict.fromkeys(word.strip() for word in written)

@@ -106,7 +106,7 @@ class Section:
             raise UserError(f"{self.where}.model_type is {shown(self['model_type'])}; supported: {known}")
 
     def refuse_unread(self) -> None:
-        """Fields that are set and that nothing has read are faults."""
+        """Note a fault for each field that nothing has read, unless it is empty (null, false, 0, "")."""
         read = self.asked | self.part.without_effect
         for name, value in self.values.items():
             if value and name not in read:

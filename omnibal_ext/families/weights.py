@@ -34,7 +34,7 @@ def only(layers: Callable[[Layer], object], weights: Iterable[Weight]) -> Iterat
 
 
 def norm(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:
-    """A norm of a ViT, with a bias if it is a LayerNorm."""
+    """A norm outside the language model, if `when`; its bias exists if `when`, or without it if `vision.norm_bias`."""
     yield Weight(kind, f"{ours}.weight", (f"{theirs}.weight",), when=when)
     yield Weight(kind, f"{ours}.bias", (f"{theirs}.bias",), when=when or "vision.norm_bias")
 
@@ -72,7 +72,7 @@ def native_blocks() -> Iterator[Weight]:
 
 
 def native_perceptron() -> Iterator[Weight]:
-    """Their gated MLP (Qwen2.5-VL, GLM)."""
+    """The gated MLP of ViTs at native resolution (Qwen2.5-VL, GLM)."""
     mlp = "visual.blocks.{n}.mlp"
     for part, when in (("weight", ""), ("bias", "vision.bias")):
         halves = (f"{mlp}.gate_proj.{part}", f"{mlp}.up_proj.{part}")
@@ -102,13 +102,14 @@ def experts(kind: str, mlp: str, apart: bool, together: str) -> Iterator[Weight]
 
 
 def llama(branch_norms: bool = False) -> Iterator[Weight]:
-    """A language model with Llama's names. With norms after both branches (Gemma) one has another name."""
+    """A language model with Llama's names. With norms after both branches (Gemma) there are two more, and that before
+    the MLP is `pre_feedforward_layernorm`."""
     yield from all_but_perceptrons(branch_norms)
     yield from perceptron("llm", "mlp", "language_model.model.layers.{n}.mlp")
 
 
 def llama_of_experts(apart: bool) -> Iterator[Weight]:
-    """The same with experts: a tensor for each (`apart`, Qwen3-MoE), or one for all (Qwen3-VL-MoE)."""
+    """Llama's names and experts: a tensor for each expert (`apart`, Qwen3-MoE), or one for all (Qwen3-VL-MoE)."""
     yield from all_but_perceptrons()
     yield from experts("llm", "language_model.model.layers.{n}.mlp", apart, together="either_way")
 

@@ -145,7 +145,7 @@ def costs_of(problem: LayoutProblem) -> Costs:
     return Costs(
         seconds=_cases_last(np.stack([prefix_sums(problem.per_layer(one)) for one in work])),
         again=again,
-        links=_cases_last(problem.links),
+        transfers=_cases_last(problem.transfers),
         parts=np.zeros((1, 2, *again.shape[1:])),
         hops=np.zeros((1, *again.shape[1:])),
         step=prefix_sums(problem.per_layer(t.step)),
@@ -168,7 +168,7 @@ def costs_of(problem: LayoutProblem) -> Costs:
 
 def of_cases(costs: Costs, choose: Callable[[Floats], Floats], replicas: int) -> Costs:
     """Other cases, as `choose` makes them of the last axis of every table."""
-    names = ("seconds", "again", "links", "parts", "hops")
+    names = ("seconds", "again", "transfers", "parts", "hops")
     tables: dict[str, Any] = {name: np.ascontiguousarray(choose(getattr(costs, name))) for name in names}
     return costs._replace(**tables, replicas=replicas)
 

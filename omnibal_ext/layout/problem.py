@@ -55,7 +55,7 @@ class Layout:
         return self.recompute[stage], self.recompute_cheap[stage] if self.recompute_cheap else ()
 
     def moved(self, by: int) -> "Layout":
-        """The layout with so much added to all layer ids: of the chain with as many links in front, or without."""
+        """The layout with `by` added to its cuts and layer ids: for a chain with so many more links in front."""
         recompute, cheap = (
             tuple(tuple(layer + by for layer in ids) for ids in stages)
             for stages in (self.recompute, self.recompute_cheap)
@@ -146,8 +146,8 @@ class LayoutProblem:
 
     @cached_property
     def moments(self) -> list[list[Ints]]:
-        """Per rank, between actions and then in each chunk's B: int64 [vectors, 2, chunks], the greatest numbers of
-        microbatches at once, chunk by chunk: those between F and the end of B, and those between B and W."""
+        """Per rank a list: [0] between actions, [1 + c] in chunk c's B. Each int64 [vectors, 2, chunks]: microbatches
+        held from F to the end of B, and from B to W; only vectors that no other exceeds everywhere."""
         rank, stage, kind, _ = self.program.steps
         moved = np.stack(moved_bytes(np.array([1, 0]), np.array([0, 1]) * self.program.split_backward))
         chunks = np.array([self.placement.rank_and_chunk(s)[1] for s in range(self.stages)])
@@ -207,8 +207,8 @@ class LayoutProblem:
         return found
 
     @cached_property
-    def links(self) -> Floats:
-        """float64 [layers, cases, microbatches]: seconds that what a cut behind each layer carries is on its way."""
+    def transfers(self) -> Floats:
+        """float64 [layers, cases, microbatches]: seconds to the next stage, were the chain cut behind the layer."""
         latency = self.profile.transfer_latency_seconds
         features = np.array(self.profile.features_after)[:, None, None]
         carried = (self.tables.transfer[self.kind_ids] - latency) * (1 + features)
@@ -298,7 +298,7 @@ class LayoutProblem:
         if program.split_backward:
             backward -= weight
         work = np.stack([np.tensordot(held, t.forward, 1), backward, weight]) + self.profile.action_seconds
-        seconds = Seconds(work, self.links[np.array(edges[1:]) - 1], self.host_seconds(held, again))
+        seconds = Seconds(work, self.transfers[np.array(edges[1:]) - 1], self.host_seconds(held, again))
         step = self.placement.by_rank(held @ t.step) + self.profile.iteration_seconds
         if self.beside:
             seconds, step = with_encoding(seconds, self.beside.seconds, self.beside.hops), step + self.beside.step
@@ -335,7 +335,7 @@ class LayoutProblem:
             forward=held @ forward + action,
             backward=held @ backward + again @ recompute + action * (2 if split else 1),
             weight=held @ weight + action * split,
-            transfer=self.links[np.array(layout.edges[1:]) - 1, case],
+            transfer=self.transfers[np.array(layout.edges[1:]) - 1, case],
             kept=kept,
             late=late,
             transient=np.broadcast_to(transient[:, None], kept.shape).copy(),

@@ -125,6 +125,6 @@ def _refuse_misfits(problem: LayoutProblem, layout: Layout) -> None:
             remedy += ", or a profile with --use-distributed-optimizer"
     needed, limit = short[rank] + problem.memory_bytes, problem.memory_bytes
     raise UserError(
-        f"stage {rank} needs {in_bytes(needed)} with all layers recomputed ({in_bytes(weights)} for weights), "
+        f"pipeline rank {rank} needs {in_bytes(needed)} with all layers recomputed ({in_bytes(weights)} for weights), "
         f"{short[rank]:.0f} bytes ({in_bytes(short[rank])}) over the limit of {in_bytes(limit)}; {remedy}"
     )

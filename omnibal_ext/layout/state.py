@@ -41,7 +41,7 @@ class Costs(NamedTuple):
     """[3, layers + 1, microbatches, cases] Prefix sums of F, B and W."""
     again: Floats
     """[ways, microbatches, cases] What recomputing a layer takes."""
-    links: Floats
+    transfers: Floats
     """[layers, microbatches, cases] Carrying a layer's output."""
     parts: Floats
     """[ranks, 2, microbatches, cases] Of E and V where so many ranks (less one) share a microbatch."""
@@ -83,7 +83,7 @@ class Stages(NamedTuple):
 
     seconds: Floats
     """[3, stages, microbatches, cases]"""
-    links: Floats
+    transfers: Floats
     """[stages, microbatches, cases] Behind each stage."""
     taken: Floats
     """[3, stages] Bytes that F, B and W take of a microbatch; below 0: that they give back."""
@@ -119,7 +119,7 @@ def board_of(state: State, costs: Costs) -> Board:  # pragma: no cover - compile
 def stages_of(state: State, costs: Costs) -> Stages:  # pragma: no cover - compiled
     """What its layers take."""
     stages, microbatches, cases = state.edges.size - 1, costs.again.shape[1], costs.again.shape[2]
-    seconds, links = np.empty((3, stages, microbatches, cases)), np.empty((stages, microbatches, cases))
+    seconds, transfers = np.empty((3, stages, microbatches, cases)), np.empty((stages, microbatches, cases))
     taken, needs = np.empty((3, stages)), np.zeros((3, stages))
     room, step = costs.room.copy(), costs.rank_step.copy()
     for stage in range(stages):
@@ -131,7 +131,7 @@ def stages_of(state: State, costs: Costs) -> Stages:  # pragma: no cover - compi
                     seconds[kind, stage, m, case] = of_kind + costs.action_seconds
                 for way in range(costs.again.shape[0]):
                     seconds[BACKWARD, stage, m, case] += state.again[stage, way] * costs.again[way, m, case]
-                links[stage, m, case] = costs.links[end - 1, m, case]
+                transfers[stage, m, case] = costs.transfers[end - 1, m, case]
         room[rank] -= costs.bytes[0, end] - costs.bytes[0, first]
         step[rank] += costs.step[end] - costs.step[first]
         kept = costs.bytes[1, end] - costs.bytes[1, first] + costs.received[first]
@@ -144,7 +144,7 @@ def stages_of(state: State, costs: Costs) -> Stages:  # pragma: no cover - compi
         taken[FORWARD, stage], taken[BACKWARD, stage], taken[WEIGHT, stage] = moved_bytes(kept, late)
         for kind in range(3):
             needs[kind, stage] = max(needs[kind, stage], taken[kind, stage])
-    return Stages(seconds, links, taken, needs, room, step)
+    return Stages(seconds, transfers, taken, needs, room, step)
 
 
 @njit(cache=True)
@@ -153,11 +153,11 @@ def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer
 ) -> float:  # pragma: no cover - compiled
     """Mean over iterations of the slowest data-parallel rank; infinite where lists deadlock or a rank lacks bytes.
 
-    In lists without W a rank does its oldest W while it would wait otherwise, in the first case, and where it lacks
-    the bytes for its next action.
+    Where lists of a split backward leave out W, they are filled in: a rank does its oldest W where it would wait for
+    another rank (judged by case 0 alone), or lacks the bytes for its next action.
     """
     kinds, orders, _, _, places = state  # in names of their own: tuples' arrays are counted at every use
-    seconds, links, taken, needs, room, step = stages
+    seconds, transfers, taken, needs, room, step = stages
     done, ends, listed = board
     parts, hops, encoded, ranks_of, on_rank = costs.parts, costs.hops, costs.encoded, costs.ranks_of, costs.stages_of
     (ranks, length), (_, microbatches, cases), items = kinds.shape, costs.again.shape, orders.shape[3]
@@ -218,7 +218,7 @@ def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer
                         break
                     takes, link = takes and ranks_of[source] != rank, min(stage, source)
                     if filling and kind != WEIGHT and seen[rank, WEIGHT] < seen[rank, BACKWARD]:
-                        waits = takes and clock[rank, 0] < ends[kind, source, m, 0] + links[link, m, 0]
+                        waits = takes and clock[rank, 0] < ends[kind, source, m, 0] + transfers[link, m, 0]
                         if waits or held[rank] + needs[kind, stage] > room[rank]:
                             kind, item, takes, enters = WEIGHT, seen[rank, WEIGHT], False, False
                             m, stage = orders[rank, 1, MICROBATCH, item], on_rank[rank, orders[rank, 1, CHUNK, item]]
@@ -227,7 +227,7 @@ def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer
                     for case in range(cases):
                         begin = clock[rank, case]
                         if takes:
-                            begin = max(begin, ends[kind, source, m, case] + links[link, m, case])
+                            begin = max(begin, ends[kind, source, m, case] + transfers[link, m, case])
                         elif enters:
                             begin = max(begin, features[m, case])
                         clock[rank, case] = begin + seconds[kind, stage, m, case]

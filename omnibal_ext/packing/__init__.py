@@ -1,1 +1,12 @@
-"""Samples to packs, packs to iterations."""
+"""Samples to packs, packs to iterations. `from omnibal_ext.packing import pack` is for samples in memory."""
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """`pack`, loaded at its first use: importing a module of this package must not load the packers."""
+    if name != "pack":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from omnibal_ext.packing.in_memory import pack
+
+    return pack

@@ -59,6 +59,15 @@ class PackCosts:
         return cls.of_profile(analytic_profile(preset(model), device, max(1, vit_budget), llm_budget))
 
     @classmethod
+    def asked_for(
+        cls, profile: str | None, model: str | None, device: str | None, vit_budget: int, llm_budget: int
+    ) -> "PackCosts":
+        """Read a profile.json or, where none is given, count the operations of a model (`of_model`)."""
+        if profile:
+            return cls.of_profile(Profile.load(profile))
+        return cls.of_model(model or DEFAULT_MODEL, device or DEFAULT_DEVICE, vit_budget, llm_budget)
+
+    @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "PackCosts":
         """Read a record of `to_record`. Raises UserError if it is invalid."""
         checked = COSTS("costs", record)

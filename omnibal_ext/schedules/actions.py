@@ -2,8 +2,8 @@
 
 A stage is one contiguous slice of the layer chain; a `Placement` says which (rank, chunk) it is.
 
-An action waits for: F, the forward of its microbatch one stage earlier; B, that forward here and the backward one stage
-later; W, the backward here. In lists without W, B computes the gradients of inputs and of weights together.
+F waits for the F of its microbatch one stage earlier; B for that microbatch's F on its own stage and its B one stage
+later; W for the B of its own stage. In lists without W, B computes the gradients of inputs and of weights together.
 
 With a replicated vision tower (`Beside`), several ranks may each encode some images of a microbatch, their part of it:
 

@@ -25,7 +25,7 @@ class Rows(NamedTuple):
     first: Ints
     """[actions + 1] Where the waits of each action begin."""
     waits: Ints
-    """[2, waits] For actions of other ranks: row of that action, and the link its tensor comes over."""
+    """[2, waits] Waits for actions of other ranks only: that action's row, and the transfer its tensor comes by."""
     ranks: int
 
 
@@ -34,7 +34,7 @@ class Seconds(NamedTuple):
 
     work: Floats
     """[kinds, stages, cases, microbatches]"""
-    links: Floats
+    transfers: Floats
     """[stages, cases, microbatches] From each stage to the next and back; in the last row, of which no stage is the
     next, from ranks that encode to the first stage and back."""
     host: Floats
@@ -68,7 +68,7 @@ def in_order(lengths: Ints, first: Ints, needed: Ints) -> Ints:  # pragma: no co
 @njit(cache=True)
 def play(rows: Rows, seconds: Seconds, case: int) -> tuple[Floats, Floats, Floats]:  # pragma: no cover - compiled
     """(start, end) of every action, last end of every rank."""
-    steps, waits, work, links = rows.steps, rows.waits, seconds.work, seconds.links
+    steps, waits, work, transfers = rows.steps, rows.waits, seconds.work, seconds.transfers
     start, end = np.empty(steps.shape[1]), np.empty(steps.shape[1])
     clock, launched = np.zeros(rows.ranks), np.zeros(rows.ranks)
     for i in range(steps.shape[1]):
@@ -76,7 +76,7 @@ def play(rows: Rows, seconds: Seconds, case: int) -> tuple[Floats, Floats, Float
         launched[rank] += seconds.host[kind, stage]
         begin = clock[rank]
         for wait in range(rows.first[i], rows.first[i + 1]):
-            begin = max(begin, end[waits[0, wait]] + links[waits[1, wait], case, microbatch])
+            begin = max(begin, end[waits[0, wait]] + transfers[waits[1, wait], case, microbatch])
         start[i] = begin
         end[i] = max(begin + work[kind, stage, case, microbatch], launched[rank])
         clock[rank] = end[i]
@@ -95,11 +95,11 @@ def last_ends(rows: Rows, seconds: Seconds) -> Floats:  # pragma: no cover - com
 
 @register_jitable
 def moved_bytes(kept: Any, late: Any) -> tuple[Any, Any, Any]:
-    """Bytes that F, B and W of a microbatch take (below 0: give back): `kept` are held from F to B, `late` then to W.
+    """Bytes that F, B and W of a microbatch take (below 0: give back).
 
-    All that counts bytes in flight does it with these. Four places walk through lists, for each knows what the others
-    do not: `hold` when actions start, `LayoutProblem.moments` no seconds, the annealer and the greedy player no list
-    yet, for they make it as they count.
+    `kept`: held from F to the end of B; `late`: left by B, held to the end of W. All that counts bytes in flight uses
+    these. Four places add them up, as they differ in what they know: `hold` has start times, `LayoutProblem.moments`
+    only the order; the annealer and the greedy player make the list while they count.
     """
     return kept, late - kept, -late
 
@@ -110,7 +110,7 @@ class Moves(NamedTuple):
     order: Ints
     """[actions] Rows, in the order in which they start."""
     on_top: Floats
-    """[actions] Bytes while an action runs, above what is held before it; -inf where it is what it takes."""
+    """[actions] Bytes while an action runs, above what is held before it; -inf: no more than it takes."""
     first: Ints
     """[actions + 1] Where the moves of each row begin."""
     rank: Ints

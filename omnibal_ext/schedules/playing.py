@@ -53,7 +53,7 @@ class _Play:
         """(kind, stage, microbatch) -> second."""
         self.done = {kind: [0] * placement.stages for kind in "FBW"}
         """Microbatches through F, B and W of each stage."""
-        self.late: list[deque[tuple[int, int]]] = [deque() for _ in range(placement.ranks)]
+        self.waiting_w: list[deque[tuple[int, int]]] = [deque() for _ in range(placement.ranks)]
         """Of each rank, (microbatch, stage) between B and W."""
 
     def run(self) -> Schedule | None:
@@ -92,8 +92,8 @@ class _Play:
                 at = self._arrival(kind, stage, microbatch)
                 if at is not None and (kind == "B" or self.has_room(rank, stage, microbatch)):
                     found.append((max(at, self.clock[rank]), priority, microbatch, -stage, kind, stage))
-        if self.late[rank]:
-            microbatch, stage = self.late[rank][0]
+        if self.waiting_w[rank]:
+            microbatch, stage = self.waiting_w[rank][0]
             found.append((self.clock[rank], 3, microbatch, 0, "W", stage))
         return min(found, default=None)
 
@@ -102,11 +102,11 @@ class _Play:
         self.clock[rank] = self.ends[kind, stage, microbatch] = start + self.seconds[kind][stage]
         self.done[kind][stage] += 1
         if kind == "W":
-            self.late[rank].popleft()
+            self.waiting_w[rank].popleft()
             return
         self.last[rank] = kind
         if kind == "B":
-            self.late[rank].append((microbatch, stage))
+            self.waiting_w[rank].append((microbatch, stage))
 
     def _arrival(self, kind: str, stage: int, microbatch: int) -> float | None:
         """From when on an F or B can start; None: not yet known."""
@@ -170,7 +170,7 @@ def in_groups(
     placement: Placement, microbatches: int, orders: Mapping[str, list[Action]], limits: list[int]
 ) -> Schedule:
     """Lists from playing the pipeline with a second for every action, its F and B in `orders` of microbatch and chunk;
-    `limits[rank]`: the most between F and B, the first rank's also between F and W."""
+    `limits[rank]`: the most between F and B there; on every rank at most `limits[0]` between F and W."""
     lists = _InGroups(placement, microbatches, orders, limits).run()
     assert lists is not None  # every rank has room for one
     return lists

@@ -40,8 +40,8 @@ Postings = list[list[Action | Post]]
 def with_posts(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Postings:
     """The schedule with its receives: each tensor that comes from another rank is posted once, before its action.
 
-    What E make for the next iteration (`Beside.ahead`) is posted in this one, behind or before an F of the same name.
-    Without a placement every rank has one stage. Raises UserError as `compile_schedule` does.
+    What E make for the next iteration (`Beside.ahead`) is posted in this one, behind or before its F of the same
+    number. Without a placement every rank has one stage. Raises UserError as `compile_schedule` does.
     """
     placement = placement or Placement.interleaved(len(schedule))
     postings: Postings = [[] for _ in schedule]

@@ -13,7 +13,7 @@ from omnibal_ext.schedules.clock import Rows, Seconds, in_order, play
 from omnibal_ext.schedules.placement import Placement
 
 WITHIN = -1
-"""The link to what an action waits for on its own rank."""
+"""In place of a transfer, where an action waits for one of its own rank."""
 
 
 @dataclass(frozen=True)
@@ -97,18 +97,18 @@ def _at(steps: Ints, stages: int, microbatches: int) -> Ints:
 
 
 def _waits(steps: Ints, stages: int, microbatches: int) -> Ints:
-    """int64 [3, waits]: an action, one that it waits for, and the link between them; sorted by the first.
+    """int64 [3, waits]: an action, one that it waits for, and the transfer between them; sorted by the first.
 
-    F waits for the stage before, B for its own F and the stage behind, W for its B. F of the first stage waits for all
+    F waits for the stage before, B for its own F and one stage later, W for its B. F of the first stage waits for all
     E of its microbatch, and V for its E and the first stage's B. E without V are those of the next iteration, for which
     nothing waits.
     """
     f, b, w, e, v = _at(steps, stages, microbatches)
-    links = np.arange(stages)[:, None]
+    transfers = np.arange(stages)[:, None]
     pairs: list[tuple[Ints | int, ...]] = [(b, f, 0), (w, b, 0), (v, e, 0)]
-    pairs += [(f[1:], f[:-1], links[:-1]), (b[:-1], b[1:], links[:-1]), (v, b[:1], links[-1])]
+    pairs += [(f[1:], f[:-1], transfers[:-1]), (b[:-1], b[1:], transfers[:-1]), (v, b[:1], transfers[-1])]
     if (v >= 0).any():
-        pairs.append((f[:1], e, links[-1]))
+        pairs.append((f[:1], e, transfers[-1]))
     found = np.concatenate([np.stack(np.broadcast_arrays(*pair)).reshape(3, -1) for pair in pairs], axis=1)
     found = found[:, (found[:2] >= 0).all(axis=0)]
     found[2, steps[0, found[0]] == steps[0, found[1]]] = WITHIN

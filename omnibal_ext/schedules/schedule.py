@@ -99,6 +99,11 @@ _BUILDERS: dict[str, Callable[[int, int, int], Schedule]] = {
     "v_min": v_min,
     "zb_v_auto": zb_v,  # likewise
 }
+"""Name -> (ranks, microbatches, chunks) -> for every rank its F and B (and all W, or none) in order.
+
+A schedule is added as a row here, and in `V_SHAPED` if its stages sit on a V. It must also work for (1, 1, 1), have a
+chunk's F in the order of microbatches, and leave out E and V (`weaving`). Property tests take every name from here.
+"""
 SCHEDULE_NAMES = tuple(_BUILDERS)
 INSTEAD = {"gpipe": "1f1b", "zb_h2": "zb_auto", "v_half": "zb_v_auto", "v_min": "zb_v_auto"}
 """Those that no plan is fastest with, which older plans name; and what is offered in their place."""

@@ -123,9 +123,9 @@ def with_encoding(seconds: Seconds, parts: Floats, hops: Floats) -> Seconds:
     the first stage [cases, microbatches]. Hosts are left out."""
     work = np.zeros((len(KINDS), *seconds.work.shape[1:]))
     work[:ENCODE], work[ENCODE:, : parts.shape[2]] = seconds.work, parts.swapaxes(1, 2)
-    links = seconds.links.copy()
-    links[-1] = hops
-    return Seconds(work, links, np.zeros(work.shape[:2]))
+    transfers = seconds.transfers.copy()
+    transfers[-1] = hops
+    return Seconds(work, transfers, np.zeros(work.shape[:2]))
 
 
 def _moves(program: Program, costs: StageCosts, encoding: Encoding | None, start: Floats) -> tuple[Moves, Floats]:

@@ -1,8 +1,8 @@
 """E and V of a replicated tower, woven into the lists of the language model's stages.
 
-`first`, the form of Kimi K2.5 (arXiv 2602.02276): all images before the pipeline, all their backwards behind it.
+`first_and_last`, the form of Kimi K2.5 (arXiv 2602.02276): all images before the pipeline, all backwards behind it.
 
-    rank 0   E0 E1 | F0 F1    B0 B1    | V0 V1        `placed` elsewhere:  E0 F0 E1 F1    B0 V0 B1 V1
+    rank 0   E0 E1 | F0 F1    B0 B1    | V0 V1        `in_time`, or searched:  E0 F0 E1 F1    B0 V0 B1 V1
     rank 1   E0 E1 |    F0 B0 F1 B1    | V0 V1                             E0 E1 F0 B0 V0 F1 B1 V1
 
 The place of an E or V is the number of the rank's language actions before it. These keep their order, and the E of a

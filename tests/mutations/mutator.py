@@ -9,7 +9,6 @@ from dataclasses import replace
 import calls
 from faults import ROOT, Fault
 
-ROOMS = ("omnibal_ext", "megatron/vlm", "tools")
 OTHER: dict[type, type] = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot}
 OTHER |= {ast.Add: ast.Sub, ast.And: ast.Or}
 OTHER |= {new: old for old, new in OTHER.items()}
@@ -20,28 +19,30 @@ LEFT_ALONE = (ast.Raise, ast.Assert, ast.JoinedStr, ast.arguments)
 def draw(count: int, seed: int, since: str | None) -> list[Fault]:
     """So many faults in the product, or in what of it has changed since a commit, each with the tests that run it."""
     git = ["ls-files"] if since is None else ["diff", "--name-only", "--relative", since]
-    command = ["git", *git, "--", *ROOMS]
+    command = ["git", *git, "--", *calls.ROOMS]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     files = [name for name in listed if name.endswith(".py") and (ROOT / name).exists()]
     found = [pair for name in files for pair in faults_of(name, (ROOT / name).read_text(encoding="utf-8"))]
     known = calls.read_map()
     drawn = random.Random(seed).sample(found, min(count, len(found)))
-    return [replace(fault, tests=calls.tests_of(fault.file, line, known)) for fault, line in drawn]
+    return [replace(fault, tests=calls.tests_of(fault.file, lines, known)) for fault, lines in drawn]
 
 
-def faults_of(name: str, source: str) -> Iterator[tuple[Fault, int]]:
-    """All there are in the functions of a file, each with the line in which the outermost function begins."""
+def faults_of(name: str, source: str) -> Iterator[tuple[Fault, range]]:
+    """All there are in the functions of a file, each with the lines from the beginning of the outermost function."""
     lines = source.splitlines(keepends=True)
     for function in _functions(ast.parse(source)):
-        line = min([function.lineno, *(one.lineno for one in function.decorator_list)])
+        first = min([function.lineno, *(one.lineno for one in function.decorator_list)])
         for node in (inner for statement in function.body for inner in _within(statement)):
             for new in _variants(node):
+                if ast.unparse(new) == ast.unparse(node):  # two equal arguments
+                    continue
                 at = _place(lines, node.lineno, node.col_offset)
                 old = source[at : _place(lines, node.end_lineno, node.end_col_offset)]
                 text = ast.unparse(new)
                 if isinstance(new, ast.Compare | ast.BinOp | ast.BoolOp | ast.IfExp):
                     text = f"({text})"
-                yield Fault(f"{name}:{node.lineno}", name, old, text, (), at), line
+                yield Fault(f"{name}:{node.lineno}", name, old, text, (), at), range(first, node.lineno + 1)
 
 
 def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:

@@ -3,7 +3,7 @@
     bash scripts/mutate.sh [NAME...]                   all faults on file, or those named
     bash scripts/mutate.sh --sample 12 --seed 3        some of those whose tests start no ranks
     bash scripts/mutate.sh --random 200 --since HEAD~9 random ones, in modules that have changed since a commit
-    bash scripts/mutate.sh --map [TESTS...]            note which tests call which functions, for random ones
+    bash scripts/mutate.sh --map [TESTS...]            note which tests run which lines, for random ones
 
 A fault dies when one of its tests fails; that test must pass without the fault. Exit code 1 if one survives, fits the
 code no more, or has tests that cannot be run.
@@ -34,9 +34,7 @@ def main() -> None:
     parser.add_argument("--since", metavar="COMMIT", help="random faults: in modules that have changed since")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no trial after so many")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--map", action="store_true", help="run the unit tests, or those given, and note what they call"
-    )
+    parser.add_argument("--map", action="store_true", help="run the unit tests, or those given, and note their lines")
     arguments = parser.parse_args()
     if arguments.map:
         sys.exit(calls.write_map(arguments.names))

@@ -42,6 +42,10 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
         r"over the paper's method: \S+ at 128 packs",
     ),
     "partition.py": (("--launches", 1, "--rounds", 1, "--models", 1), r"joint against the best other method: \S+x .*"),
+    "peer_waiting.py": (
+        ("--samples", 400, "--ranks", 2, "--corpora", "single tiles"),
+        r"waiting at 2 ranks, the best of the others over ours, median: \S+x",
+    ),
     "peers.py": (
         ("--tokens", 800, "--ranks", 2),
         r"ours / the best of the others \(.*\), useful tokens a second: \S+x",

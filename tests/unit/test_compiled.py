@@ -36,12 +36,13 @@ def test_a_caller_is_compiled_again_with_a_changed_function_of_another_file(tmp_
 
 
 def test_what_is_compiled_of_these_sources_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "a.py").write_text("import numba")
     forget_stale(tmp_path)
     compiled = tmp_path / "__pycache__/a.nbi"
     compiled.touch()
+    (tmp_path / "c.py").write_text("has nothing to compile")
     forget_stale(tmp_path)
     assert compiled.exists()
-    (tmp_path / "b.py").write_text("2")
+    (tmp_path / "b.py").write_text("from numba import njit")
     forget_stale(tmp_path)
     assert not compiled.exists()

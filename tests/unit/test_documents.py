@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 PROGRAMS = sorted(path for room in ("tools", "benchmarks", "examples") for path in (ROOT / room).glob("*.py"))
 COMMANDS = {"preprocess": "preprocess_data", "pack": "pack_data", "profile": "profile_layers", "plan": "plan_layout",
-            "convert": "convert_checkpoint", "launch": "launch", "report": "report"}  # fmt: skip
+            "convert": "convert_checkpoint", "launch": "launch", "report": "report", "look": "look"}  # fmt: skip
 
 PROGRAM = re.compile(r"(tools|benchmarks|examples|scripts)/[\w./]+\.(py|sh|sbatch)")
 

@@ -51,9 +51,9 @@ class Any:
         if not self.ready and count < 3:
             go("ä", count)
         left = count + 2
-        return left
+        return left.go(left, left)
 '''
-    found = [fault for fault, line in mutator.faults_of("any.py", source) if line == 3]
+    found = [fault for fault, lines in mutator.faults_of("any.py", source) if lines[0] == 3]
     assert {(one.old, one.new) for one in found} == {
         ("not self.ready and count < 3", "(not self.ready or count < 3)"),
         ("not self.ready", "self.ready"),
@@ -71,7 +71,16 @@ class Any:
 
 
 def test_tests_of_a_module_are_those_of_its_name_and_of_its_importers(mutator: ModuleType) -> None:
-    tests = mutator.calls.tests_of("omnibal_ext/schedules/posting.py", 1, {})
+    tests = mutator.calls.tests_of("omnibal_ext/schedules/posting.py", range(1, 2), {})
     assert tests[0] == "tests/unit/schedules/test_posting.py"
     assert all(Path(ROOT, test).is_file() for test in tests)
-    assert mutator.calls.tests_of("omnibal_ext/sizes.py", 8, {"omnibal_ext/sizes.py": {"8": ["a::b"]}}) == ("a::b",)
+
+
+def test_tests_of_a_line_are_those_that_run_it_or_the_last_noted_before_it_and_are_still_there(
+    mutator: ModuleType,
+) -> None:
+    here = "tests/unit/test_mutations.py::test_each_names_tests_that_there_are"
+    known = {"a.py": {"8": ["gone.py::test_it", here], "7": [f"{here}_no_more"], "9": ["gone.py::test_it"]}}
+    for lines in (range(5, 9), range(8, 12)):
+        assert mutator.calls.tests_of("a.py", lines, known) == (here,)
+    assert not any("::" in test for test in mutator.calls.tests_of("a.py", range(5, 8), known))

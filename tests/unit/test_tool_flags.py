@@ -49,6 +49,17 @@ NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
             "--held-out .1 --held-out-of there", "--like here --held-out-of there",
         ),
     },
+    "look": {
+        "needs conversations, and --model": (
+            "--image-root there", "--max-tiles 6", "--max-pixels 60000", "--workers 2", "--save-sizes sizes.npz",
+            "--model tiny --max-tiles 6",
+        ),
+        "needs a name that ends in .npz": ("--save-sizes sizes",),
+        "needs to be given without --max-tiles": ("--max-pixels 60000 --max-tiles 9",),
+        "needs to be given without --order": ("--order order.jsonl --micro-batches 2",),
+        "needs --order": ("--order-packed",),
+        "needs to be given without --costs": ("--costs profile.json --analytic a100",),
+    },
     "preprocess_data": {
         "needs to be given without --max-tiles": ("--max-pixels 60000 --max-tiles 9",),
         "needs to be given without --shard or --merge": ("--check --shard 0/2",),
@@ -81,6 +92,7 @@ NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
 REQUIRED = {
     "launch": ["--model", "tiny", "--run-dir", "run", "--data", "data", "--packs", "packs"],
     "preprocess_data": ["--input", "chat.jsonl", "--output-dir", "data"],
+    "look": ["sizes.npz"],
     "pack_data": ["--sizes", "sizes.json", "--output-dir", "packs"],
     "profile_layers": ["--model", "tiny", "--vit-budget", "1", "--llm-budget", "1", "--output", "profile.json"],
     "plan_layout": ["--output", "plan.json"],

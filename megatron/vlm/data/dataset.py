@@ -1,7 +1,7 @@
 """The dataset folder: what preprocessing writes and training reads. It refers to images and does not contain them.
 
 tokens.bin/.idx     int32   token ids of every sample, one image token for each run of        (core's IndexedDataset)
-                            image tokens; `ChatDataset.text` repeats it
+                            image tokens; `Sample.text` repeats it
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
 images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}; "place", its location inside the
                             input file; "film", a video's sampled frames; "crcs", CRC-32 of its file or frames' files

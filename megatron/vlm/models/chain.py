@@ -113,7 +113,7 @@ class Chain:
         return gradient_mode(self.kinds[link], self.frozen, self.adapters.targets)
 
     def passes_by(self, link: int, batch: Microbatch) -> bool:
-        """Whether a link is a tower's that has nothing to encode of a pack."""
+        """Whether a pack skips a link: it is the tower's, and the pack has no tiles."""
         return self.kinds[link] in VISION_KINDS and batch.tiles == 0
 
     def _build(self, link: int, again: bool) -> torch.nn.Module:

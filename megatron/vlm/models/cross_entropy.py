@@ -26,8 +26,9 @@ ROWS = 512
 def token_losses(
     config: TransformerConfig, logits: Tensor, labels: Tensor, group: ProcessGroup, cap: float | None = None
 ) -> Tensor:
-    """Logits [n, local vocabulary], labels [n] into the whole vocabulary -> [n] fp32. The logits are overwritten.
+    """Logits [n, local vocabulary], labels [n] into the whole vocabulary -> [n] fp32.
 
+    Without fusion the backward pass overwrites the logits.
     `cap`: of capped logits (`cap_logits`); the gradient is that of the logits before capping.
     """
     if config.cross_entropy_loss_fusion:

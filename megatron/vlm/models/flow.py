@@ -39,7 +39,9 @@ class Carrier:
         return rows * (1 + blocks(found, width)) + _rows_apart(found, width)
 
     def through(self, link: int, flow: Flow, step: Callable[..., Any]) -> Flow:
-        """The flow after a link; `step` runs its module on hidden states and the extras that it reads."""
+        """The flow after a link; `step` runs its module on hidden states and the extras that it reads.
+
+        Extras that are `added` are added to its output; a module with one output gives that as its extras too."""
         taken = [(one, flow.extras[one.name]) for one in self.extras if link in one.takers]
         names = [one.name for one in self.extras if one.giver == link]
         out = step(flow.hidden, *(tensor for one, tensor in taken if not one.added))

@@ -158,7 +158,8 @@ def seen_keys(
 ) -> Tensor | None:
     """[length, length] whether a query (row) of a sample sees a key (column); None where it sees all up to itself.
 
-    The first `prefix` tokens see each other, at any distance; `images_whole`: so do those of an image.
+    Tokens of one image also see those behind them; with `images_whole`, or among the first `prefix` tokens, also those
+    before at any distance, past `window`.
     """
     if not images and prefix < 2 and (window is None or length <= window):
         return None

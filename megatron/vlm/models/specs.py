@@ -90,6 +90,6 @@ def set_projections(
     again: bool,
     **into_it: Any,
 ) -> None:
-    """Give core's attention these projections."""
+    """Give core's attention the projections of `projections`."""
     found = projections(config, groups, config.num_query_groups, has_bias, again, **into_it)
     attention.linear_qkv, attention.linear_proj = found

@@ -146,7 +146,7 @@ def _open(channel: dist.ProcessGroup, device: str, source: int, target: int) -> 
 
 
 def all_groups(ranks: list[int]) -> list[tuple[int, ...]]:
-    """Groups of ranks, of which each rank of the job passes in its own: all of them, in one order on all ranks."""
+    """All groups that any rank of the job passes in, each once, in one order on all ranks. Collective over the job."""
     everyone: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, ranks)
     return sorted(set(map(tuple, everyone)))

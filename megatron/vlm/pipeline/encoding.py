@@ -98,7 +98,8 @@ class Encoding:
         return missing
 
     def go_on(self) -> None:
-        """Missing images are encoded; the list follows."""
+        """Called once missing images are encoded, before the list: a tower that runs ahead now encodes for the next
+        iteration."""
         if self.is_ahead:
             self._drain()
             self._coming = self._fresh(self.images.iteration + 1)

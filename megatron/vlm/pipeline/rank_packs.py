@@ -72,7 +72,7 @@ class RankPacks:
         return {} if self.images is None else {"images": Images(_told(self.streams[-1], saw), iteration)}
 
     def again(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
-        """The same to rerun the iteration. Images of the next one follow, as a tower that runs ahead has taken them."""
+        """The same to rerun the iteration. Images of the next one follow: a tower that runs ahead has them already."""
         packs = {"data_iterator": [map(chunk.__getitem__, self.packs) for chunk in self.chunks]}
         if self.images is None:
             return packs

@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.media.tiling import FRAMES
 from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN
 from megatron.vlm.families.media import TILINGS, VIDEO_RULES
 from megatron.vlm.preprocessing.folder_files import FlagValue, folder_settings
-from megatron.vlm.preprocessing.samples import SampleMaker
+from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer, model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import find_config
@@ -115,6 +116,22 @@ def with_video(choices: dict[str, FlagValue], flags: Mapping[str, Any]) -> dict[
         raise UserError(f"--video-max-frames {rule.max_frames}: must be {FRAMES} to {MOST_FRAMES_SEEN}")
     rule = replace(rule, min_frames=min(rule.min_frames, rule.max_frames))
     return choices | {"video": FlagValue(rule, f"flags and {choices['video'].origin}")}
+
+
+def recipe_of(choices: Mapping[str, FlagValue], **further: Any) -> Recipe:
+    """The recipe with these settings (flag -> value); `further` are its other fields."""
+    chosen = {flag: choice.value for flag, choice in choices.items()}
+    tiles = (chosen["tile-size"], chosen["min-tiles"], chosen["max-tiles"], chosen["thumbnail"], chosen["tiling"])
+    return Recipe(
+        tokenizer=chosen["tokenizer-model"],
+        template=chosen["chat-template"],
+        tiling=Tiling(*tiles),
+        tokens_per_tile=chosen["tokens-per-tile"],
+        normalization=chosen["normalize"],
+        markup=chosen["image-markup"],
+        video=chosen.get("video"),
+        **further,
+    )
 
 
 def check_tokenizer(maker: SampleMaker, model: str) -> None:

@@ -11,22 +11,31 @@ again, it continues and ends with the same bytes.
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, PartSource
 from megatron.vlm.data.rejects import RejectCount, reject_limit
+from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.job import PreprocessJob, Shard
-from megatron.vlm.preprocessing.merge import merge
+from megatron.vlm.preprocessing.merge import OF_SAMPLES, merge
 from megatron.vlm.preprocessing.parts import PreparedPart, prepare_part
-from megatron.vlm.preprocessing.samples import Recipe
+from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
 from omnibal_ext.launch.parent_watch import kill_with_this_process
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
+from omnibal_ext.sizes import Sizes
 
 Value = TypeVar("Value")
+_Measured = tuple[dict[str, NDArray[Any]], list[dict[str, Any]]]
+"""Columns of `OF_SAMPLES` of a part, and its rejections."""
 
 
 def preprocess(job: PreprocessJob, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
@@ -61,6 +70,28 @@ def preview(job: PreprocessJob, max_rejects: int | None = None) -> str:
         rejects.check(min(reject_limit(job.lines, max_rejects), seen // 2), seen, None)
     files = f"{len(job.inputs)} file{'s' * (len(job.inputs) > 1)} of {job.lines} lines"
     return f"{files}; of the first {seen} {rejects.total} rejected" + (f": {rejects.describe()}" * bool(rejects.total))
+
+
+def measure(inputs: Sequence[Path], recipe: Recipe, workers: int = 1) -> tuple[Corpus, RejectCount]:
+    """The corpus that a dataset of these inputs would be, without making it, and the lines that it would reject.
+
+    Raises `UserError` if an input cannot be read, or no line can be used.
+    """
+    open_recipe(recipe)  # a bad tokenizer must fail here, not in every worker
+    files = read_inputs(inputs, image_root=recipe.image_root)
+    tasks = [(recipe, *task) for task in enumerate(source for file in files for source in file.parts)]
+    measured = dict(track(_each(_measure_one, tasks, workers), "measure", total=len(tasks)))
+    parts = [measured[number] for number in range(len(tasks))]
+    rejects = RejectCount()
+    for _, rejections in parts:
+        rejects.add(rejections)
+    columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in OF_SAMPLES} if parts else {}
+    if not len(columns.get("lines", ())):
+        raise UserError(f"no line of the input can be used: {rejects.describe()}")
+    samples = iter([len(part["lines"]) for part, _ in parts])
+    sources = (CorpusSource(str(file.path), sum(islice(samples, len(file.parts))), file.weight) for file in files)
+    sizes = Sizes.from_arrays(columns.pop("tiles"), columns.pop("lengths"))
+    return Corpus(sizes, tuple(sources), **columns), rejects
 
 
 def check_images(data: ChatDataset, workers: int = 1) -> None:
@@ -167,6 +198,12 @@ def _each(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers:
                 yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _measure_one(recipe: Recipe, number: int, source: PartSource) -> tuple[int, _Measured]:
+    """Number, sizes and rejections of a part."""
+    part = prepare_part(recipe, source)
+    return number, ({name: getattr(part, name) for name in OF_SAMPLES}, part.rejections())
 
 
 def _prepare_one(recipe: Recipe, source: PartSource, path: Path) -> tuple[int, list[dict[str, Any]]]:

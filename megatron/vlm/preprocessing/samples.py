@@ -237,10 +237,10 @@ def locate(reference: str, row: Row, root: Path, what: str = "image") -> tuple[s
         return "", place
     if reference.startswith(("http://", "https://")):
         raise Rejected(f"remote_{what}", f"{reference[:200]!r}: nothing is downloaded; fetch it and name the file")
-    if reference.startswith("file://"):
-        path = reference.removeprefix("file://")
-        reference = path.removeprefix(f"{root.resolve()}/")
-    return path_below_root(reference), ()
+    path = reference.removeprefix("file://")
+    for folder in (root.absolute(), root.resolve()) if path.startswith("/") else ():
+        path = path.removeprefix(f"{str(folder).rstrip('/')}/")
+    return path_below_root(path), ()
 
 
 open_recipe = cache(SampleMaker)  # one tokenizer per process

@@ -241,7 +241,7 @@ def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequenc
     while True:
         scale = np.abs(matrix[:, used]).max(axis=0)
         found = np.linalg.lstsq(matrix[:, used] / scale, times, rcond=None)[0] / scale
-        if (found >= 0).all() or len(used) == 1:
+        if (found >= 0).all():  # of seconds a single coefficient always is
             break
         used.remove(used[int(np.argmin(found * scale))])
     coefficients = np.zeros(3)

@@ -162,7 +162,7 @@ def _spreads(
     """Return the fields `spread_*` and `kinds_*`, from complete iterations."""
     count, samples = len(packs), len(packs.sample_ids)
     complete = _complete_iterations(index, iterations, count)
-    features = pack_features(corpus, packs, np.asarray(index.loads[:count]), index.load_names)
+    features = pack_features(corpus, packs, np.asarray(index.loads[:count]))
     sampled = packs.sample_ids[:: -(-samples // MOST_SAMPLES)]
     each = _features(corpus, PackList(np.arange(len(sampled) + 1), sampled), index)
     before = features if built is None else _features(corpus, built, index)
@@ -209,7 +209,7 @@ def _of_seats(index: PackedIndex, values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _features(corpus: Corpus, packs: PackList, index: PackedIndex) -> Features:
-    return pack_features(corpus, packs, pack_loads(packs, corpus.sizes, index.pad), index.load_names)
+    return pack_features(corpus, packs, pack_loads(packs, corpus.sizes, index.pad))
 
 
 def _source_counts(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8]) -> list[dict[str, Any]]:

@@ -115,7 +115,7 @@ class _Ordering:
 
     def features(self, packs: PackList, loads: Ints) -> Features:
         """Features of packs that should be equal over iterations."""
-        return pack_features(self.corpus, packs, loads, self.names)
+        return pack_features(self.corpus, packs, loads)
 
     def equalize(
         self, packs: PackList, loads: Ints, exchange_groups: Ints, ranks: Ints, fraction: float

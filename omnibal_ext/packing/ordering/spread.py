@@ -17,15 +17,13 @@ MOST_SOURCES = 8  # the largest ones; smaller ones are ignored
 class Features:
     """Features of packs whose sums should be equal over iterations."""
 
-    names: tuple[str, ...]
     values: Floats
     """[P, F]"""
     sizes: int
     """Number of features that are sizes (the first ones); the others count text-only samples and sources."""
-    kinds: tuple[str, ...]
-    """Kinds of sample that every iteration should have: text-only, with images, each source."""
     has: NDArray[np.bool_]
-    """[P, kinds]; whether a pack has a sample of the kind."""
+    """[P, kinds]; whether a pack has a sample of a kind that every iteration should have: text-only, with images, each
+    source."""
 
     def deviations(self) -> Floats:
         """Return the standard deviation over packs of each feature and kind, [F + kinds]; 0: all are equal."""
@@ -40,14 +38,14 @@ class Features:
         return np.ascontiguousarray((values - values.mean(axis=0)) / deviations[varies])
 
 
-def pack_features(corpus: Corpus, packs: PackList, loads: Ints, names: tuple[str, ...]) -> Features:
+def pack_features(corpus: Corpus, packs: PackList, loads: Ints) -> Features:
     """Return the features of packs: sizes, supervised tokens, text-only samples and sources.
 
     The feature of a source, or of text-only samples, is their number in the pack minus that expected from their
     fraction of all samples.
 
     Args:
-        loads: of packs, [P, K], a column for each of `names`.
+        loads: of packs, [P, K].
     """
     starts, counts = packs.pack_offsets[:-1], packs.counts.astype(np.float64)
 
@@ -55,15 +53,11 @@ def pack_features(corpus: Corpus, packs: PackList, loads: Ints, names: tuple[str
         return np.add.reduceat(values[packs.sample_ids], starts, dtype=np.float64)
 
     columns = [loads.astype(np.float64)]
-    labels, kinds, has = [*names], [], []
     if corpus.supervised is not None:
-        labels.append("supervised")
         columns.append(a_pack(corpus.supervised)[:, None])
-    text = a_pack(corpus.sizes.tiles == 0)
-    sizes, samples = len(labels), counts.sum()
+    text, has = a_pack(corpus.sizes.tiles == 0), []
+    sizes, samples = sum(column.shape[1] for column in columns), counts.sum()
     if 0 < text.sum() < samples:
-        labels.append("text-only")
-        kinds += ["text-only", "with images"]
         columns.append((text - text.sum() / samples * counts)[:, None])
         has += [text > 0, text < counts]
     numbers = corpus.source_numbers()
@@ -71,17 +65,10 @@ def pack_features(corpus: Corpus, packs: PackList, loads: Ints, names: tuple[str
     sources = sorted(largest.tolist()) if len(corpus.sources) > 1 else []
     for source in sources:
         of_source = a_pack(numbers == source)
-        labels.append(corpus.sources[source].name)
-        kinds.append(corpus.sources[source].name)
         columns.append((of_source - of_source.sum() / samples * counts)[:, None])
         has.append(of_source > 0)
-    return Features(
-        tuple(labels),
-        np.concatenate(columns, axis=1),
-        sizes,
-        tuple(kinds),
-        np.stack(has, axis=1) if has else np.zeros((len(packs), 0), np.bool_),
-    )
+    held = np.stack(has, axis=1) if has else np.zeros((len(packs), 0), np.bool_)
+    return Features(np.concatenate(columns, axis=1), sizes, held)
 
 
 def random_spread(values: Floats, drawn: float, count: int) -> Floats:

@@ -17,6 +17,7 @@ from megatron.vlm.data.arrival import Arrivals, to_device
 from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.data.media.videos import join_tiles
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.pipeline import encoding
 from tests.distributed import harness
 from tests.unit.alone import megatron_alone
 
@@ -145,3 +146,31 @@ def test_tiles_lie_row_by_row_so_that_a_broadcast_sends_them_in_order() -> None:
         joined = join_tiles(parts)
         assert joined.flags.c_contiguous
         assert np.array_equal(joined, np.concatenate(parts))
+
+
+@pytest.mark.parametrize("mode", ["with", "ahead"])
+def test_who_encodes_the_first_pack_alone_reads_all_of_an_iteration(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the next iteration would begin with packs of this one."""
+    group = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+    monkeypatch.setattr(encoding.parallel_state, "get_tensor_model_parallel_group", lambda: group)
+    tower: Any = SimpleNamespace(
+        plan=SimpleNamespace(parts=((1,), (0,), (0,), (0,)), mode=mode, again=False),
+        chain=SimpleNamespace(architecture=SimpleNamespace(image_tokens=int, streams=1)),
+        trained=False, refresh=lambda: None,
+    )  # fmt: skip
+    made, read = encoding.Encoding(tower, SimpleNamespace(here=1), first=0), []  # type: ignore[arg-type]
+
+    def packs() -> Iterator[Microbatch]:
+        for number in range(16):
+            read.append(number)
+            yield Microbatch(tiles=0, lengths=(4,), samples=1, useful_tokens=0, pack=number)
+
+    source = packs()
+    for iteration in range(3):
+        made.take(encoding.Images(source, iteration), 4, training=True)
+        if made.begin():
+            made.encode(0, contextlib.nullcontext)
+        made.go_on()
+        made.encode(0, contextlib.nullcontext)
+        made.end()
+        assert len(read) == 4 * (iteration + 1 + (mode == "ahead"))

@@ -130,6 +130,15 @@ def sharegpt(raw: Path, folder: Path) -> Path:
     return path
 
 
+def swift(raw: Path, folder: Path) -> Path:
+    """Images by their whole paths, below the root."""
+    rows = json.loads(sharegpt(raw, folder).read_text())
+    path = folder / "swift.jsonl"
+    path.write_text("".join(json.dumps({**row, "images": [str(raw / name) for name in row["images"]]}) + "\n"
+                            for row in rows))  # fmt: skip
+    return path
+
+
 def columns(raw: Path, inside: bool) -> Any:
     def cell(path: str) -> Record:
         return {"bytes": (raw / path).read_bytes() if inside else None, "path": path}
@@ -164,15 +173,20 @@ def arrow(raw: Path, folder: Path) -> Path:
     return folder / "data.arrow"
 
 
-def web_tar(raw: Path, folder: Path, mark: bytes = b"") -> Path:
+def energon_tar(raw: Path, folder: Path) -> Path:
+    """The turns alone, as Megatron-LM's conversion of LLaVA's data writes them."""
+    return web_tar(raw, folder, turns_alone=True)
+
+
+def web_tar(raw: Path, folder: Path, mark: bytes = b"", turns_alone: bool = False) -> Path:
     path = folder / "shard.tar"
     with tarfile.open(path, "w") as tar:
         for number, record in enumerate(records(raw)):
             images = [
                 (f"{number:04d}.{place}.png", (raw / name).read_bytes()) for place, name in enumerate(paths(record))
             ]
-            text = json.dumps({key: value for key, value in record.items() if key != "image"}).encode()
-            text = mark + text
+            said = {key: value for key, value in record.items() if key != "image"}
+            text = mark + json.dumps(said["conversations"] if turns_alone else said).encode()
             for name, content in [(f"{number:04d}.json", text), *images]:
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
@@ -183,8 +197,8 @@ def web_tar(raw: Path, folder: Path, mark: bytes = b"") -> Path:
 @pytest.mark.parametrize(
     "written",
     [
-        llava_list, by_path, by_base64, sharegpt, parquet, parquet_of_paths, arrow, web_tar, lines_with_marks,
-        list_with_a_mark, tar_with_marks, meta_with_a_mark,
+        llava_list, by_path, by_base64, sharegpt, swift, parquet, parquet_of_paths, arrow, web_tar, energon_tar,
+        lines_with_marks, list_with_a_mark, tar_with_marks, meta_with_a_mark,
     ],
     ids=lambda f: f.__name__,
 )  # fmt: skip

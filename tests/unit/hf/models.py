@@ -472,7 +472,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "gemma 4 moe": (
         "Gemma4",
         GEMMA_4_VIT,
-        {**GEMMA_4, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32},
+        {
+            **GEMMA_4,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+            "num_global_key_value_heads": 2,
+        },
         {},
     ),
     "gemma 4 untied, values apart, images in one direction, a square of two": (

@@ -32,7 +32,7 @@ class Bounds:
         self.backward = prefix_sums(per_layer(t.backward))
         self.weight = prefix_sums(per_layer(t.weight) * problem.program.split_backward)
         self.step = prefix_sums(per_layer(t.step))
-        self.least_transfer = problem.links.min(axis=0)
+        self.least_transfer = problem.transfers.min(axis=0)
 
     def slice_bounds(self) -> Floats:
         """float64 [stages, layers + 1, layers + 1]: bound with layers i .. j - 1 on stage s; inf: no fit."""
@@ -100,8 +100,8 @@ class Bounds:
         hops = 2 * (problem.stages - len(edges) + 1) * self.least_transfer
         there_and_back = (self.forward[-1] - self.forward[e]) + (self.backward - self.weight)[-1]
         there_and_back = there_and_back - (self.backward - self.weight)[e] + hops
-        links = problem.links[np.array(edges[1:]) - 1]
-        ends = _prefix_ends(problem.program.rows, seconds, links, there_and_back)
+        transfers = problem.transfers[np.array(edges[1:]) - 1]
+        ends = _prefix_ends(problem.program.rows, seconds, transfers, there_and_back)
         step = problem.placement.by_rank(np.pad(held @ t.step, (0, problem.stages - len(held))))
         return problem.over_cases((ends + step).max(axis=1))
 
@@ -170,7 +170,7 @@ def _steps(saved: Floats, seconds: Floats) -> list[tuple[float, float, int]]:
 
 @njit(cache=True)
 def _prefix_ends(
-    rows: Rows, seconds: Floats, links: Floats, there_and_back: Floats
+    rows: Rows, seconds: Floats, transfers: Floats, there_and_back: Floats
 ) -> Floats:  # pragma: no cover - compiled
     """float64 [cases, ranks]: last ends when only the first stages work; seconds [3, stages, cases, microbatches]."""
     stages, cases = seconds.shape[1], seconds.shape[2]
@@ -187,7 +187,7 @@ def _prefix_ends(
                 begin = max(begin, turned[microbatch] + there_and_back[case, microbatch])
             else:
                 for wait in range(rows.first[i], rows.first[i + 1]):
-                    begin = max(begin, end[rows.waits[0, wait]] + links[rows.waits[1, wait], case, microbatch])
+                    begin = max(begin, end[rows.waits[0, wait]] + transfers[rows.waits[1, wait], case, microbatch])
             end[i] = begin + seconds[kind, stage, case, microbatch]
             clock[case, rank] = end[i]
             if kind == FORWARD and stage == stages - 1:

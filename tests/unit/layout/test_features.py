@@ -61,7 +61,7 @@ def test_a_cut_carries_and_keeps_them(edge: int, features: int, output: float) -
 
 def test_one_rank_carries_nothing() -> None:
     problem = LayoutProblem(replace(make_profile(4, 3), transfer_seconds_per_byte=0.5, feature_layers=(1,)), 1, 2)
-    assert not problem.links.any()
+    assert not problem.transfers.any()
 
 
 def test_analytic_mergers_are_those_of_the_model() -> None:

@@ -65,7 +65,7 @@ def test_fewest_that_fit_is_the_fewest_of_all_for_one_stage_a_rank(seed: int) ->
 
 def test_a_shortfall_names_stage_bytes_and_remedy() -> None:
     problem = LayoutProblem(make_profile(2, 2), ranks=2, microbatches=4, memory_bytes=50.0)
-    with pytest.raises(UserError, match=r"stage 1 needs .*, 19 bytes .* over the limit .*weights alone"):
+    with pytest.raises(UserError, match=r"pipeline rank 1 needs .*, 19 bytes .* over the limit .*weights alone"):
         fewest_that_fit(problem, (0, 4, 8))
 
 

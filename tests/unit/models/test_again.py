@@ -64,6 +64,17 @@ def test_gradients_are_those_of_keeping_everything(name: str, split: bool, froze
     # Where a norm is many operations, its input's gradients are added up in another order.
     assert [n for n in kept if (kept[n] - found[n]).abs().max() > ROUNDING * kept[n].abs().max()] == []
     assert held_again == held, "from B to W nothing changes"
+    assert (held > 0) == split
+
+
+def test_outside_of_b_gradients_wait_for_no_w() -> None:
+    packs, stage = harness.sample_packs(model="small")[:1], build("small", False)
+    plain, _ = gradients(build("small", False), packs, False)
+    WeightGradients().attach(stage)
+    forward(stage, packs[0]).backward()
+    found = {name: weight.grad for name, weight in stage.named_parameters() if weight.grad is not None}
+    assert found.keys() == plain.keys()
+    assert all(torch.allclose(found[name], plain[name], rtol=1e-4, atol=1e-6) for name in plain)
 
 
 @pytest.mark.parametrize("name", ["small", "wide_norm", "gemma", "gemma_4"])

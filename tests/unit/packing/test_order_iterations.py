@@ -36,7 +36,7 @@ def packed(sizes: Sizes, sources: list[int], budgets: tuple[int, int]) -> tuple[
     packs = pack_balanced(sizes, *budgets, seed=0)
     loads = pack_loads(packs, sizes)
     corpus = Corpus(sizes, tuple(CorpusSource(str(number), count) for number, count in enumerate(sources)))
-    return packs, loads, pack_features(corpus, packs, loads, LOADS)
+    return packs, loads, pack_features(corpus, packs, loads)
 
 
 def order_of(
@@ -83,7 +83,7 @@ def test_nobody_waits_and_iterations_mix_what_a_random_order_mixes(name: str) ->
         make, budgets = UNTUNED[name]
         sizes, sources = make(12_000), [4_000, 2_000, 6_000]
     _, loads, features = packed(sizes, sources, budgets)
-    shares = slice(len(features.names) - len(sources), None)
+    shares = slice(-len(sources), None)
     for ranks, micro in ((8, 1), (8, 4), (8, 16)):
         iterations, waiting = iterations_of(loads, features, ranks, micro, model)
         assert waiting <= 0.003
@@ -219,7 +219,7 @@ def test_dear_iterations_come_among_cheap_ones(seed: int, micro: int) -> None:
 def test_a_kind_that_is_in_few_packs_is_in_every_iteration(seed: int) -> None:
     """One pack of eight has it; the pack's sums do not tell."""
     has = np.random.default_rng(seed).permutation(1600) % 8 == 0
-    features = Features(("rare",), np.zeros((1600, 1)), 1, ("rare",), has[:, None])
+    features = Features(np.zeros((1600, 1)), 1, has[:, None])
     order = order_of(np.ones((1600, 1)), features.scaled(features.deviations()), 8, 1, seed)
     assert has[order].reshape(-1, 8).any(axis=1).mean() > 0.95
 

@@ -19,7 +19,7 @@ from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.ordering.spread import pack_features, spread_against_random
 from omnibal_ext.packing.ordering.swap_samples import Samples, swap_samples
 from omnibal_ext.packing.pack_epoch import pack_epoch
-from omnibal_ext.packing.packs import LOADS, PackList, offsets_of
+from omnibal_ext.packing.packs import PackList, offsets_of
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
@@ -196,7 +196,7 @@ def test_an_epoch_spreads_sources_whose_packs_cost_different(seed: int) -> None:
     corpus = Corpus(*sources_of(make(4_000)))
     options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=8, seed=seed)
     epoch = pack_epoch(corpus, np.zeros(4_000, np.int8), options, PackCosts.of_model(), 0)
-    features = pack_features(corpus, epoch.packs, epoch.loads, LOADS)
+    features = pack_features(corpus, epoch.packs, epoch.loads)
     iterations = np.arange(epoch.groups[0] * 8).reshape(-1, 8)
     assert spread_against_random(iterations, features.values)[-3:].max() < 0.4
 
@@ -251,7 +251,8 @@ def test_of_many_sources_the_largest_in_an_epoch_are_spread() -> None:
     counts = [12, 11, 11, 4, 12, 12, 11, 4, 11, 11, 11, 10]
     corpus = Corpus(sizes, tuple(CorpusSource(f"s{n}", count, often.get(n, 1.0)) for n, count in enumerate(counts)))
     packs = PackList(np.arange(0, 121, 4), np.arange(120))
-    found = pack_features(corpus, packs, np.ones((30, 3), np.int64), LOADS)
+    found = pack_features(corpus, packs, np.ones((30, 3), np.int64))
     largest = sorted(range(12), key=lambda n: (-counts[n] * often.get(n, 1.0), n))[:8]
     assert {3, 7} <= set(largest)
-    assert found.kinds == tuple(f"s{n}" for n in sorted(largest))
+    numbers = corpus.source_numbers().reshape(30, 4)
+    assert found.has.T.tolist() == [(numbers == n).any(axis=1).tolist() for n in sorted(largest)]

@@ -15,7 +15,7 @@ from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
+from megatron.vlm.preprocessing.samples import Recipe, SampleMaker, locate
 from omnibal_ext.errors import UserError
 from tests.demo import demo_recipe, preprocessed
 
@@ -264,3 +264,16 @@ def test_a_strip_that_cannot_become_a_square_is_rejected(root: Path) -> None:
     for rule in ("pad", "crop"):
         with pytest.raises(Rejected, match="too_many_pixels"):
             maker(root, tiling=Tiling(336, rule=rule)).make(line(1))
+
+
+def test_a_whole_path_counts_from_the_root_by_either_of_its_names(tmp_path: Path) -> None:
+    row, root = Row(1, b""), tmp_path / "images"
+    root.mkdir()
+    (tmp_path / "link").symlink_to(root)
+    for folder in (root, tmp_path / "link"):
+        for path in (root / "a/b.png", f"file://{root}/a/b.png", folder / "a/b.png", "a/b.png"):
+            assert locate(str(path), row, folder) == ("a/b.png", ())
+        for path in (f"{root}/../x.png", f"{root}s/x.png", tmp_path / "x.png"):
+            with pytest.raises(Rejected, match="path_outside_root"):
+                locate(str(path), row, folder)
+    assert locate("/a/b.png", row, Path("/")) == ("a/b.png", ())

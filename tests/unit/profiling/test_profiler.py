@@ -9,6 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,9 +62,11 @@ def test_a_fit_meets_the_budgets_exactly_and_has_no_negative_part() -> None:
     truth = (0.5, 0.02, 0.001)
     seconds = [sum(a * b for a, b in zip(truth, row, strict=True)) for row in features]
     assert fit_seconds(features, seconds) == pytest.approx(truth)
-    noisy = fit_seconds(features, [3.0, 1.0, 2.9])  # the longer sample was faster: no such thing
-    assert min(noisy) >= 0
-    assert sum(a * b for a, b in zip(noisy, features[0], strict=True)) == pytest.approx(3.0)
+    # The longer sample was faster: no such thing; and random ones, some of which leave one coefficient.
+    for times in ([3.0, 1.0, 2.9], *np.random.default_rng(0).uniform(0, 3, (50, 3)).tolist()):
+        noisy = fit_seconds(features, times)
+        assert min(noisy) >= 0
+        assert sum(a * b for a, b in zip(noisy, features[0], strict=True)) == pytest.approx(times[0])
 
 
 @pytest.fixture(params=["small", "native", "gemma"])

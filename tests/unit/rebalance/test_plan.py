@@ -142,6 +142,12 @@ def test_outputs_go_straight_to_where_they_are_needed() -> None:
     assert fraction_across_nodes(placed_ranks, outputs, 8) < fraction_across_nodes(alone, outputs, 8)
 
 
-def test_ranks_are_whole_nodes() -> None:
-    with pytest.raises(UserError, match="12 ranks are no whole number of nodes of 8 ranks"):
-        plan_step(np.zeros(1, np.int64), {}, 12, 8)
+@pytest.mark.parametrize(("ranks", "each"), [(12, 8), (0, 1), (8, 0)])
+def test_ranks_are_whole_nodes(ranks: int, each: int) -> None:
+    with pytest.raises(UserError, match=f"{ranks} ranks are no whole number of nodes of {each} ranks"):
+        plan_step(np.zeros(1, np.int64), {}, ranks, each)
+
+
+def test_one_rank_has_all() -> None:
+    need = PhaseInput(Phase(1.0), np.array([3, 0, 5]), np.zeros(3))
+    assert plan_step(np.zeros(3, np.int64), {"vision": need}, 1, 1)["vision"].rank_of.tolist() == [0, 0, 0]

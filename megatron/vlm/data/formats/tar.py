@@ -2,7 +2,7 @@
 
     000.json  {"conversations": [...]}      names images by file name or extension ("jpg", "1.png"); a record that
     000.jpg                                 names none has all images of its key, in order; so for videos, if its
-                                            text has a video mark
+                                            text has a video mark; a list alone is the turns
 
 Nothing is unpacked: a tar is not compressed, so an image is read at its offset.
 """
@@ -104,11 +104,16 @@ def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
         record = json.loads(text)
     except ValueError:
         return text  # refused with its own reason
+    is_turns = isinstance(record, list)
+    if is_turns:
+        record = {"conversations": record}
     found = {"images": [name for name in names if name.lower().endswith(IMAGES)]}
     if VIDEO_MARK.encode() in text:
         found["videos"] = [name for name in names if name.lower().endswith(VIDEOS)]
     names_its_own = not isinstance(record, dict) or NAMED.search(text)
-    return text if names_its_own or not any(found.values()) else {**record, **found}
+    if names_its_own or not any(found.values()):
+        return record if is_turns else text
+    return {**record, **found}
 
 
 def _content(file: Any, member: tarfile.TarInfo) -> bytes:

@@ -1,0 +1,92 @@
+"""ms-swift: `--packing true` with two budgets, for data sets and streams.
+
+# omnibal_packing.py, and on the command line: --packing true --external_plugins omnibal_packing.py
+from omnibal_ext.integrations.ms_swift import install
+install(vit_budget=16384)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omnibal_ext.integrations.samples import Packer, tiles_of
+from omnibal_ext.output import say
+from omnibal_ext.packing.costs import PackCosts
+
+BATCH = 1000
+"""Samples packed together, as ms-swift does."""
+
+
+@dataclass(frozen=True)
+class TwoBudgets:
+    """What ms-swift calls to pack; can be pickled, since its workers may be spawned."""
+
+    vit_budget: int
+    costs: PackCosts | None = None
+    beyond: str = "drop"
+
+    def calculate_matched_group(
+        self, sequences: Sequence[tuple[Any, ...]], packing_length: int, is_finished: bool = True, strategy: str = ""
+    ) -> tuple[list[list[tuple[Any, ...]]], list[tuple[Any, ...]]]:
+        """Return the items of each pack, and those that wait for the next call: of a stream, the emptiest pack's.
+
+        Args:
+            sequences: items (number, tokens, tiles), or (encoded sample, tokens) of a stream.
+            packing_length: most tokens of a pack: `--packing_length`, or else `--max_length`.
+        """
+        if strategy == "sequential":
+            say("warning: --packing_strategy sequential: packs of two budgets do not keep the order", error=True)
+        packer = Packer(self.vit_budget, packing_length, self.costs, self.beyond)
+        return (packer.groups(sequences, _size), []) if is_finished else packer.groups_and_rest(sequences, _size)
+
+    def create_packed_idx(
+        self, rank: int, offset: int, lengths: Sequence[Any], out_queue: Any, packing_length: int, strategy: str
+    ) -> None:
+        """Pack a worker's part of a data set, and send packs of (number, tokens) as they are made."""
+        try:
+            items = [(number, *_lengths(length)) for number, length in enumerate(lengths, offset)]
+            waiting: list[tuple[Any, ...]] = []
+            for first in range(0, len(items), BATCH):
+                new = items[first : first + BATCH]
+                finished = first + BATCH >= len(items)
+                packs, waiting = self.calculate_matched_group([*waiting, *new], packing_length, finished, strategy)
+                out_queue.put((rank, [[item[:2] for item in pack] for pack in packs], len(new)))
+        finally:  # the trainer waits for it without end
+            out_queue.put((rank, [], -1))
+
+
+def install(vit_budget: int, costs: PackCosts | None = None, beyond: str = "drop") -> None:
+    """Have `--packing true` pack with two budgets.
+
+    Tiles are counted when ms-swift counts tokens, before training. A `--cached_dataset` must be exported with this
+    plugin too: without, its samples count as texts, and a line says so.
+
+    Args:
+        vit_budget: most tiles of a pack, of patches for models at native resolution (Qwen-VL: 4 a visual token).
+        costs, beyond: as in `omnibal_ext.packing.pack`.
+    """
+    from swift.dataset import packing
+    from swift.pipelines.train import sft
+
+    class LengthsAndTiles(sft.AddLengthPreprocessor):
+        def preprocess(self, row: dict[str, Any]) -> dict[str, Any]:
+            encoded = self.template.encode(row, return_length=True)
+            return {**row, "lengths": [*encoded["lengths"], -1 - tiles_of(encoded)]}
+
+    budgets = TwoBudgets(vit_budget, costs, beyond)
+    packing.calculate_matched_group = budgets.calculate_matched_group
+    packing.PackingDataset.create_packed_idx = staticmethod(budgets.create_packed_idx)
+    sft.AddLengthPreprocessor = LengthsAndTiles
+
+
+def _size(item: tuple[Any, ...]) -> tuple[int, int]:
+    """Return (tiles, tokens) of an item."""
+    return (item[2] if len(item) > 2 else tiles_of(item[0])), item[1]
+
+
+def _lengths(length: Any) -> tuple[int, int]:
+    """Return (tokens, tiles): a negative number is that of tiles, less 1 and negated."""
+    each = length if isinstance(length, list) else [length]
+    if min(each) >= 0:
+        say("warning: lengths without tiles: the cached data set was exported without this plugin", error=True)
+    return sum(value for value in each if value >= 0), sum(-1 - value for value in each if value < 0)

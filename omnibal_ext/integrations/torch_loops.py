@@ -1,0 +1,97 @@
+"""TRL, transformers' Trainer, Accelerate, Lightning, a plain loop: a batch sampler of packs; `join` is the collate.
+
+sampler = PackedBatches(tiles, tokens, vit_budget=12, llm_budget=4096, ranks=world_size)
+loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.integrations.samples import join
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.in_memory import pack
+
+
+class PackedBatches:
+    """Yields the sample numbers of one pack at a time: of all ranks in turn, or of one `rank`.
+
+    Trainer, TRL and Accelerate give batch i to process i modulo the number of processes (`even_batches=False`): leave
+    `rank` out. Lightning (`use_distributed_sampler=False`) and plain DDP read a sampler of their own rank. Each epoch
+    is packed anew; every rank gets equally many packs, for which the largest are divided.
+    """
+
+    def __init__(
+        self,
+        tiles: Any,
+        tokens: Any,
+        vit_budget: int,
+        llm_budget: int,
+        *,
+        ranks: int,
+        rank: int | None = None,
+        costs: PackCosts | None = None,
+        beyond: str = "error",
+        seed: int = 0,
+    ) -> None:
+        """As `omnibal_ext.packing.pack`. Raises UserError as it does, at once, and for a rank that is none of them."""
+        if rank is not None and not 0 <= rank < ranks:
+            raise UserError(f"rank {rank} is not one of {ranks} data-parallel ranks")
+        self._sizes, self._budgets = (tiles, tokens), (vit_budget, llm_budget)
+        self._ranks, self._rank, self._seed, self._epoch = ranks, rank, seed, 0
+        self._how: dict[str, Any] = {"costs": costs, "beyond": beyond, "seconds": max(0.1, 1e-4 * len(tokens))}
+        self._packs = self._pack()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pack for another epoch; trainers call it."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._packs = self._pack()
+
+    def __len__(self) -> int:
+        """Packs yielded in an epoch."""
+        return len(self._packs) // (1 if self._rank is None else self._ranks)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield packs."""
+        return iter(self._packs if self._rank is None else self._packs[self._rank :: self._ranks])
+
+    @property
+    def batch_size(self) -> None:
+        """None, as packs differ in size. Libraries read it before they shard the batches.
+
+        Raises UserError if the sampler has a rank, as each process would get only some of that rank's packs.
+        """
+        if self._rank is not None:
+            raise UserError(f"PackedBatches: made for rank {self._rank}, but about to be sharded again: leave rank out")
+
+    def _pack(self) -> list[list[int]]:
+        packs = pack(*self._sizes, *self._budgets, **self._how, seed=self._seed + self._epoch)
+        while len(packs) % self._ranks:
+            largest = max(range(len(packs)), key=lambda number: len(packs[number]))
+            half = len(packs[largest]) // 2
+            if not half:
+                raise UserError(f"{len(packs)} packs of a sample each for {self._ranks} ranks: give more samples")
+            packs.append(packs[largest][half:])
+            del packs[largest][half:]
+        return packs
+
+
+class PacksOfTrainer:
+    """A mixin in front of `Trainer` or `SFTTrainer`, which then read `packs`, a `DataLoader`, as it is."""
+
+    def get_train_dataloader(self: Any) -> Any:
+        """Return the packs, of which every process takes its own."""
+        return self.accelerator.prepare(self.packs)
+
+
+def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a pack as a transformers model reads it: `join`, with a batch dimension of 1 and lengths for attention."""
+    joined = join(samples)
+    ends, longest = joined.pop("cu_seqlens"), joined.pop("max_seqlen")
+    count = int(ends[-1])
+    for key, value in joined.items():
+        if value.dim() == 1 and value.shape[0] == count:
+            joined[key] = value[None]
+    lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    return {**joined, **lengths, "use_cache": False}

@@ -1,0 +1,94 @@
+"""VeOmni's loader of dynamic batches with two budgets, and its table of ways to share out images."""
+
+import numpy as np
+import pytest
+import torch
+
+from omnibal_ext.integrations import veomni as ours
+from omnibal_ext.integrations.veomni import VIT, TwoBudgetBatching, share_out
+from omnibal_ext.rebalance.phases import Phase
+from tests.unit.integrations.peers import check, drawn, sample
+
+try:
+    from veomni.data import data_loader, dynamic_batching
+    from veomni.utils.data_balance import balance_sorting_algo, data_balance
+except ImportError:
+    data_loader = None
+installed = pytest.mark.skipif(
+    data_loader is None, reason="veomni is not installed here: docs/integrations.md says how to run these tests"
+)
+
+
+def table(ranks: int, images: int) -> torch.Tensor:
+    """Rank, position and patches of each image, as VeOmni gathers them."""
+    patches = torch.from_numpy(np.random.default_rng(0).lognormal(6, 1, ranks * images).astype(np.int64)) + 4
+    return torch.stack([torch.arange(ranks * images) // images, torch.arange(ranks * images) % images, patches], dim=1)
+
+
+def slowest(shared: list[torch.Tensor], phase: Phase) -> float:
+    return max(float(phase.seconds(rows[:, 2].numpy()).sum()) for rows in shared)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_each_image_goes_to_one_rank_and_no_rank_goes_without(ranks: int) -> None:
+    rows = table(ranks, 5)
+    shared = share_out(rows, ranks, dim=2)
+    assert sorted(row for rank in shared for row in rank.tolist()) == sorted(rows.tolist())
+    assert all(len(rank) for rank in shared)
+    mean = float(VIT.seconds(rows[:, 2].numpy()).sum()) / ranks
+    longest = float(VIT.seconds(rows[:, 2].numpy()).max())
+    assert slowest(shared, VIT) <= max(longest, 1.02 * mean) + 1e-9
+
+
+@installed
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_the_slowest_rank_takes_no_longer_than_by_their_way(ranks: int) -> None:
+    rows = table(ranks, 5)
+    theirs = balance_sorting_algo.post_mbs_balancing_greedy_without_pad(rows, ranks, 2)
+    assert slowest(share_out(rows, ranks, 2), VIT) <= slowest(theirs, VIT)
+
+
+@installed
+def test_their_balancer_finds_ours_by_name() -> None:
+    ours.install()
+    assert data_balance.Qwen3VLEncoderDataBalance._set_sorting_algo("omnibal") is share_out
+    rows = table(4, 3)
+    balancer = data_balance.Qwen3VLEncoderDataBalance.rank_table_mapping
+    mine, shared = balancer(share_out(rows, 4, 2), 1)
+    assert sorted(int(position) for part in mine for position in part) == [0, 1, 2]
+    assert sum(len(part) for part in shared) == len(rows)
+
+
+@installed
+def test_their_loader_yields_packs_of_two_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_loader, "TextBatchingStrategy", data_loader.TextBatchingStrategy)
+    ours.install(vit_budget=12)
+    made = data_loader.TextBatchingStrategy(token_micro_bsz=300, buffer_size=100, bsz_warmup_steps=5)
+    needed = {name for name in vars(dynamic_batching.BaseBatchingStrategy) if not name.startswith("_")}
+    assert needed == {name for name in needed if callable(getattr(made, name))}
+    tiles, tokens = drawn(500)
+    rows = [[sample(n, int(tiles[n]), int(tokens[n]))] for n in range(500)]
+    # As the trainer's loader ends: what the strategy holds is drained.
+    loader = dynamic_batching.DynamicBatchSizeDataLoader(
+        rows, made, collate_fn=lambda samples: {"samples": samples}, length=1, drop_last=False
+    )
+    loader._length = 0
+    batches = [batch for (batch,) in loader if "padding_flag" not in batch]
+    packs = [[int(row["input_ids"][0]) for row in batch["samples"]] for batch in batches]
+    check(packs, tiles, tokens, (12, 300))
+
+
+def test_a_stream_is_packed_as_it_comes_and_drained_at_its_end() -> None:
+    tiles, tokens = drawn(500)
+    strategy = TwoBudgetBatching(12, 300, buffer_size=100)
+    packs = []
+    for number in range(500):
+        strategy.put_item(sample(number, int(tiles[number]), int(tokens[number])))
+        if strategy.is_ready_for_micro_batch():
+            packs.append(strategy.get_micro_batch(number))
+    assert not strategy.empty()
+    while not strategy.empty():
+        packs.append(strategy.get_micro_batch(0))
+    check([[int(row["input_ids"][0]) for row in pack] for pack in packs], tiles, tokens, (12, 300))
+    strategy.put_item(sample(0, 0, 1))
+    assert strategy.empty()

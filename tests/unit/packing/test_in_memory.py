@@ -1,0 +1,146 @@
+"""Packs of a buffer: each sample once, within budgets, few, and equal where samples can be exchanged."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.corpora import UNTUNED
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing import pack
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.sizes import Sizes
+
+ROOT = Path(__file__).parents[3]
+
+
+def bins_of_first_fit(sizes: Sizes, vit_budget: int, llm_budget: int) -> int:
+    """First-fit-decreasing by the larger fraction of a budget, sample by sample."""
+    each = np.column_stack([sizes.tiles / max(1, vit_budget), sizes.tokens / llm_budget])
+    bins: list[np.ndarray] = []
+    for size in each[np.argsort(-each.max(axis=1), kind="stable")]:
+        at = next((at for at, used in enumerate(bins) if (used + size <= 1 + 1e-9).all()), len(bins))
+        bins[at:] = [size + bins[at] if at < len(bins) else size, *bins[at + 1 :]]
+    return len(bins)
+
+
+@pytest.mark.parametrize("name", UNTUNED)
+def test_each_sample_is_in_one_pack_within_both_budgets(name: str) -> None:
+    make, (vit_budget, llm_budget) = UNTUNED[name]
+    sizes = make(700)
+    packs = pack(sizes.tiles, sizes.tokens, vit_budget, llm_budget)
+    assert sorted(sample for group in packs for sample in group) == list(range(700))
+    assert max(sizes.tiles[group].sum() for group in packs) <= vit_budget
+    assert max(sizes.tokens[group].sum() for group in packs) <= llm_budget
+    assert len(packs) <= bins_of_first_fit(sizes, vit_budget, llm_budget)
+
+
+def test_random_buffers_of_any_length() -> None:
+    random = np.random.default_rng(1)
+    for _ in range(40):
+        count, vit_budget, llm_budget = random.integers((0, 0, 1), (60, 12, 500))
+        tiles, tokens = random.integers(0, vit_budget + 1, count), random.integers(1, llm_budget + 1, count)
+        packs = pack(tiles, tokens, int(vit_budget), int(llm_budget))
+        assert sorted(sample for group in packs for sample in group) == list(range(count))
+        assert all(tiles[group].sum() <= vit_budget and tokens[group].sum() <= llm_budget for group in packs)
+        assert all(packs)
+
+
+@pytest.mark.parametrize(("tiles", "tokens", "fit"), [(3, 100, 4), (0, 333, 3), (1, 7, 12)])
+def test_equal_samples_fill_packs_of_as_many_as_fit(tiles: int, tokens: int, fit: int) -> None:
+    packs = pack([tiles] * 50, [tokens] * 50, 12, 1000)
+    assert len(packs) == -(-50 // fit)
+
+
+def test_equal_inputs_give_equal_packs_and_seeds_others() -> None:
+    sizes = UNTUNED["independent"][0](300)
+    first, again, other = (pack(sizes.tiles, sizes.tokens, 48, 8192, seed=seed) for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_packs_come_in_random_order() -> None:
+    """Packers begin with the largest samples, which would make a curriculum of every buffer."""
+    sizes = UNTUNED["heavy tails"][0](2000)
+    counts = np.array([len(group) for group in pack(sizes.tiles, sizes.tokens, 12, 4096)])
+    half = len(counts) // 2
+    assert abs(counts[:half].mean() / counts[half:].mean() - 1) < 0.2
+
+
+def deviation(values: np.ndarray) -> float:
+    """Standard deviation over the mean."""
+    return float(values.std() / values.mean())
+
+
+def loads_of(packs: list[list[int]], tiles: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Tiles, tokens and squared tokens of each pack."""
+    return np.array([(tiles[group].sum(), tokens[group].sum(), (tokens[group] ** 2).sum()) for group in packs])
+
+
+def test_packs_are_equal_in_tiles_and_in_tokens_or_in_seconds_of_costs() -> None:
+    """Nine samples fill the tiles of a pack and a quarter of its tokens, so that exchanges are free."""
+    random = np.random.default_rng(0)
+    sizes = random.integers(0, 5, 900), random.integers(50, 150, 900)
+    both = PackCosts({"vision": {"tiles": 1.0}, "language": {"attention": 1e-3}})
+    one = PackCosts({"all": {"tiles": 50.0, "attention": 0.01}})
+    by_sizes, by_both, by_one = (
+        loads_of(pack(*sizes, 18, 4000, costs=costs, seconds=0.1), *sizes) for costs in (None, both, one)
+    )
+    in_turn = loads_of([list(range(at, at + 9)) for at in range(0, 900, 9)], *sizes)
+    assert deviation(by_sizes[:, 1]) < 0.02 < 0.3 * deviation(in_turn[:, 1])
+    assert deviation(by_both[:, 2]) < 0.02 < 0.3 * deviation(by_sizes[:, 2])
+    assert deviation(by_one @ [50, 0, 0.01]) < 0.02 < 0.3 * deviation(in_turn @ [50, 0, 0.01])
+    as_built = loads_of(pack(*sizes, 18, 4000, seconds=0), *sizes)
+    assert deviation(as_built[:, 1]) > deviation(loads_of(pack(*sizes, 18, 4000), *sizes)[:, 1])
+
+
+def test_a_sample_beyond_a_budget_is_refused_left_out_or_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    tiles, tokens = [1, 9, 2, 0], [10, 20, 30, 101]
+    with pytest.raises(UserError, match=r"sample 1 has 9 tiles and 20 tokens, a pack holds 4 tiles and 100 tokens"):
+        pack(tiles, tokens, 4, 100)
+    assert capsys.readouterr().err == ""
+    assert pack(tiles, tokens, 4, 100, beyond="drop") in ([[0, 2]], [[2, 0]])
+    assert "sample 1 has 9 tiles" in (said := capsys.readouterr().err)
+    assert "2 of 4" in said
+    assert sorted(sorted(group) for group in pack(tiles, tokens, 4, 100, beyond="alone")) == [[0, 2], [1], [3]]
+    assert capsys.readouterr().err == ""
+    assert pack([9], [1], 4, 100, beyond="drop") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (([1], [1, 2], 1, 1), "two lists of one length"),
+        (([1.5], [1], 1, 1), "whole numbers"),
+        (([0], [0], 1, 1), "row 0: tokens is 0"),
+        (([0], [1], -1, 1), "budgets of -1 tiles"),
+        (([0], [1], 0, 0), "0 tokens"),
+        (([1], [1], 0, 1), "raise the budgets"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(arguments: tuple[list[int], list[int], int, int], said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        pack(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_out_of_range_are_refused() -> None:
+    with pytest.raises(UserError, match="beyond='skip': must be one of error, drop, alone"):
+        pack([1], [1], 1, 1, beyond="skip")
+    for seconds in (-1, float("inf"), float("nan")):
+        with pytest.raises(UserError, match="seconds="):
+            pack([1], [1], 1, 1, seconds=seconds)
+
+
+def test_no_samples_are_no_packs() -> None:
+    assert pack([], [], 4, 100) == []
+
+
+def test_importing_a_module_of_the_package_loads_no_packer() -> None:
+    code = """
+import sys, omnibal_ext.packing.packs, omnibal_ext.packing
+assert "numba" not in sys.modules
+assert callable(omnibal_ext.packing.pack) and not hasattr(omnibal_ext.packing, "unpack")
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

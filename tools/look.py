@@ -1,0 +1,298 @@
+"""What does a run lose to padding and waiting? Batches as other trainers make them, beside balanced packs.
+
+    omnibal look sizes.npz --tokens 16384 --ranks 8,64
+    omnibal look chat.jsonl --model HF_FOLDER --image-root images --tokens 16384 --workers 8
+
+From sizes alone, or from conversations with the tokenizer and the image processor of a model's folder. Needs no GPU and
+no weights, and writes nothing unless asked to. A batch is what one device runs at once; docs/look.md explains the
+table.
+"""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omnibal_ext.architectures.presets import MODEL_FLAGS
+from omnibal_ext.console import print_json, print_table, track
+from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.files.records import write_text
+from omnibal_ext.flags import Interval, Need, ToolParser
+from omnibal_ext.output import say
+from omnibal_ext.packing.build import reject_reasons
+from omnibal_ext.packing.comparison import Batching, Order, measure, ways
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packers.budgets import choose_budgets
+from omnibal_ext.report.comparison import comparison_page
+from omnibal_ext.sizes import sizes_files
+
+RANKS, BATCH = [8], [4]
+"""Unless told otherwise: data-parallel ranks, and samples of a padded batch, and of a pack without --tokens."""
+YOURS = (
+    "which is yours: batches of most trainers are random, with group_by_length of similar length; ms-swift and axolotl "
+    "(TRL: of text) pack by tokens, InternVL by tokens and tiles"
+)
+
+
+def is_sizes(path: Path) -> bool:
+    """Whether a file has sizes, and not conversations."""
+    if path.suffix == ".json" and path.is_file():
+        with path.open("rb") as file:
+            head = file.read(2**12)
+        return b'"token_num"' in head or b'"token_lengths"' in head
+    return path.suffix == ".npz"
+
+
+NUMBERS = (
+    Interval("[1, 1e9]", "tokens"),
+    Interval("[0, 1e9]", "tiles"),
+    Interval("[1, 65536]", "ranks micro_batches pipeline_model_parallel_size batch"),
+    Interval("[1, inf)", "max_tiles max_pixels"),
+    Interval("[1, 1024]", "workers"),
+    Interval("[0, 4294967295]", "seed"),
+)
+NEEDS = (
+    Need(
+        "image_root max_tiles max_pixels workers save_sizes",
+        "conversations, and --model",
+        lambda given: given.model and not all(map(is_sizes, given.input)),
+    ),
+    Need("save_sizes", "a name that ends in .npz", lambda given: given.save_sizes.suffix == ".npz"),
+    Need("max_pixels", "to be given without --max-tiles", lambda given: given.max_tiles is None),
+    Need("micro_batches", "to be given without --order, which has them", lambda given: not given.order),
+    Need("order_packed", "--order", lambda given: given.order),
+    Need("analytic", "to be given without --costs, which has the seconds", lambda given: not given.costs),
+)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _parser() -> ToolParser:
+    parser = ToolParser(
+        numbers=NUMBERS, needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "input", nargs="+", type=Path,
+        help="sizes (.npz of tiles and tokens, or a .json list), a dataset folder of omnibal preprocess, or with "
+        "--model conversations: JSONL, JSON lists, tables, tars (docs/data.md)",
+    )  # fmt: skip
+    read = parser.add_argument_group("conversations")
+    read.add_argument(*MODEL_FLAGS, help="a Hugging Face folder (no weights needed) or a preset; counts its costs too")
+    read.add_argument(
+        "--image-root",
+        type=Path,
+        metavar="FOLDER",
+        help="the folder that image paths start from (default: each input's)",
+    )
+    read.add_argument(
+        "--max-tiles", type=int, metavar="N", help="a conversation, thumbnails not counted (default: the model's)"
+    )
+    read.add_argument("--max-pixels", type=int, metavar="N", help="an image, for models that see it near its own size")
+    read.add_argument("--workers", type=int, default=1, metavar="N", help="processes that read them (default 1)")
+    read.add_argument("--save-sizes", type=Path, metavar="FILE.npz", help="write the sizes, to look again in seconds")
+    run = parser.add_argument_group("your run")
+    run.add_argument("--tokens", type=int, metavar="T", help="most tokens of a pack (default: as four samples have)")
+    run.add_argument("--tiles", type=int, metavar="T", help="most tiles of a pack (default: as its tokens have)")
+    run.add_argument(
+        "--batch", type=_numbers, default=BATCH, metavar="B,...", help="samples of a padded batch (default 4)"
+    )
+    run.add_argument("--ranks", type=_numbers, metavar="D,...", help="data-parallel ranks (default: 8, or the order's)")
+    run.add_argument("--micro-batches", type=int, default=1, metavar="M", help="batches of a rank a step (default 1)")
+    run.add_argument(
+        "--pipeline-model-parallel-size", type=int, default=1, metavar="P",
+        help="above 1, ranks wait for each other in vision and language part separately (default 1)",
+    )  # fmt: skip
+    run.add_argument("--order", metavar="FILE.jsonl", help="your own sampler's batches, a step a line: docs/look.md")
+    run.add_argument("--order-packed", action="store_true", help="its batches are packed, not padded")
+    costs = parser.add_argument_group("costs of tiles and tokens, by which time is counted")
+    costs.add_argument("--costs", metavar="PROFILE", help="a profile.json of omnibal profile")
+    costs.add_argument("--analytic", metavar="DEVICE", help="or count operations on an a100, h100 (default) or h200")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default 0)")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="write the table as an HTML page")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+class Input(NamedTuple):
+    """A corpus, the flags by which `omnibal pack` reads it, and what was said of lines that cannot be used."""
+
+    corpus: Corpus
+    flags: Sequence[str]
+    rejected: str = ""
+    has_dataset: bool = True
+    """Whether what `flags` name is there; conversations become a dataset first."""
+
+
+def read_input(arguments: argparse.Namespace) -> Input:
+    """Sizes as they are, or measured. Raises UserError for conversations without a model."""
+    paths: list[Path] = arguments.input
+    names = [str(path) for path in paths]
+    if all(is_sizes(path) for path in paths):
+        return Input(Corpus.load(sizes_files(paths)), ["--sizes", *names])
+    if len(paths) == 1 and (paths[0] / "sizes.npz").exists():
+        return Input(Corpus.of_dataset(paths[0]), ["--data", *names])
+    if missing := [path for path in paths if not path.exists()]:
+        raise UserError(f"{missing[0]}: no such file or folder")
+    if not arguments.model or any(map(is_sizes, paths)):
+        wrong = next(path for path in paths if not is_sizes(path))
+        raise UserError(
+            f"{wrong}: is no file of sizes (.npz of tiles and tokens, or a JSON list of vit_num and token_num); "
+            "conversations are read with --model FOLDER, a Hugging Face folder, and apart from sizes"
+        )
+    corpus, rejected = _measured(arguments)
+    if arguments.save_sizes:
+        corpus.sizes.save(arguments.save_sizes)
+    return Input(corpus, ["--data", "data"], rejected, has_dataset=False)
+
+
+def _measured(arguments: argparse.Namespace) -> tuple[Corpus, str]:
+    """The corpus of conversations, and which lines were rejected."""
+    from megatron.vlm.preprocessing.model_recipe import check_tokenizer, recipe_of, resolve_settings, with_pixels
+    from megatron.vlm.preprocessing.preprocess import measure as measure_inputs
+    from megatron.vlm.preprocessing.samples import open_recipe
+
+    choices = resolve_settings({"max-tiles": arguments.max_tiles}, arguments.model)
+    recipe = recipe_of(
+        with_pixels(choices, arguments.max_pixels), image_root=arguments.image_root, image_checksums=False
+    )
+    check_tokenizer(open_recipe(recipe), arguments.model)
+    corpus, rejects = measure_inputs(arguments.input, recipe, arguments.workers)
+    return corpus, rejects.describe() if rejects.total else ""
+
+
+class Comparison(NamedTuple):
+    """Ways of batching: the user's own order first if there is one, balanced packs last."""
+
+    options: PackOptions
+    costs: PackCosts
+    ranks: Sequence[int]
+    ways: Sequence[Batching]
+    said: Sequence[str]
+    """What the user's order loses on the first number of ranks, or else random batches and packs by tokens."""
+
+
+def compare(given: Input, arguments: argparse.Namespace) -> Comparison:
+    """Choose the budgets, batch in all ways, measure."""
+    corpus = given.corpus
+    order = Order.read(arguments.order, len(corpus.sizes)) if arguments.order else None
+    if order and given.rejected:
+        raise UserError(
+            f"--order numbers all conversations from 0, but some cannot be used ({given.rejected}): take them out of "
+            "the input, or look without --order"
+        )
+    budgets, _ = choose_budgets(
+        corpus.sizes, arguments.tiles, arguments.tokens, samples_per_pack=BATCH[0], seed=arguments.seed
+    )
+    ranks, micro_batches = order.iterations.shape[1:] if order else (RANKS[0], arguments.micro_batches)
+    asked = list(dict.fromkeys([ranks, *(arguments.ranks or [])] if order else arguments.ranks or RANKS))
+    options = PackOptions(
+        vit_budget=budgets.vit_budget, llm_budget=budgets.llm_budget, micro_batches=micro_batches,
+        pipeline_model_parallel_size=arguments.pipeline_model_parallel_size, seed=arguments.seed,
+    )  # fmt: skip
+    costs = PackCosts.asked_for(
+        arguments.costs, arguments.model, arguments.analytic, options.vit_budget, options.llm_budget
+    )
+    others = ways(options, arguments.batch)
+    measured = [measure(corpus, way, asked, costs) for way in track(others, "compare", total=len(others))]
+    sides = [measured[0], measured[-3]]
+    if order:
+        sides = [order.measure("your order", corpus.sizes, not arguments.order_packed, costs, options.one_sum)]
+        measured = [*sides, *measured]
+    return Comparison(options, costs, asked, measured, [one.against(measured[-1], asked[0]) for one in sides])
+
+
+def table(found: Comparison) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Columns and rows for people."""
+    columns = ["a device's batch", "samples", "padding", "most tiles", "most tokens"]
+    for ranks in found.ranks:
+        columns += [f"steps on {ranks}", "waiting", "time"]
+    rows = []
+    for way in found.ways:
+        row = [way.name, f"{way.samples_per_batch:.1f}", f"{way.padding:.1%}"]
+        row += [f"{way.most_tiles:,}", f"{way.most_tokens:,}"]
+        for ranks in found.ranks:
+            one, best = way.on_ranks.get(ranks), found.ways[-1].on_ranks[ranks]
+            row += (f"{one.steps:,}", f"{one.wait:.1%}", f"{one.seconds / best.seconds:.2f}") if one else ("", "", "")
+        rows.append(tuple(row))
+    return columns, rows
+
+
+def next_commands(given: Input, found: Comparison, arguments: argparse.Namespace) -> list[str]:
+    """The commands that make the balanced packs of the table."""
+    options, commands = found.options, []
+    installed = ToolParser.program is not None  # else this is a file of a clone
+    pack = ["omnibal", "pack"] if installed else ["python", "tools/pack_data.py"]
+    preprocess = ["omnibal", "preprocess"] if installed else ["python", "tools/preprocess_data.py"]
+    model = ["--model", arguments.model] if arguments.model else []
+    if not given.has_dataset:
+        limits = [("--image-root", arguments.image_root), ("--max-tiles", arguments.max_tiles)]
+        limits += [("--max-pixels", arguments.max_pixels), ("--workers", arguments.workers)]
+        chosen = [word for flag, value in limits if value is not None for word in (flag, str(value))]
+        commands.append([*preprocess, "--input", *map(str, arguments.input), *model, *chosen, "--output-dir", "data"])
+    priced = ["--costs", arguments.costs] if arguments.costs else model
+    if arguments.analytic:
+        priced = [*priced, "--analytic", arguments.analytic]
+    commands.append([
+        *pack, *given.flags, "--llm-budget", str(options.llm_budget), "--vit-budget", str(options.vit_budget),
+        "--data-parallel-size", str(found.ranks[0]), "--micro-batches", str(options.micro_batches),
+        "--pipeline-model-parallel-size", str(options.pipeline_model_parallel_size), *priced,
+        "--seed", str(options.seed), "--output-dir", "packs",
+    ])  # fmt: skip
+    return [shlex.join(command) for command in commands]
+
+
+def about(given: Input, found: Comparison) -> tuple[str, list[str]]:
+    """The table's title, and what is to be known about it."""
+    options, samples = found.options, len(given.corpus.sizes)
+    title = f"{samples:,} samples; packs of at most {options.llm_budget:,} tokens and {options.vit_budget:,} tiles"
+    notes = [f"time: device seconds a sample, balanced packs = 1, by the costs of {found.costs.origin}", YOURS]
+    if left_out := _left_out(given, found):
+        notes.append(f"{left_out:,} samples ({left_out / samples:.1%}) exceed these limits: in no batch but --order's")
+    if given.rejected:
+        notes.append(f"lines that cannot be used: {given.rejected}")
+    return title, notes
+
+
+def _left_out(given: Input, found: Comparison) -> int:
+    return int((reject_reasons(given.corpus.sizes, found.options) > 0).sum())
+
+
+def main() -> None:
+    """Read, compare, print."""
+    arguments = _parser().parse_args()
+    given = read_input(arguments)
+    found = compare(given, arguments)
+    (title, notes), commands = about(given, found), next_commands(given, found, arguments)
+    if arguments.report:
+        at, best = found.ranks[0], found.ways[-1]
+        times = [(way.name, way.on_ranks[at].seconds / best.on_ranks[at].seconds) for way in found.ways]
+        write_text(arguments.report, comparison_page(title, *table(found), times, [*found.said, *notes], commands))
+    if arguments.json:
+        print_json(as_record(given, found, commands))
+        return
+    print_table(title, *table(found))
+    say(*notes, "", *found.said, "", "to make balanced packs (docs/loops.md: for your own loop):", *commands)
+
+
+def as_record(given: Input, found: Comparison, commands: Sequence[str]) -> dict[str, Any]:
+    """What --json prints."""
+    return {
+        "samples": len(given.corpus.sizes),
+        "left_out": _left_out(given, found),
+        "rejected": given.rejected,
+        **{name: getattr(found.options, name) for name in ("llm_budget", "vit_budget", "micro_batches")},
+        "costs": found.costs.origin,
+        "ways": [asdict(way) for way in found.ways],
+        "said": found.said,
+        "commands": list(commands),
+    }
+
+
+if __name__ == "__main__":
+    run_tool(main)
