@@ -30,7 +30,16 @@ WAYS = {
     "one rank": (
         1,
         PLAIN,
-        ("internvl", "gemma 3", "gemma 4", "gemma 4 unified", "qwen3-vl-moe", "mistral 3", "paligemma 2"),
+        (
+            "internvl",
+            "gemma 3",
+            "gemma 4",
+            "gemma 4 unified",
+            "qwen3-vl-moe",
+            "mistral 3",
+            "paligemma 2",
+            "paddleocr-vl",
+        ),
     ),
     "two tensor-parallel ranks": (
         2,
