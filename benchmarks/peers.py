@@ -50,7 +50,7 @@ SAMPLES, HELD_OUT = 4096, 24
 """Of the corpus that is packed, and behind it those that are only judged."""
 WHOLE = ("trl", "datasets", "binpacking", "modelscope", "json_repair", "aiohttp", "lightning",
          "webdataset", "multi-storage-client", "rapidyaml", "s3fs", "mfusepy", "filetype", "click",  # Energon's
-         "torchdata", "blobfile", "tiktoken", "timm", "wandb")  # VeOmni's  # fmt: skip
+         "torchdata", "blobfile", "tiktoken", "timm", "wandb", "qwen-vl-utils")  # VeOmni's  # fmt: skip
 ALONE = ("ms-swift", "axolotl", "megatron-energon", "megatron-bridge", "nemo-automodel", "veomni",
          "transformers==5.18.0")  # fmt: skip
 """Packages whose dependencies are not all needed, nor compatible with each other; what Automodel and VeOmni import."""

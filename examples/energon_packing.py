@@ -2,11 +2,11 @@
 
     python examples/energon_packing.py DATASET
 
-Prints the packs of a prepared data set. `encode_sample` is what differs between models: here text is bytes, and an
-image is one tile.
+Prints the packs of a prepared data set of captioned images (`energon prepare`, CaptioningSample). `encode_sample` is
+what differs between models: here text is bytes, and an image is one tile.
 """
 
-import sys
+import argparse
 from typing import Any
 
 import torch
@@ -28,9 +28,12 @@ class Encoder(TwoBudgetPacking, DefaultTaskEncoder):
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", metavar="DATASET")
     data = get_train_dataset(
-        sys.argv[1], worker_config=WorkerConfig.default_worker_config(0), batch_size=None, task_encoder=Encoder(),
-        packing_buffer_size=1000, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False,
+        parser.parse_args().dataset, worker_config=WorkerConfig.default_worker_config(0), batch_size=None,
+        task_encoder=Encoder(), packing_buffer_size=1000, shuffle_buffer_size=None, max_samples_per_sequence=None,
+        repeat=False,
     )  # fmt: skip
     for pack in get_loader(data):
         print(

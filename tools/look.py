@@ -32,6 +32,7 @@ from omnibal_ext.sizes import sizes_files
 
 RANKS, BATCH = [8], [4]
 """Unless told otherwise: data-parallel ranks, and samples of a padded batch, and of a pack without --tokens."""
+NEXT = "to make balanced packs (in ms-swift, Energon, TRL and others: docs/integrations.md; your loop: docs/loops.md):"
 YOURS = (
     "which is yours: batches of most trainers are random, with group_by_length of similar length; ms-swift and axolotl "
     "(TRL: of text) pack by tokens, InternVL by tokens and tiles"
@@ -85,10 +86,7 @@ def _parser() -> ToolParser:
     read = parser.add_argument_group("conversations")
     read.add_argument(*MODEL_FLAGS, help="a Hugging Face folder (no weights needed) or a preset; counts its costs too")
     read.add_argument(
-        "--image-root",
-        type=Path,
-        metavar="FOLDER",
-        help="the folder that image paths start from (default: each input's)",
+        "--image-root", type=Path, metavar="FOLDER", help="where image paths start (default: each file's)"
     )
     read.add_argument(
         "--max-tiles", type=int, metavar="N", help="a conversation, thumbnails not counted (default: the model's)"
@@ -97,7 +95,7 @@ def _parser() -> ToolParser:
     read.add_argument("--workers", type=int, default=1, metavar="N", help="processes that read them (default 1)")
     read.add_argument("--save-sizes", type=Path, metavar="FILE.npz", help="write the sizes, to look again in seconds")
     run = parser.add_argument_group("your run")
-    run.add_argument("--tokens", type=int, metavar="T", help="most tokens of a pack (default: as four samples have)")
+    run.add_argument("--tokens", type=int, metavar="T", help="most tokens of a pack, packing_length (default: of four)")
     run.add_argument("--tiles", type=int, metavar="T", help="most tiles of a pack (default: as its tokens have)")
     run.add_argument(
         "--batch", type=_numbers, default=BATCH, metavar="B,...", help="samples of a padded batch (default 4)"
@@ -277,7 +275,7 @@ def main() -> None:
         print_json(as_record(given, found, commands))
         return
     print_table(title, *table(found))
-    say(*notes, "", *found.said, "", "to make balanced packs (docs/loops.md: for your own loop):", *commands)
+    say(*notes, "", *found.said, "", NEXT, *commands)
 
 
 def as_record(given: Input, found: Comparison, commands: Sequence[str]) -> dict[str, Any]:

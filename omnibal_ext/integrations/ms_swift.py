@@ -11,6 +11,7 @@ from typing import Any
 
 from omnibal_ext.integrations.samples import Packer, tiles_of
 from omnibal_ext.output import say
+from omnibal_ext.packing import pack
 from omnibal_ext.packing.costs import PackCosts
 
 BATCH = 1000
@@ -73,6 +74,8 @@ def install(vit_budget: int, costs: PackCosts | None = None, beyond: str = "drop
             encoded = self.template.encode(row, return_length=True)
             return {**row, "lengths": [*encoded["lengths"], -1 - tiles_of(encoded)]}
 
+    say(f"omnibal: packs of at most {vit_budget:,} tiles; on a new machine the packer compiles first, for 15 s or more")
+    pack([1], [1], vit_budget=1, llm_budget=1)  # before workers are forked
     budgets = TwoBudgets(vit_budget, costs, beyond)
     packing.calculate_matched_group = budgets.calculate_matched_group
     packing.PackingDataset.create_packed_idx = staticmethod(budgets.create_packed_idx)

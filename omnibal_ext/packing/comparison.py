@@ -65,8 +65,8 @@ class Batching:
         found, best = self.on_ranks[ranks], ours.on_ranks[ranks]
         times = found.seconds / best.seconds
         return (
-            f"{self.name}, on {ranks} ranks: {max(0.0, 1 - 1 / times):.0%} of the devices' time is lost, "
-            f"{times:.2f} times that of {ours.name}: padding {self.padding:.1%} (there {ours.padding:.1%}), waiting "
+            f"{self.name}, on {ranks} ranks: a sample takes {times:.2f} times the device time of {ours.name}, "
+            f"{max(0.0, 1 - 1 / times):.0%} is lost: padding {self.padding:.1%} (theirs {ours.padding:.1%}), waiting "
             f"{found.wait:.1%} ({best.wait:.1%}), largest batch {self.most_tiles:,} tiles ({ours.most_tiles:,}) and "
             f"{self.most_tokens:,} tokens ({ours.most_tokens:,})"
         )

@@ -120,7 +120,7 @@ def test_a_loss_in_a_sentence() -> None:
     theirs = Batching("theirs", 9, 4.0, 0.365, 48, 32000, {8: OnRanks(9, 0.243, 2.0)})
     ours = Batching("ours", 9, 4.0, 0.0, 23, 8000, {8: OnRanks(9, 0.003, 1.25)})
     assert theirs.against(ours, 8) == (
-        "theirs, on 8 ranks: 38% of the devices' time is lost, 1.60 times that of ours: padding 36.5% (there 0.0%), "
-        "waiting 24.3% (0.3%), largest batch 48 tiles (23) and 32,000 tokens (8,000)"
+        "theirs, on 8 ranks: a sample takes 1.60 times the device time of ours, 38% is lost: padding 36.5% "
+        "(theirs 0.0%), waiting 24.3% (0.3%), largest batch 48 tiles (23) and 32,000 tokens (8,000)"
     )
-    assert "0% of the devices' time is lost, 0.62 times" in ours.against(theirs, 8)
+    assert "a sample takes 0.62 times the device time of theirs, 0% is lost" in ours.against(theirs, 8)
