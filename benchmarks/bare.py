@@ -68,7 +68,7 @@ class _Absent(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if self.__name__ == "numba":
+        if self.__name__ in ("numba", "numba.extending"):
             return _plain
         return _Kind(name, (_Missing,), {"package": self.__name__})
 

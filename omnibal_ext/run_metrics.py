@@ -5,7 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import Check, finite, integer, is_number, listing, mapping, maybe, record, text
+from omnibal_ext.reading.checks import (
+    Check,
+    anything,
+    finite,
+    integer,
+    is_number,
+    listing,
+    mapping,
+    maybe,
+    record,
+    text,
+)
 from omnibal_ext.reading.document import decode, read_json
 from omnibal_ext.reading.files import open_plain
 
@@ -69,9 +80,10 @@ def profile_check(path: Path) -> dict[str, Any] | None:
 
 
 def noted_inputs(folder: Path) -> dict[str, str]:
-    """The paths in a run's inputs.json; empty without one."""
+    """The paths and versions in a run's inputs.json, without its flags; empty without one."""
     path = folder / INPUTS
-    return read_json(path, mapping(text), "remove it, and name the files") if path.exists() else {}
+    found = read_json(path, mapping(anything), "remove it, and name the files") if path.exists() else {}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def _lines_before(path: Path, position: int) -> int:

@@ -224,9 +224,9 @@ def table(found: Comparison) -> tuple[list[str], list[tuple[str, ...]]]:
 def next_commands(given: Input, found: Comparison, arguments: argparse.Namespace) -> list[str]:
     """The commands that make the balanced packs of the table."""
     options, commands = found.options, []
-    installed = ToolParser.program is not None  # else this is a file of a clone
-    pack = ["omnibal", "pack"] if installed else ["python", "tools/pack_data.py"]
-    preprocess = ["omnibal", "preprocess"] if installed else ["python", "tools/preprocess_data.py"]
+    in_clone = ToolParser.program is None  # a file of tools/, not the command
+    pack = ["python", "tools/pack_data.py"] if in_clone else ["omnibal", "pack"]
+    preprocess = ["python", "tools/preprocess_data.py"] if in_clone else ["omnibal", "preprocess"]
     model = ["--model", arguments.model] if arguments.model else []
     if not given.has_dataset:
         limits = [("--image-root", arguments.image_root), ("--max-tiles", arguments.max_tiles)]

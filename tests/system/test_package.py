@@ -136,6 +136,6 @@ def test_the_command_is_the_tools(wheel: Path, tmp_path: Path) -> None:
     assert omnibal("level", "--help").stdout.startswith("usage: omnibal level [-h]")
     wrong = omnibal("pakc")
     assert wrong.returncode == 2
-    assert "the nearest is pack, all are preprocess, pack, level" in wrong.stderr
+    assert "the nearest is pack, all are look, preprocess, pack, level" in wrong.stderr
     refused = omnibal("report", "--output", "r.html")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
