@@ -39,8 +39,8 @@ def pack(
     """Return packs as lists of sample numbers: few, within both budgets, and as equal as exchanging samples makes them.
 
     Packs are in random order. Equal inputs and seed give equal packs on every machine, so that ranks which hold the
-    same lengths need not talk. The first call of a process loads
-    compiled code; the first on a machine compiles it, for some seconds, into numba's cache (`NUMBA_CACHE_DIR`).
+    same lengths need not talk. The first call of a process loads compiled code; the first on a machine compiles it,
+    for some 15 seconds, into numba's cache (`NUMBA_CACHE_DIR`).
 
     Args:
         tiles: ViT inputs of each sample, [N], whole numbers: image tiles, or patches or visual tokens at native
