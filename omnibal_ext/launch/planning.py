@@ -172,14 +172,8 @@ class Planning:
         """Run the profiler, which does not repeat measurements that are in the file."""
         if self.flags.profile:
             return
-        flags: dict[str, Any] = {
-            "--model": self.flags.model,
-            "--vit-budget": self.index.vit_budget,
-            "--llm-budget": self.index.llm_budget,
-            "--data-parallel-size": self.data_parallel,
-            "--output": self.profile_path,
-            **as_flags(self.flags, PROFILED),
-        }
+        budgets = self.index.vit_budget, self.index.llm_budget
+        flags = profiler_flags(self.flags, *budgets, self.data_parallel, self.profile_path)
         if (learnt := Corpus.of_dataset(self.flags.data).supervised_share) is not None:
             flags["--supervised-share"] = f"{learnt:.3f}"
         flags |= self._tower_flags()
@@ -193,11 +187,8 @@ class Planning:
 
     def _tower_flags(self) -> dict[str, Any]:
         """The profiler's flags for a replicated vision tower; none if the tower will be cut."""
-        tensor, pipeline = self.flags.tensor_model_parallel_size, self.flags.pipeline_model_parallel_size
-        if self.flags.tower == "cut" or pipeline == 1:
-            return {}
-        flags: dict[str, Any] = {"--replica-ranks": tensor * pipeline}
-        if tensor > 1 and not self.flags.analytic:
+        flags, tensor = replica_flags(self.flags), self.flags.tensor_model_parallel_size
+        if flags and tensor > 1 and not self.flags.analytic:
             flags["--tower-profile"] = self.run_dir / "tower_profile.json"
         return flags
 
@@ -265,21 +256,32 @@ def plan_of_budgets(
     """Print the plan of packs that fill --vit-budget and --llm-budget, at --analytic costs, without data."""
     with tempfile.TemporaryDirectory() as folder:
         profile, plan = Path(folder) / "profile.json", Path(folder) / PLAN
-        asked = {
-            "--model": flags.model,
-            "--vit-budget": flags.vit_budget,
-            "--llm-budget": flags.llm_budget,
-            "--data-parallel-size": data_parallel,
-            "--output": profile,
-            **as_flags(flags, PROFILED),
-        }
-        if flags.tower != "cut" and flags.pipeline_model_parallel_size > 1:
-            asked["--replica-ranks"] = flags.tensor_model_parallel_size * flags.pipeline_model_parallel_size
+        asked = profiler_flags(flags, flags.vit_budget, flags.llm_budget, data_parallel, profile) | replica_flags(flags)
         run_our_tool(tools / "profile_layers.py", asked, True, trained_words(job))
         wanted = {"--profile": profile, "--num-microbatches": micro_batches, "--output": plan}
         run_our_tool(tools / "plan_layout.py", wanted | as_flags(flags, PLANNED), flags.json)
         if flags.json:
             print_json({"plan": Plan.load(plan).to_record(), "started": False})
+
+
+def profiler_flags(
+    flags: argparse.Namespace, vit_budget: int, llm_budget: int, data_parallel: int, output: Path
+) -> dict[str, Any]:
+    """Flags of tools/profile_layers.py for a run with these budgets, except those of a replicated tower."""
+    return {
+        "--model": flags.model,
+        "--vit-budget": vit_budget,
+        "--llm-budget": llm_budget,
+        "--data-parallel-size": data_parallel,
+        "--output": output,
+        **as_flags(flags, PROFILED),
+    }
+
+
+def replica_flags(flags: argparse.Namespace) -> dict[str, Any]:
+    """The profiler's flag for the ranks that share a replicated tower; none if the tower will be cut."""
+    tensor, pipeline = flags.tensor_model_parallel_size, flags.pipeline_model_parallel_size
+    return {} if flags.tower == "cut" or pipeline == 1 else {"--replica-ranks": tensor * pipeline}
 
 
 def trained_words(job: argparse.Namespace) -> list[str]:
