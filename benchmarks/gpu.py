@@ -1,6 +1,6 @@
 """The verdict on a CUDA machine, in five minutes and without data: does it start, is it right, how fast, how large.
 
-    python benchmarks/gpu.py [--minutes 5] [--model internvl3.5-2b] [--parts training against ...]
+    python benchmarks/gpu.py [--minutes 5] [--parts training against ...]
 
 Parts run in one process, the most valuable first; after each the result is written, so that a loan that ends early
 leaves what was found. What needs no GPU (the CPU's answers, packs) is made beside it meanwhile; two parts need
@@ -87,7 +87,7 @@ class Size:
     """Of an iteration."""
     adapted: str = "qwen2.5-vl-7b"
     adapted_tokens: int = 4096
-    waits: tuple[str, ...] = ("internvl-chat-1.5", "qwen2.5-vl-7b", "gemma-3-4b", "qwen3-vl-30b-a3b")
+    waits: tuple[str, ...] = ("internvl-chat-1.5", "qwen2.5-vl-7b", "gemma-3-4b", "qwen3-vl-30b-a3b", "qwen3.5-9b")
     host: tuple[str, ...] = ("internvl3.5-8b",)
     attended: int = 2400
     """Tokens of the pack that kernels attend over."""
@@ -280,7 +280,9 @@ def pipeline(verdict: Verdict) -> None:
 
 def attention(verdict: Verdict) -> None:
     """A kernel may refuse a width, unless it is the one that is chosen for it."""
-    found = verdict.found["attention"] = gpu_probes.attention(verdict.size.attended)
+    found = gpu_probes.attention(verdict.size.attended)
+    found |= gpu_probes.linear_attention(verdict.size.attended)
+    verdict.found["attention"] = found
     console.print_table("attention against fp32", ("kernel and width", "difference"), list(found.items()), right=False)
     verdict.differences["attention"] = worst_attention(found, verdict.found["kernels"])
 
@@ -402,7 +404,7 @@ def show(title: str, figures: dict[str, float]) -> None:
 def installed() -> dict[str, str]:
     """Versions of what decides which kernels run."""
     found = {"cuda": str(torch.version.cuda)}
-    for package in ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex"):
+    for package in ("torch", "megatron-core", "transformer-engine", "flash-attn", "flash-linear-attention", "apex"):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found

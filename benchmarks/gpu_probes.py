@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.vlm import platform
 from megatron.vlm.microbatch import Segments, segments_of
 from megatron.vlm.models.attention.core_attention import KERNELS, Kernel, choose_kernel, kernels_here
 from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.linear import convolution, delta_rule
 from megatron.vlm.profiling.stage_pass import StagePass, wrapped_stage
 from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
@@ -59,6 +61,51 @@ def attention(tokens: int) -> dict[str, Any]:
     return found
 
 
+def linear_attention(tokens: int) -> dict[str, float]:
+    """The same of flash-linear-attention's kernels and the torch that stands in for them; {} where they are not."""
+    if not platform.HAS_LINEAR_ATTENTION:
+        return {}
+    return {
+        f"{name}, {count} samples": error
+        for count in SEGMENTS
+        for name, error in _linear_errors(equal_lengths(tokens, count), torch.Generator().manual_seed(count)).items()
+    }
+
+
+def _linear_errors(lengths: list[int], generator: torch.Generator) -> dict[str, float]:
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(sum(lengths), *shape, generator=generator).bfloat16().cuda()
+
+    boundaries, indices = segments_of(lengths).cu_seqlens_q, delta_rule.chunk_indices(lengths)
+    positions = torch.cat([torch.arange(length) for length in lengths]).cuda()
+    heads = [draw(HEADS, 128) for _ in range(3)]
+    rates = [-draw(HEADS).float().exp() / 8, draw(HEADS).sigmoid()]
+    channels, weight = draw(1024), draw(4)[:1024].contiguous()
+    works = {
+        "delta rule": (
+            lambda *rows: delta_rule.by_kernel(*rows, boundaries, indices),
+            lambda *rows: delta_rule.in_chunks(*rows, delta_rule.Chunks.of(lengths)),
+            [*heads, *rates],
+        ),
+        "convolution": (
+            lambda *rows: convolution.by_kernel(*rows, boundaries, indices),
+            lambda *rows: convolution.by_shifts(*rows, positions),
+            [channels, weight],
+        ),
+    }
+    found = {}
+    for name, (kernel, exact, rows) in works.items():
+        toward = torch.ones_like(rows[0 if name == "convolution" else 2])
+        ours = _with_gradients(kernel, [row.clone() for row in rows], toward)
+        wanted = _with_gradients(exact, [row.float() for row in rows], toward.float())
+        found[name] = max(_difference(a, b) for a, b in zip(ours, wanted, strict=True))
+    return found
+
+
+def _difference(found: Tensor, exact: Tensor) -> float:
+    return ((found.float() - exact).abs().max() / exact.abs().max()).item()
+
+
 def _error(kernel: Kernel, tokens: int, width: int, count: int) -> float:
     generator = torch.Generator().manual_seed(width + count)
     shapes = [*((tokens, heads, width) for heads in (HEADS, GROUPS, GROUPS)), (tokens, HEADS * width)]
@@ -66,7 +113,7 @@ def _error(kernel: Kernel, tokens: int, width: int, count: int) -> float:
     segments = segments_of(equal_lengths(tokens, count))
     ours = _with_gradients(lambda *qkv: kernel(*qkv, segments, None), rows, toward)
     exact = _with_gradients(lambda *qkv: _by_hand(*qkv, segments), [r.float() for r in rows], toward.float())
-    return max(((a.float() - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, exact, strict=True))
+    return max(_difference(a, b) for a, b in zip(ours, exact, strict=True))
 
 
 def _with_gradients(attend: Callable[..., Tensor], rows: list[Tensor], toward: Tensor) -> list[Tensor]:

@@ -70,8 +70,8 @@ def _works(module: str) -> bool:
 HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and _works("transformer_engine.pytorch")
 HAS_FLASH_ATTENTION: bool = HAS_CUDA and _works("flash_attn")
 HAS_VARIABLE_LENGTH: bool = HAS_CUDA and installed("torch.nn.attention.varlen")
-# flash-linear-attention: what carries states, and the convolution before it.
-HAS_LINEAR_ATTENTION: bool = HAS_CUDA and all(map(_works, ("fla.ops.gated_delta_rule", "fla.modules.convolution")))
+# flash-linear-attention from 0.6 on: what carries states, and the convolution before it.
+HAS_LINEAR_ATTENTION: bool = HAS_CUDA and all(map(_works, ("fla.ops.gated_delta_rule", "fla.modules.causal_conv1d")))
 # Apex can be installed without its kernels: then it has nothing to be used, and `prepare` hides it.
 HAS_APEX: bool = HAS_CUDA and all(installed(module) for module in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda"))
 CPU = torch.device("cpu")

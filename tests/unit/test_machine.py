@@ -144,7 +144,7 @@ print(json.dumps([*kernels, platform.HAS_APEX, apex.__name__, platform.UNUSABLE]
 def test_apex_and_flash_attention_count_where_they_work(tmp_path: Path) -> None:
     """And Megatron finds them."""
     for module in ("apex", "flash_attn", "fla", "fla/ops", "fla/ops/gated_delta_rule", "fla/modules",
-                   "fla/modules/convolution", "amp_C",
+                   "fla/modules/causal_conv1d", "amp_C",
                    "fused_weight_gradient_mlp_cuda"):  # fmt: skip
         (tmp_path / module).mkdir()
         (tmp_path / module / "__init__.py").touch()

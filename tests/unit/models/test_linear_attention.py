@@ -1,5 +1,6 @@
 """Linear attention of a pack: what its samples give alone, token by token, by the rule as published."""
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -103,37 +104,56 @@ def test_the_convolution_of_a_pack_is_torchs_of_its_samples(kernel: int) -> None
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins with the arguments of flash-linear-attention's functions, which compute by transformers."""
+    """Stand-ins with the arguments of flash-linear-attention's functions, which compute by transformers; what a chunk is
+    they are told, as the kernels are."""
     qwen = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
 
-    def rule(q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, cu_seqlens: Tensor, **how: Any) -> Any:
-        assert how == {"use_qk_l2norm_in_kernel": True}
+    def lengths_of(cu_seqlens: Tensor, chunk_indices: Tensor) -> list[int]:
         lengths = cu_seqlens.diff().tolist()
+        chunks = [[sample, n] for sample, length in enumerate(lengths) for n in range(math.ceil(length / 64))]
+        assert chunk_indices.tolist() == chunks and chunk_indices.dtype == cu_seqlens.dtype
+        return lengths
+
+    def rule(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        g: Tensor,
+        beta: Tensor,
+        cu_seqlens: Tensor,
+        chunk_indices: Tensor,
+        **how: Any,
+    ) -> Any:
+        assert how == {"use_qk_l2norm_in_kernel": True}
+        lengths = lengths_of(cu_seqlens, chunk_indices)
         samples = zip(*(one.split(lengths, dim=1) for one in (q, k, v, g, beta)), strict=True)
         each = [qwen.torch_chunk_gated_delta_rule(*sample, use_qk_l2norm_in_kernel=True)[0] for sample in samples]
         return torch.cat(each, dim=1), None
 
-    def convolve(x: Tensor, weight: Tensor, bias: None, activation: str, cu_seqlens: Tensor) -> Any:
+    def convolve(
+        x: Tensor, weight: Tensor, bias: None, activation: str, cu_seqlens: Tensor, chunk_indices: Tensor
+    ) -> Any:
         each = [
             qwen.causal_conv1d_fn(sample.transpose(1, 2), weight, bias, activation).transpose(1, 2)
-            for sample in x.split(cu_seqlens.diff().tolist(), dim=1)
+            for sample in x.split(lengths_of(cu_seqlens, chunk_indices), dim=1)
         ]
         return torch.cat(each, dim=1), None
 
-    for name, found in (("fla.ops.gated_delta_rule", rule), ("fla.modules.convolution", convolve)):
+    for name, found in (("fla.ops.gated_delta_rule", rule), ("fla.modules.causal_conv1d", convolve)):
         module: Any = ModuleType(name)
         module.chunk_gated_delta_rule = module.causal_conv1d = found
         monkeypatch.setitem(sys.modules, name, module)
 
 
 def test_kernels_are_asked_for_what_torch_computes(kernels: None) -> None:
-    segments, plain = segments_of(LENGTHS), inputs()
+    pack, plain = (segments_of(LENGTHS).cu_seqlens_q, delta_rule.chunk_indices(LENGTHS)), inputs()
     wanted = delta_rule.in_chunks(*plain, Chunks.of(LENGTHS))
-    assert (delta_rule.by_kernel(*plain, segments) - wanted).abs().max() < 2e-6
+    assert (delta_rule.by_kernel(*plain, *pack) - wanted).abs().max() < 2e-6
     rows, weight = torch.randn(sum(LENGTHS), 8), torch.randn(8, 4)
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     convolved = convolution.by_shifts(rows, weight, positions)
-    assert (convolution.by_kernel(rows, weight, segments) - convolved).abs().max() < 2e-6
+    assert (convolution.by_kernel(rows, weight, *pack) - convolved).abs().max() < 2e-6
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +165,17 @@ def small() -> Iterator[TrainingInputs]:
 def test_kernels_are_for_half_precision(small: TrainingInputs, monkeypatch: pytest.MonkeyPatch) -> None:
     """In fp32 they would round to TF32; without them torch has chunks to go by."""
     pack = harness.sample_packs(model="linear")[2]
-    assert Runs.of(pack, torch.bfloat16).chunks is not None
+    assert isinstance(Runs.of(pack, torch.bfloat16).chunks, Chunks)
     monkeypatch.setattr(platform, "HAS_LINEAR_ATTENTION", True)
-    assert Runs.of(pack, torch.bfloat16).chunks is None
-    assert Runs.of(pack, torch.float32).chunks is not None
+    assert isinstance(Runs.of(pack, torch.bfloat16).chunks, Tensor)
+    assert isinstance(Runs.of(pack, torch.float32).chunks, Chunks)
 
 
 def test_a_layer_of_kernels_is_that_of_torch(small: TrainingInputs, kernels: None) -> None:
     layer, pack = mixer_of(small), harness.sample_packs(model="linear")[7]
     chunks = Runs.of(pack, torch.float32)
     found = []
-    for runs in (chunks, replace(chunks, chunks=None)):
+    for runs in (chunks, replace(chunks, chunks=delta_rule.chunk_indices(pack.lengths))):
         layer.zero_grad()
         hidden = torch.randn(pack.tokens, 1, 48, generator=torch.Generator().manual_seed(4), requires_grad=True)
         out, bias = layer(hidden, packed_seq_params=runs)

@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from megatron.vlm.microbatch import Segments
-
 
 def by_shifts(rows: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
     """Rows [T, width], weight [width, kernel] from the farthest token to the last one, position of each row in its
@@ -17,12 +15,12 @@ def by_shifts(rows: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
     return silu(out)
 
 
-def by_kernel(rows: Tensor, weight: Tensor, segments: Segments) -> Tensor:
-    """The same by flash-linear-attention."""
-    from fla.modules.convolution import causal_conv1d
+def by_kernel(rows: Tensor, weight: Tensor, boundaries: Tensor, indices: Tensor) -> Tensor:
+    """The same by flash-linear-attention; `boundaries` int32 [samples + 1], `delta_rule.chunk_indices`."""
+    from fla.modules.causal_conv1d import causal_conv1d
 
     out, _ = causal_conv1d(
-        x=rows.unsqueeze(0), weight=weight, bias=None, activation="silu", cu_seqlens=segments.cu_seqlens_q
+        x=rows.unsqueeze(0), weight=weight, bias=None, activation="silu", cu_seqlens=boundaries, chunk_indices=indices
     )
     found: Tensor = out.squeeze(0)
     return found

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Segments
 
 CHUNK = 64
 """Tokens, as in transformers and in the kernels: rounding is theirs."""
@@ -105,8 +104,17 @@ def _unit(rows: Tensor) -> Tensor:
     return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + EPSILON)
 
 
-def by_kernel(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, segments: Segments) -> Tensor:
-    """The same as `in_chunks`, by flash-linear-attention."""
+def chunk_indices(lengths: Sequence[int], size: int = CHUNK) -> Tensor:
+    """int32 [chunks, 2] on the device: the sample of each chunk of a pack, and its number there. Kernels that are not
+    given them read the samples' boundaries from the device, for which the host waits."""
+    pairs = [(sample, chunk) for sample, length in enumerate(lengths) for chunk in range(-(-length // size))]
+    return platform.to_device(torch.tensor(pairs, dtype=torch.int32))
+
+
+def by_kernel(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, boundaries: Tensor, indices: Tensor
+) -> Tensor:
+    """The same as `in_chunks`, by flash-linear-attention. `boundaries` int32 [samples + 1]; `chunk_indices`."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     out, _ = chunk_gated_delta_rule(
@@ -114,7 +122,8 @@ def by_kernel(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Te
         g=decay.unsqueeze(0),
         beta=rate.unsqueeze(0),
         use_qk_l2norm_in_kernel=True,
-        cu_seqlens=segments.cu_seqlens_q,
+        cu_seqlens=boundaries,
+        chunk_indices=indices,
     )
     found: Tensor = out.squeeze(0)
     return found

@@ -30,7 +30,7 @@ from megatron.vlm.models.again import run_again
 from megatron.vlm.models.attention.padding import loads_without_padding
 from megatron.vlm.models.exchange import heads_to_rows, rows_to_groups
 from megatron.vlm.models.linear import convolution, delta_rule
-from megatron.vlm.models.linear.delta_rule import Chunks
+from megatron.vlm.models.linear.delta_rule import Chunks, chunk_indices
 from omnibal_ext.architectures.linear_attention import LinearAttention
 
 CUT = {"convolution": 0, "a_log": 0, "dt_bias": 0}
@@ -44,8 +44,8 @@ class Runs:
     segments: Segments
     positions: Tensor
     """[T], position of each row in its sample."""
-    chunks: Chunks | None
-    """None for kernels, which take the segments."""
+    chunks: Chunks | Tensor
+    """For kernels `chunk_indices`."""
     exchange: HeadExchange | None = None
     """For the first rows, of samples split over several ranks; None: no sample is split."""
     together: "Runs | None" = None
@@ -64,8 +64,8 @@ class Runs:
 
     @classmethod
     def _of_segments(cls, segments: Segments, positions: Tensor, dtype: torch.dtype) -> "Runs":
-        chunks = None if by_kernels(dtype) or not segments.lengths else Chunks.of(segments.lengths)
-        return cls(segments, positions, chunks)
+        chunks = chunk_indices if by_kernels(dtype) or not segments.lengths else Chunks.of
+        return cls(segments, positions, chunks(segments.lengths))
 
 
 def by_kernels(dtype: torch.dtype) -> bool:
@@ -150,18 +150,18 @@ class GatedDeltaNet(MegatronModule):
         channels = self.convolution[first * linear.convolved : end * linear.convolved]
         decay, rate = _paces(alpha.flatten(1), rate.flatten(1), self.a_log[heads], self.dt_bias[heads])
         mixed = self._convolved(mixed.flatten(1), channels, runs).view_as(mixed)
-        if runs.chunks is None:
-            out = delta_rule.by_kernel(*_heads(mixed, linear), decay, rate, runs.segments)
-        else:
+        if isinstance(runs.chunks, Chunks):
             out = run_again(_in_chunks, mixed, decay, rate, linear, runs.chunks)
+        else:
+            out = delta_rule.by_kernel(*_heads(mixed, linear), decay, rate, runs.segments.cu_seqlens_q, runs.chunks)
         # Under tensor parallelism a rank has some of the heads that share the weight.
         weight = tensor_parallel.copy_to_tensor_model_parallel_region(self.norm_weight)
         return run_again(_gated_norm, out, gate.view_as(out), weight, self.config.layernorm_epsilon)
 
     def _convolved(self, rows: Tensor, channels: Tensor, runs: Runs) -> Tensor:
-        if runs.chunks is None:
-            return convolution.by_kernel(rows, channels, runs.segments)
-        return run_again(convolution.by_shifts, rows, channels, runs.positions)
+        if isinstance(runs.chunks, Chunks):
+            return run_again(convolution.by_shifts, rows, channels, runs.positions)
+        return convolution.by_kernel(rows, channels, runs.segments.cu_seqlens_q, runs.chunks)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
