@@ -21,6 +21,7 @@ processes of their own.
     attention   every attention kernel that is there, by the width of heads, one segment and 300, against fp32
     waits       a layer of every kind in a mode in which a host that waits for its device is an error
     queues      does a kernel that waits keep back another stream's, with one hardware queue and with eight
+    linear      flash-linear-attention's kernels, if it is there, against fp32; does the host wait for them
 
 The result is benchmarks/results/GPU.json, which `tools/profile_layers.py --analytic GPU` then prefers to its own
 estimates, and beside it what documents show of this card and model (`benchmarks/gpu_cards.py`). Exit code 2 without
@@ -65,6 +66,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
     "sum of one rank": 0.0, "fp32 chain": 1e-4, "bf16 chain": 0.1, "bytes": 0.1, "loss": 0.0, "parts of a step": 0.05,
     "step": 0.05, "bytes of a run": 0.04, "resume": 0.0, "pipeline": 1e-4, "attention": 0.05, "waits": 0.0,
+    "linear": 0.05, "linear waits": 0.0,
 }  # fmt: skip
 """Largest differences: of gradients and losses relative to the largest, of bytes and seconds relative to those that
 were measured; of the loss, by how much it may rise. A card's clock after a minute of training is some percent below
@@ -87,15 +89,16 @@ class Size:
     """Of an iteration."""
     adapted: str = "qwen2.5-vl-7b"
     adapted_tokens: int = 4096
-    waits: tuple[str, ...] = ("internvl-chat-1.5", "qwen2.5-vl-7b", "gemma-3-4b", "qwen3-vl-30b-a3b", "qwen3.5-9b")
+    waits: tuple[str, ...] = ("internvl-chat-1.5", "qwen2.5-vl-7b", "gemma-3-4b", "qwen3-vl-30b-a3b")
     host: tuple[str, ...] = ("internvl3.5-8b",)
+    linear: str = "qwen3.5-9b"
     attended: int = 2400
     """Tokens of the pack that kernels attend over."""
     steps: int = 5
     """Of each layer that is measured, after two to warm up."""
 
 
-SHORT = Size("tiny", (6, 96), 4, 2, "tiny", 64, ("tiny",), ("tiny",), 320, 1)
+SHORT = Size("tiny", (6, 96), 4, 2, "tiny", 64, ("tiny",), ("tiny",), "tiny", 320, 1)
 SMALL_MEMORY, SMALL_BUDGETS = 100 * GIB, (16, 5760)
 """With less than so many bytes on a device."""
 
@@ -281,7 +284,6 @@ def pipeline(verdict: Verdict) -> None:
 def attention(verdict: Verdict) -> None:
     """A kernel may refuse a width, unless it is the one that is chosen for it."""
     found = gpu_probes.attention(verdict.size.attended)
-    found |= gpu_probes.linear_attention(verdict.size.attended)
     verdict.found["attention"] = found
     console.print_table("attention against fp32", ("kernel and width", "difference"), list(found.items()), right=False)
     verdict.differences["attention"] = worst_attention(found, verdict.found["kernels"])
@@ -319,10 +321,19 @@ def queues(verdict: Verdict) -> None:
     console.print_table("a kernel beside one that waits", ("hardware queues", "ms until it is done"), rows)
 
 
+def linear(verdict: Verdict) -> None:
+    """Their first calls try out settings for minutes."""
+    found = verdict.found["linear"] = gpu_probes.linear_attention(verdict.size.attended)
+    console.print_table("linear attention against fp32", ("kernel", "difference"), list(found.items()), right=False)
+    verdict.differences["linear"] = max(found.values(), default=0.0)
+    verdict.found["linear waits"] = waiting = gpu_probes.waits(verdict.size.linear)
+    verdict.differences["linear waits"] = float(len(waiting))
+
+
 PARTS: dict[str, Callable[[Verdict], None]] = {
     part.__name__: part
     for part in (start, answers, layers, training, against, text, resume, host, peers, lora, pipeline, attention, waits,
-                 queues)
+                 queues, linear)
 }  # fmt: skip
 """In this order."""
 

@@ -104,14 +104,15 @@ def test_the_convolution_of_a_pack_is_torchs_of_its_samples(kernel: int) -> None
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins with the arguments of flash-linear-attention's functions, which compute by transformers; what a chunk is
-    they are told, as the kernels are."""
+    """Stand-ins with the arguments of flash-linear-attention's functions, which compute by transformers; they are told
+    what a chunk is, as the kernels are."""
     qwen = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
 
     def lengths_of(cu_seqlens: Tensor, chunk_indices: Tensor) -> list[int]:
         lengths = cu_seqlens.diff().tolist()
         chunks = [[sample, n] for sample, length in enumerate(lengths) for n in range(math.ceil(length / 64))]
-        assert chunk_indices.tolist() == chunks and chunk_indices.dtype == cu_seqlens.dtype
+        assert chunk_indices.tolist() == chunks
+        assert chunk_indices.dtype == cu_seqlens.dtype
         return lengths
 
     def rule(
