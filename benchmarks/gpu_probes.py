@@ -74,13 +74,13 @@ def linear_attention(tokens: int) -> dict[str, float]:
 
 def _linear_errors(lengths: list[int], generator: torch.Generator) -> dict[str, float]:
     def draw(*shape: int) -> Tensor:
-        return torch.randn(sum(lengths), *shape, generator=generator).bfloat16().cuda()
+        return platform.to_device(torch.randn(shape, generator=generator).bfloat16())
 
     boundaries, indices = segments_of(lengths).cu_seqlens_q, delta_rule.chunk_indices(lengths)
-    positions = torch.cat([torch.arange(length) for length in lengths]).cuda()
-    heads = [draw(HEADS, 128) for _ in range(3)]
-    rates = [-draw(HEADS).float().exp() / 8, draw(HEADS).sigmoid()]
-    channels, weight = draw(1024), draw(4)[:1024].contiguous()
+    positions = platform.to_device(torch.cat([torch.arange(length) for length in lengths]))
+    tokens, channels = sum(lengths), 1024
+    heads = [draw(tokens, HEADS, 128) for _ in range(3)]
+    rates = [-draw(tokens, HEADS).float().exp() / 8, draw(tokens, HEADS).sigmoid()]
     works = {
         "delta rule": (
             lambda *rows: delta_rule.by_kernel(*rows, boundaries, indices),
@@ -90,7 +90,7 @@ def _linear_errors(lengths: list[int], generator: torch.Generator) -> dict[str, 
         "convolution": (
             lambda *rows: convolution.by_kernel(*rows, boundaries, indices),
             lambda *rows: convolution.by_shifts(*rows, positions),
-            [channels, weight],
+            [draw(tokens, channels), draw(channels, 4)],
         ),
     }
     found = {}
