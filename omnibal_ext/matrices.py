@@ -12,7 +12,7 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Attention, Layer
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.chain import chain_kind
-from omnibal_ext.families.registry import PARTS
+from omnibal_ext.families.registry import MODELS, PARTS
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,9 @@ def _vit(model: Architecture, ranks: int) -> tuple[Matrix, ...]:
     vision = model.vision
     width, inner, head = vision.hidden_size, vision.ffn_hidden_size, vision.hidden_size // vision.heads
     heads = head * vision.heads_over(ranks)
-    # Hugging Face too has one matrix for query, key and value, except in Gemma 4, Pixtral and PaddleOCR-VL.
-    packed = vision.native is not None and not model.pools and model.merger not in ("matrix", "two_norms")
+    tower = MODELS[model.types[0]].part.weights
+    qkv = [weight for weight in tower if (weight.kind, weight.ours) == ("vit", "self_attention.linear_qkv.weight")]
+    packed = vision.native is not None and all(len(weight.theirs) == 1 for weight in qkv)
     return (
         Matrix("self_attention.linear_qkv", 3 * heads, width, (1,) if packed else (head,) * 3),
         Matrix("self_attention.linear_proj", width, heads, by_rows=True),
