@@ -99,7 +99,7 @@ def mistral(text: Fields) -> Family:
 
 
 def omni(name: str, vision: Fields, text: Fields, markup: str, system: str = "") -> Family:
-    tokens = {"image_token_id": MARKUPS[markup].context}
+    tokens = {"image_token_id": MARKUPS[markup].context, "vision_start_token_id": MARKUPS[markup].before}
     return replace(
         qwen(name, vision, text, system), words=("qwen-vl", markup), tokens=tokens, more=models.HEARD, files={}
     )
@@ -183,7 +183,7 @@ FAMILIES = {
         more={"projection_dim": 48},
     ),
 }  # fmt: skip
-UNPACKED = ("paligemma-2", "qwen2.5-omni", "qwen3-omni")
+UNPACKED = ("paligemma-2",)
 PACKED = [family for family in FAMILIES if family not in UNPACKED]
 """Those whose packs transformers can run."""
 WITH_KERNELS = ("qwen3.5", "qwen3.5-moe")

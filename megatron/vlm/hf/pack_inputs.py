@@ -220,6 +220,7 @@ INPUTS: dict[str, Callable[[Pack], Batch]] = {
     "image_sizes": _sizes,
     "batch_num_images": _counts,
     "image_grid_thw": _patches_and_grids,
+    "position_ids": lambda _: {},  # which come with the grids
     "pixel_values": _rows_of_patches,
     "image_position_ids": _placed_patches,
     "pixel_attention_mask": _row_of_tiles,

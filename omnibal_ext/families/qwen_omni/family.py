@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from omnibal_ext.families.family import Family, Model, Preset
+from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text
 from omnibal_ext.families.markup import ImageMarkup
 from omnibal_ext.families.qwen_omni.config import read_thinker, read_whole
@@ -74,6 +74,7 @@ def _models(stem: str, prefix: str, code: Generation, fields: Part) -> dict[str,
         fields,
         partial(read_thinker, code=code),
         takes=("image_grid_thw", "position_ids"),
+        packs=Packs("native"),
         transformers=f"{prefix}ThinkerForConditionalGeneration",
     )
     whole = replace(fields, defaults={}, without_effect=GENERAL | SPOKEN)
