@@ -27,12 +27,12 @@ from megatron.vlm.preprocessing.record_media import (
     VIDEO_FIELDS,
     VideoReference,
     images_of,
-    is_unicode,
     videos_of,
     words_of,
 )
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
 from omnibal_ext.families.markup import IMAGE_MARK, VIDEO_MARK
+from omnibal_ext.reading.checks import is_unicode
 
 TURN_NAMES = {"role": "from", "content": "value", "reasoning": "reasoning_content"}
 TRAINED_FIELDS = ("weight", "loss", "train")

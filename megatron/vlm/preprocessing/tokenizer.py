@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import sentencepiece
@@ -54,27 +54,12 @@ class TokenizedText(NamedTuple):
         return (self.starts < end) & ((self.ends > start) | (self.starts >= start))
 
 
-class ChatTokenizer(Protocol):
-    """A tokenizer that maps every special token in a text to one id."""
-
-    kind: str
-    reserved: frozenset[str]  # further texts that conversations must not contain
-    vocab_size: int  # above all ids, appended special tokens included
-    vocabulary_size: int  # of the file, without added tokens
-    pad_token_id: int  # never trained; 0 if the tokenizer has none
-
-    def encode(self, text: str) -> TokenizedText:
-        """The tokens of `text`, nothing added before or after."""
-
-    def token_id(self, token: str) -> int:
-        """The id of a special token."""
-
-    def vocabulary_hash(self) -> str:
-        """Hash of the file's vocabulary without added tokens, the same for both file formats of one tokenizer."""
-
-
 class SentencePieceTokenizer:
-    """A sentencepiece model file. Each text between special tokens is encoded separately (dummy prefix and all)."""
+    """A sentencepiece model file. Each text between special tokens is encoded separately (dummy prefix and all).
+
+    `reserved`: further texts that conversations must not contain. `vocab_size` is above all ids, those of appended
+    special tokens included, `vocabulary_size` the file's own. `pad_token_id` is never trained; 0: there is none.
+    """
 
     kind = "sentencepiece"
 
@@ -134,12 +119,12 @@ class SentencePieceTokenizer:
         return self._special[token]
 
     def vocabulary_hash(self) -> str:
-        """Names the vocabulary of the file."""
+        """Hash of the file's vocabulary without added tokens, the same for both file formats of one tokenizer."""
         return _vocabulary_hash((self._model.id_to_piece(number), number) for number in range(self.vocabulary_size))
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizer.json` of Hugging Face's `tokenizers` library."""
+    """A `tokenizer.json` of Hugging Face's `tokenizers` library; the same fields and methods."""
 
     kind = "huggingface"
 
@@ -166,8 +151,12 @@ class HuggingFaceTokenizer:
         return self._ids[token]
 
     def vocabulary_hash(self) -> str:
-        """Names the vocabulary of the file."""
+        """As of the other format."""
         return _vocabulary_hash(self._model.get_vocab(with_added_tokens=False).items())
+
+
+ChatTokenizer = SentencePieceTokenizer | HuggingFaceTokenizer
+"""Each maps every special token in a text to one id."""
 
 
 def _vocabulary_hash(pieces: Iterable[tuple[str, int]]) -> str:
@@ -182,7 +171,7 @@ def load_tokenizer(path: Path, special_tokens: Sequence[str]) -> ChatTokenizer:
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; --tokenizer-model is a sentencepiece .model or a tokenizer.json")
-    known = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
+    known: type[ChatTokenizer] = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
         return known(path, special_tokens)
     except Exception as error:  # both libraries raise plain Exceptions on a file that is not theirs

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from megatron.vlm.hf.adapters import AdaptedLayer, adapted_layers, in_memory, read_peft, write_peft
 from megatron.vlm.hf.names import sources
+from megatron.vlm.hf.peft_config import PeftExtras
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
@@ -82,7 +83,7 @@ def some_adapters(layers: dict[str, AdaptedLayer]) -> dict[str, torch.Tensor]:
 def written(folder: Path, layers: dict[str, AdaptedLayer], is_remote_code: bool = False) -> dict[str, torch.Tensor]:
     ours = some_adapters(layers)
     chosen = {name: layer for name, layer in layers.items() if layer.target in ADAPTERS.targets}
-    write_peft(folder, chosen, ADAPTERS, ours, TINY, "the model", is_remote_code)
+    write_peft(folder, chosen, ADAPTERS, ours, TINY, "the model", is_remote_code, PeftExtras())
     return ours
 
 
