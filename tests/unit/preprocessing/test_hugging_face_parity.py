@@ -13,7 +13,7 @@ from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.templates import chat_template, render_chat
+from megatron.vlm.data.templates import TEMPLATES, chat_template, render_chat
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template
@@ -23,43 +23,7 @@ from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-# The models' published templates, with the marks that make Hugging Face tell which tokens the assistant generates.
-CHATML = (
-    "{{ bos_token if with_bos else '' }}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
-    "{{ '\n' }}{% else %}{{ message['content'] + '<|im_end|>' + '\n' }}{% endif %}{% endfor %}"
-)
-LLAMA3 = (
-    "{% for message in messages %}{% if loop.index0 == 0 %}{{ bos_token }}{% endif %}"
-    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] | trim + '<|eot_id|>' }}"
-    "{% endgeneration %}{% else %}{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
-)
-VICUNA = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'system' %}{{ message['content'] + ' ' }}"
-    "{% elif message['role'] == 'user' %}{{ 'USER: ' + message['content'] + ' ' }}"
-    "{% else %}{{ 'ASSISTANT: ' }}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{% endif %}"
-    "{% endfor %}"
-)
-# Mistral-Instruct 0.2's. LLaVA-1.6's own is this with a misspelt end of turn, "<\\s> ".
-MISTRAL = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
-    "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' ' }}"
-    "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
-    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
-)
-CASES = {
-    "internlm2-chat": (CHATML, "<s>", {"with_bos": True}),
-    "hermes-2": (CHATML, "<s>", {"with_bos": False}),
-    "chatml": (CHATML, "<s>", {"with_bos": False}),
-    "hermes-2-llama3": (CHATML, "<|begin_of_text|>", {"with_bos": True}),
-    "llama3": (LLAMA3, "<|begin_of_text|>", {}),
-    "llava-llama3": (LLAMA3, "<|begin_of_text|>", {}),
-    "mistral": (MISTRAL, "<s>", {}),
-    "vicuna": (VICUNA, "<s>", {}),
-}
-
+NAMES = ("internlm2-chat", "hermes-2", "chatml", "hermes-2-llama3", "llama3", "llava-llama3", "mistral", "vicuna")
 MARKUP_OF = {"llava-llama3": "llava", "mistral": "llava", "vicuna": "llava"}
 
 CHATS = [
@@ -146,24 +110,22 @@ def converted(model: bytes, dummy_prefix: bool) -> Any:
 
 def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> None:
     """Ours, opened from `ours_file`, does what Hugging Face does with `tokenizer`."""
-    template, (jinja, beginning, variables) = chat_template(name), CASES[name]
+    template = chat_template(name)
     markup = MARKUPS[MARKUP_OF.get(name, "internvl")]
     special = [*template.tokens, *markup.tokens]
     ours = load_tokenizer(ours_file, special)
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "theirs.json"))
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "theirs.json"), bos_token=beginning, eos_token="</s>"
-    )
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "theirs.json"))
     for chat in CHATS:
         if chat[0][0] == SYSTEM and name == "mistral":
             continue
         expected = theirs.apply_chat_template(
             [{"role": role, "content": words} for role, words in chat],
-            chat_template=jinja,
+            chat_template=TEMPLATES[name].read_text(),
             return_dict=True,
             return_assistant_tokens_mask=True,
-            **variables,
+            no_default_system=True,
         )
         rendered = render_chat([Message(role, words) for role, words in chat], template, markup, default_system=False)
         ids, mask = tokenize(rendered, ours)
@@ -173,7 +135,7 @@ def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> N
 
 
 @pytest.mark.parametrize("build", [byte_level, metaspace])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_tokenizer_json_gives_the_tokens_and_mask_of_apply_chat_template(
     name: str, build: Callable[[], Any], tmp_path: Path
 ) -> None:
@@ -183,7 +145,7 @@ def test_a_tokenizer_json_gives_the_tokens_and_mask_of_apply_chat_template(
 
 
 @pytest.mark.parametrize("dummy_prefix", [True, False])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_sentencepiece_file_gives_the_tokens_and_mask_of_apply_chat_template(
     name: str, dummy_prefix: bool, tmp_path: Path
 ) -> None:
