@@ -356,7 +356,6 @@ def test_workers_end_with_their_rank_however_it_ended(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
     command = [sys.executable, "-W", "ignore", str(tmp_path / "rank.py")]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as rank:
-        assert rank.stdout is not None
         processes = {int(number) for _ in range(2) for number in rank.stdout.readline().split()}
         rank.kill()
     assert len(processes) == 3

@@ -36,9 +36,10 @@ def tokenizer(tmp_path: Path) -> ChatTokenizer:
 AROUND = "<fake_token_around_image>"
 WRITTEN = {
     "internlm2-chat": ("internvl", [], "<|im_end|>", (
-        "<s><|im_start|>system\nRead<|im_end|>\n<|im_start|>user\n<img><IMG_CONTEXT></img>\nRead the digits.<|im_end|>\n"
-        "<|im_start|>assistant\na5b3<|im_end|>\n<|im_start|>user\nRepeat: a5<|im_end|>\n"
-        "<|im_start|>assistant\na5<|im_end|>\n"
+        "<s><|im_start|>system\nRead<|im_end|>\n"
+        "<|im_start|>user\n<img><IMG_CONTEXT></img>\nRead the digits.<|im_end|>\n"
+        "<|im_start|>assistant\na5b3<|im_end|>\n"
+        "<|im_start|>user\nRepeat: a5<|im_end|>\n<|im_start|>assistant\na5<|im_end|>\n"
     )),
     "gemma": ("gemma", [], "<end_of_turn>", (
         "<bos><start_of_turn>user\nRead\n\n\n\n<start_of_image><image_soft_token><end_of_image>\n\n"

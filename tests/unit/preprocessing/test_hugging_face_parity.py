@@ -19,6 +19,7 @@ from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker, tokenize
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
+from tests.demo import byte_level
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -45,15 +46,9 @@ TEXTS = [words for chat in CHATS for _, words in chat if words.isascii()] * 5 + 
 ] * 5
 
 
-def byte_level() -> Any:
+def of_bytes() -> Any:
     """As GPT-2's, Llama 3's and Qwen's: bytes, split by words first."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    return tokenizer
+    return byte_level(TEXTS, 500, ignore_merges=True)
 
 
 def metaspace() -> Any:
@@ -134,7 +129,7 @@ def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> N
         assert 0 < mask.sum() < len(mask)
 
 
-@pytest.mark.parametrize("build", [byte_level, metaspace])
+@pytest.mark.parametrize("build", [of_bytes, metaspace])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tokenizer_json_gives_the_tokens_and_mask_of_apply_chat_template(
     name: str, build: Callable[[], Any], tmp_path: Path
@@ -155,7 +150,7 @@ def test_a_sentencepiece_file_gives_the_tokens_and_mask_of_apply_chat_template(
 
 
 def test_appended_tokens_have_the_ids_that_hugging_face_gives_them(tmp_path: Path) -> None:
-    tokenizer = byte_level()
+    tokenizer = of_bytes()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     special = [*chat_template("llama3").tokens, *MARKUPS["internvl"].tokens]
@@ -175,7 +170,7 @@ def test_gemma_4s_present_template_is_known_and_gives_the_same_tokens(
     (tmp_path / "chat_template.jinja").write_text(jinja)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
     name, _ = folder_template(tmp_path) or ("", "")
-    tokenizer, template = byte_level(), chat_template(name)
+    tokenizer, template = of_bytes(), chat_template(name)
     tokenizer.add_special_tokens(list(template.tokens))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<bos>")
@@ -203,7 +198,7 @@ def test_words_that_are_tokens_of_their_own_become_what_hugging_face_makes_of_th
 ) -> None:
     """Boxes and references of Qwen's, and a token that a user added; in answers they are trained."""
     own, template, markup = ("<|object_ref_start|>", "<|box_start|>", "<mine>"), chat_template("qwen-vl"), "qwen-vl"
-    tokenizer = byte_level()
+    tokenizer = of_bytes()
     for token in own:
         tokenizer.add_tokens([tokenizers.AddedToken(token, special=special, normalized=False)])
     tokenizer.add_special_tokens([*template.tokens, *MARKUPS[markup].tokens, "<|endoftext|>"])

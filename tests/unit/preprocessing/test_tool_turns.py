@@ -18,6 +18,7 @@ from megatron.vlm.data.templates import TEMPLATES, chat_template
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
+from tests.demo import byte_level
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -36,12 +37,7 @@ WAIT = {"type": "function", "function": {"name": "wait", "parameters": {"b": Non
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tools")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([json.dumps([LOOK, WAIT]), "What is it? A cat."] * 3, trainer)
+    tokenizer = byte_level([json.dumps([LOOK, WAIT]), "What is it? A cat."] * 3, 400)
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.add_tokens([tokenizers.AddedToken(word, normalized=False) for word in WORDS_OF_FORMS])  # as Qwen's: plain
     tokenizer.save(str(folder / "tokenizer.json"))
