@@ -54,6 +54,10 @@ class TokenizedText(NamedTuple):
         return (self.starts < end) & ((self.ends > start) | (self.starts >= start))
 
 
+MORE = ("lstrip", "rstrip", "single_word")
+"""Flags of tokens that strip spaces around them or match entire words only: not supported for sentencepiece."""
+
+
 class SentencePieceTokenizer:
     """A sentencepiece model file. Each text between special tokens is encoded separately (dummy prefix and all).
 
@@ -66,9 +70,9 @@ class SentencePieceTokenizer:
     def __init__(self, path: Path, special_tokens: Sequence[str]) -> None:
         self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         self._special = declared_tokens(path.parent)
-        decoder = _decoder(path.parent).values()
-        plain = {token_text(token) for token in decoder if _is_plain(token)}
-        taking_more = {token_text(token) for token in decoder if _takes_more(token)}
+        flagged = [token for token in _decoder(path.parent).values() if isinstance(token, dict)]
+        plain = {token_text(token) for token in flagged if token.get("special") is False}
+        taking_more = {token_text(token) for token in flagged if any(map(token.get, MORE))}
         self.reserved = frozenset(self._special) & (_ends(path.parent) - plain | taking_more)
         self.vocabulary_size: int = self._model.vocab_size()
         self.reserved |= self._second_names({*self.reserved, *special_tokens})
@@ -200,16 +204,6 @@ def _ends(folder: Path) -> frozenset[str]:
     config = _read(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
     tokens = (token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token"))
     return frozenset(token for token in tokens if token.strip())
-
-
-def _takes_more(token: Any) -> bool:
-    """Whether a token strips spaces around it or matches entire words only: not supported for sentencepiece."""
-    return isinstance(token, dict) and any(token.get(name) for name in ("lstrip", "rstrip", "single_word"))
-
-
-def _is_plain(token: Any) -> bool:
-    """Whether an added token is not special."""
-    return isinstance(token, dict) and token.get("special") is False
 
 
 def token_text(token: Any) -> str:
