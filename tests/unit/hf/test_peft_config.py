@@ -136,14 +136,6 @@ def test_a_start_that_changes_the_model_is_refused(tmp_path: Path, start: str | 
         PeftConfig.read(folder)
 
 
-@pytest.mark.parametrize("start", ["pissa", "olora"])
-def test_peft_itself_changes_the_model_at_such_a_start(tmp_path: Path, start: str) -> None:
-    """Or else it could be read."""
-    folder = saved(tmp_path / "peft", init_lora_weights=start)
-    plain = changed(saved(tmp_path / "plain"), init_lora_weights=True)
-    assert difference(merged_by_peft(folder), merged_by_peft(plain)) > 0.01
-
-
 @pytest.mark.parametrize("name", sorted(OTHERS | {"a_field_of_tomorrow"}))
 def test_what_must_be_off_is_refused_by_name(tmp_path: Path, name: str) -> None:
     folder = saved(tmp_path / "peft")
