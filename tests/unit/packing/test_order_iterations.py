@@ -96,14 +96,6 @@ def test_nobody_waits_and_iterations_mix_what_a_random_order_mixes(name: str) ->
             assert spreads[2] <= 0.5  # attention
 
 
-def test_the_spread_of_a_random_order_is_one() -> None:
-    values = np.random.default_rng(0).gamma(2.0, size=(6400, 2))
-    order = np.random.default_rng(1).permutation(6400)
-    assert spread_against_random(order.reshape(-1, 16), values) == pytest.approx([1, 1], abs=0.1)
-    alike = np.argsort(values[:, 0]).reshape(-1, 16)
-    assert spread_against_random(alike, values)[0] == pytest.approx(4, abs=0.1)  # sqrt(16)
-
-
 def test_the_spread_of_a_random_order_of_samples_is_one(tmp_path: Path) -> None:
     """Packs of four samples drawn at random, in random order."""
     corpus = Corpus(*sources_of(UNTUNED["single tiles"][0](12_000)))
