@@ -60,7 +60,6 @@ def spread_against_random(iterations: NDArray[np.int64], values: NDArray[Any]) -
     """
     batch, packs = iterations.shape[1], len(values)
     sums = values[iterations].sum(axis=1) - values.mean(axis=0) * batch
-    found: NDArray[np.float64] = np.sqrt(
-        (sums**2).mean(axis=0) / (values.var(axis=0) * batch * (packs - batch) / (packs - 1))
-    )
+    random = values.var(axis=0) * batch * (packs - batch) / (packs - 1)
+    found: NDArray[np.float64] = np.sqrt((sums**2).mean(axis=0) / np.where(random > 0, random, np.inf))
     return found
