@@ -3,6 +3,7 @@
 Levels are widths of packs: lengths and sequence-parallel sizes of level i are `width_i` times a rank's budgets and
 `width_i` ranks. Of the paper's search for them (algorithms 1, 3 and 4) nothing is left to packing: with one budget a
 rank, the level that is fastest for a token is the narrowest, and the largest is that which holds the longest sample.
+`naive_epoch` is what HBP compares itself with: packs of one width, in random order.
 """
 
 import bisect
@@ -16,6 +17,8 @@ from omnibal_ext.arrays import Ints
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering.balance_ranks import assign_zigzag
+from omnibal_ext.packing.ordering.metrics import dist_ratio, rank_loads
 from omnibal_ext.packing.pack_epoch import Epoch
 from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import ATTENTION, PackList, pack_loads
@@ -35,7 +38,19 @@ def hierarchical_epoch(
     packs = PackList(packs.pack_offsets, samples[packs.sample_ids])
     loads = pack_loads(packs, corpus.sizes)
     slots = hierarchical_iterations(loads, widths, options.data_parallel_size, options.micro_batches, seed)
-    return Epoch(packs, loads, [len(slots)], packs, widths, slots)
+    return Epoch(packs, loads, [len(slots)], widths, slots)
+
+
+def naive_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, epoch: int) -> Epoch:
+    """Pack by ISF into packs of the widest width, in random order; replaces `pack_epoch`, without costs."""
+    seed, samples, width = options.seed + epoch, np.flatnonzero(reasons == 0), options.widths[-1]
+    packs = pack_isf(corpus.sizes.take(samples), width * options.vit_budget, width * options.llm_budget, seed=seed)
+    packs = PackList(packs.pack_offsets, samples[packs.sample_ids])
+    teams = options.data_parallel_size // width
+    batch = teams * options.micro_batches
+    order = np.append(np.random.default_rng((seed, 1)).permutation(len(packs)), np.full(-len(packs) % batch, -1))
+    slots = np.repeat(assign_zigzag(order.reshape(-1, batch), teams), width, axis=1)
+    return Epoch(packs, pack_loads(packs, corpus.sizes), [len(slots)], np.full(len(packs), width), slots)
 
 
 def pack_hierarchical(
@@ -121,3 +136,19 @@ def hierarchical_iterations(loads: Ints, widths: Ints, data_parallel_size: int, 
         rounds = slots.reshape(-1, micro_batches, teams).transpose(0, 2, 1)
         tables.append(np.repeat(rounds, width, axis=1))
     return np.random.default_rng((seed, 1)).permutation(np.concatenate(tables))
+
+
+def balance_ratio(iterations: Ints, loads: Ints, widths: Ints) -> float:
+    """Return `dist_ratio` as HBP defines it (arXiv 2503.07680): DBR of packs' tokens, ABR of their sum(len^2).
+
+    HBP has no empty slots and divides a pack evenly over its ranks. So iterations with empty slots are left out (unless
+    all have some), and each rank of a pack counts as 1 / width of it.
+
+    Args:
+        iterations: pack number of each slot, [I, D, M].
+        loads: of complete packs, [P].
+        widths: ranks that run each pack, [P].
+    """
+    full = (iterations >= 0).all(axis=(1, 2))
+    counted = iterations[full] if full.any() else iterations
+    return dist_ratio(rank_loads(counted, loads / widths))

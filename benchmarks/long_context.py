@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.corpora import films, long_text
-from benchmarks.hierarchical import hierarchical_epoch, hierarchical_iterations
+from benchmarks.hierarchical import hierarchical_epoch, hierarchical_iterations, naive_epoch
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.arrays import Ints
@@ -43,10 +43,11 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.layout.workload import packs_of_loads
+from omnibal_ext.packing.build import Packer
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering.assign_ranks import assign_zigzag
+from omnibal_ext.packing.ordering.balance_ranks import assign_zigzag
 from omnibal_ext.packing.ordering.metrics import rank_loads
 from omnibal_ext.packing.pack_epoch import Epoch, pack_epoch
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS
@@ -66,7 +67,7 @@ FAR = round(H100.node_bandwidth / H100.network_bandwidth)
 class Method:
     """How to pack, what travels, where images are encoded."""
 
-    packing: str
+    packer: Packer
     widths: str
     """"one" of the longest sample, "two" with that of a rank, or "all"."""
     cut_only: bool = False
@@ -75,15 +76,15 @@ class Method:
 
 
 METHODS = {
-    "naive, ViT on every rank": Method("isf", "one", every_vit=True),
-    "naive": Method("isf", "one"),
-    "naive, cut only": Method("isf", "one", cut_only=True),
-    "sorted": Method("hbp", "one"),
-    "sorted, cut only": Method("hbp", "one", cut_only=True),
-    "levels": Method("hbp", "two", shuffled=True),
-    "HBP as printed": Method("hbp", "two"),
-    "ours, one width": Method("balanced", "one", cut_only=True),
-    "ours": Method("balanced", "all", cut_only=True),
+    "naive, ViT on every rank": Method(naive_epoch, "one", every_vit=True),
+    "naive": Method(naive_epoch, "one"),
+    "naive, cut only": Method(naive_epoch, "one", cut_only=True),
+    "sorted": Method(hierarchical_epoch, "one"),
+    "sorted, cut only": Method(hierarchical_epoch, "one", cut_only=True),
+    "levels": Method(hierarchical_epoch, "two", shuffled=True),
+    "HBP as printed": Method(hierarchical_epoch, "two"),
+    "ours, one width": Method(pack_epoch, "one", cut_only=True),
+    "ours": Method(pack_epoch, "all", cut_only=True),
 }
 VIT = "naive, ViT on every rank"
 
@@ -184,15 +185,13 @@ def packed(study: str, setting: Setting, method: Method, sizes: Sizes, micro_bat
     """One epoch, with slots assigned."""
     widths = tuple(2**n for n in range(setting.widest.bit_length()))
     chosen = {"one": widths[-1:], "two": tuple(sorted({1, widths[-1]})), "all": widths}[method.widths]
-    hbp = method.packing == "hbp"
     options = PackOptions(
-        "balanced" if hbp else method.packing, STUDIES[study].tiles(setting), setting.budget,
+        "balanced", STUDIES[study].tiles(setting), setting.budget,
         data_parallel_size=STUDIES[study].ranks(setting), micro_batches=micro_batches,
         pipeline_model_parallel_size=setting.pipeline, widths=chosen,
     )  # fmt: skip
     costs = PackCosts.of_profile(costs_of(study, setting))
-    packer = hierarchical_epoch if hbp else pack_epoch
-    return packer(Corpus.of(sizes), np.zeros(len(sizes), np.int8), options, costs, 0)
+    return method.packer(Corpus.of(sizes), np.zeros(len(sizes), np.int8), options, costs, 0)
 
 
 def slots_of(epoch: Epoch, ranks: int, micro_batches: int, method: Method) -> tuple[Ints, Ints]:
@@ -239,7 +238,7 @@ def play(name: str, setting: Setting, method: Method, sizes: Sizes, more: float 
     layout = layout_of(problem, setting)
     epoch = packed(name, setting, method, sizes, micro_batches)
     widths, slots = slots_of(epoch, study.ranks(setting), micro_batches, method)
-    counted = (slots >= 0).all(axis=(1, 2)) | (method.packing == "balanced")
+    counted = (slots >= 0).all(axis=(1, 2)) | (method.packer is pack_epoch)
     loads = loads_of_ranks(epoch, widths, sizes, method, setting)
     problem = replace(problem, packs=packs_of_loads(loads[:, :3], slots, loads[:, 3], widths))
     work = work_of(problem, layout)

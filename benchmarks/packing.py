@@ -97,13 +97,13 @@ def compare_methods(sizes: Sizes, folder: str, ranks: int, samples_per_pack: int
             method, f"{r.samples_per_pack:.2f}", r.longest_tiles, r.longest_tokens, f"{r.pad_ratio:.3f}",
             f"{r.dist_ratio_vit:.4f}", f"{r.dist_ratio_llm:.4f}", f"{r.dist_ratio_attention:.4f}",
             f"{r.wait:.4f}", f"{r.spread_sizes:.2f}", f"{r.spread_sources:.2f}",
-            f"{r.packs / r.lower_bound_packs:.4f}", f"{r.wasted_work:.4f}", f"{r.seconds:.2f}",
+            f"{r.packs / r.lower_bound_packs:.4f}", f"{r.seconds:.2f}",
         )
         for method, r in results.items()
     ]  # fmt: skip
     columns = (
         "method", "samples a pack", "most tiles", "most tokens", "PadRatio", "DistRatio ViT", "LLM", "attention",
-        "wait", "spread: sizes", "sources", "packs / bound", "wasted work", "s",
+        "wait", "spread: sizes", "sources", "packs / bound", "s",
     )  # fmt: skip
     print_table(f"Methods at budgets {best.vit_budget}, {best.llm_budget} (auto), {ranks} ranks", columns, rows)
     return results
@@ -178,8 +178,8 @@ def main() -> None:
         compare_budgets(sizes, folder, arguments.data_parallel_size)
         speed, _ = compare_speed(sizes, folder, arguments.data_parallel_size, arguments.most_samples)
     packs = methods["balanced"].packs / methods["isf"].packs
-    waste = methods["balanced"].wasted_work / methods["isf"].wasted_work
-    print(f"ratio to ISF: packs {packs:.4f}, wasted work {waste:.4f}, speed {speed:.1f} (of plain Python)")
+    wait = methods["balanced"].wait / methods["isf"].wait
+    print(f"ratio to ISF: packs {packs:.4f}, waiting {wait:.4f}, speed {speed:.1f} (of plain Python)")
 
 
 if __name__ == "__main__":

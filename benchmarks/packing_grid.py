@@ -9,7 +9,6 @@ all sizes and of all sources; `of packs` is the same against a random order of t
 differ less than samples do, and `least` what sizes cannot fall below there in any order of our packs that waits as
 long, about (`spread_bound.py`); `missing` is the share of iterations without a kind of sample, of the kind that is
 missing most beyond a random order's. The last line is the ratio of waiting to the random order's, over the whole grid.
-With --whole-packs samples do not change iterations, as they do last of all: packs and ranks alone.
 """
 
 import argparse
@@ -31,9 +30,9 @@ from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import WAIT, PackOptions
-from omnibal_ext.packing.ordering import order_packs as ordering
-from omnibal_ext.packing.ordering.assign_ranks import assign_zigzag
+from omnibal_ext.packing.ordering.balance_ranks import assign_zigzag
 from omnibal_ext.packing.ordering.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
+from omnibal_ext.packing.ordering.order_packs import order_packs
 from omnibal_ext.packing.ordering.spread import (
     Features,
     iteration_spread,
@@ -141,7 +140,7 @@ def _row(
     name: str, corpus: Corpus, found: PackList, options: PackOptions, costs: PackCosts
 ) -> tuple[list[object], float, float]:
     ranks, batch = options.data_parallel_size, options.global_batch
-    packs = ordering.order_packs(corpus, found, options, costs, seed=0)
+    packs = order_packs(corpus, found, options, costs, seed=0)
     loads = pack_loads(packs, corpus.sizes)
     features, seconds = pack_features(corpus, packs, loads), costs.waited_for(loads, LOADS, options.one_sum)
     order = np.arange(len(packs))
@@ -191,10 +190,7 @@ def main() -> None:
     parser.add_argument("--data-parallel-size", type=int, nargs="+", default=[8, 32, 256])
     parser.add_argument("--wait", type=float, default=WAIT, metavar="SHARE", help="that may be waited")
     parser.add_argument("--model", nargs="+", default=["internvl-chat-1.5", "internvl2.5-8b"], help="whose costs")
-    parser.add_argument("--whole-packs", action="store_true", help="let no samples change iterations")
     arguments = parser.parse_args()
-    if arguments.whole_packs:
-        ordering.worth_swapping = lambda *_: False
     compare_packs(arguments.samples)
     columns = (
         "corpus", "ranks", "micro", "steps", "wait: random", "by length", "ours", "sizes: by length", "ours",

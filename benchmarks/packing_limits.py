@@ -41,7 +41,7 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import WAIT, PackOptions
-from omnibal_ext.packing.ordering.assign_ranks import assign_zigzag
+from omnibal_ext.packing.ordering.balance_ranks import assign_zigzag
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.ordering.order_packs import order_packs
 from omnibal_ext.packing.packers.balanced import pack_balanced

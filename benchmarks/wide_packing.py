@@ -33,7 +33,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.corpora import films, long_text
-from benchmarks.hierarchical import hierarchical_epoch
+from benchmarks.hierarchical import balance_ratio, hierarchical_epoch, naive_epoch
 from benchmarks.packing import load
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.console import print_table
@@ -43,22 +43,23 @@ from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.metrics import rank_loads
 from omnibal_ext.packing.pack_epoch import pack_epoch
-from omnibal_ext.packing.packs import LOADS
+from omnibal_ext.packing.packs import ATTENTION, LOADS, TOKENS
 from omnibal_ext.packing.shard_loads import EXCHANGED, shard_loads
 from omnibal_ext.sizes import Sizes
 
 WIDEST = 8
 LONG_SHARE = 0.16  # of the tokens of published lengths, in long documents beside them
 METHODS = {
-    "naive: widest, random": ("isf", (WIDEST,)),
-    "sorted: widest": ("hbp", (WIDEST,)),
-    "HBP as printed": ("hbp", (1, WIDEST)),
-    "ours": ("balanced", (1, 2, 4, WIDEST)),
+    "naive: widest, random": (naive_epoch, (WIDEST,)),
+    "sorted: widest": (hierarchical_epoch, (WIDEST,)),
+    "HBP as printed": (hierarchical_epoch, (1, WIDEST)),
+    "ours": (pack_epoch, (1, 2, 4, WIDEST)),
 }
 
 
@@ -96,19 +97,20 @@ def once(index: PackedIndex, samples: int) -> bool:
     return bool((np.bincount(index.sample_ids, minlength=samples) == 1).all())
 
 
-def measure(case: Case, sizes: Sizes, method: str, micro_batches: int) -> tuple[Summary, bool]:
-    """Pack, and measure."""
-    name, widths = METHODS[method]
-    hbp = name == "hbp"
+def measure(case: Case, sizes: Sizes, method: str, micro_batches: int) -> tuple[Summary, tuple[float, float], bool]:
+    """Pack; return the measures, DBR and ABR, and whether every sample is there once."""
+    packer, widths = METHODS[method]
     options = PackOptions(
-        "balanced" if hbp else name, *case.budgets, data_parallel_size=case.ranks, micro_batches=micro_batches,
-        widths=widths, pipeline_model_parallel_size=1,
+        "balanced", *case.budgets, data_parallel_size=case.ranks, micro_batches=micro_batches, widths=widths,
+        pipeline_model_parallel_size=1,
     )  # fmt: skip
     costs = PackCosts.of_model(case.model, "h100", *case.budgets)
     with tempfile.TemporaryDirectory() as folder:
-        packer = hierarchical_epoch if hbp else pack_epoch
         index, summary = build_index(sizes, folder, options, costs=costs, packer=packer)
-        return summary, once(index, len(sizes))
+        iterations = epoch_iterations(PackStream(index, case.ranks, micro_batches))
+        loads, of_packs = np.asarray(index.loads), np.array([index.width(pack) for pack in range(index.num_packs)])
+        dbr, abr = (balance_ratio(iterations, loads[:, column], of_packs) for column in (TOKENS, ATTENTION))
+        return summary, (dbr, abr), once(index, len(sizes))
 
 
 def compare(name: str, case: Case, all_micro_batches: list[int]) -> list[tuple[float, float]]:
@@ -123,11 +125,11 @@ def compare(name: str, case: Case, all_micro_batches: list[int]) -> list[tuple[f
         rows += [
             (
                 micro_batches, method, s.iterations, f"{s.wait:.4f}", f"{max(s.spread_sizes, s.spread_sources):.3f}",
-                f"{s.tokens_exchanged:.4f}", f"{long:.4f}", f"{s.balance_ratio_llm:.4f}", f"{s.pad_ratio:.3f}",
-                f"{s.balance_ratio_attention:.4f}", f"{s.tokens_in_wide_packs:.4f}", f"{s.tokens_per_rank:,.0f}",
+                f"{s.tokens_exchanged:.4f}", f"{long:.4f}", f"{dbr:.4f}", f"{s.pad_ratio:.3f}",
+                f"{abr:.4f}", f"{s.tokens_in_wide_packs:.4f}", f"{s.tokens_per_rank:,.0f}",
                 "yes" if whole else "NO",
             )
-            for method, (s, whole) in found.items()
+            for method, (s, (dbr, abr), whole) in found.items()
         ]  # fmt: skip
     columns = (
         "micro", "method", "steps", "wait", "spread", "exchanged", "long", "DBR", "PR", "ABR", "CR", "Ave-T", "once",

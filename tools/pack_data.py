@@ -22,10 +22,9 @@ from omnibal_ext.packing.held_out import HeldOut
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.histograms import bar_line, distributions, waste_by_kind
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.packing.index.summary import Summary
+from omnibal_ext.packing.index.summary import Summary, shortfalls
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions
 from omnibal_ext.packing.packers.budgets import BudgetTrial, choose_budgets, read_budget
-from omnibal_ext.packing.suggestions import Suggestion, shortfalls, suggestions
 from omnibal_ext.packing.widths import NODE_RANKS, read_widths, widths_for
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
@@ -52,7 +51,7 @@ NUMBERS = (
     Interval("(0, 1e6]", "weights"),
     Interval("[0, 1e9]", "vit_budget"),
     Interval("[1, 1e9]", "llm_budget max_llm_budget samples_per_pack"),
-    Interval("[0, inf)", "max_rejects narrow_first"),
+    Interval("[0, inf)", "max_rejects"),
     Interval("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size node_ranks"),
     Interval("[1, 10000]", "epochs"),
     Interval("[0, 1e6]", "seconds"),
@@ -71,7 +70,6 @@ NEEDS = (
         "to be given without --held-out-of, whose index determines samples and packing",
         lambda arguments: not arguments.held_out_of,
     ),
-    Need("narrow_first", "--widths auto or of several ranks", lambda arguments: arguments.widths != (1,)),
     Need("node_ranks", "--widths auto", lambda arguments: arguments.widths is None),
     Need("analytic model", "to be given without --costs, which has the seconds", lambda arguments: not arguments.costs),
 )
@@ -83,8 +81,6 @@ def parse_arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if like := given.like or given.held_out_of:
         parser.set_defaults(**options_of(PackedIndex.open(like)))
-    if given.held_out_of:
-        parser.set_defaults(narrow_first=0)  # an evaluation is one pass over all
     return parser.parse_args()
 
 
@@ -130,9 +126,6 @@ def _parser() -> ToolParser:
     iterations = parser.add_argument_group("iterations")
     iterations.add_argument("--data-parallel-size", type=int, default=1, metavar="D")
     iterations.add_argument("--micro-batches", type=int, default=1, metavar="M", help="packs of a rank an iteration")
-    iterations.add_argument(
-        "--narrow-first", type=int, default=0, metavar="N", help="iterations of packs of one rank before all others"
-    )
     iterations.add_argument("--last-iteration", choices=LAST_ITERATION, default=LAST_ITERATION[0], help="what fills it")
     iterations.add_argument(
         "--epochs", type=int, help="epochs packed apart; training repeats them (default: as fractional weights need)"
@@ -170,7 +163,6 @@ def options_of(index: PackedIndex) -> dict[str, Any]:
     options["widths"] = tuple(manifest.get("widths", (1,)))
     options["budgets"] = list(manifest.get("budgets", {}).items())
     options["weights"] = [source["weight"] for source in manifest["sources"]]
-    options["narrow_first"] = manifest.get("narrow_first", 0)
     options["held_out"] = manifest["built_from"].get("held_out", {}).get("share")
     group_by = manifest["built_from"].get("group_by")
     return options | ({"separate_sources": True} if group_by == "source" else {"group_by": group_by})
@@ -283,19 +275,6 @@ def shown(value: float) -> str:
     return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
 
 
-def advise(found: list[str], helping: list[Suggestion]) -> None:
-    """Print the index's deficiencies and the choices that would help, with their predicted effect and price."""
-    for fault in found:
-        say(fault)
-    for choice in helping:
-        say(
-            f"  {choice.flags}: waits {choice.wait:.4f}, differ {choice.spread:.2f}, miss {choice.kinds_missing:.1%} "
-            f"(predicted on a part of the samples; costs {choice.price})"
-        )
-    if found and not helping:
-        say("  neither more waiting, more microbatches nor larger packs help, as tried on a part of the samples")
-
-
 def main() -> None:
     """Choose budgets, pack, write, report."""
     arguments = parse_arguments()
@@ -310,7 +289,6 @@ def main() -> None:
     )
     index, summary = build_index(corpus, arguments.output_dir, options, built_from, costs)
     found = [] if arguments.held_out_of else shortfalls(summary, options)  # their order does not matter
-    helping = suggestions(corpus, options, costs, summary) if found else []
     if arguments.dump_iterations:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
         np.save(arguments.dump_iterations, epoch_iterations(stream), allow_pickle=False)
@@ -318,11 +296,11 @@ def main() -> None:
         view = PackingView.of_summary(index, corpus, summary, [asdict(trial) for trial in trials])
         write_text(Path(arguments.report), packing_report(view))
     if arguments.json:
-        advice = {"faults": found, "choices": [asdict(choice) for choice in helping]}
-        print_json({**asdict(summary), **advice, "tried": [asdict(trial) for trial in trials]})
+        print_json({**asdict(summary), "faults": found, "tried": [asdict(trial) for trial in trials]})
     else:
         show(index, corpus, summary, trials)
-        advise(found, helping)
+        if found:
+            say(*found)
 
 
 if __name__ == "__main__":

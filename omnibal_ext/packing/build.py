@@ -89,8 +89,6 @@ def _build_index(
     asked["widths"] = list(options.widths)
     if not options.wide:
         del asked["widths"]
-    if not (options.wide and options.narrow_first):
-        del asked["narrow_first"]
     refuse_other(Path(output_dir), asked)
     epochs = [packer(corpus, reasons, options, costs, epoch) for epoch in range(options.epochs or 1)]
     packs = PackList.concatenate([epoch.packs for epoch in epochs])
@@ -114,7 +112,7 @@ def _build_index(
     }
     rejects = _rejects(corpus, reasons * rejected, options)
     index = write_index(output_dir, packs, loads, manifest, rejects, wide=_wide_arrays(epochs, corpus))
-    return index, summarise(index, corpus, reasons * rejected, spent(), epochs[0].built)
+    return index, summarise(index, corpus, reasons * rejected, spent())
 
 
 def _without_needless_widths(sizes: Sizes, options: PackOptions) -> PackOptions:

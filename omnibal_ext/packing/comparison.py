@@ -103,7 +103,7 @@ def pack_by_tokens(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptio
     packs = pack_first_fit(corpus.sizes.tokens[samples, None], np.array([options.llm_budget]), seed)
     order = np.random.default_rng((seed, 1)).permutation(len(packs))
     packs = PackList(packs.pack_offsets, samples[packs.sample_ids]).reordered(order)
-    return Epoch(packs, pack_loads(packs, corpus.sizes), [len(packs) // options.global_batch], packs)
+    return Epoch(packs, pack_loads(packs, corpus.sizes), [len(packs) // options.global_batch])
 
 
 def measure(corpus: Corpus, way: Way, ranks: Sequence[int], costs: PackCosts) -> Batching:

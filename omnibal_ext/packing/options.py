@@ -45,8 +45,6 @@ class PackOptions:
     """Effort for equalizing packs and for mixing iterations: a number of steps, given in nominal seconds."""
     widths: tuple[int, ...] = (1,)
     """Numbers of ranks that may run a pack together, ascending; its budgets are multiplied by that number."""
-    narrow_first: int = 0
-    """Number of first iterations, in the first epoch, with packs of width 1 only; no effect without wide packs."""
 
     def __post_init__(self) -> None:
         """Raises UserError for a value out of range."""
@@ -62,8 +60,6 @@ class PackOptions:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
         if self.vit_budget < 0 or self.seed < 0 or not 0 <= self.seconds < float("inf"):
             raise UserError("--vit-budget, --seed and --seconds must be 0 or more")
-        if self.narrow_first < 0:
-            raise UserError(f"--narrow-first {self.narrow_first}: must be 0 iterations or more")
         if not 0 < self.wait < 1:
             raise UserError(f"--wait {self.wait}: must be a share of device time, above 0 and below 1")
         check_widths(self.widths, self.data_parallel_size)
@@ -74,14 +70,8 @@ class PackOptions:
         if not self.wide:
             return
         shown = f"--widths {','.join(map(str, self.widths))}"
-        if self.pad:
-            raise UserError(f"{shown}: --method {self.method} pads, and a padded pack cannot be shared; use balanced")
-        if self.method == "isf" and len(self.widths) > 1:
-            raise UserError(f"{shown}: --method isf makes packs of one width; give one, or use balanced")
-        if self.narrow_first and (self.method != "balanced" or self.widths[0] != 1):
-            raise UserError(
-                f"{shown}: --narrow-first {self.narrow_first} needs width 1 among them, and --method balanced"
-            )
+        if self.method != "balanced":
+            raise UserError(f"{shown}: --method {self.method} makes packs of one rank; use balanced")
         if self.oversize == "alone":
             raise UserError(
                 f"{shown}: --oversize alone keeps samples of any size, beyond what ranks hold; leave it out"

@@ -1,8 +1,6 @@
 """Pack one epoch of a corpus and order its packs."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,26 +11,22 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering.assign_ranks import assign_balanced, stored_order
+from omnibal_ext.packing.ordering.balance_ranks import balance_iterations, stored_order
 from omnibal_ext.packing.ordering.order_packs import order_packs
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import LOADS, PackList, pack_loads
-from omnibal_ext.packing.wide_epoch import narrow_iterations, pack_wide
+from omnibal_ext.packing.wide_epoch import pack_wide
 from omnibal_ext.sizes import Sizes
 
 
 class Epoch(NamedTuple):
-    """The packs of an epoch in running order.
-
-    `groups` counts the iterations of each sub-epoch; `built` are the packs before samples were exchanged.
-    """
+    """The packs of an epoch in running order; `groups` counts the iterations of each sub-epoch."""
 
     packs: PackList
     loads: Ints
     groups: list[int]
-    built: PackList
     widths: Ints | None = None
     """[P]; with `slots` [I, D, M] only if packs may be wide; each sub-epoch then fills complete iterations."""
     slots: Ints | None = None
@@ -56,11 +50,10 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     if not parts:
         raise UserError(f"epoch {epoch} has no samples: raise --weights, or pack more input files")
     if options.wide:
-        return _pack_wide(corpus, parts, replace(options, narrow_first=0) if epoch else options, costs, seed)
-    ordered_packs, groups, built, leftover = [], [], [], PackList.concatenate([])
+        return _pack_wide(corpus, parts, options, costs, seed)
+    ordered_packs, groups, leftover = [], [], PackList.concatenate([])
     for samples in parts:
         part, exchange_groups = _pack_sub_epoch(corpus, samples, reasons, options, seed)
-        built.append(part)
         if options.method == "balanced":
             part = order_packs(corpus, part, options, costs, seed, exchange_groups, leftover)
         else:
@@ -72,24 +65,18 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     if options.method == "balanced":
         leftover = _balance_leftover(leftover, corpus.sizes, options, costs)
     packs = PackList.concatenate([*ordered_packs, leftover])
-    return Epoch(packs, pack_loads(packs, corpus.sizes, options.pad), groups, PackList.concatenate(built))
+    return Epoch(packs, pack_loads(packs, corpus.sizes, options.pad), groups)
 
 
 def _pack_wide(corpus: Corpus, parts: list[Ints], options: PackOptions, costs: PackCosts, seed: int) -> Epoch:
-    """Pack sub-epochs with packs of several widths and assign slots; narrow iterations, if any, come first."""
-    scheduled = []
-    if options.narrow_first:
-        narrow, parts[0] = narrow_iterations(corpus, parts[0], partial(_exchange_groups, corpus), options, costs, seed)
-        scheduled = [narrow]
-    scheduled += [pack_wide(corpus, list(_exchange_groups(corpus, samples)), options, costs, seed) for samples in parts]
+    """Pack sub-epochs with packs of several widths and assign slots."""
+    scheduled = [pack_wide(corpus, list(_exchange_groups(corpus, samples)), options, costs, seed) for samples in parts]
     first = np.cumsum([0, *(len(part.packs) for part in scheduled)])
     slots = [np.where(part.slots >= 0, part.slots + n, part.slots) for part, n in zip(scheduled, first, strict=False)]
     packs = PackList.concatenate([part.packs for part in scheduled])
     widths = np.concatenate([part.widths for part in scheduled])
     groups = [len(part.slots) for part in scheduled]
-    if options.narrow_first:  # later epochs shuffle them among the others
-        groups[:2] = [sum(groups[:2])]
-    return Epoch(packs, pack_loads(packs, corpus.sizes), groups, packs, widths, np.concatenate(slots))
+    return Epoch(packs, pack_loads(packs, corpus.sizes), groups, widths, np.concatenate(slots))
 
 
 def pack(sizes: Sizes, options: PackOptions, seed: int | None = None) -> PackList:
@@ -142,7 +129,7 @@ def _balance_leftover(packs: PackList, sizes: Sizes, options: PackOptions, costs
     """Reorder leftover packs so that iterations which they fill completely are balanced over ranks."""
     complete = np.arange(len(packs) // options.global_batch * options.global_batch).reshape(-1, options.global_batch)
     seconds = costs.waited_for(pack_loads(packs, sizes), (*LOADS, *sizes.more), options.one_sum)
-    order = stored_order(assign_balanced(seconds, complete, options.data_parallel_size)).ravel()
+    order = stored_order(balance_iterations(seconds, complete, options.data_parallel_size)).ravel()
     return packs.reordered(np.concatenate([order, np.arange(len(order), len(packs))]))
 
 

@@ -4,7 +4,7 @@ If ranks run several packs per iteration, iterations mix widths (`ordering/mixed
 as with one pack per rank, each iteration has packs of one width and of equal cost.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,11 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from omnibal_ext.arrays import Floats, Ints
-from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering.assign_ranks import assign_balanced, assign_zigzag
+from omnibal_ext.packing.ordering.balance_ranks import assign_zigzag, balance_iterations
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.ordering.mixed_widths import NarrowSamples, WidePacks, mixed_width_iterations
 from omnibal_ext.packing.ordering.order_packs import order_packs
@@ -24,10 +23,9 @@ from omnibal_ext.packing.ordering.slots import SlottedPacks, fill_fewest_iterati
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.fill_groups import Pool, fill_groups
 from omnibal_ext.packing.packers.first_fit import pack_first_fit
-from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import EMPTY_PACK, LOADS, PackList
 from omnibal_ext.packing.shard_loads import EXCHANGED, shard_loads
-from omnibal_ext.packing.widths import sample_widths
+from omnibal_ext.packing.widths import limited_sizes, sample_widths
 
 SHORT = 16
 """Samples of at most 1 / SHORT of a rank's budgets fill up wide packs; complete on one rank, they keep shards equal."""
@@ -36,10 +34,8 @@ SHORT = 16
 def pack_wide(
     corpus: Corpus, exchange_groups: Sequence[Ints], options: PackOptions, costs: PackCosts, seed: int
 ) -> SlottedPacks:
-    """Pack a sub-epoch and assign slots, by the method of `options`; only samples of one exchange group share packs."""
+    """Pack a sub-epoch and assign slots; only samples of one exchange group share packs."""
     sub_epoch = _SubEpoch(corpus, options, costs, seed)
-    if options.method == "isf":
-        return sub_epoch.isf(exchange_groups)
     found = []
     if len(exchange_groups) == 1 and (mixed := sub_epoch.mixed(exchange_groups[0])):
         found.append(mixed)
@@ -47,42 +43,6 @@ def pack_wide(
             return mixed
     found.append(sub_epoch.single_width(exchange_groups))
     return min(found, key=sub_epoch.wait)
-
-
-def narrow_iterations(
-    corpus: Corpus, samples: Ints, split: Callable[[Ints], Iterable[Ints]], options: PackOptions, costs: PackCosts,
-    seed: int,
-) -> tuple[SlottedPacks, Ints]:  # fmt: skip
-    """Fill `options.narrow_first` iterations with random samples that fit one rank; also return all other samples.
-
-    A curriculum: HBP (arXiv 2503.07680) trains its first 500 steps on the shortest level alone.
-
-    Args:
-        samples: those of a sub-epoch, ascending [n].
-        split: yields the exchange groups of samples.
-
-    Raises:
-        UserError: there are too few such samples.
-    """
-    sub_epoch, iterations = _SubEpoch(corpus, options, costs, seed), options.narrow_first
-    narrow = sub_epoch.widths(samples) == 1
-    drawn = np.random.default_rng((seed, 4)).permutation(samples[narrow])
-    sizes, budgets = sub_epoch.limits(drawn)
-    packs_of = np.append(0, (np.cumsum(sizes, axis=0) / np.maximum(budgets, 1)).max(axis=1))  # at least
-    if packs_of[-1] < (count := iterations * options.global_batch):
-        most = int(packs_of[-1]) // options.global_batch
-        raise UserError(
-            f"--narrow-first {iterations}: samples that fit one rank suffice for {most} iterations of "
-            f"{options.global_batch} packs; give at most that"
-        )
-    enough = int(np.searchsorted(packs_of, count))
-    packs, exchange_groups = sub_epoch.narrow(list(split(np.sort(drawn[:enough]))))
-    packs = order_packs(corpus, packs, replace(options, widths=(1,)), costs, seed, exchange_groups)
-    groups = np.arange(count).reshape(iterations, options.global_batch)
-    left = packs.between(count, len(packs)).sample_ids
-    slots = assign_zigzag(groups, options.data_parallel_size)
-    scheduled = SlottedPacks(packs.between(0, count), np.ones(count, np.int64), slots)
-    return scheduled, np.sort(np.concatenate([samples[~narrow], drawn[enough:], left]))
 
 
 def shard_seconds(packs: PackList, widths: Ints, corpus: Corpus, options: PackOptions, costs: PackCosts) -> Floats:
@@ -105,10 +65,7 @@ class _SubEpoch(NamedTuple):
 
     def limits(self, samples: Ints) -> tuple[Ints, Ints]:
         """Return the sizes that have a budget, [n, K], and a rank's budgets, [K]."""
-        sizes, options = self.corpus.sizes.take(samples), self.options
-        limited = {name: budget for name, budget in options.budgets.items() if budget}
-        columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limited)]
-        return np.column_stack(columns), np.array([options.vit_budget, options.llm_budget, *limited.values()])
+        return limited_sizes(self.corpus.sizes.take(samples), self.options)
 
     def widths(self, samples: Ints) -> Ints:
         return sample_widths(self.corpus.sizes.take(samples), self.options, self.options.widths)
@@ -213,7 +170,7 @@ class _SubEpoch(NamedTuple):
         filled = PackList.from_lists([samples for samples in held_by if samples])
         widths = np.full(len(filled), width, np.int64)
         totals = self.seconds(filled, widths)
-        slots = assign_balanced(totals, number[rows], teams)
+        slots = balance_iterations(totals, number[rows], teams)
         return SlottedPacks(filled, widths, np.repeat(np.where(slots >= 0, slots + first, slots), width, axis=1))
 
     def narrow(self, exchange_groups: Sequence[Ints]) -> tuple[PackList, Ints]:
@@ -224,23 +181,6 @@ class _SubEpoch(NamedTuple):
             packs = pack_balanced(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=self.seed)
             found.append(PackList(packs.pack_offsets, ids[packs.sample_ids]))
         return PackList.concatenate(found), np.repeat(np.arange(len(found)), [len(packs) for packs in found])
-
-    def isf(self, exchange_groups: Sequence[Ints]) -> SlottedPacks:
-        """Return packs of one width by ISF, in random order."""
-        (width,), found = self.options.widths, []
-        for ids in exchange_groups:
-            budgets = width * self.options.vit_budget, width * self.options.llm_budget
-            packs = pack_isf(self.corpus.sizes.take(ids), *budgets, seed=self.seed)
-            found.append(PackList(packs.pack_offsets, ids[packs.sample_ids]))
-        packs = PackList.concatenate(found)
-        teams, micro_batches = self.options.data_parallel_size // width, self.options.micro_batches
-        order = np.random.default_rng((self.seed, 1)).permutation(len(packs))
-        order = np.append(order, np.full(-len(order) % (teams * micro_batches), -1))
-        return SlottedPacks(
-            packs,
-            np.full(len(packs), width, np.int64),
-            np.repeat(assign_zigzag(order.reshape(-1, teams * micro_batches), teams), width, axis=1),
-        )
 
     def _wide(self, samples: Ints, of_samples: Ints) -> tuple[PackList, Ints]:
         """Pack the samples of each width above 1 separately."""

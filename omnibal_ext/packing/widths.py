@@ -62,13 +62,19 @@ def sample_widths(sizes: Sizes, budgets: Budgets, widths: Sequence[int]) -> Ints
 
 def ranks_needed(sizes: Sizes, budgets: Budgets) -> Ints:
     """Return the number of ranks whose budgets each sample needs, 1 or more, [N]."""
-    needed = np.maximum(1, -(-sizes.tokens // budgets.llm_budget))
-    limits = [(sizes.tiles.astype(np.int64), budgets.vit_budget)]
-    limits += [(sizes.more[name], budget) for name, budget in budgets.budgets.items() if budget]
-    for values, budget in limits:
+    columns, limits = limited_sizes(sizes, budgets)
+    needed = np.ones(len(sizes), np.int64)
+    for values, budget in zip(columns.T, limits.tolist(), strict=True):
         many = -(-values // budget) if budget else np.where(values > 0, np.iinfo(np.int64).max, 0)
         needed = np.maximum(needed, many)
     return needed
+
+
+def limited_sizes(sizes: Sizes, budgets: Budgets) -> tuple[Ints, Ints]:
+    """Return the sizes of samples that have a budget, tiles and tokens first, [N, K], and a rank's budgets, [K]."""
+    limits = {name: budget for name, budget in budgets.budgets.items() if budget}
+    columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
+    return np.column_stack(columns), np.array([budgets.vit_budget, budgets.llm_budget, *limits.values()])
 
 
 def widths_for(

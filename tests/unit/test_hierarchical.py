@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from benchmarks.hierarchical import hierarchical_iterations, pack_hierarchical
+from benchmarks.hierarchical import balance_ratio, hierarchical_iterations, pack_hierarchical
 from omnibal_ext.packing.packs import PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 
@@ -67,3 +67,11 @@ def test_iterations_are_of_one_level_and_of_packs_of_like_attention_in_any_order
 def squares_of(packs: PackList, sizes: Sizes, own: np.ndarray) -> list[int]:
     offsets, samples = packs.pack_offsets, packs.sample_ids
     return sorted(int((sizes.tokens[samples[offsets[pack] : offsets[pack + 1]]] ** 2).sum()) for pack in own.tolist())
+
+
+def test_ranks_of_a_pack_count_as_equal_parts_and_iterations_with_empty_slots_do_not() -> None:
+    """DBR and ABR of HBP: packs of 10 on two ranks, of 8 and 4 on one, of 4 alone in an iteration with empty slots."""
+    loads, widths = np.array([10, 8, 4, 4]), np.array([2, 1, 1, 1])
+    iterations = np.array([[[0], [0], [1], [2]], [[3], [-1], [-1], [-1]]])
+    assert balance_ratio(iterations, loads, widths) == pytest.approx((3 + 3 + 0 + 4) / (8 * 4))
+    assert balance_ratio(iterations[1:], loads, widths) == 0.75  # where all have empty slots, all count

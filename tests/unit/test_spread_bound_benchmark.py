@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from benchmarks.spread_bound import least_spread
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
-from omnibal_ext.packing.ordering.spread import spread_against_random
+from tests.unit.packing.corpora import spread_against_random
 
 Ints = NDArray[np.int64]
 

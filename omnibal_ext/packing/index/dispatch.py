@@ -14,7 +14,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.epoch_order import EpochOrder
 from omnibal_ext.packing.index.packed_index import PackedIndex, WidePackArrays
 from omnibal_ext.packing.index.rebalanced import RankLayout, read_rebalanced
-from omnibal_ext.packing.ordering.assign_ranks import assign_balanced, assign_zigzag
+from omnibal_ext.packing.ordering.balance_ranks import assign_zigzag, balance_iterations
 from omnibal_ext.packing.ordering.slots import fill_slots
 from omnibal_ext.packing.packs import EMPTY_PACK
 
@@ -103,7 +103,7 @@ class PackStream:
         packs = np.unique(group)  # -1 is an empty pack
         local = np.searchsorted(packs, group)
         seconds = self._index.seconds(np.maximum(packs, 0)) * (packs >= 0)[:, None]
-        return packs[assign_balanced(seconds, local[None], self._data_parallel_size)[0]]
+        return packs[balance_iterations(seconds, local[None], self._data_parallel_size)[0]]
 
     def _slots_of(self, groups: Ints, wide: WidePackArrays) -> Ints:
         """Return the slots of stored iterations [I, B]: as stored, or reassigned for another number of ranks."""

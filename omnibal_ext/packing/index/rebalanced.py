@@ -20,8 +20,7 @@ from omnibal_ext.files.locks import working_on
 from omnibal_ext.packing.index.epoch_order import EpochOrder
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import WAIT
-from omnibal_ext.packing.ordering.assign_ranks import stored_order
-from omnibal_ext.packing.ordering.balance_ranks import balance_ranks
+from omnibal_ext.packing.ordering.balance_ranks import balance_ranks, stored_order
 from omnibal_ext.packing.ordering.order_iterations import order_iterations
 from omnibal_ext.reading.arrays import map_array
 

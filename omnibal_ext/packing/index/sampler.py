@@ -90,7 +90,8 @@ def _packs(index: PackedIndex, iteration: NDArray[np.int64]) -> list[list[list[i
     packs = [[index.samples(pack).tolist() if pack >= 0 else [] for pack in rank] for rank in iteration.tolist()]
     empty = [(rank, turn) for rank, of_rank in enumerate(packs) for turn, samples in enumerate(of_rank) if not samples]
     for rank, turn in empty:
-        longest = max((samples for of_rank in packs for samples in of_rank), key=len)
+        # of equally long ones the same, whichever rank runs it
+        longest = max((samples for of_rank in packs for samples in of_rank), key=lambda each: (len(each), each))
         half = (len(longest) + 1) // 2
         packs[rank][turn] = longest[half:]
         del longest[half:]

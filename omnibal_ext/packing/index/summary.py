@@ -11,6 +11,7 @@ from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering import metrics
 from omnibal_ext.packing.ordering.spread import (
     Features,
@@ -23,7 +24,11 @@ from omnibal_ext.packing.ordering.spread import (
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, PackList, pack_loads
 from omnibal_ext.packing.shard_loads import tokens_cut
 
+HELPS = "more --micro-batches help most, then larger packs or a larger --wait (docs/packing-limits.md)"
 MOST_SAMPLES = 200_000  # samples used to estimate the spread of a random order
+RANDOM = 1.1  # spread of iterations, relative to a random order of samples, above which it is reported
+MISSING = 0.01  # fraction of iterations without a kind, minus that of a random order, above which it is reported
+TOO_LONG = 1.02  # ratio of waiting to the allowed fraction above which it is reported
 
 
 def reject_names(budgets: Iterable[str]) -> dict[int, str]:
@@ -46,10 +51,6 @@ class Summary:
     dist_ratio_vit: float
     dist_ratio_llm: float
     dist_ratio_attention: float
-    balance_ratio_llm: float
-    """DBR of HBP (arXiv 2503.07680), see `metrics.balance_ratio`."""
-    balance_ratio_attention: float
-    """ABR of HBP, see `metrics.balance_ratio`."""
     iterations: int
     filled_packs: int
     """Slots of the last iteration (with wide packs: of all) that are empty or have packs of the next epoch."""
@@ -64,9 +65,6 @@ class Summary:
     samples_per_pack: float
     longest_tiles: int
     longest_tokens: int
-    tokens_per_iteration: float
-    wasted_work: float
-    """Fraction of rank-time lost to padding and to waiting for the fullest rank, mean of tiles and tokens."""
     wait: float
     """Fraction of device time spent waiting for the slowest rank in each part of the model (`PackCosts`)."""
     wait_last: float
@@ -76,9 +74,6 @@ class Summary:
     samples: the largest of these ratios."""
     spread_sources: float
     """The same for numbers of samples by source, and of text-only ones."""
-    spread_sizes_of_packs: float
-    """As `spread_sizes`, but divided by that of a random order of packs, as they were before being equalized."""
-    spread_sources_of_packs: float
     kinds_missing: float
     """Fraction of iterations without any sample of one kind (text-only, with images, a source): that missing most."""
     kinds_missing_random: float
@@ -91,34 +86,52 @@ class Summary:
     sources: list[dict[str, Any]]
 
 
+def shortfalls(summary: Summary, options: PackOptions) -> list[str]:
+    """Return a sentence for each measure that is too high, and last what helps; none for a baseline."""
+    found: list[str] = []
+    if options.method != "balanced" or summary.iterations < 2:
+        return found
+    if summary.wait > TOO_LONG * options.wait:
+        found.append(
+            f"ranks wait for {summary.wait:.4f} of the time, more than --wait {options.wait:g} "
+            f"(the epoch's last iteration {summary.wait_last:.4f})"
+        )
+    if max(summary.spread_sizes, summary.spread_sources) > RANDOM:
+        found.append(
+            f"iterations differ {summary.spread_sizes:.2f} times as much in sizes and {summary.spread_sources:.2f} in "
+            "sources as in a random order of samples"
+        )
+    if summary.kinds_missing > summary.kinds_missing_random + MISSING:
+        found.append(
+            f"{summary.kinds_missing:.1%} of iterations have no sample of some kind "
+            f"(in a random order {summary.kinds_missing_random:.1%})"
+        )
+    return [*found, HELPS] if found else []
+
+
 def summarise(
     index: PackedIndex,
     corpus: Corpus,
     reasons: NDArray[np.int8],
     spent: tuple[float, float],
-    built: PackList | None = None,
 ) -> Summary:
     """Measure epoch 0 of an index.
 
     Args:
         reasons: why each sample was left out (`reject_names`), 0 if packed, [N].
         spent: seconds of packing and of compiling.
-        built: packs before they were equalized.
     """
     count = int(index.manifest["epoch_packs"][0])
     packs = PackList(index.pack_offsets[: count + 1], index.sample_ids[: index.pack_offsets[count]])
     loads, of_ranks = np.asarray(index.loads), np.asarray(index.rank_loads)
-    of_all = np.ones(len(loads), np.int64) if index.wide is None else np.asarray(index.wide.pack_widths)
-    widths = of_all[:count]
+    widths = np.ones(count, np.int64) if index.wide is None else np.asarray(index.wide.pack_widths[:count])
     packed = corpus.sizes.take(packs.sample_ids)
     iterations = epoch_iterations(
         PackStream(index, index.manifest["data_parallel_size"], index.manifest["micro_batches"])
     )
-    spreads = _spreads(index, corpus, packs, iterations, built)
+    spreads = _spreads(index, corpus, packs, iterations)
     seconds_of_ranks = metrics.rank_loads(iterations, index.seconds(np.arange(index.num_packs)))
     ranks = [metrics.rank_loads(iterations, of_ranks[:, load]) for load in (TILES, TOKENS, ATTENTION)]
-    padding = float(1.0 - packed.tokens.sum() / loads[:count, TOKENS].sum())
-    waiting = [metrics.waiting_fraction(load) for load in ranks[:2]]
     longest = loads[:count].max(axis=0)
     names = reject_names(index.manifest["budgets"])
     return Summary(
@@ -132,8 +145,6 @@ def summarise(
         dist_ratio_vit=metrics.dist_ratio(ranks[TILES]),
         dist_ratio_llm=metrics.dist_ratio(ranks[TOKENS]),
         dist_ratio_attention=metrics.dist_ratio(ranks[ATTENTION]),
-        balance_ratio_llm=metrics.balance_ratio(iterations, loads[:, TOKENS], of_all),
-        balance_ratio_attention=metrics.balance_ratio(iterations, loads[:, ATTENTION], of_all),
         iterations=len(iterations),
         filled_packs=iterations.size - int(widths.sum()),
         seats=int(widths.sum()),
@@ -143,8 +154,6 @@ def summarise(
         samples_per_pack=len(packed) / count,
         longest_tiles=int(longest[TILES]),
         longest_tokens=int(longest[TOKENS]),
-        tokens_per_iteration=float(packed.tokens.sum() / len(iterations)),
-        wasted_work=(waiting[TILES] + 1.0 - (1.0 - waiting[TOKENS]) * (1.0 - padding)) / 2,
         wait=metrics.wait(seconds_of_ranks),
         wait_last=metrics.wait(seconds_of_ranks[-1:]),
         **spreads,
@@ -156,29 +165,23 @@ def summarise(
     )
 
 
-def _spreads(
-    index: PackedIndex, corpus: Corpus, packs: PackList, iterations: Ints, built: PackList | None
-) -> dict[str, float]:
+def _spreads(index: PackedIndex, corpus: Corpus, packs: PackList, iterations: Ints) -> dict[str, float]:
     """Return the fields `spread_*` and `kinds_*`, from complete iterations."""
     count, samples = len(packs), len(packs.sample_ids)
     complete = _complete_iterations(index, iterations, count)
     features = pack_features(corpus, packs, np.asarray(index.loads[:count]))
     sampled = packs.sample_ids[:: -(-samples // MOST_SAMPLES)]
     each = _features(corpus, PackList(np.arange(len(sampled) + 1), sampled), index)
-    before = features if built is None else _features(corpus, built, index)
     batch = index.global_batch if index.wide is None else count / len(iterations)
     drawn = samples / count * batch
     spread = _spread_of(index, complete, features.values)
     by_samples = relative_to(spread, random_spread(each.values, drawn, samples))
-    by_packs = relative_to(spread, random_spread(before.values, batch, count))
     sizes = features.sizes
     missing, expected = missing_kinds(complete, _of_seats(index, features.has)), (1 - each.has.mean(axis=0)) ** drawn
     worst = int(np.argmax(missing - expected)) if len(missing) else -1
     return {
         "spread_sizes": float(by_samples[:sizes].max()),
         "spread_sources": float(by_samples[sizes:].max(initial=0.0)),
-        "spread_sizes_of_packs": float(by_packs[:sizes].max()),
-        "spread_sources_of_packs": float(by_packs[sizes:].max(initial=0.0)),
         "kinds_missing": float(missing[worst]) if len(missing) else 0.0,
         "kinds_missing_random": float(expected[worst]) if len(missing) else 0.0,
     }

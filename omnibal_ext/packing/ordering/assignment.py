@@ -35,16 +35,6 @@ def packs_of(assignment: Assignment, sample_ids: Ints) -> PackList:
 
 
 @numba.njit(cache=True)
-def still_fit(assignment: Assignment, sizes: Ints, budgets: Ints, here: int, there: int, gone: int, come: int) -> bool:
-    """Whether both packs stay within budgets if sample `gone` of pack `here` is exchanged for `come` of `there`."""
-    for size in range(len(budgets)):
-        more = sizes[come, size] - sizes[gone, size]
-        if assignment.loads[here, size] + more > budgets[size] or assignment.loads[there, size] - more > budgets[size]:
-            return False
-    return True
-
-
-@numba.njit(cache=True)
 def move_sample(assignment: Assignment, sizes: Ints, sample: int, to: int) -> None:
     """Move a sample to pack `to`, in place."""
     pack = assignment.pack_of[sample]

@@ -2,6 +2,8 @@
 
 packs    5 5 5 4 | 4 3 3 3        two microbatches a rank
 ranks    5 3 | 5 3 | 5 3 | 4 4
+
+An index stores the packs of an iteration in rounds of D, in alternating direction (`assign_zigzag`).
 """
 
 import numba
@@ -9,11 +11,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
-from omnibal_ext.packing.ordering.kd_tree import halve
 from omnibal_ext.packing.random_bits import below
 
 SWAPS_A_SECOND = 4_000_000  # swaps tried per nominal second
-LEAST_SWAPS = 32  # per pack, whatever `effort`
+LEAST_SWAPS = 64  # per pack, whatever `effort`
+
+
+def assign_zigzag(groups: Ints, data_parallel_size: int) -> Ints:
+    """Assign each global batch of packs to D ranks in alternating direction: [I, D * M] to [I, D, M].
+
+    0 1 2 3 4 5 over 2 ranks: rank 0 runs 0 3 4, rank 1 runs 1 2 5.
+    """
+    rounds = groups.reshape(len(groups), groups.shape[1] // data_parallel_size, data_parallel_size).copy()
+    rounds[:, 1::2] = rounds[:, 1::2, ::-1]
+    return np.ascontiguousarray(rounds.transpose(0, 2, 1))
+
+
+def stored_order(iterations: Ints) -> Ints:
+    """Return the order that `assign_zigzag` turns into `iterations`: [I, D, M] to [I, D * M]."""
+    rounds = iterations.transpose(0, 2, 1).copy()
+    rounds[:, 1::2] = rounds[:, 1::2, ::-1]
+    return rounds.reshape(len(rounds), rounds.shape[1] * rounds.shape[2])
 
 
 def split_leftover(seconds: Floats, count: int, avoid: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
@@ -33,10 +51,25 @@ def split_leftover(seconds: Floats, count: int, avoid: NDArray[np.bool_] | None 
     return by_cost[chosen], by_cost[~chosen]
 
 
-def balance_ranks(seconds: Floats, micro_batches: int, seed: int, effort: float) -> Ints:
-    """Assign M packs to each rank so that sums of seconds are near-equal in every part, relative to its mean: [R, M].
+def balance_iterations(seconds: Floats, groups: Ints, data_parallel_size: int) -> Ints:
+    """Balance the ranks of each iteration on its own (`balance_ranks`): [I, D * M] to [I, D, M].
 
-    1. Sort packs by similar cost and cut that order into M equal ranges; each rank takes one pack of each.
+    Args:
+        seconds: [P, parts].
+        groups: pack numbers; -1 is an empty pack, which costs nothing.
+    """
+    micro_batches = groups.shape[1] // data_parallel_size
+    if micro_batches == 1:  # nothing can be balanced
+        return groups[:, :, None].copy()
+    costs = np.vstack([seconds, np.zeros((1, seconds.shape[1]))])  # pack -1 is the last row
+    slots = [group[balance_ranks(costs[group], micro_batches)] for group in groups]
+    return np.array(slots, np.int64).reshape(-1, data_parallel_size, micro_batches)
+
+
+def balance_ranks(seconds: Floats, micro_batches: int, seed: int = 0, effort: float = 0.0) -> Ints:
+    """Assign M packs to each rank so that sums of seconds are near-equal in every part: [R, M].
+
+    1. Sort packs by cost, equal ones at random, and cut that order into M equal ranges; a rank takes one of each.
     2. Swap random pairs of packs if that brings both ranks nearer to the mean.
 
     Args:
@@ -47,9 +80,9 @@ def balance_ranks(seconds: Floats, micro_batches: int, seed: int, effort: float)
     order = generator.permutation(len(seconds))
     if micro_batches == 1:
         return order[:, None]
-    halve(np.ascontiguousarray(seconds.T), order, 1, 0.0)
+    order = order[np.argsort(seconds[order].sum(axis=1), kind="stable")]
     means = seconds.mean(axis=0)
-    excess = (seconds - means) / np.where(means > 0, means, 1.0)
+    excess = (seconds - means) / (means.sum() or 1.0)
     pack_at = generator.permuted(order.reshape(micro_batches, -1), axis=1).T.ravel().copy()
     rounds = max(int(effort * SWAPS_A_SECOND) // len(seconds), LEAST_SWAPS)
     _swap(excess, pack_at, excess[pack_at.reshape(-1, micro_batches)].sum(axis=1), micro_batches, seed, rounds)

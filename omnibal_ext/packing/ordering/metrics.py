@@ -48,28 +48,6 @@ def dist_ratio(loads: NDArray[Number]) -> float:
     return float(np.where(most > 0, 1.0 - loads.mean(axis=1) / np.where(most > 0, most, 1), 0.0).mean())
 
 
-def balance_ratio(iterations: NDArray[np.int64], loads: NDArray[np.int64], widths: NDArray[np.int64]) -> float:
-    """Return `dist_ratio` as HBP defines it (arXiv 2503.07680): DBR of packs' tokens, ABR of their sum(len^2).
-
-    HBP has no empty slots and divides a pack evenly over its ranks. So iterations with empty slots are left out (unless
-    all have some), and each rank of a pack counts as 1 / width of it.
-
-    Args:
-        iterations: pack number of each slot, [I, D, M].
-        loads: of complete packs, [P].
-        widths: ranks that run each pack, [P].
-    """
-    full = (iterations >= 0).all(axis=(1, 2))
-    counted = iterations[full] if full.any() else iterations
-    return dist_ratio(rank_loads(counted, loads / widths))
-
-
-def waiting_fraction(loads: NDArray[np.int64]) -> float:
-    """Return the fraction of all ranks' time spent waiting for the fullest one, if time is the load; loads [I, N]."""
-    most = int(loads.max(axis=1).sum()) * loads.shape[1]
-    return 1.0 - int(loads.sum()) / most if most else 0.0
-
-
 def wait(seconds: NDArray[np.float64]) -> float:
     """Return the fraction of device time spent waiting, seconds [I, D, parts]; each part waits for its fullest rank."""
     busy = float(seconds.max(axis=1).sum())

@@ -6,17 +6,12 @@
 Loops count steps, not seconds of a clock: a seed gives the same order on any machine.
 """
 
-import math
-
 import numpy as np
 
 from omnibal_ext.arrays import Floats, Ints
-from omnibal_ext.packing.ordering.kd_tree import halve
-from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.packing.ordering.swap_packs import swap_packs
 
-TOLERANCES = 0.005, 0.001, 0.0  # ranks that differ by less of their cost are interchangeable; tried in order
-SPENT = 0.95  # of the allowed wait; the rest is for swaps of samples
+SPENT = 0.95  # of the allowed wait, as that of incomplete iterations is only estimated
 
 
 def order_iterations(
@@ -30,11 +25,9 @@ def order_iterations(
 ) -> Ints:
     """Order packs by iteration: little waiting, and iterations near the mean in all features.
 
-    1. Sort ranks by seconds with a k-d tree, down to leaves of interchangeable ranks. Shuffle each leaf; every D ranks
-       in a row are an iteration.
+    1. Sort ranks by seconds; every D ranks in a row are an iteration.
     2. Swap ranks between iterations (`swap_packs`) within `limit`.
-    3. If waiting still exceeds `limit`, repeat 1 and 2 with smaller leaves; keep the order that waits least.
-    4. Where ranks run several packs, swap packs likewise. Shuffle the iterations, the ranks in each and the packs of
+    3. Where ranks run several packs, swap packs likewise. Shuffle the iterations, the ranks in each and the packs of
        each rank, so that any part of an iteration is a random sample too.
 
     Args:
@@ -47,32 +40,13 @@ def order_iterations(
     Returns:
         Pack numbers [I, D, M].
     """
-    rank_values = seconds[ranks].sum(axis=1), features[ranks].sum(axis=1)
-    best, least = np.arange(len(ranks)).reshape(-1, data_parallel_size), math.inf
-    for tolerance_fraction in TOLERANCES:
-        rows = _group_alike(rank_values[0], data_parallel_size, tolerance_fraction, seed)
-        rows = swap_packs(*rank_values, rows[:, :, None], SPENT * limit, seed, effort)[:, :, 0]
-        waits = wait(rank_values[0][rows])
-        if waits < least:
-            best, least = rows, waits
-        if waits <= limit:
-            break
-    slots = ranks[best]
+    limit *= SPENT
+    rank_seconds, rank_features = seconds[ranks].sum(axis=1), features[ranks].sum(axis=1)
+    order = np.argsort(rank_seconds.sum(axis=1), kind="stable").reshape(-1, data_parallel_size, 1)
+    slots = ranks[swap_packs(rank_seconds, rank_features, order, limit, seed, effort)[:, :, 0]]
     if ranks.shape[1] > 1:
-        slots = swap_packs(seconds, features, slots, SPENT * limit, seed, effort)
+        slots = swap_packs(seconds, features, slots, limit, seed, effort)
     generator = np.random.default_rng((seed, 1))
     slots = generator.permuted(generator.permutation(slots), axis=2)
     shuffled = generator.random(slots.shape[:2]).argsort(axis=1)
     return np.take_along_axis(slots, shuffled[:, :, None], axis=1)
-
-
-def _group_alike(seconds: Floats, data_parallel_size: int, tolerance_fraction: float, seed: int) -> Ints:
-    """Group ranks of similar seconds into iterations, [I, D]; interchangeable ranks at random."""
-    # The fullest of D ranks is sqrt(2 ln D) deviations above the mean or less; one deviation is 1.25 mean distances.
-    fraction = tolerance_fraction / (1.25 * math.sqrt(2 * math.log(max(2, data_parallel_size))))
-    order = np.arange(len(seconds))
-    tolerance = fraction * float(seconds.sum(axis=1).mean())
-    starts = halve(np.ascontiguousarray(seconds.T), order, data_parallel_size, tolerance) * data_parallel_size
-    leaf = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    order = order[np.lexsort((np.random.default_rng((seed, 2)).random(len(order)), leaf))]
-    return order.reshape(-1, data_parallel_size)

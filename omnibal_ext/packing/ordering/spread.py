@@ -92,16 +92,6 @@ def relative_to(found: Floats, random: Floats) -> Floats:
     return np.where(random > 0, found / np.where(random > 0, random, 1.0), 0.0)
 
 
-def spread_against_random(iterations: Ints, values: Floats) -> Floats:
-    """Return the spread of iterations' sums over that of a random order of the packs, [F]; 0: all iterations are equal.
-
-    Args:
-        iterations: pack numbers, [I, B], no pack twice.
-        values: of each pack, [P, F].
-    """
-    return relative_to(iteration_spread(iterations, values), random_spread(values, iterations.shape[1], len(values)))
-
-
 def missing_kinds(iterations: Ints, has: NDArray[np.bool_]) -> Floats:
     """Return the fraction of iterations [I, B] without any sample of a kind, [kinds]."""
     return (~has[iterations].any(axis=1)).mean(axis=0) if len(iterations) else np.zeros(has.shape[1])

@@ -7,7 +7,7 @@ looking at all packs (Johnson, 1974). Work and memory grow with the number of sa
 import numba
 import numpy as np
 
-from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.arrays import Ints
 from omnibal_ext.packing.packs import PackList, offsets_of
 
 CHUNK = 100_000  # samples packed together; a search for a first fit slows down with the number of packs
@@ -17,10 +17,9 @@ def pack_first_fit(sizes: Ints, budgets: Ints, seed: int = 0) -> PackList:
     """Pack all samples; each must fit the budgets alone.
 
     1. Divide the samples at random into chunks of at most `CHUNK`; this costs at most a pack per chunk.
-    2. Sort a chunk, largest first, by several keys: the largest fraction of a budget, the sum of fractions, the sum
-       weighted by the scarcity of each budget, each fraction alone.
+    2. Sort a chunk by the largest fraction of a budget, largest first. (The best of that order, of two by sums of
+       fractions and of one by each size needs .001 fewer packs at most, on thirteen corpora.)
     3. Put each sample into the first pack with room in every size, else into a new pack.
-    4. Use the key that needs the fewest packs for the first chunk for all others too.
 
     Args:
         sizes: [N, K].
@@ -29,21 +28,14 @@ def pack_first_fit(sizes: Ints, budgets: Ints, seed: int = 0) -> PackList:
     if len(sizes) == 0:
         return PackList.concatenate([])
     chunks = np.array_split(np.random.default_rng(seed).permutation(len(sizes)), -(-len(sizes) // CHUNK))
-    first, *others = [np.sort(chunk) for chunk in chunks]
-    fractions = sizes / np.maximum(budgets, 1)
-    keys = [fractions.max(axis=1)]
-    if sizes.shape[1] > 1:
-        keys += [fractions @ fractions.sum(axis=0), fractions.sum(axis=1), *fractions.T]
-    tried = [_pack_chunk(sizes, budgets, first, key) for key in keys]
-    best = min(range(len(keys)), key=lambda number: len(tried[number]))
-    return PackList.concatenate([tried[best], *(_pack_chunk(sizes, budgets, chunk, keys[best]) for chunk in others)])
+    return PackList.concatenate([_pack_chunk(sizes, budgets, np.sort(chunk)) for chunk in chunks])
 
 
-def _pack_chunk(sizes: Ints, budgets: Ints, chunk: Ints, key: Floats) -> PackList:
-    """Pack the samples of a chunk in descending order of `key` [N]."""
+def _pack_chunk(sizes: Ints, budgets: Ints, chunk: Ints) -> PackList:
     chunk_sizes = sizes[chunk]
-    about = int(np.ceil((chunk_sizes / np.maximum(budgets, 1)).sum(axis=0).max())) + 1
-    owners, packs = _place(chunk_sizes, budgets, np.argsort(-key[chunk], kind="stable"), about)
+    fractions = chunk_sizes / np.maximum(budgets, 1)
+    about = int(np.ceil(fractions.sum(axis=0).max())) + 1
+    owners, packs = _place(chunk_sizes, budgets, np.argsort(-fractions.max(axis=1), kind="stable"), about)
     return PackList(offsets_of(np.bincount(owners, minlength=packs)), chunk[np.argsort(owners, kind="stable")])
 
 

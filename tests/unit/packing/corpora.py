@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from omnibal_ext.packing.packs import PackList
 from omnibal_ext.sizes import Sizes
@@ -50,3 +51,15 @@ def assert_partition(packs: PackList, samples: int) -> None:
     assert packs.pack_offsets[0] == 0
     assert packs.pack_offsets[-1] == samples
     assert (packs.counts > 0).all()
+
+
+def spread_against_random(iterations: NDArray[np.int64], values: NDArray[Any]) -> NDArray[np.float64]:
+    """Deviation of iterations' [I, B] sums of packs' values [P, F] over that of a random order, [F].
+
+    A sum of B draws without replacement from P has B (P - B) / (P - 1) times the variance of one draw.
+    """
+    batch, packs = iterations.shape[1], len(values)
+    sums = values[iterations].sum(axis=1) - values.mean(axis=0) * batch
+    random = values.var(axis=0) * batch * (packs - batch) / (packs - 1)
+    found: NDArray[np.float64] = np.sqrt((sums**2).mean(axis=0) / np.where(random > 0, random, np.inf))
+    return found

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
+from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.histograms import bar_line
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import METHODS, PackOptions
+from omnibal_ext.packing.pack_epoch import pack_epoch
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import packing_report
@@ -75,13 +78,6 @@ def test_every_sub_epoch_has_the_mix_of_the_epoch() -> None:
 def test_weights_that_leave_no_sample_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="epoch 0 has no samples"):
         build_index(Corpus(sizes_of(2), (CorpusSource("a", 2, 0.1),)), tmp_path / "index", OPTIONS)
-
-
-def test_groups_do_not_share_a_pack(tmp_path: Path) -> None:
-    groups = np.random.default_rng(0).integers(0, 3, 200)
-    index, _ = build_index(Corpus(sizes_of(200), (CorpusSource("a", 200),), groups), tmp_path / "index", OPTIONS)
-    assert all(len(set(groups[index.samples(pack)])) == 1 for pack in range(index.num_packs))
-    assert len(index.sample_ids) == 200
 
 
 def test_equal_values_are_one_group_wherever_they_stand(tmp_path: Path) -> None:
@@ -148,7 +144,7 @@ def test_the_report_draws_what_was_packed(tmp_path: Path) -> None:
         "Waste by kind",
         "ranks waiting: attention",
         "less time than in random",
-        "tokens per iteration",
+        "tokens per rank",
         "Left out",
     ):
         assert said in page
@@ -178,3 +174,19 @@ def test_a_file_that_names_the_sizes_files_of_its_sets_stands_for_them(tmp_path:
     (tmp_path / "meta.json").write_text('{"chat": {"root": "x"}}')
     with pytest.raises(UserError, match=r"meta\.json: no set in it names its token_lengths"):
         sizes_files([tmp_path / "meta.json"])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_copies_of_a_sample_and_groups_share_no_pack(seed: int) -> None:
+    """Every sample four times in an epoch of one part; two groups that may not share packs."""
+    generator = np.random.default_rng(seed)
+    sizes = Sizes.from_arrays(generator.integers(0, 3, 200), generator.integers(50, 120, 200))
+    groups = generator.integers(0, 2, 200)
+    corpus = Corpus(sizes, (CorpusSource("all", 200, 4.0),), groups)
+    options = PackOptions(vit_budget=12, llm_budget=600, data_parallel_size=4, micro_batches=12, seed=seed)
+    packs = pack_epoch(corpus, np.zeros(200, np.int8), options, PackCosts.of_model(), 0).packs
+    assert np.array_equal(np.bincount(packs.sample_ids), np.full(200, 4))
+    for first, end in pairwise(packs.pack_offsets):
+        held = packs.sample_ids[first:end]
+        assert len(np.unique(held)) == len(held)
+        assert len(np.unique(groups[held])) == 1

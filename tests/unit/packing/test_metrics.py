@@ -5,13 +5,11 @@ import pytest
 from hypothesis import given
 
 from omnibal_ext.packing.ordering.metrics import (
-    balance_ratio,
     dist_ratio,
     lower_bound_packs,
     pad_ratio,
     rank_loads,
     wait,
-    waiting_fraction,
 )
 from omnibal_ext.packing.packs import PackList, pack_loads, sample_loads
 from omnibal_ext.sizes import Sizes
@@ -54,14 +52,6 @@ def test_reordering_moves_whole_packs() -> None:
     assert swapped.pack_offsets.tolist() == [0, 1, 4]
 
 
-def test_ranks_of_a_pack_count_as_equal_parts_and_iterations_with_empty_slots_do_not() -> None:
-    """DBR and ABR of HBP: packs of 10 on two ranks, of 8 and 4 on one, of 4 alone in an iteration with empty slots."""
-    loads, widths = np.array([10, 8, 4, 4]), np.array([2, 1, 1, 1])
-    iterations = np.array([[[0], [0], [1], [2]], [[3], [-1], [-1], [-1]]])
-    assert balance_ratio(iterations, loads, widths) == pytest.approx((3 + 3 + 0 + 4) / (8 * 4))
-    assert balance_ratio(iterations[1:], loads, widths) == 0.75  # where all have empty slots, all count
-
-
 def test_each_part_waits_for_its_own_fullest_rank_and_dear_iterations_count_more() -> None:
     """Two iterations, two ranks, vision and language: by hand, not of one iteration and not of the parts' sums."""
     seconds = np.array([[[3.0, 1.0], [1.0, 2.0]], [[10.0, 0.0], [10.0, 30.0]]])
@@ -71,11 +61,6 @@ def test_each_part_waits_for_its_own_fullest_rank_and_dear_iterations_count_more
     assert wait(seconds[:, :, :1] + seconds[:, :, 1:]) == pytest.approx(1 - worked / (4.0 + 40.0))
     assert wait(np.full((3, 2, 2), 7.0)) == pytest.approx(0.0)
     assert wait(np.zeros((3, 2, 2))) == 0.0
-
-
-def test_the_share_of_waiting_is_of_all_ranks_time() -> None:
-    assert waiting_fraction(np.array([[8, 0], [100, 100]])) == pytest.approx(8 / (2 * 108))
-    assert waiting_fraction(np.array([[0, 0]])) == 0.0
 
 
 @given(corpora())

@@ -24,15 +24,6 @@ def index(tmp_path: Path) -> PackedIndex:
     return build_index(sizes, tmp_path / "index", options)[0]
 
 
-def test_ranks_share_an_epoch_and_go_on_with_the_next(index: PackedIndex) -> None:
-    samplers = [PackBatchSampler(index, 2, rank, micro_batches=3) for rank in range(2)]
-    epochs = [[list(sampler) for sampler in samplers] for _ in range(2)]
-    for ranks in epochs:
-        assert sorted(sample for packs in ranks for pack in packs for sample in pack) == list(range(301))
-        assert [len(packs) for packs in ranks] == [len(sampler) for sampler in samplers]
-    assert epochs[0] != epochs[1]
-
-
 def test_resume_at_another_data_parallel_size_runs_the_same_packs(index: PackedIndex) -> None:
     whole = [list(PackBatchSampler(index, 2, rank, micro_batches=3)) for rank in range(2)]
     first = PackBatchSampler(index, 2, 0, micro_batches=3)
@@ -85,13 +76,10 @@ def test_without_microbatches_they_are_the_index_s(index: PackedIndex) -> None:
         assert list(PackBatchSampler(index, ranks, rank)) == list(told)
     with pytest.raises(UserError, match="keep the product, or pack again"):
         PackBatchSampler(index, 4, 0)
+    with pytest.raises(UserError, match="rank 2 is not one of 2"):
+        PackBatchSampler(index, 2, 2)
     with pytest.raises(UserError, match="both must be 1 or more"):
         PackBatchSampler(index, 2, 0, micro_batches=0)
-
-
-def test_a_rank_out_of_range_is_refused(index: PackedIndex) -> None:
-    with pytest.raises(UserError, match="rank 2"):
-        PackBatchSampler(index, 2, 2, micro_batches=3)
 
 
 @pytest.mark.starts

@@ -54,8 +54,8 @@ def test_widths_are_read_as_written() -> None:
         ((0, 2), {}, "1 rank or more"),
         ((1, 8), {"data_parallel_size": 12}, "must divide --data-parallel-size 12"),
         ((1, 16), {}, "must divide --data-parallel-size 8"),
-        ((1, 2), {"method": "random"}, "pads"),
-        ((1, 2), {"method": "isf"}, "one width"),
+        ((1, 2), {"method": "random"}, "use balanced"),
+        ((2,), {"method": "isf"}, "use balanced"),
         ((1, 2), {"oversize": "alone"}, "--oversize alone"),
     ],
 )

@@ -5,9 +5,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from omnibal_ext.packing.index.summary import Summary
+from omnibal_ext.packing.index.summary import HELPS, MISSING, RANDOM, TOO_LONG, Summary, shortfalls
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.suggestions import MISSING, RANDOM, TOO_LONG, shortfalls
 
 OPTIONS = PackOptions(vit_budget=8, llm_budget=4096, data_parallel_size=8, wait=0.004)
 FINE = replace(
@@ -28,7 +27,8 @@ FINE = replace(
 )
 def test_what_is_beyond_a_limit_is_said(beyond: dict[str, float], words: str) -> None:
     assert shortfalls(FINE, OPTIONS) == []
-    (said,) = shortfalls(replace(FINE, **beyond), OPTIONS)
+    said, helps = shortfalls(replace(FINE, **beyond), OPTIONS)
+    assert helps == HELPS
     assert re.search(words, said)
     assert shortfalls(replace(FINE, **beyond), replace(OPTIONS, method="isf")) == []
     assert shortfalls(replace(FINE, **beyond, iterations=1), OPTIONS) == []
