@@ -46,6 +46,9 @@ PRELOADED = (
 A_CHANGE = 1e-4
 """Seconds that a change of places counts as where a tower is planned beside the pipeline, many times what it takes: no
 test of a command looks at how good the plan is."""
+GARBAGE = 20_000
+"""Objects that a program makes before those in circles are looked for: at 700, Python's own, a tenth of a rank's time.
+"""
 GRACE_SECONDS = 10.0
 """What other ranks have to end by themselves once one has failed."""
 TIMED_OUT = 124
@@ -73,6 +76,7 @@ def main() -> None:
     warm_up()
     gc.collect()
     gc.freeze()  # or a fork would copy every page that its collector looks at
+    gc.set_threshold(GARBAGE)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     ended, ends_with_us = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:
