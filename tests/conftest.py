@@ -1,9 +1,12 @@
-"""What all tests share: those that only `scripts/test.sh --long` runs."""
+"""What all tests share: those that only `scripts/test.sh --long` runs, compiling, garbage."""
 
 import gc
 
 import pytest
 
+from tests.compiling import compile_in_turn
+
+compile_in_turn()
 gc.disable()  # while tests are collected; what they import stays
 
 

@@ -31,6 +31,7 @@ import numba
 import psutil
 
 from omnibal_ext.launch.processes import descendants
+from tests.compiling import compile_in_turn
 
 PRELOADED = (
     *("megatron.vlm.pretrain", "tests.distributed.harness", "omnibal_ext.layout.sweep", "omnibal_ext.packing.build"),
@@ -71,6 +72,7 @@ class Job:
 
 def main() -> None:
     """Import what programs need, then serve, and interpreters at the socket named; a fork comes out with its job."""
+    compile_in_turn()
     for module in PRELOADED:
         importlib.import_module(module)
     warm_up()

@@ -62,13 +62,14 @@ def main() -> None:
 
 
 def ways(dropout: bool, freeze: tuple[str, ...]) -> Iterator[tuple[str, cases.Case | beside_cases.Beside]]:
-    """A cut, and beside the pipeline every mode and way of keeping."""
+    """A cut, and beside the pipeline every way of keeping, and every mode."""
     question = cases.Question("small", freeze, "all", "token")
     case = cases.Case(question, "1f1b", 1, "mixed", get_args().sequence_parallel, False, seed=5)
     about = f"{'dropout' if dropout else 'drop path'}, {'frozen' if freeze else 'trained'}"
     yield f"{about}: cut", case
     make = OneRank if dropout else beside_cases.Beside
-    for mode, kept in product(("bubbles",) if freeze else beside_cases.MODES, beside_cases.KEPT):
+    kinds = [("bubbles", kept) for kept in beside_cases.KEPT]
+    for mode, kept in kinds if freeze else [*kinds, ("first", "recomputed")]:
         yield f"{about}: {mode}, {kept}", make(case, mode, kept, True, PACKS)
 
 
