@@ -163,7 +163,7 @@ def questions(seed: int, count: int) -> list[Question]:
 
 
 LAUNCHES = {
-    "one rank": Launch(1, 1, 1, seed=41, count=6),
+    "one rank": Launch(1, 1, 1, seed=41, count=10),
     "pipeline": Launch(2, 1, 2, seed=42, count=12, is_long=True),
     "tensor": Launch(2, 2, 1, seed=43, count=12, is_long=True),
     "data": Launch(2, 1, 1, seed=44, count=10, is_long=True),

@@ -126,20 +126,16 @@ def train(
     get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
     packs, loss = harness.sample_packs(training.PACKS, 1, chain.architecture.name), 0.0
 
-    def turned(step: int) -> list[Microbatch]:
-        turn = step % len(packs)
-        return packs[turn:] + packs[:turn]
-
     def all_parts() -> Iterator[Microbatch]:
         yield from joined.from_iterable(
-            beside.parts_of(plan, turned(step)[rank::ranks]) for step in range(training.STEPS + 1)
+            beside.parts_of(plan, training.turned(packs, step)[rank::ranks]) for step in range(training.STEPS + 1)
         )
 
     stream = all_parts()
     for step in range(training.STEPS):
         optimizer.zero_grad()
         run = partial(executor, images=Images(stream))
-        loss = harness.run_iteration(model, plan, turned(step), run, reduction)
+        loss = harness.run_iteration(model, plan, training.turned(packs, step), run, reduction)
         done, _, _ = optimizer.step()
         assert done, "the optimizer skipped a step"
         if evaluates:  # as many packs as no plan has lists for

@@ -85,6 +85,12 @@ def difference(case: cases.Case, answers: harness.Answers, pipeline: int, make_e
     return worst
 
 
+def turned(packs: list[Microbatch], step: int) -> list[Microbatch]:
+    """Behind the first step, whose reductions do not overlap, the pack with tiles is one rank's last or the other's."""
+    turn = (step + 2) % len(packs)
+    return packs[turn:] + packs[:turn]
+
+
 def train(
     chain: harness.Chain, plan: Plan, executor: Executor, reduction: str, packs: list[Microbatch], deal: Deal | None
 ) -> tuple[float, dict[str, Tensor]]:
@@ -98,10 +104,8 @@ def train(
     get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
     loss = 0.0
     for step in range(STEPS):
-        turn = step % len(packs)
         optimizer.zero_grad()
-        turned = packs[turn:] + packs[:turn]
-        mine = deal(turned) if deal else turned
+        mine = deal(turned(packs, step)) if deal else turned(packs, step)
         loss = harness.run_iteration(model, plan, mine, executor, reduction, deal is not None)
         done, _, _ = optimizer.step()
         assert done, "the optimizer skipped a step"
