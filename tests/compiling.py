@@ -1,6 +1,8 @@
 """Of processes of the tests that need a compiled function at the same time one compiles it, for all."""
 
 import fcntl
+import functools
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,15 @@ from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 
 
+@functools.cache
 def compile_in_turn() -> None:
-    """Have numba wait for whoever compiles the same function; it looks for what is kept behind that."""
+    """Have numba wait for whoever compiles the same function; it looks for what is kept behind that.
+
+    Once in a process and its forks, or it would wait for itself.
+    """
     compile_now = Dispatcher.compile
     mine: set[str] = set()  # a function that calls itself comes here again
-    folder = Path(tempfile.gettempdir(), "numba-in-turn")
+    folder = Path(tempfile.gettempdir(), f"numba-in-turn-{os.getuid()}")
     folder.mkdir(exist_ok=True)
 
     def compile_once(function: Dispatcher, signature: Any) -> Any:
