@@ -15,7 +15,8 @@ RUN = (
 
 def test_one_of_four_compiles(tmp_path: Path) -> None:
     (tmp_path / "made.py").write_text(FUNCTION)
-    words, found = [sys.executable, "-c", RUN], environment(PYTHONPATH=f"{ROOT}/tests:{tmp_path}")  # `tests` imports Megatron
+    # Without `tests`, which imports Megatron.
+    words, found = [sys.executable, "-c", RUN], environment(PYTHONPATH=f"{ROOT}/tests:{tmp_path}")
     started = [subprocess.Popen(words, env=found, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     said = [process.communicate(timeout=120)[0] for process in started]
     assert sorted(map(int, said)) == [0, 0, 0, 1]
