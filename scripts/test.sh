@@ -1,33 +1,41 @@
 #!/usr/bin/env bash
 # Lint, types and tests, from a fresh clone:
-#   bash scripts/test.sh                      everything, first the smoke of what users install (scripts/smoke.sh)
+#   bash scripts/test.sh                      everything, and the smoke of what users install (scripts/smoke.sh)
 #   bash scripts/test.sh --long               before a release: the newest packages that setup.py allows, whole grids, all
 #                                             families, every benchmark's short form
 #   bash scripts/test.sh --quick              without the tests that start ranks and whole commands
 #   bash scripts/test.sh [pytest arguments]   the tests they choose
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo,test
 failed=0
+said=$(mktemp -d)
+declare -A beside=()
+trap 'kill "${beside[@]}" 2>/dev/null || true; rm -rf "$said"' EXIT
+
+start() { # NAME COMMAND...: beside the tests, said behind them
+    "${@:2}" >"$said/$1" 2>&1 &
+    beside[$1]=$!
+}
+
 if [[ "${1:-}" == --long ]]; then
     bash scripts/smoke.sh --newest || failed=$?
 elif [[ $# == 0 ]]; then
-    bash scripts/smoke.sh || failed=$?
+    start smoke bash scripts/smoke.sh
 elif [[ "$1" == --quick ]]; then
     set -- tests/unit -m "not starts and not slow" "${@:2}"
 fi
 echo "== lint =="
 ruff check .
 ruff format --check .
-# Types are checked beside the tests, and said behind them.
-types=$(mktemp)
-trap 'rm -f "$types"' EXIT
-mypy omnibal_ext megatron/vlm tools >"$types" 2>&1 &
-checked=$!
+start types mypy omnibal_ext megatron/vlm tools
 echo "== tests =="
 # Four test processes for two cores: while some wait for their ranks others work. A file stays in one process, for its
 # fixtures.
 unset PYTHONDONTWRITEBYTECODE # many of them start Pythons of their own: the first compiles our modules, for all
 python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
-echo "== types =="
-wait "$checked" || failed=1
-cat "$types"
+for name in "${!beside[@]}"; do
+    wait "${beside[$name]}" || failed=1
+    unset "beside[$name]"
+    echo "== $name =="
+    cat "$said/$name"
+done
 exit "$failed"

@@ -1,6 +1,13 @@
-"""What all tests share: those that only `scripts/test.sh --long` runs."""
+"""What all tests share: those that only `scripts/test.sh --long` runs, compiling, garbage."""
+
+import gc
 
 import pytest
+
+from tests.compiling import compile_in_turn
+
+compile_in_turn()
+gc.disable()  # while tests are collected; what they import stays
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,6 +21,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def pytest_collection_finish() -> None:
+    """Nothing that was imported is looked through for garbage again: not by any test, and not at the end."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,7 @@ import numba
 import psutil
 
 from omnibal_ext.launch.processes import descendants
+from tests.compiling import compile_in_turn
 
 PRELOADED = (
     *("megatron.vlm.pretrain", "tests.distributed.harness", "omnibal_ext.layout.sweep", "omnibal_ext.packing.build"),
@@ -46,6 +47,9 @@ PRELOADED = (
 A_CHANGE = 1e-4
 """Seconds that a change of places counts as where a tower is planned beside the pipeline, many times what it takes: no
 test of a command looks at how good the plan is."""
+GARBAGE = 20_000
+"""Objects that a program makes before those in circles are looked for: at 700, Python's own, a tenth of a rank's time.
+"""
 GRACE_SECONDS = 10.0
 """What other ranks have to end by themselves once one has failed."""
 TIMED_OUT = 124
@@ -68,11 +72,13 @@ class Job:
 
 def main() -> None:
     """Import what programs need, then serve, and interpreters at the socket named; a fork comes out with its job."""
+    compile_in_turn()
     for module in PRELOADED:
         importlib.import_module(module)
     warm_up()
     gc.collect()
     gc.freeze()  # or a fork would copy every page that its collector looks at
+    gc.set_threshold(GARBAGE)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     ended, ends_with_us = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:

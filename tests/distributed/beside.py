@@ -1,16 +1,16 @@
 """Run under torchrun: with the tower beside the pipeline every case must yield the loss and gradients of one process.
 
-beside.py answers ANSWERS.pt            writes those of one process, for what all launches ask
-beside.py LAUNCH ANSWERS.pt [flag...]   compares the launch's cases with them
+beside.py answers ANSWERS               writes those of one process, for what launches of the short suite ask
+beside.py "all answers" ANSWERS         for what all of them ask
+beside.py LAUNCH ANSWERS [flag...]      compares the launch's cases with them
 """
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain as joined
 from math import prod
-from pathlib import Path
 
 import torch
 from megatron.core import parallel_state
@@ -24,20 +24,21 @@ from megatron.vlm.pipeline.encoding import Images
 from megatron.vlm.pipeline.executor import Executor, image_edges, open_channels
 from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.plan import Plan
-from tests.distributed import beside_cases, cases, harness, parity
+from tests.distributed import beside_cases, harness, parity
 
 
 def main() -> None:
     name, path, *flags = sys.argv[1:]
-    if name == "answers":
+    if name.endswith("answers"):
         harness.start(harness.SMALL, 1, 1, flags)
-        asked = {case.case.question for launch in beside_cases.LAUNCHES.values() for case in launch.cases()}
-        torch.save({question: parity.answer(question) for question in asked}, path)
+        launches = [one for one in beside_cases.LAUNCHES.values() if name.startswith("all") or not one.is_long]
+        asked = {case.case.question for launch in launches for case in launch.cases()}
+        harness.Answers.write(path, {question: parity.answer(question) for question in asked})
         print("RESULT " + json.dumps({"answers": len(asked)}))
     else:
         launch = beside_cases.LAUNCHES[name]
         harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
-        answers, communicator = torch.load(Path(path), weights_only=False), open_image_channels(launch.pipeline)
+        answers, communicator = harness.Answers(path), open_image_channels(launch.pipeline)
         harness.report({str(case): difference(case, answers, launch.pipeline, communicator) for case in launch.cases()})
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
@@ -55,7 +56,7 @@ def edges_of_images(pipeline: int) -> list[tuple[int, int]]:
 
 
 def difference(
-    case: beside_cases.Beside, answers: Mapping[cases.Question, harness.Result], pipeline: int,
+    case: beside_cases.Beside, answers: harness.Answers, pipeline: int,
     communicator: Communicator, executor_of: type[Executor] | partial[Executor] = Executor,
 ) -> float:  # fmt: skip
     """Largest relative difference of the loss and any gradient, in the second of two iterations."""

@@ -167,8 +167,13 @@ LAUNCHES = {
     "pipeline": Launch(2, 1, 2, seed=42, count=12, is_long=True),
     "tensor": Launch(2, 2, 1, seed=43, count=12, is_long=True),
     "data": Launch(2, 1, 1, seed=44, count=10, is_long=True),
-    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=11, layerless=3),
-    "data and pipeline": Launch(4, 1, 2, seed=46, count=12),
+    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=7, layerless=2),
+    "data and pipeline": Launch(4, 1, 2, seed=46, count=8),
     "long pipeline": Launch(4, 1, 4, seed=47, count=14, is_long=True),
-    "data and tensor": Launch(4, 2, 1, seed=48, count=10),
+    "data and tensor": Launch(4, 2, 1, seed=48, count=6),
+}
+LAUNCHES |= {
+    f"{name}, more": replace(launch, seed=launch.seed + 200, count=2 * launch.count, is_long=True)
+    for name, launch in LAUNCHES.items()
+    if not launch.is_long and launch.tensor > 1
 }

@@ -1,7 +1,7 @@
 """Run under torchrun: dropout and drop path are one process's, through any cut and with the tower beside the pipeline.
 
-beside_draws.py answers ANSWERS.pt            writes one process's loss and gradients
-beside_draws.py compare ANSWERS.pt [flag...]  how far a cut, and every way beside the pipeline, is from these
+beside_draws.py answers ANSWERS            writes one process's loss and gradients
+beside_draws.py compare ANSWERS [flag...]  how far a cut, and every way beside the pipeline, is from these
 
 With dropout each microbatch is encoded by one rank; with drop path alone, under tensor parallelism, by all together.
 """
@@ -13,7 +13,6 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 
 import torch
 from megatron.core import parallel_state
@@ -46,10 +45,10 @@ def main() -> None:
     args = harness.start(harness.SMALL, 1 if what == "answers" else tensor, 1 if what == "answers" else 2, flags)
     if what == "answers":
         results = {asked: one_process(args, *asked) for asked in product((False, True), ((), FROZEN), (3, ITERATION))}
-        torch.save(results, path)
+        harness.Answers.write(path, results)
         print("RESULT " + json.dumps({str(asked): result.loss for asked, result in results.items()}))
     else:
-        answers, communicator = torch.load(Path(path), weights_only=False), beside.open_image_channels(2)
+        answers, communicator = harness.Answers(path), beside.open_image_channels(2)
         dropout = tensor == 1
         worst = {}
         for freeze in ((), FROZEN):
@@ -63,13 +62,14 @@ def main() -> None:
 
 
 def ways(dropout: bool, freeze: tuple[str, ...]) -> Iterator[tuple[str, cases.Case | beside_cases.Beside]]:
-    """A cut, and beside the pipeline every mode and way of keeping."""
+    """A cut, and beside the pipeline every way of keeping, and every mode."""
     question = cases.Question("small", freeze, "all", "token")
     case = cases.Case(question, "1f1b", 1, "mixed", get_args().sequence_parallel, False, seed=5)
     about = f"{'dropout' if dropout else 'drop path'}, {'frozen' if freeze else 'trained'}"
     yield f"{about}: cut", case
     make = OneRank if dropout else beside_cases.Beside
-    for mode, kept in product(("bubbles",) if freeze else beside_cases.MODES, beside_cases.KEPT):
+    kinds = [("bubbles", kept) for kept in beside_cases.KEPT]
+    for mode, kept in kinds if freeze else [*kinds, ("first", "recomputed")]:
         yield f"{about}: {mode}, {kept}", make(case, mode, kept, True, PACKS)
 
 

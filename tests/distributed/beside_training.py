@@ -1,18 +1,17 @@
-"""Run under torchrun: five optimizer steps with the tower beside the pipeline, and what must not change them.
+"""A few optimizer steps with the tower beside the pipeline, run under torchrun, and what must not change them.
 
-beside_training.py answers ANSWERS.pt          writes one process's last loss and weights
-beside_training.py compare ANSWERS.pt          for every model: how far all weights are from those; 0 where runs are
+beside_training.py answers ANSWERS          writes one process's last loss and weights
+beside_training.py compare ANSWERS          for every model: how far all weights are from those; 0 where runs are
     equal to the bit: once more, with evaluations in between, and with all E first and all V last
 """
 
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain as joined
-from pathlib import Path
 
 import torch
 from megatron.core import parallel_state
@@ -45,11 +44,11 @@ def main() -> None:
     if what == "answers":
         harness.start(harness.SMALL, 1, 1, flags)
         found = {question: training.one_process(question) for question in QUESTIONS}
-        torch.save(found, path)
+        harness.Answers.write(path, found)
         print("RESULT " + json.dumps({str(question): loss for question, (loss, _) in found.items()}))
     else:
         harness.start(harness.SMALL, 2, 2, flags)
-        answers, communicator = torch.load(Path(path), weights_only=False), beside.open_image_channels(2)
+        answers, communicator = harness.Answers(path), beside.open_image_channels(2)
         found = {}
         for question in QUESTIONS:
             measured = differences(question, answers[question], communicator)
@@ -86,7 +85,7 @@ def planned(question: cases.Question) -> tuple[Chain, Plan]:
 
 def worst(
     question: cases.Question,
-    answers: Mapping[cases.Question, tuple[float, dict[str, Tensor]]],
+    answers: harness.Answers,
     communicator: Communicator,
     executor_of: Callable[..., Executor],
 ) -> float:
@@ -127,20 +126,16 @@ def train(
     get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
     packs, loss = harness.sample_packs(training.PACKS, 1, chain.architecture.name), 0.0
 
-    def turned(step: int) -> list[Microbatch]:
-        turn = step % len(packs)
-        return packs[turn:] + packs[:turn]
-
     def all_parts() -> Iterator[Microbatch]:
         yield from joined.from_iterable(
-            beside.parts_of(plan, turned(step)[rank::ranks]) for step in range(training.STEPS + 1)
+            beside.parts_of(plan, training.turned(packs, step)[rank::ranks]) for step in range(training.STEPS + 1)
         )
 
     stream = all_parts()
     for step in range(training.STEPS):
         optimizer.zero_grad()
         run = partial(executor, images=Images(stream))
-        loss = harness.run_iteration(model, plan, turned(step), run, reduction)
+        loss = harness.run_iteration(model, plan, training.turned(packs, step), run, reduction)
         done, _, _ = optimizer.step()
         assert done, "the optimizer skipped a step"
         if evaluates:  # as many packs as no plan has lists for

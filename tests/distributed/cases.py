@@ -198,15 +198,15 @@ class Launch:
 
 
 LAUNCHES = {
-    "one rank": Launch(1, 1, 1, seed=0, count=12, adapted=4),
+    "one rank": Launch(1, 1, 1, seed=0, count=8, adapted=2),
     "pipeline": Launch(2, 1, 2, seed=175, count=15, adapted=5, layerless=5),
     "tensor": Launch(2, 2, 1, seed=5, count=10, adapted=4, is_long=True),
     "data": Launch(2, 1, 1, seed=3, count=10, experts=2, dealt=3, is_long=True),
-    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=15, adapted=5, layerless=4),
+    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=8, adapted=2, layerless=2),
     "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6, is_long=True),
     "long pipeline": Launch(4, 1, 4, seed=167, count=16, is_long=True),
-    "data and tensor": Launch(4, 2, 1, seed=7, count=8, experts=4, dealt=3),
-    "Transformer Engine": Launch(4, 2, 2, seed=8, count=13, server=ENGINE, adapted=3),
+    "data and tensor": Launch(4, 2, 1, seed=7, count=5, experts=4, dealt=2),
+    "Transformer Engine": Launch(4, 2, 2, seed=8, count=8, server=ENGINE, adapted=2),
 }
 STRICT = {
     "two ranks": Launch(2, 1, 2, seed=21, count=16, layerless=4, is_long=True),
@@ -218,9 +218,9 @@ STRICT = {
 }
 """Launches over a strict transport."""
 TEAMS = {
-    "teams": Launch(4, 1, 1, seed=31, count=14, experts=2, dealt=2, wide=True),
+    "teams": Launch(4, 1, 1, seed=31, count=9, experts=2, dealt=2, wide=True),
     "teams and pipeline": Launch(4, 1, 2, seed=32, count=18, adapted=4, layerless=4, wide=True, is_long=True),
-    "teams and tensor": Launch(4, 2, 1, seed=33, count=10, wide=True),
+    "teams and tensor": Launch(4, 2, 1, seed=33, count=6, wide=True),
 }
 """Launches whose packs are run by several ranks together."""
 TRAINING = {
@@ -231,6 +231,11 @@ TRAINING = {
     "data in teams": Launch(4, 1, 2, seed=24, count=4, questions=8, wide=True),
 }
 """Launches that take optimizer steps."""
+LAUNCHES |= {
+    f"{name}, more": replace(launch, seed=launch.seed + 200, count=2 * launch.count, is_long=True)
+    for name, launch in LAUNCHES.items()
+    if not launch.is_long and launch.tensor > 1
+}
 
 
 def compile_lists() -> None:
@@ -239,7 +244,7 @@ def compile_lists() -> None:
     case.lists(case.plan(layer_chain(1, 1), 2), 2)
 
 
-def questions() -> set[Question]:
-    return {
-        case.question for launch in (*LAUNCHES.values(), *STRICT.values(), *TEAMS.values()) for case in launch.cases()
-    }
+def questions(is_long: bool) -> set[Question]:
+    """What launches ask: all of them, or those of the short suite."""
+    launches = (*LAUNCHES.values(), *STRICT.values(), *TEAMS.values())
+    return {case.question for launch in launches if is_long or not launch.is_long for case in launch.cases()}

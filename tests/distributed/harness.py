@@ -1,14 +1,16 @@
 """What the programs under torchrun share: a small model, packs of every kind, and one iteration of any plan."""
 
 import json
+import pickle
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -260,6 +262,20 @@ class Result:
 
     loss: float
     gradients: dict[str, Tensor]
+
+
+class Answers:
+    """What one process answers; a rank unpickles the answers alone that it compares with."""
+
+    def __init__(self, path: str) -> None:
+        self._pickled: dict[Any, bytes] = pickle.loads(Path(path).read_bytes())
+
+    def __getitem__(self, question: Any) -> Any:
+        return pickle.loads(self._pickled[question])
+
+    @staticmethod
+    def write(path: str, answers: Mapping[Any, Any]) -> None:
+        Path(path).write_bytes(pickle.dumps({question: pickle.dumps(answer) for question, answer in answers.items()}))
 
 
 def start(

@@ -1,13 +1,12 @@
 """Run under torchrun: every case must yield the loss and gradients of one process.
 
-parity.py LAUNCH ANSWERS.pt [flag...]
-    compares the launch's generated cases with the answers; "answers" as the launch writes them, on a single rank
+parity.py LAUNCH ANSWERS [flag...]
+    compares the launch's generated cases with the answers; "answers" and "all answers" as the launch write them, on a
+    single rank: those that the short suite asks for, or all
 """
 
 import json
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from megatron.core import parallel_state
@@ -22,16 +21,16 @@ from tests.distributed import cases, harness, wide
 
 def main() -> None:
     name, path, *flags = sys.argv[1:]
-    if name == "answers":
+    if name.endswith("answers"):
         harness.start(harness.SMALL, 1, 1, flags)
-        answers = {question: answer(question) for question in cases.questions()}
-        torch.save(answers, path)
+        answers = {question: answer(question) for question in cases.questions(is_long=name.startswith("all"))}
+        harness.Answers.write(path, answers)
         cases.compile_lists()
         print("RESULT " + json.dumps({"answers": len(answers)}))
     else:
         launch = (cases.LAUNCHES | cases.TEAMS)[name]
         harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags, experts=launch.experts)
-        answers = torch.load(Path(path), weights_only=False)
+        answers = harness.Answers(path)
         executors = harness.executors(harness.open_channels())
         worst = {str(case): difference(case, answers, launch.pipeline, executors) for case in launch.cases()}
         if launch.wide and launch.ranks > launch.tensor * launch.pipeline * 2:
@@ -51,7 +50,7 @@ def answer(question: cases.Question) -> harness.Result:
 
 def difference(
     case: cases.Case,
-    answers: Mapping[cases.Question, harness.Result],
+    answers: harness.Answers,
     pipeline: int,
     make_executor: harness.MakeExecutor,
 ) -> float:

@@ -1,9 +1,9 @@
 """Run under torchrun: cases over a transport as strict as NCCL's worst, ended by every rank.
 
-strict_transport.py parity LAUNCH ANSWERS.pt [flag...]      one iteration
-strict_transport.py training LAUNCH ANSWERS.pt [flag...]    five optimizer steps
-strict_transport.py beside LAUNCH ANSWERS.pt [flag...]      two iterations with the tower beside the pipeline
-strict_transport.py steps_beside LAUNCH ANSWERS.pt [flag...]    five optimizer steps with it
+strict_transport.py parity LAUNCH ANSWERS [flag...]      one iteration
+strict_transport.py training LAUNCH ANSWERS [flag...]    a few optimizer steps
+strict_transport.py beside LAUNCH ANSWERS [flag...]      two iterations with the tower beside the pipeline
+strict_transport.py steps_beside LAUNCH ANSWERS [flag...]    a few optimizer steps with it
 
 Gloo forgives what hangs on a GPU. Here a send is not done before its receive is posted, and at random moments (before
 and after every action, before every message) a rank waits for all that it has posted, as a device synchronisation does:
@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -136,7 +135,7 @@ def main() -> None:
     what, name, path, *flags = sys.argv[1:]
     launch = LAUNCHES[what][name]
     harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags, experts=getattr(launch, "experts", 1))
-    answers = torch.load(Path(path), weights_only=False)
+    answers = harness.Answers(path)
     group = parallel_state.get_pipeline_model_parallel_group()
     image_edges = beside.edges_of_images(launch.pipeline) if "beside" in what else []
     communicator = StrictCommunicator(group, image_edges, launch.seed)

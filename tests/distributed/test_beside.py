@@ -12,9 +12,9 @@ PROGRAM, STRICT = "tests.distributed.beside", "tests.distributed.strict_transpor
 
 
 @pytest.fixture(scope="module")
-def answers_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("beside") / "answers.pt"
-    run_program(PROGRAM, 1, "answers", str(path))
+def answers_beside(tmp_path_factory: pytest.TempPathFactory, is_long: bool) -> Path:
+    path = tmp_path_factory.mktemp("beside") / "answers"
+    run_program(PROGRAM, 1, "all answers" if is_long else "answers", str(path))
     return path
 
 
@@ -43,7 +43,7 @@ def test_the_grid_has_every_mode_and_model_with_every_way_of_keeping() -> None:
 
 def test_steps_evaluations_and_order(tmp_path: Path) -> None:
     """One process's weights; bit for bit the same once more with evaluations, and with all E first and V last."""
-    program, answers = "tests.distributed.beside_training", tmp_path / "answers.pt"
+    program, answers = "tests.distributed.beside_training", tmp_path / "answers"
     run_program(program, 1, "answers", str(answers))
     result = run_program(program, 4, "compare", str(answers))
     assert len(result) == 3 + 3 + 2

@@ -1,4 +1,4 @@
-"""Five optimizer steps: all layouts end with the same weights; in half precision with the same gradients."""
+"""A few optimizer steps: all layouts end with the same weights; in half precision with the same gradients."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ PROGRAM = "tests.distributed.training"
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("training") / "answers.pt"
+    path = tmp_path_factory.mktemp("training") / "answers"
     run_program(PROGRAM, 1, "answers", ",".join(TRAINING), str(path))
     return path
 

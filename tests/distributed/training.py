@@ -1,8 +1,8 @@
-"""Run under torchrun: five optimizer steps of generated layouts, against one process's.
+"""Run under torchrun: a few optimizer steps of generated layouts, against one process's.
 
-training.py compare LAUNCH ANSWERS.pt [flag...]
+training.py compare LAUNCH ANSWERS [flag...]
     for every case the largest difference of any weight, and of the last loss
-training.py answers LAUNCH,LAUNCH... ANSWERS.pt [flag...]
+training.py answers LAUNCH,LAUNCH... ANSWERS [flag...]
     writes one process's, for what these launches ask
 """
 
@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from megatron.core import parallel_state
@@ -26,7 +25,7 @@ from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.plan import Plan, single_stage_plan
 from tests.distributed import cases, harness, wide
 
-STEPS = 5
+STEPS = 3
 Deal = Callable[[list[Microbatch]], list[Microbatch]]
 PACKS = "one of many"
 
@@ -37,13 +36,13 @@ def main() -> None:
     if what == "answers":
         harness.start(harness.SMALL, 1, 1, flags)
         found = {question: one_process(question) for question in questions(names.split(","))}
-        torch.save(found, path)
+        harness.Answers.write(path, found)
         cases.compile_lists()
         print("RESULT " + json.dumps({str(question): loss for question, (loss, _) in found.items()}))
     else:
         launch = cases.TRAINING[names]
         harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags, experts=launch.experts)
-        answers = torch.load(Path(path), weights_only=False)
+        answers = harness.Answers(path)
         executors = harness.executors(harness.open_channels())
         harness.report({str(case): difference(case, answers, launch.pipeline, executors) for case in launch.cases()})
     parallel_state.destroy_model_parallel()
@@ -67,7 +66,7 @@ def one_process(question: cases.Question) -> tuple[float, dict[str, Tensor]]:
     return loss, weights
 
 
-def difference(case: cases.Case, answers: dict, pipeline: int, make_executor: harness.MakeExecutor) -> float:
+def difference(case: cases.Case, answers: harness.Answers, pipeline: int, make_executor: harness.MakeExecutor) -> float:
     args = get_args()
     args.sequence_parallel, args.overlap_grad_reduce = case.sequence_parallel, case.overlap
     args.overlap_param_gather = args.align_param_gather = case.overlap and args.use_distributed_optimizer
@@ -86,6 +85,12 @@ def difference(case: cases.Case, answers: dict, pipeline: int, make_executor: ha
     return worst
 
 
+def turned(packs: list[Microbatch], step: int) -> list[Microbatch]:
+    """Behind the first step, whose reductions do not overlap, the pack with tiles is one rank's last or the other's."""
+    turn = (step + 2) % len(packs)
+    return packs[turn:] + packs[:turn]
+
+
 def train(
     chain: harness.Chain, plan: Plan, executor: Executor, reduction: str, packs: list[Microbatch], deal: Deal | None
 ) -> tuple[float, dict[str, Tensor]]:
@@ -99,10 +104,8 @@ def train(
     get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
     loss = 0.0
     for step in range(STEPS):
-        turn = step % len(packs)
         optimizer.zero_grad()
-        turned = packs[turn:] + packs[:turn]
-        mine = deal(turned) if deal else turned
+        mine = deal(turned(packs, step)) if deal else turned(packs, step)
         loss = harness.run_iteration(model, plan, mine, executor, reduction, deal is not None)
         done, _, _ = optimizer.step()
         assert done, "the optimizer skipped a step"

@@ -8,7 +8,7 @@ from functools import partial
 from benchmarks.two_ranks import Shape, profile
 from omnibal_ext.errors import run_tool
 
-FEWER = {"end_to_end.py": 2, "peers.py": 2}
+FEWER = {"end_to_end.py": 2, "partition.py": 3, "peers.py": 2}
 """Layers of each part, where the benchmark's own layouts do not need all."""
 
 

@@ -40,6 +40,7 @@ SMALLER = {
     r"--data-parallel-size 8": "--data-parallel-size 1",
     r"--max-tokens 131072 --llm-budget 16384": "--max-tokens 1024 --llm-budget 64",
     r"--workers 16": "--workers 2",
+    r"examples/train_ddp\.py": "examples/train_ddp.py --steps 2",
     r"tools/launch\.py": "tools/launch.py --analytic h100",
     r"tools/profile_layers\.py (?!.*--analytic)": "tools/profile_layers.py --steps 1 ",
 }

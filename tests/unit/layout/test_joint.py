@@ -75,7 +75,7 @@ def test_bytes_are_those_of_playing_every_action(seed: int, schedule: str, pick:
 
 
 @pytest.mark.slow
-@settings(max_examples=int(os.environ.get("CASES", "15")))
+@settings(max_examples=int(os.environ.get("CASES", "6")))
 @given(st.integers(0, 10**6), schedules)
 @example(56, "1f1b")  # the fewest ViT layers are not the best ones
 @example(428, "zb_h1")
