@@ -20,7 +20,7 @@ from omnibal_ext.console import print_json, print_table, track
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.flags import Interval, Need, ToolParser
+from omnibal_ext.flags import Interval, Need, ToolParser, flag_name, refuse
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.roads import ROADS, plan_road
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, make_plan
@@ -51,9 +51,7 @@ def main() -> None:
 
 
 def _planned(arguments: argparse.Namespace) -> Plan:
-    for name in ("pipeline_model_parallel_size", "num_microbatches"):
-        if getattr(arguments, name) is None:
-            raise UserError(f"--{name.replace('_', '-')} is needed, except with --sweep")
+    _refuse_missing(arguments, "pipeline_model_parallel_size num_microbatches", "is needed, except with --sweep")
     if arguments.num_microbatches == 1 and arguments.pipeline_model_parallel_size > 1:
         raise UserError(
             f"one microbatch keeps one of {arguments.pipeline_model_parallel_size} pipeline ranks busy at a time: "
@@ -98,9 +96,7 @@ def _only_profile(arguments: argparse.Namespace) -> Profile:
 
 def _swept(arguments: argparse.Namespace) -> list[Outcome]:
     """All settings, most samples a second first; prints them, and why some have no plan."""
-    for name in ("sizes", "gpus", "global_batch_samples"):
-        if getattr(arguments, name) is None:
-            raise UserError(f"--sweep needs --{name.replace('_', '-')}")
+    _refuse_missing(arguments, "sizes gpus global_batch_samples", "is needed by --sweep")
     source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)
     orders = arguments.chunks, arguments.schedules
     points = list(settings(arguments.gpus, tensor_sizes, arguments.pipeline_sizes, *orders, budgets, expert_sizes))
@@ -125,16 +121,16 @@ def _best_of(outcomes: list[Outcome], arguments: argparse.Namespace) -> Plan:
     return make_plan(outcomes[0].problem, list(outcomes[0].candidates[: arguments.top_k]), arguments.method)
 
 
+def _refuse_missing(arguments: argparse.Namespace, names: str, why: str) -> None:
+    refuse(f"{flag_name(name)} {why}" for name in names.split() if getattr(arguments, name) is None)
+
+
 def _profile_source(
     arguments: argparse.Namespace,
 ) -> tuple[ProfileSource, list[tuple[int, int]], list[int], list[int]]:
     """What makes profiles, and the budgets, tensor- and expert-parallel sizes to make them for: analytic ones for all
     that flags name, or the file of --profile for its own."""
     if arguments.analytic:
-        if not arguments.model:
-            raise UserError("--analytic needs --model")
-        if not (arguments.budgets or arguments.sweep):
-            raise UserError("--analytic needs --budgets, except with --sweep")
         budgets = arguments.budgets or budgets_for(Sizes.load(arguments.sizes))
         architecture = preset(arguments.model)
 
@@ -280,6 +276,8 @@ NEEDS = (
     Need("radius", "--method bmp or joint", lambda arguments: arguments.method in ("bmp", "joint")),
     Need("model budgets tensor_sizes expert_sizes", "--analytic", lambda arguments: arguments.analytic),
     Need("analytic", "to be given without --profile, which has the costs", lambda arguments: not arguments.profile),
+    Need("analytic", "--model", lambda arguments: arguments.model),
+    Need("analytic", "--budgets, or --sweep to try some", lambda arguments: arguments.budgets or arguments.sweep),
 )
 
 
