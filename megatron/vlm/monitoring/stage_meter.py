@@ -188,20 +188,7 @@ def drift_warning(plan: Plan, iterations: Sequence[Sequence[float]]) -> str:
     worst = max(range(len(surely)), key=lambda number: abs(surely[number]))
     if abs(surely[worst]) <= TOLERANCE:
         return ""
-    freeze = f"--freeze {' '.join(plan.frozen)} " if plan.frozen else ""
-    if plan.lora_rank:
-        freeze = f"--lora-rank {plan.lora_rank} --lora-targets {' '.join(plan.lora_targets)} "
-    memory = f" --memory-gib {plan.memory_gib:g}" if plan.memory_gib is not None else ""
     return (
-        f" stage {worst} drifts from the plan by {quartiles[worst][1]:+.0%}: stages are not balanced on this "
-        "machine. Profile and plan again, with --bf16, --sequence-parallel, --use-distributed-optimizer and "
-        "--data-parallel-size as in this run:\n"
-        f" python tools/profile_layers.py --model {plan.model} --vit-budget {plan.vit_budget} "
-        f"--llm-budget {plan.llm_budget} --tensor-model-parallel-size {plan.tensor_model_parallel_size} "
-        f"--expert-model-parallel-size {plan.expert_model_parallel_size} {freeze}--force "
-        "--output profile.json\n"
-        f" python tools/plan_layout.py --profile profile.json --packs PACKS --output plan.json "
-        f"--pipeline-model-parallel-size {plan.pipeline_model_parallel_size} "
-        f"--virtual-pipeline-model-parallel-size {plan.virtual_pipeline_model_parallel_size} "
-        f"--num-microbatches {plan.num_microbatches} --schedule {plan.schedule} --method {plan.method}{memory}"
+        f" stage {worst} drifts from the plan by {quartiles[worst][1]:+.0%}: stages are not balanced on this machine; "
+        "to plan again, stop this run and start tools/launch.py again with --replan"
     )
