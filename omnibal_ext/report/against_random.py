@@ -88,8 +88,6 @@ class Contribution:
 
     name: str
     samples_per_second: float
-    needed: float
-    """Fraction of the ranks' time that is needed work."""
 
 
 def contributions(
@@ -105,7 +103,6 @@ def contributions(
     theirs = replace(cut, packs=_wide_packs(random, problem), lists=None)
     costs = PackCosts.of_profile(problem.whole_profile)
     samples = [loads_of(one, costs, one.global_batch // problem.microbatches).samples for one in (random, index)]
-    needed_a_sample = ours.ideal_seconds() * problem.ranks / samples[1]
     setups = (
         ("random batches, cut by parameters, all recomputed", theirs, samples[0], "parameters"),
         ("+ data: packs", cut, samples[1], "parameters"),
@@ -118,7 +115,7 @@ def contributions(
             step = one.step_seconds(_layout(one, layout, how))
         except UserError:
             continue
-        found.append(Contribution(name, count / step, needed_a_sample * count / (step * problem.ranks)))
+        found.append(Contribution(name, count / step))
     return found
 
 

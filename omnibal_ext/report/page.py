@@ -31,7 +31,6 @@ from omnibal_ext.report.breakdown import (
     breakdown,
     changes,
     faster_data,
-    late_seconds,
     limit_of,
 )
 from omnibal_ext.report.heading import heading
@@ -46,8 +45,6 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-STALLED = 0.5
-"""An iteration is named if it lost at least this fraction of a typical one to late data or host."""
 BECAUSE = {
     "needed": "forwards and backwards of the layers, once",
     "recomputation": "layers are run again to save memory",
@@ -113,16 +110,7 @@ class SubjectView:
             said.append(f"Rank {limit.lane.rank} ({layers}) limits the pipeline: it works longest{more}.")
         if limit.share > 0 and limit.cause != LATE:
             said.append(f"Most is lost to {limit.cause}, {limit.share:.0%}: {BECAUSE[limit.cause]}.")
-        return " ".join([*said, *self.stall])
-
-    @property
-    def stall(self) -> list[str]:
-        """A sentence on the recorded iteration that lost most to late data or host, if above `STALLED`."""
-        late = [(late_seconds(self.subject.measured_of(record)), record) for record in self.subject.records]
-        most, worst = max(late, key=lambda one: one[0], default=(0.0, None))
-        if worst is None or worst is self.subject.typical or most < STALLED * self.subject.seen.seconds:
-            return []
-        return [f"Iteration {worst['iteration']} waited {most * 1e3:,.0f} ms for data or host."]
+        return " ".join(said)
 
     @property
     def is_wide(self) -> bool:

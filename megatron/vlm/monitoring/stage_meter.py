@@ -83,7 +83,6 @@ class StageMeter:
 
         bubble                 idle share of the ranks' time, from the first start to the last end of work
         stage_seconds[stage]   of a microbatch, forward and backward
-        tower_seconds[rank]    per pipeline rank, of all microbatches; with a replicated tower only
         stage_peak_bytes[rank] per pipeline rank, since the start; on GPUs only
         """
         if not self.timed:
@@ -94,8 +93,6 @@ class StageMeter:
         stages = stages.mean(dim=0) / self.plan.num_microbatches
         self.recent += stages.tolist()
         report = {"bubble": bubble(everyone.worked, everyone.spans), "stage_seconds": stages.mean(dim=0).tolist()}
-        if self.plan.tower:
-            report["tower_seconds"] = everyone.worked[..., -1].mean(dim=(0, 2)).tolist()
         report |= {"stage_peak_bytes": everyone.peaks} if any(everyone.peaks) else {}
         self._compare(report)
         return report
