@@ -30,7 +30,7 @@ from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.packers.budgets import budgets_for
 from omnibal_ext.plan import Plan, StagePlan, layer_ranges
-from omnibal_ext.plan_tower import Tower
+from omnibal_ext.plan_tower import Tower, choice_in_words
 from omnibal_ext.schedules.schedule import OFFERED, offered
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB, in_bytes
@@ -225,7 +225,7 @@ def print_plan(plan: Plan) -> None:
         f"{predicted['fraction_of_ideal']:.1%} of the ideal {predicted['ideal_seconds'] * 1e3:.2f} ms"
     )
     if "tower" in predicted:
-        say(_tower_choice(predicted["tower"]))
+        say(f"vision tower: {choice_in_words(predicted['tower'], plan.tower)}")
 
 
 def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
@@ -234,15 +234,6 @@ def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
     recomputed = "all" if tower.again else layer_ranges(names, tower.recompute) or "-"
     forward, backward = (f"{seconds * 1e3:.2f}" for seconds in plan.predicted["tower_seconds"])
     return f"beside, {tower.mode}", layer_ranges(names, range(tower.links)), recomputed, forward, backward, "", ""
-
-
-def _tower_choice(said: dict[str, Any]) -> str:
-    """The predicted steps of a cut and of a replicated vision tower, by which one was chosen."""
-    steps = [(name, said.get(f"{name}_step_seconds"), said.get(f"no_plan_{name}")) for name in ("cut", "beside")]
-    priced = [one for one in steps if one[1] or one[2]]
-    words = [f"{name} {step * 1e3:.2f} ms" if step else f"{name}: {reason}" for name, step, reason in priced]
-    share = f"; {said['share_of_text_only']:.1%} of text-only speed" if "share_of_text_only" in said else ""
-    return f"vision tower: {said['road']} ({', '.join(words)}){share}"
 
 
 NUMBERS = (

@@ -1,7 +1,7 @@
 """The report as one HTML file: everything is drawn here, nothing is loaded from elsewhere."""
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.plan import layer_ranges
 from omnibal_ext.report import draw
 from omnibal_ext.report.against_random import (
-    Contribution,
     StepLoads,
     contributions,
     loads_of,
@@ -66,7 +65,7 @@ class SubjectView:
     scale: float
     """Seconds of the time axis, shared by the subject's timelines."""
     against: tuple[StepLoads, StepLoads] | None
-    contributions: Sequence[Contribution]
+    contributions: Mapping[str, float]
     packing: PackingView | None
 
     @classmethod
@@ -75,10 +74,10 @@ class SubjectView:
         index, scale = subject.index, max(timeline.seconds for timeline in subject.timelines) * 1.001
         sizes = sizes_of(index) if index else None
         if index is None or sizes is None:
-            return cls(subject, scale, None, (), PackingView.of_index(index, None) if index else None)
+            return cls(subject, scale, None, {}, PackingView.of_index(index, None) if index else None)
         packing = PackingView.of_index(index, sizes)
         if index.pad:
-            return cls(subject, scale, None, (), packing)
+            return cls(subject, scale, None, {}, packing)
         replicas = index.global_batch // subject.plan.num_microbatches
         with tempfile.TemporaryDirectory() as folder:
             random = random_index(index, sizes, Path(folder) / "random")
@@ -210,7 +209,7 @@ class SubjectView:
     @property
     def brought(self) -> Markup:
         """Predicted samples a second as kinds of balance are added."""
-        rows = [(one.name, [("data", one.samples_per_second)]) for one in self.contributions]
+        rows = [(name, [("data", speed)]) for name, speed in self.contributions.items()]
         return draw.bars("Predicted samples a second", rows, "samples/s") if rows else Markup("")
 
     @property
