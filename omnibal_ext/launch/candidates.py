@@ -4,6 +4,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from omnibal_ext.console import print_table
@@ -15,28 +16,15 @@ STEPS = 3
 """Steps of a trial; the first is a warm-up."""
 DROPPED_FLAGS = (
     # saves and loads
-    "--save", "--save-hf", "--load", "--from", "--from-scratch", "--pretrained-checkpoint", "--finetune",
-    "--save-interval",
-    "--persistent-save-interval", "--save-retain-interval", "--no-save-optim", "--no-save-rng", "--async-save",
-    "--async-strategy", "--use-persistent-ckpt-worker", "--dist-ckpt-workers", "--ckpt-assume-constant-structure",
-    "--no-ckpt-fully-parallel-save", "--dist-ckpt-optim-fully-reshardable", "--verify-integrity", "--ckpt-step",
-    "--exit-on-missing-checkpoint", "--no-load-optim", "--no-load-rng", "--override-opt_param-scheduler",
-    "--override-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler", "--use-checkpoint-opt-param-scheduler",
-    "--dist-ckpt-strictness", "--ckpt-fully-parallel-load", "--no-ckpt-load-validate-sharding-integrity",
-    "--disable-ckpt-load-validate-sharding-integrity",
-    # evaluates
-    "--eval-data", "--eval-packs", "--eval-interval", "--eval-iters", "--start-eval-at-iter", "--skip-train",
-    # logs and profiles
-    "--log-interval", "--log-memory-interval", "--timelines", "--tensorboard-dir", "--tensorboard-log-interval",
-    "--tensorboard-queue-size", "--log-timers-to-tensorboard", "--no-log-loss-scale-to-tensorboard",
-    "--disable-log-loss-scale-to-tensorboard", "--log-validation-ppl-to-tensorboard", "--log-memory-to-tensorboard",
-    "--log-world-size-to-tensorboard", "--wandb-project", "--wandb-entity", "--wandb-exp-name", "--wandb-save-dir",
-    "--profile", "--profile-step-start", "--profile-step-end", "--profile-ranks", "--use-pytorch-profiler",
-    "--pytorch-profiler-collect-shapes", "--pytorch-profiler-collect-callstack", "--record-shapes", "--nvtx-ranges",
-    # ends
+    "--save*", "--load", "--from*", "--pretrained-checkpoint", "--finetune", "--persistent-save-interval",
+    "--no-save-*", "--no-load-*", "--async-*", "--use-persistent-ckpt-worker", "--*ckpt-*", "--verify-integrity",
+    "--exit-on-missing-checkpoint", "--override-opt*-scheduler", "--use-checkpoint-opt*-scheduler",
+    # evaluates, logs, profiles, ends
+    "--eval-*", "--start-eval-at-iter", "--skip-train", "--log-interval", "--log-memory-interval", "--timelines",
+    "--*tensorboard*", "--log-validation-ppl-*", "--wandb-*", "--*profile*", "--record-shapes", "--nvtx-ranges",
     "--exit-interval",
 )  # fmt: skip
-"""Flags of the run that its trials do not get: trials save and evaluate nothing, and start from random weights."""
+"""Patterns of the run's flags that its trials do not get: trials save and evaluate nothing, and start from random weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +45,7 @@ def trial_flags(words: Sequence[str]) -> list[str]:
     kept, skipping = [], False
     for word in words:
         if word.startswith("--"):
-            skipping = word.partition("=")[0] in DROPPED_FLAGS
+            skipping = any(fnmatchcase(word.partition("=")[0], pattern) for pattern in DROPPED_FLAGS)
         if not skipping:
             kept.append(word)
     return [*kept, "--from-scratch", "--log-interval", "1", "--exit-interval", str(STEPS)]
