@@ -48,7 +48,7 @@ from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced,
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, number_old_files, refuse_used
 from omnibal_ext.launch.longest import longest_sample
 from omnibal_ext.launch.planning import SWITCHES, Planning, measured_best, plan_of_budgets, provisional_plan
-from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
+from omnibal_ext.launch.processes import GRACE_SECONDS, run_ranks, stoppable
 from omnibal_ext.launch.recipe import FLAG, recipe_of, with_recipe
 from omnibal_ext.launch.replanning import corrected_profile
 from omnibal_ext.launch.reporting import note_inputs, write_report
@@ -315,8 +315,8 @@ def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, rep
         code = run_ranks([*RANKS, *command], output, grace, follow)
         if code:
             output.seek(before)
-            errors = filter(None, map(error_of, output))
-            say(*dict.fromkeys(errors), f"training stopped; see {log}", error=True)
+            errors = dict.fromkeys(line.rstrip() for line in output if line.startswith("error: "))
+            say(*errors, f"training stopped; see {log}", error=True)
     return code
 
 

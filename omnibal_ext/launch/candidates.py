@@ -24,7 +24,7 @@ DROPPED_FLAGS = (
     "--*tensorboard*", "--log-validation-ppl-*", "--wandb-*", "--*profile*", "--record-shapes", "--nvtx-ranges",
     "--exit-interval",
 )  # fmt: skip
-"""Patterns of the run's flags that its trials do not get: trials save and evaluate nothing, and start from random weights."""
+"""Patterns of flags that trials do not get: they save and evaluate nothing, and start from random weights."""
 
 
 @dataclass(frozen=True, slots=True)

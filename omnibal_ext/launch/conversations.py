@@ -23,7 +23,7 @@ from omnibal_ext.flags import as_flags, flag_name
 from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import remove_unused
 from omnibal_ext.launch.planning import run_our_tool
-from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
 from omnibal_ext.packing.packers.budgets import read_budget
 from omnibal_ext.packing.widths import check_widths, read_widths
@@ -182,9 +182,9 @@ def micro_batches(arguments: argparse.Namespace) -> int:
 def check_conversations(arguments: argparse.Namespace, tools: Path) -> dict[str, str]:
     """Return the result of `preprocess_data.py --check`, which reads the first lines of files and writes nothing."""
     switches = ["--check", "--json", "--input", *arguments.input, *_shorten(arguments)]
-    words = [str(word) for flag in _data_flags(arguments).items() for word in flag]
-    command = [sys.executable, "-W", "ignore", str(tools / "preprocess_data.py"), *words, *switches]
-    done = run_to_end(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    words = [word for flag in _data_flags(arguments).items() for word in flag]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done = run_python(tools / "preprocess_data.py", *words, *switches, **both)
     if done.returncode == 0:
         detail, state = decode(done.stdout.encode())["detail"], "ok"
     elif done.returncode == 2:

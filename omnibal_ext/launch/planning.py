@@ -20,7 +20,7 @@ from omnibal_ext.files.records import write_record
 from omnibal_ext.flags import as_flags, flag_name
 from omnibal_ext.launch.candidates import LayoutTrial, keep_fastest, layouts, measured_seconds
 from omnibal_ext.launch.folder import PLAN, remove_unused
-from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.launch.processes import run_python, run_to_end
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
@@ -292,8 +292,8 @@ def trained_words(job: argparse.Namespace) -> list[str]:
 
 def run_our_tool(tool: Path, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:
     """Run a tool with these flags; if it fails, exit with its exit code. `quiet`: without its stdout."""
-    words = [*(str(word) for flag in flags.items() for word in flag), *switches]
-    done = run_to_end([sys.executable, "-W", "ignore", str(tool), *words], stdout=subprocess.DEVNULL if quiet else None)
+    words = [word for flag in flags.items() for word in flag]
+    done = run_python(tool, *words, *switches, stdout=subprocess.DEVNULL if quiet else None)
     if done.returncode:
         sys.exit(done.returncode)
 
