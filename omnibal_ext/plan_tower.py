@@ -13,7 +13,6 @@ from typing import Any
 
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, gradient_mode, layer_names
 from omnibal_ext.errors import UserError
-from omnibal_ext.formats import TOWER_MODES
 from omnibal_ext.schedules.actions import Beside
 
 
@@ -80,8 +79,6 @@ class Tower:
                 raise UserError(f"tower: recompute names link {link}, which is no ViT layer of it")
         if self.again and self.recompute:
             raise UserError("tower: `again` runs all links again; leave `recompute` out")
-        if self.mode not in TOWER_MODES:
-            raise UserError(f"tower: mode {self.mode!r} is not known; choose one of {', '.join(TOWER_MODES)}")
         idle = gradient_mode("projector", frozen, adapted) == "idle"
         if idle != (self.mode == "ahead"):
             state = "all of it is frozen" if idle else "some of it is trained"

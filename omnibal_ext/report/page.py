@@ -1,10 +1,9 @@
 """The report as one HTML file: everything is drawn here, nothing is loaded from elsewhere."""
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -74,8 +73,8 @@ class SubjectView:
         index, scale = subject.index, max(timeline.seconds for timeline in subject.timelines) * 1.001
         sizes = sizes_of(index) if index else None
         if index is None or sizes is None:
-            return cls(subject, scale, None, {}, PackingView.of_index(index, None) if index else None)
-        packing = PackingView.of_index(index, sizes)
+            return cls(subject, scale, None, {}, PackingView(index, None) if index else None)
+        packing = PackingView(index, sizes)
         if index.pad:
             return cls(subject, scale, None, {}, packing)
         replicas = index.global_batch // subject.plan.num_microbatches
@@ -234,22 +233,17 @@ class SubjectView:
         return rows
 
 
-def report(subjects: Sequence[Subject]) -> str:
-    """The HTML page about plans and runs, next to each other where there are several."""
-    return render([SubjectView.of(subject) for subject in subjects], [])
+def report(subjects: Sequence[Subject], packings: Sequence[PackingView] = ()) -> str:
+    """The HTML page about plans and runs, next to each other where there are several, and about packed indexes."""
+    views = [SubjectView.of(subject) for subject in subjects]
+    causes = [(_css(cause), cause, BECAUSE[cause]) for cause in CAUSES]
+    template = TEMPLATES.get_template("report.html")
+    return template.render(causes=causes, faster=_faster(views), views=views, packings=packings)
 
 
 def packing_report(packing: PackingView) -> str:
     """The HTML page about a packed index alone."""
-    return render([], [packing])
-
-
-def render(views: Sequence[SubjectView], packings: Iterable[PackingView]) -> str:
-    """Fill the template."""
-    shared: dict[str, Any] = {"views": views, "packings": list(packings)}
-    return TEMPLATES.get_template("report.html").render(
-        causes=[(_css(cause), cause, BECAUSE[cause]) for cause in CAUSES], faster=_faster(views), **shared
-    )
+    return report([], [packing])
 
 
 def _faster(views: Sequence[SubjectView]) -> list[str]:

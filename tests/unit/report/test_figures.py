@@ -282,7 +282,7 @@ def test_a_headline_counts_what_was_packed(sizes: Sizes, tmp_path: Path) -> None
     index = build_index(sizes, tmp_path / "index", PackOptions("isf", 4, 55, epochs=2), costs=COSTS)[0]
     fits = int(((sizes.tokens <= 55) & (sizes.tiles <= 4)).sum())
     packs = index.manifest["epoch_packs"][0]
-    said = PackingView.of_index(index, sizes).headline
+    said = PackingView(index, sizes).headline
     assert said == (
         f"{fits} samples in {packs} packs of at most 4 tiles and 55 tokens, by method isf, {fits / packs:.1f} a pack; "
         f"{240 - fits} left out."
