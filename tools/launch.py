@@ -29,7 +29,7 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import refuse_within, refuse_without_manifest
 from omnibal_ext.files.locks import only_job
 from omnibal_ext.flags import ToolParser, flag_name, refuse_unprintable
-from omnibal_ext.launch.candidates import print_trials, trial_flags
+from omnibal_ext.launch.candidates import measured_best, print_trials, trial_flags
 from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.command import RANKS, torchrun_words, trainer_words
 from omnibal_ext.launch.conversations import (
@@ -47,7 +47,7 @@ from omnibal_ext.launch.download import downloaded
 from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced, save_in_run
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, number_old_files, refuse_used
 from omnibal_ext.launch.longest import longest_sample
-from omnibal_ext.launch.planning import SWITCHES, Planning, measured_best, plan_of_budgets, provisional_plan
+from omnibal_ext.launch.planning import SWITCHES, Planning, plan_of_budgets, provisional_plan
 from omnibal_ext.launch.processes import GRACE_SECONDS, run_ranks, stoppable
 from omnibal_ext.launch.recipe import FLAG, recipe_of, with_recipe
 from omnibal_ext.launch.replanning import corrected_profile
