@@ -16,7 +16,7 @@ from megatron.core.utils import get_te_version, is_te_min_version
 from megatron.training.arguments import parse_args, validate_args
 from megatron.training.global_vars import set_global_variables
 
-from megatron.vlm import log_noise, platform
+from megatron.vlm import core_patches, log_noise, platform
 from megatron.vlm.defaults import FIXED, preset_defaults
 from megatron.vlm.evaluation import set_evaluation
 from megatron.vlm.flags.check import missing_needs, refused_values, untested
@@ -160,10 +160,7 @@ def _parsed(parser: Parser, given: Namespace, refused: Sequence[str]) -> tuple[N
 
     Raises UserError with all that is refused already and what flags lack, or with what Megatron refuses.
     """
-    platform.patch_start()
-    platform.patch_distributed_optimizer()
-    platform.patch_gradient_norm()
-    platform.patch_momentum()
+    core_patches.install()
     with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
         args = parse_args(lambda _: parser)
         refuse([*refused, *missing_needs(given, args, parser)])
