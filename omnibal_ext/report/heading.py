@@ -7,10 +7,11 @@ from omnibal_ext.report.subject import Subject
 def heading(subject: Subject) -> list[tuple[str, str]]:
     """Return (what, value) pairs of all that is known."""
     plan, profile = subject.plan, subject.profile
+    adapters = [f"adapters of rank {plan.lora_rank} on {' and '.join(plan.lora_targets)}"] * bool(plan.lora_rank)
     measured = "measured" if profile.measured_with else "counted, not measured"
     shape = f"{plan.num_microbatches} microbatches a rank, schedule {plan.schedule}"
     found = [
-        ("model", ", ".join([plan.model, *(f"{part} frozen" for part in plan.frozen), *_adapters(subject)])),
+        ("model", ", ".join([plan.model, *(f"{part} frozen" for part in plan.frozen), *adapters])),
         ("profile", ", ".join(filter(None, [profile.device, profile.dtype, measured]))),
         ("ranks", _ranks(subject)),
         ("iteration", shape),
@@ -21,12 +22,6 @@ def heading(subject: Subject) -> list[tuple[str, str]]:
         ("model's own work", _speed(subject)),
     ]
     return [(what, value) for what, value in found if value]
-
-
-def _adapters(subject: Subject) -> list[str]:
-    """The adapters that were trained, if any."""
-    plan = subject.plan
-    return [f"adapters of rank {plan.lora_rank} on {' and '.join(plan.lora_targets)}"] if plan.lora_rank else []
 
 
 def _ranks(subject: Subject) -> str:
