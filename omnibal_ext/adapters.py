@@ -95,11 +95,6 @@ def check_adapters(adapters: Adapters, architecture: Architecture) -> None:
     """Raise UserError for parts that cannot have adapters, and for a rank above a matrix's rows or columns."""
     if not adapters.rank:
         return
-    if architecture.language.linear and "llm" in adapters.targets:
-        raise UserError(
-            f"--lora-targets llm: {architecture.name} has layers of linear attention, which have no adapters here; "
-            "give vit or projector, or train whole weights"
-        )
     matrices = adapted_matrices(architecture)
     for part in adapters.targets:
         if not matrices.get(part):

@@ -12,7 +12,7 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Attention, Layer
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.chain import chain_kind
-from omnibal_ext.families.registry import PARTS
+from omnibal_ext.families.registry import MODELS, PARTS
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Matrix:
     rows: int
     columns: int
     shares: tuple[int, ...] = (1,)
-    """Rows of the Hugging Face matrices that it concatenates: gate, up; or query, key, value of each group of heads,
-    group by group."""
+    """Rows of the Hugging Face matrices that it concatenates: gate, up; or, of each group of heads, query, key, value,
+    and of linear attention what is convolved, gates, rates, decays: group by group."""
     by_rows: bool = False
     """Megatron's RowParallelLinear: tensor-parallel ranks have parts of the columns, and outputs are summed."""
     is_stacked: bool = False
@@ -83,7 +83,7 @@ def language_layer(
 ) -> tuple[Matrix, ...]:
     """Return a language layer's matrices; `one_matrix`: gate and up are one in Hugging Face too, with one adapter.
 
-    Layers of linear attention have no adapters; in models with experts only attention has.
+    In models with experts only attention has adapters, linear attention too.
     """
     width = language.hidden_size
     if isinstance(layer.mixer, LinearAttention):
@@ -96,7 +96,7 @@ def language_layer(
         if layer.experts
         else _perceptron("mlp.", width, layer.ffn_hidden_size, shares=shares)
     )
-    if language.experts or layer.linear:
+    if language.experts:
         feed_forward = tuple(replace(matrix, is_adaptable=False) for matrix in feed_forward)
     return (*mixer, *feed_forward, *_layer_inputs(language))
 
@@ -113,10 +113,11 @@ def _attention(width: int, mixer: Attention, ranks: int, output_gate: bool) -> t
 
 def _linear_attention(width: int, linear: LinearAttention, ranks: int) -> tuple[Matrix, ...]:
     groups = linear.groups_over(ranks)
-    values = groups * linear.heads_a_group * linear.value_width
+    values, heads = linear.heads_a_group * linear.value_width, linear.heads_a_group
+    shares = (linear.convolved, values, heads, heads)
     return (
-        Matrix("self_attention.linear_qkv", groups * linear.projected, width, is_adaptable=False),
-        Matrix("self_attention.linear_proj", width, values, by_rows=True, is_adaptable=False),
+        Matrix("self_attention.linear_qkv", groups * linear.projected, width, shares),
+        Matrix("self_attention.linear_proj", width, groups * values, by_rows=True),
     )
 
 
@@ -161,8 +162,9 @@ def _vit(model: Architecture, ranks: int) -> tuple[Matrix, ...]:
     vision = model.vision
     width, inner, head = vision.hidden_size, vision.ffn_hidden_size, vision.hidden_size // vision.heads
     heads = head * vision.heads_over(ranks)
-    # Hugging Face too has one matrix for query, key and value, except in Gemma 4, Pixtral and PaddleOCR-VL.
-    packed = vision.native is not None and not model.pools and model.merger not in ("matrix", "two_norms")
+    tower = MODELS[model.types[0]].part.weights
+    qkv = [weight for weight in tower if (weight.kind, weight.ours) == ("vit", "self_attention.linear_qkv.weight")]
+    packed = vision.native is not None and all(len(weight.theirs) == 1 for weight in qkv)
     return (
         Matrix("self_attention.linear_qkv", 3 * heads, width, (1,) if packed else (head,) * 3),
         Matrix("self_attention.linear_proj", width, heads, by_rows=True),

@@ -40,6 +40,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def image_token_id(config: Mapping[str, Any]) -> Any:
     """Return the id of the token that stands for an image feature, from a config.json, unchecked; None: not there."""
+    config = config.get("thinker_config", config)
     return config.get("image_token_id", config.get("image_token_index"))
 
 

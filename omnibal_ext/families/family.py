@@ -38,8 +38,8 @@ class Model:
     `pixel_values` where it takes patches in the order of rows, not of squares."""
     packs: Packs | None = None
     """None: packs are not joined for it."""
-    in_transformers: bool = True
-    """Transformers has its code; False: only the model's repository has, and that is not run."""
+    transformers: str = "AutoModelForImageTextToText"
+    """Transformers' class that loads it; "": only the model's repository has its code, and that is not run."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from omnibal_ext.families.mistral3.family import FAMILY as MISTRAL3
 from omnibal_ext.families.paddleocr_vl.family import FAMILY as PADDLEOCR_VL
 from omnibal_ext.families.paligemma.family import FAMILY as PALIGEMMA
 from omnibal_ext.families.qwen3_5.family import FAMILY as QWEN3_5
+from omnibal_ext.families.qwen_omni.family import FAMILY as QWEN_OMNI
 from omnibal_ext.families.qwen_vl.family import FAMILY as QWEN_VL
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.languages import LANGUAGES
@@ -26,7 +27,7 @@ from omnibal_ext.families.towers.tiles import TOWERS
 
 FAMILIES: tuple[Family, ...] = (
     INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3, GEMMA4, GEMMA4_UNIFIED, MISTRAL3, GLM_V, IDEFICS3, PALIGEMMA,
-    LIGHTON_OCR, GLM_OCR, DEEPSEEK_VL, PADDLEOCR_VL,
+    LIGHTON_OCR, GLM_OCR, DEEPSEEK_VL, PADDLEOCR_VL, QWEN_OMNI,
 )  # fmt: skip
 MODELS: Mapping[str, Model] = {kind: model for family in FAMILIES for kind, model in family.models.items()}
 """By `model_type`: whole models."""

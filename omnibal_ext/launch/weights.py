@@ -74,7 +74,7 @@ def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bo
 def _not_comparable(source: Path) -> str:
     """Return why logits cannot be compared on this machine; "" if they can."""
     model = MODELS.get(str(read_config(source / CONFIG).get("model_type")))
-    if model and not model.in_transformers:
+    if model and not model.transformers:
         return "its code is in its repository, and is not run"
     if importlib.util.find_spec("transformers") is None:
         return "transformers is not installed"

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,13 @@ def mistral(text: Fields) -> Family:
                    "processor_config.json": {"patch_size": 8, "spatial_merge_size": 2}})  # fmt: skip
 
 
+def omni(name: str, vision: Fields, text: Fields, markup: str, system: str = "") -> Family:
+    tokens = {"image_token_id": MARKUPS[markup].context, "vision_start_token_id": MARKUPS[markup].before}
+    return replace(
+        qwen(name, vision, text, system), words=("qwen-vl", markup), tokens=tokens, more=models.HEARD, files={}
+    )
+
+
 def qwen(name: str, vision: Fields, text: Fields, system: str = "") -> Family:
     pixels = CLIP_PIXELS if system else HALVES
     limits = {"min_pixels": 256, "max_pixels": 4096, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
@@ -127,6 +134,11 @@ FAMILIES = {
     "qwen2.5-vl": qwen("Qwen2_5_VL", {**models.QWEN2_5_VL, "window_size": 32}, MROPE_TEXT, QWEN_SYSTEM),
     "qwen3-vl": qwen("Qwen3VL", models.QWEN3_VL, models.QWEN3_VL_TEXT),
     "qwen3-vl-moe": qwen("Qwen3VLMoe", models.QWEN3_VL, {**models.QWEN3_VL_TEXT, **models.EXPERTS}),
+    "qwen2.5-omni": omni("Qwen2_5OmniThinker", {**models.QWEN2_5_VL, "window_size": 32}, MROPE_TEXT, "qwen2.5-omni",
+                         QWEN_SYSTEM),
+    "qwen3-omni": omni(
+        "Qwen3OmniMoeThinker", models.QWEN3_VL, {**models.QWEN3_VL_TEXT, **models.EXPERTS}, "qwen3-omni"
+    ),
     "gemma-3": Family(
         "Gemma3", models.SIGLIP, {**models.GEMMA, "vocab_size": 512},
         {**HALVES, "resample": 2, "size": SQUARE["crop_size"]}, ("gemma", "gemma"),

@@ -113,6 +113,8 @@ def at_native_resolution(sample: dict[str, Any], config: Any, of_image: Tensor) 
     given = {"mm_token_type_ids": of_image + 2 * (ids == config.video_token_id).long()[None]}
     if kind.startswith("glm") and images[0].film:  # whose videos have the images' token
         given = {"mm_token_type_ids": 2 * of_image}
+    if "omni" in kind:  # without a mask it makes no positions
+        given["attention_mask"] = torch.ones_like(ids)[None]
     at = 0
     for image in images:
         steps = len(image.film.times) if image.film else 1

@@ -112,8 +112,6 @@ def test_what_can_have_no_adapters_is_refused_by_name() -> None:
     with pytest.raises(UserError, match=f"--lora-rank {least + 1}: llm's .* has {least} rows or columns"):
         check_adapters(Adapters(least + 1, 16.0, ("llm",)), TINY)
     check_adapters(Adapters(), gemma)
-    with pytest.raises(UserError, match="linear attention, which have no adapters"):
-        check_adapters(Adapters(8, 16.0, ("vit", "llm")), preset("qwen3.5-9b"))
-    check_adapters(Adapters(8, 16.0, ("vit", "projector")), preset("qwen3.5-9b"))
+    check_adapters(Adapters(8, 16.0, ("vit", "llm")), preset("qwen3.5-9b"))
     with pytest.raises(UserError, match="--lora-targets vit: the vit of gemma-4-12b has no layers"):
         check_adapters(Adapters(8, 16.0, ("vit", "llm")), preset("gemma-4-12b"))

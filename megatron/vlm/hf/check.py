@@ -20,6 +20,7 @@ from megatron.vlm.hf.pack_inputs import by_rows, padded_patches, whole_images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.adapters import merge
 from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.vit.native import text_and_image_positions
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.adapters import Adapters
@@ -39,7 +40,7 @@ TOLERANCE = 1e-4
 def check_possible(theirs: Path, with_adapters: bool = False) -> None:
     """Raises UserError if the model is unknown, or transformers (peft) is missing or does not have it."""
     read_architecture(theirs)  # raises for unknown models
-    if not MODELS[read_config(config_path(theirs))["model_type"]].in_transformers:
+    if not MODELS[read_config(config_path(theirs))["model_type"]].transformers:
         raise UserError(
             f"{theirs}: --check runs transformers' own models; this one's code is in its repository, and is not run. "
             "Leave --check out, or convert the model's -hf variant"
@@ -152,9 +153,10 @@ def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
 def _their_logits(
     theirs: Path, samples: list[CheckSample], peft: Path | None, vision: VisionArchitecture
 ) -> list[Tensor]:
-    from transformers import AutoModelForImageTextToText
+    import transformers
 
-    model = AutoModelForImageTextToText.from_pretrained(theirs, dtype=torch.float32).eval()
+    loads = getattr(transformers, MODELS[read_config(config_path(theirs))["model_type"]].transformers)
+    model = loads.from_pretrained(theirs, dtype=torch.float32).eval()
     if peft:
         from peft import PeftModel
 
@@ -197,4 +199,8 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: Visi
         "image_sizes": torch.tensor(sizes),
         "batch_num_images": torch.tensor([len(sample.sizes)]),
     }
+    if "position_ids" in takes:  # which it would find by words around images, and random samples have none
+        assert vision.native is not None
+        places = text_and_image_positions([len(sample.ids)], sample.grids, sample.starts, vision.native)
+        known["position_ids"] = torch.from_numpy(places)[:, None]
     return {name: known[name] for name in ("pixel_values", *takes)}

@@ -228,7 +228,7 @@ def to_peft(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
     _make_empty(output)
     layers = {weight: layer for weight, layer in keys.layers.items() if layer.target in adapters.targets}
     tensors = {name: ours.tensor(name) for name in sorted(ours.adapters)}
-    is_remote_code = not MODELS[keys.architecture.types[0]].in_transformers
+    is_remote_code = not MODELS[keys.architecture.types[0]].transformers
     base = str(ours.preset or side)
     extras = _extras(side, folder, ours)
     write_peft(output, layers, adapters, tensors, keys.architecture, base, is_remote_code, extras)

@@ -25,6 +25,7 @@ from megatron.vlm.data.media.tiling import FRAMES, SQUARE, TiledImage, TilingRul
 from megatron.vlm.families.media import TILINGS
 from megatron.vlm.microbatch import Grid, segment_ids
 from megatron.vlm.models.vit.native import row_layout, text_and_image_positions
+from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.families.family import Packs
 
 Batch = dict[str, Any]
@@ -182,8 +183,9 @@ def _token_positions(pack: Pack) -> np.ndarray:
     tokens = of_media.nonzero()[:, 0].tolist()
     counts = [steps * rows * columns // SQUARE**2 for steps, rows, columns in grids]
     starts = [tokens[before] for before in np.cumsum([0, *counts])[:-1]]
-    paces = (pace * np.array(seconds, np.float32)).tolist() if pace else ()
-    return text_and_image_positions(pack.lengths, grids, starts, SQUARE, paces)
+    return text_and_image_positions(
+        pack.lengths, grids, starts, NativeResolution(SQUARE, positions_per_second=pace), seconds
+    )
 
 
 SEEN: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
@@ -218,6 +220,7 @@ INPUTS: dict[str, Callable[[Pack], Batch]] = {
     "image_sizes": _sizes,
     "batch_num_images": _counts,
     "image_grid_thw": _patches_and_grids,
+    "position_ids": lambda _: {},  # which come with the grids
     "pixel_values": _rows_of_patches,
     "image_position_ids": _placed_patches,
     "pixel_attention_mask": _row_of_tiles,

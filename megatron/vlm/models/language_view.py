@@ -63,13 +63,12 @@ class LanguageViewer(torch.nn.Module):
         self.linear, self.inputs = language.linear, language.layer_inputs
         self.image_tokens, self.joined = architecture.image_tokens_per_tile, architecture.shuffle**2
         self.native = native = architecture.vision.native
-        seconds = native.positions_per_second if native else None
         self.rotaries = {}
         for window, attention in self.attentions.items():
             turned = replace(language, head_size=attention.head_dim)
             if window is not None and language.sliding:
                 turned = replace(turned, rope_theta=language.sliding.theta, rope_scaling=None)
-            self.rotaries[window] = Rotary(turned, architecture.shuffle, seconds)
+            self.rotaries[window] = Rotary(turned, native)
 
     def forward(self, batch: Microbatch) -> LanguageView:
         """Rotation and segments of every window. Raises UserError if a sample is too long for the model."""

@@ -50,7 +50,7 @@ ORIGINAL_VISION = Part(
 FAMILY = Family(
     models={
         "internvl": Model(INTERNVL, read_internvl, packs=Packs("internvl", boundaries=True)),
-        "internvl_chat": Model(ORIGINAL, read_original, in_transformers=False),
+        "internvl_chat": Model(ORIGINAL, read_original, transformers=""),
     },
     parts={"internvl_vision": VISION, "intern_vit_6b": ORIGINAL_VISION},
     presets=PRESETS,

@@ -7,6 +7,7 @@ of Qwen3-VL's ViT enter its first language layers; most of Qwen3.5's language la
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import isqrt
+from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.architectures.language import LanguageArchitecture
@@ -48,6 +49,15 @@ def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
     kind = config["model_type"]
     tower = config.inner("vision_config", f"{kind}_vision", always=True)
     model = _language(config, f"{kind}_text", code.read_language)
+    prompt = PromptFormat(code.markup, config.take("image_token_id"), code.template, "native")
+    types, tied = (kind, f"{kind}_text"), tied_as_either_says(config)
+    return with_tower(name, tower, model, code, prompt=prompt, types=types, tied=tied)
+
+
+def with_tower(
+    name: str, tower: Section, model: LanguageArchitecture, code: Generation, **of_whole: Any
+) -> Architecture:
+    """A language model with the ViT of a section. Raises UserError naming an unsupported field."""
     tower.must(in_channels=3, in_chans=3)
     later = code.windows or code.learned
     if (out := tower.take("out_hidden_size" if later else "hidden_size")) != model.hidden_size:
@@ -70,18 +80,7 @@ def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
         feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if code.featured else (),
     )
     tower.refuse_unread()
-    prompt = PromptFormat(code.markup, config.take("image_token_id"), code.template, "native")
-    types = (kind, f"{kind}_text")
-    return Architecture(
-        name,
-        vision,
-        model,
-        shuffle=2,
-        projector_norm=False,
-        tied=tied_as_either_says(config),
-        prompt=prompt,
-        types=types,
-    )
+    return Architecture(name, vision, model, shuffle=2, projector_norm=False, **of_whole)
 
 
 def _language(config: Section, kind: str, read: Callable[[Section], LanguageArchitecture]) -> LanguageArchitecture:
@@ -120,7 +119,7 @@ def _native(tower: Section, patch: int, code: Generation) -> NativeResolution:
         return NativeResolution(merge, frames, theta=theta, learned_positions=isqrt(positions))
     if not code.windows:
         return NativeResolution(merge, frames, theta=theta)
-    in_time = tower.take("tokens_per_second", finite(0, 1e6))
+    in_time = tower.take_if("tokens_per_second", finite(0, 1e6))
     size = tower.take("window_size")
     side, rest = divmod(size, merge * patch)
     if rest:

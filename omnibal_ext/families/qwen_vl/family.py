@@ -25,7 +25,7 @@ _TOWER: dict[str, Any] = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-_TOWER_2_5 = {
+TOWER_2_5: dict[str, Any] = {
     **_TOWER,
     "hidden_act": "silu",
     "intermediate_size": 3420,
@@ -67,7 +67,7 @@ def _model(weights: tuple[Weight, ...], code: Generation) -> Model:
     return Model(part, partial(read_qwen, code=code), takes=IMAGES, packs=Packs("native"))
 
 
-_QWEN = ImageMarkup(
+QWEN = ImageMarkup(
     "qwen-vl",
     "<|image_pad|>",
     ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
@@ -90,7 +90,7 @@ FAMILY = Family(
         "qwen2_vl_text": Part({**_TEXT, "max_window_layers": 80}, _LANGUAGE, LLAMA_WEIGHTS),
         "qwen2_vl_vision": Part({**_TOWER, "embed_dim": 1280, "hidden_act": "quick_gelu", "mlp_ratio": 4}, GENERAL),
         "qwen2_5_vl_text": Part({**_TEXT, "max_window_layers": 80}, _LANGUAGE, LLAMA_WEIGHTS),
-        "qwen2_5_vl_vision": Part(_TOWER_2_5, GENERAL),
+        "qwen2_5_vl_vision": Part(TOWER_2_5, GENERAL),
         "qwen3_vl_text": Part(_TEXT_3, _LANGUAGE, LLAMA_WEIGHTS),
         "qwen3_vl_vision": Part(TOWER_3, GENERAL),
         "qwen3_vl_moe_text": Part(
@@ -99,7 +99,7 @@ FAMILY = Family(
         "qwen3_vl_moe_vision": Part(TOWER_3, GENERAL),
     },
     presets=PRESETS,
-    markups=(_QWEN, replace(_QWEN, name="qwen3-vl", steps=_STEPS)),
+    markups=(QWEN, replace(QWEN, name="qwen3-vl", steps=_STEPS)),
     folder_says_template=True,
     spellings=((r"^model\.visual\.", "visual."),),
 )

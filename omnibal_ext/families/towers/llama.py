@@ -151,8 +151,8 @@ def _experts(section: Section, always: bool) -> Experts:
     section.must(decoder_sparse_step=1)
     if section.get("mlp_only_layers"):
         section.must(mlp_only_layers=[])
-    count = section.take("num_local_experts")
-    count = section.take_if("num_experts") or count  # as published; transformers 5 writes the other name
+    saved = section.take_if("num_local_experts")  # by transformers 5; models are published with the other name
+    count = section.take_if("num_experts") or saved
     if always:
         section.must(norm_topk_prob=True)
     renormalised = always or section.take("norm_topk_prob")

@@ -17,6 +17,8 @@ ROPE_FIELDS = (
     "truncate", "mscale", "mscale_all_dim",
 )  # fmt: skip
 ROPE = record({}, {"rope_type": maybe(text), "type": maybe(text), "rope_theta": maybe(BASE)})
+INTERLEAVED = ("mrope_interleaved", "interleaved")
+"""Two names of one field."""
 ROUNDING = 1e-6
 """Tolerance for an amplitude that is written in a file."""
 LINEAR = record({"factor": FACTOR})
@@ -79,7 +81,7 @@ def read_rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...] 
     kind = "default" if kind == "mrope" and sections else kind
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         section.faults.append(f"{section.where}: partial rotation is not supported")
-    known = (*ROPE_FIELDS, "mrope_section", "mrope_interleaved") if sections else ROPE_FIELDS
+    known = (*ROPE_FIELDS, "mrope_section", *INTERLEAVED) if sections else ROPE_FIELDS
     if unknown := [shown(name) for name, value in rope.items() if value and name not in known]:
         section.faults.append(
             f"{section.where}: rotary field {', '.join(unknown)} is not known here; known: {', '.join(known)}"
@@ -148,10 +150,9 @@ def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -
     """
     if not code.sections:
         return ()
-    if rope.get("mrope_interleaved", code.interleaved) != code.interleaved:
-        section.faults.append(
-            f"{section.where}.mrope_interleaved is {shown(rope['mrope_interleaved'])}; supported: {code.interleaved}"
-        )
+    for name in INTERLEAVED:
+        if rope.get(name, code.interleaved) != code.interleaved:
+            section.faults.append(f"{section.where}.{name} is {shown(rope[name])}; supported: {code.interleaved}")
     given = rope.get("mrope_section") or list(code.sections)
     return tuple(listing(integer(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given))
 

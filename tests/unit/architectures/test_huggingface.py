@@ -842,6 +842,35 @@ def test_patches_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
 
 
 # What the published files hold beside: dumps of all settings by older transformers, and what belongs to data and tools.
+def test_a_published_omni_is_read_as_its_preset() -> None:
+    """The fields of Qwen3-Omni-30B-A3B's file that others do not have."""
+    words = {
+        "model_type": "qwen3_omni_moe_text", "attention_bias": False, "head_dim": 128, "hidden_size": 2048,
+        "intermediate_size": 768, "max_position_embeddings": 65536, "mlp_only_layers": [], "num_attention_heads": 32,
+        "num_experts": 128, "num_hidden_layers": 48, "num_key_value_heads": 4, "pruned_heads": {},
+        "rope_scaling": {
+            "interleaved": True, "mrope_interleaved": True, "mrope_section": [24, 20, 20], "type": "default",
+        },
+        "rope_theta": 1000000, "shared_expert_intermediate_size": 0, "use_qk_norm": True, "vocab_size": 152064,
+    }  # fmt: skip
+    vision = {
+        "model_type": "qwen3_omni_moe_vision_encoder", "apply_vit_abs_pos_embed": True, "image_size": 768,
+        "in_channels": 3, "in_chans": 3, "out_hidden_size": 2048, "spatial_patch_size": 16, "tokens_per_second": 2,
+    }  # fmt: skip
+    thinker = {
+        "model_type": "qwen3_omni_moe_thinker", "audio_config": {"n_window": 50}, "audio_start_token_id": 151669,
+        "position_id_per_seconds": 13, "seconds_per_chunk": 2, "text_config": words, "vision_config": vision,
+    }  # fmt: skip
+    whole = {
+        "model_type": "qwen3_omni_moe", "thinker_config": thinker, "code2wav_config": {"hidden_size": 1},
+        "talker_config": {"hidden_size": 1}, "enable_audio_output": True, "tts_bos_token_id": 151672,
+    }  # fmt: skip
+    assert read_fields("qwen3-omni-30b-a3b", whole, "config.json") == preset("qwen3-omni-30b-a3b")
+    words["rope_scaling"]["interleaved"] = False  # type: ignore[index]
+    with pytest.raises(UserError, match=r"thinker_config.text_config.interleaved is False; supported: True"):
+        read_fields("", whole, "config.json")
+
+
 PUBLISHED: dict[str, dict[str, Any]] = {
     "internvl_chat": {
         "_commit_hash": None, "auto_map": {"AutoModel": "x"}, "dynamic_image_size": True, "hidden_size": 6144,

@@ -33,6 +33,7 @@ from megatron.vlm.preprocessing.model_recipe import with_video
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
 from tests.unit.data.clips import TURNS, noise, write_frames, write_video
 from tests.unit.data.test_loader import pack_of
@@ -386,7 +387,10 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     assert video.film is not None
     assert pack.seconds == (1.0, *[video.film.seconds] * (len(pack.grids) - 1))
     assert markup == "glm-4.1v" or video.film.seconds != 1.0  # which sees two frames a second
-    assert text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, 2).shape == (3, sum(pack.lengths))
+    assert text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, NativeResolution()).shape == (
+        3,
+        sum(pack.lengths),
+    )
     other = PackDataset(data, index, Needs(True, True, True), decodes=False)[0]
     assert other.pixels is not None
     assert other.pixels.is_meta

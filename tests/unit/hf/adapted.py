@@ -9,6 +9,7 @@ one's largest; of the logits of the merged weights; and whether adapters go back
 import json
 import os
 import queue
+import re
 import shutil
 import sys
 import tempfile
@@ -45,7 +46,9 @@ RANK, ALPHA = 3, 7.0
 CLASSES = [models.classes(family) for family in models.FAMILIES]
 """Looked up here, where the fork server imports what they need for all ranks."""
 WITHOUT = ("lm_head", "input_proj", "embedding_projection", "merging_layer", "merger.proj", "patch_dense")
-"""Layers that get no adapters: the head, and Gemma 4's patch embedding and projector."""
+"""Layers that get no adapters: the head, and Gemma 4's patch embedding and projector; and, anywhere in a name,"""
+NEVER = "shared_expert|audio_tower"
+"""those of shared experts and of audio towers."""
 
 
 def main() -> None:
@@ -108,8 +111,9 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
 def adapted(theirs: torch.nn.Module) -> Any:
     """With adapters on every linear layer that ours can have some beside, in which nothing is zero."""
     layers = [
-        name for name, layer in theirs.named_modules() if type(layer) is torch.nn.Linear and not name.endswith(WITHOUT)
-    ]
+        name for name, layer in theirs.named_modules()
+        if type(layer) is torch.nn.Linear and not name.endswith(WITHOUT) and not re.search(NEVER, name)
+    ]  # fmt: skip
     model = peft.get_peft_model(theirs, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=layers))
     generator = torch.Generator().manual_seed(2)
     for name, weight in model.named_parameters():

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IMAGE_TOKEN, VIDEO_TOKEN, VOCABULARY, SIDE, TILE = 127, 126, 130, 4, 16
+IMAGE_TOKEN, VIDEO_TOKEN, VISION_START, VOCABULARY, SIDE, TILE = 127, 126, 125, 130, 4, 16
 TEXT = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
@@ -66,6 +66,12 @@ QWEN3_VL = {
 }
 MROPE_INTERLEAVED = {"rope_type": "default", "mrope_section": [3, 2, 3], "mrope_interleaved": True, "rope_theta": 1e4}
 QWEN3_VL_TEXT = {**TEXT, "num_hidden_layers": 3, "head_dim": 16, "rope_parameters": MROPE_INTERLEAVED}
+HEARD = {
+    "audio_config": {
+        "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "output_dim": 48,
+    },
+}  # fmt: skip
+"""An audio tower that nothing is said to."""
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 QWEN3_5 = {name: value for name, value in QWEN3_VL.items() if name != "deepstack_visual_indexes"}
 QWEN3_5_TEXT = {
@@ -627,6 +633,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {**TEXT, "rope_parameters": MROPE},
         {"tie_word_embeddings": True},
     ),
+    "qwen2.5-omni": ("Qwen2_5OmniThinker", QWEN2_5_VL, {**TEXT, "rope_parameters": MROPE}, HEARD),
+    "qwen3-omni": (
+        "Qwen3OmniMoeThinker",
+        QWEN3_VL,
+        {**QWEN3_VL_TEXT, **EXPERTS},
+        HEARD,
+    ),
     "qwen3-vl": ("Qwen3VL", QWEN3_VL, QWEN3_VL_TEXT, {}),
     "qwen3-vl-moe": ("Qwen3VLMoe", QWEN3_VL, {**QWEN3_VL_TEXT, **EXPERTS}, {}),
     "qwen3.5": ("Qwen3_5", QWEN3_5, QWEN3_5_TEXT, {}),
@@ -665,6 +678,7 @@ def config_fields(family: str) -> dict[str, Any]:
     prefix, vision, text, fields = FAMILIES[family]
     if prefix.startswith(("Qwen", "Glm", "Gemma4", "Paddle")):
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
+        fields = {"vision_start_token_id": VISION_START, **fields} if "Omni" in prefix else fields
     elif prefix in ("Idefics3", "SmolVLM", "LightOnOcr", "DeepseekVL"):
         fields = {"image_token_id": IMAGE_TOKEN, **fields}
     elif prefix == "InternVL":

@@ -46,13 +46,13 @@ from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.plan import single_stage_plan
 from tests.engine.names import weights_by_checkpoint_name
 from tests.unit.hf import models
-from tests.unit.hf.models import IMAGE_TOKEN, SIDE, VIDEO_TOKEN, Sample, Shown
+from tests.unit.hf.models import IMAGE_TOKEN, SIDE, VIDEO_TOKEN, VISION_START, Sample, Shown
 
 NOT_TRAINED = (".scalar", ".shift", "projector.scale", "expert_bias", ".ranges")
 """Ends of the names of numbers beside the weights (Gemma 4)."""
 TOWERS = ("vision_tower", "visual", "vision_model")
 """What transformers' models call their ViT."""
-JOINTS = r"^visual\.(merger|deepstack_merger_list|downsample)\."
+JOINTS = r"^visual\.(merger|(deepstack_)?merger_list|downsample)\."
 """In its names as in the tables: what joins a ViT to the language model, where it lies in the ViT's module."""
 CLASSES = [models.classes(family) for family in models.FAMILIES]
 """Looked up here, where the fork server imports what they need for all ranks."""
@@ -161,7 +161,7 @@ def load(architecture: Architecture, folder: Path, args: Namespace) -> Stage:
 def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     """All samples in one pack, and each alone."""
     if architecture.vision.native:
-        still = architecture.tied or architecture.vision.native.frames == 1
+        still = architecture.tied or architecture.vision.native.frames == 1 or "omni" in architecture.types[0]
         usual = NATIVE_IMAGES if still else VIDEOS
         shown = {"gated": VIDEOS_APART, "matrix": PICTURES}.get(architecture.merger, usual)
         return packed_at_native_resolution(architecture.vision.native, shown, architecture.merger == "gated")
@@ -237,6 +237,7 @@ def packed_at_native_resolution(
             steps, rows, columns = item.grid
             token = IMAGE_TOKEN if item.seconds is None else VIDEO_TOKEN
             for _ in range(steps if apart else 1):
+                pieces[-1][-1] = VISION_START
                 grid = (1 if apart else steps, rows, columns)
                 places.append((begin + sum(map(len, pieces)), grid, item.seconds or 1.0))
                 pieces.append(torch.full((grid[0] * rows * columns // native.merge**2,), token))
@@ -326,6 +327,8 @@ def _at_native_resolution(sample: Sample, kind: str) -> dict[str, Tensor]:
             given[f"{name}_grid_thw"] = torch.tensor([sample.shown[number].grid for number in chosen])
             if video and kind == "qwen2_5_vl":
                 given["second_per_grid_ts"] = torch.tensor([sample.shown[number].seconds for number in chosen])
+    if "omni" in kind:  # without a mask it makes no positions
+        given["attention_mask"] = torch.ones_like(sample.ids)[None]
     return given
 
 

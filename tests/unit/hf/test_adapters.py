@@ -26,6 +26,7 @@ TOLERANCE = 1e-5  # seen: 3e-6
 TINY = preset("tiny")
 
 UNEVEN = "internvl yarn, groups of heads that two ranks do not share evenly"
+UNEVEN_LINEAR = "qwen3.5 tied, groups of heads of linear attention that two ranks do not share evenly"
 WAYS = {
     "one rank": (
         1,
@@ -35,7 +36,7 @@ WAYS = {
             "gemma 3",
             "gemma 4",
             "gemma 4 unified",
-            "qwen3-vl-moe",
+            "qwen3.5-moe",
             "mistral 3",
             "paligemma 2",
             "paddleocr-vl",
@@ -44,7 +45,7 @@ WAYS = {
     "two tensor-parallel ranks": (
         2,
         PLAIN,
-        ("internvl", UNEVEN, "internvl qwen3-moe", CLAMPING, "qwen2.5-vl", "glm-4.1v", "idefics 3"),
+        ("internvl", UNEVEN, UNEVEN_LINEAR, "internvl qwen3-moe", CLAMPING, "glm-4.1v", "idefics 3"),
     ),
     "two tensor-parallel ranks, Transformer Engine": (2, ENGINE, ("internvl", "qwen2.5-vl")),
 }

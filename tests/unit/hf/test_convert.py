@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,27 @@ def test_other_spellings_are_the_same_model(tmp_path: Path, family: str, tower: 
     assert_same(ours_of(tmp_path / "ours_spelled"), ours_of(tmp_path / "ours_theirs"))
     to_hugging_face(tmp_path / "ours_spelled", tmp_path / "back")
     assert_same(weights_of(tmp_path / "back"), spelled)
+
+
+def test_a_whole_omni_is_its_thinker_and_comes_back_with_what_it_hears_and_says(tmp_path: Path) -> None:
+    thinker, whole = tmp_path / "thinker", tmp_path / "whole"
+    models.build("qwen2.5-omni", seed=1).save_pretrained(thinker)
+    weights = {f"thinker.{name}": weight for name, weight in weights_of(thinker).items()}
+    weights |= {"talker.model.norm.weight": torch.ones(3), "token2wav.bias": torch.zeros(2)}
+    whole.mkdir()
+    safetensors.save_file(weights, whole / "model.safetensors")
+    config = json.loads((thinker / "config.json").read_text())
+    said = {"talker_config": {"model_type": "qwen2_5_omni_talker"}, "enable_audio_output": True}
+    (whole / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": config, **said}))
+    for folder in (thinker, whole):
+        from_hugging_face(folder, tmp_path / f"ours_{folder.name}")
+    assert replace(read_architecture(whole), name="thinker") == read_architecture(thinker)
+    assert_same(ours_of(tmp_path / "ours_whole"), ours_of(tmp_path / "ours_thinker"))
+    to_hugging_face(tmp_path / "ours_whole", tmp_path / "back")
+    assert_same(weights_of(tmp_path / "back"), weights)
+    (whole / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": {**config, "x": 1}}))
+    with pytest.raises(UserError, match=r"thinker_config\.x is '1', which is not known"):
+        read_architecture(whole)
 
 
 def test_a_head_in_the_weights_overrides_tied_embeddings(tmp_path: Path) -> None:

@@ -85,14 +85,14 @@ def test_columns_turn_by_frequencies_between_those_of_rows() -> None:
 
 def test_tokens_stand_at_time_row_and_column() -> None:
     """Two samples: words, an image of 2 x 3 squares, words; and words, an image of one square, behind each other."""
-    positions = text_and_image_positions([11, 4], [(1, 4, 6), (1, 2, 2)], [2, 12], 2)
+    positions = text_and_image_positions([11, 4], [(1, 4, 6), (1, 2, 2)], [2, 12], NativeResolution())
     assert positions.T[:11].tolist() == [
         [0, 0, 0], [1, 1, 1],
         [2, 2, 2], [2, 2, 3], [2, 2, 4], [2, 3, 2], [2, 3, 3], [2, 3, 4],
         [5, 5, 5], [6, 6, 6], [7, 7, 7],
     ]  # fmt: skip
     assert positions.T[11:].tolist() == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
-    assert text_and_image_positions([3], [], [], 2).tolist() == [[0, 1, 2]] * 3
+    assert text_and_image_positions([3], [], [], NativeResolution()).tolist() == [[0, 1, 2]] * 3
 
 
 FILMS = {"qwen2_vl": (None, "Qwen2VL"), "qwen2_5_vl": (3, "Qwen2_5_VL")}
@@ -112,8 +112,8 @@ def test_time_of_videos_is_transformers(kind: str) -> None:
         starts.append(sum(map(len, ids[: number // 3])) + len(sample))
         sample += [token] * (steps * rows * columns // 4) + [0] * after
     lengths = list(map(len, ids))
-    paces = () if in_time is None else (in_time * np.array(seconds, np.float32)).tolist()
-    found = text_and_image_positions(lengths, grids, starts, 2, paces)
+    native = NativeResolution(positions_per_second=in_time)
+    found = text_and_image_positions(lengths, grids, starts, native, seconds)
     vision = {"spatial_merge_size": 2, **({} if in_time is None else {"tokens_per_second": in_time})}
     module = getattr(transformers.models, kind)
     model = getattr(getattr(module, f"modeling_{kind}"), f"{name}Model")

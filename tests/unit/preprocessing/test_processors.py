@@ -126,6 +126,30 @@ def qwen3_vl(path: Path, _: bool) -> tuple[Any, str]:
     return apart(Qwen3VLProcessor)(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
 
 
+def qwen2_5_omni(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
+
+    roles = {f"{kind}_token": f"<|{kind.upper()}|>" for kind in ("image", "video", "audio")}
+    return omni(path, Qwen2_5OmniProcessor, "bos", "eos", **roles)
+
+
+def qwen3_omni(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
+
+    roles = {f"{kind}_token": f"<|{kind}_pad|>" for kind in ("image", "video", "audio")}
+    return omni(path, Qwen3OmniMoeProcessor, "start", "end", **roles)
+
+
+def omni(path: Path, processor: type, begin: str, end: str, **roles: str) -> tuple[Any, str]:
+    """With the same pictures as Qwen2.5-VL's, without the parts that hear."""
+    for kind in ("vision", "audio"):
+        roles |= {f"{kind}_bos_token": f"<|{kind}_{begin}|>", f"{kind}_eos_token": f"<|{kind}_{end}|>"}
+    order = ("vision_bos", "vision_eos", "image", "video", "audio", "audio_bos", "audio_eos")
+    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *(roles[f"{name}_token"] for name in order)], **roles)
+    mark = "".join(roles[name] for name in ("vision_bos_token", "image_token", "vision_eos_token"))
+    return apart(processor)(qwen_vl(path, False)[0].image_processor, None, None, tokenizer), mark
+
+
 def gemma(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
     from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
@@ -278,6 +302,8 @@ CASES = {
     "crop": case(llava, "vicuna", "llava", 4, "clip"),
     "native": case(qwen_vl, "hermes-2", "qwen-vl", 0.25, "clip"),
     "native, Qwen3-VL": case(qwen3_vl, "hermes-2", "qwen3-vl", 0.25, "half"),
+    "native, Qwen2.5-Omni": case(qwen2_5_omni, "hermes-2", "qwen2.5-omni", 0.25, "clip"),
+    "native, Qwen3-Omni": case(qwen3_omni, "hermes-2", "qwen3-omni", 0.25, "clip"),
     "anyres_max_9": case(llava_onevision, "qwen-vl", "llava", 4, "half"),
     "gemma": case(gemma, "gemma", "gemma", 4, "half"),
     "gemma4": case(gemma4, "gemma4", "gemma4", 1 / 9, "half"),
@@ -374,6 +400,8 @@ TOWERS = {  # config.json of each kind of model
     "native_widened": ("paddleocr_vl", "paddleocr_vl_text", {}),
     "anyres_max_9": ("llava_onevision", "qwen2", {"model_type": "siglip_vision_model", "image_size": TILE}),
     "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
+    "native, Qwen2.5-Omni": ("qwen2_5_omni_thinker", "qwen2_5_omni_text", {}),
+    "native, Qwen3-Omni": ("qwen3_omni_moe_thinker", "qwen3_omni_moe_text", {"out_hidden_size": 2048}),
     "gemma": ("gemma3", "gemma3_text", {"model_type": "siglip_vision_model", "image_size": TILE}),
     "gemma4": ("gemma4", "gemma4_text", {}),
     "gemma4_unified": ("gemma4_unified", "gemma4_unified_text", {}),
@@ -414,6 +442,7 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
     text: dict[str, Any] = {"gemma4": {"hidden_size_per_layer_input": 0}}.get(kind, {})
     text |= {"partial_rotary_factor": 0.5, "head_dim": 128} if kind.startswith("glm") else {}
     text |= {"hidden_size": 2048} if kind == "paligemma" else {}
+    text |= {"head_dim": 128} if kind.startswith("qwen3_omni") else {}
     towers = {"text_config": {"model_type": language, **text}, "vision_config": {**tower, "patch_size": PATCH}}
     config = {"model_type": kind, **towers} | {
         "gemma3": {"mm_tokens_per_image": 4},
@@ -504,8 +533,9 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
                 assert data.sample(sample).images[0].thumbnail
         np.testing.assert_allclose(data.sample(sample).pixels().numpy(), pixels, atol=1e-6, err_msg=name)
     context = {"native": "<|image_pad|>", "gemma": "<image_soft_token>", "native_grown": "<|image|>"}
-    context["native_widened"] = "<|IMAGE_PLACEHOLDER|>"
-    assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(context.get(rule, mark))
+    context |= {"native_widened": "<|IMAGE_PLACEHOLDER|>", "native, Qwen2.5-Omni": "<|IMAGE|>"}
+    token = context.get(case) or context.get(rule, mark)
+    assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(token)
     unread = {"<video>"} if rule == "native_grown" else {"<video>", "<|video|>"}  # films that we do not take
     added = {token: number for token, number in processor.tokenizer.get_added_vocab().items() if token not in unread}
     if rule == "paligemma":  # places and segments, which its tokenizer has as words

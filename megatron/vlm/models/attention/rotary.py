@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,18 +11,16 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.rotation import Rotation, rotation
 from megatron.vlm.models.vit.native import text_and_image_positions
 from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
+from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
 
 
 class Rotary(torch.nn.Module):
     """The rotation of every token, by its position inside its sample."""
 
-    def __init__(
-        self, language: LanguageArchitecture, merge: int = 1, positions_per_second: float | None = None
-    ) -> None:
+    def __init__(self, language: LanguageArchitecture, native: NativeResolution | None = None) -> None:
         super().__init__()
-        self.max_positions, self.merge = language.max_positions, merge
-        self.positions_per_second = positions_per_second
+        self.max_positions, self.native = language.max_positions, native
         scaling = language.rope_scaling
         self.language = language
         self.scaling = scaling if scaling and scaling.kind == "dynamic" else None
@@ -69,10 +66,9 @@ class Rotary(torch.nn.Module):
 
     def _by_axis(self, batch: Microbatch) -> Tensor:
         """M-RoPE: each frequency belongs to one axis: time, row or column."""
-        pack = batch.full_pack
-        seconds = np.array(pack.seconds, np.float32)  # as transformers' processors hand them on
-        paces = () if self.positions_per_second is None else (self.positions_per_second * seconds).tolist()
-        places = text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, self.merge, paces)
+        pack, native = batch.full_pack, self.native
+        assert native is not None
+        places = text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, native, pack.seconds)
         if batch.shard is not None:
             places = places[:, batch.shard.rows.numpy()]
         angles = platform.to_device(torch.from_numpy(places)).float()[self.axes].T * self.frequencies

@@ -1,0 +1,30 @@
+"""Reads the config.json of Qwen2.5-Omni and Qwen3-Omni: of the thinker, alone or in a whole model.
+
+Its ViT is Qwen2.5-VL's, or Qwen3-VL's.
+"""
+
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.families.qwen_vl.config import Generation, with_tower
+from omnibal_ext.families.section import Section
+from omnibal_ext.reading.checks import anything, mapping
+
+
+def read_thinker(name: str, config: Section, code: Generation) -> Architecture:
+    """Read a thinker's config.json. Raises UserError naming an unsupported field."""
+    stem = config["model_type"].removesuffix("_thinker")
+    words, tower = (
+        config.section_of(part, f"{stem}_{kind}", config.take(part, mapping(anything)))
+        for part, kind in (("text_config", "text"), ("vision_config", "vision_encoder"))
+    )
+    image = config.take("image_token_index" if code.windows else "image_token_id")
+    prompt = PromptFormat(code.markup, image, code.template, "native")
+    types, tied = (config["model_type"], f"{stem}_text"), config.take("tie_word_embeddings")
+    return with_tower(name, tower, code.read_language(words), code, prompt=prompt, types=types, tied=tied)
+
+
+def read_whole(name: str, config: Section, code: Generation) -> Architecture:
+    """Read the thinker in a whole model's config.json."""
+    inner = config.inner("thinker_config", f"{config['model_type']}_thinker", always=True)
+    model = read_thinker(name, inner, code)
+    inner.refuse_unread()
+    return model
