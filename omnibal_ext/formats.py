@@ -87,11 +87,12 @@ PROFILE = record(
         **{name: PROFILE_COUNTS[name] for name in ("vit_budget", "llm_budget")},
     },
     {
+        **PROFILE_COUNTS,
         "parameters": mapping(integer()),
         "whole_layers": mapping(mapping(anything)),
         "frozen": listing(one_of(*PARTS)),
         "lora_targets": listing(one_of(*PARTS)),
-        **dict.fromkeys(("feature_layers", "full_layers", "linear_layers"), _LAYERS),
+        "feature_layers": _LAYERS,
         "features_joined": flag,
         "carried_after": listing(integer(0, 2**16)),
         "layers_apart": mapping(_LAYERS),

@@ -38,3 +38,15 @@ def preprocessed(
 def demo_packs(data: ChatDataset, output: Path, options: PackOptions) -> PackedIndex:
     """The packs of a dataset."""
     return build_index(Corpus.of_dataset(data.folder), output, options, {"data": {"manifest": data.manifest}})[0]
+
+
+def byte_level(texts: list[str], size: int = 300, **model: Any) -> Any:
+    """A tokenizer of bytes and their pairs, as GPT-2's, Llama 3's and Qwen's."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(**model))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

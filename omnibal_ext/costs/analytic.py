@@ -21,6 +21,7 @@ and bytes of layers are counted in `works.layer_works`. On one of t tensor-paral
     host        launching a layer takes `HOST_SECONDS` on every device
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,10 +125,7 @@ def analytic_profile(
     check_expert_ranks(architecture, expert_model_parallel_size, (tensor_model_parallel_size, data_parallel_size))
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
-    works, vision = (
-        layer_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size),
-        architecture.vision,
-    )
+    works = layer_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size)
     for name, layer in dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True)):
         if isinstance(layer, Layer) and layer.attention and layer.attention.is_masked:  # torch computes all scores
             work = works[name]
@@ -142,33 +140,22 @@ def analytic_profile(
     }
     of_towers: dict[str, Any] = {}
     if replica_ranks:
-        whole = (
-            {}
-            if t == 1
-            else analytic_profile(
-                architecture,
-                device,
-                vit_budget,
-                llm_budget,
-                1,
-                d,
-                distributed_optimizer,
-                frozen,
-                measured,
-                adapters=adapters,
-            ).layers
-        )
+        whole: Mapping[str, LayerCost] = {}
+        if t > 1:
+            unsharded = (1, d, distributed_optimizer, frozen, measured)
+            profile = analytic_profile(architecture, device, vit_budget, llm_budget, *unsharded, adapters=adapters)
+            whole = profile.layers
         of_towers = {
             "whole_layers": {kind: cost for kind, cost in whole.items() if chain_kind(kind) in VISION_KINDS},
-            "image_tiles": float(IMAGE_PATCHES) if vision.native is not None else 0.0,
+            "image_tiles": float(IMAGE_PATCHES) if architecture.vision.native else 0.0,
             "replica_seconds_per_byte": 1 / (_replica_rate(gpu, t, d, replica_ranks) * gpu.bandwidth_efficiency),
         }
     return Profile(
         model=architecture.name,
         model_hash=architecture.hash,
         chain=architecture.chain,
-        feature_layers=vision.feature_layers,
-        features_joined=bool(vision.side_by_side),
+        feature_layers=architecture.vision.feature_layers,
+        features_joined=bool(architecture.vision.side_by_side),
         carried_after=architecture.carried_after(t),
         layers_apart=architecture.layers_apart,
         layers=layers,
@@ -211,13 +198,14 @@ def _replica_rate(gpu: Device, t: int, d: int, replica_ranks: int) -> float:
 def _layer_cost(
     kind: str, work: Work, units: int, gpu: Device, ranks: _Ranks, mode: GradientMode, added: AdaptersWork | None
 ) -> LayerCost:
-    forward, backward = HOST_SECONDS.get(chain_kind(kind), (0.0, 0.0))
     weights = sum(weights for weights, _ in ranks.weights(work))
     cost = _in_mode(_cost(work, units, gpu, ranks), weights, units, mode)
-    if added is None:
-        return _with_host(cost, forward, backward)
-    more = HOST_SECONDS_OF_ADAPTERS * added.matrices
-    return _with_host(_with_adapters(cost, added, units, gpu, ranks), forward + more, backward + more)
+    if added is not None:
+        cost = _with_adapters(cost, added, units, gpu, ranks)
+    more = HOST_SECONDS_OF_ADAPTERS * added.matrices if added else 0.0
+    forward, backward = (seconds + more for seconds in HOST_SECONDS.get(chain_kind(kind), (0.0, 0.0)))
+    backward *= cost.backward_seconds > 0
+    return replace(cost, host_forward_seconds=forward, host_backward_seconds=backward)
 
 
 def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
@@ -298,12 +286,6 @@ def _with_adapters(cost: LayerCost, work: AdaptersWork, units: int, gpu: Device,
         forward_fit=before and (before[0], before[1] + forward / units, before[2]),
         backward_fit=behind and (behind[0], behind[1] + backward / units, behind[2]),
     )
-
-
-def _with_host(cost: LayerCost, forward: float, backward: float) -> LayerCost:
-    """Add the host's seconds to launch the layer's forward and backward."""
-    backward *= cost.backward_seconds > 0
-    return replace(cost, host_forward_seconds=forward, host_backward_seconds=backward)
 
 
 def _step_seconds(weights: float, alike: float, gpu: Device, ranks: _Ranks) -> float:

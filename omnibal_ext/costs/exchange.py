@@ -7,7 +7,6 @@ backward    the same, in the other direction
 A `place` is the number of a rank in its team.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -54,12 +53,3 @@ class HeadShares:
         if (first_group * self.each, end_group * self.each) == (first, end):
             return None
         return [head // self.each - first_group for head in range(first, end)]
-
-    def numbers_sent(self, rows: Sequence[int], width: int, place: int) -> int:
-        """Return how many numbers a rank sends in the forward pass of a layer with heads of `width` numbers.
-
-        rows: tokens of cut samples on each rank.
-        """
-        others = [other for other in range(self.places) if other != place]
-        there = rows[place] * sum(heads + 2 * groups for heads, groups in map(self.widths, others))
-        return (there + sum(rows[other] for other in others) * self.widths(place)[0]) * width

@@ -14,6 +14,7 @@ from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import VISION_KINDS, chain_kind, gradient_mode
 from omnibal_ext.costs.analytic import DEVICES
+from omnibal_ext.costs.measured import device_key
 from omnibal_ext.costs.works import layer_works
 
 PASSES = {"trained": 3, "adapted": 2, "frozen": 2, "idle": 1}
@@ -61,4 +62,5 @@ class ModelOperations:
 
 def peak_operations(device_name: str) -> float | None:
     """Return the peak dense bf16 operations a second of a GPU, by its driver's name for it; None if unknown."""
-    return next((device.flops for name, device in DEVICES.items() if name in device_name.lower()), None)
+    key = device_key(device_name)
+    return DEVICES[key].flops if key else None

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from omnibal_ext.chain import (
     KINDS,
-    PARTS,
     RECOMPUTABLE_KINDS,
     VISION_KINDS,
     GradientMode,
@@ -35,19 +34,13 @@ from omnibal_ext.chain import (
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.flow import features_after
-from omnibal_ext.formats import MEASURED, PROFILE, PROFILE_COUNTS
+from omnibal_ext.formats import MEASURED, PROFILE
 from omnibal_ext.reading.checks import integer, is_number, listing, shown
-from omnibal_ext.reading.seal import check_if_sealed, sealed
+from omnibal_ext.reading.seal import FIELD, check_if_sealed, sealed
 
 SCHEMA_VERSION = 1
 LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "carried_after")
 """Fields that are tuples here and lists in a file."""
-OLDER = {"full_layers": "vit_full", "linear_layers": "llm_linear"}
-"""Fields of older files, and their keys in `layers_apart`."""
-RENAMED = {f"least_{name}_seconds": f"host_{name}_seconds" for name in ("forward", "backward")}
-"""Costs of a layer by their names in older files, and their present names."""
-DROPPED = tuple(f"recompute_{part}_{what}" for part in ("attention", "mlp") for what in ("seconds", "kept_bytes"))
-"""Costs of a layer in older files that are ignored."""
 IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share",
             "host_action_seconds", "corrected_by")  # fmt: skip
 """Fields that are left out of a file when empty."""
@@ -202,17 +195,13 @@ class Profile:
         """The profile in a decoded profile.json. Raises UserError for missing fields or another schema version."""
         check_version(record, SCHEMA_VERSION, "profile again")
         PROFILE("", record)
-        known = {f.name for f in dataclasses.fields(cls)}
-        values = {name: value for name, value in record.items() if name in known}
-        layers = {kind: _layer_cost(kind, cost) for kind, cost in record["layers"].items()}
-        whole = {kind: _layer_cost(kind, cost) for kind, cost in record.get("whole_layers", {}).items()}
-        values["whole_layers"] = whole
-        values |= {"chain": tuple(record["chain"]), "layers": layers, "frozen": tuple(record.get("frozen", ()))}
-        values |= {name: tuple(record.get(name, ())) for name in LISTS[2:]}
-        older = {kind: record[name] for name, kind in OLDER.items() if record.get(name)}
-        apart = record.get("layers_apart", older)
-        values["layers_apart"] = {kind: tuple(layers) for kind, layers in apart.items()}
-        return cls(**values)
+        if unknown := sorted(record.keys() - {field.name for field in dataclasses.fields(cls)} - {FIELD}):
+            raise UserError(f"{unknown[0]} is not a field of profiles; profile again")
+        values = {name: value for name, value in record.items() if name != FIELD}
+        for name in ("layers", "whole_layers"):
+            values[name] = {kind: _layer_cost(kind, cost) for kind, cost in record.get(name, {}).items()}
+        values["layers_apart"] = {kind: tuple(layers) for kind, layers in record.get("layers_apart", {}).items()}
+        return cls(**values | {name: tuple(values[name]) for name in LISTS if name in values})
 
     def to_record(self) -> dict[str, Any]:
         """Return the content of profile.json."""
@@ -233,19 +222,10 @@ class Profile:
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
     def validate(self) -> None:
-        """Raise UserError for missing layers and impossible figures, naming the layer."""
-        if not self.chain:
-            raise UserError("the layer chain is empty")
-        for kind in self.chain:
-            if kind not in KINDS:
-                raise UserError(f"chain has a layer of unknown kind {kind!r}; kinds are {', '.join(KINDS)}")
+        """Raise UserError for missing layers and impossible figures, naming the layer (fields: `formats.PROFILE`)."""
         for kind in self.cost_kinds:
             if kind not in self.layers:
                 raise UserError(f"layer {kind}: no costs, but the chain has one; profile again")
-        for name in ("frozen", "lora_targets"):
-            for part in getattr(self, name):
-                if part not in PARTS:
-                    raise UserError(f"{name}: {part!r} is no part of a model; parts are {', '.join(PARTS)}")
         for kind, cost in (*self.layers.items(), *self.whole_layers.items()):
             if chain_kind(kind) not in KINDS:
                 raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join(KINDS)}")
@@ -257,8 +237,6 @@ class Profile:
         listing(integer(0, vision - 1), 0, most)("feature_layers", list(self.feature_layers))
         carried = len(self.chain) if self.carried_after else 0
         listing(integer(0, 2**16), carried, carried)("carried_after", list(self.carried_after))
-        for name, check in PROFILE_COUNTS.items():
-            check(name, getattr(self, name))
 
     @property
     def cost_kinds(self) -> tuple[str, ...]:
@@ -385,9 +363,7 @@ def _layer_cost(kind: str, record: Mapping[str, Any]) -> LayerCost:
     for name, entry in fields.items():
         if entry.default is dataclasses.MISSING and name not in record:
             raise UserError(f"layer {kind}: {name} is missing; profile again")
-    record = {RENAMED.get(name, name): value for name, value in record.items() if name not in DROPPED}
-    unknown = sorted(set(record) - set(fields))
-    if unknown:
+    if unknown := sorted(set(record) - set(fields)):
         raise UserError(f"layer {kind}: {unknown[0]} is not a known cost; known are {', '.join(fields)}")
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in record.items()}
     return LayerCost(**values)

@@ -67,15 +67,12 @@ def _take(path: Path, exclusive: bool, job: str | None = None) -> IO[str] | None
     lock = _locked(path, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
     if lock is not None:
         lock.truncate(0)
+        signature = {"process": os.getpid(), "host": socket.gethostname(), "job": job}
         with suppress(OSError):  # a full disk: the lock works without the name too
-            os.write(lock.fileno(), json.dumps(_signed(job)).encode())
+            os.write(lock.fileno(), json.dumps(signature).encode())
         if job is not None:
             fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
-
-
-def _signed(job: str | None) -> dict[str, object]:
-    return {"process": os.getpid(), "host": socket.gethostname(), "job": job}
 
 
 def _join(path: Path, job: str | None) -> IO[str] | None:

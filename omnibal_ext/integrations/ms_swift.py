@@ -45,7 +45,14 @@ class TwoBudgets:
     ) -> None:
         """Pack a worker's part of a data set, and send packs of (number, tokens) as they are made."""
         try:
-            items = [(number, *_lengths(length)) for number, length in enumerate(lengths, offset)]
+            each = [length if isinstance(length, list) else [length] for length in lengths]
+            if uncounted := sum(min(one) >= 0 for one in each):
+                say(
+                    f"warning: {uncounted} of {len(each)} samples have no tiles counted, as in a cached data set that "
+                    "was exported without this plugin: their packs keep to tokens alone; export it again with it",
+                    error=True,
+                )
+            items = [(number, *_tokens_and_tiles(length)) for number, length in enumerate(each, offset)]
             waiting: list[tuple[Any, ...]] = []
             for first in range(0, len(items), BATCH):
                 new = items[first : first + BATCH]
@@ -60,7 +67,7 @@ def install(vit_budget: int, costs: PackCosts | None = None, beyond: str = "drop
     """Have `--packing true` pack with two budgets.
 
     Tiles are counted when ms-swift counts tokens, before training. A `--cached_dataset` must be exported with this
-    plugin too: without, its samples count as texts, and a line says so.
+    plugin too: without, its samples count as texts, and a warning says how many.
 
     Args:
         vit_budget: most tiles of a pack, of patches for models at native resolution (Qwen-VL: 4 a visual token).
@@ -74,7 +81,10 @@ def install(vit_budget: int, costs: PackCosts | None = None, beyond: str = "drop
             encoded = self.template.encode(row, return_length=True)
             return {**row, "lengths": [*encoded["lengths"], -1 - tiles_of(encoded)]}
 
-    say(f"omnibal: packs of at most {vit_budget:,} tiles; on a new machine the packer compiles first, for 15 s or more")
+    say(
+        f"omnibal: packs of at most {vit_budget:,} tiles (of Qwen-VL: patches), and of --packing_length tokens; on a "
+        "new machine the packer compiles first, for 15 s or more"
+    )
     pack([1], [1], vit_budget=1, llm_budget=1)  # before workers are forked
     budgets = TwoBudgets(vit_budget, costs, beyond)
     packing.calculate_matched_group = budgets.calculate_matched_group
@@ -87,9 +97,6 @@ def _size(item: tuple[Any, ...]) -> tuple[int, int]:
     return (item[2] if len(item) > 2 else tiles_of(item[0])), item[1]
 
 
-def _lengths(length: Any) -> tuple[int, int]:
-    """Return (tokens, tiles): a negative number is that of tiles, less 1 and negated."""
-    each = length if isinstance(length, list) else [length]
-    if min(each) >= 0:
-        say("warning: lengths without tiles: the cached data set was exported without this plugin", error=True)
-    return sum(value for value in each if value >= 0), sum(-1 - value for value in each if value < 0)
+def _tokens_and_tiles(lengths: Sequence[int]) -> tuple[int, int]:
+    """A negative length is a number of tiles, less 1 and negated."""
+    return sum(value for value in lengths if value >= 0), sum(-1 - value for value in lengths if value < 0)

@@ -87,7 +87,7 @@ def _report(sizes: Sizes, sample: int, count: int, budgets: str, beyond: str) ->
     what = f"sample {sample} has {sizes.tiles[sample]} tiles and {sizes.tokens[sample]} tokens, a pack holds {budgets}"
     if beyond == "error":
         raise UserError(f'{what}: raise the budgets, or leave such samples out with beyond="drop" ({count} here)')
-    say(f"warning: {what}: left out, {count} of {len(sizes)} samples here", error=True)
+    say(f"warning: {what}: left out, {count} of {len(sizes)} samples here; larger budgets keep them", error=True)
 
 
 def _level(

@@ -1,55 +1,29 @@
 """NumPy files: .npy mapped into memory, .npz read array by array; numbers and texts, never pickled objects."""
 
-import math
-import re
+import io
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import shown
-from omnibal_ext.reading.files import PathLike, open_plain, size_of
+from omnibal_ext.reading.files import PathLike, open_plain
 
-MAGIC = b"\x93NUMPY"
-HEADER = re.compile(
-    rb"\{'descr': '([<|=]?(?:[biuf]\d{1,2}|[US]\d{1,9}))', 'fortran_order': False, "
-    rb"'shape': \((?:(\d{1,15}),?|(\d{1,15}), (\d{1,15}))?\), \} *\n"
-)
-"""The header of a .npy file as NumPy writes it: at most two dimensions, C order, native byte order."""
-MOST_HEADER = 2**12
+PLAIN_KINDS = "biufSU"
+"""NumPy's letters for types of numbers and texts."""
 UNPACKED = 2**28
 MOST_RATIO = 100
 """Largest array as a multiple of its compressed size, if it exceeds `UNPACKED` bytes; more is a decompression bomb."""
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Type and shape of an array in a file, and the byte at which its values begin."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + math.prod(self.shape) * self.dtype.itemsize
-
-
 def map_array(path: PathLike, remedy: str) -> NDArray[Any]:
     """A .npy file as a read-only memory-mapped array. Raises UserError naming the file and the remedy."""
-    with open_plain(path, remedy) as file:
-        try:
-            layout = _layout(file.read(MOST_HEADER), size_of(file))
-        except UserError as error:
-            raise UserError(f"{path}: {error}; {remedy}") from None
-        if not math.prod(layout.shape):  # zero bytes cannot be mapped
-            return np.zeros(layout.shape, layout.dtype)
-        return np.memmap(file, layout.dtype, "r", layout.offset, layout.shape)
+    with open_plain(path, remedy), _named(path, remedy, "no .npy file"):  # a pipe is refused first
+        return _plain(npy.open_memmap(path, mode="r"))
 
 
 def read_arrays(path: PathLike, names: Sequence[str], remedy: str) -> list[NDArray[Any]]:
@@ -70,14 +44,18 @@ def array_names(path: PathLike, remedy: str) -> tuple[str, ...]:
 
 @contextmanager
 def _archive(path: PathLike, remedy: str) -> Iterator[zipfile.ZipFile]:
-    with open_plain(path, remedy) as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                yield archive
-        except UserError as error:
-            raise UserError(f"{path}: {error}; {remedy}") from None
-        except Exception as error:  # a damaged archive makes the reader raise nearly anything
-            raise UserError(f"{path}: is no .npz file, or damaged ({str(error)[:200]!r}); {remedy}") from None
+    with open_plain(path, remedy) as file, _named(path, remedy, "no .npz file"), zipfile.ZipFile(file) as archive:
+        yield archive
+
+
+@contextmanager
+def _named(path: PathLike, remedy: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}; {remedy}") from None
+    except Exception as error:  # a damaged file makes the readers raise nearly anything
+        raise UserError(f"{path}: is {what}, or damaged ({str(error)[:200]!r}); {remedy}") from None
 
 
 def _array_names(archive: zipfile.ZipFile) -> list[str]:
@@ -89,29 +67,11 @@ def _read(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     entry = archive.getinfo(member)
     if entry.file_size > max(UNPACKED, MOST_RATIO * entry.compress_size):
         raise UserError(f"array {name!r} would be {entry.file_size} bytes of {entry.compress_size}")
-    content = archive.read(entry)
-    try:
-        layout = _layout(content[:MOST_HEADER], len(content))
-    except UserError as error:
-        raise UserError(f"array {name!r} {error}") from None
-    return np.frombuffer(content, layout.dtype, offset=layout.offset).reshape(layout.shape)
+    content = archive.read(entry)  # all of it, so that its CRC is compared
+    return _plain(npy.read_array(io.BytesIO(content), allow_pickle=False))
 
 
-def _layout(start: bytes, size: int) -> _Layout:
-    """Parse the header at the start of a .npy file of `size` bytes. Raises UserError for one that is not valid."""
-    width = {1: 2, 2: 4, 3: 4}.get(start[6] if start[:6] == MAGIC and len(start) > 6 else 0)
-    if width is None:
-        raise UserError("is no .npy file")
-    begin = 8 + width
-    offset = begin + int.from_bytes(start[8:begin], "little")
-    match = HEADER.fullmatch(start[begin:offset]) if offset <= len(start) else None
-    if match is None:
-        raise UserError("has a header that is not read here: plain numbers or texts, one or two dimensions")
-    try:
-        dtype = np.dtype(match[1].decode())
-    except TypeError:
-        raise UserError(f"holds {match[1].decode()!r}, which are no numbers") from None
-    layout = _Layout(dtype, tuple(int(side) for side in match.groups()[1:] if side), offset)
-    if dtype.itemsize == 0 or layout.end != size:
-        raise UserError(f"has {size} bytes where its header asks for {layout.end}")
-    return layout
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype.kind not in PLAIN_KINDS:
+        raise UserError(f"holds {array.dtype}, which are no numbers or texts")
+    return array

@@ -68,18 +68,18 @@ def is_number(value: object) -> bool:
 
 def text(place: str, value: Any) -> str:
     """A text that could be a file's name: without NUL and lone surrogates."""
-    if not isinstance(value, str) or len(value) > MOST_TEXT or not is_writable(value):
+    if not isinstance(value, str) or len(value) > MOST_TEXT or "\0" in value or not is_unicode(value):
         raise _wrong(place, "a text", value)
     return value
 
 
-def is_writable(value: str) -> bool:
-    """Whether a text is without NUL and lone surrogates, which JSON can hold as escapes."""
+def is_unicode(value: str) -> bool:
+    """Whether a text is without lone surrogates, which JSON can hold as escapes and tokenizers refuse."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
         return False
-    return "\0" not in value
+    return True
 
 
 def flag(place: str, value: Any) -> bool:

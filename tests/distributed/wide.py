@@ -20,6 +20,7 @@ from megatron.vlm.pipeline.teams import Teams
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.costs.exchange import HeadShares
 from omnibal_ext.packing.shards import shard_tokens
+from tests.unit.costs.test_exchange import numbers_sent
 
 Ints = NDArray[np.int64]
 WIDTHS = (1, 2, 4)
@@ -60,7 +61,7 @@ def numbers_of_a_long_film(chain: Chain, packs: Sequence[Microbatch]) -> float:
     route = pack.shard.features
     features = (sum(route.send_counts) - route.send_counts[place]) * language.hidden_size * (1 + 2)
     heads = HeadShares(language.heads, language.kv_heads, 4)
-    layer = heads.numbers_sent(pack.shard.split.rows, language.head_dim, place)
+    layer = numbers_sent(heads, pack.shard.split.rows, language.head_dim, place)
     assert sum(sent) > features
     return float(abs(sum(sent) - features - language.layers * layer))
 

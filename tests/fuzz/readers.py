@@ -165,8 +165,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
           "original_max_position_embeddings": 8192}  # fmt: skip
 CONFIGS = (
     *(published.INTERNVL_HF, published.INTERNVL_CHAT, published.QWEN3_VL, published.QWEN3_5_MOE),
-    published.changed(published.LLAVA_1_6_MISTRAL, "text_config.rope_scaling", LLAMA3),
-    published.changed(published.LLAVA_ONEVISION, "text_config.rope_scaling", YARN),
+    published.changed(published.LLAVA_1_6, "text_config.rope_scaling", LLAMA3),
+    published.changed(published.ONEVISION, "text_config.rope_scaling", YARN),
 )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from omnibal_ext.errors import UserError
 
@@ -23,10 +22,12 @@ def join_words(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The text inputs of samples with `input_ids` and `labels`. Raises UserError if there are no samples."""
     if not samples:
         raise UserError("a pack without samples: its step has fewer than packs; ask for fewer ranks or micro-batches")
+    # The first label is ignored: after the shift the sample before it would predict it.
+    labels = [torch.cat([sample["labels"].new_full((1,), IGNORED), sample["labels"][1:]]) for sample in samples]
     return {
         "input_ids": torch.cat([sample["input_ids"] for sample in samples])[None],
         "position_ids": torch.cat([torch.arange(len(sample["input_ids"])) for sample in samples])[None],
-        "labels": torch.cat([_first_left_out(sample["labels"]) for sample in samples])[None],
+        "labels": torch.cat(labels)[None],
         "use_cache": False,
     }
 
@@ -37,8 +38,3 @@ def boundaries(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     edges = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int()
     longest = int(lengths.max())
     return {"cu_seq_lens_q": edges, "cu_seq_lens_k": edges, "max_length_q": longest, "max_length_k": longest}
-
-
-def _first_left_out(labels: Tensor) -> Tensor:
-    """The first label set to ignored: after the shift the sample before it would predict it."""
-    return torch.cat([labels.new_full((1,), IGNORED), labels[1:]])

@@ -37,8 +37,8 @@ from megatron.vlm.families.media import TILINGS
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import verify_checksums
 from omnibal_ext.files.folders import refuse_without_manifest
-from omnibal_ext.reading.columns import column_lengths
 from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.files import open_plain, size_of
 from omnibal_ext.sizes import Sizes
 
 REMEDY = "preprocess again with tools/preprocess_data.py"
@@ -61,15 +61,31 @@ class ChatDataset(Dataset):
         if self.manifest.get("video_files"):
             require_decoder(str(self.folder))
         self.sources = Sources(self.manifest)
-        held: dict[str, NDArray[Any]] = {"sizes.npz": self.sizes.tokens}
-        held |= {name: column_lengths(self.folder, name, dtype, REMEDY) for name, dtype in COLUMNS.items()}
+        self.columns = {name: self._column(name) for name in COLUMNS}
+        held = {"sizes.npz": self.sizes.tokens}
+        held |= {name: column.sequence_lengths for name, column in self.columns.items()}
         for name, lengths in held.items():
             if len(lengths) != len(self):
                 count = f"{name} holds {len(lengths)} samples"
                 raise UserError(f"{self.folder}: {count}, the manifest says {len(self)}; {REMEDY}")
         if not np.array_equal(held["tokens"], held["loss_mask"]):
             raise UserError(f"{self.folder}: tokens and loss_mask have other lengths; {REMEDY}")
-        self.columns = {name: IndexedDataset(str(self.folder / name)) for name in COLUMNS}
+
+    def _column(self, name: str) -> IndexedDataset:
+        """A column, of whose index `_verify` has read the checksum; its data must have as many bytes as that says."""
+        data = self.folder / f"{name}.bin"
+        with open_plain(data, REMEDY) as file:
+            size = size_of(file)
+        if not size:
+            raise UserError(f"{data}: has no bytes; {REMEDY}")
+        try:
+            column = IndexedDataset(str(self.folder / name))
+            wanted = int(column.sequence_lengths.sum(dtype=np.int64)) * np.dtype(COLUMNS[name]).itemsize
+        except Exception as error:  # core asserts what an index must be
+            raise UserError(f"{data}: cannot be read by its index ({error}); {REMEDY}") from error
+        if size != wanted:
+            raise UserError(f"{data}: has {size} bytes where {name}.idx asks for {wanted}; {REMEDY}")
+        return column
 
     def __len__(self) -> int:
         return int(self.manifest["samples"])
@@ -126,7 +142,10 @@ class Sample:
         return f"{self.data.folder}: sample {self.number}"
 
     def _column(self, name: str) -> NDArray[Any]:
-        column: NDArray[Any] = self.data.columns[name][self.number]
+        try:
+            column: NDArray[Any] = self.data.columns[name][self.number]
+        except ValueError as error:  # of an index that points behind its data
+            raise UserError(f"{self}: {name}.idx: {error}; {REMEDY}") from error
         return column
 
     @cached_property

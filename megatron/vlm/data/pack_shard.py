@@ -70,10 +70,11 @@ def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Int
     cut, rows = _cut(pack.lengths, parts, numbers_cut), [_rows(pack.lengths, mine) for mine in parts]
     asked, images = _tokens_of_images(pack, rows, place)
     numbers, begins, ends = zip(*parts[place], strict=True)
+    no_tensors: dict[str, Any] = {name: None for name, value in vars(pack).items() if isinstance(value, Tensor)}
     shard = PackShard(
         team_rank=place,
         width=len(parts),
-        pack=_sizes_alone(pack),
+        pack=replace(pack, **no_tensors),
         segments=numbers,
         begins=begins,
         rows=torch.from_numpy(rows[place]),
@@ -154,8 +155,3 @@ def _tokens_of_images(pack: Microbatch, rows: Sequence[Ints], place: int) -> tup
     there = np.where(mine < 0, mine, np.searchsorted(asked[place], mine))
     weights = None if pack.image_weights is None else pack.image_weights[torch.from_numpy(tokens[place])]
     return asked, {**here, "image_sources": torch.from_numpy(there), "image_weights": weights}
-
-
-def _sizes_alone(pack: Microbatch) -> Microbatch:
-    tensors: dict[str, Any] = {name: None for name, value in vars(pack).items() if isinstance(value, Tensor)}
-    return replace(pack, **tensors)

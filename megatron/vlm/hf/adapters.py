@@ -20,7 +20,6 @@ from megatron.vlm.hf.forms import Link, join, split
 from megatron.vlm.hf.names import WeightSource, table_name
 from megatron.vlm.hf.peft_config import (
     MERGE,
-    NO_EXTRAS,
     PREFIX,
     REMEDY,
     SUFFIXES,
@@ -136,7 +135,7 @@ def write_peft(
     architecture: Architecture,
     base: str,
     is_remote_code: bool,
-    extras: PeftExtras = NO_EXTRAS,
+    extras: PeftExtras,
 ) -> None:
     """Write a folder that `peft.PeftModel.from_pretrained` loads onto the model `base`.
 

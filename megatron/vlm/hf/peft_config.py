@@ -31,8 +31,6 @@ OPTIONAL = {
     "rank_pattern": maybe(mapping(integer(1, LARGEST_RANK))),
     "alpha_pattern": maybe(mapping(finite(1e-30))),
 }
-READ_FIELDS = (*NEEDED, *OPTIONAL)
-"""Fields that are read."""
 Pair = tuple[Tensor, Tensor]
 """A [rank, columns] and B [rows, rank] of a layer."""
 ALLOWED_VALUES: dict[str, tuple[Any, ...]] = {
@@ -52,12 +50,6 @@ IGNORED_FIELDS = {
 }  # fmt: skip
 """Any value is accepted: metadata, the choice of layers (the tensors' names say which have adapters), and settings of
 methods that another field would have to switch on."""
-UNSUPPORTED = {
-    "modules_to_save", "megatron_config", "trainable_token_indices", "use_dora", "velora_config",
-    "alora_invocation_tokens", "use_qalora", "monteclora_config", "layer_replication", "lora_bias",
-    "target_parameters", "use_bdlora", "arrow_config", "kasa_config",
-}  # fmt: skip
-"""Must be unset: more tensors than A and B of a layer, or another product of them."""
 NAME = re.compile(r"\^?([\w.]|\\\.)+\$?")
 """Keys of rank_pattern and alpha_pattern that are read: layer names, no other regular expressions."""
 
@@ -74,17 +66,14 @@ class PeftConfig:
         """Raises UserError naming a field that peft does not have, or a value that is not supported."""
         path = folder / ADAPTER
         fields = read_json(path, record(NEEDED, OPTIONAL), REMEDY)
+        known = {*NEEDED, *OPTIONAL, *ALLOWED_VALUES, *IGNORED_FIELDS}
         for name, value in fields.items():
-            if name in (*READ_FIELDS, *IGNORED_FIELDS) or (name in ALLOWED_VALUES and value in ALLOWED_VALUES[name]):
-                continue
-            if name in ALLOWED_VALUES:
-                known = ", ".join(repr(one) for one in ALLOWED_VALUES[name] if one is not None)
-                raise UserError(f"{path}: {name} is {shown(value)}; supported: {known}; else {MERGE}")
-            if value and name in UNSUPPORTED:
-                raise UserError(f"{path}: {name} is {shown(value)}; plain LoRA alone is read here: {MERGE}")
-            if value:
-                unknown = name if name.isidentifier() else shown(name)
-                raise UserError(f"{path}: {unknown} is {shown(value)}, which is not known here; {MERGE}")
+            if name in ALLOWED_VALUES and value not in (allowed := ALLOWED_VALUES[name]):
+                supported = ", ".join(repr(one) for one in allowed if one is not None)
+                raise UserError(f"{path}: {name} is {shown(value)}; supported: {supported}; else {MERGE}")
+            if value and name not in known:  # more tensors than A and B of a layer, or another product of them
+                unread = name if name.isidentifier() else shown(name)
+                raise UserError(f"{path}: {unread} is {shown(value)}; plain LoRA alone is read here: {MERGE}")
         for pattern in ("rank_pattern", "alpha_pattern"):
             for name in fields.get(pattern) or {}:
                 if not NAME.fullmatch(name):
@@ -199,9 +188,6 @@ class PeftExtras:
         found = (pair for stem, pair in self.unused.items() if f"{table_name(stem)}.weight" == table_name(name))
         pair = next(found, None)
         return add_product(weight, *pair, scale) if pair else weight
-
-
-NO_EXTRAS = PeftExtras()
 
 
 def add_product(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -27,12 +27,12 @@ from megatron.vlm.preprocessing.record_media import (
     VIDEO_FIELDS,
     VideoReference,
     images_of,
-    is_unicode,
     videos_of,
     words_of,
 )
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
 from omnibal_ext.families.markup import IMAGE_MARK, VIDEO_MARK
+from omnibal_ext.reading.checks import is_unicode
 
 TURN_NAMES = {"role": "from", "content": "value", "reasoning": "reasoning_content"}
 TRAINED_FIELDS = ("weight", "loss", "train")
@@ -77,8 +77,8 @@ def parse_conversation(
     messages = (*_system(fields), *_messages(turns, gap, sees_videos))
     images = images_of(fields, turns)
     videos = videos_of(fields, turns) if sees_videos else ()
-    if videos and not images:
-        messages = _with_video_marks(messages)
+    if videos and not images and not any(VIDEO_MARK in one.words for one in messages):  # LLaVA's marks of images
+        messages = tuple(replace(one, words=one.words.replace(IMAGE_MARK, VIDEO_MARK)) for one in messages)
     _check_roles(messages)
     _check_words(messages, tools, reserved, sees_videos)
     _check_marks(messages, IMAGE_MARK, len(images))
@@ -206,13 +206,6 @@ def _roles_after(message: Message) -> tuple[str, ...]:
     if message.role == ASSISTANT:
         return (TOOL, USER) if message.calls else (USER,)
     return (ASSISTANT, TOOL) if message.role == TOOL else (ASSISTANT,)
-
-
-def _with_video_marks(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Replace LLaVA's image marks by video marks."""
-    if any(VIDEO_MARK in message.words for message in messages):
-        return messages
-    return tuple(replace(message, words=message.words.replace(IMAGE_MARK, VIDEO_MARK)) for message in messages)
 
 
 def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Sequence[str], videos: bool) -> None:

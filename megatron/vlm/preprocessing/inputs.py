@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from megatron.vlm.data.formats import json_list, lines, table, tar
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource
@@ -101,15 +100,12 @@ def _read_once(path: Path, lines_per_part: int, kind: str, notes: Path) -> Input
     note = notes / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
     with working_on(note):  # the others wait for the first
         if note.exists():
-            return _from_record(json.loads(note.read_text(encoding="utf-8")))
+            noted = json.loads(note.read_text(encoding="utf-8"))
+            parts = (PartSource(**{**part, "file": Path(part["file"])}) for part in noted["parts"])
+            return InputFile(path, noted["sha256"], noted["lines"], tuple(parts))
         read = read_input(path, lines_per_part, kind)
         write_text(note, json.dumps(asdict(read), default=str))
     return read
-
-
-def _from_record(record: dict[str, Any]) -> InputFile:
-    parts = (PartSource(**{**part, "file": Path(part["file"])}) for part in record["parts"])
-    return InputFile(Path(record["path"]), record["sha256"], record["lines"], tuple(parts))
 
 
 def _tables(folder: Path) -> list[Path]:
@@ -145,11 +141,8 @@ def _kind(path: Path) -> str:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError:  # several objects, a line each
         return "lines"
-    return "meta" if _is_meta(sets) else "lines"
-
-
-def _is_meta(sets: Any) -> bool:
-    return isinstance(sets, dict) and any(isinstance(one, dict) and "annotation" in one for one in sets.values())
+    entries = sets.values() if isinstance(sets, dict) else ()
+    return "meta" if any(isinstance(one, dict) and "annotation" in one for one in entries) else "lines"
 
 
 def _sets(path: Path) -> Iterator[_InputSet]:

@@ -44,11 +44,12 @@ def model_settings(architecture: Architecture, folder: Path | None, with_templat
     `folder`: the model's Hugging Face folder, if it has one. Raises UserError naming a file and field of it that is not
     supported.
     """
+    tiles = architecture.least_tiles
     prompt, origin = architecture.prompt, "config.json" if folder else "the preset"
     known = {
         "tiling": prompt.tiling,
         "tile-size": architecture.vision.image_size,
-        "tokens-per-tile": _tokens_per_tile(architecture),
+        "tokens-per-tile": architecture.image_tokens(tiles) if tiles == 1 else architecture.image_tokens(tiles) / tiles,
         "normalize": architecture.vision.pixels,
         "image-markup": prompt.image_markup,
         "chat-template": prompt.chat_template,
@@ -61,11 +62,6 @@ def model_settings(architecture: Architecture, folder: Path | None, with_templat
     named = prompt.chat_template is not None and not family_of(architecture).folder_says_template
     asks = with_template and not named
     return by_model | (folder_settings(folder, architecture, asks) if folder else {})
-
-
-def _tokens_per_tile(architecture: Architecture) -> int | float:
-    tiles = architecture.least_tiles
-    return architecture.image_tokens(1) if tiles == 1 else architecture.image_tokens(tiles) / tiles
 
 
 def resolve_settings(given: Mapping[str, Any], model: str | None) -> dict[str, FlagValue]:

@@ -46,9 +46,7 @@ def preprocess(job: PreprocessJob, workers: int = 1, max_rejects: int | None = N
     of a complete folder have changed.
     """
     with working_on(job.output):
-        done = _finished(job, max_rejects)
-        if done is not None:
-            job.tidy()
+        if (done := _finished(job, max_rejects)) is not None:
             if job.recipe.decode_images:
                 check_images(ChatDataset(job.output, job.recipe.image_checksums), workers)
             return done
@@ -124,7 +122,7 @@ def preprocess_shard(
     Shards hold a shared lock on the output and run concurrently.
     """
     with working_on(job.output, exclusive=False):
-        if _finished(job, max_rejects) is None:
+        if job.finished() is None:
             _prepare(job, shard, workers, max_rejects)
     return {"shard": f"{shard.index}/{shard.count}", "parts": len(range(shard.index, len(job.sources), shard.count))}
 
@@ -132,9 +130,7 @@ def preprocess_shard(
 def merge_shards(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
     """Wait for the shards and join their parts; return the manifest. Raises `UserError` if parts are missing."""
     with working_on(job.output):
-        done = _finished(job, max_rejects)
-        if done is not None:
-            job.tidy()
+        if (done := _finished(job, max_rejects)) is not None:
             return done
         if missing := job.missing():
             raise UserError(
@@ -146,11 +142,12 @@ def merge_shards(job: PreprocessJob, max_rejects: int | None = None) -> dict[str
 
 
 def _finished(job: PreprocessJob, max_rejects: int | None) -> dict[str, Any] | None:
-    """The manifest of a complete folder of this job, after a check of today's reject limit."""
+    """The manifest of a complete folder of this job, whose parts are removed, after a check of today's reject limit."""
     manifest = job.finished()
     if manifest is not None:
         rejected = job.output / "rejected.jsonl"
         RejectCount.of_file(rejected).check(reject_limit(job.lines, max_rejects), job.lines, rejected)
+        job.tidy()
     return manifest
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.families.markup import IMAGE_MARK, VIDEO_MARK
-from omnibal_ext.reading.checks import is_number
+from omnibal_ext.reading.checks import is_number, is_unicode
 
 Turn = Mapping[str, Any]
 IMAGE_PARTS = ("image", "image_url")
@@ -148,12 +148,3 @@ def _at_times(files: tuple[str, ...], times: Any) -> VideoReference:
         raise Rejected("malformed_line", f"'times' of frames do not grow from one to the next, up to {LONGEST:g}")
     rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1.0
     return VideoReference(files, tuple(map(float, times)), rate)
-
-
-def is_unicode(text: str) -> bool:
-    """False for a lone surrogate, which JSON can escape and tokenizers refuse."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import sentencepiece
@@ -54,36 +54,25 @@ class TokenizedText(NamedTuple):
         return (self.starts < end) & ((self.ends > start) | (self.starts >= start))
 
 
-class ChatTokenizer(Protocol):
-    """A tokenizer that maps every special token in a text to one id."""
-
-    kind: str
-    reserved: frozenset[str]  # further texts that conversations must not contain
-    vocab_size: int  # above all ids, appended special tokens included
-    vocabulary_size: int  # of the file, without added tokens
-    pad_token_id: int  # never trained; 0 if the tokenizer has none
-
-    def encode(self, text: str) -> TokenizedText:
-        """The tokens of `text`, nothing added before or after."""
-
-    def token_id(self, token: str) -> int:
-        """The id of a special token."""
-
-    def vocabulary_hash(self) -> str:
-        """Hash of the file's vocabulary without added tokens, the same for both file formats of one tokenizer."""
+MORE = ("lstrip", "rstrip", "single_word")
+"""Flags of tokens that strip spaces around them or match entire words only: not supported for sentencepiece."""
 
 
 class SentencePieceTokenizer:
-    """A sentencepiece model file. Each text between special tokens is encoded separately (dummy prefix and all)."""
+    """A sentencepiece model file. Each text between special tokens is encoded separately (dummy prefix and all).
+
+    `reserved`: further texts that conversations must not contain. `vocab_size` is above all ids, those of appended
+    special tokens included, `vocabulary_size` the file's own. `pad_token_id` is never trained; 0: there is none.
+    """
 
     kind = "sentencepiece"
 
     def __init__(self, path: Path, special_tokens: Sequence[str]) -> None:
         self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         self._special = declared_tokens(path.parent)
-        decoder = _decoder(path.parent).values()
-        plain = {token_text(token) for token in decoder if _is_plain(token)}
-        taking_more = {token_text(token) for token in decoder if _takes_more(token)}
+        flagged = [token for token in _decoder(path.parent).values() if isinstance(token, dict)]
+        plain = {token_text(token) for token in flagged if token.get("special") is False}
+        taking_more = {token_text(token) for token in flagged if any(map(token.get, MORE))}
         self.reserved = frozenset(self._special) & (_ends(path.parent) - plain | taking_more)
         self.vocabulary_size: int = self._model.vocab_size()
         self.reserved |= self._second_names({*self.reserved, *special_tokens})
@@ -134,12 +123,12 @@ class SentencePieceTokenizer:
         return self._special[token]
 
     def vocabulary_hash(self) -> str:
-        """Names the vocabulary of the file."""
+        """Hash of the file's vocabulary without added tokens, the same for both file formats of one tokenizer."""
         return _vocabulary_hash((self._model.id_to_piece(number), number) for number in range(self.vocabulary_size))
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizer.json` of Hugging Face's `tokenizers` library."""
+    """A `tokenizer.json` of Hugging Face's `tokenizers` library; the same fields and methods."""
 
     kind = "huggingface"
 
@@ -166,8 +155,12 @@ class HuggingFaceTokenizer:
         return self._ids[token]
 
     def vocabulary_hash(self) -> str:
-        """Names the vocabulary of the file."""
+        """As of the other format."""
         return _vocabulary_hash(self._model.get_vocab(with_added_tokens=False).items())
+
+
+ChatTokenizer = SentencePieceTokenizer | HuggingFaceTokenizer
+"""Each maps every special token in a text to one id."""
 
 
 def _vocabulary_hash(pieces: Iterable[tuple[str, int]]) -> str:
@@ -182,7 +175,7 @@ def load_tokenizer(path: Path, special_tokens: Sequence[str]) -> ChatTokenizer:
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; --tokenizer-model is a sentencepiece .model or a tokenizer.json")
-    known = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
+    known: type[ChatTokenizer] = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
         return known(path, special_tokens)
     except Exception as error:  # both libraries raise plain Exceptions on a file that is not theirs
@@ -211,16 +204,6 @@ def _ends(folder: Path) -> frozenset[str]:
     config = _read(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
     tokens = (token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token"))
     return frozenset(token for token in tokens if token.strip())
-
-
-def _takes_more(token: Any) -> bool:
-    """Whether a token strips spaces around it or matches entire words only: not supported for sentencepiece."""
-    return isinstance(token, dict) and any(token.get(name) for name in ("lstrip", "rstrip", "single_word"))
-
-
-def _is_plain(token: Any) -> bool:
-    """Whether an added token is not special."""
-    return isinstance(token, dict) and token.get("special") is False
 
 
 def token_text(token: Any) -> str:

@@ -8,7 +8,8 @@ from omnibal_ext.families.markup import ImageMarkup
 from omnibal_ext.families.paddleocr_vl.config import TEXT, VISION, read_paddleocr
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.languages import LLAMA_WEIGHTS
-from omnibal_ext.families.weights import Weight, linear, norm, split_qkv
+from omnibal_ext.families.towers.tiles import clip_layer_weights
+from omnibal_ext.families.weights import Weight, linear, norm
 
 MARKS = names("image_token_id video_token_id vision_start_token_id vision_end_token_id")
 
@@ -19,17 +20,11 @@ UNREAD = names("compression_ratio ignored_index rope_is_neox_style use_3d_rope w
 def weights() -> Iterator[Weight]:
     """The ViT's and the merger's."""
     tower = "visual.vision_model"
-    layer = f"{tower}.encoder.layers.{{n}}"
     patches = f"{tower}.embeddings.patch_embedding"
     yield Weight("patch_embed", "projection.weight", (f"{patches}.weight",), "one_frame")
     yield Weight("patch_embed", "projection.bias", (f"{patches}.bias",))
     yield Weight("patch_embed", "positions", (f"{tower}.embeddings.position_embedding.weight",))
-    yield from norm("vit", "input_layernorm", f"{layer}.layer_norm1")
-    yield from norm("vit", "pre_mlp_layernorm", f"{layer}.layer_norm2")
-    yield from split_qkv("vit", f"{layer}.self_attn.", "vision_qkv", "vision.qkv_bias")
-    yield from linear("vit", "self_attention.linear_proj", f"{layer}.self_attn.out_proj")
-    yield from linear("vit", "mlp.linear_fc1", f"{layer}.mlp.fc1")
-    yield from linear("vit", "mlp.linear_fc2", f"{layer}.mlp.fc2")
+    yield from clip_layer_weights(f"{tower}.encoder.layers.{{n}}")
     yield from norm("projector", "vision_norm", f"{tower}.post_layernorm")
     yield from norm("projector", "norm", "mlp_AR.pre_norm")
     yield from linear("projector", "linear_fc1", "mlp_AR.linear_1")

@@ -93,16 +93,21 @@ def siglip(tower: Section, layers: int, final_norm: bool = False) -> VisionArchi
 
 def clip_weights(last_norm: bool = False) -> Iterator[Weight]:
     """Weights of CLIP, and of SigLIP, which has no class token; `last_norm`: features are taken after the last norm."""
-    layer, embeddings = "vision_tower.encoder.layers.{n}", "vision_tower.embeddings"
+    embeddings = "vision_tower.embeddings"
     yield from embedding(
         f"{embeddings}.class_embedding", f"{embeddings}.position_embedding.weight", f"{embeddings}.patch_embedding"
     )
     yield from norm("patch_embed", "norm", "vision_tower.pre_layrnorm", when="vision.pre_norm")
+    yield from clip_layer_weights("vision_tower.encoder.layers.{n}")
+    if last_norm:
+        yield from norm("projector", "vision_norm", "vision_tower.post_layernorm")
+
+
+def clip_layer_weights(layer: str) -> Iterator[Weight]:
+    """Weights of one layer of CLIP or SigLIP; `layer`: its name, with `{n}` for its number."""
     yield from norm("vit", "input_layernorm", f"{layer}.layer_norm1")
     yield from norm("vit", "pre_mlp_layernorm", f"{layer}.layer_norm2")
     yield from split_qkv("vit", f"{layer}.self_attn.", "vision_qkv", "vision.qkv_bias")
     yield from linear("vit", "self_attention.linear_proj", f"{layer}.self_attn.out_proj")
     yield from linear("vit", "mlp.linear_fc1", f"{layer}.mlp.fc1")
     yield from linear("vit", "mlp.linear_fc2", f"{layer}.mlp.fc2")
-    if last_norm:
-        yield from norm("projector", "vision_norm", "vision_tower.post_layernorm")

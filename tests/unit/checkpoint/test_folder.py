@@ -264,15 +264,6 @@ def test_room_is_made_before_a_save_and_what_is_not_the_run_s_any_more_is_put_as
     Save(folder / "iter_0000040.aside", 40).check()
 
 
-def test_a_disk_without_room_is_said_before_anything_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = sum(file.stat().st_size for file in (folder / "iter_0000030").iterdir())
-    monkeypatch.setattr(guard.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
-    guard._make_room(folder, 40, None)
-    monkeypatch.setattr(guard.shutil, "disk_usage", lambda _: SimpleNamespace(free=size - 1))
-    with pytest.raises(UserError, match=r"no room for the save of iteration 40.*goes on from iter_0000030"):
-        guard._make_room(folder, 40, None)
-
-
 def test_a_folder_in_which_a_first_save_was_cut_off_holds_no_checkpoint(tmp_path: Path) -> None:
     shutil.copytree(save(tmp_path / "whole", 10), tmp_path / "cut/iter_0000010")
     (tmp_path / "cut/iter_0000010/integrity.json").unlink()

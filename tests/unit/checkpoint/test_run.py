@@ -48,19 +48,6 @@ def changed(args: Namespace, **flags: Any) -> Namespace:
     return Namespace(**{**vars(args), **flags})
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"overlap_grad_reduce": False}, "weights in a bucket None (was 40000000)"),
-        ({"data_parallel_size": 64}, "weights in a bucket 64000000 (was 40000000)"),
-    ],
-)
-def test_buckets_of_other_flags_are_refused_with_what_helps(args: Namespace, flags: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match="--no-load-optim") as refusal:
-        check_resumable(saved(args), changed(args, **flags), TINY, PLAN)
-    assert said in str(refusal.value)
-
-
 PLAIN = {"use_distributed_optimizer": False}
 SGD = {**PLAIN, "bf16": False, "optimizer": "sgd"}
 FP16 = {**PLAIN, "bf16": False, "fp16": True}

@@ -1,5 +1,6 @@
 """What ranks that run a pack together exchange: counted head by head, and what it takes, in closed form."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,17 +34,15 @@ def test_every_head_is_computed_once_with_its_own_group(heads: int, groups: int,
         assert [low + group for group in (kernel if in_turn is None else in_turn)] == read
 
 
-def test_numbers_sent_are_counted_one_by_one() -> None:
-    heads, groups, width, rows = 6, 3, 5, (7, 0, 4)
-    shares = HeadShares(heads, groups, 3)
-    for place in range(3):
-        sent = 0
-        for other in {0, 1, 2} - {place}:
-            own, theirs = shares.heads[place], shares.heads[other]
-            asked = {head // 2 for head in range(*theirs)}
-            sent += rows[place] * (theirs[1] - theirs[0] + 2 * len(asked)) * width  # query, key and value there
-            sent += rows[other] * (own[1] - own[0]) * width  # and what comes of it back
-        assert shares.numbers_sent(rows, width, place) == sent
+def numbers_sent(shares: HeadShares, rows: Sequence[int], width: int, place: int) -> int:
+    """By a rank in the forward pass of a layer with heads of `width` numbers, of so many cut tokens on each rank."""
+    sent = 0
+    for other in set(range(shares.places)) - {place}:
+        own, theirs = shares.heads[place], shares.heads[other]
+        asked = {head // shares.each for head in range(*theirs)}
+        sent += rows[place] * (theirs[1] - theirs[0] + 2 * len(asked)) * width  # query, key and value there
+        sent += rows[other] * (own[1] - own[0]) * width  # and what comes of it back
+    return sent
 
 
 def test_a_token_takes_its_heads_there_and_back_over_the_links_of_a_node() -> None:
@@ -64,7 +63,7 @@ def test_seconds_are_those_of_the_numbers_that_ranks_send_keys_and_values_to_who
     shares = HeadShares(32 // tensor, 8 // tensor, width)
     if shares.count < width:
         return
-    sent = max(shares.numbers_sent([each] * width, 128, place) for place in range(width))
+    sent = max(numbers_sent(shares, [each] * width, 128, place) for place in range(width))
     tokens = each * (width - 1) // width  # as `share_loads` has them
     packs = PackSizes(*(np.array([[[value]]]) for value in (0, 8, 64, tokens, width)))
     assert profile.exchange_seconds("llm", packs).item() == pytest.approx(sent * 2 / (450e9 * 0.8))

@@ -69,7 +69,6 @@ def test_images_with_means_and_without_follow_each_other() -> None:
     means = FeatureOrder(np.array([[0, 1, 2, 3], [NEWLINE] * 4]), np.full((2, 4), 0.25, np.float32))
     joined = joined_orders([(4, FeatureOrder(np.array([3, NEWLINE]))), (4, means)])
     assert joined.sources.tolist() == [[3] * 4, [NEWLINE] * 4, [4, 5, 6, 7], [NEWLINE] * 4]
-    assert joined.weights is not None
     assert joined.weights.tolist() == [[1, 0, 0, 0]] * 2 + [[0.25] * 4] * 2
 
 
@@ -103,9 +102,6 @@ def test_a_pack_of_joined_images_reaches_the_model_in_order(tmp_path: Path) -> N
     data = demo_dataset(tmp_path, tmp_path / "dataset", 12, tiling=tiling)
     index = demo_packs(data, tmp_path / "packs", PackOptions(vit_budget=60, llm_budget=600))
     batch = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=False))[0]
-    assert batch.image_sources is not None
-    assert batch.image_positions is not None
-    assert batch.pixels is not None
     assert len(batch.image_sources) == len(batch.image_positions)
     expected, tiles = [], 0
     for image in (image for sample in index.samples(0) for image in data.sample(sample).images):

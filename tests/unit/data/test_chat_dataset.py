@@ -6,15 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset
-from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.images import NORMALIZATIONS
-from megatron.vlm.data.pixels import normalise
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import verify_checksums
+from omnibal_ext.files.checksums import sha256_of, verify_checksums
+from omnibal_ext.reading.seal import sealed
 from tests.demo import demo_dataset, preprocessed
 
 SAMPLES = 60
@@ -30,21 +27,6 @@ def raw(dataset: ChatDataset) -> Path:
     return Path(dataset.manifest["image_root"])
 
 
-def conversations(raw: Path) -> list[dict]:
-    return [json.loads(line) for line in (raw / "train.jsonl").read_text().splitlines()]
-
-
-def test_trained_tokens_spell_the_assistants_words(raw: Path, dataset: ChatDataset) -> None:
-    model = json.loads((dataset.folder / "manifest.json").read_text())["tokenizer"]["path"]
-    from sentencepiece import SentencePieceProcessor
-
-    spell = SentencePieceProcessor(model_file=model).id_to_piece
-    for sample, row in enumerate(conversations(raw)):
-        trained = dataset.sample(sample).text[0][dataset.sample(sample).text[1] == 1]
-        answers = [turn["value"] for turn in row["conversations"][1::2]]
-        assert "".join(spell(int(token)) for token in trained) == "".join(words + "<|im_end|>" for words in answers)
-
-
 def test_sizes_tokens_and_images_agree(dataset: ChatDataset) -> None:
     manifest = dataset.manifest
     assert len(dataset) == len(dataset.sizes) == SAMPLES
@@ -56,25 +38,6 @@ def test_sizes_tokens_and_images_agree(dataset: ChatDataset) -> None:
         assert (tokens == manifest["image_token_id"]).sum() == tiles * manifest["tokens_per_tile"]
         assert tiles == sum(image.tiles for image in dataset.sample(sample).images)
         assert dataset.sample(sample).pixels().shape == (tiles, 3, 32, 32)
-
-
-def test_pixels_are_the_pictures_cells_in_reading_order(raw: Path, dataset: ChatDataset) -> None:
-    sample = int(np.argmax(dataset.sizes.tiles))
-    image = dataset.sample(sample).images[0]
-    picture = np.asarray(Image.open(raw / image.path).convert("RGB"))
-    row, column = image.rows - 1, 0
-    cell = torch.tensor(picture[row * 32 : row * 32 + 32, column * 32 : column * 32 + 32]).permute(2, 0, 1) / 255
-    mean, deviation = NORMALIZATIONS["imagenet"]
-    expected = (cell - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(deviation).view(3, 1, 1)
-    torch.testing.assert_close(dataset.sample(sample).pixels()[row * image.columns + column], expected)
-
-
-def test_normalising_takes_out_mean_and_deviation() -> None:
-    for statistics in NORMALIZATIONS.values():
-        mean_colour = (np.array(statistics.mean) * 255).round().astype(np.uint8)
-        tiles = torch.from_numpy(mean_colour).expand(2, 4, 4, 3)
-        assert normalise(tiles, statistics).abs().max() < 0.01
-        assert normalise(tiles, statistics).is_contiguous()
 
 
 def test_an_image_that_broke_after_preprocessing_is_named_with_its_sample(raw: Path, tmp_path: Path) -> None:
@@ -126,10 +89,24 @@ def test_flipped_bits_and_columns_of_another_dataset_are_found(
         verify_checksums(mine, dataset.manifest["checksums"], "preprocess again")
 
 
-def test_every_sample_is_a_document_for_cores_own_readers(dataset: ChatDataset) -> None:
+@pytest.mark.parametrize("size", [0, -1, 1])
+def test_a_column_has_as_many_bytes_as_its_index_says(dataset: ChatDataset, tmp_path: Path, size: int) -> None:
+    """Seen as a dataset is opened, before its data are read; core's own readers find a document for each sample."""
+    mine = tmp_path / "dataset"
+    shutil.copytree(dataset.folder, mine)
     for name in ("tokens", "loss_mask", "images"):
-        column = IndexedDataset(str(dataset.folder / name))
-        assert column.document_indices.tolist() == list(range(SAMPLES + 1))
+        assert IndexedDataset(str(mine / name)).document_indices.tolist() == list(range(SAMPLES + 1))
+        path, whole = mine / f"{name}.bin", (mine / f"{name}.bin").read_bytes()
+        path.write_bytes(whole + b"\0" if size > 0 else whole[:size])
+        with pytest.raises(UserError, match=rf"{name}\.bin: has (\d+ bytes where|no bytes).* preprocess again"):
+            ChatDataset(mine)
+        path.write_bytes(whole)
+    index = mine / "tokens.idx"
+    index.write_bytes(index.read_bytes()[:-1])
+    manifest = {**dataset.manifest, "checksums": {**dataset.manifest["checksums"], "tokens.idx": sha256_of(index)}}
+    (mine / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    with pytest.raises(UserError, match=r"tokens\.bin: cannot be read by its index .* preprocess again"):
+        ChatDataset(mine)
 
 
 def test_the_last_word_of_the_vocabulary_is_one_and_the_next_is_none(dataset: ChatDataset) -> None:

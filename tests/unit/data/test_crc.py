@@ -20,8 +20,8 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.formats import table
 from megatron.vlm.data.manifest import read_images
 from megatron.vlm.data.media.crc import crc_of
-from megatron.vlm.preprocessing.job import Shard, open_job
-from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
 from tests.demo import demo_recipe
@@ -172,17 +172,6 @@ def test_numbers_that_make_no_sense_are_refused(crcs: object) -> None:
     image = {"path": "a.png", "columns": 1, "rows": 1, "thumbnail": False, "crcs": crcs}
     with pytest.raises(UserError, match=r"crcs|CRCs"):
         read_images(json.dumps([image]).encode())
-
-
-def test_shards_note_the_same_numbers(words: Path, tmp_path: Path) -> None:
-    whole = dataset(words, loose(tmp_path))
-    job = open_job(
-        [tmp_path / "chat.jsonl"], recipe(words, tmp_path), tmp_path / "shards", lines_per_part=2, shared=True
-    )
-    for number in range(2):
-        preprocess_shard(job, Shard(number, 2))
-    merge_shards(job)
-    assert (tmp_path / "shards/images.bin").read_bytes() == (whole.folder / "images.bin").read_bytes()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

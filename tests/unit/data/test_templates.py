@@ -33,66 +33,52 @@ def tokenizer(tmp_path: Path) -> ChatTokenizer:
     return load_tokenizer(path, (*chat_template("internlm2-chat").tokens, *INTERNVL.tokens))
 
 
-def test_internlm2_chat_is_written_as_its_own_template_writes_it() -> None:
-    assert render_chat(CHAT, chat_template("internlm2-chat"), INTERNVL).text == (
+AROUND = "<fake_token_around_image>"
+WRITTEN = {
+    "internlm2-chat": ("internvl", [], "<|im_end|>", (
         "<s><|im_start|>system\nRead<|im_end|>\n"
         "<|im_start|>user\n<img><IMG_CONTEXT></img>\nRead the digits.<|im_end|>\n"
         "<|im_start|>assistant\na5b3<|im_end|>\n"
         "<|im_start|>user\nRepeat: a5<|im_end|>\n<|im_start|>assistant\na5<|im_end|>\n"
-    )
-
-
-def test_gemmas_system_message_stands_at_the_head_of_the_first_question() -> None:
-    chat = render_chat(CHAT, chat_template("gemma"), MARKUPS["gemma"])
-    assert chat.text == (
+    )),
+    "gemma": ("gemma", [], "<end_of_turn>", (
         "<bos><start_of_turn>user\nRead\n\n\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
         "\nRead the digits.<end_of_turn>\n<start_of_turn>model\na5b3<end_of_turn>\n"
         "<start_of_turn>user\nRepeat: a5<end_of_turn>\n<start_of_turn>model\na5<end_of_turn>\n"
-    )
-    assert [chat.text[start:end] for start, end in chat.trained] == ["a5b3<end_of_turn>", "a5<end_of_turn>"]
-    alone = render_chat(CHAT[1:], chat_template("gemma"), MARKUPS["gemma"]).text
-    assert alone == chat.text.replace("user\nRead\n\n", "user\n", 1)
-    assert "<start_of_image>" in MARKUPS["gemma"].reserved
-
-
-def test_glms_answers_end_with_the_mark_of_who_asks_next() -> None:
-    """Also the last one; the others' mark is not written twice. GLM-4.5V's have a place for thoughts."""
-    chat = render_chat(CHAT, chat_template("glm-4.1v"), MARKUPS["glm-4.1v"])
-    image = "<|begin_of_image|><|image|><|end_of_image|>"
-    assert chat.text == (
-        f"[gMASK]<sop><|system|>\nRead<|user|>\n{image}\nRead the digits.<|assistant|>\na5b3<|user|>\nRepeat: a5"
-        "<|assistant|>\na5<|user|>"
-    )
-    assert [chat.text[start:end] for start, end in chat.trained] == ["a5b3<|user|>", "a5<|user|>"]
-    thinking = render_chat(CHAT, chat_template("glm-4.5v"), MARKUPS["glm-4.1v"])
-    assert thinking.text == chat.text.replace("<|assistant|>\n", "<|assistant|>\n<think></think>\n")
-    thought = (*CHAT[:-1], Message(ASSISTANT, "a5", reasoning=" Again. "))
-    said = render_chat(thought, chat_template("glm-4.5v"), MARKUPS["glm-4.1v"]).text
-    assert said.endswith("<|assistant|>\n<think>Again.</think>\na5<|user|>")
-
-
-def test_rows_of_pixtrals_images_end_with_a_break() -> None:
-    chat = render_chat(CHAT, chat_template("mistral-v7"), MARKUPS["mistral"], [Places(3)])
-    assert chat.text == (
+    )),
+    "glm-4.1v": ("glm-4.1v", [], "<|user|>", (
+        "[gMASK]<sop><|system|>\nRead<|user|>\n<|begin_of_image|><|image|><|end_of_image|>\nRead the digits."
+        "<|assistant|>\na5b3<|user|>\nRepeat: a5<|assistant|>\na5<|user|>"
+    )),
+    "mistral-v7": ("mistral", [Places(3)], "</s>", (
         "<s>[SYSTEM_PROMPT]Read[/SYSTEM_PROMPT][INST][IMG][IMG_BREAK][IMG][IMG_BREAK][IMG][IMG_END]\nRead the digits."
         "[/INST]a5b3</s>[INST]Repeat: a5[/INST]a5</s>"
-    )
-    assert [chat.text[start:end] for start, end in chat.trained] == ["a5b3</s>", "a5</s>"]
-    assert {"[IMG]", "[IMG_BREAK]", "[IMG_END]"} <= set(MARKUPS["mistral"].reserved)
-
-
-def test_tiles_of_idefics_3_stand_by_row_and_column_and_an_image_follows_its_opening() -> None:
-    chat = render_chat(CHAT, chat_template("smolvlm"), MARKUPS["idefics3"], [Places(1, 2, whole=True)])
-    around = "<fake_token_around_image>"
-    assert chat.text == (
-        f"<|im_start|>System: Read<end_of_utterance>\nUser:{around}<row_1_col_1><image>{around}<row_1_col_2><image>\n"
-        f"\n{around}<global-img><image>{around}\nRead the digits.<end_of_utterance>\nAssistant: a5b3"
+    )),
+    "smolvlm": ("idefics3", [Places(1, 2, whole=True)], "<end_of_utterance>", (
+        f"<|im_start|>System: Read<end_of_utterance>\nUser:{AROUND}<row_1_col_1><image>{AROUND}<row_1_col_2><image>\n"
+        f"\n{AROUND}<global-img><image>{AROUND}\nRead the digits.<end_of_utterance>\nAssistant: a5b3"
         "<end_of_utterance>\nUser: Repeat: a5<end_of_utterance>\nAssistant: a5<end_of_utterance>\n"
-    )
-    assert [chat.text[start:end] for start, end in chat.trained] == ["a5b3<end_of_utterance>", "a5<end_of_utterance>"]
-    alone = render_chat(CHAT, chat_template("idefics3"), MARKUPS["idefics3"]).text
-    assert f"User:{around}<global-img><image>{around}\nRead" in alone
-    assert around in MARKUPS["idefics3"].reserved
+    )),
+}  # fmt: skip
+"""Markup, places of the image's features, what ends an answer."""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_conversation_is_written_as_the_models_own_templates_write_it(name: str) -> None:
+    markup, places, end, text = WRITTEN[name]
+    chat = render_chat(CHAT, chat_template(name), MARKUPS[markup], places)
+    assert chat.text == text
+    assert [chat.text[start:end] for start, end in chat.trained] == [f"a5b3{end}", f"a5{end}"]
+
+
+def test_words_of_images_are_reserved() -> None:
+    words = {"gemma": {"<start_of_image>"}, "mistral": {"[IMG]", "[IMG_BREAK]", "[IMG_END]"}, "idefics3": {AROUND}}
+    assert all(some <= set(MARKUPS[name].reserved) for name, some in words.items())
+
+
+def test_an_image_of_one_tile_is_the_whole_and_follows_its_opening() -> None:
+    text = render_chat(CHAT, chat_template("idefics3"), MARKUPS["idefics3"]).text
+    assert f"User:{AROUND}<global-img><image>{AROUND}\nRead" in text
 
 
 def test_paligemmas_text_begins_behind_the_last_image() -> None:

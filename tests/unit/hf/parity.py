@@ -14,10 +14,11 @@ import shutil
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,20 +70,13 @@ VIDEOS = [[(3, 5), (4, 1, 3, 0.4)], [(1, 1)], [], [(2, 2), (2, 3, 3, 1.3), (3, 2
 VIDEOS_APART = [[(3, 5), (1, 4)], [(4, 1, 3, 0.4)], [(1, 1)], [], [(2, 3, 3, 1.3), (3, 2, 1, 0.75)], [(2, 2), (7, 3)]]
 
 
-def main() -> None:
+def compare_all(compare: Callable[[str, Path, Namespace], dict[str, float]]) -> None:
+    """Print the largest of all ranks of what is found of each family that the command names."""
     ranks = int(os.environ["WORLD_SIZE"])
     result = {}
     filesystem_async._results_queue = queue.SimpleQueue()  # as the trainer has it; core starts a process for its own
-    with single_process(
-        "tiny",
-        [
-            "--tensor-model-parallel-size",
-            str(ranks),
-            "--ckpt-format",
-            "torch_dist",
-            "--no-gradient-accumulation-fusion",
-        ],
-    ) as inputs:
+    flags = ["--tensor-model-parallel-size", str(ranks), "--ckpt-format", "torch_dist"]
+    with single_process("tiny", [*flags, "--no-gradient-accumulation-fusion"]) as inputs:
         folders: list[str] = [tempfile.mkdtemp()]
         torch.distributed.broadcast_object_list(folders)
         for number, family in enumerate(sys.argv[1:]):
@@ -145,13 +139,13 @@ def frozen_otherwise(chain: Chain, theirs: torch.nn.Module, keys: KeyMap) -> set
     return {name for name in wrong if not name.endswith(NOT_TRAINED)}
 
 
-def load(architecture: Architecture, folder: Path, args: Namespace) -> Stage:
+def load(architecture: Architecture, folder: Path, args: Namespace, **chain_fields: Any) -> Stage:
     """Our model, its weights read by Megatron from the converted checkpoint."""
     plan = single_stage_plan(architecture.chain, model=architecture.name, model_hash=architecture.hash)
     values = {**vars(args), **preset_defaults(architecture, plan, args)}
     values["sequence_parallel"] = args.tensor_model_parallel_size > 1 and architecture.language.experts is not None
     language = language_config(Namespace(**values), architecture)
-    chain = Chain(architecture, language, vision_config(language, architecture), vocab_size=256, seed=3)
+    chain = Chain(architecture, language, vision_config(language, architecture), 256, 3, **chain_fields)
     stage = Stage(chain, 0, len(chain.kinds))
     args.load, args.exit_on_missing_checkpoint = str(folder), True
     load_checkpoint([stage], None, None)
@@ -422,14 +416,21 @@ def local_part(whole: Tensor, weight: Tensor) -> Tensor:
     return torch.cat(filled.chunk(ranks * weight.partition_stride, dim)[rank::ranks], dim)
 
 
-def bits_lost(stage: Stage, folder: Path, args: Namespace) -> bool:
-    """Whether a weight that Megatron saved from these ranks comes back to Hugging Face with another bit or name."""
+def save(stage: Stage, folder: Path, args: Namespace, **common: Any) -> None:
+    """As the trainer does; `common` is noted beside the weights."""
     args.save, args.no_save_optim, args.no_save_rng = str(folder / "saved"), True, True
     save_checkpoint(1, [stage], None, None, 0)
     torch.distributed.barrier()
+    if torch.distributed.get_rank() == 0:
+        seal_by_one_process(folder / "saved/iter_0000001", common)
+    torch.distributed.barrier()
+
+
+def bits_lost(stage: Stage, folder: Path, args: Namespace) -> bool:
+    """Whether a weight that Megatron saved from these ranks comes back to Hugging Face with another bit or name."""
+    save(stage, folder, args)
     if torch.distributed.get_rank():
         return False
-    seal_by_one_process(folder / "saved/iter_0000001", {})  # as the trainer does
     to_hugging_face(folder / "saved", folder / "back", like=folder / "theirs")
     before, after = WeightFolder(folder / "theirs"), WeightFolder(folder / "back")
     return before.stored != after.stored or not all(
@@ -439,4 +440,4 @@ def bits_lost(stage: Stage, folder: Path, args: Namespace) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    compare_all(compare)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from megatron.vlm.hf.adapters import AdaptedLayer, adapted_layers, in_memory, read_peft, write_peft
 from megatron.vlm.hf.names import sources
+from megatron.vlm.hf.peft_config import PeftExtras
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
@@ -29,26 +30,15 @@ UNEVEN = "internvl yarn, groups of heads that two ranks do not share evenly"
 UNEVEN_LINEAR = "qwen3.5 tied, groups of heads of linear attention that two ranks do not share evenly"
 WAYS = {
     "one rank": (
-        1,
-        PLAIN,
-        (
-            "internvl",
-            "gemma 3",
-            "gemma 4",
-            "gemma 4 unified",
-            "qwen3.5-moe",
-            "mistral 3",
-            "paligemma 2",
-            "paddleocr-vl",
-        ),
+        1, PLAIN,
+        ("internvl", "gemma 3", "gemma 4", "gemma 4 unified", "qwen3.5-moe", "mistral 3", "paligemma 2",
+         "paddleocr-vl"),
     ),
     "two tensor-parallel ranks": (
-        2,
-        PLAIN,
-        ("internvl", UNEVEN, UNEVEN_LINEAR, "internvl qwen3-moe", CLAMPING, "glm-4.1v", "idefics 3"),
+        2, PLAIN, ("internvl", UNEVEN, UNEVEN_LINEAR, "internvl qwen3-moe", CLAMPING, "glm-4.1v", "idefics 3"),
     ),
     "two tensor-parallel ranks, Transformer Engine": (2, ENGINE, ("internvl", "qwen2.5-vl")),
-}
+}  # fmt: skip
 
 
 @cache
@@ -83,7 +73,7 @@ def some_adapters(layers: dict[str, AdaptedLayer]) -> dict[str, torch.Tensor]:
 def written(folder: Path, layers: dict[str, AdaptedLayer], is_remote_code: bool = False) -> dict[str, torch.Tensor]:
     ours = some_adapters(layers)
     chosen = {name: layer for name, layer in layers.items() if layer.target in ADAPTERS.targets}
-    write_peft(folder, chosen, ADAPTERS, ours, TINY, "the model", is_remote_code)
+    write_peft(folder, chosen, ADAPTERS, ours, TINY, "the model", is_remote_code, PeftExtras())
     return ours
 
 

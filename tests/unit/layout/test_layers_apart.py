@@ -3,7 +3,6 @@
 ViT layers that see whole images among those that see windows; language layers of every kind among those of attention.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.packing.costs import PackCosts
 
-from .instances import FULL, LANGUAGE, LINEAR, make_profile
+from .instances import FULL, LANGUAGE, make_profile
 
 KINDS = (FULL, *LANGUAGE)
 OTHERS = (0, 1, 3)
@@ -138,11 +137,3 @@ def test_their_costs_are_read_again_and_missed(kind: str, tmp_path: Path) -> Non
     layers = {name: cost for name, cost in profile.layers.items() if name != kind}
     with pytest.raises(UserError, match=f"layer {kind}: no costs, but the chain has one"):
         replace(profile, layers=layers).validate()
-
-
-def test_older_files_have_fields_of_their_own_for_them(tmp_path: Path) -> None:
-    profile = profile_of(FULL, LINEAR)
-    record = {name: value for name, value in profile.to_record().items() if name != "layers_apart"}
-    older = record | {"full_layers": [*OTHERS], "linear_layers": [*OTHERS]}
-    (tmp_path / "profile.json").write_text(json.dumps(older))
-    assert Profile.load(tmp_path / "profile.json") == profile

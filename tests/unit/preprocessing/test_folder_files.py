@@ -50,6 +50,12 @@ def write(folder: Path, **files: Any) -> Path:
     return folder
 
 
+def settled(folder: Path, template: str) -> dict[str, Any]:
+    """Every flag's value for a folder that has no template or tokenizer of its own."""
+    given = {"chat-template": template, "tokenizer-model": folder / "tokenizer.json"}
+    return {flag: choice.value for flag, choice in resolve_settings(given, str(folder)).items()}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "chat_template.jinja").write_text(INTERNVL_JINJA)
@@ -206,11 +212,10 @@ def test_a_longest_edge_goes_with_squares_that_the_processor_has_too(
     tmp_path: Path, pixels: dict[str, Any], own: dict[str, Any], message: str
 ) -> None:
     write(tmp_path, config=PIXTRAL, preprocessor_config=PIXTRAL_PIXELS | pixels, processor_config=own)
-    given = {"chat-template": "mistral-v7", "tokenizer-model": tmp_path / "tokenizer.json"}
     with pytest.raises(UserError, match=message):
-        resolve_settings(given, str(tmp_path))
+        settled(tmp_path, "mistral-v7")
     write(tmp_path, preprocessor_config=PIXTRAL_PIXELS, processor_config={"patch_size": 14, "spatial_merge_size": 2})
-    assert resolve_settings(given, str(tmp_path))["max-tiles"].value == 110**2
+    assert settled(tmp_path, "mistral-v7")["max-tiles"] == 110**2
 
 
 @pytest.mark.parametrize(
@@ -228,11 +233,10 @@ def test_a_square_of_patches_that_enters_as_one_is_the_processors(
     config = {"model_type": "gemma4_unified", "vision_config": {"model_type": "gemma4_unified_vision"}}
     own = {"image_processor_type": "Gemma4UnifiedImageProcessor", "max_soft_tokens": 560}
     write(tmp_path, config=config, preprocessor_config=own | pixels)
-    given = {"chat-template": "gemma4", "tokenizer-model": tmp_path / "tokenizer.json"}
     with pytest.raises(UserError, match=message):
-        resolve_settings(given, str(tmp_path))
+        settled(tmp_path, "gemma4")
     write(tmp_path, preprocessor_config=own)
-    found = {flag: choice.value for flag, choice in resolve_settings(given, str(tmp_path)).items()}
+    found = settled(tmp_path, "gemma4")
     assert (found["tile-size"], found["min-tiles"], found["max-tiles"]) == (48, 1, 560)
 
 
@@ -251,8 +255,7 @@ def test_limits_of_paddleocr_vl_may_be_no_whole_patches(
     """Those that files have; others are refused, as is a patch of several frames."""
     own = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 14, "temporal_patch_size": 1}
     write(tmp_path, config={"model_type": "paddleocr_vl"}, preprocessor_config=own | pixels)
-    given = {"chat-template": "hermes-2", "tokenizer-model": tmp_path / "tokenizer.json"}
-    found = {flag: choice.value for flag, choice in resolve_settings(given, str(tmp_path)).items()}
+    found = settled(tmp_path, "hermes-2")
     assert (found["min-tiles"], found["max-tiles"]) == tiles
     for change, message in (
         ({"min_pixels": 147385}, "is 147385; supported: mult"),
@@ -260,7 +263,7 @@ def test_limits_of_paddleocr_vl_may_be_no_whole_patches(
     ):
         write(tmp_path, preprocessor_config=own | pixels | change)
         with pytest.raises(UserError, match=message):
-            resolve_settings(given, str(tmp_path))
+            settled(tmp_path, "hermes-2")
 
 
 @pytest.mark.parametrize(("kind", "processor", "markup"), [
@@ -273,7 +276,6 @@ def test_a_folder_of_glm_says_how_times_are_written(
     text = {"partial_rotary_factor": 0.5, "head_dim": 128}
     pixels = {"size": {"shortest_edge": 12544, "longest_edge": 9633792}, "processor_class": processor}
     write(tmp_path, config={"model_type": kind, "text_config": text}, preprocessor_config=pixels)
-    given = {"chat-template": "glm-4.5v", "tokenizer-model": tmp_path / "tokenizer.json"}
-    found = {flag: choice.value for flag, choice in resolve_settings(given, str(tmp_path)).items()}
+    found = settled(tmp_path, "glm-4.5v")
     assert (found["image-markup"], found["min-tiles"], found["max-tiles"]) == (markup, 32, 24576)
     assert found["video"].sampling == ("by length" if markup == "glm-4.6v" else "by second")

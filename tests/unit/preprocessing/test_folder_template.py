@@ -20,6 +20,7 @@ from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
+from tests.demo import byte_level
 from tests.unit.preprocessing.test_tool_turns import FAMILIES, drawn
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -235,11 +236,7 @@ def dataset(folder: Path, name: str, template: str, system: str | None = None) -
 
 def test_a_dataset_says_which_program_wrote_it(opened: Callable[[str], ChatTemplate], tmp_path: Path) -> None:
     """Its file's name does not matter, its content does."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.train_from_iterator(["Yes."], tokenizers.trainers.BpeTrainer(
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    ))  # fmt: skip
+    tokenizer = byte_level(["Yes."])
     tokenizer.add_special_tokens(["<s>", "</s>", *SPECIAL])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     turns = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "Yes."}]

@@ -13,53 +13,18 @@ from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.templates import chat_template, render_chat
+from megatron.vlm.data.templates import TEMPLATES, chat_template, render_chat
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker, tokenize
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
+from tests.demo import byte_level
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-# The models' published templates, with the marks that make Hugging Face tell which tokens the assistant generates.
-CHATML = (
-    "{{ bos_token if with_bos else '' }}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
-    "{{ '\n' }}{% else %}{{ message['content'] + '<|im_end|>' + '\n' }}{% endif %}{% endfor %}"
-)
-LLAMA3 = (
-    "{% for message in messages %}{% if loop.index0 == 0 %}{{ bos_token }}{% endif %}"
-    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] | trim + '<|eot_id|>' }}"
-    "{% endgeneration %}{% else %}{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
-)
-VICUNA = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'system' %}{{ message['content'] + ' ' }}"
-    "{% elif message['role'] == 'user' %}{{ 'USER: ' + message['content'] + ' ' }}"
-    "{% else %}{{ 'ASSISTANT: ' }}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{% endif %}"
-    "{% endfor %}"
-)
-# Mistral-Instruct 0.2's. LLaVA-1.6's own is this with a misspelt end of turn, "<\\s> ".
-MISTRAL = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
-    "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' ' }}"
-    "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
-    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
-)
-CASES = {
-    "internlm2-chat": (CHATML, "<s>", {"with_bos": True}),
-    "hermes-2": (CHATML, "<s>", {"with_bos": False}),
-    "chatml": (CHATML, "<s>", {"with_bos": False}),
-    "hermes-2-llama3": (CHATML, "<|begin_of_text|>", {"with_bos": True}),
-    "llama3": (LLAMA3, "<|begin_of_text|>", {}),
-    "llava-llama3": (LLAMA3, "<|begin_of_text|>", {}),
-    "mistral": (MISTRAL, "<s>", {}),
-    "vicuna": (VICUNA, "<s>", {}),
-}
-
+NAMES = ("internlm2-chat", "hermes-2", "chatml", "hermes-2-llama3", "llama3", "llava-llama3", "mistral", "vicuna")
 MARKUP_OF = {"llava-llama3": "llava", "mistral": "llava", "vicuna": "llava"}
 
 CHATS = [
@@ -81,15 +46,9 @@ TEXTS = [words for chat in CHATS for _, words in chat if words.isascii()] * 5 + 
 ] * 5
 
 
-def byte_level() -> Any:
+def of_bytes() -> Any:
     """As GPT-2's, Llama 3's and Qwen's: bytes, split by words first."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    return tokenizer
+    return byte_level(TEXTS, 500, ignore_merges=True)
 
 
 def metaspace() -> Any:
@@ -146,24 +105,22 @@ def converted(model: bytes, dummy_prefix: bool) -> Any:
 
 def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> None:
     """Ours, opened from `ours_file`, does what Hugging Face does with `tokenizer`."""
-    template, (jinja, beginning, variables) = chat_template(name), CASES[name]
+    template = chat_template(name)
     markup = MARKUPS[MARKUP_OF.get(name, "internvl")]
     special = [*template.tokens, *markup.tokens]
     ours = load_tokenizer(ours_file, special)
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "theirs.json"))
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "theirs.json"), bos_token=beginning, eos_token="</s>"
-    )
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "theirs.json"))
     for chat in CHATS:
         if chat[0][0] == SYSTEM and name == "mistral":
             continue
         expected = theirs.apply_chat_template(
             [{"role": role, "content": words} for role, words in chat],
-            chat_template=jinja,
+            chat_template=TEMPLATES[name].read_text(),
             return_dict=True,
             return_assistant_tokens_mask=True,
-            **variables,
+            no_default_system=True,
         )
         rendered = render_chat([Message(role, words) for role, words in chat], template, markup, default_system=False)
         ids, mask = tokenize(rendered, ours)
@@ -172,8 +129,8 @@ def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> N
         assert 0 < mask.sum() < len(mask)
 
 
-@pytest.mark.parametrize("build", [byte_level, metaspace])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("build", [of_bytes, metaspace])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_tokenizer_json_gives_the_tokens_and_mask_of_apply_chat_template(
     name: str, build: Callable[[], Any], tmp_path: Path
 ) -> None:
@@ -183,7 +140,7 @@ def test_a_tokenizer_json_gives_the_tokens_and_mask_of_apply_chat_template(
 
 
 @pytest.mark.parametrize("dummy_prefix", [True, False])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_sentencepiece_file_gives_the_tokens_and_mask_of_apply_chat_template(
     name: str, dummy_prefix: bool, tmp_path: Path
 ) -> None:
@@ -193,7 +150,7 @@ def test_a_sentencepiece_file_gives_the_tokens_and_mask_of_apply_chat_template(
 
 
 def test_appended_tokens_have_the_ids_that_hugging_face_gives_them(tmp_path: Path) -> None:
-    tokenizer = byte_level()
+    tokenizer = of_bytes()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     special = [*chat_template("llama3").tokens, *MARKUPS["internvl"].tokens]
@@ -213,7 +170,7 @@ def test_gemma_4s_present_template_is_known_and_gives_the_same_tokens(
     (tmp_path / "chat_template.jinja").write_text(jinja)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
     name, _ = folder_template(tmp_path) or ("", "")
-    tokenizer, template = byte_level(), chat_template(name)
+    tokenizer, template = of_bytes(), chat_template(name)
     tokenizer.add_special_tokens(list(template.tokens))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<bos>")
@@ -241,7 +198,7 @@ def test_words_that_are_tokens_of_their_own_become_what_hugging_face_makes_of_th
 ) -> None:
     """Boxes and references of Qwen's, and a token that a user added; in answers they are trained."""
     own, template, markup = ("<|object_ref_start|>", "<|box_start|>", "<mine>"), chat_template("qwen-vl"), "qwen-vl"
-    tokenizer = byte_level()
+    tokenizer = of_bytes()
     for token in own:
         tokenizer.add_tokens([tokenizers.AddedToken(token, special=special, normalized=False)])
     tokenizer.add_special_tokens([*template.tokens, *MARKUPS[markup].tokens, "<|endoftext|>"])

@@ -108,17 +108,9 @@ def test_each_qwen_has_the_template_of_its_generation(
 def test_what_nobody_says_is_the_models_or_usual() -> None:
     given = {"tokenizer-model": TOKENIZER, "tiling": None}
     assert resolve_settings(given, "llava-1.6-mistral-7b") == {
-        "tiling": "anyres",
-        "tile-size": 336,
-        "tokens-per-tile": 576,
-        "normalize": "clip",
-        "image-markup": "llava",
-        "chat-template": "mistral",
-        "tokenizer-model": TOKENIZER,
-        "min-tiles": 1,
-        "max-tiles": 12,
-        "thumbnail": True,
-    }
+        "tiling": "anyres", "tile-size": 336, "tokens-per-tile": 576, "normalize": "clip", "image-markup": "llava",
+        "chat-template": "mistral", "tokenizer-model": TOKENIZER, "min-tiles": 1, "max-tiles": 12, "thumbnail": True,
+    }  # fmt: skip
     alone = resolve_settings({**given, "chat-template": "chatml"}, None)
     assert alone == {**DEFAULTS, "chat-template": "chatml", "tokenizer-model": TOKENIZER}
 

@@ -21,7 +21,6 @@ from PIL import Image
 
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import reject_limit
 from megatron.vlm.preprocessing.job import PreprocessJob, Shard, open_job
 from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard, preview
@@ -324,14 +323,6 @@ def test_a_folder_that_holds_something_else_is_left_alone(raw: Path, tmp_path: P
     with pytest.raises(UserError, match="output-dir"):
         preprocess(open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path))
     assert (tmp_path / "mine.txt").read_text() == "precious"
-
-
-def test_anyres_reaches_the_dataset(raw: Path, tmp_path: Path) -> None:
-    preprocess(open_job([raw / "train.jsonl"], recipe(raw, tiling=Tiling(32, rule="anyres")), tmp_path / "dataset"))
-    dataset = ChatDataset(tmp_path / "dataset")
-    for sample in range(40):
-        assert dataset.sample(sample).pixels().shape[0] == dataset.sizes.tiles[sample]
-    assert dataset.sizes.tiles.max() >= 5
 
 
 # Lines of all kinds, good ones among them, for the property below.

@@ -18,24 +18,24 @@ from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import resolve_settings
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
+from tests.demo import byte_level
 from tests.unit.hf.models import GEMMA_JINJA, GLM_JINJA, GLM_THINKING_JINJA, MISTRAL_JINJA
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
 TILE, PATCH = 28, 14  # 2 x 2 patches a tile: 4 features, or 1 after InternVL's shuffle
+SQUARE = {"height": TILE, "width": TILE}
+HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+EDGES = {"shortest_edge": 16 * PATCH**2, "longest_edge": 120 * PATCH**2}
+CLIP, SIGLIP = ({"model_type": f"{kind}_vision_model", "image_size": TILE} for kind in ("clip", "siglip"))
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 INTERNVL_TOKENS = ["<img>", "</img>", "<IMG_CONTEXT>", "<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>"]
 
 
 def written_tokenizer(path: Path) -> Path:
     """Bytes and their pairs, as GPT-2's."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(["What is in the picture? A cat and a dog.", "USER: ASSISTANT:"], trainer)
-    tokenizer.save(str(path))
+    byte_level(["What is in the picture? A cat and a dog.", "USER: ASSISTANT:"]).save(str(path))
     return path
 
 
@@ -57,8 +57,7 @@ def internvl(path: Path, _: bool) -> tuple[Any, str]:
 
     roles = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
     tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *INTERNVL_TOKENS], **roles, video_token="<video>")
-    size = {"height": TILE, "width": TILE}
-    pictures = GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=12, **IMAGENET)
+    pictures = GotOcr2ImageProcessorPil(size=SQUARE, crop_to_patches=True, max_patches=12, **IMAGENET)
     return apart(InternVLProcessor)(pictures, tokenizer, None, image_seq_length=1), "<IMG_CONTEXT>"
 
 
@@ -66,9 +65,7 @@ def llava(path: Path, pad: bool) -> tuple[Any, str]:
     from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
     from transformers.models.llava.processing_llava import LlavaProcessor
 
-    pictures = LlavaImageProcessorPil(
-        size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}, do_pad=pad
-    )
+    pictures = LlavaImageProcessorPil(size={"shortest_edge": TILE}, crop_size=SQUARE, do_pad=pad)
     return LlavaProcessor(pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
 
 
@@ -77,9 +74,7 @@ def llava_next(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 
     grids = [[rows * TILE, columns * TILE] for rows, columns in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
-    pictures = LlavaNextImageProcessorPil(
-        size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}, image_grid_pinpoints=grids
-    )
+    pictures = LlavaNextImageProcessorPil(size={"shortest_edge": TILE}, crop_size=SQUARE, image_grid_pinpoints=grids)
     return LlavaNextProcessor(pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
 
 
@@ -87,20 +82,16 @@ def llava_next_video(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.llava_next_video.processing_llava_next_video import LlavaNextVideoProcessor
 
     pictures = llava_next(path, False)[0].image_processor
-    return apart(LlavaNextVideoProcessor)(
-        None, pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES
-    ), "<image>"
+    tokenizer = fast(path, ["<s>", "</s>", "<image>"])
+    return apart(LlavaNextVideoProcessor)(None, pictures, tokenizer, **CLIP_FEATURES), "<image>"
 
 
 def llava_onevision(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
     from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
-    half, square = [0.5, 0.5, 0.5], {"height": TILE, "width": TILE}
     grids = [[rows * TILE, columns * TILE] for rows in range(1, 7) for columns in range(1, 7)]
-    pictures = LlavaOnevisionImageProcessorPil(
-        size=square, image_grid_pinpoints=grids, image_mean=half, image_std=half, resample=3
-    )
+    pictures = LlavaOnevisionImageProcessorPil(size=SQUARE, image_grid_pinpoints=grids, resample=3, **HALF)
     tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", "<image>"])
     return apart(LlavaOnevisionProcessor)(pictures, tokenizer, None, 4, "full"), "<image>"
 
@@ -112,18 +103,15 @@ def qwen_vl(path: Path, _: bool) -> tuple[Any, str]:
     marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks])
     pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2)
-    return apart(Qwen2_5_VLProcessor)(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
+    return apart(Qwen2_5_VLProcessor)(pictures, tokenizer, None), SHOWN_BY_QWEN
 
 
 def qwen3_vl(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
-    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks])
-    half, edges = [0.5, 0.5, 0.5], {"shortest_edge": 16 * PATCH**2, "longest_edge": 120 * PATCH**2}
-    pictures = Qwen2VLImageProcessorPil(size=edges, patch_size=PATCH, image_mean=half, image_std=half)
-    return apart(Qwen3VLProcessor)(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
+    pictures = Qwen2VLImageProcessorPil(size=EDGES, patch_size=PATCH, **HALF)
+    return apart(Qwen3VLProcessor)(pictures, qwen_vl(path, False)[0].tokenizer, None), SHOWN_BY_QWEN
 
 
 def qwen2_5_omni(path: Path, _: bool) -> tuple[Any, str]:
@@ -156,8 +144,7 @@ def gemma(path: Path, _: bool) -> tuple[Any, str]:
 
     roles = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
     special = ["<bos>", "<start_of_turn>", "<end_of_turn>", *roles.values()]
-    half = [0.5, 0.5, 0.5]
-    pictures = Gemma3ImageProcessorPil(size={"height": TILE, "width": TILE}, image_mean=half, image_std=half)
+    pictures = Gemma3ImageProcessorPil(size=SQUARE, **HALF)
     tokenizer = fast(path, special, **roles)
     tokenizer.bos_token = "<bos>"
     return Gemma3Processor(pictures, tokenizer, image_seq_length=4), "<start_of_image>"
@@ -197,17 +184,14 @@ def gemma4_unified(path: Path, _: bool) -> tuple[Any, str]:
             """Of one image, the patches that fill up left out."""
             found = super()._preprocess(*arguments, **options)
             places = torch.tensor(np.array(found["image_position_ids"][0]))
-            patches, places = (
-                torch.tensor(np.array(found["pixel_values"][0]))[places[:, 0] >= 0],
-                places[places[:, 0] >= 0],
-            )
+            real = places[:, 0] >= 0
+            patches, places = torch.tensor(np.array(found["pixel_values"][0]))[real], places[real]
             merged, at = patches_merge(patches[None], places[None], len(patches) // 9)
             return {**found, "pixel_values": merged.numpy(), "image_position_ids": at.numpy()}
 
     tokenizer = gemma4(path, False)[0].tokenizer
-    return apart(Gemma4UnifiedProcessor)(
-        None, Merged(patch_size=PATCH, max_soft_tokens=70), tokenizer, None
-    ), "<|image|>"
+    pictures = Merged(patch_size=PATCH, max_soft_tokens=70)
+    return apart(Gemma4UnifiedProcessor)(None, pictures, tokenizer, None), "<|image|>"
 
 
 def pixtral(path: Path, _: bool) -> tuple[Any, str]:
@@ -239,8 +223,7 @@ def paddleocr(path: Path, _: bool) -> tuple[Any, str]:
 
     marks = MARKUPS["paddleocr-vl"]
     tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks.tokens], image_token=marks.context)
-    half, edges = [0.5, 0.5, 0.5], {"shortest_edge": 16 * PATCH**2, "longest_edge": 120 * PATCH**2}
-    pictures = PaddleOCRVLImageProcessorPil(size=edges, image_mean=half, image_std=half)
+    pictures = PaddleOCRVLImageProcessorPil(size=EDGES, **HALF)
     return PaddleOCRVLProcessor(pictures, tokenizer), "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
 
 
@@ -258,10 +241,8 @@ def deepseek_vl(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
 
     tokenizer = fast(path, [*chat_template("deepseek-vl").tokens, MARK], image_token=MARK)
-    half = [0.5, 0.5, 0.5]
-    pictures = DeepseekVLImageProcessorPil(
-        size={"height": TILE, "width": TILE}, image_mean=half, image_std=half, do_convert_rgb=True
-    )  # which it leaves out by default: the transparent colour of a palette would then keep its red, green and blue
+    # It leaves do_convert_rgb out by default: a palette's transparent colour would then keep its red, green and blue.
+    pictures = DeepseekVLImageProcessorPil(size=SQUARE, do_convert_rgb=True, **HALF)
     return DeepseekVLProcessor(pictures, tokenizer, num_image_tokens=4), MARK
 
 
@@ -277,13 +258,14 @@ def paligemma(path: Path, _: bool) -> tuple[Any, str]:
 
     tokenizer = fast(path, ["<bos>", "<eos>", "<image>"], image_token="<image>")
     tokenizer.bos_token, tokenizer.eos_token = "<bos>", "<eos>"
-    pictures = SiglipImageProcessorPil(size={"height": TILE, "width": TILE})
+    pictures = SiglipImageProcessorPil(size=SQUARE)
     pictures.image_seq_length = 4
     return WithSuffix(pictures, tokenizer), "<image>"
 
 
 MARK = "<image_placeholder>"
 """DeepSeek-VL's."""
+SHOWN_BY_QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
 SHOWN_BY_GLM = "<|begin_of_image|><|image|><|end_of_image|>"
 CLIP_FEATURES = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
 
@@ -317,9 +299,7 @@ CASES = {
     "paligemma": case(paligemma, "paligemma", "paligemma", 4, "half"),
 }
 TILINGS = {
-    "native_grown": Tiling(PATCH, 16, 120, False, "native_grown"),
-    "native": Tiling(PATCH, 16, 120, False, "native"),
-    "native_widened": Tiling(PATCH, 16, 120, False, "native_widened"),
+    **{rule: Tiling(PATCH, 16, 120, False, rule) for rule in ("native", "native_grown", "native_widened")},
     "native_edge": Tiling(PATCH, 1, 100, False, "native_edge"),
     "gemma4": Tiling(PATCH, 9, 630, False, "gemma4"),
     "gemma4_unified": Tiling(3 * PATCH, 1, 70, False, "gemma4_unified"),
@@ -380,34 +360,29 @@ def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) ->
     return ChatDataset(folder / "dataset")
 
 
-MOST_TILES = {"split": 16, "native": 120, "native_edge": 100, "native_grown": 120, "anyres_max_9": 36, "gemma4": 630}
-MOST_TILES |= {"gemma4_unified": 70, "native_widened": 120}
+MOST_TILES = {"split": 16, "anyres_max_9": 36}
 TOWERS = {  # config.json of each kind of model
     "internvl": ("internvl", "qwen2", {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
-    "anyres": ("llava_next", "mistral", {"model_type": "clip_vision_model", "image_size": TILE}),
-    "anyres, LLaVA-NeXT-Video": (
-        "llava_next_video",
-        "mistral",
-        {"model_type": "clip_vision_model", "image_size": TILE},
-    ),
-    "pad, ViP-LLaVA": ("vipllava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
-    "pad": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
-    "crop": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
+    "anyres": ("llava_next", "mistral", CLIP),
+    "anyres, LLaVA-NeXT-Video": ("llava_next_video", "mistral", CLIP),
+    "pad, ViP-LLaVA": ("vipllava", "llama", CLIP),
+    "pad": ("llava", "llama", CLIP),
+    "crop": ("llava", "llama", CLIP),
     "native": ("qwen2_5_vl", "qwen2_5_vl_text", {"out_hidden_size": 8192}),
     "native_grown": ("glm4v", "glm4v_text", {}),
     "native_grown, with thoughts": ("glm4v_moe", "glm4v_moe_text", {}),
     "native_edge": ("mistral3", "mistral", {"model_type": "pixtral"}),
     "native_widened": ("paddleocr_vl", "paddleocr_vl_text", {}),
-    "anyres_max_9": ("llava_onevision", "qwen2", {"model_type": "siglip_vision_model", "image_size": TILE}),
+    "anyres_max_9": ("llava_onevision", "qwen2", SIGLIP),
     "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
     "native, Qwen2.5-Omni": ("qwen2_5_omni_thinker", "qwen2_5_omni_text", {}),
     "native, Qwen3-Omni": ("qwen3_omni_moe_thinker", "qwen3_omni_moe_text", {"out_hidden_size": 2048}),
-    "gemma": ("gemma3", "gemma3_text", {"model_type": "siglip_vision_model", "image_size": TILE}),
+    "gemma": ("gemma3", "gemma3_text", SIGLIP),
     "gemma4": ("gemma4", "gemma4_text", {}),
     "gemma4_unified": ("gemma4_unified", "gemma4_unified_text", {}),
     "split": ("smolvlm", "llama", {"image_size": TILE}),
-    "letterbox": ("deepseek_vl", "llama", {"model_type": "siglip_vision_model", "image_size": TILE}),
-    "paligemma": ("paligemma", "gemma", {"model_type": "siglip_vision_model", "image_size": TILE}),
+    "letterbox": ("deepseek_vl", "llama", SIGLIP),
+    "paligemma": ("paligemma", "gemma", SIGLIP),
 }
 JINJA = {
     "hermes-2": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}"
@@ -436,31 +411,25 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
     processor.image_processor.save_pretrained(tmp_path)
     processor.tokenizer.save_pretrained(tmp_path)
     if case == "native_edge":  # the words around an image go by patches that the processor itself knows
-        own = {"patch_size": PATCH, "spatial_merge_size": 2}
-        (tmp_path / "processor_config.json").write_text(json.dumps(own))
+        words = {"patch_size": PATCH, "spatial_merge_size": 2}
+        (tmp_path / "processor_config.json").write_text(json.dumps(words))
     kind, language, tower = TOWERS[case]
     text: dict[str, Any] = {"gemma4": {"hidden_size_per_layer_input": 0}}.get(kind, {})
     text |= {"partial_rotary_factor": 0.5, "head_dim": 128} if kind.startswith("glm") else {}
     text |= {"hidden_size": 2048} if kind == "paligemma" else {}
     text |= {"head_dim": 128} if kind.startswith("qwen3_omni") else {}
     towers = {"text_config": {"model_type": language, **text}, "vision_config": {**tower, "patch_size": PATCH}}
-    config = {"model_type": kind, **towers} | {
-        "gemma3": {"mm_tokens_per_image": 4},
-        "smolvlm": {"scale_factor": 1},
-    }.get(kind, {})
+    own: dict[str, Any] = {"gemma3": {"mm_tokens_per_image": 4}, "smolvlm": {"scale_factor": 1}}.get(kind, {})
+    config = {"model_type": kind, **towers, **own}
     (tmp_path / "config.json").write_text(json.dumps(config))
     given = {"chat-template": flags["template"]}
     if flags["template"] in JINJA:
         (tmp_path / "chat_template.jinja").write_text(JINJA[flags["template"]])
         given = {}
     found = {flag: choice.value for flag, choice in resolve_settings(given, str(tmp_path)).items()}
-    native = rule in TILINGS
-    wanted = {
-        "tiling": rule,
-        "tile-size": TILINGS[rule].tile_size if native else TILE,
-        "tokens-per-tile": flags["tokens_per_tile"],
-    }
-    wanted |= {"max-tiles": MOST_TILES.get(rule, 12)}
+    side = TILINGS[rule].tile_size if rule in TILINGS else TILE
+    wanted = {"tiling": rule, "tile-size": side, "tokens-per-tile": flags["tokens_per_tile"]}
+    wanted |= {"max-tiles": TILINGS[rule].max_tiles if rule in TILINGS else MOST_TILES.get(rule, 12)}
     wanted |= {"image-markup": flags["markup"], "normalize": flags.get("normalization", "imagenet")}
     wanted |= {"chat-template": flags["template"], "tokenizer-model": tmp_path / "tokenizer.json"}
     assert wanted.items() <= found.items()

@@ -17,7 +17,7 @@ from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker, locate
 from omnibal_ext.errors import UserError
-from tests.demo import demo_recipe, preprocessed
+from tests.demo import byte_level, demo_recipe, preprocessed
 
 
 @pytest.fixture
@@ -225,13 +225,8 @@ def test_system_messages(root: Path, template: str, own: str | None, flag: str |
 
 
 def test_a_hugging_face_tokenizer_serves_several_workers(root: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(["Read a5"], trainer)
-    tokenizer.save(str(root / "tokenizer.json"))
+    pytest.importorskip("tokenizers")
+    byte_level(["Read a5"]).save(str(root / "tokenizer.json"))
     (root / "chat.jsonl").write_bytes(b"\n".join([short_line(1), short_line(2)] * 20))
     recipe = Recipe(root, root / "tokenizer.json", "llama3", Tiling(32), 4)
     one = preprocess(open_job([root / "chat.jsonl"], recipe, root / "one", lines_per_part=5))

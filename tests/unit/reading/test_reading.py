@@ -18,7 +18,6 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading import checks
 from omnibal_ext.reading.arrays import UNPACKED, array_names, map_array, read_arrays
-from omnibal_ext.reading.columns import column_lengths
 from omnibal_ext.reading.document import MOST_DEPTH, decode, read_json, read_lines
 from omnibal_ext.reading.seal import check_seal, sealed
 from omnibal_ext.reading.tensors import read_tensor_entries
@@ -118,10 +117,10 @@ def header(dtype: str = "'<i8'", shape: str = "(3,)", order: str = "False") -> b
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"\x93NUMPY", header() + bytes(23), header() + bytes(25), header(shape="(10**9,)") + bytes(24),
+        b"", b"\x93NUMPY", header() + bytes(23), header(shape="(10**9,)") + bytes(24),
         header(shape="(1000000000000000,)"), header("'|O'") + bytes(24), header("[('a', '<i8')]") + bytes(24),
-        header("'<U0'", "(1000000,)"), header("'<i7'") + bytes(21), header(order="True") + bytes(24),
-        b"\x93NUMPY\x01\x00\xff\xff" + b" " * 100, header(shape="(3, )").replace(b"'shape'", b"'s'") + bytes(24),
+        header("'<i7'") + bytes(21), b"\x93NUMPY\x01\x00\xff\xff" + b" " * 100,
+        header(shape="(3, )").replace(b"'shape'", b"'s'") + bytes(24),
     ],
 )  # fmt: skip
 def test_an_array_that_is_not_what_its_header_says_is_refused(tmp_path: Path, content: bytes) -> None:
@@ -129,7 +128,7 @@ def test_an_array_that_is_not_what_its_header_says_is_refused(tmp_path: Path, co
     refused(lambda path: map_array(path, "make it again"), tmp_path / "a.npy", "make it again")
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("a.npy", content)
-    refused(lambda path: read_arrays(path, ["a"], "make it again"), tmp_path / "a.npz", "array 'a' .*make it again")
+    refused(lambda path: read_arrays(path, ["a"], "make it again"), tmp_path / "a.npz", "make it again")
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.float32, np.bool_, "<U7"])
@@ -193,30 +192,6 @@ def test_an_index_names_files_of_its_own_folder(tmp_path: Path, name: Any) -> No
     refused(lambda path: weight_files(path.parent), path, r"weight_map\.a must be")
 
 
-def column(lengths: list[int], starts: list[int], **changes: int) -> bytes:
-    fixed = {"version": 1, "code": 4, "samples": len(lengths), "documents": len(lengths) + 1} | changes
-    arrays = (np.array(lengths, np.int32), np.array(starts, np.int64), np.arange(len(lengths) + 1))
-    return struct.pack("<9sQBQQ", b"MMIDIDX\0\0", *fixed.values()) + b"".join(a.tobytes() for a in arrays)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", column([2, 1], [0, 8])[:-1], column([2, 1], [0, 8]) + b"\0", column([2, 1], [0, 4]),
-        column([-1, 4], [0, -4]),
-        column([2, 1], [0, 8], version=2), column([2, 1], [0, 8], code=1), column([2, 1], [0, 8], samples=2**60),
-        column([2, 1], [0, 8], documents=2**60), column([2, 2], [0, 8]),
-    ],
-)  # fmt: skip
-def test_a_column_is_what_its_lengths_say(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "tokens.bin").write_bytes(bytes(12))
-    (tmp_path / "tokens.idx").write_bytes(column([2, 1], [0, 8]))
-    assert column_lengths(tmp_path, "tokens", np.int32, "x").tolist() == [2, 1]
-    (tmp_path / "tokens.idx").write_bytes(content)
-    with pytest.raises(UserError, match=r"tokens\..*preprocess again"):
-        column_lengths(tmp_path, "tokens", np.int32, "preprocess again")
-
-
 def test_a_changed_manifest_is_not_believed() -> None:
     manifest = sealed({"samples": 3, "sizes": (1, 2), "by_number": {10: "a", 9: "b"}})
     check_seal(json.loads(json.dumps(manifest)))
@@ -239,15 +214,6 @@ def test_lines_are_read_one_at_a_time_and_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="line 3: not JSON"):
         found += read_lines(path, lambda _, value: value, "mend it")
     assert io.BytesIO(path.read_bytes()).readline() == b'{"a": 1}\n'
-
-
-@pytest.mark.parametrize("size", [0, 11, 13, 16])
-def test_a_column_has_as_many_bytes_as_its_index_asks_for(tmp_path: Path, size: int) -> None:
-    """Three numbers of four bytes; more of them are as wrong as fewer."""
-    (tmp_path / "tokens.idx").write_bytes(column([2, 1], [0, 8]))
-    (tmp_path / "tokens.bin").write_bytes(bytes(size))
-    with pytest.raises(UserError, match=rf"tokens\.bin: has {size} bytes where tokens\.idx asks for 12; again"):
-        column_lengths(tmp_path, "tokens", np.int32, "again")
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\0", "a\ud800", 7, None, ["a"], "a" * (2**16 + 1)])
