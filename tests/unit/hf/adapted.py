@@ -2,8 +2,9 @@
 
 adapted.py FAMILY...
 
-Prints, for each family, the largest difference of logits and loss, and of the adapters' gradients relative to each
-one's largest; of the logits of the merged weights; and whether adapters go back to peft's format bit by bit.
+Prints, for each family, the largest difference of logits, over the largest of them above 1, and of the loss; of the
+adapters' gradients relative to each one's largest; of the logits of the merged weights; and whether adapters go back to
+peft's format bit by bit.
 """
 
 import re
@@ -56,7 +57,8 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
     loss = (stage(batch) * batch.loss_mask).sum() / batch.loss_mask.sum()
     loss.backward()
     found = {
-        "logits": (logits[: len(expected_logits)] - expected_logits).abs().max().item(),
+        "logits": (logits[: len(expected_logits)] - expected_logits).abs().max().item()
+        / max(1.0, expected_logits.abs().max().item()),
         "loss": abs(loss.item() - expected_loss),
         "gradients": gradient_difference(stage, model, folder),
         "scale": (expected_logits - reference(theirs_alone(family), samples)[0]).abs().max().item(),
