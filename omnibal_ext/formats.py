@@ -26,13 +26,12 @@ _STAGE = record(
     {"layers": listing(_LAYER, 2, 2)}, dict.fromkeys(("recompute", "recompute_cheap", *OLD_RECOMPUTE), _LAYERS)
 )
 _STAGES = listing(_STAGE, least=1, most=MOST_LAYERS)
-TOWER_MODES = ("first", "bubbles", "ahead")
 _TOWER = record(
     {
         "links": integer(1, MOST_LAYERS),
         "owners": listing(integer(0, MOST_RANKS**2), least=1, most=MOST_LAYERS),
         "parts": listing(listing(integer(0, MOST_RANKS), least=1, most=MOST_RANKS), least=1, most=MOST_MICROBATCHES),
-        "mode": one_of(*TOWER_MODES),
+        "mode": one_of("first", "bubbles", "ahead"),
     },
     {"recompute": _LAYERS, "again": flag},
 )

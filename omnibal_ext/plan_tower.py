@@ -13,7 +13,6 @@ from typing import Any
 
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, gradient_mode, layer_names
 from omnibal_ext.errors import UserError
-from omnibal_ext.formats import TOWER_MODES
 from omnibal_ext.schedules.actions import Beside
 
 
@@ -80,8 +79,6 @@ class Tower:
                 raise UserError(f"tower: recompute names link {link}, which is no ViT layer of it")
         if self.again and self.recompute:
             raise UserError("tower: `again` runs all links again; leave `recompute` out")
-        if self.mode not in TOWER_MODES:
-            raise UserError(f"tower: mode {self.mode!r} is not known; choose one of {', '.join(TOWER_MODES)}")
         idle = gradient_mode("projector", frozen, adapted) == "idle"
         if idle != (self.mode == "ahead"):
             state = "all of it is frozen" if idle else "some of it is trained"
@@ -96,3 +93,17 @@ class Tower:
                     f"tower: parts of microbatch {microbatch} are {list(ranks)}; name pipeline ranks from 0 to "
                     f"{pipeline - 1}, ascending, at least one"
                 )
+
+
+def choice_in_words(said: Mapping[str, Any], tower: Tower | None) -> str:
+    """Whether the vision tower is cut or replicated ("beside"), from `predicted["tower"]` of a plan, with either
+    layout's predicted iteration and speed relative to the language model alone, or why it has no plan."""
+    words, text_only = [], said.get("text_only_step_seconds")
+    for road in ("cut", "beside"):
+        if step := said.get(f"{road}_step_seconds"):
+            share = f", {text_only / step:.1%} of text-only speed" if text_only else ""
+            words.append(f"{road} {step * 1e3:,.2f} ms{share}")
+        elif reason := said.get(f"no_plan_{road}"):
+            words.append(f"{road}: {reason}")
+    mode = f", {tower.mode}" if tower else ""
+    return f"{said['road']}{mode} (predicted: {'; '.join(words)})"

@@ -29,7 +29,7 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import refuse_within, refuse_without_manifest
 from omnibal_ext.files.locks import only_job
 from omnibal_ext.flags import ToolParser, flag_name, refuse_unprintable
-from omnibal_ext.launch.candidates import print_trials, trial_flags
+from omnibal_ext.launch.candidates import measured_best, print_trials, trial_flags
 from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.command import RANKS, torchrun_words, trainer_words
 from omnibal_ext.launch.conversations import (
@@ -47,8 +47,8 @@ from omnibal_ext.launch.download import downloaded
 from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced, save_in_run
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, number_old_files, refuse_used
 from omnibal_ext.launch.longest import longest_sample
-from omnibal_ext.launch.planning import SWITCHES, Planning, measured_best, plan_of_budgets, provisional_plan
-from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
+from omnibal_ext.launch.planning import SWITCHES, Planning, plan_of_budgets, provisional_plan
+from omnibal_ext.launch.processes import GRACE_SECONDS, run_ranks, stoppable
 from omnibal_ext.launch.recipe import FLAG, recipe_of, with_recipe
 from omnibal_ext.launch.replanning import corrected_profile
 from omnibal_ext.launch.reporting import note_inputs, write_report
@@ -315,8 +315,8 @@ def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, rep
         code = run_ranks([*RANKS, *command], output, grace, follow)
         if code:
             output.seek(before)
-            errors = filter(None, map(error_of, output))
-            say(*dict.fromkeys(errors), f"training stopped; see {log}", error=True)
+            errors = dict.fromkeys(line.rstrip() for line in output if line.startswith("error: "))
+            say(*errors, f"training stopped; see {log}", error=True)
     return code
 
 

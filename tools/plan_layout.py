@@ -20,7 +20,7 @@ from omnibal_ext.console import print_json, print_table, track
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.flags import Interval, Need, ToolParser
+from omnibal_ext.flags import Interval, Need, ToolParser, flag_name, refuse
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.roads import ROADS, plan_road
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, make_plan
@@ -30,7 +30,7 @@ from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.packers.budgets import budgets_for
 from omnibal_ext.plan import Plan, StagePlan, layer_ranges
-from omnibal_ext.plan_tower import Tower
+from omnibal_ext.plan_tower import Tower, choice_in_words
 from omnibal_ext.schedules.schedule import OFFERED, offered
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB, in_bytes
@@ -51,9 +51,7 @@ def main() -> None:
 
 
 def _planned(arguments: argparse.Namespace) -> Plan:
-    for name in ("pipeline_model_parallel_size", "num_microbatches"):
-        if getattr(arguments, name) is None:
-            raise UserError(f"--{name.replace('_', '-')} is needed, except with --sweep")
+    _refuse_missing(arguments, "pipeline_model_parallel_size num_microbatches", "is needed, except with --sweep")
     if arguments.num_microbatches == 1 and arguments.pipeline_model_parallel_size > 1:
         raise UserError(
             f"one microbatch keeps one of {arguments.pipeline_model_parallel_size} pipeline ranks busy at a time: "
@@ -98,9 +96,7 @@ def _only_profile(arguments: argparse.Namespace) -> Profile:
 
 def _swept(arguments: argparse.Namespace) -> list[Outcome]:
     """All settings, most samples a second first; prints them, and why some have no plan."""
-    for name in ("sizes", "gpus", "global_batch_samples"):
-        if getattr(arguments, name) is None:
-            raise UserError(f"--sweep needs --{name.replace('_', '-')}")
+    _refuse_missing(arguments, "sizes gpus global_batch_samples", "is needed by --sweep")
     source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)
     orders = arguments.chunks, arguments.schedules
     points = list(settings(arguments.gpus, tensor_sizes, arguments.pipeline_sizes, *orders, budgets, expert_sizes))
@@ -125,16 +121,16 @@ def _best_of(outcomes: list[Outcome], arguments: argparse.Namespace) -> Plan:
     return make_plan(outcomes[0].problem, list(outcomes[0].candidates[: arguments.top_k]), arguments.method)
 
 
+def _refuse_missing(arguments: argparse.Namespace, names: str, why: str) -> None:
+    refuse(f"{flag_name(name)} {why}" for name in names.split() if getattr(arguments, name) is None)
+
+
 def _profile_source(
     arguments: argparse.Namespace,
 ) -> tuple[ProfileSource, list[tuple[int, int]], list[int], list[int]]:
     """What makes profiles, and the budgets, tensor- and expert-parallel sizes to make them for: analytic ones for all
     that flags name, or the file of --profile for its own."""
     if arguments.analytic:
-        if not arguments.model:
-            raise UserError("--analytic needs --model")
-        if not (arguments.budgets or arguments.sweep):
-            raise UserError("--analytic needs --budgets, except with --sweep")
         budgets = arguments.budgets or budgets_for(Sizes.load(arguments.sizes))
         architecture = preset(arguments.model)
 
@@ -229,7 +225,7 @@ def print_plan(plan: Plan) -> None:
         f"{predicted['fraction_of_ideal']:.1%} of the ideal {predicted['ideal_seconds'] * 1e3:.2f} ms"
     )
     if "tower" in predicted:
-        say(_tower_choice(predicted["tower"]))
+        say(f"vision tower: {choice_in_words(predicted['tower'], plan.tower)}")
 
 
 def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
@@ -238,15 +234,6 @@ def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
     recomputed = "all" if tower.again else layer_ranges(names, tower.recompute) or "-"
     forward, backward = (f"{seconds * 1e3:.2f}" for seconds in plan.predicted["tower_seconds"])
     return f"beside, {tower.mode}", layer_ranges(names, range(tower.links)), recomputed, forward, backward, "", ""
-
-
-def _tower_choice(said: dict[str, Any]) -> str:
-    """The predicted steps of a cut and of a replicated vision tower, by which one was chosen."""
-    steps = [(name, said.get(f"{name}_step_seconds"), said.get(f"no_plan_{name}")) for name in ("cut", "beside")]
-    priced = [one for one in steps if one[1] or one[2]]
-    words = [f"{name} {step * 1e3:.2f} ms" if step else f"{name}: {reason}" for name, step, reason in priced]
-    share = f"; {said['share_of_text_only']:.1%} of text-only speed" if "share_of_text_only" in said else ""
-    return f"vision tower: {said['road']} ({', '.join(words)}){share}"
 
 
 NUMBERS = (
@@ -280,6 +267,8 @@ NEEDS = (
     Need("radius", "--method bmp or joint", lambda arguments: arguments.method in ("bmp", "joint")),
     Need("model budgets tensor_sizes expert_sizes", "--analytic", lambda arguments: arguments.analytic),
     Need("analytic", "to be given without --profile, which has the costs", lambda arguments: not arguments.profile),
+    Need("analytic", "--model", lambda arguments: arguments.model),
+    Need("analytic", "--budgets, or --sweep to try some", lambda arguments: arguments.budgets or arguments.sweep),
 )
 
 

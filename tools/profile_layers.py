@@ -44,11 +44,6 @@ PROFILER = 4
 def main() -> None:
     """Parse, measure, print, write."""
     arguments = _parser().parse_args()
-    for name in ("vit_budget", "llm_budget", "tensor_model_parallel_size", "data_parallel_size", "steps"):
-        if getattr(arguments, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
-    if arguments.measured and not arguments.analytic:
-        raise UserError("--measured replaces lines of an analytic profile: give --analytic DEVICE too")
     architecture = preset(arguments.model)
     ranks = arguments.tensor_model_parallel_size, arguments.data_parallel_size
     check_expert_ranks(architecture, arguments.expert_model_parallel_size, ranks)
@@ -233,8 +228,7 @@ def _show(profile: Profile, output: str) -> None:
 
 
 NUMBERS = (
-    Interval("[0, 1e9]", "vit_budget"),
-    Interval("[1, 1e9]", "llm_budget"),
+    Interval("[1, 1e9]", "vit_budget llm_budget"),
     Interval("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size data_parallel_size"),
     Interval("[1, 1000]", "steps"),
     Interval("(0, 1]", "supervised_share"),

@@ -10,13 +10,13 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from megatron.core.utils import get_te_version, is_te_min_version
 from megatron.training.arguments import parse_args, validate_args
 from megatron.training.global_vars import set_global_variables
 
-from megatron.vlm import log_noise, platform
+from megatron.vlm import core_patches, log_noise, platform
 from megatron.vlm.defaults import FIXED, preset_defaults
 from megatron.vlm.evaluation import set_evaluation
 from megatron.vlm.flags.check import missing_needs, refused_values, untested
@@ -36,23 +36,8 @@ from omnibal_ext.trainer_flags import TRAINER_FLAGS
 Made = TypeVar("Made")
 SPLITS_SINCE = "2.8.0"
 """Transformer Engine's, from which on its layers call the data-parallel hooks of weight gradients that were put off."""
-
-
 NCCL_TRACE = "nccl_trace_rank_"
 """Begins the names of these files, one a rank."""
-
-
-_UNLESS_GIVEN: dict[str, Any] = {
-    "preset": None,
-    "plan": None,
-    "freeze": [],
-    "lora_rank": None,
-    "lora_alpha": None,
-    "lora_targets": None,
-    "pipeline_model_parallel_size": None,
-    "tensor_model_parallel_size": 1,
-    "expert_model_parallel_size": 1,
-}
 
 
 @dataclass(frozen=True)
@@ -114,7 +99,8 @@ def read_arguments(argv: Sequence[str] | None = None, is_packed: bool = True) ->
     parser = Parser(add_vlm_arguments, sys.argv[1:] if argv is None else argv)
     given = parser.given()
     refused = [*parser.refused, *_missing(given, parser)]
-    known = Namespace(**_UNLESS_GIVEN | vars(given))
+    usual = {action.dest: action.default for action in parser._actions} | {"pipeline_model_parallel_size": None}
+    known = Namespace(**usual | vars(given))
     architecture = _or_refused(refused, partial(_model, known)) if known.preset else None
     plan = _or_refused(refused, partial(_plan, known, architecture)) if architecture else None
     parser.set_defaults(**platform.megatron_defaults(), **FIXED, **_flight_recorder(given))
@@ -174,10 +160,7 @@ def _parsed(parser: Parser, given: Namespace, refused: Sequence[str]) -> tuple[N
 
     Raises UserError with all that is refused already and what flags lack, or with what Megatron refuses.
     """
-    platform.patch_start()
-    platform.patch_distributed_optimizer()
-    platform.patch_gradient_norm()
-    platform.patch_momentum()
+    core_patches.install()
     with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
         args = parse_args(lambda _: parser)
         refuse([*refused, *missing_needs(given, args, parser)])

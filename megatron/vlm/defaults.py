@@ -37,7 +37,6 @@ def preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) ->
     language = architecture.language
     ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
     return {
-        **FIXED,
         # Megatron requires a multiple of its pipeline stages; the plan cuts the chain.
         "num_layers": -(-language.layers // (ranks * chunks)) * ranks * chunks,
         "hidden_size": language.hidden_size,

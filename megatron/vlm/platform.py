@@ -1,18 +1,12 @@
-"""What machine is this: CUDA or CPU, and which optional accelerators are there. No other file asks.
-
-Megatron assumes CUDA in many places. Where there is none, `prepare` puts stand-ins in front of the few `torch.cuda`
-functions that Megatron calls, and a function mode that turns "cuda" devices into CPU. With CUDA it changes nothing.
-"""
+"""What machine is this: CUDA or CPU, and which optional accelerators are there. No other file asks."""
 
 import contextlib
 import importlib.util
-import logging
 import os
 import sys
 import time
-import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -20,9 +14,10 @@ from typing import Any
 
 import torch
 import typing_extensions
-from torch.overrides import TorchFunctionMode
 
+from megatron.vlm import no_cuda
 from megatron.vlm.compiling import for_any_rows
+from megatron.vlm.no_cuda import CPU
 from omnibal_ext.costs.analytic import OVERHEAD_BYTES
 from omnibal_ext.flags import flag_value
 
@@ -74,7 +69,6 @@ HAS_VARIABLE_LENGTH: bool = HAS_CUDA and installed("torch.nn.attention.varlen")
 HAS_LINEAR_ATTENTION: bool = HAS_CUDA and all(map(_works, ("fla.ops.gated_delta_rule", "fla.modules.causal_conv1d")))
 # Apex can be installed without its kernels: then it has nothing to be used, and `prepare` hides it.
 HAS_APEX: bool = HAS_CUDA and all(installed(module) for module in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda"))
-CPU = torch.device("cpu")
 CLOCK_RATE = 2e9
 """Cycles a second, of which no GPU has more."""
 
@@ -318,7 +312,7 @@ def prepare() -> None:
         _meet_on_own_devices()
         torch.compile = for_any_rows(torch.compile)  # before core decorates its functions with it
     else:
-        _stand_in_for_cuda()
+        no_cuda.stand_in()
 
 
 def _meet_on_own_devices() -> None:
@@ -331,223 +325,3 @@ def _meet_on_own_devices() -> None:
         return barrier(group, async_op, device_ids, *more, **named)
 
     torch.distributed.barrier = meet
-
-
-@cache
-def patch_start() -> None:
-    """Let Megatron start from pip's wheel (megatron-core 0.19).
-
-    Its first rank runs `make` for functions in C++ and ends the process where that fails: the wheel has what is made,
-    and no file to make it by.
-    """
-    if installed("megatron.core.datasets.helpers_cpp"):
-        from megatron.core.datasets import utils
-
-        utils.compile_helpers = _returns(None)
-
-
-@cache
-def patch_gradient_norm() -> None:
-    """Let the norm of the gradients stay on the device without Apex or Transformer Engine (megatron-core 0.19).
-
-    Core's own way brings the norm of each gradient to the host, which waits for every one.
-    """
-    from megatron.core import utils
-    from megatron.core.optimizer import clip_grads
-
-    def l2_norm(_: int, __: Any, lists: list[list[torch.Tensor]], *___: Any) -> tuple[torch.Tensor, None]:
-        return torch.nn.utils.get_total_norm(lists[0]).view(1), None
-
-    if clip_grads.l2_norm_impl is utils.local_multi_tensor_l2_norm:
-        clip_grads.l2_norm_impl = l2_norm
-
-
-def _count_steps() -> None:
-    """Let a run be saved, and go on, in which a rank trains nothing, its part being frozen (megatron-core 0.19).
-
-    The first rank saves Adam's step for all, as the state of its weights has it. Where it has none, core saves no step,
-    without which no other rank goes on, and the distributed optimizer stops at an assertion: count steps on each rank.
-    """
-    from megatron.core.optimizer import optimizer as optimizers
-
-    cls = optimizers.MegatronOptimizer
-    original_init, step_of = cls.__init__, cls._extract_common_per_param_step
-    give_step = cls._restore_common_per_param_step
-
-    def init(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> None:
-        original_init(self, optimizer, *arguments, **named)
-        self.steps = torch.zeros(())
-        if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
-            optimizer.register_step_post_hook(lambda *_: self.steps.add_(1))
-
-    def extract_step(self: Any, state: dict[str, Any]) -> Any:
-        return step_of(state) if state["state"] else self.steps.clone()
-
-    def restore_step(self: Any, state: dict[str, Any], step: Any) -> None:
-        give_step(state, step)
-        self.steps = torch.as_tensor(step).clone()
-
-    cls.__init__, cls._extract_common_per_param_step = init, extract_step
-    cls._restore_common_per_param_step = restore_step
-
-
-@cache
-def patch_distributed_optimizer() -> None:
-    """Let the distributed optimizer resume without Apex or Transformer Engine (megatron-core 0.19).
-
-    1. Loading asks a fresh optimizer for its state, and torch's Adam has none before its first step: Megatron stops at
-       an assertion. Give it the state it starts from, step 0 and moments of zero.
-    2. What is loaded is copied into shards that, in fp32, are views of trained weights: record no gradient then.
-    3. All weights are handed one and the same step counter, which would count once a weight, and it is overwritten by
-       the fresh one, or looked for in vain (`--dist-ckpt-optim-fully-reshardable`): leave it out there, and give each
-       weight its own, at the checkpoint's step.
-    4. A rank may have nothing to train: `_count_steps`.
-    """
-    from megatron.core.optimizer import distrib_optimizer
-
-    if distrib_optimizer.HAVE_APEX_OR_TE:
-        return
-    _count_steps()
-    cls = distrib_optimizer.DistributedOptimizer
-    original_state_dict, original_load_state_dict = cls.state_dict, cls.load_state_dict
-    original_set_states = cls._set_main_param_and_optimizer_states
-
-    def state_dict(self: Any) -> dict[str, Any]:
-        if not self.optimizer.state:
-            for parameter in (weight for group in self.optimizer.param_groups for weight in group["params"]):
-                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
-        if nothing_trains := not self.optimizer.state:
-            self.optimizer.state["no weight"] = {"step": self.steps}
-        state: dict[str, Any] = original_state_dict(self)
-        if nothing_trains:
-            del self.optimizer.state["no weight"]
-        return state
-
-    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
-        original_load_state_dict(self, state)
-        step = float(state["optimizer"]["param_groups"][0]["step"])
-        self.steps = torch.tensor(step)
-        for values in self.optimizer.state.values():
-            values["step"] = torch.tensor(step)
-
-    @torch.no_grad()
-    def set_states(self: Any, weight: torch.nn.Parameter, tensors: dict[str, Any]) -> None:
-        original_set_states(self, weight, {**tensors, "step": None})
-
-    cls.state_dict, cls.load_state_dict = state_dict, load_state_dict
-    cls._set_main_param_and_optimizer_states = set_states
-
-
-@cache
-def patch_momentum() -> None:
-    """Let SGD resume (megatron-core 0.19): loading wants the state that an optimizer starts from, and core makes none.
-
-    A momentum of zeros becomes the first gradient, as does none.
-    """
-    from megatron.core.optimizer.optimizer import MegatronOptimizer
-
-    original = MegatronOptimizer.__init__
-
-    def start(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for group in optimizer.param_groups:
-            for weight in group["params"] if group.get("momentum") else ():
-                optimizer.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
-
-    def init(self: Any, optimizer: torch.optim.Optimizer, config: Any, init_state_fn: Any = None) -> None:
-        original(self, optimizer, config, init_state_fn or start)
-
-    MegatronOptimizer.__init__ = init
-
-
-class CudaIs(TorchFunctionMode):
-    """Sends tensors that ask for CUDA to another device."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if "device" in kwargs and _names_cuda(kwargs["device"]):
-            kwargs["device"] = self.device
-        if func is torch.Tensor.cuda:
-            return args[0].to(self.device)
-        if func is torch.Tensor.to and len(args) > 1 and _names_cuda(args[1]):
-            args = (args[0], self.device, *args[2:])
-        if func is torch.Tensor.type and len(args) == 1:
-            return func(*args).replace("torch.", "torch.cuda.")
-        return func(*args, **kwargs)
-
-
-def _names_cuda(value: object) -> bool:
-    return isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
-
-
-class _Stream:
-    """A CUDA stream or event on a machine where everything happens in order."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def _nothing(self, *_: Any, **__: Any) -> None: ...
-
-    wait_stream = wait_event = synchronize = record = wait = _nothing
-
-    def record_event(self, *_: Any) -> "_Stream":
-        return _Stream()
-
-    def elapsed_time(self, _: "_Stream") -> float:
-        return 0.0
-
-
-def _returns(value: object) -> Callable[..., Any]:
-    """A new function that takes anything and returns `value` (torch wants one function a name, not one for several)."""
-    return lambda *_, **__: value
-
-
-def _stand_in_for_cuda() -> None:
-    """Replace what Megatron calls of `torch.cuda`; the functions are named after theirs."""
-    properties = types.SimpleNamespace(major=8, minor=0, name="cpu", total_memory=2**34, multi_processor_count=1)
-    stand_ins: dict[str, Callable[..., Any]] = {
-        "is_available": _returns(True),
-        "current_device": _returns(CPU),
-        "device_count": lambda: max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
-        "get_rng_state": lambda *_: torch.get_rng_state(),
-        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
-        "manual_seed": torch.manual_seed,
-        "is_current_stream_capturing": _returns(False),
-        "Stream": _Stream,
-        "Event": _Stream,
-        "current_stream": lambda *_: _Stream(),
-        "default_stream": lambda *_: _Stream(),
-        "stream": lambda _: contextlib.nullcontext(),
-        "memory_stats": lambda *_: {},
-        "get_device_capability": _returns((8, 0)),
-        "get_device_properties": _returns(properties),
-        "get_device_name": _returns("cpu"),
-    }
-    for name in ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"):
-        stand_ins[name] = _returns(None)
-    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-        stand_ins[name] = _returns(0)
-    for name, stand_in in stand_ins.items():
-        setattr(torch.cuda, name, stand_in)
-    # A build for CUDA would take the stand-ins for a device, and ask its driver: torch is to know that there is none.
-    setattr(torch._C, "_accelerator_getAccelerator", _returns(None))  # noqa: B010 (mypy refuses a plain assignment)
-    for accelerator in (
-        torch.cuda,
-        torch.mtia,
-        torch.xpu,
-    ):  # torch notes every seed for one that may come, stack and all
-        setattr(accelerator, "manual_seed_all", _returns(None))  # noqa: B010 (mypy refuses a plain assignment)
-    setattr(torch.nn.Module, "cuda", lambda self, *_, **__: self)  # noqa: B010 (mypy refuses a plain assignment)
-    CudaIs(CPU).__enter__()
-
-    from megatron.core.tensor_parallel import random
-
-    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
-    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
-    # It warns, mask by mask, that the host's generator moves with the device's: here they are one.
-    logging.getLogger(random.__name__).setLevel(logging.ERROR)

@@ -50,15 +50,13 @@ class Weights:
 
     def describe(self) -> str:
         """A short description for the table of checks."""
-        match self.kind:
-            case "own":
-                return f"goes on from iteration {self.iteration} in {self.folder}"
-            case "given":
-                return f"first weights from {self.folder}"
-            case "unconverted":
-                return f"first weights from {self.folder}, to be converted"
-            case "random":
-                return "random (--from-scratch)"
+        words = {
+            "own": f"goes on from iteration {self.iteration} in {self.folder}",
+            "given": f"first weights from {self.folder}",
+            "unconverted": f"first weights from {self.folder}, to be converted",
+            "random": "random (--from-scratch)",
+        }
+        return words[self.kind]
 
 
 def starting_weights(args: Namespace) -> Weights:

@@ -1,13 +1,15 @@
 """`--measure-top-k`: trial runs of a plan's best layouts for a few steps; the fastest is kept."""
 
-import dataclasses
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from omnibal_ext.console import print_table
+from omnibal_ext.console import print_table, track
 from omnibal_ext.errors import UserError
+from omnibal_ext.launch.folder import METRICS, PLAN
+from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import training_intervals
 
@@ -15,36 +17,19 @@ STEPS = 3
 """Steps of a trial; the first is a warm-up."""
 DROPPED_FLAGS = (
     # saves and loads
-    "--save", "--save-hf", "--load", "--from", "--from-scratch", "--pretrained-checkpoint", "--finetune",
-    "--save-interval",
-    "--persistent-save-interval", "--save-retain-interval", "--no-save-optim", "--no-save-rng", "--async-save",
-    "--async-strategy", "--use-persistent-ckpt-worker", "--dist-ckpt-workers", "--ckpt-assume-constant-structure",
-    "--no-ckpt-fully-parallel-save", "--dist-ckpt-optim-fully-reshardable", "--verify-integrity", "--ckpt-step",
-    "--exit-on-missing-checkpoint", "--no-load-optim", "--no-load-rng", "--override-opt_param-scheduler",
-    "--override-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler", "--use-checkpoint-opt-param-scheduler",
-    "--dist-ckpt-strictness", "--ckpt-fully-parallel-load", "--no-ckpt-load-validate-sharding-integrity",
-    "--disable-ckpt-load-validate-sharding-integrity",
-    # evaluates
-    "--eval-data", "--eval-packs", "--eval-interval", "--eval-iters", "--start-eval-at-iter", "--skip-train",
-    # logs and profiles
-    "--log-interval", "--log-memory-interval", "--timelines", "--tensorboard-dir", "--tensorboard-log-interval",
-    "--tensorboard-queue-size", "--log-timers-to-tensorboard", "--no-log-loss-scale-to-tensorboard",
-    "--disable-log-loss-scale-to-tensorboard", "--log-validation-ppl-to-tensorboard", "--log-memory-to-tensorboard",
-    "--log-world-size-to-tensorboard", "--wandb-project", "--wandb-entity", "--wandb-exp-name", "--wandb-save-dir",
-    "--profile", "--profile-step-start", "--profile-step-end", "--profile-ranks", "--use-pytorch-profiler",
-    "--pytorch-profiler-collect-shapes", "--pytorch-profiler-collect-callstack", "--record-shapes", "--nvtx-ranges",
-    # ends
+    "--save*", "--load", "--from*", "--pretrained-checkpoint", "--finetune", "--persistent-save-interval",
+    "--no-save-*", "--no-load-*", "--async-*", "--use-persistent-ckpt-worker", "--*ckpt-*", "--verify-integrity",
+    "--exit-on-missing-checkpoint", "--override-opt*-scheduler", "--use-checkpoint-opt*-scheduler",
+    # evaluates, logs, profiles, ends
+    "--eval-*", "--start-eval-at-iter", "--skip-train", "--log-interval", "--log-memory-interval", "--timelines",
+    "--*tensorboard*", "--log-validation-ppl-*", "--wandb-*", "--*profile*", "--record-shapes", "--nvtx-ranges",
     "--exit-interval",
 )  # fmt: skip
-"""Flags of the run that its trials do not get: trials save and evaluate nothing, and start from random weights."""
+"""Patterns of flags that trials do not get: they save and evaluate nothing, and start from random weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutTrial:
-    """A layout and its measured seconds per step; None: the trial failed."""
-
-    plan: Plan
-    measured_seconds: float | None
+Trial = tuple[Plan, float | None]
+"""A layout and its measured seconds per step; None: the trial failed."""
 
 
 def layouts(plan: Plan, count: int) -> list[Plan]:
@@ -57,7 +42,7 @@ def trial_flags(words: Sequence[str]) -> list[str]:
     kept, skipping = [], False
     for word in words:
         if word.startswith("--"):
-            skipping = word.partition("=")[0] in DROPPED_FLAGS
+            skipping = any(fnmatchcase(word.partition("=")[0], pattern) for pattern in DROPPED_FLAGS)
         if not skipping:
             kept.append(word)
     return [*kept, "--from-scratch", "--log-interval", "1", "--exit-interval", str(STEPS)]
@@ -71,22 +56,39 @@ def measured_seconds(metrics: Path) -> float | None:
     return statistics.median(line["seconds"] for line in lines[1:STEPS])
 
 
-def keep_fastest(trials: Sequence[LayoutTrial]) -> Plan:
+def keep_fastest(trials: Sequence[Trial]) -> Plan:
     """Return the plan of the fastest layout, with the figures of all trials. Raises UserError if all failed."""
-    ran = [trial for trial in trials if trial.measured_seconds is not None]
+    ran = [(seconds, number) for number, (_, seconds) in enumerate(trials) if seconds is not None]
     if not ran:
         raise UserError(f"none of {len(trials)} layouts ran {STEPS} steps; see the logs of the trials")
-    best = min(ran, key=lambda trial: trial.measured_seconds or 0.0)
+    _, best = min(ran)
     figures = tuple(
         {
-            "stages": [stage.to_record() for stage in trial.plan.stages],
-            "predicted_step_seconds": trial.plan.predicted["step_seconds"],
-            "measured_step_seconds": trial.measured_seconds,
-            "kept": trial is best,
+            "stages": [stage.to_record() for stage in plan.stages],
+            "predicted_step_seconds": plan.predicted["step_seconds"],
+            "measured_step_seconds": seconds,
+            "kept": number == best,
         }
-        for trial in trials
+        for number, (plan, seconds) in enumerate(trials)
     )
-    return dataclasses.replace(best.plan, trials=figures)
+    return replace(trials[best][0], trials=figures)
+
+
+def measured_best(plan: Plan, count: int, folder: Path, command: Callable[[Path, Path], list[str]]) -> Plan:
+    """Run the plan's `count` best layouts for a few steps each, and keep the fastest.
+
+    `command(plan.json, metrics.jsonl)` is the command line of a trial.
+    """
+    trials, candidates = [], layouts(plan, count)
+    for number, candidate in enumerate(track(candidates, "measuring layouts", len(candidates))):
+        trial = folder / str(number)
+        candidate.save(trial / PLAN)
+        metrics = trial / METRICS
+        metrics.unlink(missing_ok=True)  # of an interrupted trial
+        with (trial / "log").open("w") as log:
+            run_to_end(command(trial / PLAN, metrics), stdout=log, stderr=log)
+        trials.append((candidate, measured_seconds(metrics)))
+    return keep_fastest(trials)
 
 
 def print_trials(plan: Plan) -> None:

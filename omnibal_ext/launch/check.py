@@ -10,7 +10,7 @@ from typing import Any
 
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import UserError
-from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.launch.processes import run_python
 from omnibal_ext.launch.versions import check_versions
 
 
@@ -48,8 +48,8 @@ def check(words: Sequence[str], nodes: int, ranks_a_node: int, job: dict[str, An
     versions = {"check": "versions", "state": "ok", "detail": check_versions()}
     sizes = {"WORLD_SIZE": nodes * ranks_a_node, "LOCAL_WORLD_SIZE": ranks_a_node, "RANK": 0, "LOCAL_RANK": 0}
     environment = {**os.environ, **{name: str(value) for name, value in sizes.items()}}
-    command = [sys.executable, "-W", "ignore", "-m", "megatron.vlm.preflight", json.dumps(job), *words]
-    done = run_to_end(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    streams: dict[str, Any] = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done = run_python("-m", "megatron.vlm.preflight", json.dumps(job), *words, **streams)
     if done.returncode not in (0, 2) or not done.stdout:
         sys.stderr.write(done.stderr)
         raise UserError("the checks could not be made, see above; the flags of Megatron's may contradict each other")

@@ -1,14 +1,14 @@
 """Command lines that start the ranks of a run."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from omnibal_ext.launch.folder import TENSORBOARD
+from omnibal_ext.launch.processes import PYTHON
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 
-RANKS = (sys.executable, "-W", "ignore", "-m", "omnibal_ext.launch.torchrun")
+RANKS = (*PYTHON, "-m", "omnibal_ext.launch.torchrun")
 TIMELINES = 10
 """Iterations whose timelines a run records for its report."""
 UNKNOWN_ITERATIONS = 10**6

@@ -23,7 +23,7 @@ from omnibal_ext.flags import as_flags, flag_name
 from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import remove_unused
 from omnibal_ext.launch.planning import run_our_tool
-from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
 from omnibal_ext.packing.packers.budgets import read_budget
 from omnibal_ext.packing.widths import check_widths, read_widths
@@ -148,11 +148,7 @@ def check_paths(arguments: argparse.Namespace) -> None:
 
 
 def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
-    """Make the dataset and the packs if they are missing or were made from other inputs; print every step.
-
-    Raises UserError for --widths that these ranks cannot have.
-    """
-    _check_widths(arguments, data_parallel)
+    """Make the dataset and the packs if they are missing or were made from other inputs; print every step."""
     _preprocess(arguments, tools)
     _pack(arguments, tools, data_parallel)
 
@@ -162,16 +158,12 @@ def are_made(arguments: argparse.Namespace, data_parallel: int) -> bool:
 
     Raises UserError for --widths that these ranks cannot have.
     """
-    _check_widths(arguments, data_parallel)
+    if asked := read_widths(arguments.widths):
+        check_widths(asked, data_parallel)
     noted = _made_from(_note(arguments, "packs")) or {}
     noted.pop("dataset", None)
     is_data = _made_from(_note(arguments, "data")) == _asked_of_data(arguments)
     return is_data and noted == _pack_flags(arguments, data_parallel) and _are_there(arguments)
-
-
-def _check_widths(arguments: argparse.Namespace, data_parallel: int) -> None:
-    if asked := read_widths(arguments.widths):
-        check_widths(asked, data_parallel)
 
 
 def micro_batches(arguments: argparse.Namespace) -> int:
@@ -182,9 +174,9 @@ def micro_batches(arguments: argparse.Namespace) -> int:
 def check_conversations(arguments: argparse.Namespace, tools: Path) -> dict[str, str]:
     """Return the result of `preprocess_data.py --check`, which reads the first lines of files and writes nothing."""
     switches = ["--check", "--json", "--input", *arguments.input, *_shorten(arguments)]
-    words = [str(word) for flag in _data_flags(arguments).items() for word in flag]
-    command = [sys.executable, "-W", "ignore", str(tools / "preprocess_data.py"), *words, *switches]
-    done = run_to_end(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    words = [word for flag in _data_flags(arguments).items() for word in flag]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done = run_python(tools / "preprocess_data.py", *words, *switches, **both)
     if done.returncode == 0:
         detail, state = decode(done.stdout.encode())["detail"], "ok"
     elif done.returncode == 2:
@@ -201,11 +193,7 @@ def _note(arguments: argparse.Namespace, what: str) -> Path:
 
 
 def _asked_of_data(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {**_limits(arguments), "--shorten": arguments.shorten}
-
-
-def _limits(arguments: argparse.Namespace) -> dict[str, int | None]:
-    return {flag_name(name): getattr(arguments, name) for name in LIMITS}
+    return {flag_name(name): getattr(arguments, name) for name in (*LIMITS, "shorten")}
 
 
 def _shorten(arguments: argparse.Namespace) -> list[str]:
@@ -240,38 +228,29 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
     if arguments.widths != ONE_RANK:
         flags["--widths"] = arguments.widths
     if arguments.widths == AUTO:
-        flags["--node-ranks"] = _node_ranks(arguments)
+        groups, rest = divmod(arguments.nproc_per_node, arguments.tensor_model_parallel_size)
+        flags["--node-ranks"] = 1 if rest else groups  # data-parallel ranks of a node; 1: tensor groups span nodes
     return flags
 
 
-def _folders(arguments: argparse.Namespace) -> list[Path]:
-    """Return the folders of the packs and of the held-out packs."""
-    held_out = [Path(arguments.run_dir) / HELD_OUT] if arguments.held_out else []
-    return [Path(arguments.packs), *held_out]
-
-
 def _are_there(arguments: argparse.Namespace) -> bool:
-    return all((made / "manifest.json").is_file() for made in _folders(arguments))
+    folders = [arguments.packs, *([arguments.eval_packs] if arguments.held_out else [])]
+    return all((Path(made) / "manifest.json").is_file() for made in folders)
 
 
 def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
-    flags, run_dir, inputs = _pack_flags(arguments, data_parallel), Path(arguments.run_dir), _note(arguments, "packs")
-    held_out = {"--data": arguments.data, "--held-out-of": arguments.packs, "--output-dir": run_dir / HELD_OUT}
+    flags, inputs = _pack_flags(arguments, data_parallel), _note(arguments, "packs")
+    held_out = {"--data": arguments.data, "--held-out-of": arguments.packs, "--output-dir": arguments.eval_packs}
     asked = {**flags, "dataset": sha256_of(Path(arguments.data) / "manifest.json")}
     if _made_from(inputs) == asked and _are_there(arguments):
         _say(arguments, f"dataset -> {arguments.packs}: there, made from the same")
         return
-    for made, named in zip(_folders(arguments), (flags, held_out), strict=False):
+    for named in (flags, held_out) if arguments.held_out else (flags,):
+        made = Path(named["--output-dir"])
         _say(arguments, f"dataset -> {made}")
-        remove_unused(run_dir, made)
+        remove_unused(Path(arguments.run_dir), made)
         run_our_tool(tools / "pack_data.py", named, arguments.json)
     write_record(inputs, asked)
-
-
-def _node_ranks(arguments: argparse.Namespace) -> int:
-    """Data-parallel ranks within a node; 1 if tensor-parallel groups span nodes."""
-    groups, rest = divmod(arguments.nproc_per_node, arguments.tensor_model_parallel_size)
-    return 1 if rest else groups
 
 
 def _made_from(path: Path) -> dict[str, Any] | None:

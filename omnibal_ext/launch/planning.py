@@ -1,26 +1,25 @@
-"""Makes a run's profile and plan with our tools if they are missing or stale, and measures the best plans."""
+"""Makes a run's profile and plan with our tools if they are missing or stale."""
 
 import argparse
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.console import print_json, track
+from omnibal_ext.console import print_json
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.files.records import write_record
 from omnibal_ext.flags import as_flags, flag_name
-from omnibal_ext.launch.candidates import LayoutTrial, keep_fastest, layouts, measured_seconds
 from omnibal_ext.launch.folder import PLAN, remove_unused
-from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.launch.processes import run_python
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
@@ -163,10 +162,7 @@ class Planning:
             self._ensure_profile()
             if not self.is_planned():
                 self._plan()
-        plan = Plan.load(self.plan_path)
-        plan.check_model(self.architecture.name, self.architecture.hash, self.architecture.chain)
-        plan.check_trained(self.frozen, self.adapters)
-        return plan
+        return Plan.load(self.plan_path)
 
     def _ensure_profile(self) -> None:
         """Run the profiler, which does not repeat measurements that are in the file."""
@@ -292,25 +288,7 @@ def trained_words(job: argparse.Namespace) -> list[str]:
 
 def run_our_tool(tool: Path, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:
     """Run a tool with these flags; if it fails, exit with its exit code. `quiet`: without its stdout."""
-    words = [*(str(word) for flag in flags.items() for word in flag), *switches]
-    done = run_to_end([sys.executable, "-W", "ignore", str(tool), *words], stdout=subprocess.DEVNULL if quiet else None)
+    words = [word for flag in flags.items() for word in flag]
+    done = run_python(tool, *words, *switches, stdout=subprocess.DEVNULL if quiet else None)
     if done.returncode:
         sys.exit(done.returncode)
-
-
-def measured_best(plan: Plan, count: int, folder: Path, command: Callable[[Path, Path], list[str]]) -> Plan:
-    """Run the plan's `count` best layouts for a few steps each, and keep the fastest.
-
-    `command(plan.json, metrics.jsonl)` is the command line of a trial.
-    """
-    trials = []
-    candidates = layouts(plan, count)
-    for number, candidate in enumerate(track(candidates, "measuring layouts", len(candidates))):
-        trial = folder / str(number)
-        candidate.save(trial / "plan.json")
-        metrics = trial / "metrics.jsonl"
-        metrics.unlink(missing_ok=True)  # of an interrupted trial
-        with (trial / "log").open("w") as log:
-            run_to_end(command(trial / "plan.json", metrics), stdout=log, stderr=log)
-        trials.append(LayoutTrial(candidate, measured_seconds(metrics)))
-    return keep_fastest(trials)

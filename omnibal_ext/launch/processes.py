@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -24,7 +23,7 @@ from omnibal_ext.output import say
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that ask a run to end; a batch system may send SIGUSR1 before the time limit."""
 GRACE_SECONDS = 20.0
-ERROR = "error: "
+PYTHON = (sys.executable, "-W", "ignore")
 PR_SET_CHILD_SUBREAPER = 36
 """Linux: orphaned descendants become children of this process, so that they can be found."""
 
@@ -102,26 +101,20 @@ def run_ranks(
 ) -> int:
     """Run torchrun (`omnibal_ext.launch.torchrun`) and return its exit code.
 
-    Its output goes to `log` or, without one, to ours, where an error line that several ranks print appears once.
-    `follow` is called with a function that tells whether torchrun runs. Signals are forwarded to the ranks, which have
-    `grace` seconds to end (None: no limit, so that they can save) unless Ctrl-C interrupts that.
+    Its output goes to `log` or, without one, to ours. `follow` is called with a function that tells whether torchrun
+    runs. Signals are forwarded to the ranks, which have `grace` seconds to end (None: no limit, so that they can save)
+    unless Ctrl-C interrupts that.
     """
-    streams: dict[str, Any] = {"stdout": log, "stderr": log} if log else {"stderr": subprocess.PIPE}
-    with _started(command, streams) as agent:
-        errors = _ErrorLines(agent.stderr) if agent.stderr else None
+    with _started(command, {"stdout": log, "stderr": log}) as agent:
         try:
             if follow:
                 follow(lambda: agent.poll() is None)
             agent.wait()
         except Stopped as stop:
-            if errors:
-                errors.errors_only = True
             _end_ranks(agent, stop.number, grace)
             raise
         finally:
             end_tree(agent)
-            if errors:
-                errors.join()
     if agent.returncode < 0:
         say(f"error: torchrun was ended by {signal.Signals(-agent.returncode).name}, and its ranks", error=True)
         return 1
@@ -132,35 +125,20 @@ def _end_ranks(agent: subprocess.Popen[str], number: int, grace: float | None) -
     """Forward a signal to the ranks and wait until the agent, their parent, has ended after them."""
     for repeated in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # Slurm may repeat signals
         signal.signal(repeated, signal.SIG_IGN)
-    ranks = [process for process in descendants(os.getpid()) if process.info["ppid"] == agent.pid]
-    for rank in ranks:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            rank.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-    if ranks:
+    if forward(number, agent.pid):
         with contextlib.suppress(subprocess.TimeoutExpired):
             agent.wait(timeout=grace)
 
 
-class _ErrorLines(threading.Thread):
-    """Copies a child's stderr to ours; an `error:` line that several ranks print appears once."""
-
-    def __init__(self, source: IO[str]) -> None:
-        super().__init__(daemon=True)
-        self.source, self.errors_only = source, False
-        self.start()
-
-    def run(self) -> None:
-        """Copy until all writers have ended."""
-        seen = set()
-        for line in self.source:
-            error = error_of(line)
-            if error not in seen and (error or not self.errors_only):
-                sys.stderr.write(f"{error}\n" if error else line)
-                sys.stderr.flush()
-            seen |= {error} - {""}
+def forward(number: int, parent: int) -> bool:
+    """Send a signal to the children of `parent`, a descendant of this process or itself; whether there are any."""
+    children = [process for process in descendants(os.getpid()) if process.info["ppid"] == parent]
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+    return bool(children)
 
 
-def error_of(line: str) -> str:
-    """Return the `error:` message in a line of output, or "". If ranks write at once, a line may repeat it."""
-    said = line.rstrip().split(ERROR)
-    return ERROR + said[-1] if said[0] == "" and len(set(said[1:])) == 1 else line.rstrip() * line.startswith(ERROR)
+def run_python(*words: object, **streams: Any) -> subprocess.CompletedProcess[str]:
+    """`run_to_end` of a program or module (-m NAME) of Python's, without its warnings."""
+    return run_to_end([*PYTHON, *map(str, words)], **streams)

@@ -1,7 +1,6 @@
 """Writes the report of a run, and inputs.json, which the report needs."""
 
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from omnibal_ext.files.records import write_record
 from omnibal_ext.flags import flag_value
 from omnibal_ext.launch.planning import Planning
-from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.launch.processes import run_python
 from omnibal_ext.launch.versions import check_versions
 from omnibal_ext.output import say
 from omnibal_ext.run_metrics import INPUTS
@@ -38,8 +37,7 @@ def write_report(tool: Path, planning: Planning, quiet: bool) -> None:
     said = f"no report: {profile} is not there, and the plan's predictions are made from it"
     if profile.exists():
         page = run_dir / REPORT
-        command = [sys.executable, "-W", "ignore", str(tool), "--run", str(run_dir), "--output", str(page)]
-        done = run_to_end(command, stdout=subprocess.DEVNULL)
+        done = run_python(tool, "--run", run_dir, "--output", page, stdout=subprocess.DEVNULL)
         said = f"report: {page}" if done.returncode == 0 else ""
     if said and not quiet:
         say(said)

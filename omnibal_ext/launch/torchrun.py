@@ -5,15 +5,12 @@ python -m omnibal_ext.launch.torchrun <torchrun's arguments>
 It forwards signals to the ranks, which may get them from the launcher too, and ends after them.
 """
 
-import contextlib
 import logging
 import os
 import signal
 import sys
 
-import psutil
-
-from omnibal_ext.launch.processes import SIGNALS, descendants
+from omnibal_ext.launch.processes import SIGNALS, forward
 from omnibal_ext.output import ignore_lost_output, say
 
 
@@ -46,11 +43,7 @@ def main() -> None:
 def _forward(number: int, received: list[int]) -> None:
     """Send the signal to the ranks; exit if there are none yet."""
     received.append(number)
-    ranks = [process for process in descendants(os.getpid()) if process.info["ppid"] == os.getpid()]
-    for rank in ranks:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            rank.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-    if not ranks:
+    if not forward(number, os.getpid()):
         os._exit(128 + number)
 
 

@@ -13,7 +13,7 @@ import psutil
 
 from omnibal_ext.architectures.folder import CONFIG, read_config, weight_files
 from omnibal_ext.families.registry import MODELS
-from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
 from omnibal_ext.units import GIB
 
@@ -56,13 +56,13 @@ def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bo
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     building = target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}")
-    command = [sys.executable, "-W", "ignore", str(tool), "--from-hf", str(source), "--output-dir", str(building)]
+    words: list[object] = [tool, "--from-hf", source, "--output-dir", building]
     if data and not (why_not := _not_comparable(source)):
-        command += ["--check", "--data", str(data)]
+        words += ["--check", "--data", data]
     elif data and not quiet:
         say(f"{source}: converted without comparing logits with transformers': {why_not}")
     try:
-        done = run_to_end(command, stdout=subprocess.DEVNULL if quiet else None)
+        done = run_python(*words, stdout=subprocess.DEVNULL if quiet else None)
         if done.returncode:
             sys.exit(done.returncode)
         if not target.exists():

@@ -82,21 +82,9 @@ def loads_of(index: PackedIndex, costs: PackCosts, replicas: int, steps: int = 2
     return StepLoads("microbatch", seconds[:, 0], float(samples))
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """A setup with some kinds of balance, and its predicted samples per second."""
-
-    name: str
-    samples_per_second: float
-    needed: float
-    """Fraction of the ranks' time that is needed work."""
-
-
-def contributions(
-    problem: LayoutProblem, layout: Layout, index: PackedIndex, random: PackedIndex
-) -> list[Contribution]:
-    """Return predictions, from random batches with cuts by parameters and full recomputation to the plan, adding one
-    kind of balance at a time.
+def contributions(problem: LayoutProblem, layout: Layout, index: PackedIndex, random: PackedIndex) -> dict[str, float]:
+    """Return predicted samples per second by setup, from random batches with cuts by parameters and full recomputation
+    to the plan, adding one kind of balance at a time.
 
     Setups that exceed the memory are left out. A replicated vision tower counts as part of the plan's cuts.
     """
@@ -105,20 +93,18 @@ def contributions(
     theirs = replace(cut, packs=_wide_packs(random, problem), lists=None)
     costs = PackCosts.of_profile(problem.whole_profile)
     samples = [loads_of(one, costs, one.global_batch // problem.microbatches).samples for one in (random, index)]
-    needed_a_sample = ours.ideal_seconds() * problem.ranks / samples[1]
     setups = (
         ("random batches, cut by parameters, all recomputed", theirs, samples[0], "parameters"),
         ("+ data: packs", cut, samples[1], "parameters"),
         ("+ model: the plan's cuts", ours, samples[1], "plan"),
         ("+ memory: the plan", ours, samples[1], "whole plan"),
     )
-    found = []
+    found = {}
     for name, one, count, how in setups:
         try:
-            step = one.step_seconds(_layout(one, layout, how))
+            found[name] = count / one.step_seconds(_layout(one, layout, how))
         except UserError:
             continue
-        found.append(Contribution(name, count / step, needed_a_sample * count / (step * problem.ranks)))
     return found
 
 

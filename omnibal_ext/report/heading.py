@@ -1,46 +1,27 @@
 """The first lines of a report: model, device, ranks, date, versions and TFLOP/s, as far as they are known."""
 
+from omnibal_ext.plan_tower import choice_in_words
 from omnibal_ext.report.subject import Subject
 
 
 def heading(subject: Subject) -> list[tuple[str, str]]:
     """Return (what, value) pairs of all that is known."""
     plan, profile = subject.plan, subject.profile
+    adapters = [f"adapters of rank {plan.lora_rank} on {' and '.join(plan.lora_targets)}"] * bool(plan.lora_rank)
     measured = "measured" if profile.measured_with else "counted, not measured"
     shape = f"{plan.num_microbatches} microbatches a rank, schedule {plan.schedule}"
     found = [
-        ("model", ", ".join([plan.model, *(f"{part} frozen" for part in plan.frozen), *_adapters(subject)])),
+        ("model", ", ".join([plan.model, *(f"{part} frozen" for part in plan.frozen), *adapters])),
         ("profile", ", ".join(filter(None, [profile.device, profile.dtype, measured]))),
         ("ranks", _ranks(subject)),
         ("iteration", shape),
-        ("vision tower", _tower(subject)),
+        ("vision tower", choice_in_words(tower, plan.tower) if (tower := plan.predicted.get("tower")) else ""),
         ("pack", f"at most {plan.vit_budget:,} tiles and {plan.llm_budget:,} tokens"),
         ("run" if subject.metrics else "plan", subject.date),
         ("versions", subject.versions),
         ("model's own work", _speed(subject)),
     ]
     return [(what, value) for what, value in found if value]
-
-
-def _adapters(subject: Subject) -> list[str]:
-    """The adapters that were trained, if any."""
-    plan = subject.plan
-    return [f"adapters of rank {plan.lora_rank} on {' and '.join(plan.lora_targets)}"] if plan.lora_rank else []
-
-
-def _tower(subject: Subject) -> str:
-    """Return whether the vision tower is cut or replicated ("beside"), with both layouts' predicted iteration time and
-    speed relative to the language model alone."""
-    predicted = subject.plan.predicted.get("tower")
-    if not predicted:
-        return ""
-    words, text_only = [], predicted.get("text_only_step_seconds")
-    for choice in ("cut", "beside"):
-        if step := predicted.get(f"{choice}_step_seconds"):
-            share = f", {text_only / step:.1%} of text-only speed" if text_only else ""
-            words.append(f"{choice} {step * 1e3:,.1f} ms{share}")
-    mode = f", {subject.plan.tower.mode}" if subject.plan.tower else ""
-    return f"{predicted['road']}{mode} (predicted: {'; '.join(words)})"
 
 
 def _ranks(subject: Subject) -> str:

@@ -42,11 +42,6 @@ class PackingView:
     """A sentence on what packing saves over random batches."""
 
     @classmethod
-    def of_index(cls, index: PackedIndex, sizes: Sizes | None) -> "PackingView":
-        """From an index alone, and the sizes of its samples if known."""
-        return cls(index, sizes)
-
-    @classmethod
     def of_summary(
         cls, index: PackedIndex, corpus: Corpus, summary: Summary, tried: Sequence[dict[str, Any]]
     ) -> "PackingView":

@@ -1,10 +1,9 @@
 """The report as one HTML file: everything is drawn here, nothing is loaded from elsewhere."""
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -14,7 +13,6 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.plan import layer_ranges
 from omnibal_ext.report import draw
 from omnibal_ext.report.against_random import (
-    Contribution,
     StepLoads,
     contributions,
     loads_of,
@@ -31,7 +29,6 @@ from omnibal_ext.report.breakdown import (
     breakdown,
     changes,
     faster_data,
-    late_seconds,
     limit_of,
 )
 from omnibal_ext.report.heading import heading
@@ -46,8 +43,6 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-STALLED = 0.5
-"""An iteration is named if it lost at least this fraction of a typical one to late data or host."""
 BECAUSE = {
     "needed": "forwards and backwards of the layers, once",
     "recomputation": "layers are run again to save memory",
@@ -69,7 +64,7 @@ class SubjectView:
     scale: float
     """Seconds of the time axis, shared by the subject's timelines."""
     against: tuple[StepLoads, StepLoads] | None
-    contributions: Sequence[Contribution]
+    contributions: Mapping[str, float]
     packing: PackingView | None
 
     @classmethod
@@ -78,10 +73,10 @@ class SubjectView:
         index, scale = subject.index, max(timeline.seconds for timeline in subject.timelines) * 1.001
         sizes = sizes_of(index) if index else None
         if index is None or sizes is None:
-            return cls(subject, scale, None, (), PackingView.of_index(index, None) if index else None)
-        packing = PackingView.of_index(index, sizes)
+            return cls(subject, scale, None, {}, PackingView(index, None) if index else None)
+        packing = PackingView(index, sizes)
         if index.pad:
-            return cls(subject, scale, None, (), packing)
+            return cls(subject, scale, None, {}, packing)
         replicas = index.global_batch // subject.plan.num_microbatches
         with tempfile.TemporaryDirectory() as folder:
             random = random_index(index, sizes, Path(folder) / "random")
@@ -113,16 +108,7 @@ class SubjectView:
             said.append(f"Rank {limit.lane.rank} ({layers}) limits the pipeline: it works longest{more}.")
         if limit.share > 0 and limit.cause != LATE:
             said.append(f"Most is lost to {limit.cause}, {limit.share:.0%}: {BECAUSE[limit.cause]}.")
-        return " ".join([*said, *self.stall])
-
-    @property
-    def stall(self) -> list[str]:
-        """A sentence on the recorded iteration that lost most to late data or host, if above `STALLED`."""
-        late = [(late_seconds(self.subject.measured_of(record)), record) for record in self.subject.records]
-        most, worst = max(late, key=lambda one: one[0], default=(0.0, None))
-        if worst is None or worst is self.subject.typical or most < STALLED * self.subject.seen.seconds:
-            return []
-        return [f"Iteration {worst['iteration']} waited {most * 1e3:,.0f} ms for data or host."]
+        return " ".join(said)
 
     @property
     def is_wide(self) -> bool:
@@ -222,7 +208,7 @@ class SubjectView:
     @property
     def brought(self) -> Markup:
         """Predicted samples a second as kinds of balance are added."""
-        rows = [(one.name, [("data", one.samples_per_second)]) for one in self.contributions]
+        rows = [(name, [("data", speed)]) for name, speed in self.contributions.items()]
         return draw.bars("Predicted samples a second", rows, "samples/s") if rows else Markup("")
 
     @property
@@ -247,22 +233,17 @@ class SubjectView:
         return rows
 
 
-def report(subjects: Sequence[Subject]) -> str:
-    """The HTML page about plans and runs, next to each other where there are several."""
-    return render([SubjectView.of(subject) for subject in subjects], [])
+def report(subjects: Sequence[Subject], packings: Sequence[PackingView] = ()) -> str:
+    """The HTML page about plans and runs, next to each other where there are several, and about packed indexes."""
+    views = [SubjectView.of(subject) for subject in subjects]
+    causes = [(_css(cause), cause, BECAUSE[cause]) for cause in CAUSES]
+    template = TEMPLATES.get_template("report.html")
+    return template.render(causes=causes, faster=_faster(views), views=views, packings=packings)
 
 
 def packing_report(packing: PackingView) -> str:
     """The HTML page about a packed index alone."""
-    return render([], [packing])
-
-
-def render(views: Sequence[SubjectView], packings: Iterable[PackingView]) -> str:
-    """Fill the template."""
-    shared: dict[str, Any] = {"views": views, "packings": list(packings)}
-    return TEMPLATES.get_template("report.html").render(
-        causes=[(_css(cause), cause, BECAUSE[cause]) for cause in CAUSES], faster=_faster(views), **shared
-    )
+    return report([], [packing])
 
 
 def _faster(views: Sequence[SubjectView]) -> list[str]:

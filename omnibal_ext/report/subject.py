@@ -167,11 +167,6 @@ class Subject:
         samples, seconds = (np.sum([line[name] for line in self.intervals]) for name in ("samples", "seconds"))
         return float(samples / seconds)
 
-    def samples_per_iteration(self) -> float | None:
-        """Mean over the entire run; None without metrics."""
-        lines = self.intervals
-        return sum(line["samples"] for line in lines) / lines[-1]["iteration"] if lines else None
-
     def curves(self) -> dict[str, Curves]:
         """Loss (training and held out) and samples a second: curves over iterations."""
         if not self.metrics:

@@ -20,7 +20,7 @@ from megatron.core.utils import get_model_config
 from megatron.training import get_args
 from torch import Tensor
 
-from megatron.vlm import platform
+from megatron.vlm import core_patches
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.communicator import Communicator
@@ -40,7 +40,7 @@ MICROBATCHES = 4
 
 def main() -> None:
     what, path, *flags = sys.argv[1:]
-    platform.patch_distributed_optimizer()
+    core_patches.patch_distributed_optimizer()
     if what == "answers":
         harness.start(harness.SMALL, 1, 1, flags)
         found = {question: training.one_process(question) for question in QUESTIONS}

@@ -19,7 +19,7 @@ from megatron.core.utils import get_model_config
 from megatron.training import get_args
 from torch import Tensor
 
-from megatron.vlm import platform
+from megatron.vlm import core_patches
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.plan import Plan, single_stage_plan
@@ -32,7 +32,7 @@ PACKS = "one of many"
 
 def main() -> None:
     what, names, path, *flags = sys.argv[1:]
-    platform.patch_distributed_optimizer()
+    core_patches.patch_distributed_optimizer()
     if what == "answers":
         harness.start(harness.SMALL, 1, 1, flags)
         found = {question: one_process(question) for question in questions(names.split(","))}

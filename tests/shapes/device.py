@@ -83,7 +83,7 @@ def machine(engine: bool) -> Iterator[FakeTensorMode]:
         kernels.run = run_as_kernel
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
-    from megatron.vlm import platform
+    from megatron.vlm import no_cuda, platform
 
     CudaRNGStatesTracker.fork = lambda *_: nullcontext()  # states are real tensors, and nothing is drawn here
     platform.HAS_CUDA = True
@@ -92,7 +92,7 @@ def machine(engine: bool) -> Iterator[FakeTensorMode]:
     platform.HAS_VARIABLE_LENGTH = True
     torch.cuda.current_device, torch.cuda.Event = lambda: device, Event
     torch.cuda.device = lambda _: nullcontext()
-    with platform.CudaIs(device), FakeTensorMode(allow_non_fake_inputs=False) as mode:
+    with no_cuda.CudaIs(device), FakeTensorMode(allow_non_fake_inputs=False) as mode:
         yield mode
 
 

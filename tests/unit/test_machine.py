@@ -12,7 +12,7 @@ from megatron.core.optimizer import clip_grads, distrib_optimizer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from benchmarks import gpu
-from megatron.vlm import platform
+from megatron.vlm import core_patches, platform
 from megatron.vlm.models.configs import core_multiplies
 from megatron.vlm.models.mixture.groups import weight_gradient
 from megatron.vlm.preflight import memory
@@ -121,7 +121,7 @@ def test_what_works_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distrib_optimizer, "HAVE_APEX_OR_TE", True)
     monkeypatch.setattr(dataset_utils, "compile_helpers", compiles)
     monkeypatch.setattr(platform, "installed", lambda _: False)
-    for mend in (platform.patch_gradient_norm, platform.patch_distributed_optimizer, platform.patch_start):
+    for mend in (core_patches.patch_gradient_norm, core_patches.patch_distributed_optimizer, core_patches.patch_start):
         mend.__wrapped__()
     assert clip_grads.l2_norm_impl is norm
     assert optimizer.state_dict is before
@@ -132,7 +132,7 @@ ASK = """
 import json, sys
 import torch
 torch.cuda.is_available = lambda: True
-from megatron.vlm import platform
+from megatron.vlm import core_patches, platform
 platform.prepare()
 import apex, flash_attn
 kernels = platform.HAS_FLASH_ATTENTION, platform.HAS_LINEAR_ATTENTION

@@ -122,7 +122,6 @@ def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_n
         ({"recompute": (0,)}, {}, "recompute names link 0, which is no ViT layer"),
         ({"recompute": (6,)}, {}, "recompute names link 6, which is no ViT layer"),
         ({"recompute": (1,), "again": True}, {}, "leave `recompute` out"),
-        ({"mode": "later"}, {}, "mode 'later' is not known"),
         ({"mode": "ahead"}, {}, "some of it is trained"),
         ({}, {"frozen": ("vit", "projector")}, "all of it is frozen"),
         ({}, {"lists": ()}, "needs lists of actions"),

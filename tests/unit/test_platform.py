@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron.vlm import platform
+from megatron.vlm import core_patches, platform
 from tests.programs import ROOT, fresh_python
 
 ASK = """
@@ -36,7 +36,7 @@ import os
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 torch.cuda.is_available = lambda: {cuda}
-from megatron.vlm import platform
+from megatron.vlm import core_patches, platform
 from megatron.core.extensions.transformer_engine import HAVE_TE
 print(HAVE_TE, platform.HAS_TRANSFORMER_ENGINE, platform.HAS_FLASH_ATTENTION, sorted(platform.UNUSABLE.items()))
 print(os.environ.get("TORCHDYNAMO_DISABLE") == "1", torch.compile.__module__)
@@ -77,7 +77,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 cases, found = json.loads(sys.argv[1]), []
 sys.argv = ["-m"]
-from megatron.vlm import platform
+from megatron.vlm import core_patches, platform
 torch.cuda.is_available = lambda: bool(found.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")))
 for words, by_user in cases:
     sys.argv = ["-m", *words]
@@ -120,7 +120,7 @@ def test_the_norm_of_gradients_is_core_s_and_asks_no_host(seed: int) -> None:
     from megatron.core import utils
     from megatron.core.optimizer import clip_grads
 
-    platform.patch_gradient_norm()
+    core_patches.patch_gradient_norm()
     ours = clip_grads.l2_norm_impl
     assert ours is not utils.local_multi_tensor_l2_norm
     generator = torch.Generator().manual_seed(seed)
@@ -147,7 +147,7 @@ def test_sgd_that_is_ready_to_load_a_state_steps_as_it_would(momentum: float) ->
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.optimizer.optimizer import FP32Optimizer
 
-    platform.patch_momentum()
+    core_patches.patch_momentum()
     ends = []
     for asked in (False, True):
         weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
@@ -168,7 +168,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 torch._C._accelerator_getAccelerator = lambda: torch.device("cuda")
-from megatron.vlm import platform
+from megatron.vlm import core_patches, platform
 asked = torch.accelerator
 print(asked.current_accelerator(), asked.current_accelerator(True), asked.is_available(), asked.device_count())
 for optimizer in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):

@@ -85,6 +85,8 @@ NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
         "needs --method bmp or joint": ("--radius 2 --method layers",),
         "needs --analytic": ("--model tiny", "--budgets 9x4096", "--tensor-sizes 2", "--expert-sizes 2"),
         "needs to be given without --profile": ("--profile profile.json --analytic a100",),
+        "needs --model": ("--analytic a100 --budgets 9x4096",),
+        "needs --budgets": ("--analytic a100 --model tiny",),
     },
 }  # fmt: skip
 """Of each tool what is said of a flag, and words in which one is refused so."""

@@ -172,7 +172,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def check_here(command: list[str], **_: Any) -> SimpleNamespace:
+def check_here(*command: str, **_: Any) -> SimpleNamespace:
     """In place of the process in which the launcher checks a run: the same here."""
     job, *words = command[command.index("megatron.vlm.preflight") + 1 :]
     with pytest.MonkeyPatch.context() as patch:
@@ -186,7 +186,7 @@ def check_here(command: list[str], **_: Any) -> SimpleNamespace:
 def answer(tool: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """The line with which a tool refuses, of the launcher's checks the first; or what else it does."""
     monkeypatch.setattr(sys, "argv", [f"{tool}.py", *words])
-    monkeypatch.setattr(check, "run_to_end", check_here)
+    monkeypatch.setattr(check, "run_python", check_here)
     try:
         import_module(tool if "." in tool else f"tools.{tool}").main()
     except UserError as error:

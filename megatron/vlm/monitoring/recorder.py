@@ -13,7 +13,7 @@ rank, at tensor-parallel rank 0.
 import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,6 @@ from megatron.vlm.models.exchange import watched
 from megatron.vlm.monitoring.profile_check import ProfileCheck
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.platform import Moment, allocated_bytes
-from megatron.vlm.profiling.kept import KeptBytes
 from omnibal_ext.chain import TIMED_PART_OF
 from omnibal_ext.files.lines import JsonLines
 from omnibal_ext.schedules.actions import Action
@@ -41,7 +40,8 @@ PHASES = {"F": "forward", "B": "backward", "W": "weight", "E": "forward", "V": "
 
 
 def recorded_iterations(iterations: int, count: int) -> frozenset[int]:
-    """Iterations to record, from 1: `count` spread evenly over a run after the warm-up, never two in succession."""
+    """Iterations to record, from 1: `count` spread evenly over a run after the warm-up, never two in succession: the
+    next one begins with the gathering of its records."""
     first = min(WARM_UP + 1, iterations)
     steps = max(1, min(count, (iterations - first) // 2 + 1)) - 1
     evenly = {first + round(n * (iterations - first) / max(1, steps)) for n in range(steps + 1)}
@@ -83,8 +83,7 @@ class Recorder:
     2. Events are recorded around every action and every wait for a pack, and, by hooks, where a part of the model
        begins its forward, recomputation or backward. Nothing waits for them.
     3. The iteration ends with the last optimizer step in it.
-    4. Bytes: on a GPU, the allocator's. On the CPU, what autograd saves plus weights, gradients and optimizer state,
-       counted in the following iteration, since counting takes time.
+    4. Bytes are the allocator's, on a GPU only.
     5. Before the next iteration, or when training ends, the last rank gathers and writes the records.
     """
 
@@ -100,29 +99,18 @@ class Recorder:
         self.reads: list[tuple[Moment, Moment]] = []
         self.step_ended: Moment | None = None
         self.actions_ended: Moment | None = None
-        self.state_bytes: dict[int, int] = {}
-        """Bytes of optimizer state, by id of the optimizer."""
-        self.counting: KeptBytes | None = None
-        self.fixed = 0
-        self.held: list[tuple[float, float]] = []
         self._current: Timed | None = None
         self._step_hook: Any = None
 
     @contextmanager
     def iteration(self, number: int, model: Sequence[Any]) -> Iterator[None]:
         """Wraps the forwards and backwards of iteration `number` (0: evaluation)."""
-        followed = number == self.number + 1 and self.number in self.iterations
-        counts = self.origin is not None and allocated_bytes() is None and followed
         if self._step_hook is not None:
             self._step_hook.remove()
-        if self.origin is not None and not counts:
+        if self.origin is not None:
             self._write()
         modules = model if isinstance(model, list) else [model]
-        with ExitStack() as stack:
-            if counts:
-                stack.enter_context(self._counting(modules))
-            elif self._records(number):
-                stack.enter_context(self._timed(number, modules))
+        with self._timed(number, modules) if self._records(number) else nullcontext():
             yield
 
     def _records(self, number: int) -> bool:
@@ -132,10 +120,6 @@ class Recorder:
     @contextmanager
     def watch(self, action: Action) -> Iterator[None]:
         """Wraps the computation of one action."""
-        if self.counting is not None:
-            with self._count_action(self.counting):
-                yield
-            return
         if not self._is_timing:
             yield
             return
@@ -158,7 +142,7 @@ class Recorder:
     @property
     def _is_timing(self) -> bool:
         """Whether the actions of an iteration are being timed."""
-        return self._step_hook is not None and self.counting is None and self.actions_ended is None
+        return self._step_hook is not None and self.actions_ended is None
 
     def add_pack(self, batch: Microbatch) -> None:
         """Note the sizes of the pack whose forward begins."""
@@ -176,7 +160,7 @@ class Recorder:
 
     @contextmanager
     def _timed(self, number: int, modules: Sequence[Any]) -> Iterator[None]:
-        self.number, self.timed, self.packs, self.reads, self.held = number, [], [], [], []
+        self.number, self.timed, self.packs, self.reads = number, [], [], []
         self.step_ended = self.actions_ended = None
         self._step_hook = register_optimizer_step_post_hook(self._after_step)
         hooks = [hook for module in modules for hook in self._mark_parts(unwrap_model(module))]
@@ -189,13 +173,9 @@ class Recorder:
         for hook in hooks:
             hook.remove()
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _after_step(self, *_: Any) -> None:
         """The last optimizer's step ends the iteration."""
         self.step_ended = Moment()
-        self.state_bytes[id(optimizer)] = sum(
-            value.numel() * value.element_size()
-            for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)
-        )  # fmt: skip
 
     def _mark_parts(self, stage: Stage) -> Iterator[Any]:
         for link, module in stage.run_links:
@@ -228,23 +208,6 @@ class Recorder:
         if self._current is not None:
             self._current.marks.append((Moment(), part, phase))
 
-    @contextmanager
-    def _counting(self, modules: Sequence[Any]) -> Iterator[None]:
-        weights = [weight for module in modules for weight in module.parameters()]
-        gradients = [g for w in weights if isinstance(g := getattr(w, "main_grad", None), Tensor)]
-        self.fixed = sum(self.state_bytes.values()) + sum(t.numel() * t.element_size() for t in (*weights, *gradients))
-        self.counted_from = Moment()
-        with KeptBytes(weights) as self.counting:
-            yield
-        self.counting = None
-
-    @contextmanager
-    def _count_action(self, kept: KeptBytes) -> Iterator[None]:
-        kept.peak = kept.bytes
-        yield
-        at = self.counted_from.seconds_until(Moment())
-        self.held += [(at, float(self.fixed + kept.peak)), (at, float(self.fixed + kept.bytes))]
-
     def _write(self) -> None:
         """Gather the iteration; the last rank appends it to the file and hands it to the profile check."""
         lanes = _gathered(self._lane() if parallel_state.get_tensor_model_parallel_rank() == 0 else None)
@@ -261,7 +224,7 @@ class Recorder:
         assert self.origin is not None
         assert self.actions_ended is not None
         actions = [timed.record(self.origin) for timed in self.timed]
-        allocated = [(record[4], timed.held) for record, timed in zip(actions, self.timed, strict=True)]
+        held = [(record[4], timed.held) for record, timed in zip(actions, self.timed, strict=True)]
         return {
             "host": socket.gethostname(),
             "clock": self.clock,
@@ -270,7 +233,7 @@ class Recorder:
             "end": self.origin.seconds_until(self.step_ended or self.actions_ended),
             "actions": actions,
             "reads": [[self.origin.seconds_until(moment) for moment in read] for read in self.reads],
-            "held": self.held or [point for point in allocated if point[1] is not None],
+            "held": [point for point in held if point[1] is not None],
             "packs": self.packs,
         }
 

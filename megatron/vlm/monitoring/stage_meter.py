@@ -11,7 +11,6 @@ import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -83,20 +82,17 @@ class StageMeter:
 
         bubble                 idle share of the ranks' time, from the first start to the last end of work
         stage_seconds[stage]   of a microbatch, forward and backward
-        tower_seconds[rank]    per pipeline rank, of all microbatches; with a replicated tower only
         stage_peak_bytes[rank] per pipeline rank, since the start; on GPUs only
         """
         if not self.timed:
             return {}
-        everyone = gather_timings(torch.tensor(self.timed, dtype=torch.float64), peak_bytes())
+        worked, spans, peaks = gather_timings(torch.tensor(self.timed, dtype=torch.float64), peak_bytes())
         self.timed = []
-        stages = torch.stack([everyone.worked[:, rank, :, chunk] for rank, chunk in self._ranks_and_chunks()], dim=-1)
+        stages = torch.stack([worked[:, rank, :, chunk] for rank, chunk in self._ranks_and_chunks()], dim=-1)
         stages = stages.mean(dim=0) / self.plan.num_microbatches
         self.recent += stages.tolist()
-        report = {"bubble": bubble(everyone.worked, everyone.spans), "stage_seconds": stages.mean(dim=0).tolist()}
-        if self.plan.tower:
-            report["tower_seconds"] = everyone.worked[..., -1].mean(dim=(0, 2)).tolist()
-        report |= {"stage_peak_bytes": everyone.peaks} if any(everyone.peaks) else {}
+        report = {"bubble": bubble(worked, spans), "stage_seconds": stages.mean(dim=0).tolist()}
+        report |= {"stage_peak_bytes": peaks} if any(peaks) else {}
         self._compare(report)
         return report
 
@@ -115,29 +111,21 @@ class StageMeter:
             print_rank_last(printable(warning))
 
 
-@dataclass(frozen=True)
-class AllRanks:
-    """Timings of all ranks that share this one's tensor-parallel rank."""
+def gather_timings(timed: Tensor, peak: int | None) -> tuple[Tensor, Tensor, list[int]]:
+    """Gather `timed` [iterations, chunks + 1] seconds and peak bytes over the ranks that share a tensor-parallel rank.
 
-    worked: Tensor
-    """[data-parallel ranks, pipeline ranks, iterations, chunks] seconds; a replicated tower is the last chunk."""
-    spans: Tensor
-    """[data-parallel ranks, pipeline ranks, iterations] seconds from first start to last end."""
-    peaks: list[int]
-    """[pipeline ranks] bytes, the maximum over replicas; 0 if unknown."""
-
-
-def gather_timings(timed: Tensor, peak: int | None) -> AllRanks:
-    """Gather `timed` [iterations, chunks + 1] seconds and peak bytes over pipeline and data-parallel ranks."""
+    Returns seconds of work [data-parallel ranks, pipeline ranks, iterations, chunks], seconds from first start to last
+    end (the same without chunks), and for each pipeline rank the most bytes of its replicas (0: unknown).
+    """
     mine = torch.cat([timed.flatten(), torch.tensor([float(peak or 0)], dtype=torch.float64)])
     pipeline = all_gathered(to_device(mine), parallel_state.get_pipeline_model_parallel_group())
     replicas = all_gathered(pipeline, parallel_state.get_data_parallel_group()).cpu()
     table = replicas[..., :-1].unflatten(-1, timed.shape)
-    return AllRanks(table[..., :-1], table[..., -1], [int(most) for most in replicas[..., -1].amax(dim=0)])
+    return table[..., :-1], table[..., -1], [int(most) for most in replicas[..., -1].amax(dim=0)]
 
 
 def bubble(worked: Tensor, spans: Tensor) -> float:
-    """Idle share of a pipeline's time, mean over iterations and replicas; arguments as in `AllRanks`.
+    """Idle share of a pipeline's time, mean over iterations and replicas; arguments as from `gather_timings`.
 
     A pipeline's time is the longest span of its ranks: that of the rank where forwards begin and backwards end.
     """
@@ -188,20 +176,7 @@ def drift_warning(plan: Plan, iterations: Sequence[Sequence[float]]) -> str:
     worst = max(range(len(surely)), key=lambda number: abs(surely[number]))
     if abs(surely[worst]) <= TOLERANCE:
         return ""
-    freeze = f"--freeze {' '.join(plan.frozen)} " if plan.frozen else ""
-    if plan.lora_rank:
-        freeze = f"--lora-rank {plan.lora_rank} --lora-targets {' '.join(plan.lora_targets)} "
-    memory = f" --memory-gib {plan.memory_gib:g}" if plan.memory_gib is not None else ""
     return (
-        f" stage {worst} drifts from the plan by {quartiles[worst][1]:+.0%}: stages are not balanced on this "
-        "machine. Profile and plan again, with --bf16, --sequence-parallel, --use-distributed-optimizer and "
-        "--data-parallel-size as in this run:\n"
-        f" python tools/profile_layers.py --model {plan.model} --vit-budget {plan.vit_budget} "
-        f"--llm-budget {plan.llm_budget} --tensor-model-parallel-size {plan.tensor_model_parallel_size} "
-        f"--expert-model-parallel-size {plan.expert_model_parallel_size} {freeze}--force "
-        "--output profile.json\n"
-        f" python tools/plan_layout.py --profile profile.json --packs PACKS --output plan.json "
-        f"--pipeline-model-parallel-size {plan.pipeline_model_parallel_size} "
-        f"--virtual-pipeline-model-parallel-size {plan.virtual_pipeline_model_parallel_size} "
-        f"--num-microbatches {plan.num_microbatches} --schedule {plan.schedule} --method {plan.method}{memory}"
+        f" stage {worst} drifts from the plan by {quartiles[worst][1]:+.0%}: stages are not balanced on this machine; "
+        "to plan again, stop this run and start tools/launch.py again with --replan"
     )

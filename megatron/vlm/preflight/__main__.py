@@ -11,13 +11,12 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from megatron.vlm import platform
 from megatron.vlm.arguments import read_arguments
-from megatron.vlm.preflight.findings import Finding, run_checks
+from megatron.vlm.preflight.findings import Check, Finding, run_checks
 from megatron.vlm.preflight.machine import check_rendezvous
 from megatron.vlm.preflight.memory import check_host_memory, check_memory
 from megatron.vlm.preflight.run import Run, check_run
@@ -25,18 +24,6 @@ from megatron.vlm.preflight.saving import check_run_folder, checkpoint_bytes
 from megatron.vlm.weights import Weights
 from omnibal_ext.errors import UserError
 from omnibal_ext.units import GIB
-
-
-@dataclass
-class LaunchedRun:
-    """A run, and facts that only its launcher knows."""
-
-    run: Run
-    endpoint: str | None = None
-    """HOST:PORT at which several nodes meet."""
-    memory_gib: float | None = None
-    run_dir: str | None = None
-    """The run's folder; the launcher moves away what an earlier run left in it."""
 
 
 def main() -> None:
@@ -51,13 +38,12 @@ def preflight(job: dict[str, Any]) -> dict[str, Any]:
     """The report for the arguments in sys.argv: findings, initial weights, GPU memory; Megatron's output is dropped."""
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            known = {name: job.pop(name, True) for name in ("is_planned", "is_packed")}
-            start = LaunchedRun(Run(read_arguments(is_packed=known["is_packed"]), converts=True, **known), **job)
+            run = Run(read_arguments(is_packed=job.get("is_packed", True)), converts=True, **job)
         except UserError as error:
             return _report([Finding("flags", "refused", line) for line in error.lines], None)
-        findings = [*check_run(start.run), *run_checks(CHECKS, start)]
+        findings = [*check_run(run), *run_checks(CHECKS, run)]
     try:
-        return _report(findings, start.run.weights)
+        return _report(findings, run.weights)
     except UserError:
         return _report(findings, None)
 
@@ -68,29 +54,20 @@ def _report(findings: Sequence[Finding], weights: Weights | None) -> dict[str, A
     return {"findings": rows, "weights": described, "device_gib": platform.device_memory() / GIB}
 
 
-def _check_memory(start: LaunchedRun) -> str:
-    inputs = start.run.inputs
-    return check_memory(inputs.args, inputs.architecture, inputs.plan, start.memory_gib)
+def _check_memory(run: Run) -> str:
+    return check_memory(run.inputs.args, run.inputs.architecture, run.inputs.plan, run.memory_gib)
 
 
-def _check_host_memory(start: LaunchedRun) -> str:
-    args, architecture = start.run.inputs.args, start.run.inputs.architecture
+def _check_host_memory(run: Run) -> str:
+    args, architecture = run.inputs.args, run.inputs.architecture
     return check_host_memory(args, architecture, checkpoint_bytes(args, architecture))
 
 
-def _check_rendezvous(start: LaunchedRun) -> str | None:
-    return check_rendezvous(start.endpoint) if start.endpoint else None
-
-
-def _check_run_folder(start: LaunchedRun) -> str | None:
-    return check_run_folder(start.run.inputs.args, Path(start.run_dir)) if start.run_dir else None
-
-
-CHECKS = (
-    ("run folder", _check_run_folder),
+CHECKS: tuple[tuple[str, Check[Run]], ...] = (
+    ("run folder", lambda run: run.run_dir and check_run_folder(run.inputs.args, Path(run.run_dir))),
     ("memory", _check_memory),
     ("host memory", _check_host_memory),
-    ("rendezvous", _check_rendezvous),
+    ("rendezvous", lambda run: run.endpoint and check_rendezvous(run.endpoint)),
 )
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,8 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.sizes import Sizes
 
-
-@dataclass(frozen=True)
-class Mismatch:
-    """One difference between dataset and model; preprocessing with `flag` `wanted` resolves it."""
-
-    what: str
-    flag: str
-    wanted: object
+Mismatch = tuple[str, str, object]
+"""A difference between dataset and model in words, and the flag and value of preprocessing that resolve it."""
 
 
 def check_dataset(
@@ -33,14 +26,14 @@ def check_dataset(
 ) -> str:
     """What was compared, for the table of checks; `model_folder`: the folder of the weights' config.json and tokenizer.
 
-    Raises UserError with all differences, and the command that makes a fitting dataset.
+    Raises UserError with all differences, and the flags that make a fitting dataset.
     """
     unlike = [*_tiling(manifest, architecture, model_folder), *_token_ids(manifest, architecture, model_folder)]
     if unlike:
-        command = preprocess_command(manifest, {mismatch.flag: mismatch.wanted for mismatch in unlike})
+        flags = shlex.join([str(word) for pair in dict(one[1:] for one in unlike).items() for word in pair])
         raise UserError(
-            f"dataset {folder}: not made for {architecture.name!r}: {', '.join(one.what for one in unlike)}; make it "
-            f"again: {command}"
+            f"dataset {folder}: not made for {architecture.name!r}: {', '.join(what for what, *_ in unlike)}; "
+            f"preprocess again with {flags}"
         )
     file = model_tokenizer(model_folder) if model_folder else None
     compared = f"with {file}" if file else "by its ids only, none lies beside the weights"
@@ -59,7 +52,7 @@ def _tiling(manifest: Mapping[str, Any], architecture: Architecture, model_folde
     wanted = model_settings(architecture, model_folder, with_template=False)
     for flag, value in made.items():
         if not is_compatible(flag, value, due := wanted[flag].value):
-            yield Mismatch(f"--{flag} {value}, not {due}", f"--{flag}", due)
+            yield f"--{flag} {value}, not {due}", f"--{flag}", due
 
 
 def _token_ids(
@@ -70,13 +63,13 @@ def _token_ids(
     remedy = ("--tokenizer-model", file or "TOKENIZER_OF_THE_MODEL")
     ids = max(manifest["vocab_size"], manifest["image_token_id"] + 1)
     if ids > architecture.language.vocab_size:
-        yield Mismatch(f"token ids up to {ids - 1}, the vocabulary ends at {architecture.language.vocab_size}", *remedy)
+        yield f"token ids up to {ids - 1}, the vocabulary ends at {architecture.language.vocab_size}", *remedy
     named = image_token_id(read_config(model_folder / CONFIG)) if model_folder else None
     expected = architecture.prompt.image_token_id if named is None else named
     if expected not in (None, manifest["image_token_id"]):
-        yield Mismatch(f"image token {manifest['image_token_id']}, not {expected}", *remedy)
+        yield f"image token {manifest['image_token_id']}, not {expected}", *remedy
     if file and (difference := _tokenizer_difference(manifest, file)):
-        yield Mismatch(f"tokenizer {manifest['tokenizer']['path']}, not {file}: {difference}", *remedy)
+        yield f"tokenizer {manifest['tokenizer']['path']}, not {file}: {difference}", *remedy
 
 
 def _tokenizer_difference(manifest: Mapping[str, Any], file: Path) -> str:
@@ -84,31 +77,6 @@ def _tokenizer_difference(manifest: Mapping[str, Any], file: Path) -> str:
     if hashlib.sha256(file.read_bytes()).hexdigest() == made["sha256"]:
         return ""
     return tokenizer_difference(manifest["special_tokens"], made["vocabulary"]["sha256"], file)
-
-
-def preprocess_command(manifest: Mapping[str, Any], changes: Mapping[str, object]) -> str:
-    """The command that made a dataset, with changed flags and a new output folder."""
-    tiling, recipe = manifest["tiling"], manifest["made_from"]["recipe"]
-    flags = {
-        "--image-root": manifest["image_root"],
-        "--tokenizer-model": manifest["tokenizer"]["path"],
-        "--chat-template": manifest["chat_template"],
-        "--tiling": tiling["rule"],
-        "--tile-size": manifest["tile_size"],
-        "--tokens-per-tile": manifest["tokens_per_tile"],
-        "--normalize": manifest["normalization"],
-        "--image-markup": manifest["image_markup"],
-        "--min-tiles": tiling["min_tiles"],
-        "--max-tiles": tiling["max_tiles"],
-        "--max-tokens": recipe["max_tokens"],
-        "--system-message": recipe["system_message"],
-        **changes,
-        "--output-dir": "NEW_FOLDER",
-    }
-    words = ["python", "tools/preprocess_data.py", "--input", *manifest["made_from"]["given"]]
-    words += [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
-    words += ["--shorten", *recipe["shorten"]] if recipe["shorten"] else []
-    return shlex.join(words if tiling["thumbnail"] else [*words, "--no-thumbnail"])
 
 
 def check_lengths(index: PackedIndex, sizes: Sizes, limit: int | None) -> str:

@@ -14,7 +14,7 @@ from megatron.vlm.data.loader import first_iteration
 from megatron.vlm.hf.export import check_like
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
-from megatron.vlm.preflight.findings import Finding, Note, run_checks
+from megatron.vlm.preflight.findings import Check, Finding, Note, run_checks
 from megatron.vlm.preflight.machine import check_devices
 from megatron.vlm.preflight.replicated_tower import check_replicated_tower
 from megatron.vlm.preflight.saving import check_saving
@@ -35,6 +35,11 @@ class Run:
     """False: the plan is a provisional even cut, for these checks only."""
     is_packed: bool = True
     """False: dataset and packs do not exist yet, and the run's length may be unknown."""
+    endpoint: str | None = None
+    """HOST:PORT at which several nodes meet."""
+    memory_gib: float | None = None
+    run_dir: str | None = None
+    """The run's folder; the launcher moves away what an earlier run left in it."""
 
     @cached_property
     def weights(self) -> Weights:
@@ -64,10 +69,6 @@ def check_run(run: Run) -> list[Finding]:
     return [*run_checks(checks, run), *later]
 
 
-def _check_devices(run: Run) -> str:
-    return check_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
 def _check_model(run: Run) -> str:
     """Raise UserError for sizes that do not divide by the tensor-parallel size; core's configurations check most."""
     args, architecture = run.inputs.args, run.inputs.architecture
@@ -91,12 +92,16 @@ def _check_model(run: Run) -> str:
 
 
 def _check_dataset(run: Run) -> str:
-    args = run.inputs.args
-    return _dataset_fits(run, args.data, "--data")
+    folder = run.inputs.args.data
+    if folder is None:
+        raise UserError("--data is missing; give the dataset folder of tools/preprocess_data.py")
+    return _dataset_fits(run, folder)
 
 
 def _check_packs(run: Run) -> str:
     args = run.inputs.args
+    if args.packs is None:
+        raise UserError("--packs is missing; give the packed index of tools/pack_data.py")
     found = _packs_fit(run, args.data, args.packs, "--packs")
     _refuse_another_global_batch(args, PackedIndex.open(args.packs))
     return found
@@ -114,28 +119,14 @@ def _refuse_another_global_batch(args: Namespace, index: PackedIndex) -> None:
     )
 
 
-def _check_evaluation_dataset(run: Run) -> str | None:
-    args = run.inputs.args
-    return _dataset_fits(run, args.eval_data, "--eval-data") if args.eval_data else None
-
-
-def _check_evaluation_packs(run: Run) -> str | None:
-    args = run.inputs.args
-    return _packs_fit(run, args.eval_data, args.eval_packs, "--eval-packs") if args.eval_packs else None
-
-
-def _dataset_fits(run: Run, folder: str | None, flag: str) -> str:
-    if folder is None:
-        raise UserError(f"{flag} is missing; give the dataset folder of tools/preprocess_data.py")
+def _dataset_fits(run: Run, folder: str) -> str:
     data = ChatDataset(folder)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # one process per node reads all files
         data.verify()
     return check_dataset(data.folder, data.manifest, run.inputs.architecture, run.model_folder)
 
 
-def _packs_fit(run: Run, folder: str | None, packs: str | None, flag: str) -> str:
-    if packs is None:
-        raise UserError(f"{flag} is missing; give the packed index of tools/pack_data.py")
+def _packs_fit(run: Run, folder: str | None, packs: str, flag: str) -> str:
     index = PackedIndex.open(packs)
     index.verify()
     _check_teams(run, index, flag)
@@ -216,14 +207,6 @@ def _check_plan(run: Run) -> str:
     return f"{len(plan.stages)} stages of {len(plan.chain)} layers, {plan.schedule}"
 
 
-def _check_replicated_tower(run: Run) -> str | None:
-    return check_replicated_tower(run.inputs.args, run.inputs.plan)
-
-
-def _check_exports(run: Run) -> str | None:
-    return f"as in {check_like(run.model_folder)}" if run.inputs.args.save_hf else None
-
-
 def _check_saving(run: Run) -> str:
     try:
         iteration = run.weights.iteration
@@ -232,19 +215,27 @@ def _check_saving(run: Run) -> str:
     return check_saving(run.inputs.args, run.inputs.architecture, iteration, run.is_packed)
 
 
-CHECKS = (
-    ("devices", _check_devices),
+CHECKS: tuple[tuple[str, Check[Run]], ...] = (
+    ("devices", lambda _: check_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))),
     ("model", _check_model),
     ("dataset", _check_dataset),
     ("packs", _check_packs),
-    ("held-out dataset", _check_evaluation_dataset),
-    ("held-out packs", _check_evaluation_packs),
+    ("held-out dataset", lambda run: (folder := run.inputs.args.eval_data) and _dataset_fits(run, folder)),
+    (
+        "held-out packs",
+        lambda run: (
+            (args := run.inputs.args).eval_packs and _packs_fit(run, args.eval_data, args.eval_packs, "--eval-packs")
+        ),
+    ),
     ("weights", _check_weights),
     ("adapters", _check_adapters),
     ("plan", _check_plan),
-    ("tower beside the pipeline", _check_replicated_tower),
+    ("tower beside the pipeline", lambda run: check_replicated_tower(run.inputs.args, run.inputs.plan)),
     ("checkpoints", _check_saving),
-    ("Hugging Face's weights", _check_exports),
+    (
+        "Hugging Face's weights",
+        lambda run: f"as in {check_like(run.model_folder)}" if run.inputs.args.save_hf else None,
+    ),
 )
 PACK_CHECKS, HELD_OUT_CHECKS = ("dataset", "packs"), ("held-out dataset", "held-out packs")
 """The checks that read a dataset and its packs."""

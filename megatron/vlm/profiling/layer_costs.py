@@ -10,6 +10,7 @@ from megatron.core import parallel_state
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.utils import unwrap_model
 from megatron.training.training import get_megatron_optimizer_config
+from scipy.optimize import nnls
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
@@ -236,18 +237,11 @@ def _consecutive(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
 
 def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> Fit:
     """Non-negative least-squares coefficients, scaled to give the first (budgets) pack's seconds exactly."""
-    matrix, times = np.array(features), np.array(seconds)
-    used = [column for column in range(3) if matrix[:, column].any()]
-    while True:
-        scale = np.abs(matrix[:, used]).max(axis=0)
-        found = np.linalg.lstsq(matrix[:, used] / scale, times, rcond=None)[0] / scale
-        if (found >= 0).all():  # of seconds a single coefficient always is
-            break
-        used.remove(used[int(np.argmin(found * scale))])
-    coefficients = np.zeros(3)
-    coefficients[used] = found
-    coefficients *= times[0] / (matrix[0] @ coefficients)
-    return float(coefficients[0]), float(coefficients[1]), float(coefficients[2])
+    matrix = np.array(features)
+    scale = np.abs(matrix).max(axis=0).clip(min=1.0)
+    found = nnls(matrix / scale, np.array(seconds))[0] / scale
+    constant, linear, squares = (found * seconds[0] / (matrix[0] @ found)).tolist()
+    return constant, linear, squares
 
 
 def _full_size(weight: torch.nn.Parameter) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.launch.candidates import LayoutTrial, keep_fastest, layouts, measured_seconds, trial_flags
+from omnibal_ext.launch.candidates import keep_fastest, layouts, measured_seconds, trial_flags
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import find_layouts, make_plan
 from omnibal_ext.plan import Plan
@@ -26,7 +26,7 @@ def test_the_best_layouts_are_tried_and_never_more_than_there_are(plan: Plan) ->
 
 def test_the_fastest_that_ran_is_kept_with_all_figures(plan: Plan, tmp_path: Path) -> None:
     first, second, third = layouts(plan, 3)
-    best = keep_fastest([LayoutTrial(first, 2.0), LayoutTrial(second, 1.5), LayoutTrial(third, None)])
+    best = keep_fastest([(first, 2.0), (second, 1.5), (third, None)])
     assert best.stages == second.stages
     assert best.predicted["stage_seconds"] == second.predicted["stage_seconds"]
     assert [trial["measured_step_seconds"] for trial in best.trials] == [2.0, 1.5, None]
@@ -37,7 +37,7 @@ def test_the_fastest_that_ran_is_kept_with_all_figures(plan: Plan, tmp_path: Pat
     best.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == best
     with pytest.raises(UserError, match="none of 2 layouts ran 3 steps"):
-        keep_fastest([LayoutTrial(first, None), LayoutTrial(second, None)])
+        keep_fastest([(first, None), (second, None)])
 
 
 def test_a_trial_saves_and_loads_nothing_and_stops() -> None:

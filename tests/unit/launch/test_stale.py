@@ -417,6 +417,7 @@ def conversation(folder: Path, *words: object) -> argparse.Namespace:
     run = ("--model", "tiny", "--run-dir", folder, "--input", "chat.jsonl", "--json")
     arguments = launched(*run, *words)
     arguments.data, arguments.packs = str(folder / "data"), str(folder / "packs-by-size")
+    arguments.eval_packs = str(folder / "packs-held-out")
     return arguments
 
 
@@ -477,7 +478,7 @@ def test_packs_of_conversations_are_as_wide_as_the_launcher_is_told(tmp_path: Pa
         assert calls[-1][1]["--node-ranks"] == ranks
     before = len(calls)
     with pytest.raises(UserError, match=r"--widths 1,2,4: 4 ranks must divide --data-parallel-size 6"):
-        make(tmp_path, calls, *budget, "--widths", "1,2,4", data_parallel=6)
+        conversations.are_made(conversation(tmp_path, *budget, "--widths", "1,2,4"), 6)
     with pytest.raises(UserError, match=r"--widths auto needs --llm-budget"):
         make(tmp_path, calls, "--widths", "auto", data_parallel=4)
     with pytest.raises(UserError, match=r"--widths: invalid widths value: 'wide'"):

@@ -87,9 +87,8 @@ def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         trainer.recorder.close()
         lines = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
         assert [line["iteration"] for line in lines] == [RECORDED, 7]
-        weights = sum(w.numel() * w.element_size() for w in model[0].parameters())
         hooks = sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model[0].modules())
-        yield lines[0] | {"recomputes": bool(request.param), "weights": weights, "hooks": hooks}
+        yield lines[0] | {"recomputes": bool(request.param), "hooks": hooks}
 
 
 def test_every_action_is_there_once_in_the_order_of_the_schedule(record: dict[str, Any]) -> None:
@@ -124,15 +123,6 @@ def test_parts_come_in_the_order_of_the_chain_and_add_up(record: dict[str, Any])
             assert parts == FORWARDS
         else:
             assert parts == (AGAIN if record["recomputes"] else PLAIN)
-
-
-def test_bytes_are_those_of_weights_state_and_what_autograd_keeps(record: dict[str, Any]) -> None:
-    (lane,) = record["lanes"]
-    fixed = 4 * record["weights"]  # weights, gradients, two moments of Adam, all in fp32
-    held = [held for _, held in lane["held"]]
-    assert min(held) == pytest.approx(fixed, rel=0.02)
-    assert max(held) > fixed * 1.02
-    assert held[-1] == min(held)
 
 
 def test_it_reads_as_a_timeline_of_these_packs_and_leaves_no_hook(record: dict[str, Any]) -> None:

@@ -63,18 +63,8 @@ def test_a_stage_that_drifts_is_named_with_what_to_run(plan: Plan, measured: lis
     iterations = [measured] * (DRIFT_WINDOW - 1) + [[0.010, 0.020]]
     warning = drift_warning(plan, iterations)
     assert said in warning
-    assert "tools/profile_layers.py --model tiny --vit-budget 4 --llm-budget 64" in warning
-    assert "--pipeline-model-parallel-size 2" in warning
-    assert "--num-microbatches 6" in warning
+    assert warning.endswith("start tools/launch.py again with --replan")
     assert drift_warning(plan, iterations[1:]) == "", "too few to judge by"
-    assert "--freeze" not in warning
-    other = drift_warning(replace(plan, frozen=("vit", "projector"), memory_gib=60.5), iterations)
-    assert "--freeze vit projector --force" in other
-    adapted = replace(plan, frozen=("vit", "projector", "llm"), lora_rank=4, lora_targets=("vit", "llm"))
-    assert "--expert-model-parallel-size 1 --lora-rank 4 --lora-targets vit llm --force" in drift_warning(
-        adapted, iterations
-    )
-    assert other.endswith(" --memory-gib 60.5")
 
 
 class Clock:
@@ -192,7 +182,7 @@ def test_figures_of_all_ranks_are_gathered_by_replica_and_rank(monkeypatch: pyte
         group = name.partition("_")[0]
         monkeypatch.setattr(stage_meter.parallel_state, f"get_{name}_parallel_group", lambda group=group: group)
     monkeypatch.setattr(stage_meter, "all_gathered", all_gathered)
-    found = stage_meter.gather_timings(timed[0, 1], peaks[0][1])
-    assert found.worked.tolist() == timed[..., :2].tolist()
-    assert found.spans.tolist() == timed[..., 2].tolist()
-    assert found.peaks == [7, 9, 2]
+    worked, spans, most = stage_meter.gather_timings(timed[0, 1], peaks[0][1])
+    assert worked.tolist() == timed[..., :2].tolist()
+    assert spans.tolist() == timed[..., 2].tolist()
+    assert most == [7, 9, 2]

@@ -48,18 +48,18 @@ def planned(folder: Path, samples: int = 400, schedule: str = "1f1b", road: str 
     return folder / "plan.json"
 
 
-def ran(folder: Path, late: float = 0.0, stalled: float = 0.0) -> Path:
+def ran(folder: Path, late: float = 0.0) -> Path:
     """A run of the plan in `folder`, as it would have written it had all gone as predicted, but for its first packs,
-    which were so many seconds late, and later still in iteration 8; its folder."""
-    subject, run = Subject.of_plan(folder / "plan.json", None, folder / "packs"), folder / f"late-{late}-{stalled}"
+    which were so many seconds late; its folder."""
+    subject, run = Subject.of_plan(folder / "plan.json", None, folder / "packs"), folder / f"late-{late}"
     run.mkdir()
     paths = {name: str(folder / name) for name in ("plan.json", "profile.json", "packs")}
     noted = {name.removesuffix(".json"): path for name, path in paths.items()}
     (run / "inputs.json").write_text(json.dumps({**noted, "versions": "python 3.11.4, megatron-core 0.19.2"}))
     packs = np.stack([kind[0] for kind in vars_of(subject)], axis=-1).tolist()
     records = []
-    for number, seconds in ((4, late), (6, late), (8, late + stalled)):
-        lanes = [lane_of(lane, seconds, packs[lane.data_parallel_rank]) for lane in subject.predicted.lanes]
+    for number in (4, 6, 8):
+        lanes = [lane_of(lane, late, packs[lane.data_parallel_rank]) for lane in subject.predicted.lanes]
         records.append({"iteration": number, "lanes": lanes})
     (run / "timeline.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     lines = [{"iteration": n, "seconds": 2.0 + n, "samples": 10 * n, "samples_per_second": 10 * n / (2.0 + n),

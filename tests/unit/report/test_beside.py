@@ -102,8 +102,8 @@ def test_both_roads_are_said_with_their_shares_of_text_only_speed(subject: Subje
     assert subject.plan.tower is not None
     said = {"road": "beside", "beside_step_seconds": 1.25, "cut_step_seconds": 1.6, "text_only_step_seconds": 1.0}
     for given, words in (
-        (said, "cut 1,600.0 ms, 62.5% of text-only speed; beside 1,250.0 ms, 80.0% of text-only speed"),
-        ({"road": "beside", "beside_step_seconds": 1.25}, "beside 1,250.0 ms"),
+        (said, "cut 1,600.00 ms, 62.5% of text-only speed; beside 1,250.00 ms, 80.0% of text-only speed"),
+        ({"road": "beside", "no_plan_cut": "why", "beside_step_seconds": 1.25}, "cut: why; beside 1,250.00 ms"),
     ):
         plan = replace(subject.plan, predicted={"tower": given})
         found = dict(heading(replace(subject, plan=plan)))["vision tower"]

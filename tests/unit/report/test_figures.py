@@ -248,17 +248,12 @@ def test_what_each_kind_of_balance_brings_is_samples_over_seconds(sizes: Sizes, 
     problem = LayoutProblem(make_profile(), 2, 4)
     layout = find_layouts(problem, "joint", seconds=0.1)[0].layout
     found = contributions(problem, layout, index, random)
-    assert [one.name.split(":")[0] for one in found][1:] == ["+ data", "+ model", "+ memory"]
+    assert [name.split(":")[0] for name in found][1:] == ["+ data", "+ model", "+ memory"]
     stream = PackStream(index, 1, 4)
     runs = [stream.iteration(number) for number in range(stream.iterations_per_epoch)]
     samples = np.mean([sum(len(index.samples(pack)) for pack in run.ravel() if pack >= 0) for run in runs])
-    for one in found[1:]:
-        step = samples / one.samples_per_second
-        assert one.needed == pytest.approx(found[-1].needed * one.samples_per_second / found[-1].samples_per_second)
-        assert step > 0
     whole = replace(problem, packs=judged_packs(index))
-    assert found[-1].samples_per_second == pytest.approx(samples / whole.step_seconds(layout))
-    assert found[-1].needed == pytest.approx(whole.ideal_seconds() / whole.step_seconds(layout))
+    assert [*found.values()][-1] == pytest.approx(samples / whole.step_seconds(layout))
 
 
 def judged_packs(index: PackedIndex) -> PackSizes:
@@ -287,7 +282,7 @@ def test_a_headline_counts_what_was_packed(sizes: Sizes, tmp_path: Path) -> None
     index = build_index(sizes, tmp_path / "index", PackOptions("isf", 4, 55, epochs=2), costs=COSTS)[0]
     fits = int(((sizes.tokens <= 55) & (sizes.tiles <= 4)).sum())
     packs = index.manifest["epoch_packs"][0]
-    said = PackingView.of_index(index, sizes).headline
+    said = PackingView(index, sizes).headline
     assert said == (
         f"{fits} samples in {packs} packs of at most 4 tiles and 55 tokens, by method isf, {fits / packs:.1f} a pack; "
         f"{240 - fits} left out."

@@ -1,0 +1,143 @@
+"""Fixes of megatron-core 0.19, so that it starts from pip's wheel, and trains and resumes without Apex."""
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from megatron.vlm import platform
+
+
+def install() -> None:
+    """Install all of them, once a process."""
+    patch_start()
+    patch_distributed_optimizer()
+    patch_gradient_norm()
+    patch_momentum()
+
+
+@cache
+def patch_start() -> None:
+    """Let Megatron start from pip's wheel.
+
+    Its first rank runs `make` for functions in C++ and ends the process where that fails: the wheel has what is made,
+    and no file to make it by.
+    """
+    if platform.installed("megatron.core.datasets.helpers_cpp"):
+        from megatron.core.datasets import utils
+
+        utils.compile_helpers = lambda *_, **__: None
+
+
+@cache
+def patch_gradient_norm() -> None:
+    """Let the norm of the gradients stay on the device without Apex or Transformer Engine.
+
+    Core's own way brings the norm of each gradient to the host, which waits for every one.
+    """
+    from megatron.core import utils
+    from megatron.core.optimizer import clip_grads
+
+    def l2_norm(_: int, __: Any, lists: list[list[torch.Tensor]], *___: Any) -> tuple[torch.Tensor, None]:
+        return torch.nn.utils.get_total_norm(lists[0]).view(1), None
+
+    if clip_grads.l2_norm_impl is utils.local_multi_tensor_l2_norm:
+        clip_grads.l2_norm_impl = l2_norm
+
+
+def _count_steps() -> None:
+    """Let a run be saved, and go on, in which a rank trains nothing, its part being frozen.
+
+    The first rank saves Adam's step for all, as the state of its weights has it. Where it has none, core saves no step,
+    without which no other rank goes on, and the distributed optimizer stops at an assertion: count steps on each rank.
+    """
+    from megatron.core.optimizer import optimizer as optimizers
+
+    cls = optimizers.MegatronOptimizer
+    original_init, step_of = cls.__init__, cls._extract_common_per_param_step
+    give_step = cls._restore_common_per_param_step
+
+    def init(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> None:
+        original_init(self, optimizer, *arguments, **named)
+        self.steps = torch.zeros(())
+        if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+            optimizer.register_step_post_hook(lambda *_: self.steps.add_(1))
+
+    def extract_step(self: Any, state: dict[str, Any]) -> Any:
+        return step_of(state) if state["state"] else self.steps.clone()
+
+    def restore_step(self: Any, state: dict[str, Any], step: Any) -> None:
+        give_step(state, step)
+        self.steps = torch.as_tensor(step).clone()
+
+    cls.__init__, cls._extract_common_per_param_step = init, extract_step
+    cls._restore_common_per_param_step = restore_step
+
+
+@cache
+def patch_distributed_optimizer() -> None:
+    """Let the distributed optimizer resume without Apex or Transformer Engine.
+
+    1. Loading asks a fresh optimizer for its state, and torch's Adam has none before its first step: Megatron stops at
+       an assertion. Give it the state it starts from, step 0 and moments of zero.
+    2. What is loaded is copied into shards that, in fp32, are views of trained weights: record no gradient then.
+    3. All weights are handed one and the same step counter, which would count once a weight, and it is overwritten by
+       the fresh one, or looked for in vain (`--dist-ckpt-optim-fully-reshardable`): leave it out there, and give each
+       weight its own, at the checkpoint's step.
+    4. A rank may have nothing to train: `_count_steps`.
+    """
+    from megatron.core.optimizer import distrib_optimizer
+
+    if distrib_optimizer.HAVE_APEX_OR_TE:
+        return
+    _count_steps()
+    cls = distrib_optimizer.DistributedOptimizer
+    original_state_dict, original_load_state_dict = cls.state_dict, cls.load_state_dict
+    original_set_states = cls._set_main_param_and_optimizer_states
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        if not self.optimizer.state:
+            for parameter in (weight for group in self.optimizer.param_groups for weight in group["params"]):
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+        if nothing_trains := not self.optimizer.state:
+            self.optimizer.state["no weight"] = {"step": self.steps}
+        state: dict[str, Any] = original_state_dict(self)
+        if nothing_trains:
+            del self.optimizer.state["no weight"]
+        return state
+
+    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        original_load_state_dict(self, state)
+        step = float(state["optimizer"]["param_groups"][0]["step"])
+        self.steps = torch.tensor(step)
+        for values in self.optimizer.state.values():
+            values["step"] = torch.tensor(step)
+
+    @torch.no_grad()
+    def set_states(self: Any, weight: torch.nn.Parameter, tensors: dict[str, Any]) -> None:
+        original_set_states(self, weight, {**tensors, "step": None})
+
+    cls.state_dict, cls.load_state_dict = state_dict, load_state_dict
+    cls._set_main_param_and_optimizer_states = set_states
+
+
+@cache
+def patch_momentum() -> None:
+    """Let SGD resume: loading wants the state that an optimizer starts from, and core makes none.
+
+    A momentum of zeros becomes the first gradient, as does none.
+    """
+    from megatron.core.optimizer.optimizer import MegatronOptimizer
+
+    original = MegatronOptimizer.__init__
+
+    def start(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for weight in group["params"] if group.get("momentum") else ():
+                optimizer.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+
+    def init(self: Any, optimizer: torch.optim.Optimizer, config: Any, init_state_fn: Any = None) -> None:
+        original(self, optimizer, config, init_state_fn or start)
+
+    MegatronOptimizer.__init__ = init
