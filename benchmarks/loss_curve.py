@@ -12,11 +12,19 @@ All train the same model from the same weights, with as many packs an iteration,
 `loss` is the deviation of an iteration's loss from its trend, relative: of log(loss) about the mean of the `TREND`
 iterations on either side, of all epochs but the first. `tiles` and `samples` are the deviations of what iterations
 hold, over the mean. The last line is the ratio of ours to alike.
+
+    python benchmarks/loss_curve.py --narrow-first 32 [--epochs 3] [--seeds 0 1 2]
+
+measures a curriculum instead. Packs hold 75 tokens a rank, an iteration 16 of them; 4% of the samples, with 11% of the
+tokens, are longer and run on both ranks. Each seed trains from the same weights with such iterations only, and with the
+first 32 of narrow packs (`tools/pack_data.py --narrow-first`). Held-out losses of the same iterations are compared; ±
+is the standard error of the mean difference over seeds. The last line is the ratio of the held-out losses at the end.
 """
 
 import argparse
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +40,7 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import TILES, PackList
-from omnibal_ext.run_metrics import training_intervals
+from omnibal_ext.run_metrics import evaluations, training_intervals
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDERS = ("ours", "alike", "random")
@@ -49,6 +57,7 @@ SETTINGS = {
     "log-interval": "1",
 }
 """Those of the quickstart."""
+WIDE = ("--llm-budget", 75, "--vit-budget", 12, "--widths", "1,2", "--micro-batches", 8, "--data-parallel-size", 2)
 
 
 def alike(loads: Ints, batch: int, seed: int) -> Ints:
@@ -83,14 +92,41 @@ def run(tool: str, *words: object) -> None:
         raise UserError(f"tools/{tool}: failed: {done.stderr[-2000:]}")
 
 
-def train(quickstart: Path, folder: Path, epochs: float, seed: int, plan: Path) -> Path:
-    """Train the demo on the packs in `folder` by a plan; return the file of its metrics."""
+def train(quickstart: Path, folder: Path, epochs: float, seed: int, *more: object) -> Path:
+    """Train the demo on the packs in `folder`, with `more` flags; return the file of its metrics."""
     words = ["--model", "tiny", "--from-scratch", "--progress", "--no-save", "--data", quickstart / "train"]
     words += ["--packs", folder / "packs", "--run-dir", folder / "run", "--epochs", epochs, "--nproc-per-node", 2]
-    words += ["--plan", plan]
     settings = {**SETTINGS, "seed": 1234 + seed}
-    run("launch.py", *words, "--", *(word for name, value in settings.items() for word in (f"--{name}", value)))
+    run("launch.py", *words, *more, "--", *(word for name, value in settings.items() for word in (f"--{name}", value)))
     return folder / "run" / "metrics.jsonl"
+
+
+def train_narrow_first(quickstart: Path, iterations: int, epochs: int, seeds: Sequence[int]) -> list[dict[int, float]]:
+    """Held-out losses by iteration: of each seed with iterations of all widths, then of each with narrow ones first."""
+    folder, found = quickstart / "loss-curve", []
+    run("pack_data.py", "--data", quickstart / "heldout", "--output-dir", folder / "held-out", *WIDE)
+    held_out = ("--eval-data", quickstart / "heldout", "--eval-packs", folder / "held-out")
+    for first in (0, iterations):
+        for seed in seeds:
+            own = folder / f"narrow-{first}-{seed}"
+            order = ("--narrow-first", first, "--seed", seed)
+            run("pack_data.py", "--data", quickstart / "train", "--output-dir", own / "packs", *WIDE, *order)
+            metrics = train(quickstart, own, epochs, seed, "--analytic", "h100", *held_out)
+            found.append({iteration: line["loss"] for iteration, line in evaluations(metrics).items()})
+    return found
+
+
+def print_narrow_first(found: Sequence[Mapping[int, float]]) -> None:
+    """Print a row for each evaluation that all runs have, one for their ends, and the ratio there."""
+    common = [number for number in sorted(found[0]) if all(number < max(each) and number in each for each in found)]
+    rows = []
+    for number in (*common, None):
+        losses = np.array([each[number or max(each)] for each in found]).reshape(2, -1)
+        apart, mean = losses[1] - losses[0], losses.mean(axis=1)
+        error = f" ± {apart.std(ddof=1) / np.sqrt(len(apart)):.4f}" if len(apart) > 1 else ""
+        rows.append((number or "end", *(f"{loss:.4f}" for loss in mean), f"{apart.mean():+.4f}{error}"))
+    print_table("Held-out loss", ("iteration", "all widths", "narrow first", "difference"), rows)
+    print(f"ratio of the held-out loss at the end, narrow first to all widths: {mean[1] / mean[0]:.3f}")
 
 
 def about_trend(losses: Floats, first: int) -> float:
@@ -120,8 +156,16 @@ def main() -> None:
     parser.add_argument("--quickstart", type=Path, default=ROOT / "runs" / "quickstart", help="folder of quickstart.sh")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of packs, orders and first weights")
+    parser.add_argument(
+        "--narrow-first", type=int, metavar="N", help="measure so many iterations of narrow packs first"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
+    if arguments.narrow_first:
+        print_narrow_first(
+            train_narrow_first(arguments.quickstart, arguments.narrow_first, arguments.epochs, arguments.seeds)
+        )
+        return
     like = PackedIndex.open(arguments.quickstart / "replicas" / "packs-balanced")
     plan = arguments.quickstart / "replicas" / "balanced" / "plan.json"
     corpus = Corpus.of_dataset(arguments.quickstart / "train", ())
@@ -131,7 +175,7 @@ def main() -> None:
         for seed in arguments.seeds:
             folder = arguments.quickstart / "loss-curve" / f"{order}-{seed}"
             index = pack(corpus, like, folder / "packs", order, seed)
-            metrics = train(arguments.quickstart, folder, arguments.epochs, seed, plan)
+            metrics = train(arguments.quickstart, folder, arguments.epochs, seed, "--plan", plan)
             losses = np.array([line["loss"] for line in training_intervals(metrics)])
             first = index.num_packs // index.global_batch
             each.append([about_trend(losses, first), *spreads(index), float(losses[-first // 4 :].mean())])

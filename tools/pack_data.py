@@ -51,7 +51,7 @@ NUMBERS = (
     Interval("(0, 1e6]", "weights"),
     Interval("[0, 1e9]", "vit_budget"),
     Interval("[1, 1e9]", "llm_budget max_llm_budget samples_per_pack"),
-    Interval("[0, inf)", "max_rejects"),
+    Interval("[0, inf)", "max_rejects narrow_first"),
     Interval("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size node_ranks"),
     Interval("[1, 10000]", "epochs"),
     Interval("[0, 1e6]", "seconds"),
@@ -70,6 +70,7 @@ NEEDS = (
         "to be given without --held-out-of, whose index determines samples and packing",
         lambda arguments: not arguments.held_out_of,
     ),
+    Need("narrow_first", "--widths auto or of several ranks", lambda arguments: arguments.widths != (1,)),
     Need("node_ranks", "--widths auto", lambda arguments: arguments.widths is None),
     Need("analytic model", "to be given without --costs, which has the seconds", lambda arguments: not arguments.costs),
 )
@@ -81,6 +82,8 @@ def parse_arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if like := given.like or given.held_out_of:
         parser.set_defaults(**options_of(PackedIndex.open(like)))
+    if given.held_out_of:
+        parser.set_defaults(narrow_first=0)  # an evaluation is one pass over all
     return parser.parse_args()
 
 
@@ -126,6 +129,9 @@ def _parser() -> ToolParser:
     iterations = parser.add_argument_group("iterations")
     iterations.add_argument("--data-parallel-size", type=int, default=1, metavar="D")
     iterations.add_argument("--micro-batches", type=int, default=1, metavar="M", help="packs of a rank an iteration")
+    iterations.add_argument(
+        "--narrow-first", type=int, default=0, metavar="N", help="iterations of packs of one rank before all others"
+    )
     iterations.add_argument("--last-iteration", choices=LAST_ITERATION, default=LAST_ITERATION[0], help="what fills it")
     iterations.add_argument(
         "--epochs", type=int, help="epochs packed apart; training repeats them (default: as fractional weights need)"
@@ -163,6 +169,7 @@ def options_of(index: PackedIndex) -> dict[str, Any]:
     options["widths"] = tuple(manifest.get("widths", (1,)))
     options["budgets"] = list(manifest.get("budgets", {}).items())
     options["weights"] = [source["weight"] for source in manifest["sources"]]
+    options["narrow_first"] = manifest.get("narrow_first", 0)
     options["held_out"] = manifest["built_from"].get("held_out", {}).get("share")
     group_by = manifest["built_from"].get("group_by")
     return options | ({"separate_sources": True} if group_by == "source" else {"group_by": group_by})

@@ -89,6 +89,8 @@ def _build_index(
     asked["widths"] = list(options.widths)
     if not options.wide:
         del asked["widths"]
+    if not (options.wide and options.narrow_first):
+        del asked["narrow_first"]
     refuse_other(Path(output_dir), asked)
     epochs = [packer(corpus, reasons, options, costs, epoch) for epoch in range(options.epochs or 1)]
     packs = PackList.concatenate([epoch.packs for epoch in epochs])

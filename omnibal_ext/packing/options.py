@@ -45,6 +45,8 @@ class PackOptions:
     """Effort for equalizing packs and for mixing iterations: a number of steps, given in nominal seconds."""
     widths: tuple[int, ...] = (1,)
     """Numbers of ranks that may run a pack together, ascending; its budgets are multiplied by that number."""
+    narrow_first: int = 0
+    """Number of first iterations, in the first epoch, with packs of width 1 only; no effect without wide packs."""
 
     def __post_init__(self) -> None:
         """Raises UserError for a value out of range."""
@@ -60,6 +62,8 @@ class PackOptions:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
         if self.vit_budget < 0 or self.seed < 0 or not 0 <= self.seconds < float("inf"):
             raise UserError("--vit-budget, --seed and --seconds must be 0 or more")
+        if self.narrow_first < 0:
+            raise UserError(f"--narrow-first {self.narrow_first}: must be 0 iterations or more")
         if not 0 < self.wait < 1:
             raise UserError(f"--wait {self.wait}: must be a share of device time, above 0 and below 1")
         check_widths(self.widths, self.data_parallel_size)
@@ -72,6 +76,8 @@ class PackOptions:
         shown = f"--widths {','.join(map(str, self.widths))}"
         if self.method != "balanced":
             raise UserError(f"{shown}: --method {self.method} makes packs of one rank; use balanced")
+        if self.narrow_first and self.widths[0] != 1:
+            raise UserError(f"{shown}: --narrow-first {self.narrow_first} needs width 1 among them")
         if self.oversize == "alone":
             raise UserError(
                 f"{shown}: --oversize alone keeps samples of any size, beyond what ranks hold; leave it out"

@@ -1,6 +1,8 @@
 """Pack one epoch of a corpus and order its packs."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +19,7 @@ from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import LOADS, PackList, pack_loads
-from omnibal_ext.packing.wide_epoch import pack_wide
+from omnibal_ext.packing.wide_epoch import narrow_iterations, pack_wide
 from omnibal_ext.sizes import Sizes
 
 
@@ -50,7 +52,7 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     if not parts:
         raise UserError(f"epoch {epoch} has no samples: raise --weights, or pack more input files")
     if options.wide:
-        return _pack_wide(corpus, parts, options, costs, seed)
+        return _pack_wide(corpus, parts, replace(options, narrow_first=0) if epoch else options, costs, seed)
     ordered_packs, groups, leftover = [], [], PackList.concatenate([])
     for samples in parts:
         part, exchange_groups = _pack_sub_epoch(corpus, samples, reasons, options, seed)
@@ -69,13 +71,19 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
 
 
 def _pack_wide(corpus: Corpus, parts: list[Ints], options: PackOptions, costs: PackCosts, seed: int) -> Epoch:
-    """Pack sub-epochs with packs of several widths and assign slots."""
-    scheduled = [pack_wide(corpus, list(_exchange_groups(corpus, samples)), options, costs, seed) for samples in parts]
+    """Pack sub-epochs with packs of several widths and assign slots; narrow iterations, if any, come first."""
+    scheduled = []
+    if options.narrow_first:
+        narrow, parts[0] = narrow_iterations(corpus, parts[0], partial(_exchange_groups, corpus), options, costs, seed)
+        scheduled = [narrow]
+    scheduled += [pack_wide(corpus, list(_exchange_groups(corpus, samples)), options, costs, seed) for samples in parts]
     first = np.cumsum([0, *(len(part.packs) for part in scheduled)])
     slots = [np.where(part.slots >= 0, part.slots + n, part.slots) for part, n in zip(scheduled, first, strict=False)]
     packs = PackList.concatenate([part.packs for part in scheduled])
     widths = np.concatenate([part.widths for part in scheduled])
     groups = [len(part.slots) for part in scheduled]
+    if options.narrow_first:  # later epochs shuffle them among the others
+        groups[:2] = [sum(groups[:2])]
     return Epoch(packs, pack_loads(packs, corpus.sizes), groups, widths, np.concatenate(slots))
 
 

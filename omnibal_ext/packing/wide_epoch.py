@@ -4,7 +4,7 @@ If ranks run several packs per iteration, iterations mix widths (`ordering/mixed
 as with one pack per rank, each iteration has packs of one width and of equal cost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
@@ -43,6 +44,42 @@ def pack_wide(
             return mixed
     found.append(sub_epoch.single_width(exchange_groups))
     return min(found, key=sub_epoch.wait)
+
+
+def narrow_iterations(
+    corpus: Corpus, samples: Ints, split: Callable[[Ints], Iterable[Ints]], options: PackOptions, costs: PackCosts,
+    seed: int,
+) -> tuple[SlottedPacks, Ints]:  # fmt: skip
+    """Fill `options.narrow_first` iterations with random samples that fit one rank; also return all other samples.
+
+    A curriculum: HBP (arXiv 2503.07680) trains its first 500 steps on the shortest level alone.
+
+    Args:
+        samples: those of a sub-epoch, ascending [n].
+        split: yields the exchange groups of samples.
+
+    Raises:
+        UserError: there are too few such samples.
+    """
+    sub_epoch, iterations = _SubEpoch(corpus, options, costs, seed), options.narrow_first
+    narrow = sub_epoch.widths(samples) == 1
+    drawn = np.random.default_rng((seed, 4)).permutation(samples[narrow])
+    sizes, budgets = sub_epoch.limits(drawn)
+    packs_of = np.append(0, (np.cumsum(sizes, axis=0) / np.maximum(budgets, 1)).max(axis=1))  # at least
+    if packs_of[-1] < (count := iterations * options.global_batch):
+        most = int(packs_of[-1]) // options.global_batch
+        raise UserError(
+            f"--narrow-first {iterations}: samples that fit one rank suffice for {most} iterations of "
+            f"{options.global_batch} packs; give at most that"
+        )
+    enough = int(np.searchsorted(packs_of, count))
+    packs, exchange_groups = sub_epoch.narrow(list(split(np.sort(drawn[:enough]))))
+    packs = order_packs(corpus, packs, replace(options, widths=(1,)), costs, seed, exchange_groups)
+    groups = np.arange(count).reshape(iterations, options.global_batch)
+    left = packs.between(count, len(packs)).sample_ids
+    slots = assign_zigzag(groups, options.data_parallel_size)
+    scheduled = SlottedPacks(packs.between(0, count), np.ones(count, np.int64), slots)
+    return scheduled, np.sort(np.concatenate([samples[~narrow], drawn[enough:], left]))
 
 
 def shard_seconds(packs: PackList, widths: Ints, corpus: Corpus, options: PackOptions, costs: PackCosts) -> Floats:

@@ -52,6 +52,15 @@ def test_no_team_leaves_a_node_unless_it_is_asked_for(folder: Path, node: int, w
     assert f'"row": {40 if widest == 4 else 7}' in left
 
 
+def test_a_curriculum_is_no_evaluation_s(folder: Path, tmp_path: Path) -> None:
+    """Nor does one that is packed again like another lose it."""
+    widths = ("--widths", "1,2,4", "--held-out", 0.2, "--narrow-first", 1)
+    packed(folder, str(tmp_path / "first"), *widths)
+    for flag, kept in (("--like", 1), ("--held-out-of", None)):
+        packed(folder, str(tmp_path / flag), flag, tmp_path / "first")
+        assert PackedIndex.open(tmp_path / flag).manifest.get("narrow_first") == kept
+
+
 def test_loops_of_others_and_tools_for_narrow_packs_refuse_wide_ones(folder: Path) -> None:
     line = refusal(run_tool("level_packs.py", folder / "packs", "--data-parallel-size", 4))
     assert "packs wider than a rank" in line

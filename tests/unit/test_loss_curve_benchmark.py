@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.loss_curve import ORDERS, about_trend, pack, spreads
+from benchmarks.loss_curve import ORDERS, about_trend, pack, print_narrow_first, spreads
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.options import PackOptions
@@ -34,3 +34,14 @@ def test_all_orders_are_of_the_same_samples_and_ours_is_the_most_even(tmp_path: 
         index.verify()
     tiles = {order: spreads(index)[0] for order, index in found.items()}
     assert tiles["ours"] < 0.5 * tiles["random"] < 0.5 * tiles["alike"]
+
+
+def test_held_out_losses_are_compared_where_all_runs_have_one_and_at_their_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_narrow_first([{2: 3.0, 4: 2.0, 5: 1.0}, {2: 5.0, 4: 2.0, 5: 2.0}, {2: 3.5, 4: 1.0}, {2: 4.5, 4: 2.0}])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["2", "4.0000", "4.0000", "+0.0000", "±", "0.5000"] in rows
+    assert ["end", "1.5000", "1.5000", "+0.0000", "±", "0.0000"] in rows
+    assert not any(row[:1] == ["4"] for row in rows)
+    assert rows[-1][-1] == "1.000"

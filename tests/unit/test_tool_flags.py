@@ -43,6 +43,7 @@ NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
         "needs to be given without --costs": (
             "--costs profile.json --analytic a100", "--costs profile.json --model tiny",
         ),
+        "needs --widths auto or of several ranks": ("--narrow-first 4",),
         "needs --widths auto": ("--node-ranks 4", "--node-ranks 4 --widths 1,2"),
         "needs to be given without --held-out-of": (
             "--held-out .1 --held-out-of there", "--like here --held-out-of there",
