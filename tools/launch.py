@@ -31,7 +31,7 @@ from omnibal_ext.files.locks import only_job
 from omnibal_ext.flags import ToolParser, flag_name, refuse_unprintable
 from omnibal_ext.launch.candidates import measured_best, print_trials, trial_flags
 from omnibal_ext.launch.check import Report, check
-from omnibal_ext.launch.command import RANKS, torchrun_words, trainer_words
+from omnibal_ext.launch.command import ranks_command, torchrun_words, trainer_words
 from omnibal_ext.launch.conversations import (
     add_conversation_flags,
     are_made,
@@ -295,7 +295,7 @@ def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
 
 def _trial(arguments: argparse.Namespace, index: PackedIndex, plan: Path, metrics: Path) -> list[str]:
     """The command line of a trial of a layout."""
-    return [*RANKS, *trial_flags(torchrun_words(arguments, plan, index, metrics))]
+    return ranks_command(trial_flags(torchrun_words(arguments, plan, index, metrics)))
 
 
 def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, report: Report) -> int:
@@ -306,13 +306,13 @@ def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, rep
     # Ranks that save on a signal need as long as that takes.
     grace = None if "--exit-signal-handler" in arguments.megatron else GRACE_SECONDS
     if not arguments.progress:
-        return run_ranks([*RANKS, *command], grace=grace)
+        return run_ranks(ranks_command(command), grace=grace)
     metrics, log = run_dir / METRICS, run_dir / LOG
     start = metrics.stat().st_size if metrics.exists() else 0
     with log.open("a+", errors="replace") as output:
         before = output.tell()
         follow = partial(follow_metrics, metrics, start=start)
-        code = run_ranks([*RANKS, *command], output, grace, follow)
+        code = run_ranks(ranks_command(command), output, grace, follow)
         if code:
             output.seek(before)
             errors = dict.fromkeys(line.rstrip() for line in output if line.startswith("error: "))

@@ -1,18 +1,23 @@
 """Command lines that start the ranks of a run."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from omnibal_ext.launch.folder import TENSORBOARD
-from omnibal_ext.launch.processes import PYTHON
+from omnibal_ext.launch.processes import python
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 
-RANKS = (*PYTHON, "-m", "omnibal_ext.launch.torchrun")
 TIMELINES = 10
 """Iterations whose timelines a run records for its report."""
 UNKNOWN_ITERATIONS = 10**6
 """Value of --train-iters in checks of a run with --epochs whose packs are not made yet."""
+
+
+def ranks_command(words: Sequence[str]) -> list[str]:
+    """The command that starts the ranks of `torchrun_words` on this machine."""
+    return python("-m", "omnibal_ext.launch.torchrun", *words)
 
 
 def torchrun_words(arguments: argparse.Namespace, plan: Path, index: PackedIndex, metrics: Path) -> list[str]:

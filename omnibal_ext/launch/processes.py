@@ -23,7 +23,6 @@ from omnibal_ext.output import say
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that ask a run to end; a batch system may send SIGUSR1 before the time limit."""
 GRACE_SECONDS = 20.0
-PYTHON = (sys.executable, "-W", "ignore")
 PR_SET_CHILD_SUBREAPER = 36
 """Linux: orphaned descendants become children of this process, so that they can be found."""
 
@@ -139,6 +138,11 @@ def forward(number: int, parent: int) -> bool:
     return bool(children)
 
 
+def python(*words: object) -> list[str]:
+    """The command of a program or module (-m NAME) of Python's, without its warnings."""
+    return [sys.executable, "-W", "ignore", *map(str, words)]
+
+
 def run_python(*words: object, **streams: Any) -> subprocess.CompletedProcess[str]:
-    """`run_to_end` of a program or module (-m NAME) of Python's, without its warnings."""
-    return run_to_end([*PYTHON, *map(str, words)], **streams)
+    """`run_to_end` of a program or module (-m NAME) of Python's."""
+    return run_to_end(python(*words), **streams)
