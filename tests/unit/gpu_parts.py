@@ -15,7 +15,7 @@ from benchmarks.gpu_parts import PACKS
 from megatron.vlm import platform
 from omnibal_ext.architectures.presets import preset
 
-NEED_CUDA = ("start", "host", "attention", "waits")
+NEED_CUDA = ("start", "host", "attention", "waits", "linear")
 ALONE = ("pipeline", "queues")
 """In processes of their own."""
 

@@ -14,7 +14,10 @@ def test_a_gate_of_the_output_is_projected_beside_every_query() -> None:
     qkv = named("llm.3", "qwen3.5-9b")["self_attention.linear_qkv"]
     assert (qkv.rows, qkv.columns, qkv.shares) == (2 * 16 * 256 + 2 * 4 * 256, 4096, (2 * 4 * 256, 256, 256))
     assert qkv in adapted_matrices(preset("qwen3.5-9b"))["llm.3"]
-    assert not [matrix for matrix in named("llm", "qwen3.5-9b").values() if matrix.is_adaptable]
+    linear = named("llm", "qwen3.5-9b")["self_attention.linear_qkv"]
+    assert linear.rows == 16 * sum(linear.shares)
+    assert linear.shares == (2 * 128 + 2 * 128, 2 * 128, 2, 2)
+    assert linear in adapted_matrices(preset("qwen3.5-9b"))["llm"]
 
 
 def test_a_token_is_multiplied_with_the_experts_that_it_goes_through() -> None:

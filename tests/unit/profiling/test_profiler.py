@@ -268,8 +268,9 @@ def test_layers_are_measured_as_the_job_runs_them(shared: bool) -> None:
 @pytest.mark.parametrize("name", ["transfer_latency_seconds", "action_seconds", "iteration_seconds", "overhead_bytes"])
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "x"])
 def test_impossible_constants_are_refused_by_name(name: str, value: object) -> None:
+    record = make_profile().to_record()
     with pytest.raises(UserError, match=name):
-        Profile(**{**make_profile().__dict__, name: value}).validate()
+        Profile.from_record({**record, name: value})
 
 
 @pytest.mark.parametrize("layers", [(4,), (0, 1, 2, 3)])
