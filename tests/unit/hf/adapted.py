@@ -31,9 +31,9 @@ from tests.unit.hf.parity import compare_all, load, local_part, packed, padded, 
 
 RANK, ALPHA = 3, 7.0
 WITHOUT = ("lm_head", "input_proj", "embedding_projection", "merging_layer", "merger.proj", "patch_dense")
-"""Layers that get no adapters: the head, and Gemma 4's patch embedding and projector; and, anywhere in a name,"""
+"""Ends of the names of layers that get no adapters: the head, Gemma 4's patch embedding and projector."""
 NEVER = "shared_expert|audio_tower"
-"""those of shared experts and of audio towers."""
+"""Parts of the names of others that get none."""
 
 
 def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
