@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import shutil
 import sys
 import time
 import typing
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import typing_extensions
+from torch.torch_version import TorchVersion
 
 from megatron.vlm import no_cuda
 from megatron.vlm.compiling import for_any_rows
@@ -62,11 +64,27 @@ def _works(module: str) -> bool:
     return True
 
 
+def _gated_backward_works() -> bool:
+    """Whether flash-linear-attention computes the gradients of a gated delta rule here.
+
+    On Hopper GPUs, Triton 3.4 to 3.7.0 compiles its kernel wrongly: it then takes TileLang's, or raises at the first
+    backward (`chunk_bwd_dqkwg`), minutes after a run began.
+    """
+    triton = TorchVersion(importlib.import_module("triton").__version__)
+    wrong = torch.cuda.get_device_capability()[0] == 9 and triton >= "3.4.0" and triton < "3.7.1"
+    if wrong and not (installed("tilelang") and shutil.which("nvcc")):
+        UNUSABLE["fla"] = "its gradients are wrong on Hopper GPUs with Triton 3.4 to 3.7.0 (torch 2.13 brings 3.7.1)"
+        return False
+    return True
+
+
 HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and _works("transformer_engine.pytorch")
 HAS_FLASH_ATTENTION: bool = HAS_CUDA and _works("flash_attn")
 HAS_VARIABLE_LENGTH: bool = HAS_CUDA and installed("torch.nn.attention.varlen")
 # flash-linear-attention from 0.6 on: what carries states, and the convolution before it.
-HAS_LINEAR_ATTENTION: bool = HAS_CUDA and all(map(_works, ("fla.ops.gated_delta_rule", "fla.modules.causal_conv1d")))
+HAS_LINEAR_ATTENTION: bool = (
+    HAS_CUDA and all(map(_works, ("fla.ops.gated_delta_rule", "fla.modules.causal_conv1d"))) and _gated_backward_works()
+)
 # Apex can be installed without its kernels: then it has nothing to be used, and `prepare` hides it.
 HAS_APEX: bool = HAS_CUDA and all(installed(module) for module in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda"))
 CLOCK_RATE = 2e9

@@ -131,7 +131,7 @@ def test_what_works_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
 ASK = """
 import json, sys
 import torch
-torch.cuda.is_available = lambda: True
+torch.cuda.is_available, torch.cuda.get_device_capability = lambda: True, lambda: (GPU, 0)
 from megatron.vlm import core_patches, platform
 platform.prepare()
 import apex, flash_attn
@@ -140,17 +140,26 @@ print(json.dumps([*kernels, platform.HAS_APEX, apex.__name__, platform.UNUSABLE]
 """
 
 
+REFUSED = {"fla": "its gradients are wrong on Hopper GPUs with Triton 3.4 to 3.7.0 (torch 2.13 brings 3.7.1)"}
+
+
 @pytest.mark.starts
-def test_apex_and_flash_attention_count_where_they_work(tmp_path: Path) -> None:
-    """And Megatron finds them."""
+@pytest.mark.parametrize(
+    ("triton", "gpu", "refused"),
+    [("3.7.1", 9, {}), ("3.6.0", 9, REFUSED), ("3.6.0", 8, {}), ("3.10.0", 9, {}), ("3.3.1", 9, {}),
+     ("3.4.0+git1", 9, REFUSED)],
+)  # fmt: skip
+def test_kernels_count_where_they_work(triton: str, gpu: int, refused: dict[str, str], tmp_path: Path) -> None:
+    """And Megatron finds them. Hopper GPUs were refused by flash-linear-attention at a first backward."""
     for module in ("apex", "flash_attn", "fla", "fla/ops", "fla/ops/gated_delta_rule", "fla/modules",
-                   "fla/modules/causal_conv1d", "amp_C",
-                   "fused_weight_gradient_mlp_cuda"):  # fmt: skip
+                   "fla/modules/causal_conv1d", "amp_C", "fused_weight_gradient_mlp_cuda", "triton"):  # fmt: skip
         (tmp_path / module).mkdir()
         (tmp_path / module / "__init__.py").touch()
-    done = fresh_python("-W", "ignore", "-c", ASK, PYTHONPATH=":".join([*PATH, str(tmp_path)]))
+    (tmp_path / "triton/__init__.py").write_text(f"__version__ = {triton!r}\n")
+    asked = ASK.replace("GPU", str(gpu))
+    done = fresh_python("-W", "ignore", "-c", asked, PYTHONPATH=":".join([str(tmp_path), *PATH]))
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == [True, True, True, "apex", {}]
+    assert json.loads(done.stdout) == [True, not refused, True, "apex", refused]
 
 
 @pytest.mark.parametrize(("name", "file"), [("NVIDIA L4", "nvidia-l4"), ("NVIDIA H100 80GB HBM3", "h100")])
