@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
+
 
 @dataclass(frozen=True)
 class AudioArchitecture:
@@ -28,6 +30,14 @@ class AudioArchitecture:
     activation: str = "gelu"
 
     @property
+    def as_vit(self) -> VisionArchitecture:
+        """The ViT at native resolution whose layers are like this encoder's."""
+        return VisionArchitecture(
+            self.layers, self.hidden_size, self.heads, self.ffn_hidden_size, norm_epsilon=1e-5, class_token=False,
+            activation=self.activation, layer_scale=False, native=NativeResolution(),
+        )  # fmt: skip
+
+    @property
     def halvings(self) -> int:
         """Convolutions that take every second frame."""
         return 3 if self.channels else 1
@@ -35,7 +45,7 @@ class AudioArchitecture:
     def rows(self, frames: int) -> int:
         """Rows that the encoder's layers see of a sound of `frames` mel frames."""
         whole, rest = divmod(frames, self.chunk)
-        return whole * self._halved(self.chunk) + self._halved(rest)
+        return whole * self.halved(self.chunk) + self.halved(rest)
 
     def tokens(self, frames: int) -> int:
         """LLM tokens of a sound of `frames` mel frames."""
@@ -49,11 +59,12 @@ class AudioArchitecture:
 
     def windows(self, frames: int) -> list[int]:
         """Rows of each group of chunks that attend to each other."""
-        rows, most = self.rows(frames), self._halved(self.chunk) * self.chunks_attended
+        rows, most = self.rows(frames), self.halved(self.chunk) * self.chunks_attended
         whole, rest = divmod(rows, most)
         return [most] * whole + ([rest] if rest else [])
 
-    def _halved(self, frames: int) -> int:
+    def halved(self, frames: int) -> int:
+        """Length along an axis after the convolutions that take every second frame."""
         for _ in range(self.halvings):
             frames = (frames + 1) // 2
         return frames
