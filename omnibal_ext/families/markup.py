@@ -92,6 +92,7 @@ class ImageMarkup:
     def reserved(self) -> tuple[str, ...]:
         """Texts that no message may contain, but for the mark `<image>`, which is counted instead."""
         around = (self.steps.before, self.steps.after) if self.steps else ()
-        written = (self.before, self.context, self.video, self.between, self.after, *around, self.audio, *self.around_audio)
+        heard = (self.audio, *self.around_audio)
+        written = (self.before, self.context, self.video, self.between, self.after, *around, *heard)
         words = dict.fromkeys(word.strip() for word in written)
         return tuple(word for word in words if word not in ("", IMAGE_MARK))
