@@ -73,10 +73,11 @@ class PackDataset(Dataset):
         index.check({"built_from.data.manifest": data.manifest})
         index.verify()
         index.check_samples(len(data))
-        if data.frames.any() and index.widths != (1,):
+        wide: list[int] = [] if index.wide is None else np.flatnonzero(index.wide.pack_widths > 1).tolist()
+        if any(data.frames[index.samples(pack)].any() for pack in wide):
             raise UserError(
-                f"{index.folder}: has packs that several ranks share, which is not supported with sounds; "
-                "pack again without --widths"
+                f"{index.folder}: has packs with sounds that several ranks share, which is not supported; pack again "
+                "without --widths"
             )
         self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
         self.decodes, self.rank = decodes, rank
