@@ -36,6 +36,7 @@ class Needs:
     tokens: bool
     labels: bool
     targets: bool = False
+    mels: bool = False
 
     @classmethod
     def of(cls, kinds: tuple[str, ...], language: LanguageArchitecture) -> "Needs":
@@ -45,6 +46,7 @@ class Needs:
             tokens="word_embed" in kinds or ("llm" in kinds and language.layer_inputs is not None),
             labels="head" in kinds,
             targets="llm" in kinds and language.experts is not None,
+            mels="audio_embed" in kinds,
         )
 
 
