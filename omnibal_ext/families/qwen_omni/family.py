@@ -111,10 +111,15 @@ MARKUP = ImageMarkup(
     before="<|vision_bos|>",
     after="<|vision_eos|>",
     gap="",
+    audio="<|AUDIO|>",
+    around_audio=("<|audio_bos|>", "<|audio_eos|>"),
 )
 CODE_2_5 = Generation("qwen-vl", TEXT, MARKUP.name, learned=False, windows=True)
 CODE_3 = Generation("qwen3-vl", READ_3, "qwen3-omni", featured=True)
 AUDIO = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+MARKUP_3 = replace(
+    QWEN, name="qwen3-omni", tokens=(*QWEN.tokens, *AUDIO), video="", audio=AUDIO[0], around_audio=AUDIO[1:]
+)
 FAMILY = Family(
     models={
         **_models("qwen2_5_omni", "Qwen2_5Omni", CODE_2_5, THINKER_2_5),
@@ -142,7 +147,7 @@ FAMILY = Family(
             "qwen3_omni_moe", {}, {**LANGUAGE_MODELS["qwen3-30b-a3b"], "rope_theta": 1e6, "vocab_size": 152064}
         ),
     },
-    markups=(MARKUP, replace(QWEN, name="qwen3-omni", tokens=(*QWEN.tokens, *AUDIO), video="")),
+    markups=(MARKUP, MARKUP_3),
     folder_says_template=True,
     spellings=(
         (r"^thinker\.(model|lm_head)\.", r"language_model.\1."),
