@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import importlib
 import json
@@ -23,6 +24,7 @@ import traceback
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -97,8 +99,24 @@ def warm_up() -> None:
     Image.init()
     numba.njit(lambda: 0)()
     add_megatron_arguments(ArgumentParser())
+    share_a_device()
     # torchrun logs the method it is in; torch looks through the files of all modules to find its name.
     dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
+
+
+def share_a_device() -> None:
+    """Of all its groups a rank has one thread that looks for messages, a hundred times a second, instead of one each: a
+    quarter of the time of ranks."""
+    from torch.distributed import ProcessGroupGloo
+
+    device, make = functools.cache(ProcessGroupGloo.create_default_device), ProcessGroupGloo.__init__
+
+    def make_group(group: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        options = ProcessGroupGloo._Options()
+        options._devices, options._timeout = [device()], timeout
+        make(group, store, rank, size, options)
+
+    ProcessGroupGloo.__init__ = make_group
 
 
 def use_large_pages() -> None:
