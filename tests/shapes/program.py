@@ -105,15 +105,15 @@ def names_in(model: Any, one: Any) -> list[str]:
 
 
 def without_beside(found: Answer, chain: Any, link: int, pack: Any) -> None:
-    """What a layer reads of others lies in one tensor with the hidden states: a stage holds it once, however many
-    layers read it."""
-    if chain.kinds[link] == "llm":
+    """What a layer reads of others, or sounds that pass it, lies in one tensor with the hidden states: a stage holds it
+    once, however many layers read it."""
+    if chain.kinds[link] in ("vit", "llm"):
         rows, _, width = chain.hidden_shape_before(link, pack)
         beside = 2 * width * (chain.shape_before(link, pack)[0] - rows)
         for way in (found, found.get("cheap"), found.get("adapted")):
             if way:
                 way["kept"] -= beside
-        found["late"] -= beside
+        found["late"] -= beside * (chain.kinds[link] == "llm")
 
 
 def start(name: str, tensor: int) -> Namespace:
