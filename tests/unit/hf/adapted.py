@@ -31,7 +31,7 @@ from tests.unit.hf.parity import compare_all, load, local_part, packed, padded, 
 
 RANK, ALPHA = 3, 7.0
 WITHOUT = ("lm_head", "input_proj", "embedding_projection", "merging_layer", "merger.proj", "patch_dense", "conv_out")
-"""Ends of the names of layers that get no adapters: the head, patch embeddings, a projector of Gemma 4, rows of sounds."""
+"""Ends of the names of layers that get no adapters: the head, patch embeddings, Gemma 4's projector, sounds."""
 NEVER = "shared_expert"
 """Part of the names of others that get none."""
 
