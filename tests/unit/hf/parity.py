@@ -116,7 +116,7 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
         "loss": abs(loss.item() - expected_loss),
         "gradients": gradient_difference(stage, theirs, keys),
         "scale": expected_logits.abs().max().item(),
-        "bits lost": float(bits_lost(stage, folder, args)),
+        "bits lost": float(torch.distributed.get_world_size() > 1 and bits_lost(stage, folder, args)),
         "frozen otherwise": float(len(frozen_otherwise(stage.chain, theirs, keys))),
     }
 
