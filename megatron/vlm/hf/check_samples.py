@@ -50,8 +50,8 @@ class CheckSample:
 
 
 def samples_of(folder: Path) -> list[CheckSample]:
-    """The dataset's shortest sample with images and its shortest without, as far as there are some; samples with videos
-    or unreadable images are skipped."""
+    """The dataset's shortest sample with images and its shortest without, as far as there are some; samples with
+    videos, sounds or unreadable images are skipped."""
     data = ChatDataset(folder)
     order = np.argsort(data.sizes.tokens, kind="stable")
     shown = data.sizes.tiles[order] > 0
@@ -60,8 +60,8 @@ def samples_of(folder: Path) -> list[CheckSample]:
 
 
 def _first_readable(data: ChatDataset, samples: NDArray[np.int64]) -> CheckSample | None:
-    without_videos = (one for one in map(data.sample, samples) if not any(image.film for image in one.images))
-    for sample in islice(without_videos, MOST_TRIED):
+    still = (one for one in map(data.sample, samples) if not (one.frames or any(image.film for image in one.images)))
+    for sample in islice(still, MOST_TRIED):
         with suppress(UserError):  # the next sample may be readable
             return _of_dataset(data, sample)
     return None
