@@ -74,7 +74,7 @@ def _models(stem: str, prefix: str, code: Generation, fields: Part) -> dict[str,
     alone = Model(
         fields,
         partial(read_thinker, code=code),
-        takes=("image_grid_thw", "position_ids"),
+        takes=("image_grid_thw", "position_ids", "input_features"),
         packs=Packs("native"),
         transformers=f"{prefix}ThinkerForConditionalGeneration",
     )
@@ -82,11 +82,17 @@ def _models(stem: str, prefix: str, code: Generation, fields: Part) -> dict[str,
     return {stem: replace(alone, part=whole, read=partial(read_whole, code=code)), f"{stem}_thinker": alone}
 
 
-def _preset(kind: str, vision: dict[str, Any], words: dict[str, Any]) -> Preset:
+def _preset(kind: str, vision: dict[str, Any], words: dict[str, Any], **fields: Any) -> Preset:
     vision = {**vision, "out_hidden_size": words["hidden_size"]}
     audio = {"output_dim": words["hidden_size"]}
     return Preset(
-        {"model_type": f"{kind}_thinker", "vision_config": vision, "audio_config": audio, "text_config": words}
+        {
+            "model_type": f"{kind}_thinker",
+            "vision_config": vision,
+            "audio_config": audio,
+            "text_config": words,
+            **fields,
+        }
     )
 
 
@@ -144,7 +150,10 @@ FAMILY = Family(
         "qwen2.5-omni-3b": _preset("qwen2_5_omni", {"hidden_size": 1280}, qwen(36, 2048, 16, 2, 11008, 151936)),
         "qwen2.5-omni-7b": _preset("qwen2_5_omni", {"hidden_size": 1280}, qwen(28, 3584, 28, 4, 18944, 152064)),
         "qwen3-omni-30b-a3b": _preset(
-            "qwen3_omni_moe", {}, {**LANGUAGE_MODELS["qwen3-30b-a3b"], "rope_theta": 1e6, "vocab_size": 152064}
+            "qwen3_omni_moe",
+            {},
+            {**LANGUAGE_MODELS["qwen3-30b-a3b"], "rope_theta": 1e6, "vocab_size": 152064},
+            audio_token_id=151675,
         ),
     },
     markups=(MARKUP, MARKUP_3),
