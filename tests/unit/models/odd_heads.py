@@ -1,8 +1,8 @@
 """Run as a program on one, then on two ranks: a ViT of five heads and a language model of three groups of two, from the
 same seed, trained a few steps.
 
-odd_heads.py ANSWERS.pt    one rank writes losses and weights; two compare: the largest difference, and what is not zero
-of what fills up the second rank.
+odd_heads.py ANSWERS.pt    one rank writes losses and weights; two compare: the largest difference, to zeros where
+heads fill up the second rank.
 """
 
 import json
@@ -27,8 +27,6 @@ ODD = replace(
     language=replace(TINY.language, vocab_size=500, heads=6, kv_heads=3, head_size=16, qkv_bias=True, qk_norm=True),
 )
 STEPS = 4
-GROUPS = {"vit": 5, "llm": 3}
-"""Of heads that share key and value; two ranks hold as many."""
 
 
 def main() -> None:
@@ -54,25 +52,7 @@ def run(args: Namespace, path: str) -> dict[str, float]:
         "start": largest({name: (weight, start_alone[name]) for name, weight in start.items()}, end),
         "losses": max(abs(mine - alone) for mine, alone in zip(losses, losses_alone, strict=True)),
         "weights": largest({name: (weight.detach(), end_alone[name]) for name, weight in end.items()}, end),
-        "padding": largest(
-            {name: (weight.detach(), 0 * end_alone[name]) for name, weight in padding(end).items()}, end
-        ),
     }
-
-
-def padding(weights: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:
-    """Of the attention's weights, what fills up this rank; the rest as zeros."""
-    found = {}
-    for name, weight in weights.items():
-        if (dim := getattr(weight, "partition_dim", -1)) >= 0 and "self_attention" in name:
-            groups = next(groups for kind, groups in GROUPS.items() if kind in name)
-            here = (groups + 1) // 2
-            true = min(groups - here * torch.distributed.get_rank(), here)
-            assert weight.shape[dim] % here == 0
-            part = weight.detach().clone()
-            part.narrow(dim, 0, weight.shape[dim] // here * true).zero_()
-            found[name] = part
-    return found
 
 
 def train(stage: Stage) -> list[float]:

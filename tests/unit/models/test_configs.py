@@ -44,13 +44,3 @@ def test_no_field_of_a_vit_depends_on_its_language_model(language: str, alone: d
         for name, value in found.items()
         if value != alone[name] and not name.startswith(OF_EXPERTS)
     } == {}
-
-
-def test_the_language_models_tried_have_what_a_vit_has_not() -> None:
-    scales, norms, activations = (
-        {getattr(preset(name).language, field) for name in ("tiny", "gemma-3-27b")}
-        for field in ("query_scale", "centred_norms", "activation")
-    )
-    assert (len(scales), len(norms), len(activations)) == (2, 2, 2)
-    assert preset("qwen3-vl-30b-a3b").language.experts
-    assert preset("qwen2.5-vl-7b").language.qkv_bias

@@ -50,7 +50,7 @@ def test_a_prompt_is_seen_in_both_directions_and_its_answer_in_one(window: int |
     view = LanguageViewer(replace(PALIGEMMA, language=language), torch.float32)(batch)
     for length, prefix, mask in zip(batch.lengths, (4, 8, 1, 0), near(view).masks, strict=True):
         wanted = [
-            [max(q, k) < prefix or (k <= q and (window is None or key_is_near(q, k, window))) for k in range(length)]
+            [max(q, k) < prefix or (k <= q and (window is None or k > q - window)) for k in range(length)]
             for q in range(length)
         ]
         found = torch.ones(length, length).tril().bool() if mask is None else mask == 0
@@ -61,10 +61,6 @@ def test_a_prompt_is_seen_in_both_directions_and_its_answer_in_one(window: int |
 def near(view: LanguageView) -> Segments:
     """Of the layers with a window; in a model without one, of all."""
     return view.seen[max((window for window in view.seen if window), default=None)]
-
-
-def key_is_near(query: int, key: int, window: int) -> bool:
-    return key > query - window
 
 
 @pytest.mark.parametrize("window", [None, 3])

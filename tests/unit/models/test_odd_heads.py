@@ -15,5 +15,4 @@ def test_odd_heads_on_two_ranks_start_train_and_end_as_on_one(tmp_path: Path) ->
     found = run_program("tests.unit.models.odd_heads", 2, answers)
     assert found["start"] == 0, "what fills up is not zero, or changed what the true heads start from"
     assert found["losses"] < 1e-5
-    assert found["padding"] == 0, "what fills up has learnt something"
-    assert found["weights"] < 1e-4  # Adam makes rounding of tiny gradients visible
+    assert found["weights"] < 1e-4  # Adam makes rounding of tiny gradients visible; what had learnt would be 4e-3 off

@@ -90,8 +90,3 @@ def test_a_sample_beyond_the_exact_length_is_refused() -> None:
     rotary.angles(Microbatch(0, (4, 4), 2, 8))
     with pytest.raises(UserError, match="a sample of 5 tokens; beyond 4"):
         rotary.angles(Microbatch(0, (4, 5), 2, 9))
-
-
-def test_an_unknown_scaling_is_refused() -> None:
-    with pytest.raises(UserError, match="'spiral' is not known"):
-        rotary_frequencies(replace(LANGUAGE, rope_scaling=RopeScaling("spiral", 2.0)))
