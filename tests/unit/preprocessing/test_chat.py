@@ -18,8 +18,9 @@ def turns(*words: str) -> list[dict[str, str]]:
     return [{"from": ("human", "gpt")[number % 2], "value": text} for number, text in enumerate(words)]
 
 
-def parse(record: Any) -> Any:
-    return parse_conversation(record if isinstance(record, bytes) else json.dumps(record).encode(), RESERVED)
+def parse(record: Any, sees_videos: bool = False) -> Any:
+    line = record if isinstance(record, bytes) else json.dumps(record).encode()
+    return parse_conversation(line, RESERVED, sees_videos=sees_videos)
 
 
 def test_a_good_conversation_is_read_in_order() -> None:
@@ -61,12 +62,25 @@ def test_a_text_only_conversation_has_no_images(image: dict[str, Any]) -> None:
         ("reserved_words", {"conversations": turns("Hi", "<IMG_CONTEXT>")}),
         ("too_many_characters", {"conversations": turns("Hi", "a" * 10_000_000)}),
         ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image>" * 140_000, "Hello")}),
+        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image>", "an <image>")}),
+        ("image_mark_mismatch", {"image": ["a.png", "b.png"], "conversations": turns("<image>", "an <image>")}),
+        ("image_mark_mismatch", {"conversations": turns("Hi", "<image>")}),
+        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("Hi", "<image>")}),
+        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("Hi", "Hello")}),
+        ("image_mark_mismatch", {"conversations": turns("<image>", "Hello")}),
+        ("image_mark_mismatch", {"image": ["a.png", "b.png"], "conversations": turns("<image>", "Hello")}),
+        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image><image>", "Hello")}),
     ],
 )
 def test_every_fault_has_its_reason(reason: str, record: Any) -> None:
+    assert_rejected(record, reason, "")
+
+
+def assert_rejected(record: Any, reason: str, word: str, sees_videos: bool = False) -> None:
     with pytest.raises(Rejected) as verdict:
-        parse(record)
+        parse(record, sees_videos)
     assert verdict.value.reason == reason
+    assert word in verdict.value.detail
     assert len(verdict.value.detail) < 300
 
 
@@ -106,10 +120,7 @@ GOOD, SHOWN = turns("Hi", "Hello"), turns("<image>", "Hello")
     ],
 )
 def test_what_would_change_the_meaning_is_rejected_by_name(reason: str, field: str, record: dict[str, Any]) -> None:
-    with pytest.raises(Rejected) as verdict:
-        parse(record)
-    assert verdict.value.reason == reason
-    assert field in verdict.value.detail
+    assert_rejected(record, reason, field)
 
 
 def test_what_says_nothing_to_the_model_passes() -> None:
@@ -146,7 +157,7 @@ def test_a_turn_can_be_left_out_of_the_loss(field: str) -> None:
 
 def seen(record: Any) -> Any:
     """As a model that sees videos reads it."""
-    return parse_conversation(json.dumps(record).encode(), RESERVED, sees_videos=True)
+    return parse(record, sees_videos=True)
 
 
 FILM = turns("<video>\nWhat happens?", "A cat jumps.")
@@ -212,29 +223,4 @@ def asked(**part: Any) -> dict[str, Any]:
     ],
 )
 def test_every_fault_of_a_video_has_its_reason(reason: str, word: str, record: Any) -> None:
-    with pytest.raises(Rejected) as verdict:
-        seen(record)
-    assert verdict.value.reason == reason
-    assert word in verdict.value.detail
-
-
-@pytest.mark.parametrize(
-    ("human", "gpt", "images", "fits"),
-    [
-        ("<image>", "Hello", 1, True),
-        *(("<image>", "an <image>", images, False) for images in (1, 2)),  # the assistant repeats it
-        *(("Hi", "<image>", images, False) for images in (0, 1)), ("Hi", "Hello", 1, False),
-        *(("<image>", "Hello", images, False) for images in (0, 2)), ("<image><image>", "Hello", 1, False),
-    ],
-)  # fmt: skip
-def test_every_image_has_its_mark_in_the_users_words_and_nowhere_else(
-    human: str, gpt: str, images: int, fits: bool
-) -> None:
-    record = {"image": ["a.png"] * images, "conversations": turns(human, gpt)}
-    if fits:
-        assert len(parse(record).images) == images
-        return
-    with pytest.raises(Rejected) as caught:
-        parse(record)
-    assert caught.value.reason == "image_mark_mismatch"
-    assert f"for {images} images" in caught.value.detail
+    assert_rejected(record, reason, word, sees_videos=True)

@@ -33,12 +33,7 @@ CHATS = [
     [(USER, "  spaces   and\ttabs \n\n"), (ASSISTANT, "\n\n  kept or stripped \n")],
     [(USER, "Übergrößen: 書生·浦語 🐈‍⬛"), (ASSISTANT, "🐈‍⬛ 書生")],
     [(USER, "def f(x):\n    return x"), (ASSISTANT, "```python\nf(1)\n```")],
-    [
-        (USER, "1234567 + 1"),
-        (ASSISTANT, "1234568"),
-        (USER, "assistant user system USER: ASSISTANT:"),
-        (ASSISTANT, "</b>"),
-    ],
+    [(USER, "1234567 + 1"), (ASSISTANT, "8"), (USER, "assistant user system USER: ASSISTANT:"), (ASSISTANT, "</b>")],
 ]
 # ASCII alone, so that the other characters fall back to bytes.
 TEXTS = [words for chat in CHATS for _, words in chat if words.isascii()] * 5 + [
@@ -55,9 +50,7 @@ def metaspace() -> Any:
     """As Llama 2's and Vicuna's: spaces are written out, what is unknown falls back to bytes."""
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
-    tokenizer.normalizer = tokenizers.normalizers.Sequence(
-        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
-    )
+    tokenizer.normalizer = written_spaces(True)
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=700, special_tokens=["<unk>", "<s>", "</s>", *fallback], show_progress=False
     )
@@ -69,18 +62,10 @@ def sentencepiece_model(dummy_prefix: bool) -> bytes:
     """A byte-pair model file as Llama 2's (with a dummy prefix) or InternLM2's (without)."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([line for text in TEXTS for line in text.splitlines()]),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=400,
-        hard_vocab_limit=False,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=dummy_prefix,
-        num_threads=1,
-        minloglevel=2,
-    )
+        sentence_iterator=iter([line for text in TEXTS for line in text.splitlines()]), model_writer=model,
+        model_type="bpe", vocab_size=400, hard_vocab_limit=False, byte_fallback=True, add_dummy_prefix=dummy_prefix,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, num_threads=1, minloglevel=2,
+    )  # fmt: skip
     return model.getvalue()
 
 
@@ -97,10 +82,13 @@ def converted(model: bytes, dummy_prefix: bool) -> Any:
     tokenizer = tokenizers.Tokenizer(
         tokenizers.models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
     )
-    written_space = tokenizers.normalizers.Replace(" ", "▁")
-    prefix = [tokenizers.normalizers.Prepend("▁")] if dummy_prefix else []
-    tokenizer.normalizer = tokenizers.normalizers.Sequence([*prefix, written_space])
+    tokenizer.normalizer = written_spaces(dummy_prefix)
     return tokenizer
+
+
+def written_spaces(dummy_prefix: bool) -> Any:
+    prefix = [tokenizers.normalizers.Prepend("▁")] * dummy_prefix
+    return tokenizers.normalizers.Sequence([*prefix, tokenizers.normalizers.Replace(" ", "▁")])
 
 
 def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> None:
@@ -162,7 +150,7 @@ def test_appended_tokens_have_the_ids_that_hugging_face_gives_them(tmp_path: Pat
 
 @pytest.mark.parametrize("as_parts", [(), (USER, ASSISTANT), (SYSTEM, USER)])
 @pytest.mark.parametrize("chat", CHATS)
-def test_gemma_4s_present_template_is_known_and_gives_the_same_tokens(
+def test_gemma_4s_present_template_is_known_and_writes_the_same(
     chat: list[tuple[str, str]], as_parts: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Of a system message given in parts each has a space behind it."""
@@ -170,26 +158,16 @@ def test_gemma_4s_present_template_is_known_and_gives_the_same_tokens(
     (tmp_path / "chat_template.jinja").write_text(jinja)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
     name, _ = folder_template(tmp_path) or ("", "")
-    tokenizer, template = of_bytes(), chat_template(name)
-    tokenizer.add_special_tokens(list(template.tokens))
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<bos>")
     halves = {words: (words[: len(words) // 2], words[len(words) // 2 :]) for role, words in chat if role == SYSTEM}
-    messages = [
-        {
-            "role": role,
-            "content": [{"type": "text", "text": part} for part in halves.get(words, (words,))]
-            if role in as_parts
-            else words,
-        }
-        for role, words in chat
-    ]
-    expected = theirs.apply_chat_template(messages, chat_template=jinja, return_dict=True)["input_ids"]
+    messages = [{"role": role, "content": words} for role, words in chat]
+    for one in messages:
+        if one["role"] in as_parts:
+            parts = halves.get(one["content"], (one["content"],))
+            one["content"] = [{"type": "text", "text": part} for part in parts]
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    texts, _ = utils.render_jinja_template([messages], chat_template=jinja, bos_token="<bos>")
     ours = parse_conversation({"messages": messages}, ()).messages
-    ids, _ = tokenize(
-        render_chat(ours, template, MARKUPS["gemma4"]), load_tokenizer(tmp_path / "tokenizer.json", template.tokens)
-    )
-    assert ids.tolist() == expected
+    assert render_chat(ours, chat_template(name), MARKUPS["gemma4"]).text == texts[0]
 
 
 @pytest.mark.parametrize("special", [True, False])

@@ -124,6 +124,7 @@ def test_what_nobody_says_is_the_models_or_usual() -> None:
         ("llava-1.5-7b", "tiling", "anyres", "pad"),
         ("llava-1.6-vicuna-7b", "tiling", "internvl", "anyres"),
         ("llava-1.5-7b", "image-markup", "internvl", "llava"),
+        ("gemma-3-4b", "tiling", "fixed", "gemma"),
     ],
 )
 def test_a_flag_that_contradicts_the_model_is_refused_with_both(model: str, flag: str, value: Any, wanted: Any) -> None:
