@@ -1,5 +1,7 @@
 """Short videos, as files and as frames, and words about them."""
 
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,16 @@ def write_video(path: Path, frames: np.ndarray, rate: float, codec: str = "mpeg4
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
+
+
+def tar_of(path: Path, *members: tuple[str, bytes]) -> Path:
+    """A tar of files with these names and contents."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
 
 
 def write_frames(folder: Path, name: str, frames: np.ndarray) -> list[str]:

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.video_rules import choose_frames
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.families.media import VIDEO_RULES
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.seal import sealed
 from tests.unit.data.clips import TURNS
@@ -33,8 +31,6 @@ ANY = 10**9
 RECORDED = MadeFilm("recorded.mkv", times=even(60, 10), says=1000)
 """As browsers record: a frame lasts a millisecond, says the header."""
 UNEVEN = MadeFilm("uneven.mkv", times=tuple(int(time) for time in np.cumsum([0, *[40] * 20, *[400] * 19])))
-TURNED = MadeFilm("turned.mp4", times=even(60, 10), says=10, turned=270)
-CUT = MadeFilm("cut.mp4", times=even(60, 10), shift=-4050, shows=tuple(range(41, 60)))
 
 
 @pytest.fixture(scope="module")
@@ -58,41 +54,6 @@ def test_a_film_shows_the_pictures_that_were_put_into_it(film: MadeFilm, films: 
     assert facts.size == (pictures.shape[2], pictures.shape[1])
     seen = list(read_frames(films[film.name], (), range(facts.frames)))
     assert all(same(frame, picture, pictures) for frame, picture in zip(seen, pictures, strict=True))
-
-
-def test_a_second_is_a_second_whatever_the_header_says(films: dict[str, Path]) -> None:
-    """Until the last frame begins; how long that is, is all that FFmpeg and the header may choose."""
-    for film in FILMS:
-        if film.shows or film.name.endswith(".avi"):
-            continue
-        facts = video_facts(films[film.name], (), ANY)
-        last = (film.times[-1] - film.times[0]) / 1000
-        longest = max(*np.diff(film.times) / 1000, 1 / film.says)
-        assert last - 2e-3 <= facts.seconds <= last + longest + 2e-3, film.name
-
-
-@pytest.mark.parametrize(
-    ("film", "frames", "rate", "seen", "last"),
-    [(RECORDED, 60, 10.168, 11, 5.8), (UNEVEN, 40, 4.739, 16, 7.9), (TURNED, 60, 10, 12, 5.65), (CUT, 19, 10, 4, 1.5)],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_two_frames_a_second_are_two_a_second(
-    film: MadeFilm, frames: int, rate: float, seen: int, last: float, tmp_path: Path
-) -> None:
-    """How many Qwen3-VL sees, and when its last step is."""
-    facts = video_facts(write_film(tmp_path, film), (), ANY)
-    assert facts.frames == frames
-    assert facts.rate == pytest.approx(rate, abs=1e-3)
-    shown = choose_frames(VIDEO_RULES["qwen3-vl"], facts.times, facts.rate, facts.seconds)
-    assert len(shown.frames) == seen
-    assert shown.times[-1] == pytest.approx(last, abs=0.05)
-
-
-def test_cut_films_are_as_long_as_what_they_show(films: dict[str, Path]) -> None:
-    for film in FILMS:
-        if film.shows and film.times == MadeFilm("").times:
-            facts = video_facts(films[film.name], (), ANY)
-            assert abs(facts.seconds - len(film.shows) / 10) <= 0.1 + 1e-9, film.name
 
 
 def of_pyav(folder: Path) -> str:

@@ -75,13 +75,6 @@ def index(dataset: ChatDataset, tmp_path: Path) -> PackedIndex:
     return pack(dataset, tmp_path, llm_budget=400, data_parallel_size=2)
 
 
-def test_a_pack_holds_its_samples_end_to_end(dataset: ChatDataset, index: PackedIndex) -> None:
-    batch = PackDataset(dataset, index, ALL)[0]
-    samples = index.samples(0)
-    assert batch.lengths == tuple(dataset.sizes.tokens[samples])
-    assert batch.input_ids.tolist() == np.concatenate([dataset.sample(i).text[0] for i in samples]).tolist()
-
-
 def answers(dataset: ChatDataset, sample: int) -> list[str]:
     """What the assistant says in the line that a sample was made of."""
     lines = (dataset.folder.parent / "train.jsonl").read_text().splitlines()

@@ -4,7 +4,6 @@ import base64
 import json
 import shutil
 import sys
-import tarfile
 import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
-from tests.unit.data.clips import TURNS, noise, write_frames, write_video
+from tests.unit.data.clips import TURNS, noise, tar_of, write_frames, write_video
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.torchvision_stand_in import stand_in
 from tests.unit.preprocessing.test_processors import PATCH, apart, fast, written_tokenizer
@@ -378,13 +377,10 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     assert not broken.pixels[32:].any()
 
 
-def tar_of(folder: Path, _: bytes) -> Path:
+def members_of(folder: Path, _: bytes) -> Path:
     words = [{"from": "human", "value": "<video>What happens?"}, TURNS[1]]
     (folder / "0.json").write_text(json.dumps({"conversations": words}))
-    with tarfile.open(folder / "set.tar", "w") as tar:
-        for name in ("0.json", "0.mp4", "0.txt"):
-            tar.add(folder / name, name)
-    return folder / "set.tar"
+    return tar_of(folder / "set.tar", *((name, (folder / name).read_bytes()) for name in ("0.json", "0.mp4", "0.txt")))
 
 
 def table_of(folder: Path, content: bytes) -> Path:
@@ -402,7 +398,7 @@ def lines_of(folder: Path, content: bytes) -> Path:
     return folder / "set.jsonl"
 
 
-@pytest.mark.parametrize("pack_up", [tar_of, table_of, lines_of])
+@pytest.mark.parametrize("pack_up", [members_of, table_of, lines_of])
 def test_a_video_inside_the_input_is_read_where_it_is(pack_up: Any, tmp_path: Path) -> None:
     written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "0.mp4", noise(12, 64, 48), 4)
