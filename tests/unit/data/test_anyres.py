@@ -72,10 +72,6 @@ def test_images_with_means_and_without_follow_each_other() -> None:
     assert joined.weights.tolist() == [[1, 0, 0, 0]] * 2 + [[0.25] * 4] * 2
 
 
-def test_one_tile_is_its_features_and_a_newline() -> None:
-    assert image_sources((10, 10), (1, 1), 2).tolist() == [0, 1, 2, 3, NEWLINE]
-
-
 def test_orders_of_several_images_follow_each_other() -> None:
     orders = [(4, FeatureOrder(np.array([0, 3, NEWLINE]))), (8, FeatureOrder(np.array([7, NEWLINE, 0])))]
     assert joined_orders(orders).sources.tolist() == [0, 3, NEWLINE, 11, NEWLINE, 4]

@@ -18,7 +18,7 @@ from torch import Tensor
 from megatron.vlm.checkpoint.integrity import seal_by_one_process
 from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
-from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
+from megatron.vlm.hf.folder import WeightFolder
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
 from tests.programs import ROOT
@@ -73,13 +73,6 @@ def test_a_round_trip_keeps_every_bit_file_and_name(tmp_path: Path, family: str,
 
 def _files(folder: WeightFolder) -> int:
     return len({entry.file for entry in folder.stored.values()})
-
-
-def test_weights_go_back_in_the_type_they_were_trained_in(internvl: Path, tmp_path: Path) -> None:
-    models.build("internvl", seed=1).to(torch.bfloat16).save_pretrained(tmp_path / "half")
-    from_hugging_face(tmp_path / "half", tmp_path / "ours")
-    to_hugging_face(tmp_path / "ours", tmp_path / "back", like=internvl)
-    assert_same(weights_of(tmp_path / "back"), weights_of(tmp_path / "half"))
 
 
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype", None])
@@ -434,10 +427,3 @@ def test_nothing_is_overwritten_and_no_model_is_made_up(internvl: Path, tmp_path
     models.build("llava", seed=1).save_pretrained(tmp_path / "other")
     with pytest.raises(UserError, match="another model"):
         to_hugging_face(tmp_path / "ours", tmp_path / "back", like=tmp_path / "other")
-
-
-def test_our_safetensors_are_safetensors(tmp_path: Path) -> None:
-    tensors = {"a": torch.randn(3, 5), "b": torch.tensor(2.0, dtype=torch.bfloat16), "c": torch.zeros(0, 4)}
-    stored = {"a": Stored("f", "F32", (3, 5)), "b": Stored("f", "BF16", ()), "c": Stored("f", "F32", (0, 4))}
-    write_weights(tmp_path / "f", stored, reversed(tensors.items()))
-    assert_same(safetensors.load_file(tmp_path / "f"), tensors)

@@ -19,20 +19,6 @@ from omnibal_ext.launch.weights import converted_folder
 ROOT = Path(__file__).parents[3]
 
 
-def test_what_another_run_left_is_numbered_and_kept(tmp_path: Path) -> None:
-    assert number_old_files(tmp_path) == []
-    for number in (1, 2):
-        (tmp_path / "metrics.jsonl").write_text(f"run {number}")
-        (tmp_path / "tensorboard").mkdir()
-        if number == 2:
-            (tmp_path / "train.log").write_text("log 2")
-        number_old_files(tmp_path)
-    left = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
-    assert left == {"metrics.1.jsonl": "run 1", "metrics.2.jsonl": "run 2", "train.2.log": "log 2"}
-    assert (tmp_path / "tensorboard.1").is_dir()
-    assert (tmp_path / "tensorboard.2").is_dir()
-
-
 @pytest.mark.parametrize("name", ["metrics.jsonl", "train.log", "tensorboard", "timeline.jsonl"])
 def test_whatever_a_run_writes_is_put_aside_and_refused_to_a_fresh_one(name: str, tmp_path: Path) -> None:
     """Each alone, and beside what other runs left of it."""

@@ -224,15 +224,3 @@ def test_a_bias_chooses_and_stays_as_it_is(inputs: TrainingInputs) -> None:
     assert router.local_tokens_per_expert.std() > 0
     _update_router_expert_bias([layer], layer.config)
     assert torch.equal(router.expert_bias, before)
-
-
-def test_layers_without_experts_have_none(inputs: TrainingInputs) -> None:
-    """GLM's first two, whose perceptron is wider; the log's mean is over the others."""
-    chain = harness.build_chain(inputs.args, harness.GLM)
-    first = chain.kinds.index("llm")
-    layers = [chain.build(first + number) for number in range(4)]
-    assert [isinstance(layer.mlp, Experts) for layer in layers] == [False, False, True, True]
-    assert layers[0].mlp.linear_fc2.weight.shape == (48, 56)
-    assert [layer.routes for layer in layers] == [False, False, True, True]
-    args = read_arguments(["--preset", "glm-4.5v", "--lr", "1", "--train-iters", "1"]).args
-    assert args.moe_layer_freq == [0] + [1] * 45

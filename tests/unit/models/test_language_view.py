@@ -101,15 +101,3 @@ def test_packs_without_a_need_for_masks_have_none(model: Architecture, batch: Mi
     """So that kernels for packs can take them."""
     view = LanguageViewer(model, torch.bfloat16)(batch)
     assert (bool(view.seen[None].masks), bool(near(view).masks)) == masked
-
-
-def test_layers_with_a_window_turn_by_a_base_of_their_own_unscaled() -> None:
-    view = LanguageViewer(GEMMA, torch.float32)(pack((7,), ()))
-    places, half = torch.arange(7.0), torch.arange(8) / 8
-    assert GEMMA.language.sliding is not None
-    slow, fast = (theta**-half for theta in (GEMMA.language.sliding.theta, GEMMA.language.rope_theta))
-    for segments, speeds in ((near(view), slow), (view.seen[None], fast / 8)):
-        assert segments.rotation is not None
-        angles, (cosines, sines, _) = torch.outer(places, speeds), segments.rotation
-        assert torch.allclose(cosines[:, 0, 0, :8], angles.cos())
-        assert torch.allclose(sines[:, 0, 0, 8:], angles.sin())

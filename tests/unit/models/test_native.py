@@ -17,17 +17,6 @@ GRIDS = ((1, 4, 6), (1, 2, 2), (2, 2, 8), (1, 10, 6))
 """Frames, rows and columns of patches."""
 
 
-def test_squares_come_window_by_window() -> None:
-    """The picture in the module's docstring: 2 x 3 squares, windows of 2 x 2."""
-    layout = row_layout(((1, 4, 6),), 2, 2)
-    assert layout.order.tolist() == [0, 1, 3, 4, 2, 5]
-    assert layout.windows == (16, 8)
-    assert layout.frames == (24,)
-    assert layout.places[:6].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3]]
-    assert layout.places[16:20].tolist() == [[0, 4], [0, 5], [1, 4], [1, 5]]  # the second window's first square
-    assert row_layout(((1, 4, 6),), 2, None).order.tolist() == [0, 1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_layout_is_transformers(window: int) -> None:
     vision = pytest.importorskip("transformers.vision_utils")
@@ -81,18 +70,6 @@ def test_columns_turn_by_frequencies_between_those_of_rows() -> None:
     assert found[1, 0] < found[0, 0]
     alike = axis_frequencies(NativeResolution(), 8)
     assert torch.equal(alike[0], alike[1])
-
-
-def test_tokens_stand_at_time_row_and_column() -> None:
-    """Two samples: words, an image of 2 x 3 squares, words; and words, an image of one square, behind each other."""
-    positions = text_and_image_positions([11, 4], [(1, 4, 6), (1, 2, 2)], [2, 12], NativeResolution())
-    assert positions.T[:11].tolist() == [
-        [0, 0, 0], [1, 1, 1],
-        [2, 2, 2], [2, 2, 3], [2, 2, 4], [2, 3, 2], [2, 3, 3], [2, 3, 4],
-        [5, 5, 5], [6, 6, 6], [7, 7, 7],
-    ]  # fmt: skip
-    assert positions.T[11:].tolist() == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
-    assert text_and_image_positions([3], [], [], NativeResolution()).tolist() == [[0, 1, 2]] * 3
 
 
 FILMS = {"qwen2_vl": (None, "Qwen2VL"), "qwen2_5_vl": (3, "Qwen2_5_VL")}

@@ -1,11 +1,10 @@
 """What goes wrong in an iteration changes nothing else: broken samples weigh nothing, steps not finite are left out."""
 
 import gc
-import time
 import types
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -33,7 +32,6 @@ from megatron.vlm.pretrain import Trainer
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.run_metrics import training_intervals
-from omnibal_ext.schedules.actions import Action
 from tests.demo import demo_dataset, demo_packs
 from tests.distributed import harness
 from tests.distributed.harness import get_model
@@ -382,40 +380,6 @@ def test_what_went_wrong_stands_in_the_metrics(
     said = [line for line in capsys.readouterr().out.splitlines() if "after iteration" in line]
     assert "loss none" in said[1]
     assert "replaced samples 1 | skipped steps 2 |" in said[3]
-
-
-def test_metering_takes_under_a_hundredth_of_a_step(case: tuple[Trainer, Any, list[str]], metered: Path) -> None:
-    """Processor time of all that times and counts, of packs that are computed in a tenth of a second or more."""
-    trainer, model, _ = case
-    spent, whole, iterations = [0.0], packs(), 10
-
-    def counted(function: Any) -> Any:
-        def call(*arguments: Any, **named: Any) -> Any:
-            started = time.thread_time()
-            result = function(*arguments, **named)
-            spent[0] += time.thread_time() - started
-            return result
-
-        return call
-
-    @contextmanager
-    def watch(action: Action) -> Iterator[None]:
-        around = StageMeter.watch(trainer.stages, action)
-        counted(around.__enter__)()
-        yield
-        counted(around.__exit__)(None, None, None)
-
-    trainer.meter.interval = iterations
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.stages, "watch", watch)
-        for owner, name in ((trainer.stages, "end_iteration"), (trainer.stages, "end_interval"),
-                            (trainer.meter, "end_iteration"), (pretrain.Tally, "add")):  # fmt: skip
-            patch.setattr(owner, name, counted(getattr(owner, name)))
-        for iteration in range(1, iterations + 1):
-            run(trainer, model, whole)
-            trainer.end_training_iteration(iteration, False)
-    assert len(training_intervals(metered)) == 1
-    assert 0 < spent[0] / iterations / len(whole) < 0.01 * 0.1  # seconds; seen: a quarter of that
 
 
 @pytest.mark.parametrize("ending", [None, SystemExit(0), UserError("broken")])

@@ -41,19 +41,6 @@ PROGRAMS = {
         "{% endfor %}",
         ["A cat. </s>", "Yes. </s>"],
     ),
-    # Llama 3's and Phi's.
-    "a header for each": (
-        "{{ bos_token }}" + EACH + "{{ '<|start|>' + m.role + '\\n\\n' + m.content | trim + '<|end|>\\n' }}{% endfor %}"
-        + PROMPT.replace("PROMPT", "'<|start|>assistant\\n\\n'"),
-        ["A cat.<|end|>", "Yes.<|end|>"],
-    ),
-    # Vicuna's and Alpaca's: the space in front of an answer is the model's own.
-    "names": (
-        "{{ bos_token }}" + EACH + "{{ m.role.upper() + ': ' + m.content }}"
-        "{{ (eos_token if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
-        + PROMPT.replace("PROMPT", "'ASSISTANT:'"),
-        ["   A cat. \n</s>", " Yes.</s>"],
-    ),
     # Zephyr's.
     "eos behind everybody": (
         EACH + "{{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}{% endfor %}"

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from megatron.vlm.data.chat_program import GENERATION
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.templates import chat_template
+from megatron.vlm.data.templates import TEMPLATES, chat_template
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import resolve_settings
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
 from tests.demo import byte_level
-from tests.unit.hf.models import GEMMA_JINJA, GLM_JINJA, GLM_THINKING_JINJA, MISTRAL_JINJA
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -384,23 +384,9 @@ TOWERS = {  # config.json of each kind of model
     "letterbox": ("deepseek_vl", "llama", SIGLIP),
     "paligemma": ("paligemma", "gemma", SIGLIP),
 }
-JINJA = {
-    "hermes-2": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}"
-    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}",
-    "mistral": "<s>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('') }}{% endif %}"
-    "{{ '[INST] ' if m.role == 'user' else ' ' }}{% for part in m.content %}{{ part.text }}{% endfor %}"
-    "{{ ' [/INST]' if m.role == 'user' else '</s>' }}{% endfor %}",
-    "gemma": GEMMA_JINJA,
-    "gemma4": "{{ bos_token }}{% for m in messages %}"
-    "{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
-    "{% for part in m.content %}{{ part.text | trim }}{% endfor %}{{ '<turn|>\n' }}{% endfor %}",
-    "smolvlm": "<|im_start|>{% for m in messages %}{{ m.role | capitalize }}"
-    "{{ ':' if m.content[0].type == 'image' else ': ' }}{% for part in m.content %}"
-    "{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}<end_of_utterance>\n{% endfor %}",
-    "mistral-v7": MISTRAL_JINJA,
-    "glm-4.1v": GLM_JINJA,
-    "glm-4.5v": GLM_THINKING_JINJA,
-}
+WITH_PROGRAMS = ("hermes-2", "mistral", "gemma", "gemma4", "smolvlm", "mistral-v7", "glm-4.1v", "glm-4.5v")
+JINJA = {name: GENERATION.sub("", TEMPLATES[name].read_text()) for name in WITH_PROGRAMS}
+"""Programs as folders have them, without tags of what is trained."""
 
 
 @pytest.mark.parametrize("case", list(CASES))
