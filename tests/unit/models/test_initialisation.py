@@ -156,6 +156,36 @@ def test_an_expert_starts_alike_wherever_it_lies(
             assert all(torch.equal(weight, whole[name]) for weight in weights), name
 
 
+ODD = replace(
+    harness.SMALL, vision=replace(harness.SMALL.vision, heads=5, hidden_size=80, normalization="RMSNorm", qk_norm=True),
+    language=replace(harness.SMALL.language, heads=6, kv_heads=3, head_size=16, qkv_bias=True, qk_norm=True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_heads_that_no_rank_size_divides_start_as_on_one_rank_and_zeros_fill_up(
+    inputs: TrainingInputs, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """Their gradients are zero too: hf/parity.py. Five heads of the ViT, three groups of two of the language model."""
+
+    def weights() -> dict[str, torch.nn.Parameter]:
+        chain = replace(harness.build_chain(inputs.args, ODD), seed=11)
+        return {f"{link}.{name}": weight for link in range(len(chain.kinds))
+                for name, weight in chain.build(link).named_parameters()}  # fmt: skip
+
+    monkeypatch.setattr(inputs.args, "use_cpu_initialization", True)
+    whole = weights()
+    for name in ("tensor_model_parallel_size", "tensor_parallel_num_weight_shards"):
+        monkeypatch.setattr(inputs.args, name, 2)
+    monkeypatch.setattr(parallel_state, "_TENSOR_MODEL_PARALLEL_GROUP", Group(2, rank))
+    for name, weight in weights().items():
+        dim, stride, wanted = getattr(weight, "partition_dim", -1), getattr(weight, "partition_stride", 1), whole[name]
+        if dim >= 0:
+            missing = [0] * (2 * (wanted.dim() - dim) - 1) + [2 * weight.shape[dim] - wanted.shape[dim]]
+            wanted = torch.cat(torch.nn.functional.pad(wanted, missing).chunk(2 * stride, dim)[rank::2], dim)
+        assert torch.equal(weight, wanted), name
+
+
 @pytest.mark.parametrize("model", ["small", "tied"])
 def test_building_a_stage_leaves_the_generators_of_training_alone(
     inputs: TrainingInputs, drawn_on: str, model: str

@@ -17,7 +17,6 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.utils import get_model_config
-from PIL import Image
 
 from megatron.vlm import pretrain
 from megatron.vlm.data.loader import Needs, PackDataset
@@ -320,26 +319,19 @@ def test_hosts_and_megatron_alone_are_asked_whether_a_step_is_sound(
     assert norms == [found]
 
 
-@pytest.mark.parametrize("what", ["vanished", "is another one"])
-def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: Path, what: str) -> None:
+def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: Path) -> None:
     data = demo_dataset(tmp_path, tmp_path / "data", 12)
     index = demo_packs(data, tmp_path / "packs", PackOptions(vit_budget=200, llm_budget=2000))
     dataset = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=True))
     whole = dataset[0]
     sample = next(sample for sample in whole.sample_ids if data.sizes.tiles[sample])
-    path = tmp_path / data.sample(sample).images[0].path
-    if what == "vanished":
-        path.unlink()
-    else:
-        with Image.open(path) as image:
-            Image.new("RGB", image.size, "red").save(path)
+    (tmp_path / data.sample(sample).images[0].path).unlink()
     broken = dataset[0]
     assert broken.pixels is not None
     assert whole.pixels is not None
     assert broken.pixels.shape == whole.pixels.shape
     assert [number for number, _ in broken.broken] == [sample]
     assert data.sample(sample).images[0].path in broken.broken[0][1]
-    assert ("is not what was preprocessed" in broken.broken[0][1]) == (what != "vanished")
     changed = (broken.pixels != whole.pixels).flatten(1).any(1)
     assert int(changed.sum()) <= int(data.sizes.tiles[sample])
     assert not broken.pixels[changed].any()
