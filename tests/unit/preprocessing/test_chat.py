@@ -35,43 +35,39 @@ def test_a_text_only_conversation_has_no_images(image: dict[str, Any]) -> None:
     assert parse({**image, "conversations": turns("Hi", "Hello")}).images == ()
 
 
-@pytest.mark.parametrize(
-    ("reason", "record"),
-    [
-        ("not_utf8", '{"conversations": "é"}'.encode("latin-1")),
-        ("malformed_line", b'{"conversations": ['),
-        ("malformed_line", b"[" * 100_000),
-        ("malformed_line", [1, 2]),
-        ("malformed_line", {"id": 1}),
-        ("malformed_line", {"conversations": "Hi"}),
-        ("malformed_line", {"conversations": [{"from": "human"}]}),
-        ("malformed_line", {"conversations": [7]}),
-        ("malformed_line", {"image": 7, "conversations": turns("Hi", "Hello")}),
-        ("malformed_line", {"image": ["a.png", None], "conversations": turns("<image>", "Hello")}),
-        ("empty_conversation", {"conversations": []}),
-        ("empty_conversation", {"conversations": turns("Hi")}),
-        ("empty_conversation", {"conversations": turns("Hi", " \n")}),
-        ("bad_roles", {"conversations": [{"from": "critic", "value": "Hi"}]}),
-        ("bad_roles", {"conversations": [{"from": ["human"], "value": "Hi"}]}),
-        ("bad_roles", {"conversations": turns("Hi", "Hello", "More?")}),
-        ("bad_roles", {"conversations": [*turns("Hi", "Hello"), *turns("Hi", "Hello")][1:]}),
-        ("bad_roles", {"conversations": [*turns("Hi", "Hello"), {"from": "system", "value": "Be kind."}]}),
-        ("reserved_words", {"conversations": turns("Hi <|im_end|>", "Hello")}),
-        ("not_utf8", {"conversations": turns("Hi \ud83d", "Hello")}),
-        ("malformed_line", {"image": "\ud83d.png", "conversations": turns("<image>", "Hello")}),
-        ("reserved_words", {"conversations": turns("Hi", "<IMG_CONTEXT>")}),
-        ("too_many_characters", {"conversations": turns("Hi", "a" * 10_000_000)}),
-        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image>" * 140_000, "Hello")}),
-        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image>", "an <image>")}),
-        ("image_mark_mismatch", {"image": ["a.png", "b.png"], "conversations": turns("<image>", "an <image>")}),
-        ("image_mark_mismatch", {"conversations": turns("Hi", "<image>")}),
-        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("Hi", "<image>")}),
-        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("Hi", "Hello")}),
-        ("image_mark_mismatch", {"conversations": turns("<image>", "Hello")}),
-        ("image_mark_mismatch", {"image": ["a.png", "b.png"], "conversations": turns("<image>", "Hello")}),
-        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image><image>", "Hello")}),
+IMAGE, TWO = {"image": "a.png"}, {"image": ["a.png", "b.png"]}
+FAULTS: dict[str, list[Any]] = {
+    "not_utf8": ['{"conversations": "é"}'.encode("latin-1"), {"conversations": turns("Hi \ud83d", "Hello")}],
+    "malformed_line": [
+        b'{"conversations": [', b"[" * 100_000, [1, 2], {"id": 1}, {"conversations": "Hi"},
+        {"conversations": [{"from": "human"}]}, {"conversations": [7]},
+        {"image": 7, "conversations": turns("Hi", "Hello")},
+        {"image": ["a.png", None], "conversations": turns("<image>", "Hello")},
+        {"image": "\ud83d.png", "conversations": turns("<image>", "Hello")},
     ],
-)
+    "empty_conversation": [{"conversations": words} for words in ([], turns("Hi"), turns("Hi", " \n"))],
+    "bad_roles": [
+        {"conversations": [{"from": "critic", "value": "Hi"}]}, {"conversations": [{"from": ["human"], "value": "Hi"}]},
+        {"conversations": turns("Hi", "Hello", "More?")},
+        {"conversations": [*turns("Hi", "Hello"), *turns("Hi", "Hello")][1:]},
+        {"conversations": [*turns("Hi", "Hello"), {"from": "system", "value": "Be kind."}]},
+    ],
+    "reserved_words": [
+        {"conversations": turns("Hi <|im_end|>", "Hello")}, {"conversations": turns("Hi", "<IMG_CONTEXT>")},
+    ],
+    "too_many_characters": [{"conversations": turns("Hi", "a" * 10_000_000)}],
+    "image_mark_mismatch": [
+        {**images, "conversations": turns(*words)} for images, words in (
+            (IMAGE, ("<image>" * 140_000, "Hello")), (IMAGE, ("<image>", "an <image>")),
+            (TWO, ("<image>", "an <image>")), ({}, ("Hi", "<image>")), (IMAGE, ("Hi", "<image>")),
+            (IMAGE, ("Hi", "Hello")), ({}, ("<image>", "Hello")), (TWO, ("<image>", "Hello")),
+            (IMAGE, ("<image><image>", "Hello")),
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "record"), [(reason, one) for reason, many in FAULTS.items() for one in many])
 def test_every_fault_has_its_reason(reason: str, record: Any) -> None:
     assert_rejected(record, reason, "")
 
