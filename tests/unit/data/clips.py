@@ -9,6 +9,9 @@ from PIL import Image
 
 TURNS = [{"from": "human", "value": "<video>\nWhat happens?"}, {"from": "gpt", "value": "A cat jumps."}]
 
+OF_IMAGE = {"image": "b.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]}
+OF_WORDS = {"conversations": [{"from": "human", "value": "Hi"}, TURNS[1]]}
+
 
 def noise(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
     """uint8 [frames, height, width, 3], in blocks that survive a codec."""

@@ -39,14 +39,6 @@ class MadeFilm:
     mux: dict[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     """Elements of a Matroska file, see VOID."""
-    shows: tuple[int, ...] = ()
-    """Numbers of the frames that are left; () where all are."""
-
-    @property
-    def pictures(self) -> np.ndarray:
-        """What is to be seen: uint8 [frames, height, width, 3]."""
-        pictures = passing(len(self.times), *self.size)
-        return np.rot90(pictures[list(self.shows)] if self.shows else pictures, self.turned // 90, axes=(1, 2))
 
 
 VOID = {"rate": b"\x23\xe3\x83\x84", "length": b"\x44\x89\x88"}
@@ -201,25 +193,15 @@ def _turned() -> list[MadeFilm]:
 
 
 def _cut() -> list[MadeFilm]:
-    seen: dict[str, tuple[int, ...]] = {"start": tuple(range(16, 40)), "inside": tuple(range(14, 26))}
-    edits: dict[str, dict[str, Any]] = {
-        "start": {"shift": -1550, "shows": seen["start"]},
-        "fast": {"shift": -1550, "shows": seen["start"], "mux": {"movflags": "faststart"}},
-        "tail": {"edits": ((1500, 0),), "shows": tuple(range(15))},
-        "inside": {"edits": ((1250, 1333),), "shows": seen["inside"]},
-        "twice": {"edits": ((800, 300), (700, 2000)), "shows": (*range(3, 11), *range(20, 27))},
-        "late": {"edits": ((500, -1), (1000, 1000)), "shows": tuple(range(10, 20))},
-        "again": {"edits": ((800, 2000), (800, 300)), "shows": (*range(20, 28), *range(3, 11))},
-    }
-    films = [
-        MadeFilm(f"cut-{name}-{bframes}.mp4", bframes=bframes, **edit)
-        for name, edit in edits.items()
-        for bframes in (0, 3)
-    ]
+    edits: list[dict[str, Any]] = [
+        {"shift": -1550}, {"shift": -1550, "mux": {"movflags": "faststart"}}, {"edits": ((1500, 0),)},
+        {"edits": ((1250, 1333),)}, {"edits": ((800, 300), (700, 2000))}, {"edits": ((500, -1), (1000, 1000))},
+        {"edits": ((800, 2000), (800, 300))},
+    ]  # fmt: skip
     return [
-        *films,
-        MadeFilm("cut-uneven.mp4", times=uneven(30, 8, 200), shift=-1550, shows=tuple(range(14, 30))),
-        MadeFilm("cut-turned.mp4", turned=90, bframes=2, edits=((1250, 1333),), shows=seen["inside"]),
+        *(MadeFilm(f"cut-{number}-{b}.mp4", bframes=b, **edit) for number, edit in enumerate(edits) for b in (0, 3)),
+        MadeFilm("cut-uneven.mp4", times=uneven(30, 8, 200), shift=-1550),
+        MadeFilm("cut-turned.mp4", turned=90, bframes=2, edits=((1250, 1333),)),
     ]
 
 

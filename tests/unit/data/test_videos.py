@@ -34,7 +34,7 @@ from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
-from tests.unit.data.clips import TURNS, noise, tar_of, write_frames, write_video
+from tests.unit.data.clips import OF_IMAGE, OF_WORDS, TURNS, noise, tar_of, write_frames, write_video
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.torchvision_stand_in import stand_in
 from tests.unit.preprocessing.test_processors import PATCH, apart, fast, written_tokenizer
@@ -60,6 +60,8 @@ def made(
     folder: Path, markup: str, records: list[dict[str, Any]] | Path, max_rejects: int = 0, **more: Any
 ) -> ChatDataset:
     """The dataset of records, or of a file that holds them."""
+    if not (folder / "tokenizer.json").exists():
+        written_tokenizer(folder / "tokenizer.json")
     file = records if isinstance(records, Path) else folder / "chat.jsonl"
     if not isinstance(records, Path):
         file.write_text("\n".join(map(json.dumps, records)))
@@ -215,7 +217,6 @@ def test_frames_are_chosen_as_the_processor_chooses(markup: str, rate: float, or
 
 def test_times_of_frames_are_the_words_of_qwen3(tmp_path: Path) -> None:
     """Frames at times of their own: a step stands behind the time in the middle of its two."""
-    written_tokenizer(tmp_path / "tokenizer.json")
     names = write_frames(tmp_path, "f", noise(5, 56, 56))
     record = {"video": {"frames": names, "times": [0.5, 1.0, 4.0, 10.25, 12.0]}, "conversations": TURNS}
     data = made(tmp_path, "qwen3-vl", [record])
@@ -256,14 +257,12 @@ def test_a_folder_says_how_its_videos_are_shown(oracle: Any, tmp_path: Path) -> 
 
 
 def rejected(tmp_path: Path, records: list[dict[str, Any]], **more: Any) -> list[tuple[int, str, str]]:
-    good = {"conversations": [{"from": "human", "value": "Hi"}, TURNS[1]]}
-    made(tmp_path, "qwen-vl", [good, *records], max_rejects=len(records), **more)
+    made(tmp_path, "qwen-vl", [OF_WORDS, *records], max_rejects=len(records), **more)
     found = [json.loads(line) for line in (tmp_path / "dataset/rejected.jsonl").read_text().splitlines()]
     return [(row["line"], row["reason"], row["detail"]) for row in found]
 
 
 def test_what_is_no_whole_video_is_rejected_with_file_row_and_reason(tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "whole.mp4", noise(30, 64, 48), 10)
     content = (tmp_path / "whole.mp4").read_bytes()
     write_video(tmp_path / "start.avi", noise(30, 64, 48), 10)
@@ -296,7 +295,6 @@ def test_what_is_no_whole_video_is_rejected_with_file_row_and_reason(tmp_path: P
 
 
 def test_decoding_at_once_finds_what_headers_do_not_say(tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "a.mp4", noise(20, 64, 48), 10)
     content = bytearray((tmp_path / "a.mp4").read_bytes())
     content[len(content) // 4 : len(content) // 4 + 400] = bytes(range(200)) * 2
@@ -309,18 +307,15 @@ def test_decoding_at_once_finds_what_headers_do_not_say(tmp_path: Path) -> None:
 
 
 def test_a_rule_that_is_not_honoured_refuses_videos_by_name_and_images_pass(tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
-    Image.fromarray(noise(1, 56, 56)[0]).save(tmp_path / "a.png")
+    Image.fromarray(noise(1, 56, 56)[0]).save(tmp_path / "b.png")
     rule = replace(RULES["qwen-vl"], refused="x.json: num_frames is 8; supported for videos: None")
-    image = {"image": "a.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]}
-    data = made(tmp_path, "qwen-vl", [image, {"video": "a.mp4", "conversations": TURNS}], max_rejects=1, video=rule)
+    data = made(tmp_path, "qwen-vl", [OF_IMAGE, {"video": "a.mp4", "conversations": TURNS}], max_rejects=1, video=rule)
     assert len(data) == 1
     assert "num_frames is 8" in (tmp_path / "dataset/rejected.jsonl").read_text()
 
 
 def test_without_a_decoder_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames of files of their own need none."""
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "a.mp4", noise(8, 56, 56), 4)
     names = write_frames(tmp_path, "f", noise(4, 56, 56))
     film = {"video": names, "fps": 2, "conversations": TURNS}
@@ -340,13 +335,12 @@ def test_without_a_decoder_the_extra_is_named(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("markup", RULES)
 def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "a.mp4", noise(20, 84, 56), 4)
     Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
     records = [
-        {"image": "b.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]},
+        OF_IMAGE,
         {"video": "a.mp4", "conversations": TURNS},
-        {"conversations": [{"from": "human", "value": "Hi"}, TURNS[1]]},
+        OF_WORDS,
     ]
     data = made(tmp_path, markup, records)
     index = pack_of(np.arange(3))
@@ -400,7 +394,6 @@ def lines_of(folder: Path, content: bytes) -> Path:
 
 @pytest.mark.parametrize("pack_up", [members_of, table_of, lines_of])
 def test_a_video_inside_the_input_is_read_where_it_is(pack_up: Any, tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "0.mp4", noise(12, 64, 48), 4)
     (tmp_path / "0.txt").write_text("no video")
     beside = made(tmp_path, "qwen-vl", [{"video": "0.mp4", "conversations": TURNS}])
@@ -426,7 +419,6 @@ def test_flags_override_the_model_s_rule() -> None:
 
 
 def test_a_conversation_made_shorter_keeps_the_videos_of_what_is_left(tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "a.mp4", noise(12, 64, 48), 4)
     Image.fromarray(noise(1, 56, 56)[0]).save(tmp_path / "b.png")
     write_video(tmp_path / "c.mp4", noise(24, 90, 90), 4)
@@ -448,7 +440,6 @@ def test_too_narrow_a_video_is_rejected() -> None:
 
 def test_films_are_held_to_the_crcs_of_all_their_files(tmp_path: Path) -> None:
     """Of a video file its own; of frames each one's. Only frames that are seen are kept, and looked at."""
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "a.avi", noise(8, 56, 56), 2, "mjpeg")
     names = write_frames(tmp_path, "f", noise(4, 56, 56, seed=1))
     records = [{"video": "a.avi", "conversations": TURNS}, {"video": names, "fps": 2, "conversations": TURNS}]
