@@ -132,23 +132,17 @@ def test_one_a_of_a_packed_matrix_serves_query_key_and_value(tmp_path: Path) -> 
             r"scale \S+q_proj by 2.82843, r and lora_alpha by 4.24264",
         ),
         ({"rank_pattern": {"(.*)_proj": 2}}, r"rank_pattern has '\(\.\*\)_proj'"),
+        ({"alpha_pattern": {}}, r"scale \S+qkv by 1, r and lora_alpha by 3"),
     ],
 )
 def test_adapters_of_several_ranks_or_scales_are_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
-    written(tmp_path, LAYERS)
+    """A packed matrix has as many times the alpha as it has times the rank."""
+    layers = PACKED if changed == {"alpha_pattern": {}} else LAYERS
+    written(tmp_path, layers, is_remote_code=layers is PACKED)
     config = json.loads((tmp_path / "adapter_config.json").read_text()) | changed
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=said):
-        read_peft(tmp_path, LAYERS, TINY)
-
-
-def test_a_packed_matrix_of_another_scale_is_refused(tmp_path: Path) -> None:
-    """As many times the alpha belong to as many times the rank, and to nothing else."""
-    written(tmp_path, PACKED, is_remote_code=True)
-    config = json.loads((tmp_path / "adapter_config.json").read_text()) | {"alpha_pattern": {}}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"scale \S+qkv by 1, r and lora_alpha by 3"):
-        read_peft(tmp_path, PACKED, TINY)
+        read_peft(tmp_path, layers, TINY)
 
 
 def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:

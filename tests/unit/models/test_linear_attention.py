@@ -18,8 +18,6 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.linear import convolution, delta_rule
 from megatron.vlm.models.linear.delta_rule import CHUNK, Chunks
 from megatron.vlm.models.linear.gated_delta_net import GatedDeltaNet, Runs
-from megatron.vlm.profiling.kept import KeptBytes
-from omnibal_ext.costs.language_works import linear_attention
 from tests.distributed import harness
 from tests.unit.alone import megatron_alone
 
@@ -159,23 +157,6 @@ def test_a_layer_of_kernels_is_that_of_torch(small: TrainingInputs, kernels: Non
         found.append([out, hidden.grad, *(weight.grad for weight in layer.parameters())])
     for one, other in zip(*found, strict=True):
         assert (one - other).abs().max() < 1e-5 * one.abs().max()
-
-
-def test_plans_count_the_bytes_that_are_kept(small: TrainingInputs) -> None:
-    """Of the kernels' own tensors torch's form keeps one copy of what they take, and computes the rest again."""
-    pack, linear, width = harness.sample_packs(model="linear")[7], harness.LINEAR.language.linear, 48
-    assert linear is not None
-    layer, hidden = mixer_of(small), torch.randn(pack.tokens, 1, width, requires_grad=True)
-    runs = Runs.of(pack, torch.float32)
-    with KeptBytes(layer.parameters()) as kept:
-        out = layer(hidden, packed_seq_params=runs)
-    counted, heads = linear_attention(linear, 1).kept, linear.heads
-    by_kernel = 2 * heads * linear.key_width + heads * linear.value_width + CHUNK * heads
-    by_torch = linear.groups * linear.convolved
-    wanted = pack.tokens * (width + counted - by_kernel + by_torch) * 4
-    places = sum(one.untyped_storage().nbytes() for one in (runs.positions,))
-    assert kept.bytes - places == pytest.approx(wanted, rel=0.05)
-    del out
 
 
 def mixer_of(small: TrainingInputs) -> GatedDeltaNet:

@@ -137,17 +137,6 @@ def test_a_sentencepiece_file_gives_the_tokens_and_mask_of_apply_chat_template(
     assert_parity(name, converted(model, dummy_prefix), tmp_path / "tokenizer.model", tmp_path)
 
 
-def test_appended_tokens_have_the_ids_that_hugging_face_gives_them(tmp_path: Path) -> None:
-    tokenizer = of_bytes()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
-    special = [*chat_template("llama3").tokens, *MARKUPS["internvl"].tokens]
-    theirs.add_tokens(special, special_tokens=True)
-    ours = load_tokenizer(tmp_path / "tokenizer.json", special)
-    assert [ours.token_id(token) for token in special] == theirs.convert_tokens_to_ids(special)
-    assert ours.vocab_size == len(theirs)
-
-
 @pytest.mark.parametrize("as_parts", [(), (USER, ASSISTANT), (SYSTEM, USER)])
 @pytest.mark.parametrize("chat", CHATS)
 def test_gemma_4s_present_template_is_known_and_writes_the_same(

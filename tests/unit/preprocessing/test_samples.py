@@ -50,14 +50,6 @@ def write(root: Path, *records: dict[str, Any]) -> Path:
     return root / "chat.jsonl"
 
 
-def test_a_sample_counts_its_tiles_and_image_tokens(root: Path) -> None:
-    opened = maker(root)
-    sample = opened.make(Row(1, short(images=1)))
-    assert sample.tiles == 3  # two and the thumbnail
-    assert (sample.tokens == opened.tokenizer.token_id("<IMG_CONTEXT>")).sum() == 1  # of the image, not of its features
-    assert sample.length == len(sample.tokens) - 1 + 3 * 4
-
-
 def test_every_image_token_is_repeated_for_its_own_image() -> None:
     tokens, mask = expand_images(np.array([7, 1, 8, 1, 9]), np.array([0, 0, 1, 0, 1], np.uint8), [1], [3, 2])
     assert tokens.tolist() == [7, 1, 1, 1, 8, 1, 1, 9]
