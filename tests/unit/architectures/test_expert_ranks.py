@@ -26,9 +26,7 @@ def wide(hidden: int, inner: int) -> Architecture:
         (64, 24, 2, "size 24, divided by 2 tensor-parallel ranks, .* smaller --tensor-model-parallel-size"),
     ],
 )
-def test_rows_of_experts_begin_at_multiples_of_16_bytes(
-    hidden: int, inner: int, tensor: int, refusal: str | None
-) -> None:
+def test_experts_rows_begin_at_multiples_of_16_bytes(hidden: int, inner: int, tensor: int, refusal: str | None) -> None:
     model = wide(hidden, inner)
     if refusal is None:
         check_expert_ranks(model, 1, (tensor, 2))

@@ -16,6 +16,7 @@ from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS
 
+Fields = dict[str, Any]
 DEFAULTS = {kind: part.defaults for kind, part in {**PARTS, **{kind: one.part for kind, one in MODELS.items()}}.items()}
 OWN = {name: one.config for family in FAMILIES for name, one in family.presets.items()}
 """Of our presets, with no more than tells them from others of their family."""
@@ -71,7 +72,7 @@ QWEN2_5_VL = {
     },
     "vision_end_token_id": 151653, "vision_start_token_id": 151652, "vision_token_id": 151654, "vocab_size": 152064,
 }  # fmt: skip
-QWEN3_VL: dict[str, Any] = {
+QWEN3_VL: Fields = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
     "image_token_id": 151655, "model_type": "qwen3_vl",
     "text_config": {
@@ -91,7 +92,7 @@ QWEN3_VL: dict[str, Any] = {
     },
     "vision_end_token_id": 151653, "vision_start_token_id": 151652,
 }  # fmt: skip
-QWEN3_5_MOE: dict[str, Any] = {
+QWEN3_5_MOE: Fields = {
     "architectures": ["Qwen3_5MoeForConditionalGeneration"],
     "image_token_id": 248056, "model_type": "qwen3_5_moe",
     "text_config": {
@@ -118,7 +119,7 @@ QWEN3_5_MOE: dict[str, Any] = {
     },
     "vision_end_token_id": 248054, "vision_start_token_id": 248053,
 }  # fmt: skip
-INTERNVL_HF: dict[str, Any] = {
+INTERNVL_HF: Fields = {
     "architectures": ["InternVLForConditionalGeneration"],
     "model_type": "internvl",
     "text_config": {"model_type": "qwen2"},
@@ -199,13 +200,13 @@ PADDLEOCR_VL = {
 }  # fmt: skip
 
 
-def write(folder: Path, config: dict[str, Any]) -> Path:
+def write(folder: Path, config: Fields) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
-def changed(config: dict[str, Any], where: str, value: Any) -> dict[str, Any]:
+def changed(config: Fields, where: str, value: Any) -> Fields:
     """A copy with one field changed; `where` may name a section, "text_config.vocab_size"."""
     copy = json.loads(json.dumps(config))
     *section, field = where.split(".")
@@ -213,11 +214,11 @@ def changed(config: dict[str, Any], where: str, value: Any) -> dict[str, Any]:
     return copy
 
 
-def read(folder: Path, config: dict[str, Any], name: str = "model") -> Any:
+def read(folder: Path, config: Fields, name: str = "model") -> Any:
     return preset(str(write(folder / name, config)))
 
 
-def with_fields_twice(config: dict[str, Any]) -> dict[str, Any]:
+def with_fields_twice(config: Fields) -> Fields:
     """As transformers 4.52 to 4.55 saved Qwen2-VL and Qwen2.5-VL."""
     outer = ("architectures", "vision_config", "model_type", "transformers_version")
     text = {name: value for name, value in config.items() if name not in outer}
@@ -250,7 +251,7 @@ def test_fields_that_came_later_leave_the_hash_of_others_alone() -> None:
         ("gemma-4-31b", GEMMA_4), ("paligemma-3b-448", PALIGEMMA), ("paddleocr-vl", PADDLEOCR_VL),
     ],
 )  # fmt: skip
-def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
+def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: Fields) -> None:
     read, known = preset(str(write(tmp_path / name, config))), PRESETS[name]
     # Dynamic scaling of the rotation begins behind 32768 tokens: up to there the models are the same.
     if name == "internvl-chat-1.5":
@@ -411,7 +412,7 @@ TWICE = with_fields_twice(QWEN2_5_VL)
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(
-    tmp_path: Path, config: dict[str, Any], where: str, value: Any, message: str
+    tmp_path: Path, config: Fields, where: str, value: Any, message: str
 ) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         read(tmp_path, changed(config, where, value))
@@ -455,7 +456,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         (GEMMA_3, {"image_token_index": 0}, "prompt.image_token_id", 0),
     ],
 )  # fmt: skip
-def test_fields_are_read(tmp_path: Path, config: dict[str, Any], fields: dict[str, Any], of: str, wanted: Any) -> None:
+def test_fields_are_read(tmp_path: Path, config: Fields, fields: Fields, of: str, wanted: Any) -> None:
     for where, value in fields.items():
         config = changed(config, where, value)
     assert attrgetter(of)(read(tmp_path, config)) == wanted
@@ -473,7 +474,7 @@ def test_fields_are_read(tmp_path: Path, config: dict[str, Any], fields: dict[st
         ({"max_window_layers": 0, "use_sliding_window": False}, None),
     ],
 )
-def test_a_window_that_no_layer_uses_limits_nothing(tmp_path: Path, fields: dict[str, Any], window: int | None) -> None:
+def test_a_window_that_no_layer_uses_limits_nothing(tmp_path: Path, fields: Fields, window: int | None) -> None:
     pytest.importorskip("transformers")
     from transformers import Qwen2_5_VLConfig
 
@@ -524,7 +525,7 @@ def test_rotation_of_gemmas_two_kinds_of_layers_is_read_in_both_spellings(tmp_pa
         assert language.sliding == SlidingWindow(1024, (0, 2, 4), 3e4)
 
 
-ROTATIONS: list[dict[str, Any]] = [
+ROTATIONS: list[Fields] = [
     {"rope_scaling": {"rope_type": "default", "rope_theta": 5e6}},
     {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e6}},
     {"rope_theta": 5e6, "rope_scaling": None, "rope_parameters": {"rope_type": "default"}},
@@ -537,7 +538,7 @@ ROTATIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("rotation", ROTATIONS)
 @pytest.mark.parametrize(("config", "kind"), [(LLAVA_1_5, "llama"), (QWEN3_VL, "qwen3_vl_text")])
 def test_the_base_of_rotation_is_taken_from_where_transformers_takes_it(
-    tmp_path: Path, config: dict[str, Any], kind: str, rotation: dict[str, Any]
+    tmp_path: Path, config: Fields, kind: str, rotation: Fields
 ) -> None:
     transformers = pytest.importorskip("transformers")
     if kind != "llama" and rotation.get("rope_scaling", {"type": "default"}):
@@ -549,7 +550,7 @@ def test_the_base_of_rotation_is_taken_from_where_transformers_takes_it(
 
 
 @pytest.mark.parametrize("config", [INTERNVL_CHAT, LLAVA_1_5, QWEN2_5_VL, GEMMA_4, PALIGEMMA])
-def test_who_saved_a_config_says_nothing(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_who_saved_a_config_says_nothing(tmp_path: Path, config: Fields) -> None:
     saved = {"unsloth_fixed": True, "unsloth_version": "2026.4.2", "transformers.js_config": {"dtype": "q4"}}
     inner = {name: {**part, **saved} for name, part in config.items() if name in ("text_config", "vision_config")}
     read = preset(str(write(tmp_path / "one", {**config, **saved, **inner})))
@@ -559,7 +560,7 @@ def test_who_saved_a_config_says_nothing(tmp_path: Path, config: dict[str, Any])
 @pytest.mark.parametrize(
     "config", [{**QWEN2_5_VL, "model_type": "qwen2_vl", "vision_config": {"hidden_size": 3584}}, QWEN2_5_VL]
 )
-def test_fields_written_twice_are_read_once(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_fields_written_twice_are_read_once(tmp_path: Path, config: Fields) -> None:
     once, twice = (write(tmp_path / name, each) for name, each in (("a", config), ("b", with_fields_twice(config))))
     one, other = preset(str(once)), preset(str(twice))
     assert replace(one, name="") == replace(other, name="")
@@ -575,9 +576,7 @@ def test_no_config_and_no_json_are_refused(tmp_path: Path) -> None:
         preset("nowhere/at-all")
 
 
-def test_a_preset_is_its_config_alone_whatever_files_are_around(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preset_is_its_config_whatever_files_are_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model with a head of its own, and GLM-4.6V's processor, in the working directory; a folder obeys both."""
     numpy = pytest.importorskip("safetensors.numpy")
     numpy.save_file({"lm_head.weight": np.zeros((2, 2))}, tmp_path / "model.safetensors")
@@ -622,7 +621,7 @@ def test_a_published_omni_is_read_as_its_preset() -> None:
         read_fields("", whole, "config.json")
 
 
-PUBLISHED: dict[str, dict[str, Any]] = {
+PUBLISHED: dict[str, Fields] = {
     "internvl_chat": {
         "_commit_hash": None, "auto_map": {"AutoModel": "x"}, "dynamic_image_size": True, "hidden_size": 6144,
         "max_dynamic_patch": 12, "min_dynamic_patch": 1, "pad2square": False, "template": "internlm2-chat",

@@ -56,9 +56,7 @@ def believed(folder: Path) -> int:
     [("30", 30), ("20", 20), ("", 30), ("3\0", 30), ("31", 30), ("25", 20), ("5", 30), ("-1", 30), ("\xb2", 30),
      (None, 30)],
 )  # fmt: skip
-def test_the_tracker_decides_where_it_can_and_the_saves_where_it_cannot(
-    folder: Path, tracker: str | None, iteration: int
-) -> None:
+def test_the_tracker_decides_where_it_can_else_the_saves(folder: Path, tracker: str | None, iteration: int) -> None:
     (folder / TRACKER).unlink()
     if tracker is not None:
         (folder / TRACKER).write_text(tracker)
@@ -134,9 +132,7 @@ STRANGERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", STRANGERS)
 @pytest.mark.parametrize("name", ["common.pt", ".hidden", "__2_0.distcp", "two\nlines", "model_optim_rng.pt"])
-def test_a_save_with_what_it_does_not_list_is_passed_over(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str
-) -> None:
+def test_strangers_spoil_a_save(folder: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str) -> None:
     """Core reads a common.pt before all else, and whatever else it may once read is not ours."""
     STRANGERS[kind](folder / "iter_0000030" / name)
     assert believed(folder) == 20
@@ -247,9 +243,7 @@ def test_a_folder_in_which_a_first_save_was_cut_off_holds_no_checkpoint(tmp_path
     assert Checkpoints(tmp_path / "whole").exist
 
 
-def test_a_disk_that_is_full_is_known_by_its_words_or_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_known_by_its_words_or_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("a worker failed")
     error.__cause__ = OSError(28, "No space left on device")
     assert guard.is_full(tmp_path, error)

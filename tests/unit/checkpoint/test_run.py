@@ -14,6 +14,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower
 
+Fields = dict[str, Any]
 TINY = preset("tiny")
 PLAN = Plan.from_cuts(TINY.chain, (4,), model="tiny")
 OTHER_PLAN = Plan.from_cuts(TINY.chain, (5,), model="tiny")
@@ -39,8 +40,8 @@ def args(tmp_path: Path) -> Namespace:
     return Namespace(**FLAGS, data=str(tmp_path / "data"), packs=str(tmp_path / "packs"))
 
 
-def saved(args: Namespace, **flags: Any) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(json.dumps(describe_run(changed(args, **flags), TINY, PLAN)))
+def saved(args: Namespace, **flags: Any) -> Fields:
+    read: Fields = json.loads(json.dumps(describe_run(changed(args, **flags), TINY, PLAN)))
     return read
 
 
@@ -69,9 +70,7 @@ FP16 = {**PLAIN, "bf16": False, "fp16": True}
         ({**PLAIN, "no_save_optim": True}, PLAIN, "without the optimizer's state (--no-save-optim)"),
     ],
 )
-def test_the_state_of_another_optimizer_is_refused(
-    args: Namespace, before: dict[str, Any], now: dict[str, Any], said: str
-) -> None:
+def test_the_state_of_another_optimizer_is_refused(args: Namespace, before: Fields, now: Fields, said: str) -> None:
     """Each as Megatron was seen to stop at, or the same turned round."""
     with pytest.raises(UserError, match="--no-load-optim") as refusal:
         check_resumable(saved(args, **before), changed(args, **now), TINY, PLAN)
@@ -87,9 +86,7 @@ def test_the_state_of_another_optimizer_is_refused(
         (FP16, {**FP16, "no_save_optim": True}),
     ],
 )  # fmt: skip
-def test_what_megatron_was_seen_to_go_on_with_goes_on(
-    args: Namespace, before: dict[str, Any], now: dict[str, Any]
-) -> None:
+def test_what_megatron_goes_on_with_goes_on(args: Namespace, before: Fields, now: Fields) -> None:
     check_resumable(saved(args, **before), changed(args, **now), TINY, PLAN)
 
 
@@ -111,7 +108,7 @@ def test_the_state_of_experts_elsewhere_is_refused(args: Namespace, distributed:
 
 
 BESIDE = replace(PLAN, tower=Tower(links=6, owners=(0, 0, 0, 0, 0, 1), parts=((0,),)))
-BUCKETS: dict[str, tuple[dict[str, Any], dict[str, Any], Plan]] = {
+BUCKETS: dict[str, tuple[Fields, Fields, Plan]] = {
     "layers of stages": ({}, {}, OTHER_PLAN),
     "pipeline ranks": ({}, {}, Plan.from_cuts(TINY.chain, (4,), model="tiny", virtual_pipeline_model_parallel_size=2)),
     "owners of the tower": ({}, {}, BESIDE),

@@ -60,9 +60,7 @@ def test_a_folder_without_dataset_or_of_another_version_is_refused(dataset: Chat
 
 
 @pytest.mark.parametrize("name", ["tokens", "loss_mask", "images"])
-def test_flipped_bits_and_columns_of_another_dataset_are_found(
-    raw: Path, dataset: ChatDataset, tmp_path: Path, name: str
-) -> None:
+def test_flipped_bits_and_others_columns_are_found(raw: Path, dataset: ChatDataset, tmp_path: Path, name: str) -> None:
     mine = tmp_path / "dataset"
     shutil.copytree(dataset.folder, mine)
     ChatDataset(mine).verify()

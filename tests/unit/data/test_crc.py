@@ -103,9 +103,7 @@ def faults(data: ChatDataset) -> list[int]:
 
 
 @pytest.mark.parametrize("file", [loose, in_tar, in_base64, in_parquet])
-def test_another_picture_of_the_same_size_is_found_wherever_it_lies(
-    words: Path, tmp_path: Path, file: Callable[[Path], Path]
-) -> None:
+def test_another_picture_is_found_wherever_it_lies(words: Path, tmp_path: Path, file: Callable[[Path], Path]) -> None:
     path = file(tmp_path)
     data = dataset(words, path)
     assert faults(data) == []

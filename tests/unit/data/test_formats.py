@@ -170,9 +170,7 @@ FORMATS: dict[str, Callable[[Path, Path], Path]] = {
 
 
 @pytest.mark.parametrize("written", FORMATS.values(), ids=FORMATS)
-def test_every_format_makes_the_dataset_that_lines_make(
-    raw: Path, tmp_path: Path, written: Callable[[Path, Path], Path]
-) -> None:
+def test_every_format_makes_what_lines_make(raw: Path, tmp_path: Path, written: Callable[[Path, Path], Path]) -> None:
     wanted = made(raw, [lines(raw, tmp_path)], tmp_path / "wanted", raw)
     found = made(raw, [written(raw, tmp_path)], tmp_path / "found", raw)
     assert len(found) == SAMPLES
@@ -227,9 +225,7 @@ def test_a_limit_of_a_set_counts_for_its_own_conversations_alone(raw: Path, tmp_
         ({"annotation": "meta.json"}, "is a meta file itself"),
     ],
 )
-def test_a_set_that_cannot_be_honoured_is_refused_by_name(
-    raw: Path, tmp_path: Path, changed: Record, message: str
-) -> None:
+def test_a_set_that_cannot_be_honoured_is_refused(raw: Path, tmp_path: Path, changed: Record, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_inputs([meta(raw, tmp_path, **changed)])
 

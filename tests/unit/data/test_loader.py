@@ -201,9 +201,7 @@ def test_a_flipped_byte_is_found_before_training(dataset: ChatDataset, index: Pa
 
 @pytest.mark.parametrize("last_iteration", ["next_epoch", "empty"])
 @pytest.mark.parametrize("resumed_at", [1, 2, 4, 7])
-def test_a_resumed_rank_reads_on_where_it_stood(
-    dataset: ChatDataset, tmp_path: Path, resumed_at: int, last_iteration: str
-) -> None:
+def test_a_resumed_rank_reads_on(dataset: ChatDataset, tmp_path: Path, resumed_at: int, last_iteration: str) -> None:
     """Also in the middle of an epoch, and at another data-parallel size: the samples read are those that come next."""
     index = pack(dataset, tmp_path, data_parallel_size=2, micro_batches=2, last_iteration=last_iteration)
     stream = PackStream(index, 2, 2)

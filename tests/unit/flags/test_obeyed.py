@@ -109,9 +109,7 @@ def test_the_loss_is_scaled_as_the_flags_say(traces: dict[str, Trace]) -> None:
     [("bf16", torch.float32), ("bf16, reduced in bf16", torch.bfloat16), ("fp16", torch.float16),
      ("fp16, reduced in fp32", torch.float32)],
 )  # fmt: skip
-def test_gradients_are_kept_in_the_precision_asked_for(
-    traces: dict[str, Trace], case: str, precision: torch.dtype
-) -> None:
+def test_gradients_are_kept_in_the_precision_asked_for(traces: dict[str, Trace], case: str, precision: torch.dtype) -> None:
     assert {gradient.dtype for gradient in traces[case]["gradients"][0].values()} == {precision}
 
 

@@ -84,9 +84,7 @@ def changed(folder: Path, **fields: Any) -> Path:
     ],
     ids=",".join,
 )  # fmt: skip
-def test_what_is_read_is_merged_and_written_back_as_peft_does(
-    tmp_path: Path, base: Path, given: dict[str, Any]
-) -> None:
+def test_what_is_read_is_merged_and_written_as_peft_does(tmp_path: Path, base: Path, given: dict[str, Any]) -> None:
     """Every weight of the model, those of the layer that never runs too."""
     as_saved = {} if "eva" in given.values() else given  # to begin so asks for data
     folder = changed(saved(tmp_path / "peft", **as_saved), **(given if as_saved != given else {}))
@@ -156,9 +154,7 @@ def test_a_field_of_another_value_is_refused_by_name(tmp_path: Path) -> None:
         ({"target_modules": ["embed_tokens", "q_proj"]}, r"embed_tokens.*merge_and_unload"),
     ],
 )
-def test_more_than_adapters_of_layers_is_refused_with_the_remedy(
-    tmp_path: Path, base: Path, given: dict[str, Any], said: str
-) -> None:
+def test_more_than_layers_adapters_is_refused(tmp_path: Path, base: Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         from_hugging_face(base, tmp_path / "ours", saved(tmp_path / "peft", **given))
 

@@ -12,7 +12,7 @@ from omnibal_ext.launch.download import downloaded
 hub = pytest.importorskip("huggingface_hub")
 
 
-def test_a_model_is_fetched_once_after_its_size_is_said(
+def test_a_model_is_fetched_once_size_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The hub's own function, with its arguments, answers from here."""

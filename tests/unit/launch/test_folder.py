@@ -140,7 +140,7 @@ def test_a_conversion_is_used_again_until_its_source_changes(change: str, model:
     assert converted_folder(model, Path("run")) != first
 
 
-def test_a_conversion_is_kept_in_the_runs_folder_where_nothing_may_be_written(
+def test_a_conversion_is_in_the_runs_folder_where_none_may_be_written(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = converted_folder(model, Path("run"))

@@ -38,7 +38,7 @@ def llm_seconds(path: Path) -> float:
     return Profile.load(path).layers["llm"].forward_seconds
 
 
-def test_it_is_corrected_by_what_was_measured_last_and_says_by_which_run(
+def test_it_is_corrected_by_the_last_measurement_and_says_whose(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile = make_profile()

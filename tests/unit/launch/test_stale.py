@@ -205,9 +205,7 @@ def test_the_profiler_is_asked_for_the_run(start: Planning, calls: Calls) -> Non
     assert calls[1][2] == ["--lora-rank", "4", "--lora-targets", "vit"]
 
 
-def test_the_profiler_is_asked_for_whole_layers_too_where_the_tower_may_stand_beside(
-    start: Planning, calls: Calls
-) -> None:
+def test_whole_layers_are_profiled_too_where_the_tower_may_stand_beside(start: Planning, calls: Calls) -> None:
     """Priced, they come along; measured, from a profile at tensor-parallel size 1 that is made first."""
     beside = with_flag(with_flag(start, "tower", "auto"), "pipeline_model_parallel_size", 2)
     beside._ensure_profile()
@@ -372,9 +370,7 @@ def test_a_profile_is_measured_again_for_another_flag(name: str, tensor: int, tm
 
 @pytest.mark.parametrize("name", MACHINE)
 @pytest.mark.usefixtures("one_device")
-def test_a_profile_is_measured_again_on_another_machine(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_is_measured_on_another_machine(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other software is another machine. Where there are twice the devices, transfers are measured between ranks."""
     arguments = asked_for(tmp_path)
     leave(tmp_path, arguments)
@@ -489,9 +485,7 @@ def test_packs_of_conversations_are_as_wide_as_the_launcher_is_told(tmp_path: Pa
 @pytest.mark.parametrize(
     "other", [("--max-pixels", 900), ("--shorten", "truncate"), ("--micro-batches", 2), ("--held-out", 0.1)]
 )
-def test_packs_are_known_to_be_made_before_any_tool_runs(
-    other: tuple[object, ...], tmp_path: Path, calls: Calls
-) -> None:
+def test_packs_are_known_to_be_made_before_tools_run(other: tuple[object, ...], tmp_path: Path, calls: Calls) -> None:
     """Until then all else is checked first: what is wrong behind -- is not said after hours of preprocessing."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/manifest.json").write_text("{}")
@@ -506,9 +500,7 @@ def test_packs_are_known_to_be_made_before_any_tool_runs(
     assert len(calls) == before
 
 
-def test_what_is_held_out_is_packed_within_the_budgets_of_the_rest_and_again_with_it(
-    tmp_path: Path, calls: Calls
-) -> None:
+def test_what_is_held_out_is_packed_within_the_rests_budgets_and_again_with_it(tmp_path: Path, calls: Calls) -> None:
     once, thrice = ["preprocess_data.py"], ["preprocess_data.py", "pack_data.py", "pack_data.py"]
     words, held = ("--held-out", 0.1), tmp_path / "packs-held-out"
     assert make(tmp_path, calls, *words) == thrice
@@ -526,9 +518,7 @@ def test_what_is_held_out_is_packed_within_the_budgets_of_the_rest_and_again_wit
 @pytest.mark.parametrize(
     "words", [("--max-tiles", "6"), ("--max-pixels", "60000"), ("--max-tokens", "600"), ("--shorten", "truncate")]
 )
-def test_a_dataset_within_other_limits_is_made_again_unless_a_run_was_started_on_it(
-    words: tuple[str, str], tmp_path: Path, calls: Calls
-) -> None:
+def test_other_limits_make_another_dataset_before_a_run(words: tuple[str, str], tmp_path: Path, calls: Calls) -> None:
     """Then the tool refuses: it is for the user to remove what a run may go on with."""
     data = tmp_path / "data/manifest.json"
     for limits in ((), words):

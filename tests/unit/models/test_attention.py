@@ -130,9 +130,7 @@ def test_every_kernel_gives_what_samples_give_alone(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sample_with_a_mask_is_seen_by_it_and_the_others_by_order(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_masked_samples_are_seen_by_masks_others_by_order(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """No kernel for packs is asked, as none knows masks."""
     monkeypatch.setitem(core_attention.KERNELS, "flash_attention", lambda *_: pytest.fail("a kernel without masks"))
     monkeypatch.setattr(core_attention, "choose_kernel", lambda *_: "flash_attention")

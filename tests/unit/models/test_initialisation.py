@@ -163,9 +163,7 @@ ODD = replace(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_heads_that_no_rank_size_divides_start_as_on_one_rank_and_zeros_fill_up(
-    inputs: TrainingInputs, monkeypatch: pytest.MonkeyPatch, rank: int
-) -> None:
+def test_odd_heads_start_as_on_one_rank(inputs: TrainingInputs, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """Their gradients are zero too: hf/parity.py. Five heads of the ViT, three groups of two of the language model."""
 
     def weights() -> dict[str, torch.nn.Parameter]:
@@ -187,9 +185,7 @@ def test_heads_that_no_rank_size_divides_start_as_on_one_rank_and_zeros_fill_up(
 
 
 @pytest.mark.parametrize("model", ["small", "tied"])
-def test_building_a_stage_leaves_the_generators_of_training_alone(
-    inputs: TrainingInputs, drawn_on: str, model: str
-) -> None:
+def test_building_a_stage_leaves_generators_alone(inputs: TrainingInputs, drawn_on: str, model: str) -> None:
     chain = chain_of(inputs, model, seed=11)
     before = generators()
     Stage(chain, len(chain.kinds) - 2, len(chain.kinds))  # a tied head builds the word embedding for itself

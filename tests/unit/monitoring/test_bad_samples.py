@@ -36,6 +36,8 @@ from tests.distributed import harness
 from tests.distributed.harness import get_model
 from tests.unit.alone import megatron_alone
 
+Case = tuple[Trainer, Any, list[str]]
+
 
 @pytest.fixture(scope="module")
 def trained() -> Iterator[tuple[Trainer, Any]]:
@@ -48,7 +50,7 @@ def trained() -> Iterator[tuple[Trainer, Any]]:
 
 
 @pytest.fixture
-def case(trained: tuple[Trainer, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Trainer, Any, list[str]]:
+def case(trained: tuple[Trainer, Any], monkeypatch: pytest.MonkeyPatch) -> Case:
     """A trainer without memory of other tests, its model, and what is said."""
     trainer, model = trained
     said: list[str] = []
@@ -125,7 +127,7 @@ def test_a_broken_sample_balances_no_router() -> None:
     assert bad.without_known(replace(pack, sample_ids=(1,) * pack.samples)) is not None
 
 
-def test_a_broken_sample_weighs_nothing_is_named_once_and_counted(case: tuple[Trainer, Any, list[str]]) -> None:
+def test_a_broken_sample_weighs_nothing_is_named_once_and_counted(case: Case) -> None:
     trainer, model, said = case
     whole = packs()
     broken = [*whole[:2], replace(whole[2], broken=((21, "x.png: cannot be decoded"),)), whole[3]]
@@ -143,7 +145,7 @@ def test_a_broken_sample_weighs_nothing_is_named_once_and_counted(case: tuple[Tr
     assert torch.equal(run(trainer, model, [replace(pack, broken=()) for pack in broken]), expected)
 
 
-def test_more_broken_samples_than_may_be_end_the_run(case: tuple[Trainer, Any, list[str]]) -> None:
+def test_more_broken_samples_than_may_be_end_the_run(case: Case) -> None:
     trainer, model, _ = case
     first, *rest = packs()
     many = tuple((sample, f"{sample}.png: gone") for sample in (0, 1))
@@ -152,7 +154,7 @@ def test_more_broken_samples_than_may_be_end_the_run(case: tuple[Trainer, Any, l
         run(trainer, model, [first, *rest[:2], replace(rest[2], broken=((30, "30.png: gone"),))])
 
 
-def test_an_evaluation_leaves_broken_samples_out_too(case: tuple[Trainer, Any, list[str]]) -> None:
+def test_an_evaluation_leaves_broken_samples_out_too(case: Case) -> None:
     trainer, model, _ = case
     whole = packs()[:2]
     losses = []
@@ -167,9 +169,7 @@ def test_an_evaluation_leaves_broken_samples_out_too(case: tuple[Trainer, Any, l
     assert torch.equal(*losses)
 
 
-def test_a_step_that_is_not_finite_is_left_out_named_and_limited(
-    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_is_not_finite_is_left_out_named_and_limited(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, model, said = case
     optimizer, tallies = optimizer_of(trainer, model, 1e-2), []
     monkeypatch.setattr(trainer.meter, "end_iteration", lambda *_: tallies.append(trainer.meter.tally))
@@ -200,9 +200,7 @@ def test_a_step_that_is_not_finite_is_left_out_named_and_limited(
         steps(bad)
 
 
-def test_a_loss_that_is_not_finite_is_seen_where_its_gradients_are(
-    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_not_finite_is_seen_where_its_gradients_are(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """A label of no chance at all: its loss is infinite, its gradient is not."""
     trainer, model, said = case
     optimizer, weighted = optimizer_of(trainer, model), pretrain.weighted_loss
@@ -218,9 +216,7 @@ def test_a_loss_that_is_not_finite_is_seen_where_its_gradients_are(
 
 
 @pytest.mark.parametrize("at", ["gradient", "loss"])
-def test_gradients_that_overflow_alone_are_seen(
-    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
+def test_gradients_that_overflow_alone_are_seen(case: Case, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     """Under a loss scale they are the scaler's affair, but not where the loss was not finite before."""
     trainer, model, said = case
     execute, optimizer = trainer.executor, optimizer_of(trainer, model)
@@ -256,7 +252,7 @@ def dynamic(least: float) -> OptimizerConfig:
     ids=["constant", "dynamic"],
 )
 def test_steps_that_the_scaler_leaves_out_are_counted_and_limited_once_it_cannot_help(
-    case: tuple[Trainer, Any, list[str]], config: OptimizerConfig, falls: int, remedy: str
+    case: Case, config: OptimizerConfig, falls: int, remedy: str
 ) -> None:
     """0.1 is not the same number in single precision, in which the scale is kept."""
     trainer, model, said = case
@@ -294,7 +290,7 @@ def test_steps_that_the_scaler_leaves_out_are_counted_and_limited_once_it_cannot
         optimizer.prepare_grads()
 
 
-def test_an_iteration_lets_its_packs_go(case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iteration_lets_its_packs_go(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pixels of all of its microbatches would not fit beside the activations that are planned."""
     trainer, model, _ = case
     seen: list[weakref.ref[Microbatch]] = []
@@ -305,7 +301,7 @@ def test_an_iteration_lets_its_packs_go(case: tuple[Trainer, Any, list[str]], mo
 
 
 def test_hosts_and_megatron_alone_are_asked_whether_a_step_is_sound(
-    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch
+    case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one number that is read of an iteration is the norm of its gradients, which is taken once."""
     trainer, model, _ = case
@@ -338,7 +334,7 @@ def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: 
 
 
 @pytest.fixture
-def metered(case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def metered(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The file to which the trainer's meters write an interval an iteration."""
     trainer, path = case[0], tmp_path / "metrics.jsonl"
     meter = TrainingMeter(("made up",), 1, Journal(str(path)))
@@ -348,9 +344,7 @@ def metered(case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatc
     return path
 
 
-def test_what_went_wrong_stands_in_the_metrics(
-    case: tuple[Trainer, Any, list[str]], metered: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_went_wrong_stands_in_the_metrics(case: Case, metered: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A step that was left out has no loss, which is another thing than a loss of 0."""
     trainer, model, _ = case
     optimizer, whole = optimizer_of(trainer, model), packs()
@@ -376,7 +370,7 @@ def test_what_went_wrong_stands_in_the_metrics(
 
 @pytest.mark.parametrize("ending", [None, SystemExit(0), UserError("broken")])
 def test_what_reads_ahead_ends_with_the_training(
-    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch, ending: BaseException | None
+    case: Case, monkeypatch: pytest.MonkeyPatch, ending: BaseException | None
 ) -> None:
     """Also where Megatron leaves, at a signal or in time: the end of Python would wait for its workers one by one."""
     trainer, _, _ = case

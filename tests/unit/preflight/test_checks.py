@@ -179,9 +179,7 @@ def test_a_plan_for_another_job_is_refused(name: str, more: int, monkeypatch: py
     [(4, 6, None, "packs of 4 ranks, which do not divide the 6"), (4, 2, None, "do not divide the 2 data-parallel"),
      (2, 8, object(), "need a vision tower cut into stages"), (4, 8, None, None), (1, 3, object(), None)],
 )  # fmt: skip
-def test_packs_wider_than_a_rank_need_whole_teams_and_a_tower_cut_into_stages(
-    widest: int, ranks: int, tower: object, says: str | None
-) -> None:
+def test_wide_packs_need_whole_teams_and_a_cut_tower(widest: int, ranks: int, tower: object, says: str | None) -> None:
     index: Any = SimpleNamespace(widths=(1, widest), folder=Path("packs"))
     args, plan = arguments(data_parallel_size=ranks), SimpleNamespace(tower=tower)
     started: Any = SimpleNamespace(inputs=SimpleNamespace(args=args, plan=plan))

@@ -212,9 +212,7 @@ def test_another_template_is_refused_and_damage_too(tmp_path: Path) -> None:
         ({}, (752, 12037)),
     ],
 )
-def test_limits_of_paddleocr_vl_may_be_no_whole_patches(
-    tmp_path: Path, pixels: dict[str, Any], tiles: tuple[int, int]
-) -> None:
+def test_paddleocr_vls_limits_may_be_no_patches(tmp_path: Path, pixels: dict[str, Any], tiles: tuple[int, int]) -> None:
     write(tmp_path, config=PADDLE[0], preprocessor_config=PADDLE[1] | pixels)
     found = settled(tmp_path, "hermes-2")
     assert (found["min-tiles"], found["max-tiles"]) == tiles
@@ -224,9 +222,7 @@ def test_limits_of_paddleocr_vl_may_be_no_whole_patches(
     ("glm4v", "Glm4vProcessor", "glm-4.1v"), ("glm46v", None, "glm-4.6v"), ("glm4v_moe", None, "glm-4.1v"),
     ("glm4v_moe", "Glm46VProcessor", "glm-4.6v"),
 ])  # fmt: skip
-def test_a_folder_of_glm_says_how_times_are_written(
-    tmp_path: Path, kind: str, processor: str | None, markup: str
-) -> None:
+def test_glms_folder_says_how_times_are_written(tmp_path: Path, kind: str, processor: str | None, markup: str) -> None:
     text = {"partial_rotary_factor": 0.5, "head_dim": 128}
     pixels = {"size": {"shortest_edge": 12544, "longest_edge": 9633792}, "processor_class": processor}
     write(tmp_path, config={"model_type": kind, "text_config": text}, preprocessor_config=pixels)

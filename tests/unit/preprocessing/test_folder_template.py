@@ -25,6 +25,7 @@ from tests.unit.preprocessing.test_tool_turns import FAMILIES, drawn
 
 tokenizers = pytest.importorskip("tokenizers")
 
+Opened = Callable[[str], ChatTemplate]
 SPECIAL = [
     "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|start|>", "<|tool|>", "<turn_end>", "[INST]", "[/INST]",
 ]  # fmt: skip
@@ -82,7 +83,7 @@ ASKED = (Message(USER, "<image>What is it?"), Message(ASSISTANT, "  A cat. \n"),
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Callable[[str], ChatTemplate]:
+def opened(tmp_path: Path) -> Opened:
     """The template of a folder with that program."""
     added = {str(number): {"content": token, "special": True} for number, token in enumerate(SPECIAL)}
     config = {"bos_token": "<s>", "eos_token": "</s>", "added_tokens_decoder": added}
@@ -99,9 +100,7 @@ def opened(tmp_path: Path) -> Callable[[str], ChatTemplate]:
 
 @pytest.mark.parametrize("kind", list(PROGRAMS))
 @pytest.mark.parametrize("system", [(), (Message(SYSTEM, "Be brief."),)])
-def test_answers_and_their_ends_are_found(
-    opened: Callable[[str], ChatTemplate], kind: str, system: tuple[Message, ...]
-) -> None:
+def test_answers_and_their_ends_are_found(opened: Opened, kind: str, system: tuple[Message, ...]) -> None:
     program, trained = PROGRAMS[kind]
     answer = Message(ASSISTANT, "Yes.", reasoning="Hm." if kind == "reasoning" else None)
     chat = render_chat((*system, *ASKED, answer), opened(program), MARKUPS["qwen-vl"])
@@ -110,7 +109,7 @@ def test_answers_and_their_ends_are_found(
     assert chat.text.count("Be brief.") == len(system)
 
 
-def test_the_last_answer_ends_as_the_others_do(opened: Callable[[str], ChatTemplate]) -> None:
+def test_the_last_answer_ends_as_the_others_do(opened: Opened) -> None:
     template = opened(PROGRAMS["the next question's mark"][0])
     assert render_chat((*ASKED, Message(ASSISTANT, "Yes.")), template, MARKUPS["llava"]).text.endswith("Yes.<|user|>")
     assert template.end_of_turn == "<|user|>"
@@ -143,7 +142,7 @@ def test_marks_find_what_tags_say(name: str) -> None:
         assert render_chat(read.messages, own, MARKUPS["llava"], (), read.tools) == wanted, record
 
 
-def test_calls_are_trained_up_to_their_end(opened: Callable[[str], ChatTemplate]) -> None:
+def test_calls_are_trained_up_to_their_end(opened: Opened) -> None:
     program = (
         "{% for tool in tools or [] %}{{ '<|system|>' ~ (tool | tojson) ~ '<|end|>' }}{% endfor %}"
         + EACH + "{{ '<|' + m.role + '|>' + m.content }}{% for call in m.tool_calls or [] %}"
@@ -177,16 +176,14 @@ CHATML = EACH + "{{ '<|' + m.role + '|>' + WORDS + '<|end|>' }}{% endfor %}"
         ("{% for x in y", "is no chat template"),
     ],
 )
-def test_a_program_that_is_not_understood_is_named(
-    opened: Callable[[str], ChatTemplate], tmp_path: Path, program: str, message: str
-) -> None:
+def test_a_program_that_is_not_understood_is_named(opened: Opened, tmp_path: Path, program: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         opened(program)
     assert str(tmp_path / "chat_template.jinja") in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_conversation_that_would_be_changed_is_rejected(opened: Callable[[str], ChatTemplate]) -> None:
+def test_a_conversation_that_would_be_changed_is_rejected(opened: Opened) -> None:
     template = opened(
         EACH + "{% if loop.index < 5 %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}"
     )
@@ -204,7 +201,7 @@ def test_a_conversation_that_would_be_changed_is_rejected(opened: Callable[[str]
         render_chat((*ASKED, Message(ASSISTANT, "Yes.")), twice, MARKUPS["llava"])
 
 
-def test_the_day_s_date_is_in_no_dataset(opened: Callable[[str], ChatTemplate]) -> None:
+def test_the_day_s_date_is_in_no_dataset(opened: Opened) -> None:
     """As a default system message of Mistral's has it; with one of the user's nothing is lost."""
     template = opened(
         "{% if messages[0].role != 'system' %}{{ '<|system|>' + strftime_now('%d') }}{% endif %}"
@@ -221,7 +218,7 @@ def dataset(folder: Path, name: str, template: str, system: str | None = None) -
     return preprocess(open_job([folder / "chat.jsonl"], recipe, folder / name))
 
 
-def test_a_dataset_says_which_program_wrote_it(opened: Callable[[str], ChatTemplate], tmp_path: Path) -> None:
+def test_a_dataset_says_which_program_wrote_it(opened: Opened, tmp_path: Path) -> None:
     """Its file's name does not matter, its content does."""
     tokenizer = byte_level(["Yes."])
     tokenizer.add_special_tokens(["<s>", "</s>", *SPECIAL])

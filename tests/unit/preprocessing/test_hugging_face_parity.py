@@ -119,9 +119,7 @@ def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> N
 
 @pytest.mark.parametrize("build", [of_bytes, metaspace])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tokenizer_json_gives_the_tokens_and_mask_of_apply_chat_template(
-    name: str, build: Callable[[], Any], tmp_path: Path
-) -> None:
+def test_json_gives_hugging_faces_tokens_and_masks(name: str, build: Callable[[], Any], tmp_path: Path) -> None:
     tokenizer = build()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert_parity(name, tokenizer, tmp_path / "tokenizer.json", tmp_path)
@@ -129,9 +127,7 @@ def test_a_tokenizer_json_gives_the_tokens_and_mask_of_apply_chat_template(
 
 @pytest.mark.parametrize("dummy_prefix", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sentencepiece_file_gives_the_tokens_and_mask_of_apply_chat_template(
-    name: str, dummy_prefix: bool, tmp_path: Path
-) -> None:
+def test_sentencepiece_gives_hugging_faces_tokens_and_masks(name: str, dummy_prefix: bool, tmp_path: Path) -> None:
     model = sentencepiece_model(dummy_prefix)
     (tmp_path / "tokenizer.model").write_bytes(model)
     assert_parity(name, converted(model, dummy_prefix), tmp_path / "tokenizer.model", tmp_path)
@@ -139,9 +135,7 @@ def test_a_sentencepiece_file_gives_the_tokens_and_mask_of_apply_chat_template(
 
 @pytest.mark.parametrize("as_parts", [(), (USER, ASSISTANT), (SYSTEM, USER)])
 @pytest.mark.parametrize("chat", CHATS)
-def test_gemma_4s_present_template_is_known_and_writes_the_same(
-    chat: list[tuple[str, str]], as_parts: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_gemma_4s_template_is_known(chat: list[tuple[str, str]], as_parts: tuple[str, ...], tmp_path: Path) -> None:
     """Of a system message given in parts each has a space behind it."""
     jinja = (Path(__file__).parent / "gemma4_like.jinja").read_text()
     (tmp_path / "chat_template.jinja").write_text(jinja)
@@ -160,9 +154,7 @@ def test_gemma_4s_present_template_is_known_and_writes_the_same(
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_words_that_are_tokens_of_their_own_become_what_hugging_face_makes_of_them(
-    special: bool, tmp_path: Path
-) -> None:
+def test_words_that_are_tokens_become_what_hugging_face_makes_of_them(special: bool, tmp_path: Path) -> None:
     """Boxes and references of Qwen's, and a token that a user added; in answers they are trained."""
     own, template, markup = ("<|object_ref_start|>", "<|box_start|>", "<mine>"), chat_template("qwen-vl"), "qwen-vl"
     tokenizer = of_bytes()

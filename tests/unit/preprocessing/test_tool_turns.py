@@ -213,9 +213,7 @@ def called(arguments: Any, name: Any = "look") -> list[dict[str, Any]]:
         ("malformed_line", "nested deeper", called(json.loads('{"of": ' * 70 + "1" + "}" * 70)), {}),
     ],
 )  # fmt: skip
-def test_every_fault_has_its_reason(
-    reason: str, word: str, turns: list[dict[str, Any]], fields: dict[str, Any]
-) -> None:
+def test_every_fault_has_a_reason(reason: str, word: str, turns: list[dict[str, Any]], fields: dict[str, Any]) -> None:
     with pytest.raises(Rejected) as verdict:
         parsed(turns, **fields)
     assert verdict.value.reason == reason
