@@ -502,7 +502,6 @@ def test_heads_of_gemmas_global_layers_are_read_in_both_spellings(tmp_path: Path
 
 
 def test_adapters_are_said_to_be_such(tmp_path: Path) -> None:
-    """Beside a model, which peft would change by them, and without one."""
     file = write(tmp_path / "model", LLAVA_1_5)
     folder = file if file.is_dir() else file.parent
     (folder / "adapter_config.json").write_text("{}")

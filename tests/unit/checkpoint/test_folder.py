@@ -22,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def save(folder: Path, iteration: int) -> Path:
-    """What a save of two ranks leaves."""
     path = folder / f"iter_{iteration:07d}"
     path.mkdir(parents=True)
     bits = np.random.default_rng(iteration)
@@ -46,7 +45,6 @@ def arguments(folder: Path, **changes: object) -> Namespace:
 
 
 def believed(folder: Path) -> int:
-    """The iteration that Megatron will load."""
     guard.select_save(arguments(folder))
     return int((folder / TRACKER).read_text())
 
@@ -99,7 +97,6 @@ def test_a_damaged_save_is_passed_over_and_named(
 @pytest.mark.parametrize("damage", [cut, grow])
 @pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata", "metadata.json"])
 def test_sizes_alone_tell_of_a_file_that_is_another(folder: Path, name: str, damage: Callable[[Path], None]) -> None:
-    """Without reading what is large."""
     whole = Save(folder / "iter_0000030", 30)
     whole.check()
     damage(whole.path / name)
@@ -156,7 +153,6 @@ def test_a_save_with_a_folder_link_or_pipe_for_a_file_is_passed_over(folder: Pat
 
 
 def test_an_integrity_file_that_makes_no_sense_is_not_believed(folder: Path) -> None:
-    """Its hash is right, and what it says makes no sense."""
     path = folder / "iter_0000030" / "integrity.json"
     whole = json.loads(path.read_text())
     for change in ({"sizes": {}}, {"files": {}}, {"files": None}, {"run": []},

@@ -21,7 +21,6 @@ def noise(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
 
 
 def write_video(path: Path, frames: np.ndarray, rate: float, codec: str = "mpeg4") -> None:
-    """A video file of so many frames a second."""
     import av
 
     with av.open(path, "w") as container:
@@ -34,7 +33,6 @@ def write_video(path: Path, frames: np.ndarray, rate: float, codec: str = "mpeg4
 
 
 def tar_of(path: Path, *members: tuple[str, bytes]) -> Path:
-    """A tar of files with these names and contents."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in members:
             member = tarfile.TarInfo(name)

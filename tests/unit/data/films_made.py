@@ -46,7 +46,6 @@ VOID = {"rate": b"\x23\xe3\x83\x84", "length": b"\x44\x89\x88"}
 
 
 def write_film(folder: Path, film: MadeFilm) -> Path:
-    """The film as a file."""
     path = folder / film.name
     _encode(path, film)
     if film.shift:
@@ -149,12 +148,10 @@ def passing(frames: int, width: int, height: int) -> np.ndarray:
 
 
 def even(frames: int, rate: float) -> tuple[int, ...]:
-    """Milliseconds of frames at one rate."""
     return tuple(int(number) for number in np.rint(np.arange(frames) * 1000 / rate))
 
 
 def uneven(frames: int, seed: int, longest: int = 500) -> tuple[int, ...]:
-    """Milliseconds of frames at no rate."""
     gaps = np.random.default_rng(seed).integers(40, longest, frames)
     return tuple(int(number) for number in np.cumsum(gaps) - gaps[0])
 
@@ -228,7 +225,6 @@ def _unsaid() -> list[MadeFilm]:
 
 
 def _coloured() -> list[MadeFilm]:
-    """Of other pixels, and sizes that are odd."""
     return [
         MadeFilm("colours-709.mp4", colours=(1, 1)),
         MadeFilm("colours-601.mp4", colours=(6, 1)),

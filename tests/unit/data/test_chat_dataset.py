@@ -108,7 +108,6 @@ def test_a_column_has_as_many_bytes_as_its_index_says(dataset: ChatDataset, tmp_
 
 
 def test_the_last_word_of_the_vocabulary_is_one_and_the_next_is_none(dataset: ChatDataset) -> None:
-    """The manifest says how many there are."""
     tokens, _ = dataset.sample(0).text
     largest, manifest = int(tokens.max()), dataset.manifest
     try:

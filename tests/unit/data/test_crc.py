@@ -32,7 +32,6 @@ FORMATS = ("JPEG", "PNG", "BMP")
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Demo data, of which the tokenizer is used."""
     folder = tmp_path_factory.mktemp("words")
     make_demo_data(folder, samples=1, heldout_samples=1, seed=0)
     return folder
@@ -155,7 +154,6 @@ def test_numbers_that_make_no_sense_are_refused(crcs: object) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_images_of_a_dataset_that_is_there_are_looked_at_again(words: Path, tmp_path: Path, workers: int) -> None:
-    """However closely they were looked at when it was made."""
     data = dataset(words, loose(tmp_path))
     again = open_job([tmp_path / "chat.jsonl"], recipe(words, tmp_path, decode_images=True), data.folder)
     assert preprocess(again, workers) == data.manifest

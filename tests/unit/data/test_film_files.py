@@ -35,7 +35,6 @@ UNEVEN = MadeFilm("uneven.mkv", times=tuple(int(time) for time in np.cumsum([0, 
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """All films as files."""
     folder = tmp_path_factory.mktemp("films")
     assert len({film.name for film in FILMS}) == len(FILMS) >= 60
     return {film.name: write_film(folder, film) for film in FILMS}
@@ -59,7 +58,6 @@ def of_pyav(folder: Path) -> str:
 
 
 def of_the_machine(_: Path) -> str:
-    """As the loader finds it."""
     if not ctypes.util.find_library("avcodec"):
         pytest.skip("no libraries of FFmpeg on this machine: apt-get install ffmpeg")
     return ""

@@ -133,7 +133,6 @@ def parquet(raw: Path, folder: Path, inside: bool) -> Path:
 
 
 def arrow(raw: Path, folder: Path) -> Path:
-    """As the library's save_to_disk writes it."""
     table = columns(raw, inside=True)
     with pyarrow.OSFile(str(folder / "data.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=4)
@@ -316,7 +315,6 @@ def test_a_damaged_file_is_refused_whole(tmp_path: Path, name: str, content: byt
 
 
 def test_splits_in_one_folder_are_not_read_as_one(tmp_path: Path) -> None:
-    """As a dataset lies on the hub."""
     import pyarrow.parquet
 
     (tmp_path / "data").mkdir()

@@ -241,6 +241,5 @@ def test_sixteen_bits_are_turned_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", [0, 1, 2, 8, 9])
 def test_a_webp_is_whole_where_it_has_all_that_it_says(missing: int) -> None:
-    """Its length counts from behind its first eight bytes."""
     whole = encoded(noise(), "WEBP")
     assert images._webp_is_whole(io.BytesIO(whole[: len(whole) - missing])) == (missing == 0)

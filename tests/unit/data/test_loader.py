@@ -137,7 +137,6 @@ def test_pixels_are_the_bytes_of_the_samples_tiles_in_order(dataset: ChatDataset
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_pack_of_gemmas_says_where_each_image_begins(tmp_path: Path, seed: int) -> None:
-    """To every stage, also those that read neither words nor pixels; between them there are words."""
     gemma: dict[str, Any] = {"template": "gemma", "tiling": Tiling(32, rule="gemma"), "markup": "gemma"}
     data = demo_dataset(tmp_path, tmp_path / "dataset", 12, seed, **gemma)
     samples = np.random.default_rng(seed).permutation(len(data))
@@ -244,12 +243,10 @@ def test_a_held_out_pass_is_every_sample_once(
 
 
 def pack(dataset: ChatDataset, folder: Path, **options: Any) -> PackedIndex:
-    """The dataset's packs, of few samples."""
     return demo_packs(dataset, folder / "packs", PackOptions(**{"vit_budget": 40, "llm_budget": 160, **options}))
 
 
 def read(index: PackedIndex, packs: Iterable[int]) -> list[tuple[int, ...]]:
-    """The samples of these packs."""
     return [tuple(index.samples(number).tolist()) if number != EMPTY_PACK else () for number in packs]
 
 

@@ -132,7 +132,6 @@ def test_no_place_reads_what_another_shows(markup: str, tmp_path: Path, monkeypa
 
 
 def as_film(pixels: torch.Tensor) -> np.ndarray:
-    """Patches of two frames each."""
     found = pixels.numpy()
     return found if found.ndim == 5 else np.repeat(found[:, None], 2, axis=1)
 

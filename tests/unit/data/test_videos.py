@@ -59,7 +59,6 @@ TILINGS = {markup: "native_grown" if markup.startswith("glm") else "native" for 
 def made(
     folder: Path, markup: str, records: list[dict[str, Any]] | Path, max_rejects: int = 0, **more: Any
 ) -> ChatDataset:
-    """The dataset of records, or of a file that holds them."""
     if not (folder / "tokenizer.json").exists():
         written_tokenizer(folder / "tokenizer.json")
     file = records if isinstance(records, Path) else folder / "chat.jsonl"
@@ -315,7 +314,6 @@ def test_a_rule_that_is_not_honoured_refuses_videos_by_name_and_images_pass(tmp_
 
 
 def test_without_a_decoder_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames of files of their own need none."""
     write_video(tmp_path / "a.mp4", noise(8, 56, 56), 4)
     names = write_frames(tmp_path, "f", noise(4, 56, 56))
     film = {"video": names, "fps": 2, "conversations": TURNS}

@@ -16,7 +16,6 @@ Trace = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
-    """One start of Megatron runs all cases."""
     path = tmp_path_factory.mktemp("steps") / "steps.pt"
     run_ranks("tests.unit.flags.steps", 1, [str(path)])
     found: dict[str, Trace] = torch.load(path, weights_only=False)
@@ -105,12 +104,12 @@ def test_the_loss_is_scaled_as_the_flags_say(traces: dict[str, Trace]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "precision"),
+    ("case", "dtype"),
     [("bf16", torch.float32), ("bf16, reduced in bf16", torch.bfloat16), ("fp16", torch.float16),
      ("fp16, reduced in fp32", torch.float32)],
 )  # fmt: skip
-def test_gradients_are_kept_in_the_precision_asked_for(traces: dict[str, Trace], case: str, precision: torch.dtype) -> None:
-    assert {gradient.dtype for gradient in traces[case]["gradients"][0].values()} == {precision}
+def test_gradients_are_kept_in_the_precision_asked_for(traces: dict[str, Trace], case: str, dtype: torch.dtype) -> None:
+    assert {gradient.dtype for gradient in traces[case]["gradients"][0].values()} == {dtype}
 
 
 def test_weights_start_as_the_flags_say(traces: dict[str, Trace]) -> None:

@@ -21,15 +21,11 @@ from tests.programs import run_alone
 ROOT = Path(__file__).parents[3]
 COMPLETE = "--preset tiny --lr 1e-3 --train-iters 3"
 CASES = [  # the last flag is refused, with these words
-    ("--micro-batch-size 4", "it is 1", "--vit-budget"),
-    ("--micro-batch-size=4", "it is 1"),
+    ("--micro-batch-size 4", "it is 1", "--vit-budget"), ("--micro-batch-size=4", "it is 1"),
     ("--rerun-mode report_stats", "only disabled or validate_results"),
-    ("--context-parallel-size 2", "it is 1", "--widths"),
-    ("--rotary-base 500", "it is 10000", "--model"),
-    ("--seq-length 17", "--plan"),
-    ("--disable-bias-linear --add-qkv-bias", "it stays off", "--model"),
-    ("--eval-iters 3", "--eval-packs"),
-    ("--ckpt-format torch", "torch_dist"),
+    ("--context-parallel-size 2", "it is 1", "--widths"), ("--rotary-base 500", "it is 10000", "--model"),
+    ("--seq-length 17", "--plan"), ("--disable-bias-linear --add-qkv-bias", "it stays off", "--model"),
+    ("--eval-iters 3", "--eval-packs"), ("--ckpt-format torch", "torch_dist"),
     ("--optimizer muon", "only adam or sgd"),
     ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", "only native"),
     ("--decoupled-lr 1e-4", "not obeyed; here it is --lr-vit"),
@@ -37,18 +33,15 @@ CASES = [  # the last flag is refused, with these words
     ("--rampup-batch-size 2 2 8", "--rampup-batch-size 2 2 8: not obeyed; here it is --micro-batches"),
     ("--recompute-granularity=full", "not obeyed; the plan sets what is recomputed"),
     ("--no-overlap-p2p-communication", "not obeyed; the plan (--plan) sets"),
-    ("--use-megatron-fsdp", "--use-distributed-optimizer"),
-    ("--data-path x", "--packs"),
+    ("--use-megatron-fsdp", "--use-distributed-optimizer"), ("--data-path x", "--packs"),
     ("--exit-signal-handler-for-training", "the nearest is --exit-signal-handler"),
     ("--use-sharp", "not obeyed; leave it out"),
-    ("--exit-signal NOTHING", "invalid exit-signal value: 'NOTHING'; see --help"),  # Megatron's own reader of names
-    ("--logging-level x", "invalid int value: 'x'; see --help"),
-    ("--seed", "expected one argument"),
+    ("--exit-signal NOTHING", "invalid exit-signal value: 'NOTHING'; see --help"),
+    ("--logging-level x", "invalid int value: 'x'; see --help"), ("--seed", "expected one argument"),
     ("--lr-decay-style steep", "steep", "cosine"),
-    ("--weight-decai 0.1", "no such flag; the nearest is --weight-decay"),
-    ("--xyzzy", "no such flag; see --help"),
+    ("--weight-decai 0.1", "no such flag; the nearest is --weight-decay"), ("--xyzzy", "no such flag; see --help"),
     ("--save here --save-interval 0", "at least 1"),
-]
+]  # fmt: skip
 MULTIMODAL = """
     --model internvl3.5-8b --swiglu --use-distributed-optimizer --num-workers 8 --num-layers 36 --hidden-size 3584
     --norm-epsilon 1e-06 --normalization RMSNorm --group-query-attention --add-qkv-bias --seq-length 4096

@@ -285,7 +285,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
 
 
 def classes(family: str) -> tuple[Any, Any]:
-    """Transformers' configuration and model."""
     import transformers
 
     prefix = FAMILIES[family][0]
@@ -293,7 +292,6 @@ def classes(family: str) -> tuple[Any, Any]:
 
 
 def config_fields(family: str) -> dict[str, Any]:
-    """What transformers' configuration of that family is made of."""
     prefix, vision, text, fields = FAMILIES[family]
     if prefix.startswith(("Qwen", "Glm", "Gemma4", "Paddle")):
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
@@ -391,7 +389,6 @@ class Shown:
 
     @property
     def patches(self) -> int:
-        """In all."""
         steps, rows, columns = self.grid
         return steps * rows * columns
 

@@ -14,32 +14,21 @@ RENAMED = {
     "vision_tower.embeddings.cls_token": "vision_model.embeddings.class_embedding",
     "vision_tower.embeddings.position_embeddings": "vision_model.embeddings.position_embedding",
     "vision_tower.embeddings.patch_embeddings.projection": "vision_model.embeddings.patch_embedding",
-    "vision_tower.encoder.layer.": "vision_model.encoder.layers.",
-    ".layernorm_before.": ".norm1.",
-    ".layernorm_after.": ".norm2.",
-    ".attention.projection_layer.": ".attn.proj.",
-    ".attention.q_norm.": ".attn.q_norm.",
-    ".attention.k_norm.": ".attn.k_norm.",
-    ".lambda_1": ".ls1",
-    ".lambda_2": ".ls2",
-    "multi_modal_projector.layer_norm.": "mlp1.0.",
-    "multi_modal_projector.linear_1.": "mlp1.1.",
+    "vision_tower.encoder.layer.": "vision_model.encoder.layers.", ".layernorm_before.": ".norm1.",
+    ".layernorm_after.": ".norm2.", ".attention.projection_layer.": ".attn.proj.",
+    ".attention.q_norm.": ".attn.q_norm.", ".attention.k_norm.": ".attn.k_norm.", ".lambda_1": ".ls1",
+    ".lambda_2": ".ls2", "multi_modal_projector.layer_norm.": "mlp1.0.", "multi_modal_projector.linear_1.": "mlp1.1.",
     "multi_modal_projector.linear_2.": "mlp1.3.",
-}
+}  # fmt: skip
 INTERNLM2 = {
-    "model.embed_tokens.": "model.tok_embeddings.",
-    ".self_attn.o_proj.": ".attention.wo.",
-    ".input_layernorm.": ".attention_norm.",
-    ".post_attention_layernorm.": ".ffn_norm.",
-    ".mlp.gate_proj.": ".feed_forward.w1.",
-    ".mlp.up_proj.": ".feed_forward.w3.",
-    ".mlp.down_proj.": ".feed_forward.w2.",
-    "language_model.lm_head.": "language_model.output.",
-}
+    "model.embed_tokens.": "model.tok_embeddings.", ".self_attn.o_proj.": ".attention.wo.",
+    ".input_layernorm.": ".attention_norm.", ".post_attention_layernorm.": ".ffn_norm.",
+    ".mlp.gate_proj.": ".feed_forward.w1.", ".mlp.up_proj.": ".feed_forward.w3.",
+    ".mlp.down_proj.": ".feed_forward.w2.", "language_model.lm_head.": "language_model.output.",
+}  # fmt: skip
 
 
 def write_original(weights: dict[str, Tensor], folder: Path, internlm2: bool, qk_norm: bool) -> None:
-    """Write the folder that InternVL's own code would have saved for the same model."""
     folder.mkdir()
     save_file(original_weights(weights, internlm2), folder / "model.safetensors", metadata={"format": "pt"})
     vision = {

@@ -46,7 +46,6 @@ def assert_same(mine: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 
 @pytest.fixture
 def internvl(tmp_path: Path) -> Path:
-    """A small InternVL in many files, with the files that come with a model."""
     folder = tmp_path / "internvl"
     models.build("internvl", seed=1).save_pretrained(folder, max_shard_size="60KB")
     (folder / "tokenizer.json").write_text("{}")
@@ -225,7 +224,6 @@ def test_a_whole_omni_is_its_thinker_and_comes_back_with_what_it_hears_and_says(
 
 
 def test_a_head_in_the_weights_overrides_tied_embeddings(tmp_path: Path) -> None:
-    """As in transformers; and the converted model's own config.json says so."""
     models.build("internvl", seed=1).save_pretrained(tmp_path / "theirs")
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
@@ -332,7 +330,6 @@ def test_damaged_and_absent_files_are_refused(internvl: Path, tmp_path: Path) ->
 
 
 def name_in_index(folder: Path, more: dict[str, str]) -> None:
-    """Let the index of a folder name weights in files, whether they are there or not."""
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     index["weight_map"] |= more

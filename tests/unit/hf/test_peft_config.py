@@ -35,7 +35,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def saved(folder: Path, **changed: Any) -> Path:
-    """A folder that peft saved, with numbers in all of its adapters."""
     layers = [name for name, one in models.build("llava", seed=1).named_modules() if type(one) is torch.nn.Linear]
     layers = [name for name in layers if "lm_head" not in name]
     config = peft.LoraConfig(**{"r": 2, "lora_alpha": 6, "target_modules": layers, **changed})
@@ -85,7 +84,6 @@ def changed(folder: Path, **fields: Any) -> Path:
     ids=",".join,
 )  # fmt: skip
 def test_what_is_read_is_merged_and_written_as_peft_does(tmp_path: Path, base: Path, given: dict[str, Any]) -> None:
-    """Every weight of the model, those of the layer that never runs too."""
     as_saved = {} if "eva" in given.values() else given  # to begin so asks for data
     folder = changed(saved(tmp_path / "peft", **as_saved), **(given if as_saved != given else {}))
     wanted = merged_by_peft(folder)

@@ -102,7 +102,6 @@ def test_what_is_not_installed_is_said_with_its_extra(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder of Hugging Face's, whose files are of yesterday."""
     source = tmp_path / "model"
     source.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -112,7 +111,6 @@ def model(tmp_path: Path) -> Path:
 
 
 def replaced(path: Path, text: str, nanoseconds: int) -> None:
-    """Other contents at another time."""
     times = path.stat()
     path.write_text(text)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + nanoseconds))
@@ -149,7 +147,6 @@ def test_a_conversion_is_in_the_runs_folder_where_none_may_be_written(
 
 
 def test_packs_make_way_unless_a_run_was_started_on_them(tmp_path: Path) -> None:
-    """It could not go on without them."""
     packs = tmp_path / "packs"
     packs.mkdir()
     (packs / "thesis.tex").touch()

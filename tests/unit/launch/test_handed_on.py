@@ -18,7 +18,6 @@ FORWARDED_FLAGS = [action for action in LAUNCHER._actions if set(action.option_s
 
 
 def value_of(action: Action) -> list[str]:
-    """Words that the flag takes."""
     if action.nargs == 0:
         return []
     words = [str(choice) for choice in action.choices] if action.choices else ["0.5" if action.type is float else "3"]

@@ -18,7 +18,6 @@ MODEL = "aa"
 
 
 def planning(folder: Path, model: str = MODEL, **flags: Any) -> Planning:
-    """Of a run in `folder`, as far as this needs it."""
     given = {"run_dir": str(folder), "profile": None, "check": False, "json": False, **flags}
     model_of_run: Any = Namespace(name="tiny", hash=model)
     index: Any = None

@@ -89,7 +89,6 @@ def with_packs(start: Planning, folder: str, **options: Any) -> Planning:
 
 
 def with_profile(start: Planning) -> Planning:
-    """Measured again: one figure is another."""
     profile = Profile.load(start.profile_path)
     replace(profile, action_seconds=profile.action_seconds + 1e-3).save(start.profile_path)
     return start
@@ -293,20 +292,13 @@ def test_another_input_of_packs_has_them_packed_again(name: str, start: Planning
 
 A_PROFILE = ("--model", "tiny", "--vit-budget", 4, "--llm-budget", 64, "--output", "profile.json")
 OF_A_PROFILE: dict[str, tuple[object, ...]] = {
-    "model": ("--model", "internvl2-1b"),
-    "vit_budget": ("--vit-budget", 5),
-    "llm_budget": ("--llm-budget", 65),
+    "model": ("--model", "internvl2-1b"), "vit_budget": ("--vit-budget", 5), "llm_budget": ("--llm-budget", 65),
     "tensor_model_parallel_size": ("--tensor-model-parallel-size", 2),
-    "expert_model_parallel_size": ("--expert-model-parallel-size", 2),
-    "sequence_parallel": ("--sequence-parallel",),
-    "data_parallel_size": ("--data-parallel-size", 2),
-    "use_distributed_optimizer": ("--use-distributed-optimizer",),
-    "bf16": ("--bf16",),
-    "freeze": ("--freeze", "vit"),
-    "lora_rank": ("--lora-rank", 4),
-    "lora_targets": ("--lora-rank", 4, "--lora-targets", "vit"),
-    "steps": ("--steps", 6),
-}
+    "expert_model_parallel_size": ("--expert-model-parallel-size", 2), "sequence_parallel": ("--sequence-parallel",),
+    "data_parallel_size": ("--data-parallel-size", 2), "use_distributed_optimizer": ("--use-distributed-optimizer",),
+    "bf16": ("--bf16",), "freeze": ("--freeze", "vit"), "lora_rank": ("--lora-rank", 4),
+    "lora_targets": ("--lora-rank", 4, "--lora-targets", "vit"), "steps": ("--steps", 6),
+}  # fmt: skip
 """Every flag that measured figures depend on, and what makes it another one."""
 NOT_OF_A_PROFILE = {"analytic", "measured", "force", "output", "json", "replica_ranks", "tower_profile",
                     "supervised_share"}  # fmt: skip  # reckoned behind what is measured
@@ -418,7 +410,6 @@ def conversation(folder: Path, *words: object) -> argparse.Namespace:
 
 
 def make(folder: Path, calls: Calls, *words: object, data_parallel: int = 1) -> list[str]:
-    """The tools that a start runs; they leave what they would make."""
     before = len(calls)
     conversations.make_packs(conversation(folder, *words), Path("tools"), data_parallel)
     (folder / "packs-by-size").mkdir(exist_ok=True)

@@ -20,7 +20,6 @@ from tests.distributed import harness
 
 
 def gradients(chain: Chain, multiple: int, *recompute: tuple[int, ...]) -> list[torch.Tensor]:
-    """Of every weight, from the same weights and pack each time."""
     torch.manual_seed(1)
     stage = Stage(chain, 0, 11, *recompute)
     for weight in stage.parameters():

@@ -28,7 +28,6 @@ def megatron() -> Iterator[None]:
 
 
 def build(name: str, cheap: bool, frozen: tuple[str, ...] = ()) -> Stage:
-    """The whole model in one stage, with all layers cheap or none."""
     chain = harness.build_chain(harness.get_args(), harness.MODELS[name], frozen)
     layers = tuple(link for link, kind in enumerate(chain.kinds) if kind in RECOMPUTABLE_KINDS)
     return harness.stirred(Stage(chain, 0, len(chain.kinds), recompute_cheap=layers if cheap else ()))

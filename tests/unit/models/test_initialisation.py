@@ -41,7 +41,6 @@ def chain_of(inputs: TrainingInputs, model: str, seed: int) -> Chain:
 
 
 def drawn_weights(chain: Chain) -> dict[str, Tensor]:
-    """Matrices and learned tokens of all links, by link and name."""
     return {
         f"{name}.{weight_name}": weight.detach()
         for link, name in enumerate(chain.names)

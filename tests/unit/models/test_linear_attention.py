@@ -160,7 +160,6 @@ def test_a_layer_of_kernels_is_that_of_torch(small: TrainingInputs, kernels: Non
 
 
 def mixer_of(small: TrainingInputs) -> GatedDeltaNet:
-    """What the first language layer has in the place of attention."""
     chain = Chain.of(small.args, small.architecture)
     found = chain.build(chain.kinds.index("llm")).self_attention
     assert isinstance(found, GatedDeltaNet)

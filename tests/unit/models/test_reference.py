@@ -35,8 +35,6 @@ SMALL_ACTIVATIONS = ("linear_qkv.weight", "linear_proj", "linear_fc2", "word_emb
 
 @dataclass(frozen=True)
 class Answer:
-    """What fp32 says."""
-
     losses: Tensor
     gradients: dict[str, Tensor]
 
@@ -62,7 +60,6 @@ def random_weights(architecture: Architecture, args: Namespace, seed: int) -> di
 
 
 def build(architecture: Architecture, args: Namespace, dtype: torch.dtype, weights: dict[str, Tensor]) -> Stage:
-    """Our model in that precision, as the trainer would build it."""
     args.params_dtype, args.bf16, args.fp16 = dtype, dtype == torch.bfloat16, dtype == torch.float16
     stage = Stage(harness.build_chain(args, architecture), 0, len(architecture.chain))
     stage.to(dtype)  # what Megatron's Float16Module does

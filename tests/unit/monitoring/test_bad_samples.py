@@ -66,8 +66,6 @@ class Written(list[Microbatch]):
 
 
 class Opened:
-    """Something that reads ahead."""
-
     def __init__(self) -> None:
         self.closed = False
 
@@ -76,14 +74,12 @@ class Opened:
 
 
 def packs() -> list[Microbatch]:
-    """Four packs that know their numbers and samples."""
     found = [pack for pack in harness.sample_packs() if pack.samples > 1][:4]
     return [replace(pack, pack=number, sample_ids=tuple(range(10 * number, 10 * number + pack.samples)))
             for number, pack in enumerate(found)]  # fmt: skip
 
 
 def opened(trainer: Trainer, training: bool, batches: list[Microbatch]) -> Iterator[Microbatch]:
-    """These batches as what the trainer reads."""
     trainer.packs[training] = RankPacks(None)
     return trainer.packs[training].add(Written(batches), lambda: cycle(range(len(batches))), len(batches))  # type: ignore[arg-type]
 
@@ -298,21 +294,6 @@ def test_an_iteration_lets_its_packs_go(case: Case, monkeypatch: pytest.MonkeyPa
     run(trainer, model, packs())
     gc.collect()
     assert [pack() for pack in seen] == [None] * 4
-
-
-def test_hosts_and_megatron_alone_are_asked_whether_a_step_is_sound(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one number that is read of an iteration is the norm of its gradients, which is taken once."""
-    trainer, model, _ = case
-    optimizer, norms = optimizer_of(trainer, model), []
-    (inner,) = optimizer.chained_optimizers
-    norm = inner.get_grad_norm
-    monkeypatch.setattr(inner, "get_grad_norm", lambda: norms.append(norm()) or norms[-1])
-    run(trainer, model, packs())
-    done, found, _ = optimizer.step()
-    assert done
-    assert norms == [found]
 
 
 def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: Path) -> None:

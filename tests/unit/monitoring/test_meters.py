@@ -68,7 +68,6 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The seconds that the meters see."""
     time = [100.0]
     monkeypatch.setattr(meters.time, "perf_counter", lambda: time[0])
     return time
@@ -251,7 +250,6 @@ def test_an_evaluation_is_a_mean_over_tokens_not_over_iterations(run: list, rank
 
 
 def test_figures_go_to_megatrons_own_writers(monkeypatch: pytest.MonkeyPatch, ranks: list, run: list) -> None:
-    """W&B by the signature of its `log`: it is not installed everywhere."""
     scalars: dict[str, tuple[int, float]] = {}
     logged: dict[str, tuple[int, float]] = {}
 

@@ -56,7 +56,6 @@ def manifest(tokenizer: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Path) -> Path:
-    """A model's folder with the tokenizer that the dataset was made with."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

@@ -83,38 +83,37 @@ def assert_rejected(record: Any, reason: str, word: str, sees_videos: bool = Fal
 GOOD, SHOWN = turns("Hi", "Hello"), turns("<image>", "Hello")
 
 
+MEANT: dict[str, dict[str, Any]] = {
+    "unsupported_media": {
+        "video": "a.mp4", "videos": ["a.mp4"], "audioPath": "a.wav", "frames": ["1.png", "2.png"],
+    },
+    "unsupported_field": {
+        "image_path": "a.png", "img": "a.png", "imageFile": "a.png", "image2": "b.png", "pictures": ["a.png"],
+        "rejected": {"from": "gpt", "value": "Go"}, "objects": {"bbox": [[1, 2, 3, 4]]}, "weight": 0.5,
+    },
+    "malformed_line": {"tools": "[{}]", "system": 3},
+}  # fmt: skip
+"""By reason, fields beside a good conversation."""
+
+
 @pytest.mark.parametrize(
     ("reason", "field", "record"),
     [
-        ("unsupported_media", "video", {"video": "a.mp4", "conversations": GOOD}),
-        ("unsupported_media", "videos", {"videos": ["a.mp4"], "conversations": GOOD}),
-        ("unsupported_media", "audioPath", {"audioPath": "a.wav", "conversations": GOOD}),
-        ("unsupported_media", "frames", {"frames": ["1.png", "2.png"], "conversations": GOOD}),
-        ("unsupported_media", "<video>", {"conversations": turns("<video>\nWhat happens?", "Hello")}),
-        ("unsupported_media", "<audio>", {"conversations": turns("Hi <audio>", "Hello")}),
-        ("unsupported_media", "<image_1>", {"conversations": turns("<image_1> Hi", "Hello")}),
-        ("unsupported_media", "<|video_pad|>", {"conversations": turns("<|video_pad|>", "Hello")}),
-        ("unsupported_field", "image_path", {"image_path": "a.png", "conversations": GOOD}),
-        ("unsupported_field", "img", {"img": "a.png", "conversations": GOOD}),
-        ("unsupported_field", "imageFile", {"imageFile": "a.png", "conversations": GOOD}),
-        ("unsupported_field", "image2", {"image2": "b.png", "image": "a.png", "conversations": SHOWN}),
-        ("unsupported_field", "pictures", {"pictures": ["a.png"], "conversations": GOOD}),
-        ("malformed_line", "tools", {"tools": "[{}]", "conversations": GOOD}),
-        ("unsupported_field", "rejected", {"rejected": {"from": "gpt", "value": "Go"}, "conversations": GOOD}),
-        ("unsupported_field", "objects", {"objects": {"bbox": [[1, 2, 3, 4]]}, "conversations": GOOD}),
-        ("unsupported_field", "weight", {"weight": 0.5, "conversations": GOOD}),
+        *((reason, field, {field: value, "conversations": GOOD})
+          for reason, fields in MEANT.items() for field, value in fields.items()),
+        *(("unsupported_media", mark, {"conversations": turns(f"{mark} What happens?", "Hello")})
+          for mark in ("<video>", "<audio>", "<image_1>", "<|video_pad|>")),
         ("unsupported_field", "weight", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0.5}]}),
         ("unsupported_field", "train", {"conversations": [{**GOOD[0], "train": True}, GOOD[1]]}),
         ("malformed_line", "tool_calls", {"conversations": [GOOD[0], {**GOOD[1], "tool_calls": [{}]}]}),
         ("unsupported_media", "video", {"conversations": [{**GOOD[0], "video": "a.mp4"}, GOOD[1]]}),
         ("bad_roles", "tool's", {"conversations": [*GOOD, {"from": "observation", "value": "4"}, GOOD[1]]}),
-        ("malformed_line", "images", {"images": [{"bytes": "..."}], "conversations": turns("<image>", "Hello")}),
+        ("malformed_line", "images", {"images": [{"bytes": "..."}], "conversations": SHOWN}),
         ("malformed_line", "images", {"image": "a.png", "images": ["a.png"], "conversations": SHOWN}),
-        ("malformed_line", "system", {"system": 3, "conversations": GOOD}),
         ("bad_roles", "system", {"system": "Be", "conversations": [{"from": "system", "value": "Go"}, *GOOD]}),
         ("empty_conversation", "no words", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0}]}),
     ],
-)
+)  # fmt: skip
 def test_what_would_change_the_meaning_is_rejected_by_name(reason: str, field: str, record: dict[str, Any]) -> None:
     assert_rejected(record, reason, field)
 
@@ -152,7 +151,6 @@ def test_a_turn_can_be_left_out_of_the_loss(field: str) -> None:
 
 
 def seen(record: Any) -> Any:
-    """As a model that sees videos reads it."""
     return parse(record, sees_videos=True)
 
 

@@ -68,7 +68,6 @@ def test_one_seed_gives_one_result(demo: Path, tmp_path: Path) -> None:
 
 
 def test_an_installed_package_says_where_the_demo_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tools lie beside no examples."""
     monkeypatch.setattr(by_its_name, "PROGRAM", tmp_path / "examples/demo/data.py")
     with pytest.raises(UserError, match=r"examples/demo/data\.py: is not there; take a copy of the repository"):
         by_its_name.main()

@@ -39,7 +39,6 @@ LLAVA_CONFIG: dict[str, Any] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A LLaVA-1.5's folder with a tokenizer of its own."""
     (tmp_path / "config.json").write_text(json.dumps(LLAVA_CONFIG))
     (tmp_path / "tokenizer.model").write_bytes(train_tokenizer())
     return tmp_path
@@ -195,15 +194,10 @@ def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:
         resolve_settings({"chat-template": "chatml"}, None)
 
 
-def test_a_folder_brings_its_tokenizer_and_its_processors_square(folder: Path) -> None:
+def test_a_folder_brings_its_tokenizer(folder: Path) -> None:
     given = {"chat-template": "vicuna"}
     assert resolve_settings(given, str(folder))["tokenizer-model"] == folder / "tokenizer.model"
     assert resolve_settings(given, str(folder))["tiling"] == "pad"
-    square = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
-    stretched = {"size": {"height": 336, "width": 336}, "do_center_crop": False}
-    for fields, rule in ((square, "crop"), ({**square, "do_pad": True}, "pad"), (stretched, "fixed")):
-        (folder / "preprocessor_config.json").write_text(json.dumps(fields))
-        assert resolve_settings(given, str(folder))["tiling"] == rule
 
 
 SIGLIP = {"image_processor_type": "SiglipImageProcessor"}

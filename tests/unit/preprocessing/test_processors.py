@@ -36,7 +36,6 @@ INTERNVL_TOKENS = ["<img>", "</img>", "<IMG_CONTEXT>", "<quad>", "</quad>", "<re
 
 
 def written_tokenizer(path: Path) -> Path:
-    """Bytes and their pairs, as GPT-2's."""
     byte_level(["What is in the picture? A cat and a dog.", "USER: ASSISTANT:"]).save(str(path))
     return path
 
@@ -390,7 +389,6 @@ def tiling_of(rule: str) -> Tiling:
 
 
 def dataset(folder: Path, rule: str, case: Case, asked: str, images: Sequence[str | list[str]]) -> ChatDataset:
-    """A sample of each image, or list of images, with this question."""
     turns = [{"from": "human", "value": asked}, {"from": "gpt", "value": "A cat."}]
     (folder / "chat.jsonl").write_text("\n".join(json.dumps({"image": one, "conversations": turns}) for one in images))
     recipe = Recipe(folder, folder / "tokenizer.json", tiling=tiling_of(rule), system_message="", **case.flags)

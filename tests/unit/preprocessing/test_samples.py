@@ -94,7 +94,6 @@ def test_the_token_limit_counts_image_tokens_and_is_exact(root: Path) -> None:
 
 
 def long(answers: int) -> dict[str, Any]:
-    """A conversation of so many questions, each about an image of its own."""
     turns: list[dict[str, Any]] = []
     for number in range(answers):
         turns.append({"from": "human", "value": f"<image>Read {number}"})

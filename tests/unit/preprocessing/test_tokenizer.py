@@ -112,7 +112,6 @@ def test_what_begins_ends_and_fills_a_text_is_reserved_and_other_tokens_are_word
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
 def test_a_token_that_takes_more_than_its_characters_is_reserved_in_sentencepiece_files(model: Path, flag: str) -> None:
-    """It is read as its characters alone."""
     decoder = {"300": {"content": "<mask>", flag: True}, "301": {"content": "<mine>", flag: False}}
     (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
     assert load_tokenizer(model, []).reserved == {"<mask>"}
