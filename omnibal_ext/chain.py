@@ -18,6 +18,12 @@ VISION_KINDS = ("patch_embed", "vit", "projector")
 LANGUAGE_KINDS = ("word_embed", "llm", "head")
 """Kinds whose work grows with a pack's tokens."""
 KINDS = (*AUDIO_KINDS, *VISION_KINDS, *LANGUAGE_KINDS)
+Size = Literal["frames", "tiles", "tokens"]
+"""What a pack has a budget of."""
+_SIZES: dict[str, Size] = {
+    **dict.fromkeys(AUDIO_KINDS, "frames"), **dict.fromkeys(VISION_KINDS, "tiles"),
+    **dict.fromkeys(LANGUAGE_KINDS, "tokens"),
+}  # fmt: skip
 RECOMPUTABLE_KINDS = ("vit", "llm", "audio")
 ADAPTABLE_KINDS = ("vit", "projector", "llm", "audio", "audio_projector")
 """Kinds whose linear layers get adapters if their part is among the targets."""
@@ -88,6 +94,11 @@ def separate_layers(chain: Sequence[str], layers: Sequence[Hashable]) -> dict[st
 def chain_kind(name: str) -> str:
     """Return the kind of the layers with this cost key: "llm" for "llm.3", and for "llm_linear" of older profiles."""
     return name if name in KINDS else re.split("[._]", name)[0]
+
+
+def size_of(name: str) -> Size:
+    """Return the size of a pack with which the work of the layers with this cost key grows."""
+    return _SIZES[chain_kind(name)]
 
 
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.audio import AudioViewer
 from megatron.vlm.models.chain import Chain, Links
 from megatron.vlm.models.draws import begin_draws
-from megatron.vlm.models.flow import Flow
 from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.vit.native import Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
@@ -118,13 +117,13 @@ class Stage(MegatronModule):
         for link, module in self.run_links:
             if self.training and batch.iteration and self.chain.draws(link):
                 begin_draws(self.chain.seed, batch, link)
-            if flow.hidden is not None and self.chain.gradient_mode(link) == "idle":
-                flow = Flow(flow.hidden.detach(), flow.extras)  # what passes by an idle tower may have a gradient
             step = partial(_run, module, batch, views.get(self.chain.kinds[link], ()))
             if self.chain.passes_by(link, batch):
                 step = partial(_pass_by, module, self.chain.hidden_shape_before(link + 1, batch))
             elif link in recomputed:
                 step = partial(_recomputed, step, self.chain.gradient_mode(link) == "adapted")
+            if self.chain.gradient_mode(link) == "idle":
+                step = partial(_without_gradient, step)
             flow = carrier.through(link, flow, step)
         out = carrier.joined(self.end, flow)
         # A view would keep a larger tensor alive and cannot be released after sending.
@@ -157,6 +156,11 @@ def build_owned(chain: Chain, link: int) -> torch.nn.Module:
 
 def _run(module: torch.nn.Module, batch: Microbatch, view: tuple[Any, ...], hidden: Any, *extras: Tensor) -> Any:
     return module(hidden, batch, *view, *extras)
+
+
+def _without_gradient(step: Callable[..., Any], hidden: Tensor | None, *extras: Tensor) -> Any:
+    """The same for an idle link; it may lie in front of what passes it by and has a gradient."""
+    return step(None if hidden is None else hidden.detach(), *(extra.detach() for extra in extras))
 
 
 def _recomputed(step: Callable[..., Any], is_adapted: bool, hidden: Any, *extras: Tensor) -> Any:

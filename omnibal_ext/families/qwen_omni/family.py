@@ -82,11 +82,17 @@ def _models(stem: str, prefix: str, code: Generation, fields: Part) -> dict[str,
     return {stem: replace(alone, part=whole, read=partial(read_whole, code=code)), f"{stem}_thinker": alone}
 
 
-def _preset(kind: str, vision: dict[str, Any], words: dict[str, Any]) -> Preset:
+def _preset(kind: str, vision: dict[str, Any], words: dict[str, Any], **fields: Any) -> Preset:
     vision = {**vision, "out_hidden_size": words["hidden_size"]}
     audio = {"output_dim": words["hidden_size"]}
     return Preset(
-        {"model_type": f"{kind}_thinker", "vision_config": vision, "audio_config": audio, "text_config": words}
+        {
+            "model_type": f"{kind}_thinker",
+            "vision_config": vision,
+            "audio_config": audio,
+            "text_config": words,
+            **fields,
+        }
     )
 
 
@@ -111,10 +117,15 @@ MARKUP = ImageMarkup(
     before="<|vision_bos|>",
     after="<|vision_eos|>",
     gap="",
+    audio="<|AUDIO|>",
+    around_audio=("<|audio_bos|>", "<|audio_eos|>"),
 )
 CODE_2_5 = Generation("qwen-vl", TEXT, MARKUP.name, learned=False, windows=True)
 CODE_3 = Generation("qwen3-vl", READ_3, "qwen3-omni", featured=True)
 AUDIO = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+MARKUP_3 = replace(
+    QWEN, name="qwen3-omni", tokens=(*QWEN.tokens, *AUDIO), video="", audio=AUDIO[0], around_audio=AUDIO[1:]
+)
 FAMILY = Family(
     models={
         **_models("qwen2_5_omni", "Qwen2_5Omni", CODE_2_5, THINKER_2_5),
@@ -139,10 +150,13 @@ FAMILY = Family(
         "qwen2.5-omni-3b": _preset("qwen2_5_omni", {"hidden_size": 1280}, qwen(36, 2048, 16, 2, 11008, 151936)),
         "qwen2.5-omni-7b": _preset("qwen2_5_omni", {"hidden_size": 1280}, qwen(28, 3584, 28, 4, 18944, 152064)),
         "qwen3-omni-30b-a3b": _preset(
-            "qwen3_omni_moe", {}, {**LANGUAGE_MODELS["qwen3-30b-a3b"], "rope_theta": 1e6, "vocab_size": 152064}
+            "qwen3_omni_moe",
+            {},
+            {**LANGUAGE_MODELS["qwen3-30b-a3b"], "rope_theta": 1e6, "vocab_size": 152064},
+            audio_token_id=151675,
         ),
     },
-    markups=(MARKUP, replace(QWEN, name="qwen3-omni", tokens=(*QWEN.tokens, *AUDIO), video="")),
+    markups=(MARKUP, MARKUP_3),
     folder_says_template=True,
     spellings=(
         (r"^thinker\.(model|lm_head)\.", r"language_model.\1."),

@@ -10,6 +10,7 @@ from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER
 from megatron.vlm.preprocessing.chat import parse_conversation
+from megatron.vlm.preprocessing.record_media import Senses
 
 RESERVED = (*chat_template("internlm2-chat").tokens, *MARKUPS["internvl"].reserved)
 
@@ -20,7 +21,7 @@ def turns(*words: str) -> list[dict[str, str]]:
 
 def parse(record: Any, sees_videos: bool = False) -> Any:
     line = record if isinstance(record, bytes) else json.dumps(record).encode()
-    return parse_conversation(line, RESERVED, sees_videos=sees_videos)
+    return parse_conversation(line, RESERVED, senses=Senses(videos=sees_videos))
 
 
 def test_a_good_conversation_is_read_in_order() -> None:
