@@ -214,28 +214,20 @@ def _unsaid() -> list[MadeFilm]:
     pieces = {"movflags": "frag_keyframe+empty_moov"}
     return [
         MadeFilm("live.webm", "libvpx-vp9", says=1000, mux=live),
-        MadeFilm("live.mkv", times=uneven(30, 7), says=1000, mux=live),
-        MadeFilm("no-rate.mkv", without=("rate",)),
+        MadeFilm("live.mkv", times=uneven(30, 7), says=1000, mux=live), MadeFilm("no-rate.mkv", without=("rate",)),
         MadeFilm("no-rate.webm", "libvpx", uneven(30, 9), without=("rate",)),
         MadeFilm("no-length.webm", "libvpx-vp9", without=("length",)),
-        MadeFilm("nothing.mkv", bframes=2, without=("rate", "length")),
-        MadeFilm("pieces.mp4", mux=pieces),
+        MadeFilm("nothing.mkv", bframes=2, without=("rate", "length")), MadeFilm("pieces.mp4", mux=pieces),
         MadeFilm("pieces-between.mp4", times=uneven(30, 3), bframes=3, mux=pieces),
-    ]
+    ]  # fmt: skip
 
 
-def _coloured() -> list[MadeFilm]:
-    return [
-        MadeFilm("colours-709.mp4", colours=(1, 1)),
-        MadeFilm("colours-601.mp4", colours=(6, 1)),
-        MadeFilm("colours-full.mp4", colours=(1, 2)),
-        MadeFilm("colours-444.mkv", pixels="yuv444p"),
-        MadeFilm("colours-10.mkv", "libx265", pixels="yuv420p10le", colours=(9, 1)),
-        MadeFilm("colours-grey.mkv", "ffv1", pixels="gray"),
-        MadeFilm("colours-rgb.mkv", "ffv1", pixels="bgr0"),
-        MadeFilm("odd.mkv", "ffv1", size=(97, 61)),
-        MadeFilm("odd-turned.mp4", "mpeg4", size=(98, 62), turned=90),
-    ]
-
-
-FILMS = [*_at_rates(), *_uneven(), *_turned(), *_cut(), *_between(), *_unsaid(), *_coloured()]
+COLOURED = [
+    MadeFilm("colours-709.mp4", colours=(1, 1)), MadeFilm("colours-601.mp4", colours=(6, 1)),
+    MadeFilm("colours-full.mp4", colours=(1, 2)), MadeFilm("colours-444.mkv", pixels="yuv444p"),
+    MadeFilm("colours-10.mkv", "libx265", pixels="yuv420p10le", colours=(9, 1)),
+    MadeFilm("colours-grey.mkv", "ffv1", pixels="gray"), MadeFilm("colours-rgb.mkv", "ffv1", pixels="bgr0"),
+    MadeFilm("odd.mkv", "ffv1", size=(97, 61)), MadeFilm("odd-turned.mp4", "mpeg4", size=(98, 62), turned=90),
+]  # fmt: skip
+"""Of other pixels, and sizes that are odd."""
+FILMS = [*_at_rates(), *_uneven(), *_turned(), *_cut(), *_between(), *_unsaid(), *COLOURED]

@@ -6,29 +6,14 @@ from typing import Any
 
 import pytest
 
-from examples.demo.data import train_tokenizer
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import TEMPLATES, RenderedChat, chat_template, render_chat
-from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Call, Message
+from megatron.vlm.data.turns import ASSISTANT, USER, Call, Message
 from megatron.vlm.preprocessing.samples import tokenize
-from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, load_tokenizer
+from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from omnibal_ext.errors import UserError
 
 INTERNVL = MARKUPS["internvl"]
-CHAT = (
-    Message(SYSTEM, "Read"),
-    Message(USER, "<image>\nRead the digits."),
-    Message(ASSISTANT, "a5b3"),
-    Message(USER, "Repeat: a5"),
-    Message(ASSISTANT, "a5"),
-)
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> ChatTokenizer:
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(train_tokenizer())
-    return load_tokenizer(path, (*chat_template("internlm2-chat").tokens, *INTERNVL.tokens))
 
 
 def test_words_of_images_are_reserved() -> None:
@@ -64,16 +49,6 @@ def test_no_token_reaches_across_a_cut(tmp_path: Path) -> None:
 def test_an_unknown_template_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError, match="internlm2-chat"):
         chat_template("alpaca")
-
-
-def test_a_turn_that_is_not_trained_is_read_and_not_trained(tokenizer: ChatTokenizer) -> None:
-    half = (*CHAT[:2], Message(ASSISTANT, "a5b3", trained=False), *CHAT[3:])
-    read, trained = tokenize(render_chat(CHAT, chat_template("internlm2-chat"), INTERNVL), tokenizer)
-    ids, mask = tokenize(render_chat(half, chat_template("internlm2-chat"), INTERNVL), tokenizer)
-    assert ids.tolist() == read.tolist()
-    first = tokenizer.encode("a5b3<|im_end|>").ids
-    assert mask.sum() == trained.sum() - len(first)
-    assert ids[mask == 1].tolist() == tokenizer.encode("a5<|im_end|>").ids.tolist()
 
 
 RENDERED = [json.loads(line) for line in (Path(__file__).parent / "rendered_chats.jsonl").read_text().splitlines()]

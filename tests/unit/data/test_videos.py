@@ -117,6 +117,12 @@ def theirs(processor: Any, text: str, videos: list[tuple[np.ndarray, float]], im
     )  # fmt: skip
 
 
+def assert_shown(sample: Any, told: Any, pixels: np.ndarray) -> None:
+    """The processor's tokens and pixels."""
+    assert sample.text[0].tolist() == told["input_ids"][0].tolist()
+    np.testing.assert_allclose(sample.pixels().numpy(), pixels, atol=1e-5)
+
+
 def written(words: str) -> str:
     return f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\nA cat jumps.<|im_end|>\n"
 
@@ -141,10 +147,9 @@ def test_frames_are_what_the_processor_makes_of_them(markup: str, capped: bool, 
     data = made(tmp_path, markup, records, video=rule)
     for sample, clip in enumerate(clips):
         told = theirs(processor, written(SHOWN[markup]["video"] + "\nWhat happens?"), [clip], [])
-        assert data.sample(sample).text[0].tolist() == told["input_ids"][0].tolist()
         pixels = told["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH)
         assert data.sizes.tiles[sample] == len(pixels)
-        np.testing.assert_allclose(data.sample(sample).pixels().numpy(), pixels, atol=1e-5)
+        assert_shown(data.sample(sample), told, pixels)
         (video,) = data.sample(sample).images
         assert (video.steps, video.rows, video.columns) == tuple(told["video_grid_thw"][0])
         if markup == "qwen-vl":
@@ -185,8 +190,7 @@ def test_files_are_read_as_transformers_reads_them(markup: str, oracle: Any, tmp
     first = int(expected["video_grid_thw"][0].prod())
     pixels = np.concatenate([films[:first], expected["pixel_values"].reshape(-1, 3, 2, PATCH, PATCH), films[first:]])
     for sample in (0, 1):
-        assert data.sample(sample).text[0].tolist() == expected["input_ids"][0].tolist()
-        np.testing.assert_allclose(data.sample(sample).pixels().numpy(), pixels, atol=1e-5)
+        assert_shown(data.sample(sample), expected, pixels)
     assert data.manifest["video_files"] == 4
 
 
