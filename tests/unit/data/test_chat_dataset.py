@@ -40,17 +40,6 @@ def test_sizes_tokens_and_images_agree(dataset: ChatDataset) -> None:
         assert dataset.sample(sample).pixels().shape == (tiles, 3, 32, 32)
 
 
-def test_an_image_that_broke_after_preprocessing_is_named_with_its_sample(raw: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "raw"
-    shutil.copytree(raw, mine)
-    dataset = preprocessed(mine, mine / "train.jsonl", tmp_path / "dataset")
-    sample = int(np.flatnonzero(dataset.sizes.tiles)[0])
-    path = mine / dataset.sample(sample).images[0].path
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(UserError, match=rf"{path}.*sample {sample} "):
-        dataset.sample(sample).pixels()
-
-
 def test_a_folder_without_dataset_or_of_another_version_is_refused(dataset: ChatDataset, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="preprocess_data"):
         ChatDataset(tmp_path)

@@ -99,11 +99,7 @@ def test_films_are_what_torchcodec_reads(libraries: Any, films: dict[str, Path],
 @pytest.mark.parametrize("markup", RULES)
 @pytest.mark.parametrize(
     "film",
-    [
-        RECORDED,
-        UNEVEN,
-        MadeFilm("both.mp4", turned=90, bframes=3, edits=((2950, 333),)),
-    ],
+    [RECORDED, UNEVEN, MadeFilm("both.mp4", turned=90, bframes=3, edits=((2950, 333),))],
     ids=lambda film: film.name,
 )
 def test_words_and_pixels_are_the_processor_s(film: MadeFilm, markup: str, oracle: Any, tmp_path: Path) -> None:

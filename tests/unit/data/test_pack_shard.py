@@ -102,10 +102,7 @@ def test_no_place_reads_what_another_shows(markup: str, tmp_path: Path, monkeypa
     """Of a long film and an image over four ranks: every frame is opened by one, and all tiles are there once."""
     names = write_frames(tmp_path, "f", noise(18, 56, 84))
     Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
-    records = [
-        {"video": names, "fps": 2, "conversations": TURNS},
-        OF_IMAGE,
-    ]
+    records = [{"video": names, "fps": 2, "conversations": TURNS}, OF_IMAGE]
     data = made(tmp_path, markup, records)
     index: Any = pack_of(np.arange(2))
     index.width = lambda _: 1

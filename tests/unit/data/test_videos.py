@@ -339,11 +339,7 @@ def test_without_a_decoder_the_extra_is_named(tmp_path: Path, monkeypatch: pytes
 def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, tmp_path: Path) -> None:
     write_video(tmp_path / "a.mp4", noise(20, 84, 56), 4)
     Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
-    records = [
-        OF_IMAGE,
-        {"video": "a.mp4", "conversations": TURNS},
-        OF_WORDS,
-    ]
+    records = [OF_IMAGE, {"video": "a.mp4", "conversations": TURNS}, OF_WORDS]
     data = made(tmp_path, markup, records)
     index = pack_of(np.arange(3))
     pack = PackDataset(data, index, Needs(True, True, True))[0]

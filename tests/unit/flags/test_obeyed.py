@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron.vlm.data.loader import microbatches
 from tests.programs import run_ranks
+from tests.unit.data.workers import Worker
 
 pytestmark = pytest.mark.starts
 Trace = dict[str, Any]
@@ -135,24 +137,10 @@ def test_logging_starts_at_the_level_asked_for(traces: dict[str, Trace]) -> None
     assert traces["start"]["logging_level"] == 40
 
 
-class ProcessIds(torch.utils.data.Dataset):
-    """Stands for a dataset: a microbatch that says which process read it."""
-
-    def __init__(self, reads_images: bool) -> None:
-        self.reads_images = reads_images
-
-    def __getitem__(self, pack: int) -> Any:
-        from megatron.vlm.microbatch import Microbatch
-
-        return Microbatch(tiles=0, lengths=(), samples=os.getpid(), useful_tokens=pack)
-
-
 @pytest.mark.parametrize(("workers", "images"), [(0, True), (1, True), (1, False)])
 def test_workers_read_ahead_where_images_are_decoded(workers: int, images: bool) -> None:
-    from megatron.vlm.data.loader import microbatches
-
-    order: Any = [3, 1, 2]
-    dataset: Any = ProcessIds(images)
-    batches = list(microbatches(dataset, order, workers))
-    assert [batch.useful_tokens for batch in batches] == order
-    assert (os.getpid() in {batch.samples for batch in batches}) == (workers == 0 or not images)
+    dataset: Any = Worker()
+    dataset.reads_images = images
+    order: Any = range(3)
+    readers = {batch.samples for batch in microbatches(dataset, order, workers)}
+    assert (os.getpid() in readers) == (workers == 0 or not images)

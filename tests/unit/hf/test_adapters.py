@@ -10,13 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from megatron.vlm.hf.adapters import AdaptedLayer, adapted_layers, in_memory, read_peft, write_peft
+from megatron.vlm.hf.adapters import AdaptedLayer, adapted_layers, read_peft, write_peft
 from megatron.vlm.hf.names import sources
 from megatron.vlm.hf.peft_config import PeftExtras
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.registry import family_of
 from tests.distributed.conftest import run_program
 from tests.programs import ENGINE, PLAIN
 from tests.unit.hf.models import CLAMPING
@@ -155,11 +154,3 @@ def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
         UserError, match=r"adapters of language_model.model.layers.0.mlp.down_proj, which has none here"
     ):
         read_peft(tmp_path, few, TINY)
-
-
-def test_names_are_those_of_transformers_in_memory() -> None:
-    assert in_memory("language_model.model.layers.0.mlp.up_proj") == "model.language_model.layers.0.mlp.up_proj"
-    own = family_of(preset("smolvlm-500m")).modules
-    assert in_memory("language_model.model.layers.0.mlp.up_proj", own) == "model.text_model.layers.0.mlp.up_proj"
-    assert in_memory("vision_tower.encoder.layers.0.mlp.fc1", own) == "model.vision_model.encoder.layers.0.mlp.fc1"
-    assert in_memory("visual.blocks.0.attn.qkv") == "model.visual.blocks.0.attn.qkv"

@@ -56,8 +56,7 @@ def internvl(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_round_trip_keeps_every_bit_file_and_name(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     models.build(family, seed=1).to(dtype).save_pretrained(tmp_path / "theirs", max_shard_size="60KB")
-    from_hugging_face(tmp_path / "theirs", tmp_path / "ours")
-    to_hugging_face(tmp_path / "ours", tmp_path / "back")
+    there_and_back(tmp_path / "theirs", tmp_path)
     before, after = WeightFolder(tmp_path / "theirs"), WeightFolder(tmp_path / "back")
     assert after.stored == before.stored
     assert len({entry.file for entry in before.stored.values()}) > 1
@@ -103,8 +102,7 @@ def test_weights_of_several_types_go_back_each_in_its_own(internvl: Path, tmp_pa
         tensors = safetensors.load_file(file)
         tensors |= {name: tensor.bfloat16() for name, tensor in tensors.items() if "q_proj" in name or "fc1" in name}
         safetensors.save_file(tensors, file, {"format": "pt"})
-    from_hugging_face(internvl, tmp_path / "ours")
-    to_hugging_face(tmp_path / "ours", tmp_path / "back")
+    there_and_back(internvl, tmp_path)
     assert_same(weights_of(tmp_path / "back"), weights_of(internvl))
     assert {tensor.dtype for tensor in weights_of(internvl).values()} == {torch.float32, torch.bfloat16}
     shutil.copytree(tmp_path / "ours/release", tmp_path / "run/iter_0000007")
@@ -119,8 +117,7 @@ def test_weights_of_several_types_go_back_each_in_its_own(internvl: Path, tmp_pa
 def test_transformers_loads_what_goes_back(internvl: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
 
-    from_hugging_face(internvl, tmp_path / "ours")
-    to_hugging_face(tmp_path / "ours", tmp_path / "back")
+    there_and_back(internvl, tmp_path)
     assert (tmp_path / "back" / "tokenizer.json").exists()
     loaded, report = AutoModelForImageTextToText.from_pretrained(tmp_path / "back", output_loading_info=True)
     assert not report["missing_keys"]
@@ -277,10 +274,7 @@ def change_weights(folder: Path, change: dict[str, Tensor | None]) -> None:
     ("change", "message"),
     [
         ({"language_model.model.norm.weight": None}, r"lacks 1 weights .* language_model\.model\.norm\.weight"),
-        (
-            {"language_model.model.layers.0.adapter": torch.ones(3)},
-            r"no place for, language_model\.model\.layers\.0\.",
-        ),
+        ({"language_model.model.layers.0.adapter": torch.ones(3)}, r"no place for, language_model\.model\.layers\.0\."),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(
@@ -341,8 +335,7 @@ def test_an_index_may_name_weights_that_nobody_needs_and_nobody_has(internvl: Pa
     wanted = weights_of(internvl)
     first = sorted(internvl.glob("*.safetensors"))[0].name
     name_in_index(internvl, {"mtp.layers.0.weight": first, "mtp.norm.weight": "model-00099-of-00099.safetensors"})
-    from_hugging_face(internvl, tmp_path / "ours")
-    to_hugging_face(tmp_path / "ours", tmp_path / "back")
+    there_and_back(internvl, tmp_path)
     assert_same(weights_of(tmp_path / "back"), wanted)
     models.build("llava-onevision tied", seed=1).save_pretrained(tmp_path / "tied", max_shard_size="60KB")
     name_in_index(tmp_path / "tied", {"lm_head.weight": sorted((tmp_path / "tied").glob("*.safetensors"))[0].name})

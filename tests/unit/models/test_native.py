@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from megatron.vlm.models.vit.native import (
-    row_layout,
-    stretched_positions,
-)
+from megatron.vlm.models.vit.native import row_layout, stretched_positions
 
 GRIDS = ((1, 4, 6), (1, 2, 2), (2, 2, 8), (1, 10, 6))
 """Frames, rows and columns of patches."""

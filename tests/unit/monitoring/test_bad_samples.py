@@ -4,12 +4,10 @@ import gc
 import types
 import weakref
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -63,14 +61,6 @@ def case(trained: tuple[Trainer, Any], monkeypatch: pytest.MonkeyPatch) -> Case:
 
 class Written(list[Microbatch]):
     reads_images = False
-
-
-class Opened:
-    def __init__(self) -> None:
-        self.closed = False
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def packs() -> list[Microbatch]:
@@ -347,32 +337,3 @@ def test_what_went_wrong_stands_in_the_metrics(case: Case, metered: Path, capsys
     said = [line for line in capsys.readouterr().out.splitlines() if "after iteration" in line]
     assert "loss none" in said[1]
     assert "replaced samples 1 | skipped steps 2 |" in said[3]
-
-
-@pytest.mark.parametrize("ending", [None, SystemExit(0), UserError("broken")])
-def test_what_reads_ahead_ends_with_the_training(
-    case: Case, monkeypatch: pytest.MonkeyPatch, ending: BaseException | None
-) -> None:
-    """Also where Megatron leaves, at a signal or in time: the end of Python would wait for its workers one by one."""
-    trainer, _, _ = case
-    streams, alive = [Opened() for _ in range(3)], []
-
-    def train(*_: Any, **__: Any) -> None:
-        alive.extend(one.closed for one in streams)
-        if ending:
-            raise ending
-
-    for name in ("guard", "rates", "log_noise", "install", "pretrain_cfg_container_from_args", "embedding_ranks"):
-        monkeypatch.setattr(pretrain, name, MagicMock())
-    for name in ("barrier", "destroy_process_group"):
-        monkeypatch.setattr(pretrain.torch.distributed, name, lambda *_: None)
-    monkeypatch.setattr(pretrain, "pretrain", train)
-    monkeypatch.setattr(trainer.args, "skip_train", True)
-    monkeypatch.setattr(trainer.packs[True], "streams", streams[:2])
-    monkeypatch.setattr(trainer.packs[False], "streams", streams[2:])
-    monkeypatch.setattr(trainer, "recorder", Opened())
-    monkeypatch.setattr(trainer, "bad_steps", MagicMock())
-    with pytest.raises(type(ending)) if ending else nullcontext():
-        pretrain.train(trainer)
-    assert alive == [False] * 3
-    assert [one.closed for one in streams] == [True] * 3

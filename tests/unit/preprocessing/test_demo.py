@@ -8,14 +8,7 @@ import pytest
 import sentencepiece
 from PIL import Image
 
-from examples.demo.data import (
-    LETTERS,
-    draw_picture,
-    label_picture,
-    load_digits,
-    make_demo_data,
-    train_tokenizer,
-)
+from examples.demo.data import LETTERS, make_demo_data, train_tokenizer
 from omnibal_ext.errors import UserError
 from tools import make_demo_data as by_its_name
 
@@ -50,15 +43,6 @@ def test_held_out_pictures_show_no_digit_of_training(demo: Path) -> None:
     assert len(train) > 500
     assert len(heldout) > 30
     assert not train & heldout
-
-
-def test_a_cell_shows_its_letter_and_digit_in_reading_order() -> None:
-    digits = load_digits()
-    picture = draw_picture((2, 3), "abcdef", digits.pictures[:6])
-    assert picture.shape == (96, 64)
-    cell = picture[32:64, 32:]  # second row, second column: the fourth cell
-    assert (cell[:8, :8] == label_picture("d")).all()
-    assert (cell[8::3, 8::3] == digits.pictures[3]).all()
 
 
 def test_one_seed_gives_one_result(demo: Path, tmp_path: Path) -> None:

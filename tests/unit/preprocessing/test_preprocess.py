@@ -178,14 +178,6 @@ def test_two_at_once_are_one_after_the_other(
         shutil.rmtree(tmp_path / "dataset")
 
 
-def test_parts_of_another_recipe_are_never_taken_over(raw: Path, tmp_path: Path, reference: Files) -> None:
-    inputs, output = [raw / "mixed.jsonl"], tmp_path / "dataset"
-    other = open_job(inputs, recipe(raw, tokens_per_tile=5), output, lines_per_part=30)
-    preprocess_shard(other, Shard(0, 2))
-    preprocess(open_job(inputs, recipe(raw), output, lines_per_part=30))
-    assert contents(output) == reference
-
-
 @pytest.mark.parametrize("text", ["", "1", "3/3", "-1/3", "a/b", "1/2/3", "0/0"])
 def test_a_shard_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--shard"):
