@@ -20,15 +20,13 @@ PLAN = Plan.from_cuts(TINY.chain, (4,), model="tiny")
 OTHER_PLAN = Plan.from_cuts(TINY.chain, (5,), model="tiny")
 FLAGS = {
     "preset": "tiny", "first_weights": None, "global_batch_size": 4, "consumed_train_samples": 12, "train_iters": 9,
-    "lr_decay_iters": None,
-    "use_distributed_optimizer": True, "dist_ckpt_optim_fully_reshardable": False, "ddp_bucket_size": None,
-    "ddp_num_buckets": None, "data_parallel_size": 2, "tensor_model_parallel_size": 1, "expert_model_parallel_size": 1,
-    "overlap_grad_reduce": True,
-    "optimizer": "adam", "sgd_momentum": 0.9, "loss_scale": None, "no_save_optim": False,
-    "freeze": [], "bf16": True, "fp16": False, "finetune": False, "no_load_optim": False, "lr": 1e-3,
-    "lora_rank": None,
-    "lr_vit": None, "lr_projector": None, "weight_decay_vit": None, "weight_decay_projector": None,
-    "override_opt_param_scheduler": False, "use_checkpoint_opt_param_scheduler": False,
+    "lr_decay_iters": None, "use_distributed_optimizer": True, "dist_ckpt_optim_fully_reshardable": False,
+    "ddp_bucket_size": None, "ddp_num_buckets": None, "data_parallel_size": 2, "tensor_model_parallel_size": 1,
+    "expert_model_parallel_size": 1, "overlap_grad_reduce": True, "optimizer": "adam", "sgd_momentum": 0.9,
+    "loss_scale": None, "no_save_optim": False, "freeze": [], "bf16": True, "fp16": False, "finetune": False,
+    "no_load_optim": False, "lr": 1e-3, "lora_rank": None, "lr_vit": None, "lr_projector": None,
+    "weight_decay_vit": None, "weight_decay_projector": None, "override_opt_param_scheduler": False,
+    "use_checkpoint_opt_param_scheduler": False,
 }  # fmt: skip
 
 

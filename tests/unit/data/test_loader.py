@@ -100,7 +100,7 @@ def test_stages_whose_layers_look_words_up_are_given_them(dataset: ChatDataset) 
 
 
 def test_every_label_is_the_next_token_and_those_of_the_answers_count(dataset: ChatDataset) -> None:
-    """Of each sample by itself; which tokens are an answer's is held by test_hugging_face_parity.py."""
+    """Of each sample by itself; which tokens are an answer's: test_hugging_face_parity.py."""
     samples = np.random.default_rng(0).permutation(len(dataset))[:7]
     batch = PackDataset(dataset, pack_of(samples), ALL)[0]
     texts = [dataset.sample(sample).text for sample in samples]

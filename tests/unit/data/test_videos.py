@@ -19,7 +19,6 @@ from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_images
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_grid
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.families.glm_v.videos import ByLength, BySecond
@@ -458,12 +457,6 @@ def test_films_are_held_to_the_crcs_of_all_their_files(tmp_path: Path) -> None:
     for sample in (0, 1):
         assert unchecked.sample(sample).read_all().shape == before[sample].shape
         assert (unchecked.sample(sample).read_all() != before[sample]).any()
-    crowded = [{**vars_of(data.sample(1).images[0]), "crcs": [1, 2, 3]}]
+    crowded = [{**asdict(data.sample(1).images[0]), "crcs": [1, 2, 3]}]
     with pytest.raises(UserError, match="3 CRCs of 4 files"):
         read_images(json.dumps(crowded).encode())
-
-
-def vars_of(image: TiledImage) -> dict[str, Any]:
-    """As the dataset keeps it."""
-    kept: dict[str, Any] = json.loads(json.dumps(asdict(image)))
-    return kept

@@ -24,11 +24,6 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
     return found
 
 
-def decayed(weight: Tensor) -> bool:
-    """Megatron's rule: vectors are not decayed."""
-    return weight.dim() > 1
-
-
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     for name, weight in expected.items():
         assert torch.allclose(found[name].double(), weight, rtol=1e-5, atol=1e-7), name
@@ -58,7 +53,7 @@ def assert_adamw(
             mean[name] = first * mean[name] + (1 - first) * gradient
             square[name] = second * square[name] + (1 - second) * gradient.square()
             direction = mean[name] / (1 - first**step) / ((square[name] / (1 - second**step)).sqrt() + epsilon)
-            decay = (decays or {}).get(part, 0.3) * weights[name] if decayed(weights[name]) else 0.0
+            decay = (decays or {}).get(part, 0.3) * weights[name] if weights[name].dim() > 1 else 0.0
             weights[name] = weights[name] - rate * (shares or {}).get(part, 1.0) * (direction + decay)
         assert_equal(trace["weights"][step], weights)
     return clipped
@@ -87,7 +82,7 @@ def test_sgd_takes_the_steps_that_the_flags_say(traces: dict[str, Trace]) -> Non
     for step, rate in enumerate(rates[:-1]):
         decay = 0.1 + 0.4 * step / 6
         for name, gradient in trace["gradients"][step].items():
-            push = gradient.double() + (decay * weights[name] if decayed(weights[name]) else 0.0)
+            push = gradient.double() + (decay * weights[name] if weights[name].dim() > 1 else 0.0)
             momentum[name] = 0.7 * momentum[name] + push
             weights[name] = weights[name] - rate * momentum[name]
         assert_equal(trace["weights"][step + 1], weights)

@@ -12,9 +12,7 @@ from omnibal_ext.launch.download import downloaded
 hub = pytest.importorskip("huggingface_hub")
 
 
-def test_a_model_is_fetched_once_size_first(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_fetched_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The hub's own function, with its arguments, answers from here."""
     there: dict[str, int] = {"config.json": 2, "model.safetensors": 7_000_000_000, "pytorch_model.bin": 9}
     fetched: list[str] = []

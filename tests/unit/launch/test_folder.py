@@ -138,9 +138,7 @@ def test_a_conversion_is_used_again_until_its_source_changes(change: str, model:
     assert converted_folder(model, Path("run")) != first
 
 
-def test_a_conversion_is_in_the_runs_folder_where_none_may_be_written(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_is_in_the_runs_folder_where_it_must(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = converted_folder(model, Path("run"))
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert converted_folder(model, Path("run")) == Path("run") / beside.name

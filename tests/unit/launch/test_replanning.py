@@ -37,9 +37,7 @@ def llm_seconds(path: Path) -> float:
     return Profile.load(path).layers["llm"].forward_seconds
 
 
-def test_it_is_corrected_by_the_last_measurement_and_says_whose(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_corrected_by_the_last_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = make_profile()
     profile.save(tmp_path / "profile.json")
     measured(tmp_path, profile, 7.0)

@@ -1,14 +1,12 @@
 """Initial weights: every link and tensor-parallel rank draws its own numbers, of the size asked for."""
 
 import math
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 import torch
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import parallel_state
 from torch import Tensor
 
 from megatron.vlm.arguments import TrainingInputs
@@ -181,25 +179,6 @@ def test_odd_heads_start_as_on_one_rank(inputs: TrainingInputs, monkeypatch: pyt
             missing = [0] * (2 * (wanted.dim() - dim) - 1) + [2 * weight.shape[dim] - wanted.shape[dim]]
             wanted = torch.cat(torch.nn.functional.pad(wanted, missing).chunk(2 * stride, dim)[rank::2], dim)
         assert torch.equal(weight, wanted), name
-
-
-@pytest.mark.parametrize("model", ["small", "tied"])
-def test_building_a_stage_leaves_generators_alone(inputs: TrainingInputs, drawn_on: str, model: str) -> None:
-    chain = chain_of(inputs, model, seed=11)
-    before = generators()
-    Stage(chain, len(chain.kinds) - 2, len(chain.kinds))  # a tied head builds the word embedding for itself
-    Stage(chain, 0, 2)
-    assert generators() == before
-
-
-def generators() -> list[object]:
-    """The state of every generator there is, and the next number of each stream that dropout draws from."""
-    tracker = tensor_parallel.get_cuda_rng_tracker()
-    states = {name: state.tolist() for name, state in tracker.get_states().items()}
-    return [
-        torch.get_rng_state().tolist(), torch.cuda.get_rng_state().tolist(), states, random.getstate(),
-        np.random.get_state()[1].tolist(),
-    ]  # fmt: skip
 
 
 def test_copies_of_a_tied_weight_start_alike(inputs: TrainingInputs, drawn_on: str) -> None:

@@ -65,13 +65,6 @@ def test_no_token_sees_another_sample(window: int | None) -> None:
     assert len(view.seen[None].masks) == len(LENGTHS)
 
 
-def test_samples_within_a_window_have_one_mask_for_all_layers() -> None:
-    language = replace(GEMMA.language, sliding=SlidingWindow(6, (1,), 1e3))
-    view = LanguageViewer(replace(GEMMA, language=language), torch.float32)(pack(LENGTHS, STARTS))
-    shared = [one is other for one, other in zip(near(view).masks, view.seen[None].masks, strict=True)]
-    assert shared == [True, False, True, True]
-
-
 @pytest.mark.parametrize(
     ("model", "batch", "masked"),
     [

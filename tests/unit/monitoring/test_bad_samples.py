@@ -237,9 +237,7 @@ def dynamic(least: float) -> OptimizerConfig:
     [(OptimizerConfig(fp16=True, loss_scale=0.1), 0, "--loss-scale"), (dynamic(0.1), 2, "--min-loss-scale")],
     ids=["constant", "dynamic"],
 )
-def test_steps_that_the_scaler_leaves_out_are_counted_and_limited_once_it_cannot_help(
-    case: Case, config: OptimizerConfig, falls: int, remedy: str
-) -> None:
+def test_steps_that_a_scaler_leaves_out_count(case: Case, config: OptimizerConfig, falls: int, remedy: str) -> None:
     """0.1 is not the same number in single precision, in which the scale is kept."""
     trainer, model, said = case
     scales = [torch.tensor([0.1 * 2**fall]) for fall in range(falls, -1, -1)]

@@ -59,9 +59,7 @@ def test_every_check_is_made_whatever_the_others_find() -> None:
         ("gemma-4-31b", 2, None),
     ],
 )
-def test_ranks_that_cannot_share_a_width_are_refused(
-    monkeypatch: pytest.MonkeyPatch, model: str, ranks: int, message: str | None
-) -> None:
+def test_widths_no_ranks_share(monkeypatch: pytest.MonkeyPatch, model: str, ranks: int, message: str | None) -> None:
     for config in ("language_config", "vision_config"):
         monkeypatch.setattr(run, config, lambda *_: None)
     inputs = SimpleNamespace(args=arguments(tensor_model_parallel_size=ranks), architecture=preset(model))

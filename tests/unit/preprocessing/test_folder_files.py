@@ -191,16 +191,11 @@ def test_a_template_is_known_by_what_it_writes(tmp_path: Path, files: dict[str, 
     assert folder_template(write(tmp_path, **files)) == (template, file)
 
 
-def test_another_template_is_refused_and_damage_too(tmp_path: Path) -> None:
+def test_a_template_that_ends_no_answer_is_refused(tmp_path: Path) -> None:
     assert folder_template(tmp_path) is None
-    for text, message in (
-        (INTERNVL_JINJA.replace("<|im_end|>", "<|end|>"), "writes no special token of the tokenizer behind an answer"),
-        ("{% for message in messages %}", "is no chat template"),
-        ("{{ messages.__class__.__mro__ }}", "does not write a question and its answer"),  # the sandbox holds
-    ):
-        (tmp_path / "chat_template.jinja").write_text(text)
-        with pytest.raises(UserError, match=message):
-            folder_template(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(INTERNVL_JINJA.replace("<|im_end|>", "<|end|>"))
+    with pytest.raises(UserError, match="writes no special token of the tokenizer behind an answer"):
+        folder_template(tmp_path)
 
 
 @pytest.mark.parametrize(

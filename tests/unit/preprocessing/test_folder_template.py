@@ -170,6 +170,7 @@ CHATML = EACH + "{{ '<|' + m.role + '|>' + WORDS + '<|end|>' }}{% endfor %}"
         (CHATML.replace("WORDS", "m.content ~ m.content | length"), "changes or mixes what is said"),
         (CHATML.replace("WORDS", "m.content + strftime_now('%d')"), "writes the day's date"),
         ("{{ raise_exception('never') }}", "does not write a question"),
+        ("{{ messages.__class__.__mro__ }}", "does not write a question and its answer"),  # the sandbox holds
         ("{% for x in y", "is no chat template"),
     ],
 )

@@ -117,20 +117,19 @@ def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> N
         assert 0 < mask.sum() < len(mask)
 
 
-@pytest.mark.parametrize("build", [of_bytes, metaspace])
+@pytest.mark.parametrize(
+    "build", [of_bytes, metaspace, True, False], ids=["bytes", "metaspace", "Llama 2", "InternLM2"]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_json_gives_hugging_faces_tokens_and_masks(name: str, build: Callable[[], Any], tmp_path: Path) -> None:
+def test_tokens_and_masks_are_hugging_faces(name: str, build: Callable[[], Any] | bool, tmp_path: Path) -> None:
+    """Of a tokenizer.json; of a sentencepiece file with a dummy prefix or without."""
+    if isinstance(build, bool):
+        (tmp_path / "tokenizer.model").write_bytes(model := sentencepiece_model(build))
+        assert_parity(name, converted(model, build), tmp_path / "tokenizer.model", tmp_path)
+        return
     tokenizer = build()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert_parity(name, tokenizer, tmp_path / "tokenizer.json", tmp_path)
-
-
-@pytest.mark.parametrize("dummy_prefix", [True, False])
-@pytest.mark.parametrize("name", NAMES)
-def test_sentencepiece_gives_hugging_faces_tokens_and_masks(name: str, dummy_prefix: bool, tmp_path: Path) -> None:
-    model = sentencepiece_model(dummy_prefix)
-    (tmp_path / "tokenizer.model").write_bytes(model)
-    assert_parity(name, converted(model, dummy_prefix), tmp_path / "tokenizer.model", tmp_path)
 
 
 @pytest.mark.parametrize("as_parts", [(), (USER, ASSISTANT), (SYSTEM, USER)])

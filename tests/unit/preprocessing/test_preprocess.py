@@ -54,9 +54,7 @@ def reference(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 @pytest.mark.parametrize(("workers", "lines_per_part"), [(1, 1), (1, 7), (2, 7), (2, 1000), (4, 50)])
-def test_workers_and_part_size_change_nothing(
-    raw: Path, tmp_path: Path, reference: Files, workers: int, lines_per_part: int
-) -> None:
+def test_workers_change_nothing(raw: Path, tmp_path: Path, reference: Files, workers: int, lines_per_part: int) -> None:
     preprocess(open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path / "dataset", lines_per_part), workers)
     assert contents(tmp_path / "dataset") == reference
     assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
@@ -100,9 +98,7 @@ def _die(*arguments: Any, **_: Any) -> None:
         "megatron.vlm.preprocessing.merge.tempfile.mkdtemp",  # before the join begins
     ],
 )
-def test_killed_at_the_worst_moments_the_result_is_the_same(
-    raw: Path, tmp_path: Path, reference: Files, moment: str
-) -> None:
+def test_killed_at_worst_moments_results_are_the_same(raw: Path, tmp_path: Path, reference: Files, moment: str) -> None:
     job = open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path / "dataset", lines_per_part=100)
 
     def run_and_die() -> None:
