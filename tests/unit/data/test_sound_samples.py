@@ -92,10 +92,7 @@ FORMS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "an object": lambda _: {"audio": {"path": "a.wav", "bytes": None}, "conversations": TURNS},
     "messages": lambda _: {
         "audios": ["a.wav"],
-        "messages": [
-            {"role": "user", "content": "<audio>\nWhat is said?"},
-            {"role": "assistant", "content": "A cat."},
-        ],
+        "messages": [{"role": "user", "content": "<audio>\nWhat is said?"}, {"role": "assistant", "content": "A cat."}],
     },
     "a part": lambda _: parts({"type": "audio", "audio": "a.wav"}, {"type": "text", "text": "\nWhat is said?"}),
     "a part's address": lambda _: parts(

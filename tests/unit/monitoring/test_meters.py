@@ -26,15 +26,10 @@ def a_pack(generator: torch.Generator, tiles: int, lengths: list[int], padding: 
     mask = torch.randint(0, 2, (sum(lengths),), generator=generator).float()
     mask[sum(lengths) - padding :] = 0
     return Microbatch(
-        tiles=tiles,
-        lengths=tuple(lengths),
-        samples=len(lengths) - (padding > 0),
-        useful_tokens=sum(lengths) - padding,
-        useful_squares=sum(length**2 for length in lengths) - padding**2,
-        loss_mask=mask,
-        segment_ids=segment_ids(lengths),
+        tiles, tuple(lengths), len(lengths) - (padding > 0), sum(lengths) - padding, loss_mask=mask,
+        useful_squares=sum(length**2 for length in lengths) - padding**2, segment_ids=segment_ids(lengths),
         sources=torch.randint(0, len(NAMES), (len(lengths),), generator=generator),
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(params=[1, 2])
@@ -73,7 +68,6 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The seconds that the meters see."""
     time = [100.0]
     monkeypatch.setattr(meters.time, "perf_counter", lambda: time[0])
     return time
@@ -256,7 +250,6 @@ def test_an_evaluation_is_a_mean_over_tokens_not_over_iterations(run: list, rank
 
 
 def test_figures_go_to_megatrons_own_writers(monkeypatch: pytest.MonkeyPatch, ranks: list, run: list) -> None:
-    """W&B by the signature of its `log`: it is not installed everywhere."""
     scalars: dict[str, tuple[int, float]] = {}
     logged: dict[str, tuple[int, float]] = {}
 
@@ -265,28 +258,20 @@ def test_figures_go_to_megatrons_own_writers(monkeypatch: pytest.MonkeyPatch, ra
             scalars[tag] = (global_step, scalar_value)
 
     class Wandb:
-        def log(self, data: dict[str, Any], step: int | None = None) -> None:
-            assert step is not None
+        def log(self, data: dict[str, Any], step: int) -> None:
             logged.update({name: (step, value) for name, value in data.items()})
 
     monkeypatch.setattr(journal, "get_tensorboard_writer", Writer)
     monkeypatch.setattr(journal, "get_wandb_writer", Wandb)
+    sizes = torch.tensor([[[4, 10, 8, 2, 60, 40, 8]], [[2, 10, 10, 3, 40, 40, 10]]])
+    report = meters.interval_report(sizes, torch.tensor([[6.0, 3.0], [0.0, 0.0], [2.0, 4.0]]), 0.5, NAMES)
     book = Journal(None)
-    report = meters.interval_report(
-        torch.tensor([[[4, 10, 8, 2, 60, 40, 8]], [[2, 10, 10, 3, 40, 40, 10]]]),
-        torch.tensor([[6.0, 3.0], [0.0, 0.0], [2.0, 4.0]]),
-        0.5,
-        NAMES,
-    )
     book.training(6, {"iterations": 9, "epoch": 0.25, **report})
-    expected = {"samples-per-second": 10.0, "useful-tokens-per-second": 36.0, "padding": 0.1, "dist-ratio-vit": 0.25}
-    expected |= {
-        "dist-ratio-llm": 0.0,
-        "dist-ratio-attention": 1 / 6,
-        "epoch": 0.25,
-        "lm loss of web": 2.0,
+    expected = {
+        "samples-per-second": 10.0, "useful-tokens-per-second": 36.0, "padding": 0.1, "dist-ratio-vit": 0.25,
+        "dist-ratio-llm": 0.0, "dist-ratio-attention": 1 / 6, "epoch": 0.25, "lm loss of web": 2.0,
         "lm loss of charts": 0.5,
-    }
+    }  # fmt: skip
     assert scalars == {name: (6, pytest.approx(value)) for name, value in expected.items()}
     assert logged == scalars
     book.evaluation(6, {"loss": 1.5, "samples": 8, "source_losses": {"docs": 1.5}})
