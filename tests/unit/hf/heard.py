@@ -9,6 +9,7 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,11 @@ from tests.unit.hf import models
 from tests.unit.hf.parity import load
 
 LENGTHS = (5000, 801, 12345)
-SAMPLES = (([0, 1], "<audio><image> x <audio> y"), ([], "<image>What?"), ([2], "<audio>"))
+SAMPLES: tuple[tuple[list[int], str], ...] = (
+    ([0, 1], "<audio><image> x <audio> y"),
+    ([], "<image>What?"),
+    ([2], "<audio>"),
+)
 """The sounds of each sample, and its question."""
 ORDINARY = 100
 """Ids below stand for words; those of images and sounds are above."""
@@ -48,7 +53,7 @@ def main() -> None:
 
 def difference(family: str, folder: Path, args: Namespace) -> float:
     """The largest difference of logits, of a pack of all samples."""
-    theirs = models.build(family, seed=1)
+    theirs: Any = models.build(family, seed=1)
     theirs.save_pretrained(folder / family / "theirs")
     from_hugging_face(folder / family / "theirs", folder / family / "ours")
     architecture = preset(str(folder / family / "ours"))
@@ -61,7 +66,7 @@ def difference(family: str, folder: Path, args: Namespace) -> float:
     assert batch.input_ids is not None
     stage = load(architecture, folder / family / "ours", args)
     with torch.no_grad():
-        ours = stage(replace(with_pixels(batch), labels=None, input_ids=known(batch.input_ids, data)))
+        ours: Tensor = stage(replace(with_pixels(batch), labels=None, input_ids=known(batch.input_ids, data)))
         expected = [theirs(**inputs_of(data, sample, folder)).logits[0] for sample in range(len(SAMPLES))]
     found, wanted = ours[:, : models.VOCABULARY], torch.cat(expected)
     assert found.shape == wanted.shape
