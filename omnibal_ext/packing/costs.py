@@ -1,7 +1,7 @@
 """Seconds of a pack in each part of the model, from a profile or from a model's shapes.
 
-The parts are vision and language. With pipelining they run on different devices, and ranks wait for the slowest one in
-each part. Without, a rank's seconds of both add up.
+The parts are vision and language, and audio where the model hears. With pipelining they run on different devices, and
+ranks wait for the slowest one in each part. Without, a rank's seconds of all add up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.arrays import Floats
-from omnibal_ext.chain import VISION_KINDS, chain_kind
+from omnibal_ext.chain import AUDIO_KINDS, size_of
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.packing.packs import LOADS, sample_loads
 from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import FRAMES, Sizes
 
 DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # for costs by default
+HEARING_MODEL = "qwen2.5-omni-7b"  # for a corpus with sounds
 CONSTANT = "pack"  # key of the seconds per pack that do not depend on its size
 COSTS = record({"parts": mapping(mapping(finite(-LARGEST), most=64), most=8)}, {"origin": text})
 """Schema of `PackCosts.to_record`; fitted seconds may be negative."""
@@ -36,10 +37,15 @@ class PackCosts:
     @classmethod
     def of_profile(cls, profile: Profile) -> "PackCosts":
         """Sum the layers of a profile, measured or analytic."""
-        vision, language = {CONSTANT: 0.0, "tiles": 0.0}, {CONSTANT: 0.0, "tokens": 0.0, "attention": 0.0}
+        parts = {
+            "vision": {CONSTANT: 0.0, "tiles": 0.0},
+            "language": {CONSTANT: 0.0, "tokens": 0.0, "attention": 0.0},
+            "audio": {CONSTANT: 0.0, "frames": 0.0},
+        }
+        of_size = {"tiles": parts["vision"], "tokens": parts["language"], "frames": parts["audio"]}
         for kind in profile.cost_kinds:
-            cost, part = profile.layers[kind], vision if chain_kind(kind) in VISION_KINDS else language
-            unit, budget = ("tiles", profile.vit_budget) if part is vision else ("tokens", profile.llm_budget)
+            cost, unit = profile.layers[kind], size_of(kind)
+            part, budget = of_size[unit], profile.budget(unit)
             for seconds, fit in (
                 (cost.forward_seconds, cost.forward_fit),
                 (cost.backward_seconds, cost.backward_fit),
@@ -47,25 +53,45 @@ class PackCosts:
                 constant, per_unit, per_square = fit or (0.0, seconds / budget, 0.0)
                 part[CONSTANT] += constant
                 part[unit] += per_unit
-                if part is language:
+                if unit == "tokens":
                     part["attention"] += per_square
-        return cls({"vision": vision, "language": language}, f"{profile.model} on {profile.device or 'its device'}")
+        if set(AUDIO_KINDS).isdisjoint(profile.chain):
+            del parts["audio"]
+        return cls(parts, f"{profile.model} on {profile.device or 'its device'}")
 
     @classmethod
     def of_model(
-        cls, model: str = DEFAULT_MODEL, device: str = DEFAULT_DEVICE, vit_budget: int = 1, llm_budget: int = 4096
+        cls,
+        model: str | None = None,
+        device: str = DEFAULT_DEVICE,
+        vit_budget: int = 1,
+        llm_budget: int = 4096,
+        audio_budget: int = 0,
     ) -> "PackCosts":
         """Count a model's operations (`costs.analytic`). Raises UserError for unknown models and devices."""
-        return cls.of_profile(analytic_profile(preset(model), device, max(1, vit_budget), llm_budget))
+        found = preset(model or (HEARING_MODEL if audio_budget else DEFAULT_MODEL))
+        budgets = max(1, vit_budget), llm_budget
+        return cls.of_profile(analytic_profile(found, device, *budgets, audio_budget=max(1, audio_budget)))
 
     @classmethod
     def asked_for(
-        cls, profile: str | None, model: str | None, device: str | None, vit_budget: int, llm_budget: int
+        cls,
+        profile: str | None,
+        model: str | None,
+        device: str | None,
+        vit_budget: int,
+        llm_budget: int,
+        audio_budget: int = 0,
     ) -> "PackCosts":
         """Read a profile.json or, where none is given, count the operations of a model (`of_model`)."""
         if profile:
             return cls.of_profile(Profile.load(profile))
-        return cls.of_model(model or DEFAULT_MODEL, device or DEFAULT_DEVICE, vit_budget, llm_budget)
+        return cls.of_model(model, device or DEFAULT_DEVICE, vit_budget, llm_budget, audio_budget)
+
+    @property
+    def without_sounds(self) -> "PackCosts":
+        """Those of a corpus without sounds."""
+        return PackCosts({part: costs for part, costs in self.parts.items() if FRAMES not in costs}, self.origin)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "PackCosts":

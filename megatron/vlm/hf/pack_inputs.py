@@ -8,6 +8,7 @@ image_position_ids     pixel_values [images, most patches, numbers]; column and 
 pixel_attention_mask   pixel_values [1, tiles, 3, S, S]; no mask, as no tile is padded
 token_type_ids,        attention_mask of each kind of layer [1, 1, T, T], where images are seen in both directions
 mm_token_type_ids
+input_features         mel frames [sounds, bins, most frames]; feature_attention_mask [sounds, most frames]
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from megatron.vlm.data.media.images import Normalization
 from megatron.vlm.data.media.tiling import FRAMES, SQUARE, TiledImage, TilingRule
@@ -216,7 +218,28 @@ def _masks(pack: Pack) -> Batch:
     return {"attention_mask": dict(zip(("full_attention", "sliding_attention"), masks, strict=True))}
 
 
+def padded_sounds(sounds: Sequence[Tensor]) -> Batch:
+    """Mel frames [frames, bins] of sounds, as Whisper's feature extractor gives them: input_features [sounds, bins,
+    most frames], and feature_attention_mask [sounds, most frames]; {} for none.
+
+    Qwen3-Omni's convolutions see sounds of under a second otherwise beside longer ones.
+    """
+    if not sounds:
+        return {}
+    lengths = torch.tensor([len(mels) for mels in sounds])
+    inside = torch.arange(int(lengths.max())) < lengths[:, None]
+    features = pad_sequence(list(sounds), batch_first=True).mT
+    return {"input_features": features, "feature_attention_mask": inside.long()}
+
+
+def _heard(pack: Pack) -> Batch:
+    heard = [one for one in pack.samples if len(one["feature_lengths"])]
+    parts = (one["input_features"].split(one["feature_lengths"].tolist()) for one in heard)
+    return padded_sounds([mels for part in parts for mels in part])
+
+
 INPUTS: dict[str, Callable[[Pack], Batch]] = {
+    "input_features": _heard,
     "image_sizes": _sizes,
     "batch_num_images": _counts,
     "image_grid_thw": _patches_and_grids,

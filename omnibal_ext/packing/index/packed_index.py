@@ -33,6 +33,7 @@ from omnibal_ext.packing.shard_loads import EXCHANGED
 from omnibal_ext.reading.arrays import map_array
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed
+from omnibal_ext.sizes import FRAMES
 
 REMEDY = "pack again with tools/pack_data.py"
 
@@ -106,6 +107,14 @@ class PackedIndex:
     def llm_budget(self) -> int:
         """Most tokens of a pack, padding included."""
         return int(self.manifest["llm_budget"])
+
+    @property
+    def audio_budget(self) -> int:
+        """Most mel frames of a pack; 0 for a corpus without sounds."""
+        if FRAMES not in self.load_names:
+            return 0
+        longest = int(self.loads[:, self.load_names.index(FRAMES)].max(initial=0))
+        return max(longest, int(self.manifest.get("budgets", {}).get(FRAMES, 0)))
 
     @property
     def widths(self) -> tuple[int, ...]:
