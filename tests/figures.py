@@ -11,7 +11,7 @@ _RATIO = _METERS + "test_dist_ratio_is_the_mean_share_of_waiting"
 _LOSSES = _METERS + "test_losses_of_sources_are_their_tokens_means"
 _EVALUATION = _METERS + "test_an_evaluation_is_a_mean_over_tokens_not_over_iterations"
 _STAGE_METER = "tests/unit/monitoring/test_stage_meter.py::"
-_STAGES = _STAGE_METER + "test_an_interval_is_its_iterations_of_training"
+_STAGES = _STAGE_METER + "test_an_interval_is_its_iterations"
 _PACE = _METERS + "test_pace_is_of_what_samples_need_and_not_of_what_ran"
 TRAINING = {
     **dict.fromkeys(("iteration", "iterations", "consumed_samples", "epoch", "seconds", "samples"), _INTERVAL),
