@@ -74,6 +74,7 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
     group.add_argument("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
     group.add_argument("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
+    group.add_argument("--audio-budget", type=int, metavar="FRAMES", help="most mel frames of a pack (default: auto)")
     group.add_argument(
         "--widths", type=widths, default=ONE_RANK, metavar="W,W...",
         help="ranks that may run a pack together, see tools/pack_data.py; needs --llm-budget, of one rank",
@@ -224,7 +225,7 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
         "--last-iteration": "empty",  # so that an epoch has every sample once
         "--output-dir": arguments.packs,
     }
-    flags |= as_flags(arguments, ("vit_budget", "llm_budget", "held_out"))
+    flags |= as_flags(arguments, ("vit_budget", "llm_budget", "audio_budget", "held_out"))
     if arguments.widths != ONE_RANK:
         flags["--widths"] = arguments.widths
     if arguments.widths == AUTO:

@@ -19,7 +19,7 @@ from omnibal_ext.arrays import Ints
 from omnibal_ext.layout.options import RankOptions
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import recompute_all
-from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE, prefix_sums
+from omnibal_ext.layout.tables import prefix_sums
 
 LEAST_GAIN = 1e-9
 """Relative; smaller differences are rounding."""
@@ -84,7 +84,7 @@ class _Search:
         """Seconds of counted work so far; deadlines are of this clock."""
         self.a_play = A_CALL + AN_ACTION * len(problem.program.listed) * problem.cases[0] * problem.cases[1]
         self.options, self.stages = RankOptions(problem), problem.stages
-        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(WAYS)), dtype=np.int64))
+        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(problem.kind_of_way)), dtype=np.int64))
         self.seen: dict[Edges, _Best] = {}
         self.moves = list(self._moves())
         seconds = (problem.tables.forward + problem.tables.backward).sum(axis=2)
@@ -133,7 +133,7 @@ class _Search:
         return self.problem.step_seconds_of_counts(held, again, edges)
 
     def _short_bytes(self, rank: int, held: Ints) -> float:
-        everything = held[:, KIND_OF_WAY] * WHOLE
+        everything = held[:, self.problem.kind_of_way] * self.problem.whole
         return max(1.0, self.problem.rank_bytes(rank, held, everything) - self.problem.memory_bytes)
 
     def walk(self, start: Edges, until: float) -> None:

@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 from omnibal_ext.arrays import Ints
 from omnibal_ext.layout.frontier import minimal
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE
 
 
 class RankOptions:
@@ -58,12 +57,13 @@ class RankOptions:
 
     def _added(self, rank: int, held: Ints) -> list[Ints]:
         """Nothing, then a layer more each time."""
-        again = np.zeros((len(held), len(WAYS)), dtype=np.int64)
+        again = np.zeros((len(held), len(self.problem.kind_of_way)), dtype=np.int64)
         added = [again.copy()]
+        kinds, whole = self.problem.kind_of_way, self.problem.whole
         for chunk, way in self._axes(rank, held):
-            layers = held[chunk, KIND_OF_WAY[way]]
-            (other,) = np.flatnonzero((KIND_OF_WAY[way] == KIND_OF_WAY) & (WHOLE[way] != WHOLE))
-            most = layers if WHOLE[way] else layers - again[chunk, other]
+            layers = held[chunk, kinds[way]]
+            (other,) = np.flatnonzero((kinds[way] == kinds) & (whole[way] != whole))
+            most = layers if whole[way] else layers - again[chunk, other]
             for count in range(1, int(most) + 1):
                 again[chunk, way] = count
                 again[chunk, other] = min(again[chunk, other], layers - count)
@@ -74,7 +74,7 @@ class RankOptions:
         """(chunk, way) of what can be recomputed, that first which gives back most bytes a second."""
         tables, in_flight = self.problem.tables, self.problem.held[rank].max(axis=0)
         gains = in_flight[:, None] * tables.saved / np.maximum(self._seconds, 1e-300)
-        axes = np.argwhere(held[:, KIND_OF_WAY] * tables.offered).tolist()
+        axes = np.argwhere(held[:, self.problem.kind_of_way] * tables.offered).tolist()
         return sorted(((chunk, way) for chunk, way in axes), key=lambda axis: -float(gains[axis]))
 
     def _fits(self, rank: int, held: Ints, counts: Ints) -> NDArray[np.bool_]:
