@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import asdict, astuple, fields, replace
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,10 @@ SHOWN = (
     "samples", "packs", "lower_bound_packs", "vit_budget", "llm_budget", "iterations", "pad_ratio", "dist_ratio_vit",
     "dist_ratio_llm", "wait",
 )  # fmt: skip
-AUDIO_ROOM = 1.06
-"""Ratio of --audio-budget auto to the mean frames of a full pack's tokens."""
+SPARE_FRAMES = 1.25
+"""Of mel frames that packs have on average."""
 SHOWN_OF_SOUNDS = ("audio_budget", "dist_ratio_audio")
 """Measures in the printed table; `--json` and `--report` have all."""
-
-
-def read_audio_budget(text: str) -> int:
-    """Read a number, or auto, which is 0."""
-    return 0 if text == "auto" else int(text)
 
 
 def named_budget(text: str) -> tuple[str, int]:
@@ -57,8 +53,8 @@ def named_budget(text: str) -> tuple[str, int]:
 
 NUMBERS = (
     Interval("(0, 1e6]", "weights"),
-    Interval("[0, 1e9]", "vit_budget audio_budget"),
-    Interval("[1, 1e9]", "llm_budget max_llm_budget samples_per_pack"),
+    Interval("[0, 1e9]", "vit_budget"),
+    Interval("[1, 1e9]", "llm_budget max_llm_budget audio_budget samples_per_pack"),
     Interval("[0, inf)", "max_rejects narrow_first"),
     Interval("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size node_ranks"),
     Interval("[1, 10000]", "epochs"),
@@ -119,9 +115,11 @@ def _parser() -> ToolParser:
         "--llm-budget", type=read_budget, default="auto", metavar="TOKENS", help="most tokens of a pack"
     )
     packing.add_argument(
-        "--audio-budget", type=read_audio_budget, metavar="FRAMES",
-        help="most mel frames of a pack, for a corpus with sounds; auto or 0: as many as the tokens of a pack have",
-    )  # fmt: skip
+        "--audio-budget",
+        type=int,
+        metavar="FRAMES",
+        help="most mel frames of a pack, if there are sounds (default: auto)",
+    )
     packing.add_argument(
         "--size", dest="budgets", action="append", default=[], type=named_budget, metavar="NAME=BUDGET",
         help="a further size of samples, an array or field of that name (again for more); 0: no limit",
@@ -193,7 +191,7 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     arguments.budgets = dict(arguments.budgets)
     more = tuple(arguments.budgets | {FRAMES: 0})
     corpus = Corpus.of_dataset(arguments.data, more) if arguments.data else Corpus.load(paths, more)
-    corpus = with_sounds(corpus, arguments)
+    corpus = without_silence(corpus, arguments)
     if arguments.weights:
         corpus = corpus.weighted(arguments.weights)
     if arguments.separate_sources:
@@ -221,23 +219,12 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     return corpus, built_from
 
 
-def with_sounds(corpus: Corpus, arguments: argparse.Namespace) -> Corpus:
-    """Put --audio-budget among the budgets; return the corpus, without frames if it has no sounds.
-
-    Raises UserError for a budget without sounds, and for sounds without a budget.
-    """
-    hears, budget = bool(corpus.sizes.more[FRAMES].any()), arguments.audio_budget
-    if budget and not hears:
-        raise UserError(f"--audio-budget {budget}: no sample has sounds; leave it out")
-    if hears and budget is not None:
-        arguments.budgets[FRAMES] = budget
-    if FRAMES in arguments.budgets:
+def without_silence(corpus: Corpus, arguments: argparse.Namespace) -> Corpus:
+    """Return the corpus, without frames if it has no sounds. Raises UserError for --audio-budget without sounds."""
+    if corpus.sizes.more[FRAMES].any() or FRAMES in arguments.budgets:
         return corpus
-    if hears:
-        longest = int(corpus.sizes.more[FRAMES].max())
-        raise UserError(
-            f"samples have sounds, of up to {longest} mel frames: give --audio-budget, the most of a pack, or auto"
-        )
+    if arguments.audio_budget:
+        raise UserError(f"--audio-budget {arguments.audio_budget}: no sample has sounds; leave it out")
     more = {name: values for name, values in corpus.sizes.more.items() if name != FRAMES}
     return replace(corpus, sizes=replace(corpus.sizes, more=more))
 
@@ -267,11 +254,13 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Budget
 
 
 def settle_audio_budget(corpus: Corpus, arguments: argparse.Namespace) -> None:
-    """Choose --audio-budget auto: the mean mel frames of as many tokens, with some room, at least a sample's."""
-    if arguments.audio_budget == 0 and FRAMES in arguments.budgets:
-        frames, tokens = corpus.sizes.more[FRAMES], corpus.sizes.tokens
-        mean = arguments.llm_budget * float(frames.sum()) / float(tokens.sum())
-        arguments.budgets[FRAMES] = max(int(AUDIO_ROOM * mean), int(frames.max()), 1)
+    """Put --audio-budget among the budgets; by default some more frames than a pack's tokens bring on average, and
+    enough for the longest sample."""
+    frames = corpus.sizes.more.get(FRAMES)
+    if frames is None or FRAMES in arguments.budgets:
+        return
+    usual = SPARE_FRAMES * int(frames.sum()) / int(corpus.sizes.tokens.sum()) * arguments.llm_budget
+    arguments.budgets[FRAMES] = arguments.audio_budget or max(int(frames.max()), ceil(usual))
 
 
 def settle_widths(corpus: Corpus, arguments: argparse.Namespace) -> None:

@@ -29,7 +29,6 @@ from omnibal_ext.packing.packers.budgets import read_budget
 from omnibal_ext.packing.widths import check_widths, read_widths
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import decode, read_json
-from omnibal_ext.sizes import FRAMES, Sizes
 
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
 LIMITS = ("max_tiles", "max_pixels", "max_tokens")
@@ -75,12 +74,7 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
     group.add_argument("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
     group.add_argument("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
-    group.add_argument(
-        "--audio-budget",
-        type=int,
-        metavar="FRAMES",
-        help="most mel frames of a pack (default: auto)",
-    )
+    group.add_argument("--audio-budget", type=int, metavar="FRAMES", help="most mel frames of a pack (default: auto)")
     group.add_argument(
         "--widths", type=widths, default=ONE_RANK, metavar="W,W...",
         help="ranks that may run a pack together, see tools/pack_data.py; needs --llm-budget, of one rank",
@@ -232,8 +226,6 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
         "--output-dir": arguments.packs,
     }
     flags |= as_flags(arguments, ("vit_budget", "llm_budget", "audio_budget", "held_out"))
-    if arguments.audio_budget is None and Sizes.load(Path(arguments.data) / "sizes.npz", (FRAMES,)).more[FRAMES].any():
-        flags["--audio-budget"] = "auto"
     if arguments.widths != ONE_RANK:
         flags["--widths"] = arguments.widths
     if arguments.widths == AUTO:

@@ -42,8 +42,8 @@ NEEDS = (
     ),
     Need(
         """
-        chat_template micro_batches max_tiles max_pixels max_tokens shorten vit_budget llm_budget audio_budget widths
-        held_out
+        chat_template micro_batches max_tiles max_pixels max_tokens shorten vit_budget llm_budget audio_budget
+        widths held_out
         """,
         "--input: existing datasets and packs are used as they are",
         lambda arguments: not (arguments.data or arguments.packs),

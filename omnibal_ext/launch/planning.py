@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -87,14 +87,8 @@ class Planning:
 
     def provisional(self) -> Plan:
         """The run's `provisional_plan`."""
-        return provisional_plan(self.flags, self.job, self.architecture, self.micro_batches, *self.budgets.values())
-
-    @property
-    def budgets(self) -> dict[str, int]:
-        """Those of the packs, by the names of a profile's fields; in packs without sounds for a model that hears, the
-        least that it is profiled at."""
-        index, heard = self.index, self.index.audio_budget or int(self.architecture.audio is not None)
-        return {"vit_budget": index.vit_budget, "llm_budget": index.llm_budget, "audio_budget": heard}
+        budgets = self.index.vit_budget, self.index.llm_budget
+        return provisional_plan(self.flags, self.job, self.architecture, self.micro_batches, *budgets)
 
     def is_planned(self) -> bool:
         """Whether a valid plan exists: that of --plan, or one made from this profile and these flags."""
@@ -114,7 +108,9 @@ class Planning:
             return
         wanted: dict[str, Any] = {
             "model_hash": self.architecture.hash,
-            **self.budgets,
+            "vit_budget": self.index.vit_budget,
+            "llm_budget": self.index.llm_budget,
+            "audio_budget": self.index.audio_budget or int(self.architecture.audio is not None),
             "tensor_model_parallel_size": self.flags.tensor_model_parallel_size,
             "expert_model_parallel_size": self.flags.expert_model_parallel_size,
             "lora_rank": self.adapters.rank,
@@ -174,7 +170,10 @@ class Planning:
         """Run the profiler, which does not repeat measurements that are in the file."""
         if self.flags.profile:
             return
-        flags = profiler_flags(self.flags, self.budgets, self.data_parallel, self.profile_path)
+        budgets = self.index.vit_budget, self.index.llm_budget
+        flags = profiler_flags(self.flags, *budgets, self.data_parallel, self.profile_path)
+        if self.index.audio_budget:
+            flags["--audio-budget"] = self.index.audio_budget
         if (learnt := Corpus.of_dataset(self.flags.data).supervised_share) is not None:
             flags["--supervised-share"] = f"{learnt:.3f}"
         flags |= self._tower_flags()
@@ -224,7 +223,6 @@ def provisional_plan(
     micro_batches: int,
     vit_budget: int = 0,
     llm_budget: int = 0,
-    audio_budget: int = 0,
 ) -> Plan:
     """Return a plan for checks only, cut evenly and without predictions. Raises UserError as `Plan.validate`, and for
     one microbatch on several pipeline ranks."""
@@ -249,19 +247,17 @@ def provisional_plan(
         lora_targets=adapters.targets,
         vit_budget=vit_budget,
         llm_budget=llm_budget,
-        audio_budget=audio_budget,
     )
 
 
 def plan_of_budgets(
     flags: argparse.Namespace, job: argparse.Namespace, data_parallel: int, micro_batches: int, tools: Path
 ) -> None:
-    """Print the plan of packs that fill --vit-budget, --llm-budget and, of models that hear, --audio-budget, at
-    --analytic costs, without data."""
+    """Print the plan of packs that fill --vit-budget and --llm-budget, at --analytic costs, without data."""
     with tempfile.TemporaryDirectory() as folder:
         profile, plan = Path(folder) / "profile.json", Path(folder) / PLAN
-        budgets = {name: getattr(flags, name) for name in ("vit_budget", "llm_budget", "audio_budget")}
-        asked = profiler_flags(flags, budgets, data_parallel, profile) | replica_flags(flags)
+        asked = profiler_flags(flags, flags.vit_budget, flags.llm_budget, data_parallel, profile) | replica_flags(flags)
+        asked |= as_flags(flags, ("audio_budget",))
         run_our_tool(tools / "profile_layers.py", asked, True, trained_words(job))
         wanted = {"--profile": profile, "--num-microbatches": micro_batches, "--output": plan}
         run_our_tool(tools / "plan_layout.py", wanted | as_flags(flags, PLANNED), flags.json)
@@ -270,12 +266,13 @@ def plan_of_budgets(
 
 
 def profiler_flags(
-    flags: argparse.Namespace, budgets: Mapping[str, int | None], data_parallel: int, output: Path
+    flags: argparse.Namespace, vit_budget: int, llm_budget: int, data_parallel: int, output: Path
 ) -> dict[str, Any]:
     """Flags of tools/profile_layers.py for a run with these budgets, except those of a replicated tower."""
     return {
         "--model": flags.model,
-        **{flag_name(name): budget for name, budget in budgets.items() if budget or name != "audio_budget"},
+        "--vit-budget": vit_budget,
+        "--llm-budget": llm_budget,
         "--data-parallel-size": data_parallel,
         "--output": output,
         **as_flags(flags, PROFILED),
