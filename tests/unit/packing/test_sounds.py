@@ -101,13 +101,13 @@ def test_the_program_has_a_budget_where_there_are_sounds_and_only_there(tmp_path
     silent.save(tmp_path / "silent.npz")
     Sizes(sizes.tiles, sizes.tokens).save(tmp_path / "seen.npz")
 
-    def pack(name: str, *more: object) -> tuple[object, ...]:
-        return "--sizes", tmp_path / f"{name}.npz", *common, *more, "--output-dir", tmp_path / name
+    def pack(name: str, *more: object, out: str = "") -> tuple[object, ...]:
+        return "--sizes", tmp_path / f"{name}.npz", *common, *more, "--output-dir", tmp_path / (out or name)
 
     assert "no sample has sounds" in refusal(tool("pack_data.py", *pack("seen", "--audio-budget", 100), check=False))
     done = tool("pack_data.py", *pack("heard", "--audio-budget", 12000, "--json"))
     assert json.loads(done.stdout)["audio_budget"] == 12000
-    done = tool("pack_data.py", *pack("heard", "--json", "--output-dir", tmp_path / "auto"))
+    done = tool("pack_data.py", *pack("heard", "--json", out="auto"))
     of_tokens = 8192 * sizes.more[FRAMES].sum() / sizes.tokens.sum()
     assert json.loads(done.stdout)["audio_budget"] == max(np.ceil(1.25 * of_tokens), sizes.more[FRAMES].max())
     for name in ("silent", "seen"):
