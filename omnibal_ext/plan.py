@@ -83,6 +83,8 @@ class Plan:
     predicted: dict[str, Any] = field(default_factory=dict)
     """step_seconds, bubble_fraction, stage_seconds (per stage), stage_peak_bytes (per pipeline rank) and more."""
     alternatives: tuple[dict[str, Any], ...] = ()
+    audio_budget: int = 0
+    """Mel frames; 0, and not in the file, for a model that does not hear."""
     """The next-best layouts: stages, step_seconds and why each is worse; see `alternative`."""
     trials: tuple[dict[str, Any], ...] = ()
     """Layouts measured by `launch.py --measure-top-k`: stages, predicted and measured seconds, and which was kept."""
@@ -154,6 +156,8 @@ class Plan:
         record = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tower"}
         if self.tower:
             record |= {"tower": self.tower.to_record()}
+        if not self.audio_budget:
+            del record["audio_budget"]
         record |= {name: list(record[name]) for name in ("chain", *_LISTS)}
         return record | {"stages": [stage.to_record() for stage in self.stages]}
 

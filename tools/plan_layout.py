@@ -32,7 +32,7 @@ from omnibal_ext.packing.packers.budgets import budgets_for
 from omnibal_ext.plan import Plan, StagePlan, layer_ranges
 from omnibal_ext.plan_tower import Tower, choice_in_words
 from omnibal_ext.schedules.schedule import OFFERED, offered
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import FRAMES, Sizes
 from omnibal_ext.units import GIB, in_bytes
 
 
@@ -98,16 +98,17 @@ def _swept(arguments: argparse.Namespace) -> list[Outcome]:
     """All settings, most samples a second first; prints them, and why some have no plan."""
     _refuse_missing(arguments, "sizes gpus global_batch_samples", "is needed by --sweep")
     source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)
-    orders = arguments.chunks, arguments.schedules
+    orders, heard = (arguments.chunks, arguments.schedules), (FRAMES,) if arguments.audio_budget else ()
     points = list(settings(arguments.gpus, tensor_sizes, arguments.pipeline_sizes, *orders, budgets, expert_sizes))
     outcomes = sweep(
         track(points, "planning settings", len(points)),
-        Sizes.load(arguments.sizes),
+        Sizes.load(arguments.sizes, heard),
         arguments.global_batch_samples,
         arguments.memory_gib * GIB,
         source,
         arguments.method,
         seconds=arguments.seconds,
+        budgets=dict.fromkeys(heard, arguments.audio_budget),
     )
     if not arguments.json:
         _print_outcomes(outcomes)
@@ -133,13 +134,23 @@ def _profile_source(
     if arguments.analytic:
         budgets = arguments.budgets or budgets_for(Sizes.load(arguments.sizes))
         architecture = preset(arguments.model)
+        if arguments.audio_budget and not architecture.audio:
+            raise UserError(f"--audio-budget {arguments.audio_budget}: {architecture.name} does not hear; leave it out")
 
         def source(vit: int, llm: int, t: int, d: int, e: int) -> Profile:
             device, ranks = arguments.analytic, 0
             if arguments.tower != "cut":
                 ranks = t * arguments.pipeline_model_parallel_size
             return analytic_profile(
-                architecture, device, vit, llm, t, d, expert_model_parallel_size=e, replica_ranks=ranks
+                architecture,
+                device,
+                vit,
+                llm,
+                t,
+                d,
+                expert_model_parallel_size=e,
+                replica_ranks=ranks,
+                audio_budget=arguments.audio_budget or 1,
             )
 
         return source, budgets, arguments.tensor_sizes, arguments.expert_sizes
@@ -245,7 +256,7 @@ NUMBERS = (
         """,
     ),
     Interval("[1, 1e6]", "num_microbatches pack_iterations gpus"),
-    Interval("[1, 1e9]", "global_batch_samples"),
+    Interval("[1, 1e9]", "global_batch_samples audio_budget"),
     Interval("[1, 10000]", "top_k"),
     Interval("[0, 10000]", "radius"),
     Interval("(0, inf]", "memory_gib"),
@@ -316,6 +327,9 @@ def _parser() -> ToolParser:
     group.add_argument(*MODEL_FLAGS, help="preset to price with --analytic")
     group.add_argument(
         "--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic; a sweep without them tries those that fit"
+    )
+    parser.add_argument(
+        "--audio-budget", type=int, metavar="FRAMES", help="with --analytic: mel frames of a pack, for models that hear"
     )
     group.add_argument("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
     group.add_argument("--expert-sizes", type=_numbers, default=[1], help="with --analytic: ranks that experts lie on")

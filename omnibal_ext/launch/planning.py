@@ -148,9 +148,10 @@ class Planning:
         if not (folder / "manifest.json").exists():
             return False
         given, made = self.index.manifest, PackedIndex.open(folder).manifest
+        costs = PackCosts.of_profile(Profile.load(self.profile_path))
         wanted = {
             **{name: given[name] for name in KEPT_OPTIONS if name in given},
-            "costs": PackCosts.of_profile(Profile.load(self.profile_path)).to_record(),
+            "costs": (costs if self.index.audio_budget else costs.without_sounds).to_record(),
             "data_parallel_size": self.data_parallel,
             "micro_batches": self.micro_batches,
             "pipeline_model_parallel_size": self.flags.pipeline_model_parallel_size,

@@ -170,6 +170,7 @@ def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) 
         lora_targets=profile.lora_targets,
         vit_budget=profile.vit_budget,
         llm_budget=profile.llm_budget,
+        audio_budget=profile.audio_budget,
         method=method,
         memory_gib=problem.memory_bytes / GIB if np.isfinite(problem.memory_bytes) else None,
         predicted=predictions(problem, best.layout),

@@ -9,6 +9,7 @@ def heading(subject: Subject) -> list[tuple[str, str]]:
     plan, profile = subject.plan, subject.profile
     adapters = [f"adapters of rank {plan.lora_rank} on {' and '.join(plan.lora_targets)}"] * bool(plan.lora_rank)
     measured = "measured" if profile.measured_with else "counted, not measured"
+    heard = f" and {plan.audio_budget:,} mel frames" if plan.audio_budget > 1 else ""
     shape = f"{plan.num_microbatches} microbatches a rank, schedule {plan.schedule}"
     found = [
         ("model", ", ".join([plan.model, *(f"{part} frozen" for part in plan.frozen), *adapters])),
@@ -16,7 +17,7 @@ def heading(subject: Subject) -> list[tuple[str, str]]:
         ("ranks", _ranks(subject)),
         ("iteration", shape),
         ("vision tower", choice_in_words(tower, plan.tower) if (tower := plan.predicted.get("tower")) else ""),
-        ("pack", f"at most {plan.vit_budget:,} tiles and {plan.llm_budget:,} tokens"),
+        ("pack", f"at most {plan.vit_budget:,} tiles and {plan.llm_budget:,} tokens{heard}"),
         ("run" if subject.metrics else "plan", subject.date),
         ("versions", subject.versions),
         ("model's own work", _speed(subject)),
