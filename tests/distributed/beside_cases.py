@@ -168,7 +168,7 @@ LAUNCHES = {
     "tensor": Launch(2, 2, 1, seed=43, count=12, is_long=True),
     "data": Launch(2, 1, 1, seed=44, count=10, is_long=True),
     "tensor and pipeline": Launch(4, 2, 2, seed=45, count=7, layerless=2),
-    "data and pipeline": Launch(4, 1, 2, seed=46, count=8),
+    "data and pipeline": Launch(4, 1, 2, seed=46, count=8, is_long=True),
     "long pipeline": Launch(4, 1, 4, seed=47, count=14, is_long=True),
     "data and tensor": Launch(4, 2, 1, seed=48, count=6),
 }
