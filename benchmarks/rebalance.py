@@ -25,9 +25,8 @@ from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.ordering.metrics import wait
-from omnibal_ext.rebalance.nodes import fraction_across_nodes, place_batches
 from omnibal_ext.rebalance.phases import Phase, phases_of
-from omnibal_ext.rebalance.plan import PhaseInput, plan_step
+from omnibal_ext.rebalance.plan import PhaseInput, fraction_across_nodes, place_batches, plan_step
 
 A_NODE = 8
 SHAPES = ((8, 4), (32, 4), (256, 4), (8, 16), (32, 16), (256, 16))

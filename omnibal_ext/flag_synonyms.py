@@ -50,6 +50,7 @@ _FLAGS = {
     "nothing: --from has weights for the whole model": "--allow-missing-vision-projection-checkpoint",
     "nothing: adapters have no dropout": "--lora-dropout",
     "nothing: Megatron's --use-distributed-optimizer shards the optimizer": "--deepspeed",
+    "--output of tools/report.py, whose page draws the timelines": "--png",
     "RUN/checkpoints of tools/launch.py, unless it is told": "--save",
 }  # fmt: skip
 SYNONYMS = {flag: here for here, flags in _FLAGS.items() for flag in flags.split()}

@@ -43,7 +43,6 @@ from omnibal_ext.launch.conversations import (
     refuse_sizes_alone,
     say_unused,
 )
-from omnibal_ext.launch.download import downloaded
 from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced, save_in_run
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, number_old_files, refuse_used
 from omnibal_ext.launch.longest import longest_sample
@@ -52,7 +51,7 @@ from omnibal_ext.launch.processes import GRACE_SECONDS, run_ranks, stoppable
 from omnibal_ext.launch.recipe import FLAG, recipe_of, with_recipe
 from omnibal_ext.launch.replanning import corrected_profile
 from omnibal_ext.launch.reporting import note_inputs, write_report
-from omnibal_ext.launch.weights import convert, converted_folder, holds_weights, is_unconverted
+from omnibal_ext.launch.weights import convert, converted_folder, downloaded, holds_weights, is_unconverted
 from omnibal_ext.layout.roads import ROADS
 from omnibal_ext.layout.search import METHODS
 from omnibal_ext.output import say

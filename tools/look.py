@@ -27,7 +27,7 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packers.budgets import choose_budgets
-from omnibal_ext.report.comparison import comparison_page
+from omnibal_ext.report.page import comparison_page
 from omnibal_ext.sizes import sizes_files
 
 RANKS, BATCH = [8], [4]

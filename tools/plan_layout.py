@@ -231,7 +231,7 @@ def print_plan(plan: Plan) -> None:
 def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
     """The replicated vision tower, as a row among the stages."""
     names = layer_names(plan.chain)
-    recomputed = "all" if tower.again else layer_ranges(names, tower.recompute) or "-"
+    recomputed = layer_ranges(names, tower.recompute) or "-"
     forward, backward = (f"{seconds * 1e3:.2f}" for seconds in plan.predicted["tower_seconds"])
     return f"beside, {tower.mode}", layer_ranges(names, range(tower.links)), recomputed, forward, backward, "", ""
 

@@ -36,7 +36,7 @@ from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.flow import features_after
 from omnibal_ext.formats import MEASURED, PROFILE
 from omnibal_ext.reading.checks import integer, is_number, listing, shown
-from omnibal_ext.reading.seal import FIELD, check_if_sealed, sealed
+from omnibal_ext.reading.seal import FIELD, sealed
 
 SCHEMA_VERSION = 1
 LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "carried_after")
@@ -183,7 +183,6 @@ class Profile:
         """Read and validate profile.json. Raises UserError naming the file and the layer at fault."""
 
         def build(record: Any) -> "Profile":
-            check_if_sealed(record, "profile again")
             profile = cls.from_record(record)
             profile.validate()
             return profile

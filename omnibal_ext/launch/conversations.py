@@ -21,14 +21,13 @@ from omnibal_ext.files.folders import refuse_no_images
 from omnibal_ext.files.records import write_record
 from omnibal_ext.flags import as_flags, flag_name
 from omnibal_ext.launch.flags import flags_in
-from omnibal_ext.launch.folder import remove_unused
+from omnibal_ext.launch.folder import is_made, remove_unused
 from omnibal_ext.launch.planning import run_our_tool
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
 from omnibal_ext.packing.packers.budgets import read_budget
 from omnibal_ext.packing.widths import check_widths, read_widths
-from omnibal_ext.reading.checks import anything, mapping
-from omnibal_ext.reading.document import decode, read_json
+from omnibal_ext.reading.document import decode
 
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
 LIMITS = ("max_tiles", "max_pixels", "max_tokens")
@@ -154,16 +153,14 @@ def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -
 
 
 def are_made(arguments: argparse.Namespace, data_parallel: int) -> bool:
-    """Whether dataset and packs exist and were made with these flags; whether input files have changed is not checked.
+    """Whether dataset and packs exist and were made with these flags; input files may have changed since.
 
     Raises UserError for --widths that these ranks cannot have.
     """
     if asked := read_widths(arguments.widths):
         check_widths(asked, data_parallel)
-    noted = _made_from(_note(arguments, "packs")) or {}
-    noted.pop("dataset", None)
-    is_data = _made_from(_note(arguments, "data")) == _asked_of_data(arguments)
-    return is_data and noted == _pack_flags(arguments, data_parallel) and _are_there(arguments)
+    data, manifest = _asked_of_data(arguments), Path(arguments.data) / "manifest.json"
+    return is_made(_note(arguments, "data"), data, manifest) and _are_packed(arguments, data_parallel)
 
 
 def micro_batches(arguments: argparse.Namespace) -> int:
@@ -208,7 +205,7 @@ def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
     """Run the tool, which keeps a dataset of the same inputs; one with other limits is removed first."""
     asked, note = _asked_of_data(arguments), _note(arguments, "data")
     _say(arguments, f"conversations -> {arguments.data}")
-    if _made_from(note) not in (None, asked):
+    if note.exists() and not is_made(note, asked):
         remove_unused(Path(arguments.run_dir), Path(arguments.data))
     words = ["--input", *arguments.input, *_shorten(arguments)]
     run_our_tool(tools / "preprocess_data.py", _data_flags(arguments), arguments.json, words)
@@ -233,32 +230,29 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
     return flags
 
 
-def _are_there(arguments: argparse.Namespace) -> bool:
+def _asked_of_packs(arguments: argparse.Namespace, data_parallel: int) -> dict[str, Any]:
+    dataset = sha256_of(Path(arguments.data) / "manifest.json")
+    return {**_pack_flags(arguments, data_parallel), "dataset": dataset}
+
+
+def _are_packed(arguments: argparse.Namespace, data_parallel: int) -> bool:
     folders = [arguments.packs, *([arguments.eval_packs] if arguments.held_out else [])]
-    return all((Path(made) / "manifest.json").is_file() for made in folders)
+    manifests = (Path(made) / "manifest.json" for made in folders)
+    return is_made(_note(arguments, "packs"), _asked_of_packs(arguments, data_parallel), *manifests)
 
 
 def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
-    flags, inputs = _pack_flags(arguments, data_parallel), _note(arguments, "packs")
-    held_out = {"--data": arguments.data, "--held-out-of": arguments.packs, "--output-dir": arguments.eval_packs}
-    asked = {**flags, "dataset": sha256_of(Path(arguments.data) / "manifest.json")}
-    if _made_from(inputs) == asked and _are_there(arguments):
+    if _are_packed(arguments, data_parallel):
         _say(arguments, f"dataset -> {arguments.packs}: there, made from the same")
         return
+    flags = _pack_flags(arguments, data_parallel)
+    held_out = {"--data": arguments.data, "--held-out-of": arguments.packs, "--output-dir": arguments.eval_packs}
     for named in (flags, held_out) if arguments.held_out else (flags,):
         made = Path(named["--output-dir"])
         _say(arguments, f"dataset -> {made}")
         remove_unused(Path(arguments.run_dir), made)
         run_our_tool(tools / "pack_data.py", named, arguments.json)
-    write_record(inputs, asked)
-
-
-def _made_from(path: Path) -> dict[str, Any] | None:
-    """The flags in a file of `_note`; None if it is missing or damaged."""
-    try:
-        return read_json(path, mapping(anything), "pack again")
-    except UserError:
-        return None
+    write_record(_note(arguments, "packs"), _asked_of_packs(arguments, data_parallel))
 
 
 def _say(arguments: argparse.Namespace, step: str) -> None:

@@ -5,8 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
 
-from omnibal_ext.errors import UserError
-from omnibal_ext.packages import missing_package
+from omnibal_ext.errors import UserError, missing_package
 
 SUPPORTED = {"torch": ">=2.8,<3", "megatron-core": ">=0.19.2,<0.20"}
 PYTHON = ">=3.11,<3.14"

@@ -28,8 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats
-from omnibal_ext.layout.anneal import anneal
-from omnibal_ext.layout.changes import LAYOUTS, LISTS
+from omnibal_ext.layout.anneal import LAYOUTS, LISTS, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.state import Costs, State
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums

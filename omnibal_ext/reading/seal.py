@@ -23,14 +23,14 @@ def check_seal(manifest: Mapping[str, Any]) -> None:
         raise UserError(f"{FIELD} is not the hash of its content: damaged, or changed by hand")
 
 
-def check_if_sealed(record: Any, remedy: str) -> None:
+def check_if_sealed(record: Any) -> None:
     """`check_seal`, for a record that users may edit after removing the hash."""
     if not isinstance(record, Mapping) or FIELD not in record:
         return
     try:
         check_seal(record)
     except UserError as error:
-        raise UserError(f"{error}; {remedy}, or if you edited it take {FIELD} out of it") from None
+        raise UserError(f"{error}; if you edited it take {FIELD} out of it") from None
 
 
 def sealed_by(inner: Check[Value]) -> Check[Value]:

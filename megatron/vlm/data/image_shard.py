@@ -9,8 +9,8 @@ from torch.utils.data import Dataset
 from megatron.vlm.data.dataset import ChatDataset, Shown, read_tiles
 from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.microbatch import Grid, Microbatch
+from omnibal_ext.image_assignment import EncoderRank
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.tower_encoding import EncoderRank
 
 
 def numbered(packs: Iterable[int], microbatches: int) -> Iterator[tuple[int, int]]:

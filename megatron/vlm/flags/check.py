@@ -3,8 +3,7 @@
 from argparse import Namespace
 
 from megatron.vlm.flags.lists import ONLY, SET_BY, UNTESTED, each
-from megatron.vlm.flags.needs import NEEDS
-from megatron.vlm.flags.numbers import NUMBERS
+from megatron.vlm.flags.needs import NEEDS, NUMBERS
 from megatron.vlm.flags.parser import Parser
 from omnibal_ext.flags import flag_with_value, needs_missing, outside_intervals, shown
 

@@ -2,10 +2,13 @@
 
 import argparse
 import os
+import traceback
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron.training.argument_utils import ArgumentGroupFactory
@@ -125,3 +128,23 @@ def megatron_actions() -> list[argparse.Action]:
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     add_megatron_arguments(parser)
     return parser._actions
+
+
+@contextmanager
+def megatron_refusals() -> Iterator[None]:
+    """Context in which any exception of Megatron's parsing and validation becomes a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"Megatron refuses these flags: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """Return the error's text in one line; for an assertion without text, its condition and place."""
+    if text := " ".join(str(error).split()):
+        return text
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    condition = (frame.line or "").removeprefix("assert ").replace("args.", "")
+    return f"{condition} does not hold ({Path(frame.filename).name}:{frame.lineno})"

@@ -31,7 +31,7 @@ from megatron.vlm.monitoring.profile_check import ProfileCheck
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.platform import Moment, allocated_bytes
 from omnibal_ext.chain import TIMED_PART_OF
-from omnibal_ext.files.lines import JsonLines
+from omnibal_ext.files.records import JsonLines
 from omnibal_ext.schedules.actions import Action
 
 WARM_UP = 3  # iterations

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.launch.download import downloaded
+from omnibal_ext.launch.weights import downloaded
 
 FILES = {"config.json": b'{"model_type": "internvl"}', "model.safetensors": b"x" * 5000, "pytorch_model.bin": b"y"}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-FETCH = "import sys; from omnibal_ext.launch.download import downloaded; print(downloaded(sys.argv[1], quiet=False))"
+FETCH = "import sys; from omnibal_ext.launch.weights import downloaded; print(downloaded(sys.argv[1], quiet=False))"
 
 
 class Hub(BaseHTTPRequestHandler):

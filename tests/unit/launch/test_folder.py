@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnibal_ext import console, packages
+from omnibal_ext import console
 from omnibal_ext.console import follow_metrics
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch import versions
@@ -109,7 +109,7 @@ def test_what_is_not_installed_is_said_with_its_extra(monkeypatch: pytest.Monkey
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(versions, "version", version)
-    monkeypatch.setattr(packages, "find_spec", lambda _: None)
+    monkeypatch.setattr(errors, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"torch, which is not installed: pip install 'omnibal\[train\]'; in a clone"):
         versions.check_versions()
 

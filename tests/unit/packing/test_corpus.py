@@ -143,7 +143,6 @@ def test_the_report_draws_what_was_packed(tmp_path: Path) -> None:
     for said in (
         "Waste by kind",
         "ranks waiting: attention",
-        "less time than in random",
         "tokens per rank",
         "Left out",
     ):

@@ -18,10 +18,9 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
-from omnibal_ext.report.against_random import contributions, loads_of, random_index
-from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, faster_data, limit_of
-from omnibal_ext.report.on_time import on_time
-from omnibal_ext.report.packing import PackingView, _saved
+from omnibal_ext.report.against_random import contributions, random_index
+from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, faster_data, limit_of, on_time
+from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.timeline import Lane, Span, SpanPart, Timeline, predicted, recorded
 from omnibal_ext.schedules.actions import Action, Schedule, givers
 from omnibal_ext.schedules.placement import Placement
@@ -216,30 +215,6 @@ def sizes() -> Sizes:
     return Sizes.from_arrays(random.integers(0, 4, 240), random.integers(5, 60, 240))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_loads_are_of_the_packs_that_run(replicas: int, sizes: Sizes, tmp_path: Path) -> None:
-    options = PackOptions("isf", 4, 128, micro_batches=4 // replicas, data_parallel_size=replicas,
-                          last_iteration="empty")  # fmt: skip
-    index = build_index(sizes, tmp_path / "index", options, costs=COSTS)[0]
-    stream = PackStream(index, replicas, 4 // replicas)
-    found, samples = loads_of(index, COSTS, replicas), []
-    for step in range(stream.iterations_per_epoch):
-        work = []
-        for packs in stream.iteration(step).tolist():
-            held = [index.samples(pack) if pack >= 0 else np.zeros(0, int) for pack in packs]
-            samples.append(sum(map(len, held)))
-            each = []
-            for ids in held:
-                tiles, tokens = int(sizes.tiles[ids].sum()), sizes.tokens[ids]
-                square = int((tokens**2).sum())
-                each.append(3.0 * tiles + 2.0 * (tiles > 0) + 0.1 * int(tokens.sum()) + 1e-4 * square)
-            work += [sum(each)] if replicas > 1 else each
-        assert found.seconds[step].tolist() == pytest.approx(work)
-    assert found.samples == pytest.approx(sum(samples) / stream.iterations_per_epoch)
-    waits = 1 - found.seconds.mean(axis=1).sum() / found.seconds.max(axis=1).sum()
-    assert found.spread == pytest.approx(waits)
-
-
 def test_what_each_kind_of_balance_brings_is_samples_over_seconds(sizes: Sizes, tmp_path: Path) -> None:
     options = PackOptions("balanced", 4, 128, micro_batches=4, data_parallel_size=1)
     index = build_index(sizes, tmp_path / "index", options, costs=COSTS)[0]
@@ -264,18 +239,6 @@ def judged_packs(index: PackedIndex) -> PackSizes:
     packs = np.stack([stream.iteration(number) for number in chosen])
     loads = np.where(packs[..., None] < 0, 0, np.asarray(index.loads)[packs])
     return PackSizes(loads[..., 0], loads[..., 1], loads[..., 2])
-
-
-def test_what_packing_saves_is_the_time_of_a_sample(sizes: Sizes, tmp_path: Path) -> None:
-    options = PackOptions("balanced", 4, 128, micro_batches=2, data_parallel_size=2)
-    index = build_index(sizes, tmp_path / "index", options, costs=COSTS)[0]
-    said = _saved(index, sizes)
-    a_sample = []
-    for one in (index, random_index(index, sizes, tmp_path / "random")):
-        found = loads_of(one, COSTS, 2)
-        a_sample.append(sum(map(max, found.seconds.tolist())) / len(found.seconds) / found.samples)
-    assert said.startswith(f"A sample takes {1 - a_sample[0] / a_sample[1]:.0%} less time")
-    assert a_sample[0] < a_sample[1]
 
 
 def test_a_headline_counts_what_was_packed(sizes: Sizes, tmp_path: Path) -> None:
