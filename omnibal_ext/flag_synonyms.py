@@ -50,6 +50,7 @@ _FLAGS = {
     "nothing: --from has weights for the whole model": "--allow-missing-vision-projection-checkpoint",
     "nothing: adapters have no dropout": "--lora-dropout",
     "nothing: Megatron's --use-distributed-optimizer shards the optimizer": "--deepspeed",
+    "nothing: edit the profile.json that --output names, and take manifest_hash out of it": "--measured",
     "--output of tools/report.py, whose page draws the timelines": "--png",
     "RUN/checkpoints of tools/launch.py, unless it is told": "--save",
 }  # fmt: skip

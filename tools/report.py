@@ -61,15 +61,14 @@ def _subjects(arguments: argparse.Namespace) -> list[Subject]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = ToolParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", action="append", default=[], help="run folder of tools/launch.py; again for more")
-    parser.add_argument(
-        "--plan", action="append", default=[], help="plan.json alone, or of the one --run; again for more"
-    )
-    parser.add_argument("--profile", help="its profile.json (default: the one beside the plan)")
-    parser.add_argument("--packs", help="packed index to predict on (default: the run's, or full budgets)")
-    parser.add_argument("--output", metavar="FILE", help="write the page")
-    parser.add_argument("--trace", metavar="FILE", help="write the timelines in Chrome's trace format, for Perfetto")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add = parser.add_argument
+    add("--run", action="append", default=[], help="run folder of tools/launch.py; again for more")
+    add("--plan", action="append", default=[], help="plan.json alone, or of the one --run; again for more")
+    add("--profile", help="its profile.json (default: the one beside the plan)")
+    add("--packs", help="packed index to predict on (default: the run's, or full budgets)")
+    add("--output", metavar="FILE", help="write the page")
+    add("--trace", metavar="FILE", help="write the timelines in Chrome's trace format, for Perfetto")
+    add("--json", action="store_true", help="print one JSON object")
     return parser
 
 

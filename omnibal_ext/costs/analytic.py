@@ -1,7 +1,7 @@
 """Profiles without a device: operation counts divided by published peaks times the efficiencies stated here.
 
-A measured profile has the same fields, and can replace some or all of the figures (`Profile.replaced_by`). Operations
-and bytes of layers are counted in `works.layer_works`. On one of t tensor-parallel ranks:
+A measured profile has the same fields. Operations and bytes of layers are counted in `works.layer_works`. On one of t
+tensor-parallel ranks:
 
     attention   backward takes 2.5 times the operations of forward (FlashAttention-2, arXiv 2307.08691)
     links       two all-reduces of n h 2 bytes forward, two backward; each moves 2 (t - 1) / t times its bytes

@@ -61,28 +61,24 @@ def widths(text: str) -> str:
 
 def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a run from conversations."""
-    group = parser.add_argument_group("conversations, instead of --data and --packs")
-    group.add_argument(
-        "--input", nargs="+", metavar="FILE", help="files of conversations, see tools/preprocess_data.py"
-    )
-    group.add_argument("--image-root", metavar="FOLDER", help="where image paths start from (default: at each file)")
-    group.add_argument("--chat-template", help="if the model's folder has none")
-    group.add_argument("--max-tiles", type=int, help="of a conversation; at native resolution patches of an image")
-    group.add_argument("--max-pixels", type=int, help="most pixels of an image, for models at native resolution")
-    group.add_argument("--max-tokens", type=int, help="most tokens of a sample; longer ones are left out, or shortened")
-    group.add_argument("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
-    group.add_argument("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
-    group.add_argument("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
-    group.add_argument(
+    add = parser.add_argument_group("conversations, instead of --data and --packs").add_argument
+    add("--input", nargs="+", metavar="FILE", help="files of conversations, see tools/preprocess_data.py")
+    add("--image-root", metavar="FOLDER", help="where image paths start from (default: at each file)")
+    add("--chat-template", help="if the model's folder has none")
+    add("--max-tiles", type=int, help="of a conversation; at native resolution patches of an image")
+    add("--max-pixels", type=int, help="most pixels of an image, for models at native resolution")
+    add("--max-tokens", type=int, help="most tokens of a sample; longer ones are left out, or shortened")
+    add("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
+    add("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
+    add("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
+    add(
         "--widths", type=widths, default=ONE_RANK, metavar="W,W...",
         help="ranks that may run a pack together, see tools/pack_data.py; needs --llm-budget, of one rank",
     )  # fmt: skip
-    group.add_argument("--held-out", type=float, metavar="SHARE", help="evaluate on these samples, train on the rest")
-    group.add_argument("--workers", type=int, default=1, help="processes that preprocess")
-    group.add_argument("--max-rejects", type=int, help="conversations that may be left out (default: 1%%, at least 10)")
-    group.add_argument(
-        "--micro-batches", type=int, help=f"packs per rank and iteration (default: {MICRO_BATCHES} per pipeline rank)"
-    )
+    add("--held-out", type=float, metavar="SHARE", help="evaluate on these samples, train on the rest")
+    add("--workers", type=int, default=1, help="processes that preprocess")
+    add("--max-rejects", type=int, help="conversations that may be left out (default: 1%%, at least 10)")
+    add("--micro-batches", type=int, help=f"packs per rank and iteration (default: {MICRO_BATCHES} per pipeline rank)")
 
 
 def refuse_sizes_alone(model: str) -> None:

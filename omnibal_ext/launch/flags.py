@@ -38,47 +38,43 @@ NEEDS = (
     Need(
         "epochs",
         "to be given without --train-iters, which sets the length too",
-        lambda arguments: "--train-iters" not in flags_in(arguments.megatron),
+        lambda given: "--train-iters" not in flags_in(given.megatron),
     ),
     Need(
         """
         chat_template micro_batches max_tiles max_pixels max_tokens shorten vit_budget llm_budget widths held_out
         """,
         "--input: existing datasets and packs are used as they are",
-        lambda arguments: not (arguments.data or arguments.packs),
+        lambda given: not (given.data or given.packs),
     ),
     Need(
         "widths",
         "--llm-budget TOKENS, for one rank: the default holds the longest sample on one rank",
-        lambda arguments: arguments.llm_budget,
+        lambda given: given.llm_budget,
     ),
     Need(
         "held_out",
         "to be given without --eval-data, which is the held-out data",
-        lambda arguments: not (arguments.eval_data or arguments.eval_packs),
+        lambda given: not (given.eval_data or given.eval_packs),
     ),
     Need(
         "save_hf",
         "to be given without --no-save: the weights are written next to the saves",
-        lambda arguments: not arguments.no_save,
+        lambda given: not given.no_save,
     ),
-    Need(
-        "no_save",
-        "to be given without --save",
-        lambda arguments: "--save" not in flags_in(arguments.megatron),
-    ),
+    Need("no_save", "to be given without --save", lambda given: "--save" not in flags_in(given.megatron)),
     Need(
         "analytic repack replan method schedule tower recompute virtual_pipeline_model_parallel_size",
         "to be given without --plan: an existing plan is used as it is",
-        lambda arguments: not arguments.plan,
+        lambda given: not given.plan,
     ),
     Need(
         "replan",
         "to be given without --repack: a run keeps its packs; give them by --packs RUN/packs",
-        lambda arguments: not arguments.repack,
+        lambda given: not given.repack,
     ),
-    Need("analytic", "to be given without --profile, which has the costs", lambda arguments: not arguments.profile),
-    Need("nnodes", "--rdzv-endpoint HOST:PORT of the first node", lambda arguments: arguments.rdzv_endpoint),
+    Need("analytic", "to be given without --profile, which has the costs", lambda given: not given.profile),
+    Need("nnodes", "--rdzv-endpoint HOST:PORT of the first node", lambda given: given.rdzv_endpoint),
 )
 
 

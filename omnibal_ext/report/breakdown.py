@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from omnibal_ext.costs.corrected import EXCHANGE, OTHER
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.report.timeline import EXCHANGE, OTHER, Lane, Span, Timeline
+from omnibal_ext.report.timeline import Lane, Span, Timeline
 from omnibal_ext.schedules.actions import givers
 from omnibal_ext.units import GIB
 

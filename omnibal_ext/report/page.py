@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from omnibal_ext.chain import layer_names
+from omnibal_ext.costs.corrected import EXCHANGE
 from omnibal_ext.plan import layer_ranges
 from omnibal_ext.plan_tower import choice_in_words
 from omnibal_ext.report import draw
@@ -31,7 +32,7 @@ from omnibal_ext.report.breakdown import (
 )
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.subject import Subject
-from omnibal_ext.report.timeline import EXCHANGE, Timeline
+from omnibal_ext.report.timeline import Timeline
 
 
 def heading(subject: Subject) -> list[tuple[str, str]]:

@@ -129,7 +129,6 @@ COMMANDS: list[tuple[str, str, tuple[str, ...]]] = [
     ("report", "--plan PLAN --profile PROFILE --packs X --output OUT", ("packs",)),
     ("profile_layers", "--model X --vit-budget 4 --llm-budget 64 --analytic h100 --output OUT", BARE),
     ("profile_layers", "--model X --vit-budget 4 --llm-budget 64 --output OUT", BARE),
-    ("profile_layers", "--model tiny --vit-budget 4 --llm-budget 64 --analytic h100 --measured X --output OUT", ()),
     ("plan_layout", f"--analytic h100 --model X --budgets 4x64 --tensor-sizes 1 {HALVES} --output OUT", BARE),
     ("plan_layout", f"--profile PROFILE --packs X {HALVES} --output OUT", ("packs",)),
     ("plan_layout", f"--profile X {HALVES} --output OUT", ()),

@@ -65,26 +65,6 @@ def test_only_an_idle_layer_may_have_no_backward() -> None:
         Profile.from_record(_profile(frozen=("eyes",)).to_record())
 
 
-def test_measured_lines_replace_analytic_ones() -> None:
-    fitted = {**_profile().layers, "llm": _cost(forward_fit=(1, 2, 3))}
-    analytic = _profile(transfer_seconds_per_byte=0.5, layers=fitted)
-    both = analytic.replaced_by({"model_hash": "aa", "layers": {"llm": {"forward_seconds": 7.0, "kept_bytes": None}}})
-    assert both.layers["llm"] == _cost(forward_seconds=7.0)  # without the fit, which gave other seconds
-    assert both.layers["vit"] == COST
-    assert both.transfer_seconds_per_byte == 0.5
-    plain = ("transfer_seconds_per_byte", "transfer_latency_seconds", "action_seconds", "iteration_seconds",
-             "overhead_bytes")  # fmt: skip
-    for number, name in enumerate(plain, start=2):
-        other = analytic.replaced_by({name: number})
-        assert {each: getattr(other, each) for each in plain} == {
-            **{each: getattr(analytic, each) for each in plain}, name: number
-        }  # fmt: skip
-    with pytest.raises(UserError, match="vit_budget is 5, not 4"):
-        analytic.replaced_by({"vit_budget": 5})
-    with pytest.raises(UserError, match="layer llm: forward_seconds is -1"):
-        analytic.replaced_by({"layers": {"llm": {"forward_seconds": -1.0}}})
-
-
 @pytest.mark.parametrize("fit", [None, (0.5, 2.0, 0.0)])
 def test_a_pack_without_tiles_costs_the_vision_kinds_zeros_for_their_gradients(fit: Fit | None) -> None:
     vit = _cost(forward_fit=fit, backward_fit=fit, empty_seconds=0.25)

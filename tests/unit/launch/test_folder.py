@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnibal_ext import console
+from omnibal_ext import console, errors
 from omnibal_ext.console import follow_metrics
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch import versions

@@ -6,11 +6,12 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from omnibal_ext.costs.corrected import EXCHANGE
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.report.breakdown import _twice, breakdown
 from omnibal_ext.report.draw import timeline_svg
-from omnibal_ext.report.timeline import EXCHANGE, packs_of_record, predicted, recorded
+from omnibal_ext.report.timeline import packs_of_record, predicted, recorded
 from omnibal_ext.report.trace import trace
 from omnibal_ext.schedules.placement import Placement
 from tests.unit.layout.instances import make_profile
