@@ -31,7 +31,6 @@ from omnibal_ext.files.locks import only_job
 from omnibal_ext.flags import ToolParser, flag_name, refuse_unprintable
 from omnibal_ext.launch.candidates import measured_best, print_trials, trial_flags
 from omnibal_ext.launch.check import Report, check
-from omnibal_ext.launch.command import ranks_command, torchrun_words, trainer_words
 from omnibal_ext.launch.conversations import (
     add_conversation_flags,
     are_made,
@@ -43,7 +42,16 @@ from omnibal_ext.launch.conversations import (
     refuse_sizes_alone,
     say_unused,
 )
-from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced, save_in_run
+from omnibal_ext.launch.flags import (
+    NEEDS,
+    NUMBERS,
+    flags_in,
+    ranks_command,
+    refuse_misplaced,
+    save_in_run,
+    torchrun_words,
+    trainer_words,
+)
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, number_old_files, refuse_used
 from omnibal_ext.launch.longest import longest_sample
 from omnibal_ext.launch.planning import SWITCHES, Planning, plan_of_budgets, provisional_plan

@@ -28,7 +28,7 @@ from omnibal_ext.packing.packers.budgets import BudgetTrial, choose_budgets, rea
 from omnibal_ext.packing.widths import NODE_RANKS, read_widths, widths_for
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
-from omnibal_ext.report.page import packing_report
+from omnibal_ext.report.page import report
 from omnibal_ext.sizes import load_columns, sizes_files
 
 SHOWN_TRIALS = 3
@@ -289,7 +289,7 @@ def main() -> None:
         np.save(arguments.dump_iterations, epoch_iterations(stream), allow_pickle=False)
     if arguments.report:
         view = PackingView.of_summary(index, corpus, summary, [asdict(trial) for trial in trials])
-        write_text(Path(arguments.report), packing_report(view))
+        write_text(Path(arguments.report), report([], [view]))
     if arguments.json:
         print_json({**asdict(summary), "faults": found, "tried": [asdict(trial) for trial in trials]})
     else:

@@ -41,10 +41,10 @@ from megatron.vlm.monitoring.meters import EvaluationMeter, Tally, Throughput, T
 from megatron.vlm.monitoring.profile_check import ProfileCheck
 from megatron.vlm.monitoring.recorder import Recorder, recorded_iterations
 from megatron.vlm.monitoring.stage_meter import StageMeter
+from megatron.vlm.pipeline.communicator import Teams
 from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.rank_packs import RankPacks
 from megatron.vlm.pipeline.stage import Stage, stage_number
-from megatron.vlm.pipeline.teams import Teams
 from megatron.vlm.pipeline.tied import embedding_ranks
 from megatron.vlm.pipeline.tower import owned_links
 from megatron.vlm.preflight.findings import refuse

@@ -13,11 +13,7 @@ from omnibal_ext.costs.corrected import EXCHANGE
 from omnibal_ext.plan import layer_ranges
 from omnibal_ext.plan_tower import choice_in_words
 from omnibal_ext.report import draw
-from omnibal_ext.report.against_random import (
-    contributions,
-    random_index,
-    sizes_of,
-)
+from omnibal_ext.report.against_random import contributions, random_index, sizes_of
 from omnibal_ext.report.breakdown import (
     CAUSES,
     FILL,
@@ -169,11 +165,6 @@ class SubjectView:
         return "predicted" if self.subject.index else "predicted for packs that fill both budgets; --packs names others"
 
     @property
-    def heading(self) -> list[tuple[str, str]]:
-        """(what, value) of the plan or run."""
-        return heading(self.subject)
-
-    @property
     def changes(self) -> list[Change]:
         """Suggested changes."""
         found = changes(self.subject.problem, self.subject.layout)
@@ -264,16 +255,11 @@ class SubjectView:
 
 
 def report(subjects: Sequence[Subject], packings: Sequence[PackingView] = ()) -> str:
-    """The HTML page about plans and runs, next to each other where there are several, and about packed indexes."""
+    """The HTML page about plans and runs (or none), next to each other where there are several, and packed indexes."""
     views = [SubjectView.of(subject) for subject in subjects]
     causes = [(_css(cause), cause, BECAUSE[cause]) for cause in CAUSES]
     template = TEMPLATES.get_template("report.html")
-    return template.render(causes=causes, faster=_faster(views), views=views, packings=packings)
-
-
-def packing_report(packing: PackingView) -> str:
-    """The HTML page about a packed index alone."""
-    return report([], [packing])
+    return template.render(causes=causes, faster=_faster(views), heading=heading, views=views, packings=packings)
 
 
 def comparison_page(

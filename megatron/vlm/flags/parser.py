@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 from megatron.training.argument_utils import ArgumentGroupFactory
 from megatron.training.arguments import add_megatron_arguments
 
-from megatron.vlm.flags.instead import instead_of
-from megatron.vlm.flags.lists import ALLOWED, SET_BY
+from megatron.vlm.flags.lists import ALLOWED, SET_BY, instead_of
 from omnibal_ext.errors import UserError
 from omnibal_ext.flag_synonyms import SYNONYMS, suggestion
 from omnibal_ext.flags import refuse_unprintable, without_defaults

@@ -3,8 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from megatron.vlm.flags.instead import INSTEAD
-from megatron.vlm.flags.lists import OBEYED, ONLY, SET, UNTESTED
+from megatron.vlm.flags.lists import INSTEAD, OBEYED, ONLY, SET, UNTESTED
 from megatron.vlm.flags.needs import NEEDS, NUMBERS
 from megatron.vlm.flags.parser import megatron_actions
 from omnibal_ext.flags import flag_name, shown

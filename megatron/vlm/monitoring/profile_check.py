@@ -13,7 +13,7 @@ from megatron.vlm.monitoring.journal import Journal
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
-from omnibal_ext.report.against_profile import against_profile
+from omnibal_ext.report.subject import against_profile
 from omnibal_ext.run_metrics import noted_inputs
 
 WARM_UP, COMPARED = 3, 3

@@ -7,8 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from megatron.vlm.arguments import add_vlm_arguments
-from megatron.vlm.flags.instead import INSTEAD
-from megatron.vlm.flags.lists import ALLOWED, OBEYED, ONLY, SET, SET_BY, UNTESTED
+from megatron.vlm.flags.lists import ALLOWED, INSTEAD, OBEYED, ONLY, SET, SET_BY, UNTESTED
 from megatron.vlm.flags.parser import Parser, megatron_actions
 from megatron.vlm.flags.table import document
 from omnibal_ext.flag_synonyms import SYNONYMS
