@@ -22,7 +22,7 @@ from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.formats import OLD_RECOMPUTE, PLAN, PLAN_COUNTS
 from omnibal_ext.output import say
 from omnibal_ext.plan_tower import Tower
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 from omnibal_ext.schedules.actions import Action, Schedule, check_packs
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import check_schedule

@@ -11,8 +11,7 @@ import numpy as np
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.files.checksums import sha256_of, verify_checksums
-from omnibal_ext.files.records import write_text
+from omnibal_ext.files.records import sha256_of, verify_checksums, write_text
 from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons

@@ -19,8 +19,7 @@ from megatron.training.global_vars import set_global_variables
 from megatron.vlm import core_patches, log_noise, platform
 from megatron.vlm.defaults import FIXED, preset_defaults
 from megatron.vlm.evaluation import set_evaluation
-from megatron.vlm.flags.check import missing_needs, refused_values, untested
-from megatron.vlm.flags.parser import Parser, megatron_refusals
+from megatron.vlm.flags.parser import Parser, megatron_refusals, missing_needs, refused_values, untested
 from omnibal_ext.adapters import Adapters, check_adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks

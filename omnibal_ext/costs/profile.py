@@ -36,7 +36,7 @@ from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.flow import features_after
 from omnibal_ext.formats import PROFILE
 from omnibal_ext.reading.checks import integer, is_number, listing, shown
-from omnibal_ext.reading.seal import FIELD, sealed
+from omnibal_ext.reading.document import FIELD, sealed
 
 SCHEMA_VERSION = 1
 LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "carried_after")

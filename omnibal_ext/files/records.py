@@ -1,18 +1,21 @@
-"""JSON files that one program writes, atomically, and another reads; and files to which a run appends lines."""
+"""JSON files that one program writes, atomically, and another reads; files to which a run appends lines; and
+the SHA-256 of files, which a manifest lists."""
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError, from_os_error
 from omnibal_ext.output import say
 from omnibal_ext.reading.checks import Value, shown
-from omnibal_ext.reading.document import read_json
-from omnibal_ext.reading.seal import check_if_sealed
+from omnibal_ext.reading.document import check_if_sealed, read_json
+from omnibal_ext.reading.files import open_plain
 
 
 def read_record(path: str | os.PathLike[str], what: str, tool: str, build: Callable[[Any], Value]) -> Value:
@@ -115,3 +118,28 @@ def _end_of_lines(file: Any) -> int:
             return start + found + 1
         end = start
     return 0
+
+
+THREADS = min(8, os.cpu_count() or 1)
+"""hashlib releases the GIL."""
+
+
+def sha256_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal text."""
+    with open_plain(path, "see that it is there") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of files of a folder by name, computed in several threads."""
+    ordered = list(names)
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(ordered, pool.map(sha256_of, (folder / name for name in ordered)), strict=True))
+
+
+def verify_checksums(folder: Path, expected: Mapping[str, str], remedy: str) -> None:
+    """Hash the files and compare. Raises UserError naming the first that is damaged or missing."""
+    found = checksums_of(folder, expected)
+    for name, checksum in expected.items():
+        if found[name] != checksum:
+            raise UserError(f"{folder / name}: damaged: its checksum is not the manifest's; {remedy}")

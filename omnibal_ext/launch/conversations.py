@@ -16,9 +16,8 @@ from typing import Any
 from omnibal_ext.architectures.folder import find_config
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.files.folders import refuse_no_images
-from omnibal_ext.files.records import write_record
+from omnibal_ext.files.records import sha256_of, write_record
 from omnibal_ext.flags import as_flags, flag_name
 from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import is_made, remove_unused

@@ -14,8 +14,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.console import print_json
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import sha256_of
-from omnibal_ext.files.records import write_record
+from omnibal_ext.files.records import sha256_of, write_record
 from omnibal_ext.flags import as_flags, flag_name
 from omnibal_ext.launch.folder import PLAN, is_made, remove_unused
 from omnibal_ext.launch.processes import run_python

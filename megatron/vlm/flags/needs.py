@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from megatron.vlm import platform, rates
 from omnibal_ext import adapters, trainer_flags
-from omnibal_ext.flags import Interval, Need, flag_name, is_integer
+from omnibal_ext.flags import Interval, Need, flag_name
 
 
 def decay_iterations(args: Namespace) -> int:
@@ -140,7 +140,7 @@ NEEDS = (
          lambda args: args.fp16 and not args.loss_scale),
     Need("initial_loss_scale min_loss_scale", "a --min-loss-scale that is no higher than --initial-loss-scale",
          lambda args: args.min_loss_scale <= args.initial_loss_scale),
-    Need("loss_scale_window", "to be a whole number", lambda args: is_integer(args.loss_scale_window)),
+    Need("loss_scale_window", "to be a whole number", lambda args: float(args.loss_scale_window).is_integer()),
     Need("fp8_recipe first_last_layers_bf16", "--fp8-format", lambda args: args.fp8),
     Need("moe_router_dtype", "a --model with experts", lambda args: args.num_experts),
     # evaluation and checkpoints

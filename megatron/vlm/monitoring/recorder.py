@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.exchange import watched
-from megatron.vlm.monitoring.profile_check import ProfileCheck
+from megatron.vlm.monitoring.stage_meter import ProfileCheck
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.platform import Moment, allocated_bytes
 from omnibal_ext.chain import TIMED_PART_OF

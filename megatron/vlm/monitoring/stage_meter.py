@@ -1,4 +1,5 @@
-"""Measures seconds of every stage, the bubble and peak bytes of every rank, for the run's metrics.
+"""Measures seconds of every stage, the bubble and peak bytes of every rank, for the run's metrics; and compares those
+of each part of the model in its first iterations with the plan's profile.
 
 1. The first iterations warm up and are not timed.
 2. In all others, events are recorded before and after every action. They are read at the end of the iteration, when the
@@ -8,15 +9,21 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
+from megatron.vlm.monitoring.journal import Journal
 from megatron.vlm.monitoring.meters import all_gathered
 from megatron.vlm.platform import Moment, peak_bytes, to_device
+from omnibal_ext.costs.profile import Profile
+from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
+from omnibal_ext.report.subject import against_profile
+from omnibal_ext.run_metrics import noted_inputs
 from omnibal_ext.schedules.actions import VISION, Action
 
 WARM_UP = 2  # iterations
@@ -102,3 +109,63 @@ def bubble(worked: Tensor, spans: Tensor) -> float:
     """
     total = spans.amax(dim=1) * spans.shape[1]
     return (1 - worked.sum(dim=(1, 3)) / total.clamp(min=1e-12)).mean().item()
+
+
+SKIPPED, COMPARED = 3, 3
+"""Iterations after a start that are not compared with the profile, and how many then are."""
+
+
+class ProfileCheck:
+    """Chooses the iterations to record, the same on every rank, and compares them on the rank that gets the records.
+
+    iterations since the start   1  2  3  [4]  5  [6]  7  [8]     [recorded], as for timeline.jsonl
+
+    The rank that writes metrics.jsonl compares once: a table in the log, and a line from which `tools/launch.py
+    --replan` makes a new plan.
+    """
+
+    def __init__(self, plan: Plan, plan_path: Path, metrics_file: Path, journal: Journal) -> None:
+        self.plan, self.journal = plan, journal
+        self.plan_path, self.metrics_file = plan_path, metrics_file
+        self.first = 0
+        self.records: list[dict[str, Any]] = []
+        self.done = False
+
+    def wants(self, number: int) -> bool:
+        """Whether to record iteration `number` (0: evaluation), never two in succession.
+
+        The first number asked for is the first iteration of this start.
+        """
+        self.first = self.first or number
+        return number - self.first in range(SKIPPED, SKIPPED + 2 * COMPARED, 2)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Take a recorded iteration, a record as in timeline.jsonl."""
+        if record["iteration"] >= self.first + SKIPPED and not self.done:
+            self.records.append(record)
+            if len(self.records) == COMPARED:
+                self.close()
+
+    def close(self) -> None:
+        """Compare what was recorded so far; called when it is enough, or training has ended."""
+        self.done, records = True, self.records
+        if records and (profile := self._profile()):
+            numbers = [record["iteration"] for record in records]
+            compared = against_profile(self.plan, profile, records)
+            self.journal.profile_check(numbers, self.plan.model_hash, profile.hash, compared)
+        self.records = []
+
+    def _profile(self) -> Profile | None:
+        """Return the plan's profile, by the launcher's inputs.json or next to the plan; None if not found."""
+        try:
+            noted: dict[str, str] = noted_inputs(self.metrics_file.parent)
+        except UserError:
+            noted = {}
+        next_to_plan = self.plan_path.with_name("profile.json")
+        for path in (noted.get("profile", next_to_plan), next_to_plan):
+            try:
+                if (profile := Profile.load(path)).hash == self.plan.profile_hash:
+                    return profile
+            except UserError:
+                continue
+        return None

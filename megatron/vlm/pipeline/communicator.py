@@ -3,7 +3,7 @@
 Wherever the placement has activations travel from one rank to another there are two channels: activations go one way,
 gradients the other. (Two ranks of a V have four: there activations go both ways.) Each channel is a process group of
 its own, so a message waits only for those before it on its own channel, and they are taken in the order in which they
-were sent (`omnibal_ext.schedules.posting`): ranks are free in all else. All channels are opened at the start, in one
+were sent (`omnibal_ext.schedules.program`): ranks are free in all else. All channels are opened at the start, in one
 order on all ranks: NCCL would open each at its first message, where the neighbours of a rank disagree on which comes
 first.
 

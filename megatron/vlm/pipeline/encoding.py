@@ -27,7 +27,7 @@ from megatron.vlm.pipeline.iteration import Iteration
 from megatron.vlm.pipeline.tower import Tower
 from omnibal_ext.image_assignment import assign_units, parts_of
 from omnibal_ext.schedules.actions import Action
-from omnibal_ext.schedules.posting import Post
+from omnibal_ext.schedules.program import Post
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from omnibal_ext.image_assignment import parts_of
 from omnibal_ext.plan_tower import Tower as TowerPlan
 from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs, counts_of, has_weight_gradients
 from omnibal_ext.schedules.placement import Placement
-from omnibal_ext.schedules.posting import Post, Postings, with_posts
+from omnibal_ext.schedules.program import Post, Postings, with_posts
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
 from omnibal_ext.schedules.weaving import with_encoding
 

@@ -17,9 +17,8 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.communicator import ACTIVATION, GRADIENT, Communicator
 from megatron.vlm.pipeline.executor import Executor
-from megatron.vlm.profiling.stage_pass import StagePass, wrapped_stage
+from megatron.vlm.profiling.stage_pass import StagePass, synthetic_pack, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Stopwatch, Timer
-from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext.architectures.architecture import Architecture
 
 FEW, MANY = (1, 2) if platform.HAS_CUDA else (2, 10)

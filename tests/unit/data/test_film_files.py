@@ -19,7 +19,7 @@ from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.families.media import VIDEO_RULES
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 from tests.unit.data.clips import TURNS
 from tests.unit.data.films_made import FILMS, MadeFilm, even, passing, write_film
 from tests.unit.data.test_videos import RULES, SHOWN, made, oracle, written

@@ -10,7 +10,7 @@ from megatron.vlm.arguments import add_vlm_arguments
 from megatron.vlm.flags.lists import ALLOWED, INSTEAD, OBEYED, ONLY, SET, SET_BY, UNTESTED
 from megatron.vlm.flags.parser import Parser, megatron_actions
 from megatron.vlm.flags.table import document
-from omnibal_ext.flag_synonyms import SYNONYMS
+from omnibal_ext.flags import SYNONYMS
 
 ROOT = Path(__file__).parents[3]
 LISTED = Counter(flag for table in (OBEYED, SET, UNTESTED) for flags in table.values() for flag in flags.split())

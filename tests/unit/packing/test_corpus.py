@@ -20,7 +20,7 @@ from omnibal_ext.packing.index.histograms import bar_line
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import METHODS, PackOptions
 from omnibal_ext.packing.pack_epoch import pack_epoch
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import report
 from omnibal_ext.sizes import Sizes, sizes_files

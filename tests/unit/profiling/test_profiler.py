@@ -21,8 +21,8 @@ from megatron.vlm.profiling.action_costs import TransferCosts, measure_actions
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import KindMeasurement, _consecutive, fit_seconds
 from megatron.vlm.profiling.profiler import ProfileJob, fit_line, measure_profile, seconds_of_weights, step_seconds
+from megatron.vlm.profiling.stage_pass import synthetic_pack
 from megatron.vlm.profiling.stopwatch import WARM_UP, Run, Stopwatch, at_usual_pace
-from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
 from tests.distributed import harness, late_bytes
