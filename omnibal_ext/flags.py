@@ -290,7 +290,7 @@ _FLAGS = {
     "RUN/checkpoints of tools/launch.py, unless it is told": "--save",
 }  # fmt: skip
 SYNONYMS = {flag: here for here, flags in _FLAGS.items() for flag in flags.split()}
-"""Our flag, or a remark, by that of another trainer: of transformers, LLaMA-Factory, ms-swift, Megatron-LM's examples."""
+"""Our flag, or a remark, by that of another trainer: transformers, LLaMA-Factory, ms-swift, Megatron-LM's examples."""
 
 
 def suggestion(flag: str, known: Iterable[str], near: float = 0.7) -> str:

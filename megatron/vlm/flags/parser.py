@@ -1,6 +1,5 @@
 """Megatron's argument parser with our flags; says each error, and each flag that would not be obeyed, in one line."""
 
-import argparse
 import os
 import traceback
 from argparse import SUPPRESS, ArgumentParser, Namespace
@@ -129,13 +128,6 @@ def _or_value_error(read: Any, name: str) -> Callable[[str], Any]:
 
     reading.__name__ = name
     return reading
-
-
-def megatron_actions() -> list[argparse.Action]:
-    """Return the flags of the installed Megatron, without --help."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    add_megatron_arguments(parser)
-    return parser._actions
 
 
 @contextmanager
