@@ -18,16 +18,6 @@ def device_key(name: str) -> str | None:
     return next((key for key in DEVICES if key in name.lower()), None)
 
 
-def efficiencies(key: str, reached: Mapping[str, float]) -> dict[str, float]:
-    """Return fractions of a device's published peaks; `reached`: operations and bytes a second measured."""
-    device = DEVICES[key]
-    return {
-        "matrix_efficiency": reached["matrix_flops"] / device.flops,
-        "attention_efficiency": reached["attention_flops"] / device.flops,
-        "bandwidth_efficiency": reached["memory_bytes_a_second"] / device.memory_bandwidth,
-    }
-
-
 def measured_device(key: str, folder: Path = RESULTS) -> Device | None:
     """Return the device `key` with measured efficiencies; None if not measured.
 

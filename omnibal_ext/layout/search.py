@@ -13,7 +13,7 @@ from omnibal_ext.layout.joint import joint_search
 from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weights
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
-from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
+from omnibal_ext.layout.recompute import fewest_that_fit, recompute_all
 from omnibal_ext.layout.tables import KIND_OF_WAY, WHOLE
 from omnibal_ext.plan import Plan, StagePlan
 from omnibal_ext.schedules.schedule import build_schedule
@@ -103,7 +103,7 @@ def _fastest_start(
 
 
 def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> list[Candidate]:
-    """The joint search from where all other methods end, and from cuts that are even in whole time, or lean."""
+    """The joint search from where all other methods end, and from cuts that are even in whole time."""
     layouts: list[Layout] = []
     for method in METHODS[:-1]:
         with suppress(UserError):  # a method that finds nothing that fits, or lacks figures, gives no start
@@ -114,7 +114,6 @@ def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> l
     again[KIND_OF_WAY[WHOLE]] += tables.recompute[WHOLE].sum(axis=(1, 2))
     weights = (whole, again)
     starts = [even_edges(problem.per_layer(weight), problem.stages) for weight in weights]
-    starts.append(leanest_edges(problem))
     return [Candidate(*one) for one in joint_search(problem, starts, layouts, seconds)[:top_k]]
 
 

@@ -120,7 +120,6 @@ COMMANDS: list[tuple[str, str, tuple[str, ...]]] = [
     ("examples.demo.evaluate", "--model X --load X --data DATA --tokenizer-model TOKENIZER", ()),
     ("examples.demo.evaluate", "--model tiny --load X --data DATA --tokenizer-model TOKENIZER", ()),
     ("examples.demo.evaluate", "--model tiny --load X --data X --tokenizer-model X", ()),
-    ("compare_runs", "--baseline X --run X", ()),
     ("level_packs", "X --data-parallel-size 2", ()),
     ("report", "--run X --output OUT", ()),
     ("report", "--run X --trace OUT --json", ()),

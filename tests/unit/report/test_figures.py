@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.demo import compare
+from examples.demo.compare import summary
 from examples.demo.evaluate import share_right
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
@@ -29,8 +31,6 @@ from omnibal_ext.schedules.schedule import build_schedule, placement_of
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
 from tests.unit.layout.instances import make_profile, random_problem
-from tools import compare_runs
-from tools.compare_runs import summary
 
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4}})
 
@@ -288,8 +288,8 @@ def test_the_last_run_is_compared_with_all_others_and_with_the_baseline_last(
         evaluation = {"share_right": share, "standard_error": 0.0125}
         (tmp_path / name / "evaluation.json").write_text(json.dumps(evaluation))
     runs = ["--run", str(tmp_path / "careful"), "--run", str(tmp_path / "balanced")]
-    monkeypatch.setattr("sys.argv", ["compare_runs.py", "--baseline", str(tmp_path / "baseline"), *runs])
-    compare_runs.main()
+    monkeypatch.setattr("sys.argv", ["compare.py", "--baseline", str(tmp_path / "baseline"), *runs])
+    compare.main()
     *table, second, last = capsys.readouterr().out.splitlines()
     assert second == "balanced / careful samples per second: 1.60x"
     assert last == "balanced / baseline samples per second: 4.00x"
