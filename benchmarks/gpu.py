@@ -55,7 +55,7 @@ from omnibal_ext import console
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.costs.analytic import DEVICES
-from omnibal_ext.costs.measured import RESULTS, device_key
+from omnibal_ext.costs.operations import RESULTS, device_key
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError, run_tool

@@ -26,7 +26,7 @@ from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS, chain_kind
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
-from omnibal_ext.costs.measured import measured_device
+from omnibal_ext.costs.operations import measured_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.costs.works import IMAGE_PATCHES
 from omnibal_ext.errors import UserError, run_tool

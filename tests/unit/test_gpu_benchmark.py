@@ -11,7 +11,7 @@ import pytest
 from benchmarks import bare, gpu, gpu_answers, gpu_cards, gpu_packs
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
-from omnibal_ext.costs.measured import device_key, measured_device
+from omnibal_ext.costs.operations import device_key, measured_device
 from omnibal_ext.errors import UserError
 from tests.long import short
 from tests.programs import ENGINE, PLAIN, ROOT, fresh_python, result_of, run_ranks
