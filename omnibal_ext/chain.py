@@ -2,7 +2,8 @@
 
     patch_embed | vit.0 .. vit.n-1 | projector | word_embed | llm.0 .. llm.m-1 | head
 
-A chain is the tuple of the layers' kinds; a layer's id is its index in it.
+In models that hear, audio_embed | audio.0 .. | audio_projector come first. A chain is the tuple of the layers' kinds; a
+layer's id is its index in it.
 """
 
 import re
@@ -10,15 +11,27 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
+AUDIO_KINDS = ("audio_embed", "audio", "audio_projector")
+"""Kinds whose work grows with a pack's mel frames, and that a pack without sounds passes by."""
 VISION_KINDS = ("patch_embed", "vit", "projector")
-"""Kinds whose work grows with a pack's tiles, and that a pack without tiles passes by; the others' grows with its
-tokens."""
-RECOMPUTABLE_KINDS = ("vit", "llm")
-ADAPTABLE_KINDS = ("vit", "projector", "llm")
+"""Kinds whose work grows with a pack's tiles, and that a pack without tiles passes by."""
+LANGUAGE_KINDS = ("word_embed", "llm", "head")
+"""Kinds whose work grows with a pack's tokens."""
+KINDS = (*AUDIO_KINDS, *VISION_KINDS, *LANGUAGE_KINDS)
+Size = Literal["frames", "tiles", "tokens"]
+"""What a pack has a budget of."""
+_SIZES: dict[str, Size] = {
+    **dict.fromkeys(AUDIO_KINDS, "frames"), **dict.fromkeys(VISION_KINDS, "tiles"),
+    **dict.fromkeys(LANGUAGE_KINDS, "tokens"),
+}  # fmt: skip
+RECOMPUTABLE_KINDS = ("vit", "llm", "audio")
+ADAPTABLE_KINDS = ("vit", "projector", "llm", "audio", "audio_projector")
 """Kinds whose linear layers get adapters if their part is among the targets."""
-PARTS = {"vit": ("patch_embed", "vit"), "projector": ("projector",), "llm": ("word_embed", "llm", "head")}
-"""The parts of a model that can be frozen, and the kinds of layers in each."""
+PARTS = {
+    "vit": ("patch_embed", "vit", "audio_embed", "audio"), "projector": ("projector", "audio_projector"),
+    "llm": LANGUAGE_KINDS,
+}  # fmt: skip
+"""The parts of a model that can be frozen, and the kinds of layers in each: an audio encoder is treated as the ViT."""
 PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
 TIMED_PART_OF = {**PART_OF, "head": "head"}
 """The part of each kind in timelines: as in `PART_OF`, with the head as a part of its own."""
@@ -27,9 +40,10 @@ VISION_NORM = "vision_norm"
 GradientMode = Literal["trained", "adapted", "frozen", "idle"]
 
 
-def layer_chain(vit_layers: int, llm_layers: int) -> tuple[str, ...]:
-    """Return the chain of a model with so many ViT and LLM layers."""
-    return ("patch_embed", *["vit"] * vit_layers, "projector", "word_embed", *["llm"] * llm_layers, "head")
+def layer_chain(vit_layers: int, llm_layers: int, audio_layers: int | None = None) -> tuple[str, ...]:
+    """Return the chain of a model with so many layers of each tower; `audio_layers` None: it does not hear."""
+    audio = () if audio_layers is None else ("audio_embed", *["audio"] * audio_layers, "audio_projector")
+    return (*audio, "patch_embed", *["vit"] * vit_layers, "projector", "word_embed", *["llm"] * llm_layers, "head")
 
 
 def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collection[str] = ()) -> GradientMode:
@@ -45,7 +59,8 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collect
         return "adapted"
     if kind not in frozen:
         return "trained"
-    earlier = KINDS[: KINDS.index(kind)]
+    tower = next((one for one in (AUDIO_KINDS, VISION_KINDS) if kind in one), KINDS)
+    earlier = [other for other in KINDS[: KINDS.index(kind)] if other in tower]
     return "frozen" if any(other not in frozen or other in adapted for other in earlier) else "idle"
 
 
@@ -79,6 +94,11 @@ def separate_layers(chain: Sequence[str], layers: Sequence[Hashable]) -> dict[st
 def chain_kind(name: str) -> str:
     """Return the kind of the layers with this cost key: "llm" for "llm.3", and for "llm_linear" of older profiles."""
     return name if name in KINDS else re.split("[._]", name)[0]
+
+
+def size_of(name: str) -> Size:
+    """Return the size of a pack with which the work of the layers with this cost key grows."""
+    return _SIZES[chain_kind(name)]
 
 
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:

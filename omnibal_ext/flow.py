@@ -6,13 +6,15 @@
                        word embedding                 a first language layer   DeepStack
     first, norm        word embedding                 every language layer     Gemma 4 E2B
     key, value         a language layer               some later ones          Gemma 4 E2B
+    sounds             patch embedding, which         word embedding           models that hear
+                       gets them as hidden states
 
 Each is passed on from the link that makes it to the last that uses it. This determines what a stage receives
 (`megatron.vlm.models.flow`) and what the planner counts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
@@ -35,6 +37,12 @@ class Extra:
     """Only packs with images have it."""
     added: bool = False
     """It is added to its taker's output, not read by the taker's module."""
+    heard: bool = False
+    """It is what enters its giver, a row for each audio token of the pack (`at`)."""
+
+    def at(self, audio_tokens: int) -> "Extra":
+        """Return the extra in a pack with so many audio tokens: of these, one row in total that has all of them."""
+        return replace(self, shape=(audio_tokens, *self.shape)) if self.heard else self
 
     def enters(self, link: int) -> bool:
         """Whether it is passed to a link, or through it."""
@@ -56,6 +64,12 @@ def tower_extras(chain: Sequence[str], layers: Sequence[int], joined: bool) -> I
         stops += [] if joined else [chain.index("word_embed"), language[number]]
         for giver, taker in pairwise(stops):
             yield Extra(f"feature {number}", giver, (taker,), of_tower=True, added=chain[taker] == "llm")
+
+
+def audio_extras(chain: Sequence[str], width: int) -> Iterator[Extra]:
+    """Yield the audio tokens, `width` wide, that pass by the vision tower of a model that hears."""
+    if "audio_projector" in chain:
+        yield Extra("sounds", chain.index("patch_embed"), (chain.index("word_embed"),), (1, width), rows=0, heard=True)
 
 
 def language_extras(

@@ -68,7 +68,7 @@ PLAN = record(
 )
 
 PROFILE_COUNTS = {
-    **dict.fromkeys(("vit_budget", "llm_budget"), integer(1, MOST_BUDGET)),
+    **dict.fromkeys(("vit_budget", "llm_budget", "audio_budget"), integer(1, MOST_BUDGET)),
     **dict.fromkeys(("tensor_model_parallel_size", "expert_model_parallel_size"), integer(1, MOST_RANKS)),
     **dict.fromkeys(("transfer_seconds_per_byte", "replica_seconds_per_byte", "transfer_latency_seconds"), finite()),
     **dict.fromkeys(("action_seconds", "host_action_seconds", "iteration_seconds"), finite()),

@@ -7,6 +7,7 @@ Used for shapes of weights (`megatron.vlm.hf.shapes`), adapters (`omnibal_ext.ad
 from dataclasses import dataclass, replace
 
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Attention, Layer
@@ -70,6 +71,8 @@ def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, 
     gate_and_up = [weight.theirs for weight in PARTS[model.types[1]].weights if weight.ours == "mlp.linear_fc1.weight"]
     one_matrix = any(len(theirs) == 1 for theirs in gate_and_up)
     found = {"projector": _projector(model)}
+    if model.audio:
+        found |= {"audio": _audio(model.audio, ranks), "audio_projector": _audio_projector(model)}
     for name, layer in zip(model.cost_kinds, model.layers, strict=True):
         if name not in found and isinstance(layer, Layer):
             found[name] = language_layer(model.language, layer, ranks, one_matrix)
@@ -170,6 +173,24 @@ def _vit(model: Architecture, ranks: int) -> tuple[Matrix, ...]:
         Matrix("self_attention.linear_proj", width, heads, by_rows=True),
         *_perceptron("mlp.", width, inner, vision.gated, (inner,) * (1 + vision.gated)),
     )
+
+
+def _audio(audio: AudioArchitecture, ranks: int) -> tuple[Matrix, ...]:
+    width, head = audio.hidden_size, audio.hidden_size // audio.heads
+    heads = head * audio.as_vit.heads_over(ranks)
+    return (
+        Matrix("self_attention.linear_qkv", 3 * heads, width, (head,) * 3),
+        Matrix("self_attention.linear_proj", width, heads, by_rows=True),
+        *_perceptron("mlp.", width, audio.ffn_hidden_size, gated=False),
+    )
+
+
+def _audio_projector(model: Architecture) -> tuple[Matrix, ...]:
+    assert model.audio is not None
+    width, out = model.audio.hidden_size, model.language.hidden_size
+    if model.audio.pooled:
+        return (Matrix("linear", out, width),)
+    return (Matrix("linear_fc1", width, width), Matrix("linear_fc2", out, width, by_rows=True))
 
 
 def _projector(model: Architecture) -> tuple[Matrix, ...]:

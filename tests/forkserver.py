@@ -1,15 +1,16 @@
 """One process imports torch and Megatron once, and forks: a program of the tests starts in milliseconds.
 
-The server reads one job a line from stdin, forks a process for every rank of it, and answers on stdout how they ended;
-`tests.programs` is the other end. What those programs start as `sys.executable` (the launcher's torchrun, torchrun's
-ranks) is forked too: a twin of the server serves `tests/warm_python.py` on a socket.
+It listens on a socket, where `tests.programs` asks for the ranks of a program and `tests/warm_python.py` for what
+programs start as `sys.executable` (the launcher's torchrun, torchrun's ranks).
 A fork is a fresh interpreter in all but its imports: nothing that one program does reaches the next, and one that
-crashes or hangs is its own job's failure.
+crashes or hangs is its own client's failure.
 """
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
+import functools
 import gc
 import importlib
 import json
@@ -19,13 +20,13 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from argparse import ArgumentParser
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numba
 import psutil
@@ -50,28 +51,22 @@ test of a command looks at how good the plan is."""
 GARBAGE = 20_000
 """Objects that a program makes before those in circles are looked for: at 700, Python's own, a tenth of a rank's time.
 """
-GRACE_SECONDS = 10.0
-"""What other ranks have to end by themselves once one has failed."""
-TIMED_OUT = 124
-"""Exit code of a rank that was still running when its time was up."""
+MADV_COLLAPSE = 25
+"""Of <linux/mman.h>."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program, as in `python -m module` or `python path.py`, on ranks that differ in their environment alone."""
+    """A program, as in `python -m module` or `python path.py`."""
 
     program: str
     arguments: Sequence[str]
-    environments: Sequence[Mapping[str, str]]
-    """One a rank."""
-    outputs: Sequence[str]
-    """One a rank: the file that its stdout goes to; its stderr goes to the file beside it that ends with `.err`."""
-    time_limit: float
-    """Seconds."""
 
 
 def main() -> None:
-    """Import what programs need, then serve, and interpreters at the socket named; a fork comes out with its job."""
+    """Import what programs need, then serve at a socket while a process lives, both named; a fork comes out with its
+    job."""
+    path, owner = sys.argv[1:]
     compile_in_turn()
     for module in PRELOADED:
         importlib.import_module(module)
@@ -79,16 +74,16 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # or a fork would copy every page that its collector looks at
     gc.set_threshold(GARBAGE)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    ended, ends_with_us = os.pipe()
+    use_large_pages()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(sys.argv[1])
-        listener.listen()
-        if not os.fork():
-            os.close(ends_with_us)
-            become(serve_interpreters(listener, ended))
-    if job := serve():
-        become(job)
+        listener.bind(path + ".new")
+        listener.listen(64)
+        Path(path + ".new").rename(path)
+        job = Server(listener, os.pidfd_open(int(owner))).serve()
+        if job is None:
+            Path(path).unlink()
+            os._exit(0)
+    become(job)
 
 
 def warm_up() -> None:
@@ -104,72 +99,108 @@ def warm_up() -> None:
     Image.init()
     numba.njit(lambda: 0)()
     add_megatron_arguments(ArgumentParser())
+    share_a_device()
     # torchrun logs the method it is in; torch looks through the files of all modules to find its name.
     dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 
 
-def serve() -> Job | None:
-    """Fork a process for every rank of every job until stdin ends; a job is returned in its forks only."""
-    for line in sys.stdin:
-        job = Job(**json.loads(line))
-        if not job.program.endswith(".py"):
-            with contextlib.suppress(Exception):  # the fork, which imports it again, says what is wrong
-                importlib.import_module(job.program)
-        assert sum(1 for _ in Path("/proc/self/task").iterdir()) == 1, "a fork would lack the other threads"
-        ranks: dict[int, int] = {}
-        for rank in range(len(job.outputs)):
-            pid = os.fork()
-            if not pid:
-                path = job.outputs[rank]
-                write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-                files = os.open(os.devnull, os.O_RDONLY), os.open(path, write), os.open(path + ".err", write)
-                enter(job.environments[rank], files)
+def share_a_device() -> None:
+    """Of all its groups a rank has one thread that looks for messages, a hundred times a second, instead of one each: a
+    quarter of the time of ranks."""
+    from torch.distributed import ProcessGroupGloo
+
+    device, make = functools.cache(ProcessGroupGloo.create_default_device), ProcessGroupGloo.__init__
+
+    def make_group(group: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        options = ProcessGroupGloo._Options()
+        options._devices, options._timeout = [device()], timeout
+        make(group, store, rank, size, options)
+
+    ProcessGroupGloo.__init__ = make_group
+
+
+def use_large_pages() -> None:
+    """Have the kernel gather our memory in large pages: to fork and to end takes a third of the time."""
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, mode, _, _, inode = line.split()[:5]
+        if (mode, inode) == ("rw-p", "0"):
+            first, end = (int(address, 16) for address in addresses.split("-"))
+            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), MADV_COLLAPSE)
+
+
+class Server:
+    """Forks for every client at a socket until there is something to read from `ended`.
+
+    A client's bytes are signals for its process, which gets its exit code back. When the client is gone, so are the
+    process and what it has started.
+    """
+
+    def __init__(self, listener: socket.socket, ended: int) -> None:
+        self.listener, self.ended = listener, ended
+        self.running: dict[int, tuple[int, int, int]] = {}
+        """By file descriptor, of the client and of the process: its number, and both."""
+
+    def serve(self) -> Job | None:
+        """A job is returned in its fork only."""
+        while True:
+            files = [self.listener.fileno(), self.ended, *self.running]
+            first = select.select(files, [], [])[0][0]
+            if first == self.ended:
+                for pid, *_ in self.running.values():
+                    end_tree(pid)
+                return None
+            if first in self.running:
+                self.hear(first)
+            elif job := self.start():
                 return job
-            os.setpgid(pid, pid)
-            ranks[pid] = rank
-        codes = wait(ranks, job.time_limit)
-        print(json.dumps([codes[pid] for pid in ranks]), flush=True)
-    return None
 
+    def start(self) -> Job | None:
+        """Fork for a new client."""
+        client, _ = self.listener.accept()
+        with client:
+            if not (request := receive(client)):
+                return None
+            if pid := os.fork():
+                files = client.detach(), os.pidfd_open(pid)
+                self.running |= dict.fromkeys(files, (pid, *files))
+                for file in request["files"]:
+                    os.close(file)
+                return None
+            for file in (self.ended, *self.running):
+                os.close(file)
+        enter(request)
+        return Job(request["program"], request["arguments"])
 
-def serve_interpreters(listener: socket.socket, ended: int) -> Job:
-    """Fork for every `tests/warm_python.py` that connects, until there is something to read from the pipe `ended`.
-
-    A job is returned in its fork only.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who keep a client
-    while ended not in select.select([listener, ended], [], [])[0]:
-        client, _ = listener.accept()
-        if not os.fork():
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return keep(client)
-        client.close()
-    os._exit(0)
-
-
-def keep(client: socket.socket) -> Job:
-    """Fork the process that a client asks for; hand it the client's signals, and the client its exit code.
-
-    When the client is gone, so are the process and what it has started.
-    """
-    _, files, *_ = socket.recv_fds(client, 1, 3)
-    request = json.loads(b"".join(iter(lambda: client.recv(1), b"\n")))
-    if not (pid := os.fork()):
-        client.close()
-        os.chdir(request["folder"])
-        enter(request["environment"], files)
-        return Job(request["program"], request["arguments"], (), (), 0.0)
-    process = os.pidfd_open(pid)
-    while process not in select.select([client, process], [], [])[0]:
-        numbers = client.recv(16)
-        for number in numbers:
-            os.kill(pid, number)
-        if not numbers:
+    def hear(self, file: int) -> None:
+        """Read from a client, or that its process has ended."""
+        pid, client, process = self.running[file]
+        if file == client:
+            with contextlib.suppress(OSError):
+                if numbers := os.read(client, 16):
+                    for number in numbers:
+                        os.kill(pid, number)
+                    return
             end_tree(pid)
-            os._exit(0)
-    with contextlib.suppress(OSError):
-        client.sendall(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-    os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(OSError):
+            os.write(client, str(code).encode())
+        for one in (client, process):
+            os.close(one)
+            del self.running[one]
+
+
+def receive(client: socket.socket) -> dict[str, Any]:
+    """What a client asks for, and its standard files; nothing where it asks for nothing."""
+    size, files, *_ = socket.recv_fds(client, 8, 3)
+    if not size:
+        return {}
+    request: dict[str, Any] = json.loads(client.recv(int(size), socket.MSG_WAITALL))
+    if request["kept"]:  # the next fork has it
+        with contextlib.suppress(Exception):  # this one, which imports it again, says what is wrong
+            importlib.import_module(request["program"])
+    assert sum(1 for _ in Path("/proc/self/task").iterdir()) == 1, "a fork would lack the other threads"
+    return {**request, "files": files}
 
 
 def end_tree(pid: int) -> None:
@@ -181,15 +212,16 @@ def end_tree(pid: int) -> None:
             process.kill()
 
 
-def enter(environment: Mapping[str, str], files: Sequence[int]) -> None:
-    """Make this fork a process of its own: its group, environment and standard files."""
+def enter(request: Mapping[str, Any]) -> None:
+    """Make this fork a process of its own: its group, folder, environment and standard files."""
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(environment)
-    for number, file in enumerate(files):
+    os.environ.update(request["environment"])
+    for number, file in enumerate(request["files"]):
         os.dup2(file, number)
+        os.close(file)
     sys.executable = str(Path(__file__).with_name("warm_python.py"))
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
@@ -214,30 +246,6 @@ def become(job: Job) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def wait(processes: Iterable[int], time_limit: float) -> dict[int, int]:
-    """Exit codes; at the limit, or soon after one failed, those that still run say where they are and are killed."""
-    codes: dict[int, int] = {}
-    running, limit = set(processes), time.monotonic() + time_limit
-    try:
-        while running and time.monotonic() < limit:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                time.sleep(0.005)
-                continue
-            running.remove(pid)
-            codes[pid] = os.waitstatus_to_exitcode(status)
-            if codes[pid]:
-                limit = min(limit, time.monotonic() + GRACE_SECONDS)
-        for pid in running:
-            os.kill(pid, signal.SIGUSR1)  # faulthandler's
-            time.sleep(0.2)
-    finally:
-        for pid in running:
-            os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-    return codes | dict.fromkeys(running, TIMED_OUT)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,34 @@
 """Runs the programs of the tests: ranks as torchrun starts them, and tools as a user does."""
 
 import atexit
+import contextlib
+import fcntl
 import functools
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
-from tests.forkserver import TIMED_OUT, Job
+from tests.warm_python import ask
 
 ROOT = Path(__file__).parents[1]
 PATH = (str(ROOT), *filter(None, [os.environ.get("NOTED_BY")]))
 """Python's path of all programs (`tests.branches`)."""
 TIME_LIMIT = 300.0
 """Seconds that a program has."""
+GRACE_SECONDS = 10.0
+"""What other ranks have to end by themselves once one has failed."""
+TIMED_OUT = 124
+"""Stands for the exit code of a rank that was still running when its time was up."""
 PLAIN, ENGINE = "tests.forkserver", "tests.engine.forkserver"
 """Who forks: a machine without Transformer Engine, or one with its stand-in."""
 CARDS, ENGINE_CARDS = "tests.cards.forkserver", "tests.cards.forkserver with engine"
@@ -30,12 +37,18 @@ FOLDERS = {ENGINE: ("tests/engine",), CARDS: ("tests",), ENGINE_CARDS: ("tests",
 """What is on Python's path there, beside the project."""
 
 
-class ForkServer:
-    """The process that forks for us."""
+owner = os.getpid()
+"""The process whose end ends the servers; of several test processes the one that started them, which share a server."""
 
-    def __init__(self, module: str) -> None:
-        self.socket = warm_python(module)
-        self.socket.unlink(missing_ok=True)
+
+@functools.cache
+def fork_server(module: str) -> Path:
+    """The socket of the process that forks for us, which is started when it is needed first."""
+    path = warm_python(module)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if answers(path):
+            return path
         # By its path: as a module, `tests` would come before it, and Megatron before what it stands in for.
         command = [sys.executable, "-P", "-W", "ignore", f"{module.partition(' ')[0].replace('.', '/')}.py"]
         folders = [*PATH, *(str(ROOT / folder) for folder in FOLDERS.get(module, ()))]
@@ -43,52 +56,32 @@ class ForkServer:
         if module == PLAIN and "WARM_PYTHON" in os.environ:  # we are a fork ourselves: so can the server be
             command = [str(ROOT / "tests/warm_python.py"), command[-1]]
             found["WARM_PYTHON"] = os.environ["WARM_PYTHON"]
-        command.append(str(self.socket))
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, env=found, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        nothing = subprocess.DEVNULL
+        server = subprocess.Popen(
+            [*command, str(path), str(owner)], cwd=ROOT, env=found, stdin=nothing, stdout=nothing, process_group=0
         )
-        atexit.register(self.close)
-
-    def run(self, job: Job) -> list[int]:
-        """The exit codes of the ranks; a negative one is a signal's."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(asdict(job)) + "\n")
-            self._process.stdin.flush()
-            codes: list[int] = json.loads(self._process.stdout.readline())
-        except BaseException:
-            fork_server.cache_clear()
-            self.close()  # an interrupted job does not go on behind the tests
-            raise
-        return codes
-
-    def close(self) -> None:
-        """End the server, and what it runs."""
-        self._process.terminate()
-        self._process.wait()
-        self.socket.unlink(missing_ok=True)
+        atexit.register(server.poll)  # and until then it is ours
+        while not answers(path):
+            assert server.poll() is None, f"{module} does not start"
+            time.sleep(0.05)
+    return path
 
 
-@functools.cache
-def fork_server(module: str) -> ForkServer:
-    """The one of this test process and this kind, started when it is needed first."""
-    return ForkServer(module)
+def answers(path: Path) -> bool:
+    """Whether there is a server at a socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
 
 
 def warm_interpreter() -> str:
     """An interpreter for commands of tests: what it is given runs in a fork that has its imports behind it."""
     fork_server(PLAIN)
-    limit = time.monotonic() + TIME_LIMIT
-    while not warm_python(PLAIN).exists():
-        assert time.monotonic() < limit, "the fork server does not start"
-        time.sleep(0.05)
     return str(ROOT / "tests/warm_python.py")
 
 
 def warm_python(server: str) -> Path:
-    """The socket on which a server serves `tests/warm_python.py`."""
-    return Path(tempfile.gettempdir(), f"warm-python-{server.replace(' ', '-')}-{os.getpid()}")
+    """The socket on which a server serves."""
+    return Path(tempfile.gettempdir(), f"warm-python-{server.replace(' ', '-')}-{owner}")
 
 
 def environment(server: str = PLAIN, **changes: str) -> dict[str, str]:
@@ -168,12 +161,37 @@ def _run(
     server: str = PLAIN,
 ) -> tuple[list[int], list[str], list[str]]:
     """Exit code, stdout and stderr of every rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = [f"{folder}/{rank}" for rank in range(len(environments))]
-        codes = fork_server(server).run(Job(program, arguments, environments, outputs, time_limit))
-        stdout = [Path(path).read_text() for path in outputs]
-        stderr = [Path(path + ".err").read_text() for path in outputs]
+    path, ranks, ends = str(fork_server(server)), range(len(environments)), (".out", ".err")
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as asked:
+        clients = []
+        for rank in ranks:
+            outputs = [asked.enter_context(Path(folder, f"{rank}{end}").open("w")) for end in ends]
+            nothing = asked.enter_context(Path(os.devnull).open())
+            files = [file.fileno() for file in (nothing, *outputs)]
+            client = ask(path, program, arguments, environments[rank], files, kept=not program.endswith(".py"))
+            clients.append(asked.enter_context(client))
+        codes = _wait(clients, time_limit)
+        stdout, stderr = ([Path(folder, f"{rank}{end}").read_text() for rank in ranks] for end in ends)
     return codes, stdout, stderr
+
+
+def _wait(clients: Sequence[socket.socket], time_limit: float) -> list[int]:
+    """Exit codes; a negative one is a signal's. At the limit, or soon after one failed, those that still run say where
+    they are, and are killed when their client is closed."""
+    codes: dict[socket.socket, int] = {}
+    limit = time.monotonic() + time_limit
+    while running := [client for client in clients if client not in codes]:
+        ended, _, _ = select.select(running, (), (), max(0.0, limit - time.monotonic()))
+        if not ended:
+            for client in running:
+                client.sendall(bytes([signal.SIGUSR1]))  # faulthandler's
+                codes[client] = TIMED_OUT
+            time.sleep(0.2)
+        for client in ended:
+            codes[client] = int(client.recv(16))
+            if codes[client]:
+                limit = min(limit, time.monotonic() + GRACE_SECONDS)
+    return [codes[client] for client in clients]
 
 
 def _meaning(code: int) -> str:

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -SE
 """Stands where a program looks for Python (`sys.executable`); what it should run, a fork of `tests.forkserver` does.
 
 Modules and files only; `-c` is the real Python's, and so are modules that COLD_MODULES names: those whose own child
@@ -12,6 +12,25 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping, Sequence
+
+
+def ask(
+    path: str,
+    program: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    files: Sequence[int] = (0, 1, 2),
+    kept: bool = False,
+) -> socket.socket:
+    """Have a server fork for a program (`kept`: and import it itself); its exit code comes on the socket."""
+    request = json.dumps({"program": program, "arguments": list(arguments), "environment": dict(environment),
+                          "folder": os.path.realpath("."), "kept": kept}).encode()  # fmt: skip
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(path)
+    server.sendmsg([b"%8d" % len(request)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
+    server.sendall(request)
+    return server
 
 
 def _hand_on(server: socket.socket, number: int) -> None:
@@ -28,19 +47,9 @@ def main() -> None:
     if not is_program or words[:2][-1] in os.environ.get("COLD_MODULES", "").split():
         os.execv(os.environ["REAL_PYTHON"], [os.environ["REAL_PYTHON"], *sys.argv[1:]])
     program, *arguments = words[1:] if words[0] == "-m" else words
-    request = {
-        "program": program,
-        "arguments": arguments,
-        "environment": dict(os.environ),
-        "folder": os.path.realpath("."),
-    }
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(os.environ["WARM_PYTHON"])
-        files = array.array("i", [0, 1, 2])
-        server.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+    with ask(os.environ["WARM_PYTHON"], program, arguments, os.environ) as server:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
             signal.signal(number, lambda number, _: _hand_on(server, number))
-        server.sendall(json.dumps(request).encode() + b"\n")
         code = int(server.recv(16))  # and no more: behind it an error may come, for a signal that nobody has read
     if code < 0:  # ended by a signal, so end alike
         if -code != signal.SIGKILL:

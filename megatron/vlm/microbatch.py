@@ -193,6 +193,9 @@ class Microbatch:
     image_starts: tuple[int, ...] = ()  # first token of each image, if the model needs it
     prefixes: tuple[int, ...] = ()  # [samples], tokens before each one's answer, if the model needs it
     seconds: tuple[float, ...] = ()  # of each of `grids` between two temporal steps; (): no video
+    sounds: tuple[tuple[int, ...], ...] = ()  # [samples], mel frames of each sample's sounds; (): no sound
+    mels: Tensor | None = None  # fp32 [frames, mel bins], all sounds end to end
+    audio_positions: Tensor | None = None  # [audio tokens], into input_ids
     shard: PackShard | None = None  # of a pack that several ranks run: tiles, lengths and tokens are then those here,
     # values per sample those of the entire pack
     units: tuple[int, ...] = ()  # tiles of every unit of the entire pack, not only this rank's (`tower_encoding`)
@@ -227,6 +230,11 @@ class Microbatch:
     def has_images(self) -> bool:
         """Whether the entire pack has images."""
         return self.full_pack.tiles > 0
+
+    @property
+    def frames(self) -> int:
+        """Mel frames of all sounds."""
+        return sum(map(sum, self.sounds))
 
     @property
     def counted(self) -> int:

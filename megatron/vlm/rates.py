@@ -66,7 +66,7 @@ def part_overrides(args: Namespace) -> dict[ParamKey, ParamGroupOverride]:
 
 def _of_part(part: str) -> Callable[[Any, str], bool]:
     """A predicate of core: whether a parameter, by its name, is of a part of the model."""
-    links = re.compile(rf"links\.({'|'.join(PARTS[part])})[._]")
+    links = re.compile(rf"links\.({'|'.join(PARTS[part])})(_\d+)?\.")
 
     def is_of(_: Any, name: str) -> bool:
         return part == "vit" if f"links.projector.{VISION_NORM}." in name else bool(links.search(name))

@@ -9,13 +9,14 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.fields import LATER, hashed
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.chain import cost_kinds, layer_chain, separate_layers
 from omnibal_ext.errors import UserError
-from omnibal_ext.flow import Extra, blocks_after, features_after, language_extras, tower_extras
+from omnibal_ext.flow import Extra, audio_extras, blocks_after, features_after, language_extras, tower_extras
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class PromptFormat:
     """Name of the chat template (megatron.vlm.data.templates); None: unknown."""
     tiling: str = "internvl"
     """Rule by which images are tiled (megatron.vlm.data.media.tiles)."""
+    audio_token_id: int | None = None
+    """Id of the token that stands for one feature of a sound; None: the model does not hear, or it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Architecture:
     newline: bool = False
     """Features of an image's tiles are joined, without padding, and a learned token ends every row (LLaVA-1.6,
     LLaVA-OneVision)."""
+    audio: AudioArchitecture | None = field(default=None, metadata=LATER)
+    """None: the model does not hear."""
     tied: bool = False
     """Word embedding and head share one weight."""
     prompt: PromptFormat = PromptFormat()
@@ -115,13 +120,14 @@ class Architecture:
     @cached_property
     def chain(self) -> tuple[str, ...]:
         """The model as one flat list of layer kinds."""
-        return layer_chain(self.vision.layers, self.language.layers)
+        return layer_chain(self.vision.layers, self.language.layers, self.audio.layers if self.audio else None)
 
     @cached_property
     def layers(self) -> tuple[Hashable, ...]:
         """A value for each layer of the chain; layers of a kind with equal values have the same matrices and costs."""
         sees_whole_images = [number in self.vision.full_layers for number in range(self.vision.layers)]
-        return (None, *sees_whole_images, None, None, *self.language.each_layer, None)
+        heard = () if self.audio is None else (None,) * (self.audio.layers + 2)
+        return (*heard, None, *sees_whole_images, None, None, *self.language.each_layer, None)
 
     def layer(self, name: str) -> Layer:
         """Return the first language layer with this cost key."""
@@ -143,7 +149,8 @@ class Architecture:
         """Return the tensors passed along the chain in addition to the hidden states, on one of `ranks` tensor-parallel
         ranks."""
         features = tower_extras(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
-        return (*features, *language_extras(self.chain, self.language, ranks, is_shared_out))
+        heard = audio_extras(self.chain, self.language.hidden_size)
+        return (*heard, *features, *language_extras(self.chain, self.language, ranks, is_shared_out))
 
     @cached_property
     def features_after(self) -> tuple[int, ...]:

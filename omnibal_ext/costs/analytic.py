@@ -29,7 +29,7 @@ from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
 from omnibal_ext.architectures.layer import Layer
-from omnibal_ext.chain import VISION_KINDS, GradientMode, chain_kind, gradient_mode
+from omnibal_ext.chain import VISION_KINDS, GradientMode, Size, chain_kind, gradient_mode, size_of
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.work import BYTES, Work, exchange_costs
 from omnibal_ext.costs.works import IMAGE_PATCHES, AdaptersWork, adapters_works, layer_works
@@ -41,7 +41,7 @@ OVERHEAD_BYTES = 4.0 * GIB
 """Memory that an empty job takes on a GPU: driver context, communication buffers, fragmentation."""
 EXPOSED_REDUCTION = 0.25
 """Fraction of gradient reduction and weight gathering that is not overlapped (--overlap-grad-reduce)."""
-HOST_SECONDS = {"vit": (7e-4, 6e-4), "llm": (1e-3, 8e-4)}
+HOST_SECONDS = {"vit": (7e-4, 6e-4), "llm": (1e-3, 8e-4), "audio": (7e-4, 6e-4)}
 """Host seconds to launch a layer's (forward, backward): benchmarks/host.py, on one core of a shared server."""
 HOST_SECONDS_OF_ADAPTERS = 1.6e-4
 """The same for the adapter of one matrix, forward or backward: nine launches in all, at a layer's rate."""
@@ -109,8 +109,10 @@ def analytic_profile(
     expert_model_parallel_size: int = 1,
     adapters: Adapters = NO_ADAPTERS,
     replica_ranks: int = 0,
+    audio_budget: int = 1,
 ) -> Profile:
-    """Return the profile of a model on a100, h100 or h200, for packs of `vit_budget` tiles and `llm_budget` tokens.
+    """Return the profile of a model on a100, h100 or h200, for packs of `vit_budget` tiles and `llm_budget` tokens, and
+    if the model hears of `audio_budget` mel frames.
 
     `measured` (`measured_device`) replaces the efficiencies stated here. Seconds at the budgets are those of a pack of
     one sample; the fits price others. `replica_ranks` (pipeline x tensor-parallel) above 0 adds the costs of a
@@ -118,18 +120,26 @@ def analytic_profile(
     """
     if device not in DEVICES:
         raise UserError(f"device {device!r} is not known; choose one of {', '.join(DEVICES)}, or measure a profile")
-    sizes = (vit_budget, llm_budget, tensor_model_parallel_size, data_parallel_size, expert_model_parallel_size)
+    sizes = (
+        vit_budget,
+        llm_budget,
+        audio_budget,
+        tensor_model_parallel_size,
+        data_parallel_size,
+        expert_model_parallel_size,
+    )
     if min(sizes) < 1:
         raise UserError(f"budgets and parallel sizes must be at least 1, got {', '.join(map(str, sizes))}")
     check_expert_ranks(architecture, expert_model_parallel_size, (tensor_model_parallel_size, data_parallel_size))
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
-    works = layer_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size)
+    works = layer_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size, audio_budget)
     for name, layer in dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True)):
         if isinstance(layer, Layer) and layer.attention and layer.attention.is_masked:  # torch computes all scores
             work = works[name]
             works[name] = replace(work, attention=2 * work.attention, per_square=2 * work.per_square)
-    units = {kind: vit_budget if chain_kind(kind) in VISION_KINDS else llm_budget for kind in works}
+    budgets: dict[Size, int] = {"frames": audio_budget, "tiles": vit_budget, "tokens": llm_budget}
+    units = {kind: budgets[size_of(kind)] for kind in works}
     frozen = adapters.frozen(frozen)
     added = adapters_works(architecture, adapters, works, t)
     modes = {kind: gradient_mode(kind, frozen, adapters.targets) for kind in works}
@@ -160,6 +170,7 @@ def analytic_profile(
         layers=layers,
         vit_budget=vit_budget,
         llm_budget=llm_budget,
+        audio_budget=audio_budget if architecture.audio else 0,
         parameters={kind: work.parameters for kind, work in works.items()},
         tensor_model_parallel_size=t,
         expert_model_parallel_size=expert_model_parallel_size,

@@ -15,7 +15,7 @@ from typing import Any
 
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import VISION_KINDS, chain_kind, gradient_mode
+from omnibal_ext.chain import gradient_mode, size_of
 from omnibal_ext.costs.analytic import DEVICES, Device
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
@@ -27,7 +27,7 @@ PASSES = {"trained": 3, "adapted": 2, "frozen": 2, "idle": 1}
 
 @dataclass(frozen=True)
 class ModelOperations:
-    """Forward and backward operations of a step, per tile, token, squared sample length and label."""
+    """Forward and backward operations of a step, per tile, token, squared sample length, label and mel frame."""
 
     tile: float
     token: float
@@ -35,14 +35,18 @@ class ModelOperations:
     """Times a sample's length squared."""
     counted: float
     """Per token with a label."""
+    frame: float = 0.0
+    """Of sounds of whole chunks."""
 
     @classmethod
     def of(
         cls, model: Architecture, frozen: tuple[str, ...] = (), adapters: Adapters = NO_ADAPTERS
     ) -> "ModelOperations":
         """Count the operations of a model with `frozen` parts and adapters."""
-        works, added, frozen = layer_works(model, 1, 1, 1), adapter_parameters(model, adapters), adapters.frozen(frozen)
-        units = dict.fromkeys(("tile", "token", "square", "counted"), 0.0)
+        chunk = model.audio.chunk * model.audio.chunks_attended if model.audio else 1
+        works, added = layer_works(model, 1, 1, 1, frames=chunk), adapter_parameters(model, adapters)
+        frozen = adapters.frozen(frozen)
+        units = dict.fromkeys(("tile", "token", "square", "counted", "frame"), 0.0)
         counts = Counter(model.cost_kinds)
         for kind, layers in counts.items():
             work, mode = works[kind], gradient_mode(kind, frozen, adapters.targets)
@@ -50,18 +54,20 @@ class ModelOperations:
             matrices = 2.0 * work.tokens * work.matrix_weights * layers
             if not work.input_gradient:
                 passes = min(passes, 2)
-            unit = "tile" if chain_kind(kind) in VISION_KINDS else "counted" if kind == "head" else "token"
+            size = size_of(kind)
+            unit = "counted" if kind == "head" else size.removesuffix("s")
             units[unit] += matrices * passes + 3 * 2.0 * work.tokens * added.get(kind, 0.0) * layers
             attention = layers * (1 if mode == "idle" else 3)
-            if chain_kind(kind) == "vit":
-                units["tile"] += work.attention * attention
+            if size != "tokens":
+                units[unit] += work.attention * attention
             units["token"] += work.states * attention
             units["square"] += work.per_square * attention
-        return cls(**units)
+        return cls(**units | {"frame": units["frame"] / chunk})
 
-    def total(self, tiles: float, tokens: float, squares: float, counted: float) -> float:
-        """Return the operations of samples with these sums of tiles, tokens, squared lengths and labels."""
-        return self.tile * tiles + self.token * tokens + self.square * squares + self.counted * counted
+    def total(self, tiles: float, tokens: float, squares: float, counted: float, frames: float = 0.0) -> float:
+        """Return the operations of samples with these sums of tiles, tokens, squared lengths, labels and mel frames."""
+        seen = self.tile * tiles + self.token * tokens + self.square * squares + self.counted * counted
+        return seen + self.frame * frames
 
 
 def peak_operations(device_name: str) -> float | None:

@@ -1,14 +1,15 @@
 """Profile: costs of one layer of every kind for a full pack, measured or analytic, and for any other pack.
 
-Device seconds of a layer on a pack with `units` (tiles for the vision kinds, tokens for the others) and `squares` (sum
-of the squared sample lengths, in tokens squared; 0 for the vision kinds, whose attention stays inside a tile):
+Device seconds of a layer on a pack with `units` (`chain.size_of`: tiles for the vision kinds, mel frames for the audio
+kinds, tokens for the others) and `squares` (sum of the squared sample lengths, in tokens squared; 0 for the towers,
+whose attention stays inside a tile or a window):
 
     seconds = constant + per_unit * units + per_square * squares         with a fit
     seconds = seconds at the budget * units / budget                     without
 
 The host launches a layer in `host_forward_seconds` and `host_backward_seconds`, whatever the pack, and runs ahead of
 the device: a rank is host-bound if launching the entire iteration takes longer than computing it
-(`schedules.simulate`). On a pack without tiles a vision layer takes `empty_seconds`, in its backward.
+(`schedules.simulate`). On a pack without its tiles or frames a tower's layer takes `empty_seconds`, in its backward.
 """
 
 import dataclasses
@@ -23,13 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.chain import (
+    AUDIO_KINDS,
     KINDS,
     RECOMPUTABLE_KINDS,
     VISION_KINDS,
     GradientMode,
+    Size,
     chain_kind,
     cost_kinds,
     gradient_mode,
+    size_of,
 )
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
@@ -42,7 +46,7 @@ SCHEMA_VERSION = 1
 LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "carried_after")
 """Fields that are tuples here and lists in a file."""
 IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share",
-            "host_action_seconds", "corrected_by")  # fmt: skip
+            "audio_budget", "host_action_seconds", "corrected_by")  # fmt: skip
 """Fields that are left out of a file when empty."""
 Fit = tuple[float, float, float]
 
@@ -75,7 +79,7 @@ class LayerCost:
     late_bytes: float | None = None
     """Held from B to W: inputs and output gradients of linear layers, recomputed or not; None: as much as before B."""
     empty_seconds: float = 0.0
-    """Backward seconds of a vision layer on a pack without tiles."""
+    """Backward seconds of a tower's layer on a pack without its tiles or frames."""
     host_forward_seconds: float = 0.0
     """Host seconds to launch a forward's kernels, whatever the pack; 0 on a CPU."""
     host_backward_seconds: float = 0.0
@@ -114,11 +118,19 @@ class PackSizes:
     """Tokens that a rank of each pack's team sends to the others; None: no pack is wider than a rank."""
     widths: NDArray[np.int64] | None = None
     """Ranks that run each pack; None: one."""
+    frames: NDArray[np.int64] | None = None
+    """Mel frames; None: no pack has sounds."""
+
+    def of(self, size: Size) -> NDArray[np.int64]:
+        """Return the packs' tiles, tokens or frames."""
+        if size == "frames":
+            return np.zeros_like(self.tokens) if self.frames is None else self.frames
+        return self.tiles if size == "tiles" else self.tokens
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Costs of every kind of layer of one model, on one device, for one pair of budgets and set of parallel sizes."""
+    """Costs of every kind of layer of one model, on one device, for one set of budgets and parallel sizes."""
 
     model: str
     model_hash: str
@@ -128,6 +140,8 @@ class Profile:
     llm_budget: int
     parameters: dict[str, int] = field(default_factory=dict)
     """Parameters of one layer of each kind, unsharded; for parameter-based cuts and copies of a tower."""
+    audio_budget: int = 0
+    """Mel frames; 0 if the model does not hear."""
     tensor_model_parallel_size: int = 1
     expert_model_parallel_size: int = 1
     """Ranks over which whole experts of a layer are distributed; 1: every expert is sharded by tensor parallelism."""
@@ -231,6 +245,10 @@ class Profile:
             _validate_cost(kind, cost, self.mode(kind))
         if others := sorted(kind for kind in self.whole_layers if chain_kind(kind) not in VISION_KINDS):
             raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(VISION_KINDS)}")
+        hears = not set(AUDIO_KINDS).isdisjoint(self.chain)
+        if hears != (self.audio_budget > 0):
+            needs = "needs a budget of mel frames" if hears else "has no layers for it"
+            raise UserError(f"audio_budget is {self.audio_budget}, but the chain {needs}; profile again")
         vision, language = self.chain.count("vit"), self.chain.count("llm")
         most = vision if self.features_joined else language
         listing(integer(0, vision - 1), 0, most)("feature_layers", list(self.feature_layers))
@@ -288,11 +306,14 @@ class Profile:
         """Return which gradients the backward computes in layers of a kind."""
         return gradient_mode(kind, self.frozen, self.lora_targets)
 
+    def budget(self, size: Size) -> int:
+        """Return the budget of tiles, tokens or frames."""
+        return {"frames": self.audio_budget, "tiles": self.vit_budget, "tokens": self.llm_budget}[size]
+
     def load_factor(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
-        """Return tiles or tokens of each pack divided by the budget; bytes are proportional to it."""
-        if chain_kind(kind) in VISION_KINDS:
-            return packs.tiles / self.vit_budget
-        return packs.tokens / self.llm_budget
+        """Return tiles, tokens or frames of each pack divided by the budget; bytes are proportional to it."""
+        size = size_of(kind)
+        return packs.of(size) / max(1, self.budget(size))
 
     def forward_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """Return forward seconds of one layer of that kind on each pack."""
@@ -313,9 +334,9 @@ class Profile:
     def _seconds(
         self, kind: str, at_budget: float, fit: Fit | None, packs: PackSizes, empty: float
     ) -> NDArray[np.float64]:
-        vision = chain_kind(kind) in VISION_KINDS
-        units = packs.tiles if vision else packs.tokens
-        squares = np.zeros_like(packs.squares) if vision else packs.squares
+        size = size_of(kind)
+        units = packs.of(size)
+        squares = packs.squares if size == "tokens" else np.zeros_like(packs.squares)
         if fit is None:
             seconds = at_budget * self.load_factor(kind, packs)
         else:

@@ -28,16 +28,20 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.chain import chain_kind
+from omnibal_ext.costs.audio_works import audio_works
 from omnibal_ext.costs.language_works import language_work
-from omnibal_ext.costs.work import BYTES, Work, cheap_passes, kept, passes
+from omnibal_ext.costs.vit_works import vit_work
+from omnibal_ext.costs.work import BYTES, Work
 from omnibal_ext.matrices import matrices_of
 
 IMAGE_PATCHES = 2304
 """Patches of the image that attention at native resolution is counted for: 672 x 672 pixels."""
 
 
-def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: int = 1) -> dict[str, Work]:
-    """Return the work of one layer of each kind, by its key in `Profile.layers`.
+def layer_works(
+    architecture: Architecture, tiles: int, tokens: int, t: int, e: int = 1, frames: int = 1
+) -> dict[str, Work]:
+    """Return the work of one layer of each kind, by its key in `Profile.layers`; `frames`: mel frames of a sound.
 
     Of all `t` tensor-parallel ranks together, with sequence parallelism. Experts are sharded over these ranks, or for
     `e` above 1 whole experts are distributed over `e` ranks, to which tokens are sent.
@@ -56,14 +60,19 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
     norms, normed = (2 * pixels + 5 * h, pixels + 2 * h) if vision.embedding_norms else (0, 0)  # and a bias
     vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
     layers = dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True))
+    weights = sum(matrix.weights for matrix in matrices_of(architecture, t).get("vit", ()))
     return {
+        **audio_works(architecture, frames, t),
         "patch_embed": Work(
             pixels * h + learned_positions + norms, pixels * h, vit_tokens, h,
             vit_tokens * (pixels + h * vision.pre_norm + around + normed) * BYTES, copies=True,
             input_gradient=vision.embedding_norms,
             passes=2 + vision.embedding_norms * (4 + 2 * pixels / h),
         ),
-        **{name: _vit_work(architecture, bool(full), tiles, t) for name, full in layers if chain_kind(name) == "vit"},
+        **{
+            name: vit_work(vision, weights, vit_tokens, tiles * _attended(vision, bool(full)), t)
+            for name, full in layers if chain_kind(name) == "vit"
+        },
         "projector": projector_work(architecture, tiles, t),
         "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * architecture.streams * BYTES) * t),
         **{name: language_work(language, one, tokens, t, e) for name, one in layers if isinstance(one, Layer)},
@@ -73,6 +82,16 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
             tokens * (g * t + language.vocab_size) * BYTES,
         ),
     }  # fmt: skip
+
+
+def _attended(vision: VisionArchitecture, sees_whole_images: bool) -> int:
+    """Sum of squared sequence lengths a tile. At native resolution a tile is a patch: the patches it attends to, in
+    images of `IMAGE_PATCHES` or in windows."""
+    if vision.native is None:
+        return vision.tokens_per_tile**2
+    if sees_whole_images or not vision.native.window:
+        return IMAGE_PATCHES
+    return min(IMAGE_PATCHES, (vision.native.window * vision.native.merge) ** 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,45 +145,6 @@ def _gated(architecture: Architecture) -> _Numbers:
     joined, out, inner = architecture.joined_width, architecture.language.hidden_size, architecture.merger_width
     kept, late = (joined + 4 * out, 3 * inner), (joined + 3 * out, 2 * out + 3 * inner)
     return _Numbers(*kept, *late, joined + out)
-
-
-def _vit_work(architecture: Architecture, sees_whole_images: bool, tiles: int, t: int) -> Work:
-    """Return the work of one ViT layer."""
-    vision = architecture.vision
-    h, vit_tokens = vision.hidden_size, tiles * vision.tokens_per_tile
-    heads_h = h // vision.heads * vision.heads_over(t)
-    weights = sum(matrix.weights for matrix in matrices_of(architecture, t)["vit"])
-    # `kept` counts query and attention output at width h; what padded heads add to them is counted with key and value.
-    inside_h = 2 * heads_h + 2 * (heads_h - h)
-    inner, normed = (
-        (2 + vision.gated) * vision.ffn_hidden_size,
-        2 * (vision.qk_norm or vision.query_key_norms) + 3 * vision.head_norms,
-    )
-    others = 2 * normed + 4 * vision.layer_scale + 4 * vision.branch_norms
-    numbers = kept(h, inside_h, inner, (normed + 2 * vision.branch_norms) * h, vision.layer_scale)
-    # Inputs and outputs of clamps; the one at the activation function is fused with it.
-    clamped = 4 * (h + heads_h) * vision.clipped
-    numbers += clamped + heads_h * (vit_tokens % t > 0)
-    # Four linear layers: query, key, value and attention output; MLP; hidden states gathered on every rank (t).
-    late = 4 * heads_h + inner + 4 * h * t
-    return Work(
-        weights + 4 * h, weights, vit_tokens, h, vit_tokens * numbers * BYTES,
-        vit_tokens * late * BYTES, attention=4 * heads_h * tiles * _attended(vision, sees_whole_images),
-        passes=passes(h, inside_h, inner, others) + 2 * clamped / h, blocks=2,
-        cheap=vit_tokens * (2 * h * (1 + vision.clipped) + vision.ffn_hidden_size) * BYTES,
-        cheap_passes=cheap_passes(h, inner) + 4 * vision.clipped,
-        for_weights=vit_tokens * 2 * h * vision.layer_scale * BYTES,
-    )  # fmt: skip
-
-
-def _attended(vision: VisionArchitecture, sees_whole_images: bool) -> float:
-    """Sum of squared sequence lengths a tile. At native resolution a tile is a patch: the patches it attends to, in
-    images of `IMAGE_PATCHES` or in windows."""
-    if vision.native is None:
-        return vision.tokens_per_tile**2
-    if sees_whole_images or not vision.native.window:
-        return IMAGE_PATCHES
-    return min(IMAGE_PATCHES, (vision.native.window * vision.native.merge) ** 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"  # in the user's data
-MARKS = re.compile(f"{IMAGE_MARK}|{VIDEO_MARK}")
+IMAGE_MARK, VIDEO_MARK, AUDIO_MARK = "<image>", "<video>", "<audio>"  # in the user's data
+MARKS = re.compile(f"{IMAGE_MARK}|{VIDEO_MARK}|{AUDIO_MARK}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,10 @@ class ImageMarkup:
     """Video steps as separate runs; None: one run for the entire video."""
     between: str = ""
     """Text between the runs of an image that has several (a row of features each)."""
+    audio: str = ""
+    """The token of one audio feature; "": the model does not hear."""
+    around_audio: tuple[str, str] = ("", "")
+    """Text before and after a sound's tokens."""
 
     def image_text(self, places: Places) -> str:
         """The text that replaces an `<image>` mark."""
@@ -80,9 +84,15 @@ class ImageMarkup:
         return self.steps.text(step, times) if self.steps else step
 
     @property
+    def audio_text(self) -> str:
+        """The text that replaces an `<audio>` mark."""
+        return self.audio.join(self.around_audio)
+
+    @property
     def reserved(self) -> tuple[str, ...]:
         """Texts that no message may contain, but for the mark `<image>`, which is counted instead."""
         around = (self.steps.before, self.steps.after) if self.steps else ()
-        written = (self.before, self.context, self.video, self.between, self.after, *around)
+        heard = (self.audio, *self.around_audio)
+        written = (self.before, self.context, self.video, self.between, self.after, *around, *heard)
         words = dict.fromkeys(word.strip() for word in written)
         return tuple(word for word in words if word not in ("", IMAGE_MARK))

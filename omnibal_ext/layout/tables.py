@@ -117,7 +117,7 @@ def _row(
     profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool, kind: str
 ) -> tuple[Floats, ...]:
     shape = (1 if packs is None else packs.tiles.shape[0] * packs.tiles.shape[1], microbatches)
-    if kind not in profile.layers:
+    if chain_kind(kind) not in profile.chain:
         return (*[np.zeros(shape)] * 5, *[np.zeros(())] * 6, np.zeros(shape))
     cost = profile.layers[kind]
     if packs is None:

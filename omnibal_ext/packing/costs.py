@@ -1,7 +1,7 @@
 """Seconds of a pack in each part of the model, from a profile or from a model's shapes.
 
-The parts are vision and language. With pipelining they run on different devices, and ranks wait for the slowest one in
-each part. Without, a rank's seconds of both add up.
+The parts are vision and language, and audio where the model hears. With pipelining they run on different devices, and
+ranks wait for the slowest one in each part. Without, a rank's seconds of all add up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.arrays import Floats
-from omnibal_ext.chain import VISION_KINDS, chain_kind
+from omnibal_ext.chain import AUDIO_KINDS, size_of
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.packing.packs import LOADS, sample_loads
@@ -36,10 +36,15 @@ class PackCosts:
     @classmethod
     def of_profile(cls, profile: Profile) -> "PackCosts":
         """Sum the layers of a profile, measured or analytic."""
-        vision, language = {CONSTANT: 0.0, "tiles": 0.0}, {CONSTANT: 0.0, "tokens": 0.0, "attention": 0.0}
+        parts = {
+            "vision": {CONSTANT: 0.0, "tiles": 0.0},
+            "language": {CONSTANT: 0.0, "tokens": 0.0, "attention": 0.0},
+            "audio": {CONSTANT: 0.0, "frames": 0.0},
+        }
+        of_size = {"tiles": parts["vision"], "tokens": parts["language"], "frames": parts["audio"]}
         for kind in profile.cost_kinds:
-            cost, part = profile.layers[kind], vision if chain_kind(kind) in VISION_KINDS else language
-            unit, budget = ("tiles", profile.vit_budget) if part is vision else ("tokens", profile.llm_budget)
+            cost, unit = profile.layers[kind], size_of(kind)
+            part, budget = of_size[unit], profile.budget(unit)
             for seconds, fit in (
                 (cost.forward_seconds, cost.forward_fit),
                 (cost.backward_seconds, cost.backward_fit),
@@ -47,9 +52,11 @@ class PackCosts:
                 constant, per_unit, per_square = fit or (0.0, seconds / budget, 0.0)
                 part[CONSTANT] += constant
                 part[unit] += per_unit
-                if part is language:
+                if unit == "tokens":
                     part["attention"] += per_square
-        return cls({"vision": vision, "language": language}, f"{profile.model} on {profile.device or 'its device'}")
+        if set(AUDIO_KINDS).isdisjoint(profile.chain):
+            del parts["audio"]
+        return cls(parts, f"{profile.model} on {profile.device or 'its device'}")
 
     @classmethod
     def of_model(

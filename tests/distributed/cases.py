@@ -37,6 +37,8 @@ ADAPTED_MODELS = (*(name for name in MODELS if name not in ("linear", "experts",
 """Those whose language layers can have adapters."""
 LAYERLESS = "layerless"
 """The model without a ViT, of which launches run cases of its own."""
+HEARING = ("hearing", "hearing_features")
+"""Models with an audio encoder, of which launches run cases of their own."""
 SHARING = ("experts", "gemma_4_moe", "mixture", "glm")
 """Those whose tensor-parallel ranks share the tokens between blocks, and have to."""
 
@@ -70,10 +72,10 @@ class Question:
         return [Question(*row) for row in zip(*columns, strict=True)]
 
     @staticmethod
-    def draw_adapted(count: int, seed: int) -> list["Question"]:
+    def draw_adapted(count: int, seed: int, models: Sequence[str] = ADAPTED_MODELS) -> list["Question"]:
         """The same of models of which adapters are trained; the projector of Gemma's can have none."""
         generator = random.Random(seed)
-        columns = (spread(values, count, generator) for values in (ADAPTED_MODELS, PACKS, REDUCTIONS, ADAPTED))
+        columns = (spread(values, count, generator) for values in (models, PACKS, REDUCTIONS, ADAPTED))
         return [
             Question(model, (), packs, reduction, ("llm",) if model.startswith("gemma") else adapted)
             for model, packs, reduction, adapted in zip(*columns, strict=True)
@@ -159,6 +161,8 @@ class Launch:
     """Cases more, in which adapters are trained."""
     layerless: int = 0
     """Cases more, of the model without a ViT."""
+    hearing: int = 0
+    """Cases more, of models that hear."""
     wide: bool = False
     """Packs are run by several ranks together; the models are all there are."""
     is_long: bool = False
@@ -180,6 +184,11 @@ class Launch:
             *(self._drawn(dealt, self.dealt, generator) if self.dealt else ()),
             *self._drawn(adapted, self.adapted, generator),
             *self._drawn(Question.draw(12, seed=0, models=(LAYERLESS,)), self.layerless, generator),
+            *self._drawn(
+                [*Question.draw(8, seed=0, models=HEARING), *Question.draw_adapted(4, seed=0, models=HEARING)],
+                self.hearing,
+                generator,
+            ),
         ]
 
     def _drawn(self, questions: Sequence[Question], count: int, generator: random.Random) -> list[Case]:
@@ -199,19 +208,19 @@ class Launch:
 
 LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=0, count=8, adapted=2),
-    "pipeline": Launch(2, 1, 2, seed=175, count=15, adapted=5, layerless=5),
+    "pipeline": Launch(2, 1, 2, seed=175, count=15, adapted=5, layerless=5, hearing=8),
     "tensor": Launch(2, 2, 1, seed=5, count=10, adapted=4, is_long=True),
     "data": Launch(2, 1, 1, seed=3, count=10, experts=2, dealt=3, is_long=True),
-    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=8, adapted=2, layerless=2),
-    "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6, is_long=True),
-    "long pipeline": Launch(4, 1, 4, seed=167, count=16, is_long=True),
+    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=8, adapted=2, layerless=2, hearing=4),
+    "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6, hearing=8, is_long=True),
+    "long pipeline": Launch(4, 1, 4, seed=167, count=16, hearing=12, is_long=True),
     "data and tensor": Launch(4, 2, 1, seed=7, count=5, experts=4, dealt=2),
     "Transformer Engine": Launch(4, 2, 2, seed=8, count=8, server=ENGINE, adapted=2),
 }
 STRICT = {
     "two ranks": Launch(2, 1, 2, seed=21, count=16, layerless=4, is_long=True),
     "three ranks": Launch(3, 1, 3, seed=22, count=16, is_long=True),
-    "four ranks": Launch(4, 1, 4, seed=23, count=16),
+    "four ranks": Launch(4, 1, 4, seed=23, count=16, hearing=6),
     "two pipelines": Launch(4, 1, 2, seed=25, count=16, experts=2, dealt=3),
     "pipelines of two": Launch(4, 2, 2, seed=20, count=16, is_long=True),
     "teams": Launch(4, 1, 2, seed=34, count=16, wide=True),
@@ -227,7 +236,7 @@ TRAINING = {
     "pipeline": Launch(2, 1, 2, seed=11, count=5, questions=8, is_long=True),
     "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
     "data": Launch(2, 1, 1, seed=22, count=3, questions=8, experts=2, dealt=2, adapted=2),
-    "data and pipeline": Launch(4, 1, 2, seed=22, count=4, questions=8, adapted=1),
+    "data and pipeline": Launch(4, 1, 2, seed=22, count=4, questions=8, adapted=1, hearing=2),
     "data in teams": Launch(4, 1, 2, seed=24, count=4, questions=8, wide=True),
 }
 """Launches that take optimizer steps."""

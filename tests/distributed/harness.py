@@ -44,6 +44,7 @@ from megatron.vlm.platform import CPU
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.language import (
     FarHeads,
@@ -246,14 +247,29 @@ GLM = replace(
     merger_width=40,
 )  # fmt: skip
 """Two layers without experts before those with them, routers of sigmoids that choose by a bias, as in GLM-4.5V."""
+HEARING = replace(
+    NATIVE,
+    name="hearing",
+    audio=AudioArchitecture(layers=2, hidden_size=24, heads=2, ffn_hidden_size=40, mel_bins=6, chunk=8),
+)
+"""An audio encoder with two convolutions over time, and pairs of its rows averaged, as in Qwen2.5-Omni."""
+HEARING_FEATURES = replace(
+    FEATURES,
+    name="hearing_features",
+    audio=AudioArchitecture(
+        layers=2, hidden_size=24, heads=2, ffn_hidden_size=40, mel_bins=6, chunk=16, chunks_attended=2, channels=5,
+        pooled=False, key_bias=True,
+    ),
+)  # fmt: skip
+"""One with three convolutions over time and frequency, beside features of the ViT, as in Qwen3-Omni."""
 MODELS = {
     model.name: model
     for model in (
-        *(SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, PIXTRAL, PADDLEOCR, GLM),
+        *(SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, PIXTRAL, PADDLEOCR, GLM, HEARING, HEARING_FEATURES),
         *(GEMMA, PALIGEMMA, GEMMA_4, GEMMA_4_MOE, GEMMA_4_INPUTS, LAYERLESS, LINEAR, EXPERTS, MIXTURE),
     )
 }
-IMAGE_TOKEN = 127
+IMAGE_TOKEN, AUDIO_TOKEN = 127, 126
 
 
 @dataclass(frozen=True)
@@ -324,9 +340,33 @@ def sample_packs(kind: str = "all", multiple: int = 1, model: str = "small") -> 
     packs = []
     for tiles, lengths in PACK_KINDS[kind]:
         pack = _pack(SMALL, tiles, lengths, multiple, generator)
-        native = MODELS[model].vision.native
-        packs.append(_at_native_resolution(pack, tiles, native, generator) if native else pack)
+        native, audio = MODELS[model].vision.native, MODELS[model].audio
+        pack = _at_native_resolution(pack, tiles, native, generator) if native else pack
+        packs.append(_with_sounds(pack, tiles, lengths, audio) if audio else pack)
     return packs
+
+
+def _with_sounds(
+    pack: Microbatch, tiles: Sequence[int], lengths: Sequence[int], audio: AudioArchitecture
+) -> Microbatch:
+    """The pack, in which samples with four words and more hear a sound of up to four tokens, long ones two sounds; they
+    stand behind the images."""
+    assert pack.input_ids is not None
+    ids = pack.input_ids.where(pack.input_ids != AUDIO_TOKEN, 0)
+    sounds, begin = list[tuple[int, ...]](), 0
+    for count, length in zip(tiles, lengths, strict=True):
+        at, words, heard = begin + count * SMALL.image_tokens_per_tile, length - count * SMALL.image_tokens_per_tile, []
+        for tokens in (min(4, words - 3), 2 if words > 10 else 0):
+            frames = next((n for n in range(1, 99) if audio.tokens(n) == tokens), 0) if tokens > 0 else 0
+            ids[at : at + max(tokens, 0)], at = AUDIO_TOKEN, at + max(tokens, 0)
+            heard += [frames] if frames else []
+        sounds, begin = [*sounds, tuple(heard)], begin + length
+    generator = torch.Generator().manual_seed(sum(lengths))
+    mels = torch.randn(sum(map(sum, sounds)), audio.mel_bins, generator=generator)
+    positions = (ids == AUDIO_TOKEN).nonzero().squeeze(1)
+    return replace(
+        pack, input_ids=ids, labels=torch.roll(ids, -1), sounds=tuple(sounds), mels=mels, audio_positions=positions
+    )
 
 
 def _at_native_resolution(
@@ -384,6 +424,7 @@ def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
     """The microbatch a stage would be handed by the loader."""
     return replace(
         batch, pixels=batch.pixels if needs.pixels else None, input_ids=batch.input_ids if needs.tokens else None,
+        mels=batch.mels if needs.mels else None, audio_positions=batch.audio_positions if needs.tokens else None,
         image_positions=batch.image_positions if needs.tokens else None, labels=batch.labels if needs.labels else None,
         supervised=batch.supervised if needs.labels else None, loss_mask=batch.loss_mask if needs.labels else None,
     )  # fmt: skip

@@ -1,11 +1,11 @@
-"""How packs get to the device: uint8 pixels in pinned memory, copied while the pack before is computed.
+"""How packs get to the device: uint8 pixels, mel frames in pinned memory, copied while the pack before is computed.
 
-    worker process       decode and cut images: uint8
+    worker process       decode and cut images: uint8; decode sounds: fp32 mel frames
     host                 pinned memory, one pack ahead of the device
     device               copied on a stream of its own, broadcast to the tensor-parallel ranks, normalised
 
-One rank of each tensor-parallel group decodes the images, the costliest work on the CPU, and broadcasts them as uint8,
-a quarter of the bytes of normalised float32 pixels.
+One rank of each tensor-parallel group decodes images and sounds, the costliest work on the CPU, and broadcasts them:
+pixels as uint8, a quarter of the bytes of normalised float32 pixels.
 """
 
 from collections.abc import Iterator
@@ -62,18 +62,20 @@ def to_device(pack: Microbatch) -> Microbatch:
 
 
 def with_pixels(pack: Microbatch) -> Microbatch:
-    """The pack with normalised pixels, if they are uint8. Collective over the tensor-parallel group."""
+    """The pack with normalised pixels, if they are uint8, and mels. Collective over the tensor-parallel group."""
+    if pack.mels is not None:
+        pack = replace(pack, mels=_shared(pack.mels))
     if pack.pixels is None or pack.pixel_statistics is None:
         return pack
     pixels = normalise(_shared(pack.pixels), pack.pixel_statistics)
     return replace(pack, pixels=pixels, pixel_statistics=None)
 
 
-def _shared(tiles: Tensor) -> Tensor:
+def _shared(read: Tensor) -> Tensor:
     """Broadcast from the tensor-parallel group's first rank; the others have a meta tensor of the shape."""
     group = parallel_state.get_tensor_model_parallel_group()
-    if tiles.is_meta:
-        tiles = torch.empty(tiles.shape, dtype=tiles.dtype, device="cuda")
-    if group.size() > 1 and tiles.numel():
-        dist.broadcast(tiles, dist.get_global_rank(group, 0), group=group)
-    return tiles
+    if read.is_meta:
+        read = torch.empty(read.shape, dtype=read.dtype, device="cuda")
+    if group.size() > 1 and read.numel():
+        dist.broadcast(read, dist.get_global_rank(group, 0), group=group)
+    return read

@@ -1,48 +1,49 @@
-"""The dataset folder: what preprocessing writes and training reads. It refers to images and does not contain them.
+"""The dataset folder: what preprocessing writes and training reads. It refers to images and sounds, it has none itself.
 
 tokens.bin/.idx     int32   token ids of every sample, one image token for each run of        (core's IndexedDataset)
                             image tokens; `Sample.text` repeats it
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
 images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}; "place", its location inside the
                             input file; "film", a video's sampled frames; "crcs", CRC-32 of its file or frames' files
-sizes.npz                   of every sample: tiles, tokens (all image tokens counted), supervised tokens, and its line
-                            number in the input file
+sounds.bin/.idx     uint8   JSON list of {"path", "samples", "frames", "tokens", "place", "crcs"}: for models that hear
+sizes.npz                   of every sample: tiles, tokens (all image and audio tokens counted), supervised tokens, its
+                            line number in the input file, and mel frames for models that hear
 manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, checksums
 rejected.jsonl              {"file", "line", "reason", "detail"} of every rejected line
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from megatron.vlm.data.batches import IGNORED
-from megatron.vlm.data.manifest import check_manifest, read_images
+from megatron.vlm.data.columns import REMEDY, SOUNDS, columns_of, open_column
+from megatron.vlm.data.manifest import check_manifest, read_images, read_sounds
 from megatron.vlm.data.media.crc import ChangedError
 from megatron.vlm.data.media.features import FeatureOrder
 from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization, load_rgb
-from megatron.vlm.data.media.tiling import FRAMES, TiledImage, TilingRule
+from megatron.vlm.data.media.mel import Sound, SoundRule
+from megatron.vlm.data.media.sounds import load_sound, require_hearing
+from megatron.vlm.data.media.tiling import TiledImage, TilingRule
 from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.families.media import TILINGS
+from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_without_manifest
 from omnibal_ext.files.records import verify_checksums
 from omnibal_ext.reading.document import read_json
-from omnibal_ext.reading.files import open_plain, size_of
 from omnibal_ext.sizes import Sizes
-
-REMEDY = "preprocess again with tools/preprocess_data.py"
-COLUMNS = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
 
 
 class ChatDataset(Dataset):
@@ -57,11 +58,16 @@ class ChatDataset(Dataset):
         refuse_without_manifest(self.folder, "a dataset", "tools/preprocess_data.py")
         self.manifest = read_json(self.folder / "manifest.json", check_manifest, REMEDY)
         self._verify(lambda name: not name.endswith((".bin", ".jsonl")))
-        self.sizes = Sizes.load(self.folder / "sizes.npz")
+        self.hears = "audio" in self.manifest
+        self.sizes = Sizes.load(self.folder / "sizes.npz", ["frames"] if self.hears else [])
+        self.frames = self.sizes.more.get("frames", np.zeros(len(self.sizes), np.int64))
+        """[N] mel frames of each sample."""
         if self.manifest.get("video_files"):
             require_decoder(str(self.folder))
+        if self.frames.any():
+            require_hearing(str(self.folder))
         self.sources = Sources(self.manifest)
-        self.columns = {name: self._column(name) for name in COLUMNS}
+        self.columns = {name: open_column(self.folder, name) for name in columns_of(self.hears)}
         held = {"sizes.npz": self.sizes.tokens}
         held |= {name: column.sequence_lengths for name, column in self.columns.items()}
         for name, lengths in held.items():
@@ -71,35 +77,24 @@ class ChatDataset(Dataset):
         if not np.array_equal(held["tokens"], held["loss_mask"]):
             raise UserError(f"{self.folder}: tokens and loss_mask have other lengths; {REMEDY}")
 
-    def _column(self, name: str) -> IndexedDataset:
-        """A column, of whose index `_verify` has read the checksum; its data must have as many bytes as that says."""
-        data = self.folder / f"{name}.bin"
-        with open_plain(data, REMEDY) as file:
-            size = size_of(file)
-        if not size:
-            raise UserError(f"{data}: has no bytes; {REMEDY}")
-        try:
-            column = IndexedDataset(str(self.folder / name))
-            wanted = int(column.sequence_lengths.sum(dtype=np.int64)) * np.dtype(COLUMNS[name]).itemsize
-        except Exception as error:  # core asserts what an index must be
-            raise UserError(f"{data}: cannot be read by its index ({error}); {REMEDY}") from error
-        if size != wanted:
-            raise UserError(f"{data}: has {size} bytes where {name}.idx asks for {wanted}; {REMEDY}")
-        return column
-
     def __len__(self) -> int:
         return int(self.manifest["samples"])
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """input_ids and labels int64 [T] (-100: no loss), pixel_values (`Sample.pixels`) and images (`Sample.images`).
 
-        Raises as these do.
+        For models that hear also input_features fp32 [frames, mel bins] of all sounds, and feature_lengths int64
+        [sounds], the frames of each. Raises as these do.
         """
         sample = self.sample(number)
         tokens, mask = sample.text
         ids = torch.from_numpy(tokens.astype(np.int64))
         labels = ids.where(torch.from_numpy(mask > 0), IGNORED)
-        return {"input_ids": ids, "labels": labels, "pixel_values": sample.pixels(), "images": tuple(sample.images)}
+        read = {"input_ids": ids, "labels": labels, "pixel_values": sample.pixels(), "images": tuple(sample.images)}
+        if self.hears:
+            lengths = torch.tensor([sound.frames for sound in sample.sounds], dtype=torch.long)
+            read |= {"input_features": sample.hear_all(), "feature_lengths": lengths}
+        return read
 
     def verify(self) -> None:
         """Read every byte and compare with the checksums of the manifest. Raises UserError naming the file."""
@@ -114,10 +109,26 @@ class ChatDataset(Dataset):
         return Sample(self, int(number))
 
     @property
+    def audio_tokens(self) -> list[int]:
+        """The ids that features of sounds replace."""
+        return [self.manifest["audio_token_id"]] if self.hears else []
+
+    @property
     def image_tokens(self) -> list[int]:
         """The ids that features of images and videos replace."""
         tokens = (self.manifest["image_token_id"], self.manifest.get("video_token_id"))
         return [token for token in tokens if token is not None]
+
+    @cached_property
+    def sound_rule(self) -> SoundRule | None:
+        """How sounds were heard; None: the model does not hear."""
+        if not self.hears:
+            return None
+        said = dict(self.manifest["audio"])
+        try:
+            return SoundRule(AudioArchitecture(**said.pop("encoder")), **said)
+        except TypeError as error:
+            raise UserError(f"{self.folder}: manifest.json: audio: {error}; {REMEDY}") from error
 
     @property
     def rule(self) -> TilingRule:
@@ -136,7 +147,9 @@ class Sample:
     def __init__(self, data: ChatDataset, number: int) -> None:
         self.data, self.number = data, number
         self.length, self.tiles = int(data.sizes.tokens[number]), int(data.sizes.tiles[number])
-        """Tokens of the text, image tokens included; tiles of all images."""
+        """Tokens of the text, image and audio tokens included; tiles of all images."""
+        self.frames = int(data.frames[number])
+        """Mel frames of all sounds."""
 
     def __str__(self) -> str:
         return f"{self.data.folder}: sample {self.number}"
@@ -150,18 +163,21 @@ class Sample:
 
     @cached_property
     def text(self) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Token ids int32 [T], one image token for each image feature; loss mask uint8 [T], 1 where the token itself is
-        to be predicted.
+        """Token ids int32 [T], one image or audio token for each feature; loss mask uint8 [T], 1 where the token itself
+        is to be predicted.
 
         Raises UserError for an id outside of the vocabulary, and if T is not what sizes.npz says.
         """
         tokens, mask = self._column("tokens"), self._column("loss_mask")
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.data.manifest["vocab_size"]:
             raise UserError(f"{self} has token ids behind the vocabulary; {REMEDY}")
-        if self.tiles:
-            if len(self.runs) != (marks := int(np.isin(tokens, self.data.image_tokens).sum())):
-                raise UserError(f"{self} has {len(self.runs)} images, {marks} marks; {REMEDY}")
-            tokens, mask = expand_images(tokens, mask, self.data.image_tokens, self.runs)
+        if self.tiles or self.frames:
+            heard = [sound.tokens for sound in self.sounds]
+            images = (self.data.image_tokens, self.runs if self.tiles else [], "images")
+            for ids, runs, what in (images, (self.data.audio_tokens, heard, "sounds")):
+                if len(runs) != (marks := int(np.isin(tokens, ids).sum())):
+                    raise UserError(f"{self} has {len(runs)} {what}, {marks} marks; {REMEDY}")
+                tokens, mask = expand_runs(tokens, mask, ids, runs)
         if len(tokens) != self.length:
             raise UserError(f"{self} has {len(tokens)} tokens where sizes.npz says {self.length}; {REMEDY}")
         return tokens, mask
@@ -181,6 +197,22 @@ class Sample:
         return images
 
     @cached_property
+    def sounds(self) -> list[Sound]:
+        """The sounds, in the order of their tokens.
+
+        Raises UserError if the list is damaged or has other frames than sizes.npz says.
+        """
+        if not self.frames:
+            return []
+        try:
+            sounds = read_sounds(self._column(SOUNDS).tobytes())
+            if (frames := sum(sound.frames for sound in sounds)) != self.frames:
+                raise UserError(f"sounds have {frames} frames, sizes.npz says {self.frames}")
+        except UserError as error:
+            raise UserError(f"{self}: {error}; {REMEDY}") from None
+        return sounds
+
+    @cached_property
     def orders(self) -> list[FeatureOrder]:
         """For each image, which of its tiles' features each token is; -1 is a newline."""
         rule, each = self.data.rule, self.data.manifest["tokens_per_tile"]
@@ -195,13 +227,12 @@ class Sample:
     @property
     def image_starts(self) -> list[int]:
         """The index in `text` of the first token of each run of image tokens."""
-        marks = np.flatnonzero(np.isin(self._column("tokens"), self.data.image_tokens))
-        features = np.array(self.runs, dtype=np.int64)
-        return (marks + np.cumsum(features) - features - np.arange(len(marks))).tolist()
+        shown, runs = np.flatnonzero(np.isin(self.text[0], self.data.image_tokens)), np.array(self.runs, dtype=np.int64)
+        return shown[np.cumsum(runs) - runs].tolist()
 
     @property
     def prefix(self) -> int:
-        """Tokens in `text` before the first that is to be predicted; all images come before it."""
+        """Tokens in `text` before the first that is to be predicted; all images and sounds come before it."""
         mask = self._column("loss_mask")
         return self.length - len(mask) + int(mask.argmax())
 
@@ -212,13 +243,42 @@ class Sample:
         """
         size = self.data.manifest["tile_size"]
         image = image if self.data.checks_images else replace(image, crcs=())
-        source = self.data.sources.entry(self.number)
-        root = Path(source["image_root"] or "")
-        path = Path(source["path"]) if image.place else root / image.path
-        try:
+        root, path = self._file(image)
+        with self._named(path):
             if image.film:
                 return _video_tiles(root, path, image, size)
             return self.data.rule.cut(load_rgb(path, image.place, *image.crcs), image, size)
+
+    def hear(self, sound: Sound) -> Tensor:
+        """What is heard of one of `sounds`: log-mel frames, fp32 [frames, mel bins].
+
+        Raises `UserError` naming file and sample if it cannot be decoded, or is not what was preprocessed.
+        """
+        rule, (_, path) = self.data.sound_rule, self._file(sound)
+        assert rule is not None
+        crc = sound.crcs[0] if sound.crcs and self.data.checks_images else None
+        with self._named(path):
+            wave = load_sound(path, sound.place, rule.rate, crc)
+            if len(wave) != sound.samples:
+                raise ValueError(f"{len(wave)} samples where {sound.samples} were preprocessed")
+            return rule.features(wave)
+
+    def hear_all(self) -> Tensor:
+        """What is heard of all sounds, end to end: fp32 [frames, mel bins]."""
+        bins = self.data.manifest["audio"]["encoder"]["mel_bins"] if self.data.hears else 0
+        return torch.cat([torch.zeros(0, bins), *map(self.hear, self.sounds)])
+
+    def _file(self, media: TiledImage | Sound) -> tuple[Path, Path]:
+        """The root of media, and the file of an image or sound."""
+        source = self.data.sources.entry(self.number)
+        root = Path(source["image_root"] or "")
+        return root, Path(source["path"]) if media.place else root / media.path
+
+    @contextmanager
+    def _named(self, path: Path) -> Iterator[None]:
+        """What fails in it is a UserError that names the file and this sample."""
+        try:
+            yield
         except ChangedError as error:
             raise UserError(f"{error}; sample {self.number} of {self.data.folder}") from error
         except Exception as error:  # Pillow's and FFmpeg's readers raise nearly anything on a damaged file
@@ -236,38 +296,6 @@ class Sample:
         return normalise(torch.from_numpy(self.read_all()), self.data.normalization)
 
 
-class Shown(NamedTuple):
-    """An image of a pack, and which of its tiles are to be read."""
-
-    sample: Sample
-    image: TiledImage
-    rows: NDArray[np.bool_] | slice = slice(None)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles to be read."""
-        return len(np.arange(self.image.tiles)[self.rows])
-
-
-def read_tiles(shown: Sequence[Shown], size: int, decodes: bool = True) -> tuple[Tensor, tuple[tuple[int, str], ...]]:
-    """uint8 [tiles, size, size, 3], with videos [tiles, FRAMES, size, size, 3], and (sample, error) of images that
-    cannot be read: their tiles are black. Unless `decodes`, and without tiles, it is a meta tensor.
-    """
-    if not decodes or not shown:
-        frames = (FRAMES,) if any(image.film for _, image, _ in shown) else ()
-        shape = (sum(one.tiles for one in shown), *frames, size, size, 3)
-        return torch.empty(shape, dtype=torch.uint8, device="meta"), ()
-    tiles, broken = [], dict[int, str]()
-    for one in shown:
-        try:
-            tiles.append(one.sample.read(one.image)[one.rows])
-        except UserError as error:
-            broken.setdefault(one.sample.number, str(error))
-            frames = (FRAMES,) if one.image.film else ()  # the other ranks expect this shape
-            tiles.append(np.zeros((one.tiles, *frames, size, size, 3), dtype=np.uint8))
-    return torch.from_numpy(join_tiles(tiles)), tuple(broken.items())
-
-
 def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:
     """The patches of a video file, or of a list of frame files."""
     assert video.film is not None
@@ -279,31 +307,13 @@ def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArra
     return cut_frames(read_frames(path, video.place, video.film.frames, crc=crc), video, size)
 
 
-def expand_images(
-    tokens: NDArray[np.int32], loss_mask: NDArray[np.uint8], image_tokens: Sequence[int], repeats: list[int]
+def expand_runs(
+    tokens: NDArray[np.int32], loss_mask: NDArray[np.uint8], of_media: Sequence[int], repeats: Sequence[int]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Repeat the k-th image token `repeats[k]` times: one for each of the projector's outputs.
+    """Repeat the k-th token `of_media` (ids) `repeats[k]` times: one for each of the projector's outputs.
 
     <img> CONTEXT </img> What is it?  ->  <img> CONTEXT CONTEXT ... CONTEXT </img> What is it?
     """
     counts = np.ones(len(tokens), dtype=np.int64)
-    counts[np.isin(tokens, image_tokens)] = repeats
+    counts[np.isin(tokens, of_media)] = repeats
     return np.repeat(tokens, counts), np.repeat(loss_mask, counts)
-
-
-class ColumnWriter:
-    """Appends samples to one column of a dataset folder; each sample is a document of its own."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._index = folder / f"{name}.idx"
-        self._builder = IndexedDatasetBuilder(str(folder / f"{name}.bin"), dtype=COLUMNS[name])
-
-    def append(self, values: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Add samples of `lengths`, concatenated in `values`."""
-        self._builder.add_document(values, lengths.tolist())
-
-    def close(self) -> None:
-        """Write the index."""
-        # The builder took every call for one document; a call a sample would take ten times as long.
-        self._builder.document_indices = list(range(len(self._builder.sequence_lengths) + 1))
-        self._builder.finalize(str(self._index))

@@ -6,8 +6,9 @@ from itertools import chain, compress, cycle
 import numpy as np
 from torch.utils.data import Dataset
 
-from megatron.vlm.data.dataset import ChatDataset, Shown, read_tiles
+from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiling import TiledImage
+from megatron.vlm.data.pack_media import Shown, read_tiles
 from megatron.vlm.microbatch import Grid, Microbatch
 from omnibal_ext.image_assignment import EncoderRank
 from omnibal_ext.packing.index.packed_index import PackedIndex

@@ -16,8 +16,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from megatron.vlm import platform
-from megatron.vlm.data.dataset import ChatDataset, Sample, Shown, read_tiles
+from megatron.vlm.data.dataset import ChatDataset, Sample
 from megatron.vlm.data.media.features import order_tensors
+from megatron.vlm.data.pack_media import Shown, read_mels, read_tiles
 from megatron.vlm.data.pack_shard import shard_of_place, with_filler
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.microbatch import Microbatch, segment_ids
@@ -36,6 +37,7 @@ class Needs:
     tokens: bool
     labels: bool
     targets: bool = False
+    mels: bool = False
 
     @classmethod
     def of(cls, kinds: tuple[str, ...], language: LanguageArchitecture) -> "Needs":
@@ -45,11 +47,12 @@ class Needs:
             tokens="word_embed" in kinds or ("llm" in kinds and language.layer_inputs is not None),
             labels="head" in kinds,
             targets="llm" in kinds and language.experts is not None,
+            mels="audio_embed" in kinds,
         )
 
 
 class PackDataset(Dataset):
-    """Pack number -> Microbatch on the host; pixels are uint8, to be normalised on the device."""
+    """Pack number -> Microbatch on the host; pixels are uint8, to be normalised on the device. Mel frames are fp32."""
 
     def __init__(
         self,
@@ -62,25 +65,31 @@ class PackDataset(Dataset):
     ) -> None:
         """T is padded to a multiple of `sequence_multiple` (`microbatch.sequence_multiple`).
 
-        `decodes`: if false, another rank broadcasts the pixels, and a meta tensor has their shape. `rank`: the
-        data-parallel rank, which decides its shard of a wide pack.
+        `decodes`: if false, another rank broadcasts pixels and mel frames, and meta tensors have their shapes. `rank`:
+        the data-parallel rank, which decides its shard of a wide pack.
 
-        Raises UserError if the index was made from another dataset, or is damaged.
+        Raises UserError if the index was made from another dataset, is damaged, or has wide packs of sounds.
         """
         index.check({"built_from.data.manifest": data.manifest})
         index.verify()
         index.check_samples(len(data))
+        wide: list[int] = [] if index.wide is None else np.flatnonzero(index.wide.pack_widths > 1).tolist()
+        if any(data.frames[index.samples(pack)].any() for pack in wide):
+            raise UserError(
+                f"{index.folder}: has packs with sounds that several ranks share, which is not supported; pack again "
+                "without --widths"
+            )
         self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
         self.decodes, self.rank = decodes, rank
         self.sources = Sources(data.manifest)
 
     @property
     def reads_images(self) -> bool:
-        """Whether this rank decodes images."""
-        return self.needs.pixels and self.decodes
+        """Whether this rank decodes images or sounds."""
+        return (self.needs.pixels or self.needs.mels) and self.decodes
 
     def __getitem__(self, pack: int) -> Microbatch:
-        """A pack; of a wide one this rank's shard. Images whose tiles are black are in `broken`."""
+        """A pack; of a wide one this rank's shard. Images and sounds with placeholders are in `broken`."""
         samples = [*map(self.data.sample, self.index.samples(pack))] if pack >= 0 else []
         real, width = [sample.length for sample in samples], self.index.width(pack) if pack >= 0 else 1
         lengths, spans = self._segments(real, width)
@@ -95,6 +104,7 @@ class PackDataset(Dataset):
             sample_lengths=tuple(real) if self.needs.targets else (),
             pack=pack,
             sample_ids=tuple(sample.number for sample in samples),
+            sounds=_sounds(samples),
             **self._text(samples, lengths, width),
             **self._images(samples, lengths),
         )
@@ -102,10 +112,13 @@ class PackDataset(Dataset):
         shown = [Shown(one, image) for one in samples if looks and one.tiles for image in one.images]
         if width > 1:
             batch, shown = shard_of_place(batch, spans, shown, self.rank % width)
-        if not self.needs.pixels:
-            return batch
-        pixels, broken = read_tiles(shown, self.data.manifest["tile_size"], self.decodes)
-        return replace(batch, pixels=pixels, broken=broken)
+        if self.needs.pixels:
+            pixels, broken = read_tiles(shown, self.data.manifest["tile_size"], self.decodes)
+            batch = replace(batch, pixels=pixels, broken=broken)
+        if self.needs.mels and self.data.sound_rule:
+            mels, silent = read_mels(samples, self.data.sound_rule.encoder.mel_bins, self.decodes)
+            batch = replace(batch, mels=mels, broken=tuple({**dict(silent), **dict(batch.broken)}.items()))
+        return batch
 
     def _segments(self, real: Sequence[int], width: int) -> tuple[Sequence[int], Sequence[Sequence[TokenSpan]]]:
         """Lengths of all segments of a pack, padding included; of a wide one the spans of every place, too."""
@@ -117,7 +130,7 @@ class PackDataset(Dataset):
         return lengths, ()
 
     def _text(self, samples: Sequence[Sample], lengths: Sequence[int], width: int) -> dict[str, Any]:
-        """What the stage needs of the text: ids, labels, which tokens count, which show images."""
+        """What the stage needs of the text: ids, labels, which tokens count, which are of images and sounds."""
         needs, found = self.needs, dict[str, Any]()
         if not (needs.tokens or needs.labels or needs.targets):
             return found
@@ -132,6 +145,9 @@ class PackDataset(Dataset):
         if needs.tokens:
             shown = torch.isin(ids, torch.tensor(self.data.image_tokens)).nonzero().squeeze(1)
             found |= {"input_ids": ids, "image_positions": shown}
+            if self.data.hears:
+                heard = torch.isin(ids, torch.tensor(self.data.audio_tokens))
+                found["audio_positions"] = heard.nonzero().squeeze(1)
         if needs.labels:
             sources = torch.zeros(len(lengths), dtype=torch.long)  # padding counts as the first file's
             sources[: len(samples)] = torch.from_numpy(self.sources.of(np.array([one.number for one in samples])))
@@ -154,6 +170,12 @@ class PackDataset(Dataset):
             "seconds": tuple(image.film.seconds if image.film else 1.0 for image in images for _ in image.grids),
             **(order_tensors((image.tiles * each, order) for image, order in pairs) if joins else {}),
         }
+
+
+def _sounds(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
+    """Mel frames of each sample's sounds; () if there are none."""
+    found = tuple(tuple(sound.frames for sound in sample.sounds) for sample in samples)
+    return found if any(found) else ()
 
 
 def microbatches(

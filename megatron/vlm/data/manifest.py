@@ -1,4 +1,4 @@
-"""Checks of a dataset folder's manifest and of its column of images."""
+"""Checks of a dataset folder's manifest and of its columns of images and sounds."""
 
 from dataclasses import fields
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.crc import LARGEST
 from megatron.vlm.data.media.images import NORMALIZATIONS, path_below_root
+from megatron.vlm.data.media.mel import Sound
+from megatron.vlm.data.media.sounds import MOST_SECONDS, RATES
 from megatron.vlm.data.media.tiling import FRAMES, TiledImage, VideoFrames
 from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN
 from megatron.vlm.data.media.videos import MOST_FRAMES, READING
@@ -35,9 +37,13 @@ FILES = (
     "rejected.jsonl",
     "sizes.npz",
 )
+SOUND_FILES = ("sounds.bin", "sounds.idx")
+"""Of a dataset for a model that hears."""
 MOST_WORDS = 2**24
 MOST_IMAGES = 2**10
 MOST_TILES = 2**20  # patches, at native resolution
+MOST_BINS = 2**10
+MOST_SAMPLES = MOST_SECONDS * RATES[-1]
 
 _ID = integer(0, MOST_WORDS)
 _TOKENIZER = record(
@@ -62,6 +68,17 @@ def _template(place: str, value: Any) -> str:
     return name if name.endswith((".jinja", ".json")) else one_of(*TEMPLATES)(place, name)
 
 
+_AUDIO = record(
+    {
+        "rate": integer(1, RATES[-1]),
+        "window": integer(1, RATES[-1]),
+        "hop": integer(1, RATES[-1]),
+        "longest": maybe(integer(1, MOST_SECONDS)),
+        "encoder": record(
+            {"mel_bins": integer(1, MOST_BINS), "chunk": integer(1), "channels": integer(), "pooled": flag}
+        ),
+    }
+)
 _MANIFEST: Check[dict[str, Any]] = record(
     {
         "samples": integer(1),
@@ -84,7 +101,8 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "made_from": record({"recipe": record({"max_tokens": anything, "system_message": anything})}),
     },
     # Older datasets have none of these.
-    {"video_token_id": maybe(_ID), "video_files": integer(), "video_reading": integer(), "chat_program": text},
+    {"video_token_id": maybe(_ID), "video_files": integer(), "video_reading": integer(), "chat_program": text}
+    | {"audio_token_id": _ID, "audio": _AUDIO},
 )
 
 
@@ -97,9 +115,12 @@ def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
     checked = _MANIFEST(place, manifest)
     if sum(source["samples"] for source in checked["sources"]) != checked["samples"]:
         raise UserError(f"sources have other samples than the {checked['samples']} of all")
-    if set(checked["checksums"]) != set(FILES):
-        raise UserError(f"checksums must be those of {', '.join(FILES)}")
-    for name in ("image_token_id", "video_token_id", "pad_token_id", "eos_token_id"):
+    if ("audio" in checked) != ("audio_token_id" in checked):
+        raise UserError("one of audio and audio_token_id is missing")
+    files = (*FILES, *SOUND_FILES) if "audio" in checked else FILES
+    if set(checked["checksums"]) != set(files):
+        raise UserError(f"checksums must be those of {', '.join(files)}")
+    for name in ("image_token_id", "video_token_id", "audio_token_id", "pad_token_id", "eos_token_id"):
         if (checked.get(name) or 0) >= checked["vocab_size"]:
             raise UserError(f"{name} {checked[name]} is behind the vocabulary of {checked['vocab_size']}")
     if not is_read_alike(checked):
@@ -169,6 +190,31 @@ def read_images(content: bytes) -> list[TiledImage]:
         if len(image["crcs"]) not in (0, files or 1):
             raise UserError(f"images[{number}] has {len(image['crcs'])} CRCs of {files or 1} files")
     return [TiledImage(**{name: image[name] for name in _FIELDS if name in image}) for image in images]
+
+
+_SOUNDS: Check[list[dict[str, Any]]] = listing(
+    record(
+        {
+            "path": text,
+            "samples": integer(1, MOST_SAMPLES),
+            "frames": integer(1, MOST_SAMPLES),
+            "tokens": integer(1, MOST_SAMPLES),
+            "place": _place,
+            "crcs": listing(integer(0, LARGEST), most=1),
+        }
+    ),
+    most=MOST_IMAGES,
+)
+
+
+def read_sounds(content: bytes) -> list[Sound]:
+    """A sample's sounds, from their JSON list in the dataset. Raises UserError if it is damaged."""
+    sounds = _SOUNDS("sounds", decode(content))
+    for number, sound in enumerate(sounds):
+        sound |= {name: tuple(sound[name]) for name in ("place", "crcs")}
+        if not sound["place"]:  # else the path is a name inside the input file
+            _image_path(f"sounds[{number}].path", sound["path"])
+    return [Sound(**{name: sound[name] for name in Sound.__slots__}) for sound in sounds]
 
 
 def _film(place: str, film: dict[str, Any] | None) -> VideoFrames | None:

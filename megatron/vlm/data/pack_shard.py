@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.vlm.data.dataset import Shown
+from megatron.vlm.data.pack_media import Shown
 from megatron.vlm.microbatch import FeatureRoute, Microbatch, PackShard, SplitSamples
 from omnibal_ext.arrays import Ints
 from omnibal_ext.image_assignment import assign_units

@@ -46,6 +46,16 @@ REMEDIES = {
     "truncated_video": _COPY_AGAIN,
     "too_few_frames": "show single frames as images",
     "frames_differ": "scale the frames of a video to one size",
+    "audio_mark_mismatch": "write one <audio> for each sound, in the human's words",
+    "missing_audio": _ROOT,
+    "unreadable_audio": "make the files readable for this user, entirely",
+    "remote_audio": "fetch the sounds, and name the files",
+    "empty_audio": _COPY_AGAIN,
+    "not_audio": "save the sounds as WAV, FLAC, MP3, M4A or OGG",
+    "no_audio": "leave out videos without sound where a sound is due",
+    "truncated_audio": _COPY_AGAIN,
+    "too_short_audio": "leave out sounds of less than a few hundredths of a second",
+    "too_long_audio": "cut these files",
     "too_many_tokens": "raise --max-tokens, or have longer ones made to fit: --shorten fewer-tiles truncate",
 }
 """Reason of a rejection -> what to change in the input."""

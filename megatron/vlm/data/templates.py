@@ -27,7 +27,7 @@ from megatron.vlm.data.chat_program import DATE, TAG, ChatProgram
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import IMAGE_MARK, MARKS, VIDEO_MARK, ImageMarkup, Places
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, ImageMarkup, Places
 
 FILES = Path(omnibal_ext.families.registry.__file__).parent.glob("*/*.jinja")
 TEMPLATES = {file.stem: file for file in sorted(FILES)}
@@ -226,23 +226,28 @@ def render_chat(
     tools: Sequence[str] = (),
     default_system: bool = True,
 ) -> RenderedChat:
-    """Render a conversation by `template`, with image and video marks replaced by `markup`.
+    """Render a conversation by `template`, with marks of images, videos and sounds replaced by `markup`.
 
-    `shown`: for every mark in order, an image's `Places` or the seconds of a video's steps; default: one place each.
+    `shown`: for images and videos in order, an image's `Places` or the seconds of a video's steps; default: one place.
     `tools`: JSON texts. `default_system`: a template's own system message is written where there is none. Raises
     `Rejected` if the template has no form for something.
     """
     text, ranges = template.written(messages, tools, default_system)
     left, moves = iter(shown), [(0, 0)]
 
-    def as_words(mark: re.Match[str]) -> str:
+    def text_of(mark: str) -> str:
+        if mark == AUDIO_MARK:
+            return markup.audio_text
         place = next(left, Places())
-        words = markup.image_text(place) if isinstance(place, Places) else markup.video_text(place)
+        return markup.image_text(place) if isinstance(place, Places) else markup.video_text(place)
+
+    def as_words(mark: re.Match[str]) -> str:
+        words = text_of(mark[0])
         moves.append((mark.end(), moves[-1][1] + len(words) - len(mark[0])))
         return words
 
     text = MARKS.sub(as_words, text)
-    if len(moves) != 1 + sum(message.words.count(mark) for message in messages for mark in (IMAGE_MARK, VIDEO_MARK)):
+    if len(moves) != 1 + sum(len(MARKS.findall(message.words)) for message in messages):
         raise Rejected("unsupported_media", f"chat template {template.name}: writes other images than it is given")
 
     def moved(at: int) -> int:

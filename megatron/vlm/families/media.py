@@ -1,7 +1,8 @@
-"""Tiling rules by their name in datasets, and video rules by image markup."""
+"""Tiling rules by their name in datasets, video and sound rules by image markup."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from megatron.vlm.data.media.mel import SoundRule
 from megatron.vlm.data.media.tiling import TilingRule
 from megatron.vlm.data.media.video_rules import VideoRule
 from megatron.vlm.families.deepseek_vl.tiling import Letterbox
@@ -16,6 +17,7 @@ from megatron.vlm.families.llava.tiling import AnyRes, AnyResMax9, Crop, Fixed, 
 from megatron.vlm.families.mistral3.tiling import NativeEdge
 from megatron.vlm.families.paddleocr_vl.tiling import NativeWidened
 from megatron.vlm.families.paligemma.tiling import Paligemma
+from megatron.vlm.families.qwen_omni.sounds import SOUND_RULES as QWEN_OMNI
 from megatron.vlm.families.qwen_vl.videos import VIDEO_RULES as QWEN_VL
 from megatron.vlm.families.towers.tiling import Native
 
@@ -25,3 +27,5 @@ _RULES: tuple[TilingRule, ...] = (
 )  # fmt: skip
 TILINGS: Mapping[str, TilingRule] = {rule.name: rule for rule in _RULES}
 VIDEO_RULES: Mapping[str, VideoRule] = {**QWEN_VL, **GLM_V}
+SOUND_RULES: Mapping[str, Callable[..., SoundRule]] = QWEN_OMNI
+"""Of an encoder: each makes the rule by which a model hears with it."""

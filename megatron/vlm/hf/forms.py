@@ -10,6 +10,7 @@ squares              theirs  [out, in, side, side], any shape   ours  [out, side
 experts              theirs  [out, in] each                     ours  [experts, out, in]
 linear               theirs  q | k | v, z, b, a                 ours  q0 k0 v0 v1 z0 z1 b0 b1 a0 a1 | q1 k1 v2 v3 ...
 convolution          theirs  q | k | v                          ours  q0 k0 v0 v1 | q1 k1 v2 v3
+no bias of keys      theirs  q | v                              ours  q0 k0 v0 | q1 k1 v1, where k is zero
 keys alone           theirs  q0 q1 q2 q3 | k0 k1                ours  q0 q1 k0 | q2 q3 k1    (keys serve as values)
 ranges               theirs  four numbers a matrix, [] each    ours  [matrices, 4]
 patches              theirs  [width, rows x columns x colours]  ours  [width, colours, 1, rows, columns]
@@ -129,6 +130,25 @@ def _vision_rows(link: Link) -> tuple[int, list[int]]:
     return heads, [link.model.vision.hidden_size // heads] * 3
 
 
+def _audio_rows(link: Link) -> tuple[int, list[int]]:
+    audio = link.model.audio
+    assert audio is not None
+    return audio.heads, [audio.hidden_size // audio.heads] * 3
+
+
+AUDIO_QKV = _grouped(_audio_rows)
+
+
+def _with_keys(tensors: Sequence[Tensor], link: Link) -> Tensor:
+    query, value = tensors
+    return AUDIO_QKV.join([query, torch.zeros_like(query), value], link)
+
+
+def _without_keys(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
+    query, _, value = AUDIO_QKV.split(tensor, link)
+    return query, value
+
+
 def _language_rows(link: Link) -> tuple[int, list[int]]:
     groups, width = link.attention.kv_heads, link.attention.head_dim
     return groups, [link.attention.heads // groups * width, width, width]
@@ -218,6 +238,8 @@ FORMS = {
     "stacked": Form(_stack, lambda tensor, _: tensor.chunk(2)),
     "vision_qkv": _grouped(_vision_rows),
     "vision_packed_qkv": _grouped(_vision_rows, packed=3),
+    "audio_qkv": AUDIO_QKV,
+    "audio_qv": Form(_with_keys, _without_keys),
     "language_qkv": LANGUAGE_QKV,
     "keys_alone": _grouped(_rows_without_values),
     "ranges": Form(

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 
 from megatron.vlm.families.gemma4.clip import MATRICES, SUFFIX
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Attention, Layer
 from omnibal_ext.architectures.linear_attention import LinearAttention
@@ -100,6 +102,21 @@ def _projector(model: Architecture) -> dict[str, Shape]:
     return found
 
 
+def _audio_embed(model: Architecture) -> dict[str, Shape]:
+    audio = _audio(model)
+    widths = (1, *[audio.channels] * 3) if audio.channels else (audio.mel_bins, audio.hidden_size, audio.hidden_size)
+    found: dict[str, Shape] = {"projection.weight": (audio.hidden_size, audio.channels * audio.halved(audio.mel_bins))}
+    for number, (before, after) in enumerate(pairwise(widths)):
+        side = (3, 3) if audio.channels else (3,)
+        found |= {f"convolutions.{number}.weight": (after, before, *side), f"convolutions.{number}.bias": (after,)}
+    return found
+
+
+def _audio(model: Architecture) -> AudioArchitecture:
+    assert model.audio is not None
+    return model.audio
+
+
 def _word_embed(model: Architecture) -> dict[str, Shape]:
     width = model.language.hidden_size
     inputs = model.language.layer_inputs
@@ -147,6 +164,9 @@ def _head(model: Architecture) -> dict[str, Shape]:
 
 
 _WEIGHTS: dict[str, Callable[[Architecture], dict[str, Shape]]] = {
+    "audio_embed": _audio_embed,
+    "audio": lambda model: _layer_norms(_audio(model).hidden_size),
+    "audio_projector": lambda model: _norm("norm", _audio(model).hidden_size),
     "patch_embed": _patch_embed,
     "vit": _vit,
     "projector": _projector,

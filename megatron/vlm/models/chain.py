@@ -22,6 +22,7 @@ from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.adapters import adapters_in, attach
 from megatron.vlm.models.again import compute_cheap_again
 from megatron.vlm.models.alone import alone, config_alone
+from megatron.vlm.models.audio import AudioEmbed, AudioProjector
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.models.draws import streams_kept
 from megatron.vlm.models.flow import Carrier
@@ -37,7 +38,8 @@ from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import VisionArchitecture
-from omnibal_ext.chain import VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
+from omnibal_ext.chain import AUDIO_KINDS, VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
+from omnibal_ext.flow import Extra
 
 SEEDS_APART = 2**20
 """Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
@@ -63,7 +65,7 @@ class Chain:
     def of(cls, args: Namespace, architecture: Architecture, language: TransformerConfig | None = None) -> "Chain":
         """The chain of `architecture` under Megatron's arguments; `language` where core has made it already."""
         language = language or language_config(args, architecture)
-        vision = vision_config(language, architecture)
+        vision = vision_config(language, architecture.vision)
         adapters = Adapters.of(args)
         frozen = adapters.frozen(args.freeze)
         return cls(architecture, language, vision, args.padded_vocab_size, args.seed, frozen, adapters)
@@ -91,8 +93,9 @@ class Chain:
         begins as one that is not cut. `again`: of a transformer layer, norm outputs and activations are computed again
         instead of kept.
         """
-        with alone() if self.is_whole else nullcontext():
-            module, mode = self._build(link, again), self.gradient_mode(link)
+        build = self._build_audio if self.kinds[link] in AUDIO_KINDS else self._build
+        with alone() if self.is_whole else nullcontext(), _seeded(self.seed + link):
+            module, mode = build(link, again), self.gradient_mode(link)
         if mode != "trained":
             module.requires_grad_(False)
         if self.kinds[link] == "projector" and (norm := getattr(module, VISION_NORM, None)):
@@ -104,7 +107,7 @@ class Chain:
     def draws(self, link: int) -> bool:
         """Whether a link draws by chance in training."""
         is_vision = self.kinds[link] in VISION_KINDS
-        config = self.vision if is_vision else self.language
+        config = self.vision if is_vision else self.audio if self.kinds[link] in AUDIO_KINDS else self.language
         drop_path = is_vision and self.architecture.vision.drop_path
         return bool(config.hidden_dropout or config.attention_dropout or drop_path)
 
@@ -112,34 +115,56 @@ class Chain:
         """What the backward pass does in a link."""
         return gradient_mode(self.kinds[link], self.frozen, self.adapters.targets)
 
+    def is_trained_before(self, link: int) -> bool:
+        """Whether any earlier link is trained, or has adapters: the tensor that enters `link` has a gradient."""
+        return any(self.gradient_mode(one) in ("trained", "adapted") for one in range(link))
+
     def passes_by(self, link: int, batch: Microbatch) -> bool:
-        """Whether a pack skips a link: it is the tower's, and the pack has no tiles."""
-        return self.kinds[link] in VISION_KINDS and batch.tiles == 0
+        """Whether a pack skips a link: it is a tower's, and the pack has nothing for it."""
+        kind = self.kinds[link]
+        return (kind in VISION_KINDS and batch.tiles == 0) or (kind in AUDIO_KINDS and batch.frames == 0)
+
+    @cached_property
+    def audio(self) -> TransformerConfig:
+        """Core's configuration of the audio encoder."""
+        assert self.architecture.audio is not None
+        return vision_config(self.language, self.architecture.audio.as_vit)
 
     def _build(self, link: int, again: bool) -> torch.nn.Module:
         vision = self.architecture.vision
-        with _seeded(self.seed + link):
-            match self.kinds[link]:
-                case "patch_embed":
-                    native = NormedPatchEmbed if vision.embedding_norms else NativePatchEmbed
-                    return (native if vision.native else PatchEmbed)(self.vision, vision)
-                case "vit":
-                    spec = vision_layer_spec(self.vision, vision, self._norms_apart(link, again))
-                    return self._layer(self.vision, spec, vision, link, again)
-                case "projector":
-                    known = MERGERS if vision.native else PROJECTORS
-                    join = known["pooled" if self.architecture.pools else self.architecture.merger]
-                    return self._adapted(link, join(self.vision, self.language, self.architecture))
-                case "word_embed":
-                    return WordEmbedding(self.language, self.vocab_size, self.architecture)
-                case "llm":
-                    language = self.architecture.language
-                    described = language.each_layer[self.kinds[:link].count("llm")]
-                    config = language_layer_config(self.language, language, described)
-                    spec = language_layer_spec(config, language, described, self._norms_apart(link, again))
-                    return self._layer(config, spec, language, link, again)
-                case _:
-                    return Head(self.language, self.vocab_size, self.architecture.language)
+        match self.kinds[link]:
+            case "patch_embed":
+                native = NormedPatchEmbed if vision.embedding_norms else NativePatchEmbed
+                return (native if vision.native else PatchEmbed)(self.vision, vision)
+            case "vit":
+                spec = vision_layer_spec(self.vision, vision, self._norms_apart(link, again))
+                return self._layer(self.vision, spec, vision, link, again)
+            case "projector":
+                known = MERGERS if vision.native else PROJECTORS
+                join = known["pooled" if self.architecture.pools else self.architecture.merger]
+                return self._adapted(link, join(self.vision, self.language, self.architecture))
+            case "word_embed":
+                return WordEmbedding(self.language, self.vocab_size, self.architecture)
+            case "llm":
+                language = self.architecture.language
+                described = language.each_layer[self.kinds[:link].count("llm")]
+                config = language_layer_config(self.language, language, described)
+                spec = language_layer_spec(config, language, described, self._norms_apart(link, again))
+                return self._layer(config, spec, language, link, again)
+            case _:
+                return Head(self.language, self.vocab_size, self.architecture.language)
+
+    def _build_audio(self, link: int, again: bool) -> torch.nn.Module:
+        audio = self.architecture.audio
+        assert audio is not None
+        match self.kinds[link]:
+            case "audio_embed":
+                return AudioEmbed(self.audio, audio)
+            case "audio":
+                spec = vision_layer_spec(self.audio, audio.as_vit, self._norms_apart(link, again))
+                return self._layer(self.audio, spec, audio.as_vit, link, again)
+            case _:
+                return self._adapted(link, AudioProjector(audio, self.audio, self.language))
 
     def _layer(
         self, config: TransformerConfig, spec: ModuleSpec, part: VisionArchitecture | LanguageArchitecture, link: int,
@@ -178,18 +203,29 @@ class Chain:
 
     def carrier(self, batch: Microbatch) -> Carrier:
         """Lays out the extras of a pack (`omnibal_ext.flow`)."""
-        return self._carriers[batch.has_images]
+        tokens = self.audio_tokens(batch)
+        return Carrier(tuple(one.at(tokens) for one in self._extras if batch.has_images or not one.of_tower))
 
     @cached_property
-    def _carriers(self) -> dict[bool, Carrier]:
-        """Of packs with images, and without."""
+    def _extras(self) -> tuple[Extra, ...]:
         config = self.language
-        extras = self.architecture.extras(config.tensor_model_parallel_size, config.sequence_parallel)
-        return {True: Carrier(extras), False: Carrier(tuple(one for one in extras if not one.of_tower))}
+        return self.architecture.extras(config.tensor_model_parallel_size, config.sequence_parallel)
+
+    def audio_tokens(self, batch: Microbatch) -> int:
+        """LLM tokens of a pack's sounds."""
+        audio = self.architecture.audio
+        return sum(audio.tokens(frames) for sample in batch.sounds for frames in sample) if audio else 0
 
     def hidden_shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
         """Shape of the hidden states that enter `link`."""
         match self.kinds[link - 1]:
+            case "audio_embed" | "audio":
+                audio = self.architecture.audio
+                assert audio is not None
+                rows = sum(audio.rows(frames) for sample in batch.sounds for frames in sample)
+                return (shared_rows(rows, self.audio), 1, audio.hidden_size)
+            case "audio_projector":
+                return (self.audio_tokens(batch), 1, self.language.hidden_size)
             case "patch_embed" | "vit":
                 vision = self.architecture.vision
                 return (shared_rows(vision.tokens_per_tile * batch.tiles, self.vision), 1, vision.hidden_size)

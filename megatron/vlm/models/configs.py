@@ -15,6 +15,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Attention
+from omnibal_ext.architectures.vision import VisionArchitecture
 
 
 def gelu_tanh(value: Tensor) -> Tensor:
@@ -68,12 +69,11 @@ def _set_router(config: TransformerConfig, experts: Experts) -> None:
         config.moe_router_topk_scaling_factor = experts.scale
 
 
-def vision_config(language: TransformerConfig, architecture: Architecture) -> TransformerConfig:
-    """The ViT's configuration: the same parallelism, precision and dropout, its own sizes.
+def vision_config(language: TransformerConfig, vision: VisionArchitecture) -> TransformerConfig:
+    """A ViT's configuration: the same parallelism, precision and dropout, its own sizes.
 
     Heads are filled up to the tensor-parallel group's size, and under sequence parallelism so are the tokens of a pack.
     """
-    vision = architecture.vision
     config = copy.deepcopy(language)
     config.num_layers = max(1, vision.layers)  # core draws weights by the root of it
     config.hidden_size = vision.hidden_size

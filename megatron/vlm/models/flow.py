@@ -43,13 +43,14 @@ class Carrier:
 
         Extras that are `added` are added to its output; a module with one output gives that as its extras too."""
         taken = [(one, flow.extras[one.name]) for one in self.extras if link in one.takers]
-        names = [one.name for one in self.extras if one.giver == link]
+        made = [one for one in self.extras if one.giver == link]
         out = step(flow.hidden, *(tensor for one, tensor in taken if not one.added))
-        hidden, *given = out if isinstance(out, tuple) else (out, *[out] * len(names))
+        hidden, *given = out if isinstance(out, tuple) else (out, *[out] * len(made))
+        given = [flow.hidden if one.heard else tensor for one, tensor in zip(made, given, strict=True)]
         for one, tensor in taken:
             hidden = hidden + tensor if one.added else hidden
         passing = {one.name: flow.extras[one.name] for one in self._entering(link + 1) if one.giver < link}
-        return Flow(hidden, passing | dict(zip(names, given, strict=True)))
+        return Flow(hidden, passing | {one.name: tensor for one, tensor in zip(made, given, strict=True)})
 
     def joined(self, link: int, flow: Flow) -> Tensor:
         """The flow before a link, as one tensor."""

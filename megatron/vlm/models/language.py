@@ -57,6 +57,7 @@ class WordEmbedding(MegatronModule):
         self.embedding = VocabParallelEmbedding(
             vocab_size, config.hidden_size, init_method=config.embedding_init_method, config=config
         )
+        self.hears = architecture.audio is not None
         self.newline = None
         if architecture.newline:
             self.newline = torch.nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype))
@@ -64,22 +65,27 @@ class WordEmbedding(MegatronModule):
         inputs = architecture.language.layer_inputs
         self.inputs_norm = torch.nn.Parameter(torch.ones(inputs.width, dtype=config.params_dtype)) if inputs else None
 
-    def forward(self, image: Tensor, batch: Microbatch, *features: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, image: Tensor, batch: Microbatch, *extras: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Image tokens [image tokens, 1, width] -> the pack [T, 1, width], under sequence parallelism this rank's.
 
-        Then the same of each feature, zero at words; and, where layers have inputs, what all of these read.
+        `extras`: audio tokens [audio tokens, 1, width] in models that hear, then features. Returned with the same of
+        each feature, zero at words; and, where layers have inputs, what all of these read.
         """
+        sounds, features = (extras[:1], extras[1:]) if self.hears else ((), extras)
         if batch.shard is not None and batch.has_images:
             image, *rest = features_to_tokens((image, *features), batch.shard)
             features = tuple(rest)
         words = self.embedding(batch.input_ids)
         words = words if self.scale == 1 else words * self.scale
         words = dropout(words, self.config.hidden_dropout, self.training)
+        for sound in sounds:
+            assert batch.audio_positions is not None
+            words = words.index_copy(0, batch.audio_positions, sound.squeeze(1).to(words.dtype))
         hidden = self._placed(words, self._in_order(image.squeeze(1), batch), batch)
-        extras = [self._placed(one.new_zeros(batch.tokens, one.shape[2]), one.squeeze(1), batch) for one in features]
+        given = [self._placed(one.new_zeros(batch.tokens, one.shape[2]), one.squeeze(1), batch) for one in features]
         if self.inputs_norm is not None:
-            extras += [hidden, tensor_parallel.copy_to_tensor_model_parallel_region(self.inputs_norm)]
-        return (hidden, *extras) if extras else hidden
+            given += [hidden, tensor_parallel.copy_to_tensor_model_parallel_region(self.inputs_norm)]
+        return (hidden, *given) if given else hidden
 
     def _in_order(self, tokens: Tensor, batch: Microbatch) -> Tensor:
         """Projected tokens -> the pack's image tokens, newlines among them."""

@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.audio import AudioViewer
 from megatron.vlm.models.chain import Chain, Links
 from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.vit.native import Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
-from omnibal_ext.chain import VISION_KINDS
+from omnibal_ext.chain import AUDIO_KINDS, VISION_KINDS
 from omnibal_ext.schedules.placement import Placement
 
 
@@ -47,7 +48,7 @@ class Stage(MegatronModule):
         self.chain, self.first, self.end = chain, first, end
         self.recompute = frozenset(recompute)
         self.kinds = chain.kinds[first:end]
-        self.has_tower_links = not set(VISION_KINDS).isdisjoint(self.kinds)
+        self.has_tower_links = not {*AUDIO_KINDS, *VISION_KINDS}.isdisjoint(self.kinds)
         # What Megatron asks of the modules it trains.
         self.vp_stage = vp_stage
         self.pg_collection = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
@@ -63,8 +64,10 @@ class Stage(MegatronModule):
         if "llm" in self.kinds:
             self.language_viewer = LanguageViewer(chain.architecture, chain.language.params_dtype)
         vision = chain.architecture.vision
-        if vision.native and vision.layers and self.has_tower_links:
+        if vision.native and vision.layers and not set(VISION_KINDS).isdisjoint(self.kinds):
             self.viewer = Viewer(vision, chain.vision)
+        if chain.architecture.audio and "audio" in self.kinds:
+            self.audio_viewer = AudioViewer(chain.architecture.audio, chain.audio)
 
     @property
     def run_links(self) -> list[tuple[int, torch.nn.Module]]:
@@ -80,7 +83,7 @@ class Stage(MegatronModule):
     @property
     def has_backward(self) -> bool:
         """Whether anything up to the end of this stage is trained."""
-        return self.chain.gradient_mode(self.end - 1) != "idle"
+        return self.chain.is_trained_before(self.end)
 
     @property
     def receives_gradient(self) -> bool:
@@ -90,7 +93,7 @@ class Stage(MegatronModule):
     @property
     def sends_gradient(self) -> bool:
         """Whether the stage before has a backward pass to run."""
-        return not self.pre_process and self.chain.gradient_mode(self.first - 1) != "idle"
+        return not self.pre_process and self.chain.is_trained_before(self.first)
 
     def set_input_tensor(self, input_tensor: Tensor | list[Tensor] | None) -> None:
         """Called by Megatron with the tensor received from the stage before."""
@@ -103,7 +106,8 @@ class Stage(MegatronModule):
     def gathers_first(self, batch: Microbatch) -> bool:
         """Whether all weights must be gathered before `batch` runs: links are skipped, or ranks exchange inside."""
         deals = self.chain.architecture.language.experts is not None and self.config.expert_model_parallel_size > 1
-        return self.has_tower_links and (batch.tiles == 0 or batch.shard is not None or deals)
+        skips = any(self.chain.passes_by(link, batch) for link in range(self.first, self.end))
+        return self.has_tower_links and (skips or batch.shard is not None or deals)
 
     def forward(self, batch: Microbatch) -> Tensor:
         """Hidden states [s, b, h] and extras after the last link, as one tensor; in the last stage `Head`'s output."""
@@ -118,6 +122,8 @@ class Stage(MegatronModule):
                 step = partial(_pass_by, module, self.chain.hidden_shape_before(link + 1, batch))
             elif link in recomputed:
                 step = partial(_recomputed, step, self.chain.gradient_mode(link) == "adapted")
+            if self.chain.gradient_mode(link) == "idle":
+                step = partial(_without_gradient, step)
             flow = carrier.through(link, flow, step)
         out = carrier.joined(self.end, flow)
         # A view would keep a larger tensor alive and cannot be released after sending.
@@ -128,6 +134,8 @@ class Stage(MegatronModule):
         views: dict[str, tuple[Any, ...]] = {"llm": (self.language_viewer(batch),)} if "llm" in self.kinds else {}
         if hasattr(self, "viewer") and batch.tiles:
             views |= dict.fromkeys(VISION_KINDS, (self.viewer(batch),))
+        if hasattr(self, "audio_viewer") and batch.frames:
+            views["audio"] = (self.audio_viewer(batch),)
         return views
 
     def sharded_state_dict(self, prefix: str = "", *arguments: Any, **options: Any) -> ShardedStateDict:
@@ -148,6 +156,11 @@ def build_owned(chain: Chain, link: int) -> torch.nn.Module:
 
 def _run(module: torch.nn.Module, batch: Microbatch, view: tuple[Any, ...], hidden: Any, *extras: Tensor) -> Any:
     return module(hidden, batch, *view, *extras)
+
+
+def _without_gradient(step: Callable[..., Any], hidden: Tensor | None, *extras: Tensor) -> Any:
+    """The same for an idle link; it may lie in front of what passes it by and has a gradient."""
+    return step(None if hidden is None else hidden.detach(), *(extra.detach() for extra in extras))
 
 
 def _recomputed(step: Callable[..., Any], is_adapted: bool, hidden: Any, *extras: Tensor) -> Any:

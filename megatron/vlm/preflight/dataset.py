@@ -3,6 +3,7 @@
 import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def check_dataset(
 
     Raises UserError with all differences, and the flags that make a fitting dataset.
     """
-    unlike = [*_tiling(manifest, architecture, model_folder), *_token_ids(manifest, architecture, model_folder)]
+    told = (manifest, architecture, model_folder)
+    unlike = [*_tiling(*told), *_hearing(*told), *_token_ids(*told)]
     if unlike:
         flags = shlex.join([str(word) for pair in dict(one[1:] for one in unlike).items() for word in pair])
         raise UserError(
@@ -55,6 +57,21 @@ def _tiling(manifest: Mapping[str, Any], architecture: Architecture, model_folde
             yield f"--{flag} {value}, not {due}", f"--{flag}", due
 
 
+def _hearing(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
+    """Differences in what is heard of sounds, which a dataset for a model that does not hear has none of."""
+    if "audio" in manifest:
+        wanted = model_settings(architecture, model_folder, with_template=False).get("audio")
+        if not wanted or _heard(asdict(wanted.value)) != _heard(manifest["audio"]):
+            due = wanted.value if wanted else "not at all"
+            yield f"sounds heard otherwise, not {due}", "--model", model_folder or architecture.name
+
+
+def _heard(rule: Mapping[str, Any]) -> list[Any]:
+    """What decides frames and tokens of a sound, in a `SoundRule` as the manifest has it."""
+    of_encoder = (rule["encoder"][name] for name in ("mel_bins", "chunk", "channels", "pooled"))
+    return [*(rule[name] for name in ("rate", "window", "hop", "longest")), *of_encoder]
+
+
 def _token_ids(
     manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None
 ) -> Iterator[Mismatch]:
@@ -68,6 +85,9 @@ def _token_ids(
     expected = architecture.prompt.image_token_id if named is None else named
     if expected not in (None, manifest["image_token_id"]):
         yield f"image token {manifest['image_token_id']}, not {expected}", *remedy
+    heard = architecture.prompt.audio_token_id
+    if heard is not None and manifest.get("audio_token_id", heard) != heard:
+        yield f"audio token {manifest['audio_token_id']}, not {heard}", *remedy
     if file and (difference := _tokenizer_difference(manifest, file)):
         yield f"tokenizer {manifest['tokenizer']['path']}, not {file}: {difference}", *remedy
 

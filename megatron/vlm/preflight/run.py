@@ -73,7 +73,7 @@ def _check_model(run: Run) -> str:
     """Raise UserError for sizes that do not divide by the tensor-parallel size; core's configurations check most."""
     args, architecture = run.inputs.args, run.inputs.architecture
     try:
-        vision_config(language_config(args, architecture), architecture)
+        vision_config(language_config(args, architecture), architecture.vision)
     except (ValueError, AssertionError) as error:
         reason = " ".join(str(error).split()) or "core's configuration refuses these flags"
         raise UserError(f"model {architecture.name!r}: {reason}") from error

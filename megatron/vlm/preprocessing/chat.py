@@ -10,9 +10,9 @@ Alternatively `messages` of `role` and `content`; a content may be a list of par
     {"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]},
                   {"role": "assistant", "content": "A cat."}]}
 
-Videos are given in the same ways (`record_media.py`), for models that see them; LLaVA's `<image>` may mark a video. For
-tools, calls and results see `tool_turns.py`; an assistant turn may have `reasoning_content` (or
-`reasoning`). An assistant turn with `weight` 0 (or `loss` or `train` false) is not trained.
+Videos and sounds are given in the same ways (`record_media.py`), for models that take them; LLaVA's `<image>` may mark
+a video, `<sound>` a sound. For tools, calls and results see `tool_turns.py`; an assistant turn may have
+`reasoning_content` (or `reasoning`). An assistant turn with `weight` 0 (or `loss` or `train` false) is not trained.
 """
 
 import json
@@ -24,14 +24,16 @@ from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from megatron.vlm.preprocessing.line_fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, unsupported
 from megatron.vlm.preprocessing.record_media import (
-    VIDEO_FIELDS,
+    SIGHT,
+    Senses,
     VideoReference,
     images_of,
+    sounds_of,
     videos_of,
     words_of,
 )
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
-from omnibal_ext.families.markup import IMAGE_MARK, VIDEO_MARK
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, VIDEO_MARK
 from omnibal_ext.reading.checks import is_unicode
 
 TURN_NAMES = {"role": "from", "content": "value", "reasoning": "reasoning_content"}
@@ -43,13 +45,14 @@ ROLES = {
     **dict.fromkeys(("tool", "observation", "tool_response"), TOOL),
     **dict.fromkeys(CALLS, ASSISTANT),
 }
+SOUND_MARK = "<sound>"
 MAX_CHARACTERS = 2**20
 """Of a conversation: tokenizers need half a kilobyte of memory per character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages (optional system, then user and assistant alternating), and an image or video for each mark.
+    """Messages (optional system, then user and assistant alternating), and an image, video or sound for each mark.
 
     Tool results follow the assistant turn that calls. `tools` are JSON texts.
     """
@@ -58,32 +61,44 @@ class Conversation:
     images: tuple[str, ...]
     videos: tuple[VideoReference, ...] = ()
     tools: tuple[str, ...] = ()
+    sounds: tuple[str, ...] = ()
 
 
 def parse_conversation(
-    record: bytes | Mapping[str, Any], reserved: Sequence[str], gap: str = "\n", sees_videos: bool = False
+    record: bytes | Mapping[str, Any], reserved: Sequence[str], gap: str = "\n", senses: Senses = SIGHT
 ) -> Conversation:
-    """Parse and check one record. `reserved`: texts that no message may contain.
+    """Parse and check one record. `reserved`: texts that no message may contain; `senses`: what the model takes.
 
-    An image or video part of a message becomes a mark followed by `gap`.
+    An image, video or sound part of a message becomes a mark followed by `gap`.
 
     Raises `Rejected` with the reasons not_utf8, malformed_line, unsupported_media, unsupported_field,
-    empty_conversation, bad_roles, reserved_words, image_mark_mismatch and video_mark_mismatch.
+    empty_conversation, bad_roles, reserved_words, image_mark_mismatch, video_mark_mismatch and audio_mark_mismatch.
     """
     fields = _decode(record) if isinstance(record, bytes) else _without_nulls(record)
-    _check_fields("", fields, LINE_FIELDS | VIDEO_FIELDS if sees_videos else LINE_FIELDS)
+    _check_fields("", fields, LINE_FIELDS | senses.fields)
     turns = _turns(fields)
     tools = tools_of(fields)
-    messages = (*_system(fields), *_messages(turns, gap, sees_videos))
+    messages = (*_system(fields), *_messages(turns, gap, senses))
     images = images_of(fields, turns)
-    videos = videos_of(fields, turns) if sees_videos else ()
-    if videos and not images and not any(VIDEO_MARK in one.words for one in messages):  # LLaVA's marks of images
-        messages = tuple(replace(one, words=one.words.replace(IMAGE_MARK, VIDEO_MARK)) for one in messages)
+    videos = videos_of(fields, turns) if senses.videos else ()
+    sounds = sounds_of(fields, turns) if senses.sounds else ()
+    if videos and not images:  # LLaVA's marks of images
+        messages = _marked(messages, IMAGE_MARK, VIDEO_MARK)
+    if sounds:  # VILA's
+        messages = _marked(messages, SOUND_MARK, AUDIO_MARK)
     _check_roles(messages)
-    _check_words(messages, tools, reserved, sees_videos)
+    _check_words(messages, tools, reserved, senses)
     _check_marks(messages, IMAGE_MARK, len(images))
     _check_marks(messages, VIDEO_MARK, len(videos))
-    return Conversation(messages, images, videos, tools)
+    _check_marks(messages, AUDIO_MARK, len(sounds))
+    return Conversation(messages, images, videos, tools, sounds)
+
+
+def _marked(messages: tuple[Message, ...], other: str, mark: str) -> tuple[Message, ...]:
+    """The messages with `mark` in place of another program's, unless some have it."""
+    if any(mark in one.words for one in messages):
+        return messages
+    return tuple(replace(one, words=one.words.replace(other, mark)) for one in messages)
 
 
 def _decode(line: bytes) -> dict[str, Any]:
@@ -141,7 +156,7 @@ def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _messages(turns: Sequence[dict[str, Any]], gap: str, videos: bool) -> tuple[Message, ...]:
+def _messages(turns: Sequence[dict[str, Any]], gap: str, senses: Senses) -> tuple[Message, ...]:
     messages: list[Message] = []
     for number, turn in enumerate(turns):
         speaker = turn.get("from")
@@ -154,7 +169,7 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, videos: bool) -> tuple[
                 before = messages.pop()
                 said = replace(before, calls=before.calls + said.calls)
         else:
-            parts = [value] if isinstance(value, str) else [words_of(part, number, gap, videos) for part in value]
+            parts = [value] if isinstance(value, str) else [words_of(part, number, gap, senses) for part in value]
             calls, reasoning = _calls_and_reasoning(turn, number)
             said = Message(ROLES[speaker], "".join(parts), trained, calls, reasoning)
             if ROLES[speaker] == SYSTEM and not isinstance(value, str):
@@ -208,7 +223,7 @@ def _roles_after(message: Message) -> tuple[str, ...]:
     return (ASSISTANT, TOOL) if message.role == TOOL else (ASSISTANT,)
 
 
-def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Sequence[str], videos: bool) -> None:
+def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Sequence[str], senses: Senses) -> None:
     texts = [(f"turn {number}", text) for number, message in enumerate(messages) for text in message.texts]
     texts += [("'tools'", tool) for tool in tools]
     if (length := sum(len(text) for _, text in texts)) > MAX_CHARACTERS:
@@ -216,8 +231,10 @@ def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Se
     for where, text in texts:
         if not is_unicode(text):
             raise Rejected("not_utf8", f"{where} has half of a surrogate pair")
-        if mark := MEDIA_MARKS.search(text.replace(VIDEO_MARK, "") if videos else text):
-            known = f"{IMAGE_MARK!r} and {VIDEO_MARK!r} are the marks" if videos else f"{IMAGE_MARK!r} is the only mark"
+        unmarked = text.replace(VIDEO_MARK, "") if senses.videos else text
+        if mark := MEDIA_MARKS.search(unmarked.replace(AUDIO_MARK, "") if senses.sounds else unmarked):
+            *some, last = map(repr, senses.marks)
+            known = f"{', '.join(some)} and {last} are the marks" if some else f"{last} is the only mark"
             raise Rejected("unsupported_media", f"{where} contains {mark[0][:40]!r}; {known}")
         found = next((word for word in reserved if word in text), None)
         if found is not None:

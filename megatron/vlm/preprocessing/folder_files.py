@@ -4,6 +4,7 @@
 |---|---|
 | preprocessor_config.json (or processor_config.json) | mean and deviation of pixels, tile size, fewest and most tiles |
 | the same, or video_preprocessor_config.json | the video rule |
+| preprocessor_config.json, processor_config.json | how sounds are heard |
 | config.json, if InternVL's own | fewest and most tiles, thumbnail, dynamic tiling or not |
 | chat_template.jinja, .json, tokenizer_config.json | the chat template |
 | tokenizer.json, tokenizer.model | the tokenizer |
@@ -17,14 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.data.media.images import NORMALIZATIONS
+from megatron.vlm.data.media.mel import SoundRule
+from megatron.vlm.data.media.sounds import MOST_SECONDS, RATES
 from megatron.vlm.data.media.tiling import BICUBIC, FRAMES, Processor, TilingRule
 from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN, VideoRule
-from megatron.vlm.families.media import TILINGS, VIDEO_RULES
+from megatron.vlm.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, read_config
 from omnibal_ext.architectures.vision import VisionArchitecture
+from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import shown
 
 
@@ -49,6 +53,8 @@ def folder_settings(folder: Path, architecture: Architecture, with_template: boo
     found = {flag: FlagValue(value, name) for flag, value in rule.limits(processor).items()}
     if video := VIDEO_RULES.get(architecture.prompt.image_markup):
         found["video"] = video_rule(folder, video, architecture.vision)
+    if architecture.audio:
+        found["audio"] = sound_rule(folder, SOUND_RULES[architecture.prompt.image_markup](architecture.audio))
     found |= {flag: FlagValue(value, CONFIG) for flag, value in rule.own_flags(config).items()}
     if processor.fields:
         _check_pixels(processor, rule)
@@ -133,6 +139,43 @@ def _video_processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
             config = read_config(folder / name)
             fields = _section(config, "video_processor") if name == "processor_config.json" else config
             if fields:
+                return name, fields
+    return CONFIG, {}
+
+
+SOUND_FIELDS = {"sampling_rate": "rate", "n_fft": "window", "hop_length": "hop"}
+"""Of a feature extractor -> of a `SoundRule`."""
+NO_NOISE = {"dither": 0.0, "padding_value": 0.0, "do_normalize": False}
+
+
+def sound_rule(folder: Path, rule: SoundRule) -> FlagValue:
+    """The rule of the folder's feature extractor (Whisper's); `rule`: where it has none.
+
+    Raises UserError naming a field that is not supported, or does not fit the encoder.
+    """
+    name, fields = _feature_extractor(folder)
+    if not fields:
+        return FlagValue(rule, CONFIG)
+    where, bins = folder / name, rule.encoder.mel_bins
+    for field, value in {"feature_size": bins, **NO_NOISE}.items():
+        if fields.get(field) not in (None, value):
+            raise UserError(f"{where}: {field} is {shown(fields[field])}; supported: {value!r}")
+    numbers = {ours: fields.get(theirs, getattr(rule, ours)) for theirs, ours in SOUND_FIELDS.items()}
+    if rule.longest is not None:
+        numbers["longest"] = fields.get("chunk_length", 30)  # transformers' default
+    limits = {"rate": RATES[-1], "window": 2**14, "hop": numbers["window"], "longest": MOST_SECONDS}
+    for ours, value in numbers.items():
+        if not isinstance(value, int) or not 1 <= value <= limits[ours]:
+            raise UserError(f"{where}: no rule for sounds: {ours} is {shown(value)}, must be 1 to {limits[ours]}")
+    return FlagValue(replace(rule, **numbers), name)
+
+
+def _feature_extractor(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        if (folder / name).is_file():
+            config = read_config(folder / name)
+            fields = _section(config, "feature_extractor") if name == "processor_config.json" else config
+            if "feature_size" in fields or "feature_extractor_type" in fields:
                 return name, fields
     return CONFIG, {}
 

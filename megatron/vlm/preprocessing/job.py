@@ -22,6 +22,8 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json, sealed_by
 
+PARTS = 2
+"""Version of the files of parts: those of another one are not used."""
 CHECK_FIELDS = ("decode_images", "image_checksums")
 """Fields of a recipe that only decide how closely images are checked."""
 
@@ -114,17 +116,19 @@ def open_job(
     work = output.with_name(output.name + ".work")
     files = read_inputs(inputs, lines_per_part, work / "inputs" if shared else None, recipe.image_root)
     identity = {**_identity(files, recipe), "given": [str(path) for path in inputs]}
-    digest = hashlib.sha256(json.dumps([identity, lines_per_part, READING]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([identity, lines_per_part, READING, PARTS]).encode()).hexdigest()
     return PreprocessJob(files, recipe, output, identity, work / digest[:16])
 
 
 def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
-    maker = open_recipe(recipe)
+    maker, fields = open_recipe(recipe), asdict(recipe)
+    if recipe.audio is None:  # as in datasets made before models could hear
+        del fields["audio"]
     return {
         "schema_version": SCHEMA_VERSION,
         "inputs": [_input_identity(file) for file in files],
         "recipe": {
-            **asdict(recipe),
+            **fields,
             "template": recipe.template if recipe.template in TEMPLATES else maker.template.digest,
             "shorten": list(recipe.shorten),
             "image_root": recipe.image_root and str(recipe.image_root.resolve()),

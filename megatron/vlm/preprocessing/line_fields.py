@@ -19,7 +19,7 @@ TRAINING_FIELDS = frozenset(
 )
 """Preferences, masks, boxes that belong in the text; tools and calls at the wrong level."""
 IMAGE_WORDS = frozenset({"image", "images", "img", "imgs", "picture", "pictures", "photo", "photos"})
-MEDIA_WORDS = frozenset({"audio", "audios", "clip", "frames", "speech", "video", "videos"})
+MEDIA_WORDS = frozenset({"audio", "audios", "clip", "frames", "sound", "sounds", "speech", "video", "videos"})
 ABOUT_WORDS = frozenset(
     {"caption", "count", "dataset", "domain", "format", "hash", "height", "heights", "id", "ids", "license", "num"}
     | {"origin", "shape", "size", "sizes", "source", "split", "type", "width", "widths"}

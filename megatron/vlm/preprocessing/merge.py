@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.vlm.data.dataset import COLUMNS, ColumnWriter
+from megatron.vlm.data.columns import SOUNDS, ColumnWriter, columns_of
 from megatron.vlm.data.manifest import SCHEMA_VERSION
 from megatron.vlm.data.media.videos import READING
 from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.job import PreprocessJob
 from megatron.vlm.preprocessing.parts import PreparedPart
-from megatron.vlm.preprocessing.samples import open_recipe
+from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import checksums_of
@@ -29,12 +29,23 @@ OF_SAMPLES = ("tiles", "lengths", "lines", "supervised")
 """Arrays of a part with a number for each sample, which sizes.npz keeps."""
 
 
+def of_samples(recipe: Recipe) -> tuple[str, ...]:
+    """The same, with mel frames where the model hears."""
+    return (*OF_SAMPLES, "frames") if recipe.audio else OF_SAMPLES
+
+
+def take_sizes(columns: dict[str, NDArray[Any]]) -> Sizes:
+    """The sizes among arrays `of_samples`, which are taken out."""
+    more: dict[str, Any] = {"frames": columns.pop("frames")} if "frames" in columns else {}
+    return Sizes.from_arrays(columns.pop("tiles"), columns.pop("lengths"), **more)
+
+
 @dataclass(slots=True)
 class _Joined:
     """What is collected from parts besides the columns."""
 
-    columns: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: {name: [] for name in OF_SAMPLES})
-    """Name of `OF_SAMPLES` -> each part's array."""
+    columns: dict[str, list[NDArray[Any]]]
+    """Name `of_samples` -> each part's array."""
     video_files: int = 0
     shortened: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(METHODS), np.int64))
     sources: list[dict[str, Any]] = field(default_factory=list)
@@ -55,7 +66,7 @@ def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
         raise UserError(f"no line of the input can be used: {joined.rejects.describe()}; all are in {rejected}")
     joined.rejects.check(reject_limit(job.lines, max_rejects), job.lines, rejected)
     columns = {name: np.concatenate(arrays) for name, arrays in joined.columns.items()}
-    sizes = Sizes.from_arrays(columns.pop("tiles"), columns.pop("lengths"))
+    sizes = take_sizes(columns)
     sizes.save(folder / "sizes.npz", **columns)
     checksums = checksums_of(folder, sorted(path.name for path in folder.iterdir()))
     manifest = sealed({**_manifest(job, sizes, joined), "checksums": checksums})
@@ -68,8 +79,8 @@ def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
 
 def _join_parts(job: PreprocessJob, folder: Path) -> _Joined:
     """Append every part to the columns and rejects of `folder`; count the samples of each input file."""
-    writers = {name: ColumnWriter(folder, name) for name in COLUMNS}
-    joined = _Joined()
+    writers = {name: ColumnWriter(folder, name) for name in columns_of(bool(job.recipe.audio))}
+    joined = _Joined({name: [] for name in of_samples(job.recipe)})
     parts = (PreparedPart.load(job.part_path(number)) for number in range(len(job.sources)))
     with (folder / "rejected.jsonl").open("wb") as rejected:
         for file in job.inputs:
@@ -98,6 +109,8 @@ def _append(part: PreparedPart, writers: dict[str, ColumnWriter], joined: _Joine
     writers["tokens"].append(part.tokens, part.token_lengths)
     writers["loss_mask"].append(part.loss_mask, part.token_lengths)
     writers["images"].append(part.images, part.image_lengths)
+    if SOUNDS in writers:
+        writers[SOUNDS].append(part.sounds, part.sound_lengths)
     for name, arrays in joined.columns.items():
         arrays.append(getattr(part, name))
     joined.shortened += np.bincount(part.shortened, minlength=1 + len(METHODS))[1:]
@@ -109,6 +122,7 @@ def _manifest(job: PreprocessJob, sizes: Sizes, joined: _Joined) -> dict[str, An
     recipe, maker = job.recipe, open_recipe(job.recipe)
     tokenizer, digest = maker.tokenizer, job.identity["recipe"]["tokenizer"]
     vocabulary = {"size": tokenizer.vocabulary_size, "sha256": tokenizer.vocabulary_hash()}
+    hears = {"audio_token_id": maker.audio_token_id, "audio": asdict(recipe.audio)} if recipe.audio else {}
     return {
         "schema_version": SCHEMA_VERSION,
         "samples": len(sizes),
@@ -132,6 +146,7 @@ def _manifest(job: PreprocessJob, sizes: Sizes, joined: _Joined) -> dict[str, An
         "video_token_id": maker.video_token_id,
         "video_files": joined.video_files,
         "video_reading": READING,
+        **hears,
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.token_id(maker.template.end_of_turn),
         "chat_template": recipe.template if recipe.template in TEMPLATES else str(Path(recipe.template).resolve()),

@@ -13,7 +13,7 @@ from typing import Any
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.media.tiling import FRAMES
 from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN
-from megatron.vlm.families.media import TILINGS, VIDEO_RULES
+from megatron.vlm.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
 from megatron.vlm.preprocessing.folder_files import FlagValue, folder_settings
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer, model_tokenizer
@@ -55,6 +55,7 @@ def model_settings(architecture: Architecture, folder: Path | None, with_templat
         "chat-template": prompt.chat_template,
         **TILINGS[prompt.tiling].usual,
         "video": VIDEO_RULES.get(prompt.image_markup),
+        "audio": SOUND_RULES[prompt.image_markup](architecture.audio) if architecture.audio else None,
     }
     by_model = {flag: FlagValue(value, origin) for flag, value in known.items() if value is not None}
     # A template in config.json takes precedence: InternVL's tokenizers came with others, LLaVA's processors with one
@@ -126,6 +127,7 @@ def recipe_of(choices: Mapping[str, FlagValue], **further: Any) -> Recipe:
         normalization=chosen["normalize"],
         markup=chosen["image-markup"],
         video=chosen.get("video"),
+        audio=chosen.get("audio"),
         **further,
     )
 
@@ -145,6 +147,12 @@ def check_tokenizer(maker: SampleMaker, model: str) -> None:
     if expected not in (None, maker.image_token_id):
         raise UserError(
             f"{path}: {maker.markup.context!r} is token {maker.image_token_id}, model {model!r} has it at {expected}; "
+            "use the model's own tokenizer"
+        )
+    heard = architecture.prompt.audio_token_id
+    if heard is not None and maker.audio_token_id not in (None, heard):
+        raise UserError(
+            f"{path}: {maker.markup.audio!r} is token {maker.audio_token_id}, model {model!r} has it at {heard}; "
             "use the model's own tokenizer"
         )
     own = model_tokenizer(folder) if folder else None

@@ -26,14 +26,17 @@ from omnibal_ext.reading.arrays import read_arrays
 
 @dataclass(frozen=True, slots=True)
 class PreparedPart:
-    """The samples of a part, concatenated: N samples, T stored tokens, B bytes of image JSON."""
+    """The samples of a part, concatenated: N samples, T stored tokens, B bytes of image JSON, S of sound JSON."""
 
     tokens: NDArray[np.int32]  # [T] one image token for each run
     loss_mask: NDArray[np.uint8]  # [T]
     images: NDArray[np.uint8]  # [B] a JSON list for each sample
+    sounds: NDArray[np.uint8]  # [S] the same
     token_lengths: NDArray[np.int64]  # [N]
     image_lengths: NDArray[np.int64]  # [N]
+    sound_lengths: NDArray[np.int64]  # [N]
     tiles: NDArray[np.int32]  # [N]
+    frames: NDArray[np.int64]  # [N] mel frames of all sounds
     lengths: NDArray[np.int64]  # [N] tokens that the language model reads
     supervised: NDArray[np.int64]  # [N] tokens that are to be predicted
     shortened: NDArray[np.uint8]  # [N] 0, or 1 + the index in `shorten.METHODS`
@@ -53,9 +56,12 @@ class PreparedPart:
         """Read a part. Raises UserError if it is damaged; once it is removed, it is made again."""
         remedy = "remove the file and start again"
         part = cls(*read_arrays(path, cls.__slots__, remedy))
-        samples = {len(part.token_lengths), len(part.image_lengths), len(part.tiles), len(part.lines)}
-        sums = part.token_lengths.sum() != len(part.tokens) or part.image_lengths.sum() != len(part.images)
-        if len(samples) != 1 or sums or len(part.tokens) != len(part.loss_mask):
+        lengths = (part.token_lengths, part.image_lengths, part.sound_lengths)
+        numbers: tuple[NDArray[Any], ...] = (*lengths, part.tiles, part.frames, part.lines)
+        counts = set(map(len, numbers))
+        columns: tuple[NDArray[Any], ...] = (part.tokens, part.images, part.sounds)
+        unlike = any(each.sum() != len(column) for each, column in zip(lengths, columns, strict=True))
+        if len(counts) != 1 or unlike or len(part.tokens) != len(part.loss_mask):
             raise UserError(f"{path}: its columns do not go together; {remedy}")
         return part
 
@@ -91,14 +97,20 @@ def _make(maker: SampleMaker, row: Row, source: PartSource) -> Sample:
 
 
 def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[dict[str, Any]]) -> PreparedPart:
-    images = [json.dumps([asdict(image) for image in sample.images]).encode() for sample in samples]
+    images, sounds = (
+        [json.dumps([asdict(one) for one in listed]).encode() for listed in column]
+        for column in ([sample.images for sample in samples], [sample.sounds for sample in samples])
+    )
     return PreparedPart(
         tokens=np.concatenate([np.zeros(0, np.int32), *(sample.tokens for sample in samples)]),
         loss_mask=np.concatenate([np.zeros(0, np.uint8), *(sample.loss_mask for sample in samples)]),
         images=np.frombuffer(b"".join(images), dtype=np.uint8),
+        sounds=np.frombuffer(b"".join(sounds), dtype=np.uint8),
         token_lengths=np.array([len(sample.tokens) for sample in samples], dtype=np.int64),
         image_lengths=np.array([len(text) for text in images], dtype=np.int64),
+        sound_lengths=np.array([len(text) for text in sounds], dtype=np.int64),
         tiles=np.array([sample.tiles for sample in samples], dtype=np.int32),
+        frames=np.array([sample.frames for sample in samples], dtype=np.int64),
         lengths=np.array([sample.length for sample in samples], dtype=np.int64),
         supervised=np.array([sample.loss_mask[1:].sum() for sample in samples], dtype=np.int64),
         shortened=np.array([1 + METHODS.index(s.shortened) if s.shortened else 0 for s in samples], dtype=np.uint8),

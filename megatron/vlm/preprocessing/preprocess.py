@@ -23,7 +23,7 @@ from megatron.vlm.data.formats.rows import ROWS_PER_PART, PartSource
 from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.job import PreprocessJob, Shard
-from megatron.vlm.preprocessing.merge import OF_SAMPLES, merge
+from megatron.vlm.preprocessing.merge import merge, of_samples, take_sizes
 from megatron.vlm.preprocessing.parts import PreparedPart, prepare_part
 from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from omnibal_ext.console import track
@@ -31,11 +31,10 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
 from omnibal_ext.launch.processes import kill_with_this_process
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
-from omnibal_ext.sizes import Sizes
 
 Value = TypeVar("Value")
 _Measured = tuple[dict[str, NDArray[Any]], list[dict[str, Any]]]
-"""Columns of `OF_SAMPLES` of a part, and its rejections."""
+"""Columns `of_samples` of a part, and its rejections."""
 
 
 def preprocess(job: PreprocessJob, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
@@ -83,32 +82,37 @@ def measure(inputs: Sequence[Path], recipe: Recipe, workers: int = 1) -> tuple[C
     rejects = RejectCount()
     for _, rejections in parts:
         rejects.add(rejections)
-    columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in OF_SAMPLES} if parts else {}
+    columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in of_samples(recipe)} if parts else {}
     if not len(columns.get("lines", ())):
         raise UserError(f"no line of the input can be used: {rejects.describe()}")
     samples = iter([len(part["lines"]) for part, _ in parts])
     sources = (CorpusSource(str(file.path), sum(islice(samples, len(file.parts))), file.weight) for file in files)
-    sizes = Sizes.from_arrays(columns.pop("tiles"), columns.pop("lengths"))
+    sizes = take_sizes(columns)
     return Corpus(sizes, tuple(sources), **columns), rejects
 
 
 def check_images(data: ChatDataset, workers: int = 1) -> None:
-    """Decode all images of a dataset and compare recorded CRC-32s. Raises UserError naming the first damaged one."""
+    """Decode all images and sounds of a dataset and compare recorded CRC-32s.
+
+    Raises UserError naming the first damaged one.
+    """
     starts = range(0, len(data), ROWS_PER_PART)
     tasks = [(data, range(start, min(start + ROWS_PER_PART, len(data)))) for start in starts]
     faults = [fault for found in track(_each(_faults, tasks, workers), "images", total=len(tasks)) for fault in found]
     if faults:
+        media = "images or sounds" if data.hears else "images"
         raise UserError(
-            f"{len(faults)} of {len(data)} samples have images that cannot be used, first: {min(faults)[1]}"
+            f"{len(faults)} of {len(data)} samples have {media} that cannot be used, first: {min(faults)[1]}"
         )
 
 
 def _faults(data: ChatDataset, samples: range) -> list[tuple[int, str]]:
-    """(sample, error) of samples with changed or damaged images."""
+    """(sample, error) of samples with changed or damaged images or sounds."""
     found = []
     for sample in samples:
         try:
             data.sample(sample).read_all()
+            data.sample(sample).hear_all()
         except UserError as error:
             found.append((sample, str(error)))
     return found
@@ -200,7 +204,7 @@ def _each(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers:
 def _measure_one(recipe: Recipe, number: int, source: PartSource) -> tuple[int, _Measured]:
     """Number, sizes and rejections of a part."""
     part = prepare_part(recipe, source)
-    return number, ({name: getattr(part, name) for name in OF_SAMPLES}, part.rejections())
+    return number, ({name: getattr(part, name) for name in of_samples(recipe)}, part.rejections())
 
 
 def _prepare_one(recipe: Recipe, source: PartSource, path: Path) -> tuple[int, list[dict[str, Any]]]:

@@ -1,11 +1,14 @@
-"""Images and videos of a record: the fields that name them, and the marks for them in the text.
+"""Images, videos and sounds of a record: the fields that name them, and the marks for them in the text.
 
     {"image": "a.png"}, {"images": ["a.png", "b.png"]}      images
     {"video": "a.mp4"}                                      a video file
     {"video": ["1.jpg", "2.jpg", ...], "fps": 2}            its frames, and how many a second, or "times": [0, 0.5, ...]
     {"videos": ["a.mp4", {"video": ["1.jpg", ...], "fps": 2}]}     several
 
-The same as parts of messages: {"type": "image", "image": "a.png"}, {"type": "video", "video": ..., "fps": 2}.
+    {"audio": "a.wav"}, {"audios": ["a.wav", "b.wav"]}      sounds, also "sound" and "sounds"
+
+The same as parts of messages: {"type": "image", "image": "a.png"}, {"type": "video", "video": ..., "fps": 2},
+{"type": "audio", "audio": "a.wav"}, {"type": "input_audio", "input_audio": {"data": "UklGR...", "format": "wav"}}.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +17,14 @@ from itertools import pairwise
 from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
-from omnibal_ext.families.markup import IMAGE_MARK, VIDEO_MARK
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, VIDEO_MARK
 from omnibal_ext.reading.checks import is_number, is_unicode
 
 Turn = Mapping[str, Any]
 IMAGE_PARTS = ("image", "image_url")
 VIDEO_PARTS = ("video", "video_url")
+AUDIO_PARTS = ("audio", "audio_url", "input_audio")
+AUDIO_FIELDS = frozenset({"audio", "audios", "sound", "sounds"})
 VIDEO_FIELDS = frozenset({"video", "videos"})
 OF_A_VIDEO = frozenset({"type", "video", "video_url", "frames", "url", "path", "fps", "times"})
 MOST_A_SECOND = 1e4
@@ -37,34 +42,76 @@ class VideoReference:
     """Mean frames a second; 0 for a video file."""
 
 
-def words_of(part: Any, number: int, gap: str, videos: bool) -> str:
-    """The text of a part of turn `number`; a mark is followed by `gap`. `videos`: whether videos are supported.
+@dataclass(frozen=True, slots=True)
+class Senses:
+    """What a model takes beside text and images."""
+
+    videos: bool = False
+    sounds: bool = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The marks that its text may have."""
+        return (IMAGE_MARK, *([VIDEO_MARK] * self.videos), *([AUDIO_MARK] * self.sounds))
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Fields of a record that name them."""
+        return (VIDEO_FIELDS if self.videos else frozenset()) | (AUDIO_FIELDS if self.sounds else frozenset())
+
+
+SIGHT = Senses()
+
+
+def words_of(part: Any, number: int, gap: str, senses: Senses) -> str:
+    """The text of a part of turn `number`; a mark is followed by `gap`.
 
     Raises `Rejected`: image_mark_mismatch, unsupported_media, malformed_line.
     """
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
-        marks = (IMAGE_MARK, VIDEO_MARK) if videos else (IMAGE_MARK,)
-        if mark := next((mark for mark in marks if mark in part["text"]), None):
+        if mark := next((mark for mark in senses.marks if mark in part["text"]), None):
             raise Rejected("image_mark_mismatch", f"turn {number} has {mark!r} in the text of a message part")
         return str(part["text"])
-    if kind in IMAGE_PARTS:
-        return IMAGE_MARK + gap
-    if kind in VIDEO_PARTS and videos:
-        return VIDEO_MARK + gap
+    for mark, kinds in ((IMAGE_MARK, IMAGE_PARTS), (VIDEO_MARK, VIDEO_PARTS), (AUDIO_MARK, AUDIO_PARTS)):
+        if kind in kinds and mark in senses.marks:
+            return mark + gap
     if isinstance(kind, str) and kind != "text":
-        known = "text, images and videos" if videos else "text and images"
+        *some, last = ["text", "images", *(["videos"] * senses.videos), *(["sounds"] * senses.sounds)]
+        known = f"{', '.join(some)} and {last}"
         raise Rejected("unsupported_media", f"turn {number} has a part of type {kind[:40]!r}; {known} are known")
     raise Rejected("malformed_line", f"turn {number} has a part that is no object with a type and its content")
 
 
 def images_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ...]:
     """The images of a record, in the order of their marks. Raises `Rejected` (malformed_line)."""
-    references = [
-        _inside(next((part[name] for name in ("image_url", "image", "url", "path") if part.get(name)), None))
-        for part in _parts(turns, IMAGE_PARTS)
-    ]
-    name, value = _given(record, ("image", "images"), references, "images")
+    references = [_inside(_first(part, "image_url", "image", "url", "path")) for part in _parts(turns, IMAGE_PARTS)]
+    return _paths(*_given(record, ("image", "images"), references, "images"))
+
+
+def sounds_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ...]:
+    """The sounds of a record, in the order of their marks. Raises `Rejected` (malformed_line)."""
+    references = [_sound(part) for part in _parts(turns, AUDIO_PARTS)]
+    name, value = _given(record, tuple(sorted(AUDIO_FIELDS)), references, "sounds")
+    several = value if isinstance(value, list) else [value]
+    return _paths(name, [_sound(one) if isinstance(one, dict) else one for one in several])
+
+
+def _sound(said: Mapping[str, Any]) -> Any:
+    """The path of a sound, or its content as a `data:` URL (of OpenAI's `input_audio`, without its beginning)."""
+    named = _first(said, "input_audio", "audio_url", "audio", "url", "path", "data")
+    if isinstance(named, dict):
+        return _sound(named)
+    if isinstance(named, str) and named and named == said.get("data") and not named.startswith("data:"):
+        return f"data:;base64,{named}"
+    return named
+
+
+def _first(said: Mapping[str, Any], *names: str) -> Any:
+    return next((said[name] for name in names if said.get(name)), None)
+
+
+def _paths(name: str, value: Any) -> tuple[str, ...]:
     paths = value if isinstance(value, list) else [value]
     if not all(isinstance(path, str) and path and is_unicode(path) for path in paths):
         raise Rejected("malformed_line", f"{name!r} is neither a path nor a list of paths")
@@ -117,7 +164,7 @@ def _video(said: Mapping[str, Any]) -> VideoReference:
         raise Rejected(
             "unsupported_field", f"{unknown[0][:40]!r} of a video is not read: the model's own rule chooses frames"
         )
-    named = next((said[name] for name in ("video", "video_url", "frames", "url", "path") if said.get(name)), None)
+    named = _first(said, "video", "video_url", "frames", "url", "path")
     named, timed = _inside(named), [name for name in ("fps", "times") if said.get(name) is not None]
     files = tuple(named if isinstance(named, list) else [named])
     if not files or not all(isinstance(path, str) and path and is_unicode(path) for path in files):

@@ -1,4 +1,4 @@
-"""From a conversation and its images to a sample: token ids, loss mask, and each image's grid of tiles."""
+"""From a conversation, its images and sounds to a sample: token ids, loss mask, grids of tiles, mel frames."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +14,8 @@ from megatron.vlm.data.formats.rows import PartSource, Place, Row
 from megatron.vlm.data.markup import image_markup
 from megatron.vlm.data.media.crc import crc_of
 from megatron.vlm.data.media.images import MAX_PIXELS, image_size, path_below_root
+from megatron.vlm.data.media.mel import Sound, SoundRule
+from megatron.vlm.data.media.sounds import sound_length
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_grid
@@ -24,12 +26,12 @@ from megatron.vlm.data.turns import SYSTEM, Message
 from megatron.vlm.families.media import TILINGS
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import open_template
-from megatron.vlm.preprocessing.record_media import VideoReference
+from megatron.vlm.preprocessing.record_media import Senses, VideoReference
 from megatron.vlm.preprocessing.shorten import Content, ImageFile, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import IMAGE_MARK, MARKS
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,13 @@ class Recipe:
     max_tokens: int | None = None  # longer samples are shortened or rejected
     shorten: tuple[str, ...] = ()  # of `shorten.METHODS`, in the order in which they are tried
     max_pixels: int = MAX_PIXELS
-    decode_images: bool = False  # decode every image, not headers only
+    decode_images: bool = False  # decode every image and sound, not headers only
     image_checksums: bool = True  # record the CRC-32 of every file
     system_message: str | None = None  # the default one; None: the template's, "": none
     normalization: str = "imagenet"  # a name of `NORMALIZATIONS`
     markup: str = "internvl"  # a name of `MARKUPS`
     video: VideoRule | None = None  # None: the model does not see videos
+    audio: SoundRule | None = None  # None: the model does not hear
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,13 @@ class Sample:
     """The stored sample of a line."""
 
     tokens: NDArray[np.int32]
-    """[T], one image (video) token for each run of them."""
+    """[T], one image (video, audio) token for each run of them."""
     loss_mask: NDArray[np.uint8]
     """[T], 1 = this token is to be predicted."""
     images: tuple[TiledImage, ...]
     length: int
-    """Tokens that the language model reads, all image tokens counted."""
+    """Tokens that the language model reads, all image and audio tokens counted."""
+    sounds: tuple[Sound, ...] = ()
     shortened: str | None = None
     """Of `shorten.METHODS`; None: not shortened."""
 
@@ -70,6 +74,11 @@ class Sample:
     def tiles(self) -> int:
         """ViT tiles of all images together."""
         return sum(image.tiles for image in self.images)
+
+    @property
+    def frames(self) -> int:
+        """Mel frames of all sounds together."""
+        return sum(sound.frames for sound in self.sounds)
 
     @property
     def video_files(self) -> int:
@@ -88,12 +97,16 @@ class SampleMaker:
         self.special_tokens = {token: self.tokenizer.token_id(token) for token in special}
         self.image_token_id = self.special_tokens[self.markup.context]
         self.video_token_id = self.special_tokens[self.markup.video] if self.markup.video else None
+        self.audio_token_id = self.special_tokens.get(self.markup.audio) if recipe.audio else None
+        self.senses = Senses(recipe.video is not None, recipe.audio is not None)
         # Other special tokens may be in conversations: boxes, references, the user's own.
         of_tokenizer = sorted(self.tokenizer.reserved - {IMAGE_MARK})
         self.reserved = tuple(dict.fromkeys((*self.template.tokens, *self.markup.reserved, *of_tokenizer)))
         self.rule = TILINGS[recipe.tiling.rule]
         if recipe.video and not (self.markup.video and self.rule.native):
             raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")
+        if recipe.audio and not self.markup.audio:
+            raise UserError(f"image markup {recipe.markup!r} has no sounds")
         if self.rule.native and "fewer-tiles" in recipe.shorten:
             raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")
         if self.template.pair != self.rule.prefix_attention:
@@ -109,13 +122,13 @@ class SampleMaker:
     def make(self, row: Row, source: PartSource | None = None) -> Sample:
         """The sample of one row of `source` (which may set an image root and a limit of tiles).
 
-        Raises `Rejected`: `row.fault`, reasons of `parse_conversation`, `image_size`, `video_facts`, `choose_frames`;
-        path_outside_root, remote_image, remote_video, frames_differ, too_many_tokens.
+        Raises `Rejected`: `row.fault`, reasons of `parse_conversation`, `image_size`, `video_facts`, `choose_frames`,
+        `sound_length`; path_outside_root, remote_image, remote_video, remote_audio, frames_differ, too_short_audio,
+        too_many_tokens.
         """
         if row.fault:
             raise Rejected(*row.fault)
-        sees_videos = self.recipe.video is not None
-        conversation = parse_conversation(row.record, self.reserved, self.markup.gap, sees_videos)
+        conversation = parse_conversation(row.record, self.reserved, self.markup.gap, self.senses)
         messages = conversation.messages
         if messages[0].role == SYSTEM and not self.template.has_system:
             raise Rejected("bad_roles", f"chat template {self.template.name!r} has no system turn")
@@ -127,11 +140,12 @@ class SampleMaker:
         measured = (self._measure(reference, row, source) for reference in conversation.images)
         filmed = (self._film(reference, row, source) for reference in conversation.videos)
         marks = [mark for message in conversation.messages for mark in MARKS.findall(message.words)]
-        images = tuple(next(measured) if mark == IMAGE_MARK else next(filmed) for mark in marks)
+        images = tuple(next(measured) if mark == IMAGE_MARK else next(filmed) for mark in marks if mark != AUDIO_MARK)
+        sounds = tuple(self._hear(reference, row, source) for reference in conversation.sounds)
         tiling = self.recipe.tiling
         if source and source.max_tiles:
             tiling = replace(tiling, max_tiles=source.max_tiles)
-        content = Content(messages, images, tiling, conversation.tools)
+        content = Content(messages, images, tiling, conversation.tools, sounds)
         sample, limit = self._prepare(content), self.recipe.max_tokens
         if limit is None or sample.length <= limit:
             return sample
@@ -184,6 +198,17 @@ class SampleMaker:
         columns, rows = frame_grid(recipe.video, len(film.frames), size, recipe.tiling.tile_size)
         return TiledImage(path, columns, rows, False, place=place, film=film, crcs=self._crcs(files, place, "video"))
 
+    def _hear(self, reference: str, row: Row, source: PartSource | None) -> Sound:
+        recipe, rule = self.recipe, self.recipe.audio
+        assert rule is not None
+        root = (source and source.root) or recipe.image_root or Path()
+        path, place = locate(reference, row, root, "audio")
+        file = source.file if source and place else root / path
+        samples = sound_length(file, place, rule.rate, recipe.decode_images)
+        if not (tokens := rule.tokens(samples)):
+            raise Rejected("too_short_audio", f"{file}: {samples / rule.rate:.3f} seconds are too short to be heard")
+        return Sound(path, samples, rule.frames(samples), tokens, place, self._crcs([file], place, "audio"))
+
     def _size_of_frames(self, files: Sequence[Path]) -> tuple[int, int]:
         sizes = {image_size(file, self.recipe.max_pixels, self.recipe.decode_images): file for file in files}
         if len(sizes) > 1:
@@ -201,7 +226,8 @@ class SampleMaker:
         chat = render_chat(content.messages, self.template, self.markup, shown, content.tools, adds_system)
         tokens, loss_mask = tokenize(chat, self.tokenizer)
         features = sum(len(self.rule.order(image, self.recipe.tokens_per_tile)) for image in images)
-        return Sample(tokens, loss_mask, images, len(tokens) - sum(place.count for place in places) + features)
+        added = features - sum(place.count for place in places) + sum(sound.tokens - 1 for sound in content.sounds)
+        return Sample(tokens, loss_mask, images, len(tokens) + added, content.sounds)
 
 
 def _check_pair(messages: Sequence[Message], images: Sequence[str], template: ChatTemplate) -> None:

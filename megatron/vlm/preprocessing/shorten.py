@@ -1,7 +1,7 @@
 """Shorten conversations longer than `--max-tokens`, by the methods of `--shorten`:
 
 fewer-tiles  cut images into fewer tiles, down to `--min-tiles` each
-truncate     drop the last questions and answers, with their images
+truncate     drop the last questions and answers, with their images and sounds
 
 Methods apply in the given order, each to the result of the one before. What never fits is rejected.
 """
@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from megatron.vlm.data.formats.rows import Place
+from megatron.vlm.data.media.mel import Sound
 from megatron.vlm.data.media.tiles import Tiling, tile_image
 from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.data.turns import ASSISTANT, Message
 from megatron.vlm.families.media import TILINGS
-from omnibal_ext.families.markup import MARKS
+from omnibal_ext.families.markup import AUDIO_MARK, MARKS
 
 METHODS = ("fewer-tiles", "truncate")
 
@@ -31,12 +32,13 @@ class ImageFile:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Messages, an image or (already cut) video for each mark, the tiling, and tools as JSON texts."""
+    """Messages, an image, (already cut) video or sound for each mark, the tiling, and tools as JSON texts."""
 
     messages: tuple[Message, ...]
     images: tuple[ImageFile | TiledImage, ...]
     tiling: Tiling
     tools: tuple[str, ...] = ()
+    sounds: tuple[Sound, ...] = ()
 
     def tiled(self) -> tuple[TiledImage, ...]:
         """All images and videos, cut."""
@@ -71,8 +73,10 @@ def _truncate(content: Content) -> Iterator[Content]:
     for end in range(len(content.messages) - 2, 0, -1):
         messages = content.messages[:end]
         if messages[-1].role == ASSISTANT and any(message.teaches for message in messages):
-            shown = sum(len(MARKS.findall(message.words)) for message in messages)
-            yield replace(content, messages=messages, images=content.images[:shown])
+            marks = [mark for message in messages for mark in MARKS.findall(message.words)]
+            heard = marks.count(AUDIO_MARK)
+            images, sounds = content.images[: len(marks) - heard], content.sounds[:heard]
+            yield replace(content, messages=messages, images=images, sounds=sounds)
 
 
 _SHORTER = {"fewer-tiles": _fewer_tiles, "truncate": _truncate}

@@ -4,22 +4,28 @@ Its ViT is Qwen2.5-VL's, or Qwen3-VL's.
 """
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.families.qwen_omni.audio import read_audio
 from omnibal_ext.families.qwen_vl.config import Generation, with_tower
 from omnibal_ext.families.section import Section
-from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.checks import anything, integer, mapping
 
 
 def read_thinker(name: str, config: Section, code: Generation) -> Architecture:
     """Read a thinker's config.json. Raises UserError naming an unsupported field."""
     stem = config["model_type"].removesuffix("_thinker")
-    words, tower = (
+    words, tower, hearing = (
         config.section_of(part, f"{stem}_{kind}", config.take(part, mapping(anything)))
-        for part, kind in (("text_config", "text"), ("vision_config", "vision_encoder"))
-    )
+        for part, kind in (
+            ("text_config", "text"), ("vision_config", "vision_encoder"), ("audio_config", "audio_encoder")
+        )
+    )  # fmt: skip
+    language = code.read_language(words)
     image = config.take("image_token_index" if code.windows else "image_token_id")
-    prompt = PromptFormat(code.markup, image, code.template, "native")
+    sound = config.take("audio_token_index" if code.windows else "audio_token_id", integer(0, 2**24))
+    prompt = PromptFormat(code.markup, image, code.template, "native", audio_token_id=sound)
+    audio = read_audio(hearing, language.hidden_size)
     types, tied = (config["model_type"], f"{stem}_text"), config.take("tie_word_embeddings")
-    return with_tower(name, tower, code.read_language(words), code, prompt=prompt, types=types, tied=tied)
+    return with_tower(name, tower, language, code, prompt=prompt, types=types, tied=tied, audio=audio)
 
 
 def read_whole(name: str, config: Section, code: Generation) -> Architecture:

@@ -1,6 +1,6 @@
-"""Qwen2.5-Omni and Qwen3-Omni: their thinkers, on words and images.
+"""Qwen2.5-Omni and Qwen3-Omni: their thinkers.
 
-Audio tower, talker and vocoder are not run; their weights are kept for export.
+Talker and vocoder are not run; their weights are kept for export.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,6 +11,7 @@ from typing import Any
 from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text
 from omnibal_ext.families.markup import ImageMarkup
+from omnibal_ext.families.qwen_omni.audio import OVER_BOTH, OVER_TIME, over_both, over_time
 from omnibal_ext.families.qwen_omni.config import read_thinker, read_whole
 from omnibal_ext.families.qwen_vl.config import Generation
 from omnibal_ext.families.qwen_vl.family import QWEN, TEXT, TOWER_2_5, TOWER_3, WEIGHTS_3
@@ -24,7 +25,7 @@ from omnibal_ext.families.weights import Weight, llama_of_experts
 
 HEARD = names(
     """
-    audio_config audio_end_token_id audio_start_token_id audio_token_id audio_token_index ignore_index init_std
+    audio_end_token_id audio_start_token_id ignore_index init_std
     position_id_per_seconds seconds_per_chunk user_token_id video_token_id video_token_index vision_end_token_id
     vision_start_token_id vision_token_id
     """
@@ -81,14 +82,31 @@ def _models(stem: str, prefix: str, code: Generation, fields: Part) -> dict[str,
     return {stem: replace(alone, part=whole, read=partial(read_whole, code=code)), f"{stem}_thinker": alone}
 
 
-def _preset(kind: str, vision: dict[str, Any], words: dict[str, Any]) -> Preset:
+def _preset(kind: str, vision: dict[str, Any], words: dict[str, Any], **fields: Any) -> Preset:
     vision = {**vision, "out_hidden_size": words["hidden_size"]}
-    return Preset({"model_type": f"{kind}_thinker", "vision_config": vision, "text_config": words})
+    audio = {"output_dim": words["hidden_size"]}
+    return Preset(
+        {
+            "model_type": f"{kind}_thinker",
+            "vision_config": vision,
+            "audio_config": audio,
+            "text_config": words,
+            **fields,
+        }
+    )
 
 
 THINKER = {"tie_word_embeddings": False}
-THINKER_2_5 = Part({**THINKER, "image_token_index": 151655}, GENERAL | HEARD, tuple(_apart(qwen2_weights(later=True))))
-THINKER_3 = Part({**THINKER, "image_token_id": 151655}, GENERAL | HEARD, tuple(_renamed(WEIGHTS_3)))
+THINKER_2_5 = Part(
+    {**THINKER, "image_token_index": 151655, "audio_token_index": 151646},
+    GENERAL | HEARD,
+    (*over_time(), *_apart(qwen2_weights(later=True))),
+)
+THINKER_3 = Part(
+    {**THINKER, "image_token_id": 151655, "audio_token_id": 151646},
+    GENERAL | HEARD,
+    (*over_both(), *_renamed(WEIGHTS_3)),
+)
 READ_3 = partial(
     read_llama, code=Llama(Rotation(1e6, sections=(24, 20, 20), interleaved=True), qk_norm=True, experts=True)
 )
@@ -99,10 +117,15 @@ MARKUP = ImageMarkup(
     before="<|vision_bos|>",
     after="<|vision_eos|>",
     gap="",
+    audio="<|AUDIO|>",
+    around_audio=("<|audio_bos|>", "<|audio_eos|>"),
 )
 CODE_2_5 = Generation("qwen-vl", TEXT, MARKUP.name, learned=False, windows=True)
 CODE_3 = Generation("qwen3-vl", READ_3, "qwen3-omni", featured=True)
 AUDIO = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+MARKUP_3 = replace(
+    QWEN, name="qwen3-omni", tokens=(*QWEN.tokens, *AUDIO), video="", audio=AUDIO[0], around_audio=AUDIO[1:]
+)
 FAMILY = Family(
     models={
         **_models("qwen2_5_omni", "Qwen2_5Omni", CODE_2_5, THINKER_2_5),
@@ -111,6 +134,7 @@ FAMILY = Family(
     parts={
         "qwen2_5_omni_thinker": THINKER_2_5,
         "qwen2_5_omni_text": Part(TEXT_2_5, LANGUAGE | WINDOWS | READ, LLAMA_WEIGHTS),
+        "qwen2_5_omni_audio_encoder": OVER_TIME,
         "qwen2_5_omni_vision_encoder": Part(TOWER, GENERAL | SEEN),
         "qwen3_omni_moe_thinker": THINKER_3,
         "qwen3_omni_moe_text": Part(
@@ -119,20 +143,24 @@ FAMILY = Family(
             tuple(llama_of_experts(apart=False)),
             weights_apart=tuple(llama_of_experts(apart=True)),
         ),
+        "qwen3_omni_moe_audio_encoder": OVER_BOTH,
         "qwen3_omni_moe_vision_encoder": Part(TOWER_3, GENERAL | SEEN),
     },
     presets={
         "qwen2.5-omni-3b": _preset("qwen2_5_omni", {"hidden_size": 1280}, qwen(36, 2048, 16, 2, 11008, 151936)),
         "qwen2.5-omni-7b": _preset("qwen2_5_omni", {"hidden_size": 1280}, qwen(28, 3584, 28, 4, 18944, 152064)),
         "qwen3-omni-30b-a3b": _preset(
-            "qwen3_omni_moe", {}, {**LANGUAGE_MODELS["qwen3-30b-a3b"], "rope_theta": 1e6, "vocab_size": 152064}
+            "qwen3_omni_moe",
+            {},
+            {**LANGUAGE_MODELS["qwen3-30b-a3b"], "rope_theta": 1e6, "vocab_size": 152064},
+            audio_token_id=151675,
         ),
     },
-    markups=(MARKUP, replace(QWEN, name="qwen3-omni", tokens=(*QWEN.tokens, *AUDIO), video="")),
+    markups=(MARKUP, MARKUP_3),
     folder_says_template=True,
     spellings=(
         (r"^thinker\.(model|lm_head)\.", r"language_model.\1."),
         (r"^(language_model\.model|thinker|model)\.(?=audio_tower\.|visual\.)", ""),
     ),
-    idle=(r"audio_tower\.", r"talker\.", r"token2wav\.", r"code2wav\."),
+    idle=(r"audio_tower\.audio_bos_eos_token\.", r"talker\.", r"token2wav\.", r"code2wav\."),
 )  # fmt: skip

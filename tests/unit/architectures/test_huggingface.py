@@ -704,9 +704,14 @@ def test_a_published_omni_is_read_as_its_preset() -> None:
         "model_type": "qwen3_omni_moe_vision_encoder", "apply_vit_abs_pos_embed": True, "image_size": 768,
         "in_channels": 3, "in_chans": 3, "out_hidden_size": 2048, "spatial_patch_size": 16, "tokens_per_second": 2,
     }  # fmt: skip
+    heard = {
+        "model_type": "qwen3_omni_moe_audio_encoder", "add_cross_attention": False, "conv_chunksize": 500,
+        "d_model": 1280, "n_window": 50, "n_window_infer": 800, "output_dim": 2048, "tie_word_embeddings": True,
+    }  # fmt: skip
     thinker = {
-        "model_type": "qwen3_omni_moe_thinker", "audio_config": {"n_window": 50}, "audio_start_token_id": 151669,
-        "position_id_per_seconds": 13, "seconds_per_chunk": 2, "text_config": words, "vision_config": vision,
+        "model_type": "qwen3_omni_moe_thinker", "audio_config": heard, "audio_start_token_id": 151669,
+        "audio_token_id": 151675, "position_id_per_seconds": 13, "seconds_per_chunk": 2, "text_config": words,
+        "vision_config": vision,
     }  # fmt: skip
     whole = {
         "model_type": "qwen3_omni_moe", "thinker_config": thinker, "code2wav_config": {"hidden_size": 1},

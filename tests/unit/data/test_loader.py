@@ -40,7 +40,7 @@ ALL = Needs(pixels=True, tokens=True, labels=True)
 class OnePack:
     """An index of one pack, the samples given, in their order."""
 
-    pad = False
+    pad, wide = False, None
 
     def __init__(self, samples: np.ndarray) -> None:
         self._samples = samples

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from examples.demo.data import train_tokenizer
-from megatron.vlm.data.dataset import expand_images
+from megatron.vlm.data.dataset import expand_runs
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import TEMPLATES, RenderedChat, chat_template, render_chat
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Call, Message
@@ -115,7 +115,7 @@ def test_the_mask_marks_the_tokens_of_the_trained_characters(tokenizer: ChatToke
 def test_an_image_token_becomes_as_many_as_its_tiles_need_and_none_is_trained(tokenizer: ChatTokenizer) -> None:
     ids, mask = tokenize(render_chat(CHAT, chat_template("internlm2-chat"), INTERNVL), tokenizer)
     image = tokenizer.token_id("<IMG_CONTEXT>")
-    longer, longer_mask = expand_images(ids, mask, [image], [12])
+    longer, longer_mask = expand_runs(ids, mask, [image], [12])
     assert (longer == image).sum() == 12
     assert longer_mask[longer == image].sum() == 0
     assert longer[longer_mask == 1].tolist() == ids[mask == 1].tolist()

@@ -30,10 +30,10 @@ from tests.unit.hf import models
 from tests.unit.hf.parity import compare_all, load, local_part, packed, padded, reference, save
 
 RANK, ALPHA = 3, 7.0
-WITHOUT = ("lm_head", "input_proj", "embedding_projection", "merging_layer", "merger.proj", "patch_dense")
-"""Ends of the names of layers that get no adapters: the head, Gemma 4's patch embedding and projector."""
-NEVER = "shared_expert|audio_tower"
-"""Parts of the names of others that get none."""
+WITHOUT = ("lm_head", "input_proj", "embedding_projection", "merging_layer", "merger.proj", "patch_dense", "conv_out")
+"""Ends of the names of layers that get no adapters: the head, patch embeddings, Gemma 4's projector, sounds."""
+NEVER = "shared_expert"
+"""Part of the names of others that get none."""
 
 
 def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 IMAGE_TOKEN, VIDEO_TOKEN, VISION_START, VOCABULARY, SIDE, TILE = 127, 126, 125, 130, 4, 16
+AUDIO_TOKEN, AUDIO_START = 124, 123
 TEXT = {
     "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 96, "vocab_size": VOCABULARY, "max_position_embeddings": 512,
@@ -40,12 +41,12 @@ QWEN3_VL = {
 }  # fmt: skip
 MROPE_INTERLEAVED = {"rope_type": "default", "mrope_section": [3, 2, 3], "mrope_interleaved": True, "rope_theta": 1e4}
 QWEN3_VL_TEXT = {**TEXT, "num_hidden_layers": 3, "head_dim": 16, "rope_parameters": MROPE_INTERLEAVED}
-HEARD = {
-    "audio_config": {
-        "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "output_dim": 48,
-    },
+AUDIO = {
+    "d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "output_dim": 48,
+    "num_mel_bins": 10,
 }  # fmt: skip
-"""An audio tower that nothing is said to."""
+HEARD_2_5 = {"audio_config": {**AUDIO, "n_window": 4}}
+HEARD_3 = {"audio_config": {**AUDIO, "n_window_infer": 200, "downsample_hidden_size": 6}}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 QWEN3_5 = {name: value for name, value in QWEN3_VL.items() if name != "deepstack_visual_indexes"}
 QWEN3_5_TEXT = {
@@ -322,8 +323,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "qwen2.5-vl": ("Qwen2_5_VL", QWEN2_5_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl tied": ("Qwen2_5_VL", {**QWEN2_5_VL, "fullatt_block_indexes": [0, 2]},
         {**TEXT, "rope_parameters": MROPE}, TIED),
-    "qwen2.5-omni": ("Qwen2_5OmniThinker", QWEN2_5_VL, {**TEXT, "rope_parameters": MROPE}, HEARD),
-    "qwen3-omni": ("Qwen3OmniMoeThinker", QWEN3_VL, {**QWEN3_VL_TEXT, **EXPERTS}, HEARD),
+    "qwen2.5-omni": ("Qwen2_5OmniThinker", QWEN2_5_VL, {**TEXT, "rope_parameters": MROPE}, HEARD_2_5),
+    "qwen3-omni": ("Qwen3OmniMoeThinker", QWEN3_VL, {**QWEN3_VL_TEXT, **EXPERTS}, HEARD_3),
     "qwen3-vl": ("Qwen3VL", QWEN3_VL, QWEN3_VL_TEXT, {}),
     "qwen3-vl-moe": ("Qwen3VLMoe", QWEN3_VL, {**QWEN3_VL_TEXT, **EXPERTS}, {}),
     "qwen3.5": ("Qwen3_5", QWEN3_5, QWEN3_5_TEXT, {}),
@@ -351,7 +352,8 @@ def config_fields(family: str) -> dict[str, Any]:
     prefix, vision, text, fields = FAMILIES[family]
     if prefix.startswith(("Qwen", "Glm", "Gemma4", "Paddle")):
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
-        fields = {"vision_start_token_id": VISION_START, **fields} if "Omni" in prefix else fields
+        sounds = {"audio_token_id": AUDIO_TOKEN, "audio_start_token_id": AUDIO_START}
+        fields = {"vision_start_token_id": VISION_START, **sounds, **fields} if "Omni" in prefix else fields
     elif prefix in ("Idefics3", "SmolVLM", "LightOnOcr", "DeepseekVL"):
         fields = {"image_token_id": IMAGE_TOKEN, **fields}
     elif prefix == "InternVL":
@@ -430,6 +432,8 @@ class Sample:
     pixels: Tensor
     sizes: tuple[tuple[int, int], ...]
     shown: tuple["Shown", ...] = ()
+    sounds: tuple[Tensor, ...] = ()
+    """Mel frames of each, [frames, bins]."""
 
 
 @dataclass(frozen=True)

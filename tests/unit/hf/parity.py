@@ -16,6 +16,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -42,19 +43,20 @@ from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.plan import single_stage_plan
 from tests.engine.names import weights_by_checkpoint_name
 from tests.unit.hf import models
-from tests.unit.hf.models import IMAGE_TOKEN, SIDE, VIDEO_TOKEN, VISION_START, Sample, Shown
+from tests.unit.hf.models import AUDIO_START, AUDIO_TOKEN, IMAGE_TOKEN, SIDE, VIDEO_TOKEN, VISION_START, Sample, Shown
 
 NOT_TRAINED = (".scalar", ".shift", "projector.scale", "expert_bias", ".ranges")
 """Ends of the names of numbers beside the weights (Gemma 4)."""
-TOWERS = ("vision_tower", "visual", "vision_model")
-"""What transformers' models call their ViT."""
-JOINTS = r"^visual\.(merger|(deepstack_)?merger_list|downsample)\."
-"""In its names as in the tables: what joins a ViT to the language model, where it lies in the ViT's module."""
+TOWERS = ("vision_tower", "visual", "vision_model", "audio_tower")
+"""What transformers' models call their encoders."""
+JOINTS = r"^(visual\.(merger|(deepstack_)?merger_list|downsample)|audio_tower\.(ln_post|proj\d?))\."
+"""In their names as in the tables: what joins an encoder to the language model, where it lies in its module."""
 CLASSES = [models.classes(family) for family in models.FAMILIES]
 """Looked up here, where the fork server imports what they need for all ranks."""
 # Several images, one image, none, one again, one of many tiles: wide, high, square and small ones.
@@ -66,6 +68,8 @@ PICTURES = [[(3, 5), (1, 4)], [(1, 2)], [], [(2, 2), (7, 3)]]
 # The same with videos: steps, rows, columns, and the seconds between steps; two behind each other, one between images.
 VIDEOS = [[(3, 5), (4, 1, 3, 0.4)], [(1, 1)], [], [(2, 2), (2, 3, 3, 1.3), (3, 2, 1, 0.75), (1, 2)]]
 
+# Mel frames of what is heard in front of a sample's images and behind them: parts of chunks, whole ones, an odd row.
+SOUNDS = [([30], [101]), ([], [7, 212]), ([333], []), ([], [])]
 # Of models that take images or videos in a sample, not both.
 VIDEOS_APART = [[(3, 5), (1, 4)], [(4, 1, 3, 0.4)], [(1, 1)], [], [(2, 3, 3, 1.3), (3, 2, 1, 0.75)], [(2, 2), (7, 3)]]
 
@@ -130,7 +134,7 @@ def frozen_otherwise(chain: Chain, theirs: torch.nn.Module, keys: KeyMap) -> set
         for part in map(table_name, source.theirs)
         if part in of_tower and not re.search(JOINTS, part)
     }
-    joint = {name for name in keys.sources if name.startswith("links.projector.")} - there
+    joint = {name for name in keys.sources if name.startswith(("links.projector.", "links.audio_projector."))} - there
     wrong = set()
     for part, wanted in (("vit", there), ("projector", joint)):
         frozen = replace(chain, frozen=(part,))
@@ -145,7 +149,7 @@ def load(architecture: Architecture, folder: Path, args: Namespace, **chain_fiel
     values = {**vars(args), **preset_defaults(architecture, plan, args)}
     values["sequence_parallel"] = args.tensor_model_parallel_size > 1 and architecture.language.experts is not None
     language = language_config(Namespace(**values), architecture)
-    chain = Chain(architecture, language, vision_config(language, architecture), 256, 3, **chain_fields)
+    chain = Chain(architecture, language, vision_config(language, architecture.vision), 256, 3, **chain_fields)
     stage = Stage(chain, 0, len(chain.kinds))
     args.load, args.exit_on_missing_checkpoint = str(folder), True
     load_checkpoint([stage], None, None)
@@ -158,7 +162,8 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
         still = architecture.tied or architecture.vision.native.frames == 1 or "omni" in architecture.types[0]
         usual = NATIVE_IMAGES if still else VIDEOS
         shown = {"gated": VIDEOS_APART, "matrix": PICTURES}.get(architecture.merger, usual)
-        return packed_at_native_resolution(architecture.vision.native, shown, architecture.merger == "gated")
+        apart, audio = architecture.merger == "gated", architecture.audio
+        return packed_at_native_resolution(architecture.vision.native, shown, apart, audio)
     rule, per_tile = architecture.prompt.tiling if architecture.newline else "fixed", architecture.image_tokens_per_tile
     tiling, shown = Tiling(architecture.vision.image_size, 1, 36, architecture.newline, rule), {}
     for images in IMAGES:
@@ -215,10 +220,13 @@ def padded(batch: Microbatch, multiple: int) -> Microbatch:
 
 
 def packed_at_native_resolution(
-    native: NativeResolution, per_sample: Sequence[Sequence[tuple[float, ...]]], apart: bool = False
+    native: NativeResolution,
+    per_sample: Sequence[Sequence[tuple[float, ...]]],
+    apart: bool = False,
+    audio: AudioArchitecture | None = None,
 ) -> tuple[Microbatch, list[Sample]]:
     """The same of images and videos of the sizes given, in squares. Between a video's steps Qwen3-VL has words, and so
-    have models that are told `apart`."""
+    have models that are told `apart`. Models that hear get `SOUNDS`, in front of a sample's images and behind them."""
     generator, samples, places, begin = torch.Generator().manual_seed(5), [], [], 0
     apart, filmed = (
         apart or native.learned_positions is not None,
@@ -226,7 +234,9 @@ def packed_at_native_resolution(
     )
     for number, sizes in enumerate(per_sample):
         shown = tuple(_shown(size, native.merge) for size in sizes)
-        pieces = [torch.randint(0, VIDEO_TOKEN, (3 + number,), generator=generator)]
+        words = partial(torch.randint, 0, AUDIO_START if audio else VIDEO_TOKEN, generator=generator)
+        before, after = (_heard(frames, audio, words) for frames in SOUNDS[number]) if audio else ([], [])
+        pieces = [words((3 + number,)), *(piece for _, *rest in before for piece in rest)]
         for item in shown:
             steps, rows, columns = item.grid
             token = IMAGE_TOKEN if item.seconds is None else VIDEO_TOKEN
@@ -235,9 +245,11 @@ def packed_at_native_resolution(
                 grid = (1 if apart else steps, rows, columns)
                 places.append((begin + sum(map(len, pieces)), grid, item.seconds or 1.0))
                 pieces.append(torch.full((grid[0] * rows * columns // native.merge**2,), token))
-                pieces.append(torch.randint(0, VIDEO_TOKEN, (4,), generator=generator))
+                pieces.append(words((4,)))
         pixels = [torch.empty(0, 3, *[2][:filmed], SIDE, SIDE), *(_patches(item, filmed, generator) for item in shown)]
-        samples.append(Sample(torch.cat(pieces), torch.cat(pixels), (), shown))
+        pieces += [piece for _, *rest in after for piece in rest]
+        sounds = tuple(mels for mels, *_ in [*before, *after])
+        samples.append(Sample(torch.cat(pieces), torch.cat(pixels), (), shown, sounds))
         begin += len(samples[-1].ids)
     tokens = sum(len(sample.pixels) for sample in samples) // native.merge**2
     starts, grids, seconds = (tuple(column) for column in zip(*places, strict=True))
@@ -245,7 +257,27 @@ def packed_at_native_resolution(
     ids = torch.cat([sample.ids for sample in samples])
     positions = ((ids == IMAGE_TOKEN) | (ids == VIDEO_TOKEN)).nonzero().squeeze(1)
     times = seconds if filmed else ()
-    return replace(batch, image_positions=positions, grids=grids, image_starts=starts, seconds=times), samples
+    batch = replace(batch, image_positions=positions, grids=grids, image_starts=starts, seconds=times)
+    return (with_sounds(batch, samples) if audio else batch), samples
+
+
+def _heard(frames: Sequence[int], audio: AudioArchitecture, words: Callable[..., Tensor]) -> list[list[Tensor]]:
+    """Of sounds of so many frames: mel frames, their tokens, words behind."""
+    return [
+        [torch.randn(one, audio.mel_bins, generator=torch.Generator().manual_seed(one)),
+         torch.tensor([AUDIO_START, *[AUDIO_TOKEN] * audio.tokens(one)]), words((3,))]
+        for one in frames
+    ]  # fmt: skip
+
+
+def with_sounds(batch: Microbatch, samples: Sequence[Sample]) -> Microbatch:
+    """The batch with what its samples hear."""
+    return replace(
+        batch,
+        sounds=tuple(tuple(map(len, sample.sounds)) for sample in samples),
+        mels=torch.cat([mels for sample in samples for mels in sample.sounds]),
+        audio_positions=(batch.input_ids == AUDIO_TOKEN).nonzero().squeeze(1),
+    )
 
 
 def _shown(size: tuple[float, ...], merge: int) -> Shown:
@@ -286,6 +318,7 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
                 images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
             if theirs.config.model_type == "llava_onevision":
                 images["batch_num_images"] = torch.tensor([len(sample.sizes)])
+        images |= _as_heard(sample) if sample.sounds else {}
         if theirs.config.model_type == "paligemma":
             images["token_type_ids"] = (torch.arange(len(sample.ids)) >= prefix_of(sample)).long()[None]
         ids = sample.ids
@@ -324,6 +357,15 @@ def _at_native_resolution(sample: Sample, kind: str) -> dict[str, Tensor]:
     if "omni" in kind:  # without a mask it makes no positions
         given["attention_mask"] = torch.ones_like(sample.ids)[None]
     return given
+
+
+def _as_heard(sample: Sample) -> dict[str, Tensor]:
+    """What transformers' processors make of sounds: filled up to the longest."""
+    lengths = torch.tensor([len(mels) for mels in sample.sounds])
+    features = torch.nn.utils.rnn.pad_sequence(list(sample.sounds), batch_first=True).mT
+    inside = (torch.arange(lengths.max()) < lengths[:, None]).long()
+    mask = torch.ones_like(sample.ids)[None]
+    return {"input_features": features, "feature_attention_mask": inside, "attention_mask": mask}
 
 
 def _row_by_row(sample: Sample) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ LAYOUT = Layout((0, 3, 7, len(CHAIN)), ((1,), (), (7,)), ((2,), (), (8,)))
 WORDS = {"model", "model_hash", "device", "dtype", "measured_with", "corrected_by", "notes", "schema_version"}
 """Fields of a profile that are no costs."""
 ELSEWHERE = {
+    "audio_budget": "of models that hear: test_hearing.py",
     "parameters": "of the cut by parameters alone: test_partition.py",
     "expert_model_parallel_size": "chooses what is measured", "tensor_model_parallel_size": "chooses what is measured",
     "frozen": "modes: test_tables.py", "lora_rank": "chooses what is measured", "lora_targets": "modes: test_tables.py",

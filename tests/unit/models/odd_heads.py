@@ -41,7 +41,7 @@ def main() -> None:
 
 def run(args: Namespace, path: str) -> dict[str, float]:
     language = language_config(args, ODD)
-    chain = Chain(ODD, language, vision_config(language, ODD), vocab_size=512, seed=11)
+    chain = Chain(ODD, language, vision_config(language, ODD.vision), vocab_size=512, seed=11)
     stage = Stage(chain, 0, len(chain.kinds))
     start = {name: weight.detach().clone() for name, weight in stage.named_parameters()}
     losses = train(stage)

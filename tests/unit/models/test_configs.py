@@ -23,7 +23,7 @@ def of_the_vit(language: str) -> dict[str, Any]:
     """All fields of the configuration of tiny's ViT, joined to the language model of a preset."""
     with megatron_alone(language) as inputs:
         architecture = replace(inputs.architecture, vision=preset("tiny").vision)
-        config = vision_config(language_config(inputs.args, inputs.architecture), architecture)
+        config = vision_config(language_config(inputs.args, inputs.architecture), architecture.vision)
     return {field.name: plain(getattr(config, field.name)) for field in fields(config)}
 
 

@@ -10,6 +10,7 @@ from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER
 from megatron.vlm.preprocessing.chat import parse_conversation
+from megatron.vlm.preprocessing.record_media import Senses
 
 RESERVED = (*chat_template("internlm2-chat").tokens, *MARKUPS["internvl"].reserved)
 
@@ -146,7 +147,7 @@ def test_a_turn_can_be_left_out_of_the_loss(field: str) -> None:
 
 def seen(record: Any) -> Any:
     """As a model that sees videos reads it."""
-    return parse_conversation(json.dumps(record).encode(), RESERVED, sees_videos=True)
+    return parse_conversation(json.dumps(record).encode(), RESERVED, senses=Senses(videos=True))
 
 
 FILM = turns("<video>\nWhat happens?", "A cat jumps.")

@@ -420,6 +420,8 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
     text |= {"head_dim": 128} if kind.startswith("qwen3_omni") else {}
     towers = {"text_config": {"model_type": language, **text}, "vision_config": {**tower, "patch_size": PATCH}}
     own: dict[str, Any] = {"gemma3": {"mm_tokens_per_image": 4}, "smolvlm": {"scale_factor": 1}}.get(kind, {})
+    if "omni" in kind:
+        towers["audio_config"] = {"output_dim": tower.get("out_hidden_size", 3584)}
     config = {"model_type": kind, **towers, **own}
     (tmp_path / "config.json").write_text(json.dumps(config))
     given = {"chat-template": flags["template"]}

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from examples.demo.data import train_tokenizer
-from megatron.vlm.data.dataset import expand_images
+from megatron.vlm.data.dataset import expand_runs
 from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
@@ -66,7 +66,7 @@ def test_every_image_has_the_tokens_of_its_own_tiles_where_its_mark_is(root: Pat
 
 
 def test_every_image_token_is_repeated_for_its_own_image() -> None:
-    tokens, mask = expand_images(np.array([7, 1, 8, 1, 9]), np.array([0, 0, 1, 0, 1], np.uint8), [1], [3, 2])
+    tokens, mask = expand_runs(np.array([7, 1, 8, 1, 9]), np.array([0, 0, 1, 0, 1], np.uint8), [1], [3, 2])
     assert tokens.tolist() == [7, 1, 1, 1, 8, 1, 1, 9]
     assert mask.tolist() == [0, 0, 0, 0, 1, 0, 0, 1]
 

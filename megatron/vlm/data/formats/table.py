@@ -1,7 +1,8 @@
 """Hugging Face datasets on disk: Parquet and Arrow files with a conversation a row.
 
 The conversation is in the column `conversations` or `messages`; `image` or `images` hold paths or, as the library saves
-images, {"bytes", "path"}; `video` or `videos` likewise. Bytes are not copied: training reads them from their cell.
+images, {"bytes", "path"}; `video` or `videos`, `audio` or `audios` likewise. Bytes are not copied: training reads them
+from their cell.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row
 from omnibal_ext.errors import UserError, missing_package
 
 CONVERSATIONS, IMAGES, VIDEOS = ("conversations", "messages"), ("image", "images"), ("video", "videos")
+AUDIOS = ("audio", "audios", "sound", "sounds")
 EDGE = 2**20
 """Bytes at both ends of a file that are hashed: they hold schema and metadata."""
 BATCH = 64
@@ -43,7 +45,7 @@ def rows(part: PartSource) -> Iterator[Row]:
     table = _open(part.file)
     for number, record in enumerate(table.records(part.offset, part.size), start=part.first_line):
         images: dict[str, Place] = {}
-        for column in (*IMAGES, *VIDEOS):
+        for column in (*IMAGES, *VIDEOS, *AUDIOS):
             if record.get(column) is not None and (column in IMAGES or _holds_bytes(record[column])):
                 record[column] = _named(record[column], column, number - 1, images)
         yield Row(number, record, images=images)

@@ -1,8 +1,8 @@
 """WebDataset tars: the files of one conversation follow each other and share their name up to the first dot.
 
     000.json  {"conversations": [...]}      names images by file name or extension ("jpg", "1.png"); a record that
-    000.jpg                                 names none has all images of its key, in order; so for videos, if its
-                                            text has a video mark; a list alone is the turns
+    000.jpg                                 names none has all images of its key, in order; so for videos and sounds,
+                                            if its text has marks of them; a list alone is the turns
 
 Nothing is unpacked: a tar is not compressed, so an image is read at its offset.
 """
@@ -18,12 +18,13 @@ from typing import Any
 
 from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import VIDEO_MARK
+from omnibal_ext.families.markup import AUDIO_MARK, VIDEO_MARK
 
-NAMED = re.compile(rb'"(?:image|images|image_url|url|path|video|videos|video_url)"\s*:')
-"""Matches a record that names images or videos, in a field or in message parts."""
+NAMED = re.compile(rb'"(?:image|images|image_url|url|path|video|videos|video_url|audios?|audio_url|sounds?)"\s*:')
+"""Matches a record that names images, videos or sounds, in a field or in message parts."""
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
+SOUNDS = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".oga", ".opus", ".aif", ".aiff")
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
@@ -89,7 +90,7 @@ def _row(file: Any, number: int, key: str, members: list[tarfile.TarInfo]) -> Ro
         return Row(number, {}, fault=("malformed_line", f"{len(records)} .json files of {key!r}, one is due"))
     named: dict[str, Place] = {}
     for member in members:
-        if not member.name.lower().endswith((*IMAGES, *VIDEOS)):
+        if not member.name.lower().endswith((*IMAGES, *VIDEOS, *SOUNDS)):
             continue
         base = member.name.rpartition("/")[2]
         for name in (member.name, base, base.partition(".")[2]):
@@ -99,7 +100,7 @@ def _row(file: Any, number: int, key: str, members: list[tarfile.TarInfo]) -> Ro
 
 
 def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
-    """The record, with the images and videos of its key if it names none."""
+    """The record, with the images, videos and sounds of its key if it names none."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -110,6 +111,8 @@ def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
     found = {"images": [name for name in names if name.lower().endswith(IMAGES)]}
     if VIDEO_MARK.encode() in text:
         found["videos"] = [name for name in names if name.lower().endswith(VIDEOS)]
+    if AUDIO_MARK.encode() in text:
+        found["audios"] = [name for name in names if name.lower().endswith(SOUNDS)]
     names_its_own = not isinstance(record, dict) or NAMED.search(text)
     if names_its_own or not any(found.values()):
         return record if is_turns else text

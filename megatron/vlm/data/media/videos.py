@@ -79,7 +79,7 @@ def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
     UserError where PyAV is not installed.
     """
     require_decoder(str(path))
-    _check_file(path)
+    check_file(path)
     try:
         with _opened(path, place) as container:
             scan = _scanned(container, max_pixels)
@@ -149,17 +149,18 @@ def _missing(scan: _Scan, container: "InputContainer") -> str:
     return ""
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path, what: str = "video") -> None:
+    """Raise `Rejected` (missing_video, unreadable_video, empty_video) unless it is a file with bytes."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise Rejected("missing_video", f"{path}: no such file") from error
+        raise Rejected(f"missing_{what}", f"{path}: no such file") from error
     except OSError as error:
-        raise Rejected("unreadable_video", f"{path}: {error.strerror}") from error
+        raise Rejected(f"unreadable_{what}", f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode) or not os.access(path, os.R_OK):  # opening a named pipe would wait for ever
-        raise Rejected("unreadable_video", f"{path}: not a regular file that may be read")
+        raise Rejected(f"unreadable_{what}", f"{path}: not a regular file that may be read")
     if status.st_size == 0:
-        raise Rejected("empty_video", f"{path}: zero bytes")
+        raise Rejected(f"empty_{what}", f"{path}: zero bytes")
 
 
 @contextmanager

@@ -1,0 +1,216 @@
+"""Sound files: is a file complete, how long is it, and its waveform at a model's rate.
+
+PyAV decodes and soxr resamples (`pip install 'omnibal[audio]'`), with the steps of librosa.load, by which processors
+read sounds: the mean of all channels, resampled in high quality, rounded up to whole samples.
+
+Where packets say exactly how many samples they hold (WAV, AIFF, FLAC, MP3 with LAME's header), only the last one is
+decoded to measure a file; of other files all are.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.vlm.data.formats.rows import Place
+from megatron.vlm.data.media.crc import opened
+from megatron.vlm.data.media.endings import missing_end
+from megatron.vlm.data.media.videos import check_file
+from megatron.vlm.data.rejects import Rejected
+from omnibal_ext.errors import UserError
+
+if TYPE_CHECKING:
+    from av import AudioFrame
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+
+CONTAINERS = {
+    "wav": "WAV", "aiff": "AIFF", "flac": "FLAC", "mp3": "MP3", "ogg": "OGG", "mov,mp4,m4a,3gp,3g2,mj2": "M4A, MP4",
+    "matroska,webm": "MKV, WebM",
+}  # fmt: skip
+"""FFmpeg's names of the containers that are read, and how they are called."""
+EXACT = (
+    *((container, codec) for container, order in (("wav", "le"), ("aiff", "be"))
+      for codec in ("pcm_u8", "pcm_s8", f"pcm_s16{order}", f"pcm_s24{order}", f"pcm_s32{order}")),
+    ("flac", "flac"),
+)  # fmt: skip
+"""Containers and codecs whose packets hold as many samples as they say. Floats are decoded: they may be no numbers."""
+MOST_SECONDS = 3600
+RATES = range(1000, 768001)
+SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31}
+"""Full scale of integer samples; 24 bits come as the upper ones of 32."""
+
+
+def require_hearing(why: str) -> None:
+    """Raise UserError naming what to install where sounds cannot be read."""
+    try:
+        import soxr  # noqa: F401
+        from av import Packet
+    except ImportError as error:
+        raise UserError(
+            f"{why}: reading sounds needs packages that are not installed: pip install 'omnibal[audio]'"
+        ) from error
+    if not hasattr(Packet, "get_sidedata"):
+        raise UserError(f"{why}: this PyAV does not say where sounds begin: pip install --upgrade 'omnibal[audio]'")
+
+
+def sound_length(path: Path, place: Place, rate: int, decode: bool = False) -> int:
+    """Samples of a usable sound at `rate` a second; `place`: it is there inside the file `path`.
+
+    `decode` decodes it entirely, which also finds flipped bits. Raises `Rejected`: missing_audio, unreadable_audio,
+    empty_audio, not_audio, truncated_audio, no_audio, too_long_audio. UserError where packages are missing.
+    """
+    require_hearing(str(path))
+    check_file(path, "audio")
+    try:
+        with opened(path, place) as file:
+            return _measured(path, file, rate, decode)
+    except (OSError, ValueError, IndexError, UserError) as error:  # of the file or place: FFmpeg's are rejects
+        raise Rejected("unreadable_audio", f"{path}: {str(error)[:200]}") from error
+
+
+def _measured(path: Path, file: BinaryIO, rate: int, decode: bool) -> int:
+    if not file.seek(0, os.SEEK_END):
+        raise Rejected("empty_audio", f"{path}: zero bytes")
+    try:
+        with _container(file) as container:
+            scan, own_rate = _scanned(container), sound_stream(container).rate
+            missing = scan.missing or missing_end(container.format.name, file)
+        if not missing and (decode or scan.samples is None):
+            with _container(file) as container:
+                scan.samples = sum(map(len, _waves(container, decode)))
+    except Rejected as verdict:
+        raise Rejected(verdict.reason, f"{path}: {verdict.detail}") from verdict
+    except Exception as error:  # a broken file makes FFmpeg raise nearly anything
+        raise Rejected("not_audio", f"{path}: {str(error)[:200]}") from error
+    if missing:
+        raise Rejected("truncated_audio", f"{path}: {missing}; copy it again")
+    if not scan.samples:
+        raise Rejected("empty_audio", f"{path}: no sound in it")
+    if (seconds := scan.samples / own_rate) > MOST_SECONDS:
+        raise Rejected("too_long_audio", f"{path}: {seconds:.0f} seconds, limit {MOST_SECONDS}; cut it")
+    return _resampled_length(scan.samples, own_rate, rate)
+
+
+def _resampled_length(samples: int, own_rate: int, rate: int) -> int:
+    return -(-samples * rate // own_rate)
+
+
+@contextmanager
+def _container(file: BinaryIO) -> "Iterator[InputContainer]":
+    """Open from the start. Raises `Rejected` (not_audio) for a container that is not read."""
+    import av
+
+    file.seek(0)
+    with av.open(file) as container:  # no name from which FFmpeg would go on to other files or the network
+        if (name := container.format.name) not in CONTAINERS:
+            raise Rejected("not_audio", f"is {name!r}; read are {', '.join(CONTAINERS.values())}")
+        yield container
+
+
+def sound_stream(container: "InputContainer") -> "AudioStream":
+    """The sound of a file or video. Raises `Rejected` (no_audio, not_audio)."""
+    from av.audio.stream import AudioStream
+
+    stream = container.streams.best("audio")
+    if not isinstance(stream, AudioStream):
+        raise Rejected("no_audio", "has no sound")
+    if stream.rate not in RATES:
+        raise Rejected("not_audio", f"{stream.rate} samples a second, supported are {RATES[0]} to {RATES[-1]}")
+    return stream
+
+
+@dataclass(slots=True)
+class _Scan:
+    """What the packets of a sound say."""
+
+    samples: int | None
+    """None: they do not say it exactly."""
+    missing: str
+    """How the sound is cut; "" if it is complete."""
+
+
+def _scanned(container: "InputContainer") -> _Scan:
+    """Read all packets, and decode the last one, which may be cut."""
+    stream, container_name = sound_stream(container), container.format.name
+    ticks, trimmed, sizes, corrupt, last, has_trims = 0, 0, [0], False, None, False
+    for packet in container.demux(stream):
+        if not packet.size:
+            continue
+        ticks, last, corrupt = ticks + (packet.duration or 0), packet, corrupt or packet.is_corrupt
+        sizes.append(packet.size)
+        if packet.has_sidedata("skip_samples"):
+            skipped = bytes(packet.get_sidedata("skip_samples"))
+            has_trims, trimmed = True, trimmed + sum(int.from_bytes(skipped[at : at + 4], "little") for at in (0, 4))
+    at_rate = (stream.time_base or Fraction(0)) * stream.rate
+    samples, said = int(ticks * at_rate) - trimmed, int((stream.duration or 0) * at_rate)
+    codec = stream.codec_context.name
+    exact = (container_name, codec) in EXACT or (container_name == "mp3" and has_trims)
+    if corrupt and container_name != "wav":  # where lengths that nobody knew look so
+        return _Scan(None, f"ends inside packet {len(sizes) - 1}")
+    if exact and samples < said:
+        return _Scan(None, f"{samples} samples where the file says {said}")
+    if len(sizes) - 1 < stream.frames and container_name not in ("wav", "aiff"):
+        return _Scan(None, f"{len(sizes) - 1} packets where the file says {stream.frames}")
+    if container_name == "mp3" and not exact and sizes[-1] < min(sizes[1:]) - 1:
+        return _Scan(None, "ends inside a frame")
+    if codec == "flac" and last is not None:  # of which each can be decoded alone
+        last.decode()
+    return _Scan(samples if exact else None, "")
+
+
+def load_sound(
+    path: Path, place: Place, rate: int, crc: int | None = None, strict: bool = False
+) -> NDArray[np.float32]:
+    """The waveform of a sound at `rate` a second, from -1 to 1: float32 [samples].
+
+    `strict`: damage raises an error instead of being concealed by the decoder. Raises FFmpeg's errors, Rejected or
+    ValueError if it cannot be heard, and ChangedError if the CRC-32 is not `crc` (None: any).
+    """
+    import soxr
+
+    with opened(path, place, crc) as file, _container(file) as container:
+        own_rate = sound_stream(container).rate
+        parts = list(_waves(container, strict))
+    wave = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    if own_rate == rate or not len(wave):
+        return wave
+    length = _resampled_length(len(wave), own_rate, rate)
+    resampled: NDArray[np.float32] = soxr.resample(wave, own_rate, rate, quality="soxr_hq")[:length]
+    return np.pad(resampled, (0, length - len(resampled)))
+
+
+def _waves(container: "InputContainer", strict: bool) -> Iterator[NDArray[np.float32]]:
+    """The mean of all channels, part by part: float32 [samples]. Raises ValueError for what is no sound."""
+    stream = sound_stream(container)
+    rate, left, channels = stream.rate, MOST_SECONDS * stream.rate, stream.channels
+    if strict:
+        stream.codec_context.options = {"err_detect": "crccheck+explode"}
+    for frame in container.decode(stream):
+        if frame.sample_rate != rate or frame.layout.nb_channels != channels:
+            raise ValueError("the rate or the channels of the sound change")
+        if (left := left - frame.samples) < 0:
+            raise Rejected("too_long_audio", f"more than {MOST_SECONDS} seconds; cut it")
+        wave = _samples_of(frame, channels)
+        if not np.isfinite(wave).all():
+            raise ValueError("samples that are no numbers")
+        yield wave
+
+
+def _samples_of(frame: "AudioFrame", channels: int) -> NDArray[np.float32]:
+    """Samples in memory as soundfile has them, channels side by side: sums of many channels are rounded alike."""
+    found, kind = frame.to_ndarray(), frame.format.name.removesuffix("p")
+    each = found.T if frame.format.is_planar else found.reshape(-1, channels)
+    values = np.ascontiguousarray(each, dtype=np.float32)
+    if kind in SCALES:
+        values = (values - (SCALES["u8"] if kind == "u8" else 0)) / np.float32(SCALES[kind])
+    elif kind not in ("flt", "dbl"):
+        raise ValueError(f"samples of format {kind!r}")
+    mean: NDArray[np.float32] = values.T.mean(axis=0) if channels > 1 else values[:, 0]
+    return mean

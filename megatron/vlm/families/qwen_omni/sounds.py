@@ -1,0 +1,11 @@
+"""How Qwen's thinkers hear: what transformers' processors ask of the feature extractor, with the published numbers."""
+
+from collections.abc import Callable
+from functools import partial
+
+from megatron.vlm.data.media.mel import SoundRule
+
+SOUND_RULES: dict[str, Callable[..., SoundRule]] = {
+    "qwen2.5-omni": partial(SoundRule, longest=300),  # padding="max_length", truncation
+    "qwen3-omni": SoundRule,  # padding=True, which adds nothing to a sound alone, and no truncation
+}

@@ -1,0 +1,193 @@
+"""The links of an audio encoder: log-mel spectrograms to rows, layers over these, and LLM tokens of them.
+
+Rows travel as a ViT's do (`models.vit.layers`): [rows, 1, width], of all sounds end to end; under sequence parallelism
+each tensor-parallel rank holds its share. The layers are those of a ViT at native resolution, without rotation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    gather_from_tensor_model_parallel_region,
+)
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn.functional import gelu
+
+from megatron.vlm import platform
+from megatron.vlm.microbatch import Microbatch, Segments, segments_of
+from megatron.vlm.models.configs import ACTIVATIONS, outside_layers
+from megatron.vlm.models.norm import build_norm
+from megatron.vlm.models.vit.layers import join_rows, share_rows, shared_rows
+from omnibal_ext.architectures.audio import AudioArchitecture
+from omnibal_ext.arrays import Ints
+
+Sounds = tuple[tuple[int, ...], ...]
+LONGEST_WAVE = 10_000
+"""Rows in which the slowest sinusoid of the positions turns by one radian."""
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """The chunks of a pack's sounds, on the host."""
+
+    frames: Ints
+    """[all frames]: where each is among chunks filled up to equal length."""
+    rows: Ints
+    """[rows]: where each is among the rows of these."""
+    seen: Ints
+    """[chunks]: mel frames of each that convolutions see; in what lies behind, they see zeros."""
+
+
+@lru_cache(maxsize=64)
+def chunk_layout(sounds: Sounds, audio: AudioArchitecture) -> ChunkLayout:
+    """The chunks of these sounds. As in transformers, convolutions over frequency see a chunk filled up to the longest
+    of its sample, and the two over time what is in it."""
+    real = [[one for frames in sample for one in audio.chunks(frames)] for sample in sounds]
+    seen = [max(sample) if audio.channels else one for sample in real for one in sample]
+    lengths = [one for sample in real for one in sample]
+    rows = [audio.rows(one) for one in lengths]
+    return ChunkLayout(
+        _places(lengths, audio.chunk), _places(rows, audio.rows(audio.chunk)), np.array(seen, dtype=np.int64)
+    )
+
+
+def _places(lengths: Sequence[int], width: int) -> Ints:
+    """Indices of the first `lengths[n]` items of every n-th part of `width` items."""
+    return np.concatenate([np.zeros(0, np.int64), *(n * width + np.arange(one) for n, one in enumerate(lengths))])
+
+
+@dataclass(frozen=True)
+class AudioView:
+    """What the encoder's layers need of a pack's sounds, on the device."""
+
+    windows: Segments  # rows that fill up included
+    whole: Segments
+
+
+class AudioViewer(torch.nn.Module):
+    """Makes the `AudioView` of a pack."""
+
+    def __init__(self, audio: AudioArchitecture, config: TransformerConfig) -> None:
+        super().__init__()
+        self.audio, self.config = audio, config
+
+    def forward(self, batch: Microbatch) -> AudioView:
+        """Segments of the pack's rows: those of a window attend to each other."""
+        lengths = [rows for sample in batch.sounds for frames in sample for rows in self.audio.windows(frames)]
+        ranks = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
+        missing = shared_rows(sum(lengths), self.config) * ranks - sum(lengths)
+        segments = segments_of((*lengths, missing) if missing else lengths, causal=False)
+        return AudioView(segments, segments)
+
+
+class AudioEmbed(MegatronModule):
+    """Mel frames to rows: convolutions over chunks, and sinusoidal positions that begin anew in each.
+
+    mels fp32 [frames, bins] -> this rank's share of the rows.
+    """
+
+    def __init__(self, config: TransformerConfig, audio: AudioArchitecture) -> None:
+        super().__init__(config)
+        self.audio, width, dtype = audio, audio.hidden_size, config.params_dtype
+        if channels := audio.channels:
+            sides = (1, channels, channels, channels)
+            layers = [torch.nn.Conv2d(*pair, 3, 2, padding=1, dtype=dtype) for pair in pairwise(sides)]
+            self.projection = torch.nn.Linear(channels * audio.halved(audio.mel_bins), width, bias=False, dtype=dtype)
+            config.init_method(self.projection.weight.data)
+        else:
+            sides = (audio.mel_bins, width, width)
+            steps = zip((1, 2), pairwise(sides), strict=True)
+            layers = [torch.nn.Conv1d(*pair, 3, step, padding=1, dtype=dtype) for step, pair in steps]
+        self.convolutions = torch.nn.ModuleList(layers)
+        for layer in layers:
+            config.init_method(layer.weight.data)
+            torch.nn.init.zeros_(layer.bias)
+
+    def forward(self, hidden: None, batch: Microbatch, view: AudioView | None = None) -> Tensor:
+        """Mel frames of the pack's sounds -> rows, this rank's share."""
+        assert batch.mels is not None
+        audio, layout = self.audio, chunk_layout(batch.sounds, self.audio)
+        frames, rows, seen = map(platform.to_device, map(torch.from_numpy, (layout.frames, layout.rows, layout.seen)))
+        weight = self.convolutions[0].weight
+        filled = batch.mels.new_zeros(len(layout.seen) * audio.chunk, audio.mel_bins).index_copy(0, frames, batch.mels)
+        chunks = filled.view(-1, audio.chunk, audio.mel_bins).mT.to(weight.dtype)
+        chunks = self._over_both(chunks, seen) if audio.channels else self._over_time(chunks, seen)
+        chunks = chunks + sinusoids(chunks.shape[1], chunks.shape[2]).to(chunks)
+        return share_rows(chunks.flatten(0, 1)[rows].unsqueeze(1), self.config)
+
+    def _over_time(self, chunks: Tensor, seen: Tensor) -> Tensor:
+        """[chunks, bins, frames] -> [chunks, frames / 2, width]."""
+        first, second = self.convolutions
+        return gelu(second(_within(gelu(first(chunks)), seen))).mT
+
+    def _over_both(self, chunks: Tensor, seen: Tensor) -> Tensor:
+        """[chunks, bins, frames] -> [chunks, frames / 8, width]."""
+        chunks = chunks.unsqueeze(1)
+        for layer in self.convolutions:
+            chunks, seen = gelu(layer(chunks)), (seen + 1) // 2
+            chunks = _within(chunks, seen)
+        projected: Tensor = self.projection(chunks.permute(0, 3, 1, 2).flatten(2))
+        return projected
+
+
+def _within(chunks: Tensor, lengths: Tensor) -> Tensor:
+    """Chunks [chunks, ..., frames] with zeros behind these lengths."""
+    inside = torch.arange(chunks.shape[-1], device=chunks.device) < lengths[:, None]
+    return chunks * inside.view(len(chunks), *[1] * (chunks.dim() - 2), -1)
+
+
+@lru_cache(maxsize=8)
+def _sinusoids(rows: int, width: int) -> Tensor:
+    step = np.log(LONGEST_WAVE) / (width // 2 - 1)
+    turns = torch.arange(rows)[:, None] * torch.exp(-step * torch.arange(width // 2).float())
+    return torch.cat([turns.sin(), turns.cos()], dim=1)
+
+
+def sinusoids(rows: int, width: int) -> Tensor:
+    """Positions of Whisper's encoder, fp32 [rows, width], on this rank's device."""
+    return platform.to_device(_sinusoids(rows, width))
+
+
+class AudioProjector(MegatronModule):
+    """This rank's rows -> audio tokens [tokens, 1, LLM width], on every tensor-parallel rank."""
+
+    def __init__(self, audio: AudioArchitecture, config: TransformerConfig, language: TransformerConfig) -> None:
+        super().__init__(outside_layers(config))
+        self.audio, self.shared, width = audio, config, audio.hidden_size
+        linear = {"config": self.config, "init_method": config.init_method, "bias": True}
+        self.norm = build_norm(self.config, width, config.layernorm_epsilon, "LayerNorm")
+        if audio.pooled:
+            self.linear = ColumnParallelLinear(width, language.hidden_size, gather_output=False, **linear)
+        else:
+            self.linear_fc1 = ColumnParallelLinear(width, width, gather_output=False, **linear)
+            self.linear_fc2 = RowParallelLinear(
+                width, language.hidden_size, input_is_parallel=True, skip_bias_add=False, **linear
+            )
+
+    def forward(self, hidden: Tensor, batch: Microbatch, view: AudioView | None = None) -> Tensor:
+        """This rank's rows -> audio tokens, sound after sound."""
+        lengths = [self.audio.rows(frames) for sample in batch.sounds for frames in sample]
+        rows = join_rows(hidden, sum(lengths), self.shared)
+        if not self.audio.pooled:
+            inner, _ = self.linear_fc1(self.norm(rows))
+            out, _ = self.linear_fc2(ACTIVATIONS[self.audio.activation](inner))
+            return out
+        if any(rows % 2 for rows in lengths):
+            rows = rows[platform.to_device(torch.from_numpy(_pairs(lengths)))]
+        part, _ = self.linear(self.norm(rows.view(-1, 2, 1, rows.shape[-1]).mean(1)))
+        whole: Tensor = gather_from_tensor_model_parallel_region(part)  # behind adapters, which add to a rank's part
+        return whole
+
+
+def _pairs(lengths: Sequence[int]) -> Ints:
+    """Indices of the rows of sounds of these lengths without the last of an odd one."""
+    begins = np.cumsum([0, *lengths])
+    return np.concatenate([begin + np.arange(one // 2 * 2) for begin, one in zip(begins, lengths, strict=False)])

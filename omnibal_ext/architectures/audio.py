@@ -1,0 +1,70 @@
+"""An audio encoder as plain data: the sizes that the planner prices, and what the trainer builds from them."""
+
+from dataclasses import dataclass
+
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
+
+
+@dataclass(frozen=True)
+class AudioArchitecture:
+    """An encoder of log-mel spectrograms after Whisper's. The defaults are Qwen2.5-Omni's.
+
+    Convolutions turn chunks of `chunk` mel frames into rows, with sinusoidal positions that begin anew in each chunk;
+    rows of `chunks_attended` chunks of a sound attend to each other. The projector makes LLM tokens of them.
+    """
+
+    layers: int
+    hidden_size: int
+    heads: int
+    ffn_hidden_size: int
+    mel_bins: int = 128
+    chunk: int = 200
+    """Mel frames that are convolved together."""
+    chunks_attended: int = 1
+    channels: int = 0
+    """Of three convolutions over time and frequency, which take every 8th frame (Qwen3-Omni); 0: two convolutions over
+    time, which take every second."""
+    pooled: bool = True
+    """The projector averages pairs of rows, followed by a norm and one matrix; else a norm and a two-layer MLP."""
+    key_bias: bool = False
+    activation: str = "gelu"
+
+    @property
+    def as_vit(self) -> VisionArchitecture:
+        """The ViT at native resolution whose layers are like this encoder's."""
+        return VisionArchitecture(
+            self.layers, self.hidden_size, self.heads, self.ffn_hidden_size, norm_epsilon=1e-5, class_token=False,
+            activation=self.activation, layer_scale=False, native=NativeResolution(),
+        )  # fmt: skip
+
+    @property
+    def halvings(self) -> int:
+        """Convolutions that take every second frame."""
+        return 3 if self.channels else 1
+
+    def rows(self, frames: int) -> int:
+        """Rows that the encoder's layers see of a sound of `frames` mel frames."""
+        whole, rest = divmod(frames, self.chunk)
+        return whole * self.halved(self.chunk) + self.halved(rest)
+
+    def tokens(self, frames: int) -> int:
+        """LLM tokens of a sound of `frames` mel frames."""
+        rows = self.rows(frames)
+        return rows // 2 if self.pooled else rows
+
+    def chunks(self, frames: int) -> list[int]:
+        """Mel frames of each chunk of a sound."""
+        whole, rest = divmod(frames, self.chunk)
+        return [self.chunk] * whole + ([rest] if rest else [])
+
+    def windows(self, frames: int) -> list[int]:
+        """Rows of each group of chunks that attend to each other."""
+        rows, most = self.rows(frames), self.halved(self.chunk) * self.chunks_attended
+        whole, rest = divmod(rows, most)
+        return [most] * whole + ([rest] if rest else [])
+
+    def halved(self, frames: int) -> int:
+        """Length along an axis after the convolutions that take every second frame."""
+        for _ in range(self.halvings):
+            frames = (frames + 1) // 2
+        return frames

@@ -1,0 +1,58 @@
+"""Counts the work of an audio encoder's links from their shapes.
+
+Every tensor-parallel rank embeds all mel frames; layers are those of a ViT, and rows attend to those of their window.
+"""
+
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.audio import AudioArchitecture
+from omnibal_ext.costs.vit_works import vit_work
+from omnibal_ext.costs.work import BYTES, Work
+from omnibal_ext.matrices import matrices_of
+
+
+def audio_works(architecture: Architecture, frames: int, t: int) -> dict[str, Work]:
+    """Return the work of one layer of each audio kind on a sound of `frames` mel frames, of all `t` tensor-parallel
+    ranks together; {} for a model that does not hear."""
+    audio = architecture.audio
+    if audio is None:
+        return {}
+    pairs = sum(rows * rows for rows in audio.windows(frames))
+    weights = sum(matrix.weights for matrix in matrices_of(architecture, t)["audio"])
+    return {
+        "audio_embed": _embed(audio, frames),
+        "audio": vit_work(audio.as_vit, weights, audio.rows(frames), pairs, t),
+        "audio_projector": _projector(architecture, audio, frames, t),
+    }
+
+
+def _embed(audio: AudioArchitecture, frames: int) -> Work:
+    """Convolutions of three steps; GELU and what zeroes rows behind a sound read and write their outputs."""
+    rows, h = audio.rows(frames), audio.hidden_size
+    if c := audio.channels:
+        # Of each convolution: the numbers of one row of the encoder that it gives, and its weights.
+        halves = [-(-audio.mel_bins // 2**step) for step in (1, 2, 3)]
+        given = [4 * halves[0] * c, 2 * halves[1] * c, halves[2] * c]
+        weights, inner = [9 * c, 9 * c * c, 9 * c * c], h * c * halves[2]
+        multiplied = sum(n // c * weight for n, weight in zip(given, weights, strict=True)) + inner
+        parameters = sum(weights) + 3 * c + inner
+        mels, kept = 8 * audio.mel_bins, 2 * sum(given)
+    else:
+        weights, given = [3 * audio.mel_bins * h, 3 * h * h], [2 * h, h]
+        multiplied, parameters = 2 * weights[0] + weights[1], sum(weights) + 2 * h
+        mels, kept = 2 * audio.mel_bins, 2 * given[0] + given[1]  # the last one's GELU gives what travels on
+    return Work(
+        parameters, multiplied, rows, h, rows * (mels + kept) * BYTES, passes=4 + 4 * sum(given) / h, copies=True
+    )  # fmt: skip
+
+
+def _projector(architecture: Architecture, audio: AudioArchitecture, frames: int, t: int) -> Work:
+    """A norm, and one matrix or two; every tensor-parallel rank has the inputs and outputs."""
+    weights = sum(matrix.weights for matrix in matrices_of(architecture)["audio_projector"])
+    tokens, h, out = max(1, audio.tokens(frames)), audio.hidden_size, architecture.language.hidden_size
+    biases = out + h * (not audio.pooled)
+    late, shares = (h, out) if audio.pooled else (h + out, 2 * h)
+    inner = 0 if audio.pooled else 2 * h
+    return Work(
+        weights + biases + 2 * h, weights, tokens, out, tokens * (2 * h * t + inner) * BYTES,
+        tokens * (late * t + shares) * BYTES,
+    )  # fmt: skip

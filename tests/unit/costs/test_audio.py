@@ -1,0 +1,101 @@
+"""What plans count of audio encoders: by shapes of weights, by windows, by a budget of mel frames."""
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.vlm.hf.shapes import _shapes
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.chain import AUDIO_KINDS, VISION_KINDS, size_of
+from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.operations import ModelOperations
+from omnibal_ext.costs.profile import PackSizes, Profile
+from omnibal_ext.costs.works import layer_works
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.costs import PackCosts
+
+HEARING = ("qwen2.5-omni-7b", "qwen3-omni-30b-a3b")
+
+
+@pytest.mark.parametrize("name", HEARING)
+def test_parameters_are_those_of_the_weights(name: str) -> None:
+    """Of layers without the biases of their matrices, as a ViT's are counted."""
+    model = preset(name)
+    works = layer_works(model, 4, 4096, 1, frames=3000)
+    for kind in AUDIO_KINDS:
+        shapes = _shapes(kind, model)
+        biases = sum(prod(shape) for weight, shape in shapes.items() if kind == "audio" and "linear" in weight[:-4]
+                     and weight.endswith("bias"))  # fmt: skip
+        assert works[kind].parameters == sum(map(prod, shapes.values())) - biases, kind
+
+
+@pytest.mark.parametrize("name", HEARING)
+def test_operations_are_those_of_convolutions_rows_and_windows(name: str) -> None:
+    """Of a minute: each convolution's outputs times its kernel, matrices of every row, rows of a window squared."""
+    audio, frames = preset(name).audio, 6000
+    assert audio is not None
+    works, rows = layer_works(preset(name), 4, 4096, 1, frames=frames), audio.rows(frames)
+    h, bins, c = audio.hidden_size, audio.mel_bins, audio.channels
+    if c:  # 100 frames are 50, 25 and 13 after each convolution
+        by_chunk = 50 * bins // 2 * c * 9 + 25 * bins // 4 * c * 9 * c + 13 * bins // 8 * c * 9 * c
+        convolved = 60 * (by_chunk + 13 * c * bins // 8 * h)
+    else:
+        convolved = frames * 3 * bins * h + rows * 3 * h * h
+    embed, layer = works["audio_embed"], works["audio"]
+    assert embed.tokens * embed.matrix_weights == pytest.approx(convolved, rel=0.04)  # 13 rows of 8 frames are 104
+    assert layer.matrix_weights == 4 * h * h + 2 * h * audio.ffn_hidden_size
+    assert layer.attention == 4 * h * sum(one * one for one in audio.windows(frames))
+
+
+def test_seconds_and_bytes_grow_with_frames_alone(tmp_path: Path) -> None:
+    profile = analytic_profile(preset("qwen2.5-omni-3b"), "h100", 2304, 4096, audio_budget=6000)
+    profile.save(tmp_path / "profile.json")
+    profile = Profile.load(tmp_path / "profile.json")
+    assert profile.audio_budget == 6000
+    none = np.zeros(3, np.int64)
+    frames = np.array([0, 3000, 6000])
+    packs = PackSizes(none, none, none, frames=frames)
+    for kind in profile.layers:
+        heard = size_of(kind) == "frames"
+        seconds, full = profile.forward_seconds(kind, packs), profile.layers[kind].forward_seconds
+        assert seconds.tolist() == pytest.approx([0.0, full / 2, full] if heard else [0.0] * 3), kind
+        assert profile.load_factor(kind, packs).tolist() == ([0, 0.5, 1] if heard else [0, 0, 0])
+    deaf = PackSizes(frames, frames, none)
+    assert all(not profile.forward_seconds(kind, deaf).any() for kind in AUDIO_KINDS)
+    assert all(profile.forward_seconds(kind, deaf).any() for kind in VISION_KINDS)
+
+
+def test_a_budget_of_frames_is_for_models_that_hear() -> None:
+    """And absent from other models' files."""
+    hears, sees = (analytic_profile(preset(name), "h100", 2304, 4096) for name in ("qwen2.5-omni-3b", "qwen2.5-vl-3b"))
+    assert "audio_budget" not in sees.to_record()
+    with pytest.raises(UserError, match="audio_budget is 0, but the chain needs a budget of mel frames"):
+        replace(hears, audio_budget=0).validate()
+    with pytest.raises(UserError, match="audio_budget is 7, but the chain has no layers for it"):
+        replace(sees, audio_budget=7).validate()
+
+
+def test_a_packs_seconds_have_a_part_for_what_it_hears() -> None:
+    profile = analytic_profile(preset("qwen3-omni-30b-a3b"), "h100", 2304, 4096, audio_budget=6000)
+    costs, loads = PackCosts.of_profile(profile), np.array([[0, 0, 0, 6000]])
+    assert list(costs.parts) == ["vision", "language", "audio"]
+    seconds = costs.seconds(loads, ("tiles", "tokens", "attention", "frames"))[0]
+    layers = [profile.layers[kind] for kind in profile.cost_kinds if size_of(kind) == "frames"]
+    assert seconds.tolist() == pytest.approx([0, 0, sum(one.forward_seconds + one.backward_seconds for one in layers)])
+
+
+def test_model_flops_have_a_term_for_frames() -> None:
+    """A frozen encoder runs forward only; whole windows are counted."""
+    model = preset("qwen2.5-omni-3b")
+    assert model.audio is not None
+    works = layer_works(model, 1, 1, 1, frames=model.audio.chunk)
+    counted = {"audio_embed": 1, "audio": model.audio.layers, "audio_projector": 1}
+    products = sum(2 * works[kind].tokens * works[kind].matrix_weights * layers for kind, layers in counted.items())
+    squares = works["audio"].attention * model.audio.layers
+    trained, frozen = ModelOperations.of(model), ModelOperations.of(model, ("vit", "projector"))
+    assert trained.frame * model.audio.chunk == pytest.approx(3 * products + 3 * squares)
+    assert frozen.frame * model.audio.chunk == pytest.approx(products + squares)
+    assert trained.total(0, 0, 0, 0, 10) == 10 * trained.frame

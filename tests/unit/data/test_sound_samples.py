@@ -1,0 +1,462 @@
+"""Sounds in conversations: every way to name them, what the dataset keeps, and what a pack and a loop get of them."""
+
+import base64
+import json
+import tarfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.loader import Needs, PackDataset
+from megatron.vlm.data.manifest import read_sounds
+from megatron.vlm.data.media.mel import SoundRule
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.families.media import SOUND_RULES
+from megatron.vlm.preprocessing.folder_files import sound_rule
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
+from omnibal_ext.architectures.audio import AudioArchitecture
+from omnibal_ext.errors import UserError
+from tests.unit.data.noises import TURNS, chirp, encoded, write_wav
+from tests.unit.data.test_loader import pack_of
+from tests.unit.preprocessing.test_processors import PATCH, apart, fast, written_tokenizer
+
+pytest.importorskip("av")
+pytest.importorskip("soxr")
+
+ENCODER = AudioArchitecture(1, 8, 1, 8, chunk=100, channels=4, pooled=False)
+HEARD = {"qwen3-omni": SoundRule(ENCODER), "qwen2.5-omni": SoundRule(AudioArchitecture(1, 8, 1, 8), longest=300)}
+LENGTHS = {"a.wav": 16000, "b.wav": 5000, "c.wav": 33333}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tokenizer, sounds and pictures."""
+    written_tokenizer(tmp_path / "tokenizer.json")
+    for seed, (name, length) in enumerate(LENGTHS.items()):
+        write_wav(tmp_path / name, chirp(length, seed=seed))
+    for name in ("p.png", "q.png"):
+        Image.fromarray(np.full((56, 84, 3), 100 + len(name), np.uint8)).save(tmp_path / name)
+    return tmp_path
+
+
+def recipe_of(folder: Path, markup: str = "qwen3-omni", **flags: Any) -> Recipe:
+    flags = {"audio": HEARD.get(markup), "tiling": Tiling(PATCH, 16, 120, False, "native"), **flags}
+    flags |= {"tokens_per_tile": 0.25, "normalization": "clip", "system_message": ""}
+    return Recipe(folder, folder / "tokenizer.json", "hermes-2", markup=markup, **flags)
+
+
+def made(folder: Path, records: Any, name: str = "dataset", max_rejects: int = 0, **flags: Any) -> ChatDataset:
+    """The dataset of records, or of a file that holds them."""
+    file = records if isinstance(records, Path) else folder / f"{name}.jsonl"
+    if not isinstance(records, Path):
+        file.write_text("\n".join(map(json.dumps, records)))
+    preprocess(open_job([file], recipe_of(folder, **flags), folder / name), max_rejects=max_rejects)
+    return ChatDataset(folder / name)
+
+
+def parts(*content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*content]}, {"role": "assistant", "content": "A cat."}]}
+
+
+def inline(folder: Path, name: str) -> str:
+    return base64.b64encode((folder / name).read_bytes()).decode()
+
+
+QUESTION = {"type": "text", "text": "What is said?"}
+FORMS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "a path": lambda _: {"audio": "a.wav", "conversations": TURNS},
+    "a list": lambda _: {"audios": ["a.wav"], "conversations": TURNS},
+    "LLaVA's field": lambda _: {"sound": "a.wav", "conversations": TURNS},
+    "VILA's mark": lambda _: {
+        "sound": "a.wav",
+        "conversations": [{"from": "human", "value": "<sound>\nWhat is said?"}, TURNS[1]],
+    },
+    "an object": lambda _: {"audio": {"path": "a.wav", "bytes": None}, "conversations": TURNS},
+    "messages": lambda _: {
+        "audios": ["a.wav"],
+        "messages": [
+            {"role": "user", "content": "<audio>\nWhat is said?"},
+            {"role": "assistant", "content": "A cat."},
+        ],
+    },
+    "a part": lambda _: parts({"type": "audio", "audio": "a.wav"}, {"type": "text", "text": "\nWhat is said?"}),
+    "a part's address": lambda _: parts(
+        {"type": "audio_url", "audio_url": {"url": "file://a.wav"}}, {"type": "text", "text": "\nWhat is said?"}
+    ),
+    "base64": lambda folder: parts(
+        {"type": "audio", "audio": f"data:audio/wav;base64,{inline(folder, 'a.wav')}"},
+        {"type": "text", "text": "\nWhat is said?"},
+    ),
+    "OpenAI's part": lambda folder: parts(
+        {"type": "input_audio", "input_audio": {"data": inline(folder, "a.wav"), "format": "wav"}},
+        {"type": "text", "text": "\nWhat is said?"},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_every_way_to_name_a_sound_gives_the_same_sample(form: str, folder: Path) -> None:
+    wanted = made(folder, [FORMS["a path"](folder)], "wanted")[0]
+    found = made(folder, [FORMS[form](folder)])[0]
+    for name in ("input_ids", "labels", "input_features", "feature_lengths"):
+        assert torch.equal(found[name], wanted[name]), name
+    assert found["feature_lengths"].tolist() == [100]
+    assert found["input_features"].shape == (100, 128)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tar"])
+def test_sounds_inside_files_are_heard_in_their_place(kind: str, folder: Path) -> None:
+    wanted = made(folder, [{"audios": ["a.wav", "b.wav"], "conversations": TWO}], "wanted")[0]
+    contents = [(folder / name).read_bytes() for name in ("a.wav", "b.wav")]
+    path = folder / f"chat.{kind}"
+    if kind == "parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        rows = [{"bytes": content, "path": None} for content in contents]
+        parquet.write_table(pyarrow.table({"audios": [rows], "conversations": [TWO]}), path)
+    else:
+        (folder / "chat.json").write_text(json.dumps({"conversations": TWO}))
+        with tarfile.open(path, "w") as tar:
+            tar.add(folder / "chat.json", "1.json")
+            tar.add(folder / "a.wav", "1.a.wav")
+            tar.add(folder / "b.wav", "1.b.wav")
+    data = made(folder, path)
+    for name in ("input_ids", "input_features", "feature_lengths"):
+        assert torch.equal(data[0][name], wanted[name]), name
+    assert data.sample(0).sounds[0].place
+
+
+TWO = [{"from": "human", "value": "<audio> and <audio>?"}, {"from": "gpt", "value": "Cats."}]
+
+
+@pytest.mark.parametrize("markup", list(HEARD))
+def test_tokens_and_frames_are_the_processors(markup: str, folder: Path) -> None:
+    """Images and sounds among each other, as marked."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
+
+    older = markup == "qwen2.5-omni"
+    processor, begin, end = (Qwen2_5OmniProcessor, "bos", "eos") if older else (Qwen3OmniMoeProcessor, "start", "end")
+    roles = {
+        f"{kind}_token": f"<|{kind.upper()}|>" if older else f"<|{kind}_pad|>" for kind in ("image", "video", "audio")
+    }
+    for kind in ("vision", "audio"):
+        roles |= {f"{kind}_bos_token": f"<|{kind}_{begin}|>", f"{kind}_eos_token": f"<|{kind}_{end}|>"}
+    data = made(
+        folder,
+        [
+            {
+                "image": ["p.png", "q.png"],
+                "audio": ["c.wav", "a.wav", "b.wav"],
+                "conversations": [
+                    {"from": "human", "value": "<audio><image> x <audio>"},
+                    {"from": "gpt", "value": "A."},
+                    {"from": "human", "value": "<image> y <audio>?"},
+                    {"from": "gpt", "value": "B."},
+                ],
+            }
+        ],
+        markup=markup,
+    )
+    special = sorted(data.manifest["special_tokens"], key=data.manifest["special_tokens"].__getitem__)
+    pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=300)
+    whole = apart(processor)(pictures, None, extractor, fast(folder / "tokenizer.json", special, **roles))
+    image = roles["vision_bos_token"] + roles["image_token"] + roles["vision_eos_token"]
+    sound = roles["audio_bos_token"] + roles["audio_token"] + roles["audio_eos_token"]
+    text = (
+        f"<|im_start|>user\n{sound}{image} x {sound}<|im_end|>\n<|im_start|>assistant\nA.<|im_end|>\n"
+        f"<|im_start|>user\n{image} y {sound}?<|im_end|>\n<|im_start|>assistant\nB.<|im_end|>\n"
+    )
+    sample = data.sample(0)
+    waves = [
+        np.round(chirp(LENGTHS[one.path], seed=list(LENGTHS).index(one.path))[0] * 2**15) / 2**15
+        for one in sample.sounds
+    ]
+    assert [one.path for one in sample.sounds] == ["c.wav", "a.wav", "b.wav"]
+    alone = [
+        whole(text=sound, audio=[wave.astype(np.float32)], return_tensors="np")["feature_attention_mask"].sum()
+        for wave in waves
+    ]
+    assert [one.frames for one in sample.sounds] == alone
+    theirs = whole(
+        text=text, images=[str(folder / name) for name in ("p.png", "q.png")],
+        audio=[wave.astype(np.float32) for wave in waves], return_tensors="np",
+    )  # fmt: skip
+    ours = sample.text[0].tolist()
+    if older:  # of sounds in a batch Qwen3-Omni's extractor counts the frame of a rest, alone it does not
+        assert ours == theirs["input_ids"][0].tolist()
+    token = data.manifest["audio_token_id"]
+    assert ours.count(token) == sum(HEARD[markup].encoder.tokens(frames) for frames in alone)
+    assert [one for one in ours if one != token] == [one for one in theirs["input_ids"][0].tolist() if one != token]
+    assert sample.length == len(ours)
+    assert sample.image_starts == [
+        at for at, one in enumerate(ours)
+        if one == data.manifest["image_token_id"] and ours[at - 1] != data.manifest["image_token_id"]
+    ]  # fmt: skip
+
+
+def test_a_dataset_keeps_what_training_reads(folder: Path) -> None:
+    records = [
+        {"audios": ["a.wav", "b.wav"], "conversations": TWO},
+        {"conversations": [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "Yes."}]},
+        {"image": "p.png", "audio": "c.wav", "conversations": [{"from": "human", "value": "<image><audio>"}, TURNS[1]]},
+    ]
+    data = made(folder, records)
+    assert data.frames.tolist() == [131, 0, 208]
+    assert data.sound_rule == HEARD["qwen3-omni"]
+    assert [sound.samples for sound in data.sample(0).sounds] == [16000, 5000]
+    assert [sound.tokens for sound in data.sample(2).sounds] == [ENCODER.tokens(208)]
+    assert data[1]["input_features"].shape == (0, 128)
+    assert data[2]["pixel_values"].shape[0] == data.sizes.tiles[2] > 0
+    with np.load(folder / "dataset" / "sizes.npz") as sizes:
+        assert sizes["frames"].tolist() == [131, 0, 208]
+    told = json.loads((folder / "dataset" / "manifest.json").read_text())
+    assert told["audio_token_id"] == told["special_tokens"]["<|audio_pad|>"]
+
+
+def test_data_for_a_model_that_does_not_hear_is_as_before(folder: Path) -> None:
+    """No file, array or field more; sounds are rejected as they were."""
+    records = [
+        {"image": "p.png", "conversations": [{"from": "human", "value": "<image>\nWhat?"}, TURNS[1]]},
+        {"audio": "a.wav", "conversations": TURNS},
+        {"conversations": TURNS},
+        {"messages": parts({"type": "audio", "audio": "a.wav"}, QUESTION)["messages"]},
+    ]
+    data = made(folder, records, max_rejects=9, audio=None)
+    names = {path.name for path in data.folder.iterdir()}
+    assert names == {f"{one}.{kind}" for one in ("tokens", "loss_mask", "images") for kind in ("bin", "idx")} | {
+        "sizes.npz", "manifest.json", "rejected.jsonl",
+    }  # fmt: skip
+    with np.load(folder / "dataset" / "sizes.npz") as sizes:
+        assert sorted(sizes) == ["lines", "supervised", "tiles", "tokens"]
+    manifest = json.loads((data.folder / "manifest.json").read_text())
+    assert not [name for name in (*manifest, *manifest["made_from"]["recipe"]) if "audio" in name or "sound" in name]
+    assert manifest["rejected_by_reason"] == {"unsupported_media": 3}
+    assert sorted(data[0]) == ["images", "input_ids", "labels", "pixel_values"]
+
+
+def test_hearing_decides_a_dataset(folder: Path) -> None:
+    """Another rule makes another one."""
+    made(folder, [{"audio": "a.wav", "conversations": TURNS}])
+    for rule in (None, SoundRule(ENCODER, longest=30), SoundRule(replace(ENCODER, chunk=200))):
+        job = open_job([folder / "dataset.jsonl"], recipe_of(folder, audio=rule), folder / "dataset")
+        with pytest.raises(UserError, match="holds a dataset made otherwise"):
+            job.finished()
+
+
+ONE = {"audio": "a.wav", "conversations": TURNS}
+REJECTED: dict[str, tuple[dict[str, Any], str]] = {
+    "no mark": ({**ONE, "conversations": [{"from": "human", "value": "What?"}, TURNS[1]]}, "audio_mark_mismatch"),
+    "a mark too many": ({**ONE, "conversations": TWO}, "audio_mark_mismatch"),
+    "a mark of the assistant": (
+        {**ONE, "conversations": [{"from": "human", "value": "Sing."}, {"from": "gpt", "value": "<audio>"}]},
+        "audio_mark_mismatch",
+    ),
+    "a mark in a part": (parts({"type": "text", "text": "<audio>"}), "image_mark_mismatch"),
+    "two fields": ({**ONE, "audios": ["a.wav"]}, "malformed_line"),
+    "no path": ({**ONE, "audio": 7}, "malformed_line"),
+    "parts of some": (
+        parts({"type": "audio", "audio": "a.wav"}, {"type": "audio"}),
+        "malformed_line",
+    ),
+    "not there": ({**ONE, "audio": "z.wav"}, "missing_audio"),
+    "outside": ({**ONE, "audio": "../a.wav"}, "path_outside_root"),
+    "far away": ({**ONE, "audio": "https://host/a.wav"}, "remote_audio"),
+    "a picture": ({**ONE, "audio": "p.png"}, "not_audio"),
+    "too short": ({**ONE, "audio": "short.wav"}, "too_short_audio"),
+    "its own token": (
+        {**ONE, "conversations": [{"from": "human", "value": "<audio><|audio_pad|>"}, TURNS[1]]}, "unsupported_media",
+    ),
+    "speech": ({**ONE, "speech": "a.wav"}, "unsupported_media"),
+    "a video": (
+        {**ONE, "conversations": [{"from": "human", "value": "<audio><video>"}, TURNS[1]]}, "unsupported_media",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(REJECTED))
+def test_what_cannot_be_heard_is_rejected_by_name(case: str, folder: Path) -> None:
+    record, reason = REJECTED[case]
+    write_wav(folder / "short.wav", chirp(200))
+    data = made(folder, [ONE, record], max_rejects=1)
+    (rejected,) = map(json.loads, (data.folder / "rejected.jsonl").read_text().splitlines())
+    assert (rejected["line"], rejected["reason"]) == (2, reason)
+
+
+def test_what_is_too_long_loses_answers_with_their_sounds(folder: Path) -> None:
+    turns = [
+        {"from": "human", "value": "<audio>\nWhat?"}, {"from": "gpt", "value": "A."},
+        {"from": "human", "value": "<image><audio>\nAnd?"}, {"from": "gpt", "value": "B."},
+    ]  # fmt: skip
+    record = {"audio": ["b.wav", "c.wav"], "image": "p.png", "conversations": turns}
+    first = {"audio": "b.wav", "conversations": turns[:2]}
+    whole, wanted = made(folder, [record], "whole"), made(folder, [first], "wanted")
+    data = made(folder, [record], max_tokens=whole.sample(0).length - 1, shorten=("truncate",))
+    assert data.sample(0).text[0].tolist() == wanted.sample(0).text[0].tolist()
+    assert data.sample(0).sounds == wanted.sample(0).sounds
+    assert not data.sample(0).images
+
+
+ALL = Needs(pixels=True, tokens=True, labels=True, mels=True)
+
+
+@pytest.fixture
+def spoken(folder: Path) -> ChatDataset:
+    """Sounds and images, none, and sounds alone."""
+    mixed = [{"from": "human", "value": "<audio><image> <audio>"}, TURNS[1]]
+    text = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "Yes."}]
+    return made(
+        folder,
+        [{"audio": ["a.wav", "b.wav"], "image": "p.png", "conversations": mixed}, {"conversations": text},
+         {"audio": "c.wav", "conversations": TURNS}],
+    )  # fmt: skip
+
+
+def test_a_pack_has_the_sounds_of_its_samples(spoken: ChatDataset) -> None:
+    batch = PackDataset(spoken, pack_of(np.array([2, 1, 0])), ALL)[0]
+    assert batch.sounds == ((208,), (), (100, 31))
+    assert batch.frames == 339
+    assert batch.mels is not None
+    assert batch.audio_positions is not None
+    assert batch.input_ids is not None
+    assert torch.equal(batch.mels, torch.cat([spoken[number]["input_features"] for number in (2, 1, 0)]))
+    wanted = (batch.input_ids == spoken.manifest["audio_token_id"]).nonzero().squeeze(1)
+    assert batch.audio_positions.tolist() == wanted.tolist()
+    assert len(wanted) == sum(ENCODER.tokens(frames) for frames in (208, 100, 31))
+    assert batch.labels is not None
+    assert batch.loss_mask is not None
+    assert not (batch.loss_mask * (batch.labels == spoken.manifest["audio_token_id"])).any()
+    assert not batch.broken
+
+
+def test_a_stage_gets_what_its_links_read(spoken: ChatDataset) -> None:
+    language = type("Language", (), {"layer_inputs": None, "experts": None})()
+    assert Needs.of(("audio_embed", "audio"), language).mels
+    assert not Needs.of(("patch_embed", "word_embed"), language).mels
+    samples = pack_of(np.array([0, 1]))
+    middle = PackDataset(spoken, samples, Needs(False, False, False))
+    assert (middle[0].sounds, middle[0].mels, middle[0].audio_positions) == (((100, 31), ()), None, None)
+    assert not middle.reads_images
+    ears = Needs(False, False, False, mels=True)
+    assert PackDataset(spoken, samples, ears).reads_images
+    other = PackDataset(spoken, samples, ears, decodes=False)
+    assert not other.reads_images
+    assert other[0].mels.is_meta  # type: ignore[union-attr]
+    assert other[0].mels.shape == (131, 128)  # type: ignore[union-attr]
+    quiet = PackDataset(spoken, pack_of(np.array([1])), ALL)[0]
+    assert (quiet.sounds, quiet.frames) == ((), 0)
+    assert quiet.mels is not None
+    assert quiet.mels.shape == (0, 128)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, lambda path: path.write_bytes(path.read_bytes()[::-1])])
+def test_a_sound_that_is_gone_or_changed_is_a_bad_sample(damage: Callable[[Path], object], spoken: ChatDataset) -> None:
+    damage(spoken.folder.parent / "b.wav")
+    samples = pack_of(np.array([2, 0]))
+    batch = PackDataset(spoken, samples, ALL)[0]
+    assert [sample for sample, _ in batch.broken] == [0]
+    assert "b.wav" in batch.broken[0][1]
+    assert batch.mels is not None
+    assert batch.mels.shape == (339, 128)
+    assert not batch.mels[-31:].any()
+    assert batch.mels[:-31].any(dim=1).all()
+    with pytest.raises(UserError, match=r"b\.wav.*sample 0 of "):
+        spoken.sample(0).hear_all()
+
+
+def test_checksums_are_compared_unless_nobody_asks(spoken: ChatDataset) -> None:
+    """Another sound of the same length is told from the preprocessed one by its checksum alone."""
+    write_wav(spoken.folder.parent / "c.wav", chirp(LENGTHS["c.wav"], seed=9))
+    with pytest.raises(UserError, match="is not what was preprocessed: CRC-32"):
+        spoken.sample(2).hear_all()
+    assert ChatDataset(spoken.folder, checks_images=False).sample(2).hear_all().shape == (208, 128)
+    write_wav(spoken.folder.parent / "c.wav", chirp(LENGTHS["c.wav"] - 1, seed=9))
+    with pytest.raises(UserError, match="33332 samples where 33333 were preprocessed"):
+        ChatDataset(spoken.folder, checks_images=False).sample(2).hear_all()
+
+
+def test_a_look_at_all_sounds_finds_damage(spoken: ChatDataset) -> None:
+    folder = spoken.folder.parent
+    job = open_job([folder / "dataset.jsonl"], recipe_of(folder, decode_images=True), folder / "dataset")
+    preprocess(job)
+    cut(folder / "c.wav")
+    with pytest.raises(UserError, match=r"1 of 3 samples have images or sounds that cannot be used.*c\.wav"):
+        preprocess(job)
+
+
+def test_packs_of_several_ranks_have_no_sounds_yet(spoken: ChatDataset) -> None:
+    for sample, refused in ((0, True), (1, False)):
+        wide: Any = pack_of(np.array([sample]))
+        wide.wide, wide.folder = SimpleNamespace(pack_widths=np.array([2])), Path("packs")
+        with pytest.raises(UserError, match="pack again without --widths") if refused else nullcontext():
+            PackDataset(spoken, wide, ALL)
+
+
+def test_a_list_of_sounds_is_checked() -> None:
+    good: dict[str, Any] = {"path": "a.wav", "samples": 1, "frames": 1, "tokens": 1, "place": [], "crcs": [1]}
+    assert read_sounds(json.dumps([good]).encode())[0].crcs == (1,)
+    wrong: list[dict[str, Any]] = [
+        {"path": "/a.wav"},
+        {"samples": 0},
+        {"frames": -1},
+        {"tokens": "1"},
+        {"place": ["x"]},
+        {"crcs": [1, 2]},
+    ]
+    for change in wrong:
+        with pytest.raises(UserError):
+            read_sounds(json.dumps([{**good, **change}]).encode())
+
+
+def test_a_folder_says_how_sounds_are_heard(tmp_path: Path) -> None:
+    """In a file of its own or in the processor's; what is not supported is named."""
+    published = {"feature_size": 128, "chunk_length": 300, "dither": 0.0, "hop_length": 160, "n_fft": 400}
+    rule, newer = (SOUND_RULES[markup](HEARD[markup].encoder) for markup in ("qwen2.5-omni", "qwen3-omni"))
+    assert sound_rule(tmp_path, rule).value == rule
+    for name, inside in (("preprocessor_config.json", False), ("processor_config.json", True)):
+
+        def write(name: str = name, inside: bool = inside, **changes: Any) -> None:
+            fields = {**published, **changes}
+            (tmp_path / name).write_text(json.dumps({"feature_extractor": fields} if inside else fields))
+
+        write()
+        assert sound_rule(tmp_path, rule).value == rule
+        assert sound_rule(tmp_path, newer).value == newer
+        write(chunk_length=30, hop_length=80)
+        assert sound_rule(tmp_path, rule).value == replace(rule, longest=30, hop=80)
+        assert sound_rule(tmp_path, newer).value == replace(newer, hop=80)
+        for change in (
+            {"feature_size": 80},
+            {"dither": 0.1},
+            {"do_normalize": True},
+            {"hop_length": 0},
+            {"n_fft": "4"},
+        ):
+            write(**change)
+            with pytest.raises(UserError, match=name):
+                sound_rule(tmp_path, rule)
+        (tmp_path / name).unlink()
+
+
+def test_a_video_gives_its_own_sound(folder: Path) -> None:
+    """Named as a sound, whatever else is in the file."""
+    (folder / "m.mp4").write_bytes(encoded(chirp(16000), 16000, "aac", "mp4"))
+    data = made(folder, [{"audio": "m.mp4", "conversations": TURNS}])
+    assert data.sample(0).hear_all().shape[0] == data.frames[0] > 95
