@@ -33,9 +33,10 @@ def is_made(note: Path, asked: Mapping[str, Any], *made: Path) -> bool:
     if not all(path.exists() for path in (note, *made)):
         return False
     try:
-        return read_json(note, mapping(anything), "it is made again") == json.loads(json.dumps(asked))
+        noted = read_json(note, mapping(anything), "it is made again")
     except UserError:  # damaged
         return False
+    return json.dumps(noted, sort_keys=True) == json.dumps(asked, sort_keys=True)
 
 
 def remove_unused(folder: Path, made: Path) -> None:
