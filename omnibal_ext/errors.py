@@ -41,6 +41,7 @@ EXTRAS = {
         *("sentencepiece", "tokenizers", "safetensors", "PIL", "transformers"),
     ),
     "video": ("av",),
+    "audio": ("av", "soxr"),
     "tables": ("pyarrow",),
     "demo": ("sklearn",),
 }

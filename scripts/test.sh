@@ -26,6 +26,7 @@ fi
 echo "== lint =="
 ruff check .
 ruff format --check .
+export MYPY_CACHE_DIR="${XDG_CACHE_HOME:-$HOME/.cache}/omnibal/mypy" # of all checkouts: it goes by content
 start types mypy omnibal_ext megatron/vlm tools
 echo "== tests =="
 # Four test processes for two cores: while some wait for their ranks others work. A file stays in one process, for its

@@ -46,6 +46,9 @@ def main() -> None:
     ranks = arguments.tensor_model_parallel_size, arguments.data_parallel_size
     check_expert_ranks(architecture, arguments.expert_model_parallel_size, ranks)
     check_adapters(Adapters.of(arguments), architecture)
+    if arguments.audio_budget and not architecture.audio:
+        raise UserError(f"--audio-budget {arguments.audio_budget}: {architecture.name} does not hear; leave it out")
+    arguments.audio_budget = arguments.audio_budget or int(architecture.audio is not None)
     profile = _analytic(arguments, architecture) if arguments.analytic else _measured(arguments, architecture)
     if profile is None:
         return
@@ -76,6 +79,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         arguments.expert_model_parallel_size,
         Adapters.of(arguments),
         arguments.replica_ranks,
+        arguments.audio_budget or 1,
     )
     profile.save(arguments.output)
     return profile
@@ -110,9 +114,11 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         arguments.steps,
         arguments.expert_model_parallel_size,
         Adapters.of(arguments),
+        arguments.audio_budget,
     )
     if not arguments.json and os.environ.get("RANK", "0") == "0":
         sizes = f"{arguments.vit_budget:,} tiles or patches, {arguments.llm_budget:,} tokens"
+        sizes += f", {arguments.audio_budget:,} mel frames" if arguments.audio_budget else ""
         say(
             f"measuring layers on packs of {sizes}: on a CPU large ones take minutes; --max-pixels makes them smaller, "
             "--analytic h100 measures nothing"
@@ -165,6 +171,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "freeze": sorted(arguments.freeze),
         **({"adapters": adapters} if (adapters := Adapters.of(arguments).to_record()) else {}),
         **{name: getattr(arguments, name) for name in names},
+        **({"audio_budget": arguments.audio_budget} if arguments.audio_budget else {}),
     }
 
 
@@ -207,6 +214,7 @@ def _show(profile: Profile, output: str) -> None:
     milliseconds, sizes = ("forward ms", "backward ms", "again ms"), ("kept MiB", "weights MiB", "output MiB")
     columns = ("layer", "layers", *milliseconds, *sizes, "mode", "disturbed runs")
     where = f"{profile.device} {profile.dtype}, {profile.vit_budget} tiles, {profile.llm_budget} tokens"
+    where += f", {profile.audio_budget} mel frames" if profile.audio_budget else ""
     print_table(f"{profile.model} on {where} -> {output}", columns, rows)
     if slow := profile.bound_by_host:
         say(f"bound by the host, which takes longer to ask for it than the device to compute it: {', '.join(slow)}")
@@ -220,7 +228,7 @@ def _show(profile: Profile, output: str) -> None:
 
 
 NUMBERS = (
-    Interval("[1, 1e9]", "vit_budget llm_budget"),
+    Interval("[1, 1e9]", "vit_budget llm_budget audio_budget"),
     Interval("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size data_parallel_size"),
     Interval("[1, 1000]", "steps"),
     Interval("(0, 1]", "supervised_share"),
@@ -246,6 +254,12 @@ def _parser() -> ToolParser:
     add(*MODEL_FLAGS, required=True, help="a preset, or a Hugging Face folder")
     add("--vit-budget", type=int, required=True, help="tiles of a full pack")
     add("--llm-budget", type=int, required=True, help="tokens of a full pack")
+    add(
+        "--audio-budget",
+        type=int,
+        metavar="FRAMES",
+        help="mel frames of a full pack, for models that hear (default: 1)",
+    )
     add(
         "--supervised-share", type=float, default=1.0, metavar="S",
         help="of a pack's tokens, on average, those that are learnt: the head multiplies no others (default: all)",

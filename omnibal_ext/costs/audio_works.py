@@ -33,15 +33,18 @@ def _embed(audio: AudioArchitecture, frames: int) -> Work:
         halves = [-(-audio.mel_bins // 2**step) for step in (1, 2, 3)]
         given = [4 * halves[0] * c, 2 * halves[1] * c, halves[2] * c]
         weights, inner = [9 * c, 9 * c * c, 9 * c * c], h * c * halves[2]
-        multiplied = sum(n // c * weight for n, weight in zip(given, weights, strict=True)) + inner
+        first, *others = (n // c * weight for n, weight in zip(given, weights, strict=True))
+        multiplied = first + sum(others) + inner
         parameters = sum(weights) + 3 * c + inner
         mels, kept = 8 * audio.mel_bins, 2 * sum(given)
     else:
         weights, given = [3 * audio.mel_bins * h, 3 * h * h], [2 * h, h]
-        multiplied, parameters = 2 * weights[0] + weights[1], sum(weights) + 2 * h
+        first, parameters = 2 * weights[0], sum(weights) + 2 * h
+        multiplied = first + weights[1]
         mels, kept = 2 * audio.mel_bins, 2 * given[0] + given[1]  # the last one's GELU gives what travels on
     return Work(
-        parameters, multiplied, rows, h, rows * (mels + kept) * BYTES, passes=4 + 4 * sum(given) / h, copies=True
+        parameters, multiplied, rows, h, rows * (mels + kept) * BYTES, passes=4 + 4 * sum(given) / h, copies=True,
+        input_gradient=1 - first / multiplied,
     )  # fmt: skip
 
 

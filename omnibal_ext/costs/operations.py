@@ -50,10 +50,9 @@ class ModelOperations:
         counts = Counter(model.cost_kinds)
         for kind, layers in counts.items():
             work, mode = works[kind], gradient_mode(kind, frozen, adapters.targets)
-            passes = PASSES[mode]
+            passes: float = PASSES[mode]
             matrices = 2.0 * work.tokens * work.matrix_weights * layers
-            if not work.input_gradient:
-                passes = min(passes, 2)
+            passes = min(passes, 2 + work.input_gradient)
             size = size_of(kind)
             unit = "counted" if kind == "head" else size.removesuffix("s")
             units[unit] += matrices * passes + 3 * 2.0 * work.tokens * added.get(kind, 0.0) * layers

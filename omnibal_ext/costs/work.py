@@ -50,8 +50,9 @@ class Work:
     """Bytes of `kept` used only by gradients of weights that get no adapters: LayerScale, experts."""
     copies: bool = False
     """Whether every tensor-parallel rank does all of the work: the patch embedding."""
-    input_gradient: bool = True
-    """Whether the inputs of its matrices have gradients. Pixels have none, unless a norm with weights comes first."""
+    input_gradient: float = 1.0
+    """Share of its products whose inputs have gradients. Pixels have none, unless a norm with weights comes first, and
+    log-mel spectrograms."""
 
     def shares(self, t: int) -> int:
         """Return the number of tensor-parallel ranks, of `t`, that divide the work."""

@@ -60,6 +60,7 @@ def layer_works(
     norms, normed = (2 * pixels + 5 * h, pixels + 2 * h) if vision.embedding_norms else (0, 0)  # and a bias
     vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
     layers = dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True))
+    seen = image_tokens * architecture.streams + (architecture.audio.tokens(frames) if architecture.audio else 0)
     weights = sum(matrix.weights for matrix in matrices_of(architecture, t).get("vit", ()))
     return {
         **audio_works(architecture, frames, t),
@@ -74,7 +75,7 @@ def layer_works(
             for name, full in layers if chain_kind(name) == "vit"
         },
         "projector": projector_work(architecture, tiles, t),
-        "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * architecture.streams * BYTES) * t),
+        "word_embed": Work(words, 0, tokens, g, (tokens * 8 + seen * g * BYTES) * t),
         **{name: language_work(language, one, tokens, t, e) for name, one in layers if isinstance(one, Layer)},
         # Every rank has the hidden states of all supervised tokens.
         "head": Work(

@@ -221,9 +221,9 @@ STRICT = {
     "two ranks": Launch(2, 1, 2, seed=21, count=16, layerless=4, is_long=True),
     "three ranks": Launch(3, 1, 3, seed=22, count=16, is_long=True),
     "four ranks": Launch(4, 1, 4, seed=23, count=16, hearing=6),
-    "two pipelines": Launch(4, 1, 2, seed=25, count=16, experts=2, dealt=3),
+    "two pipelines": Launch(4, 1, 2, seed=25, count=16, experts=2, dealt=3, is_long=True),
     "pipelines of two": Launch(4, 2, 2, seed=20, count=16, is_long=True),
-    "teams": Launch(4, 1, 2, seed=34, count=16, wide=True),
+    "teams": Launch(4, 1, 2, seed=34, count=16, experts=2, dealt=2, wide=True),
 }
 """Launches over a strict transport."""
 TEAMS = {

@@ -4,6 +4,7 @@ Imported before anything of Megatron. What is compiled on a GPU counts as one ke
 kernel for too (`counter`). Attention is torch's flash attention, which CUDA takes for half precision.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -67,6 +68,7 @@ def allreduce_one_by_one(group: torch.distributed.ProcessGroup, tensors: list[Te
 @contextmanager
 def machine(engine: bool) -> Iterator[FakeTensorMode]:
     """A GPU's machine, with Transformer Engine or without; one a process, for good. `rank_of` comes next."""
+    gc.disable()  # a tenth of the time, of a process that ends soon
     backend_registration._setup_privateuseone_for_python_backend("shapes")
     device = torch.device("shapes:0")
     torch.Tensor.pin_memory = lambda tensor, *_: tensor

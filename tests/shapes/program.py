@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # not as `tests`, which impo
 from shapes import device
 
 Answer = dict[str, Any]
+FRAMES = 3000
+"""Mel frames of a pack, of models that hear."""
 
 
 def main() -> None:
@@ -57,13 +59,13 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
         model.vision, layers=min(1, model.vision.layers), feature_layers=(),
         side_by_side=(0,) * len(model.vision.side_by_side),
     )  # fmt: skip
-    one = replace(model, vision=alone, language=language)
+    one = replace(model, vision=alone, language=language, audio=model.audio and replace(model.audio, layers=1))
     chain = padded_chain(args, one)
     args.delay_wgrad_compute = engine
     late = padded_chain(args, one)
     trained_by_adapters = replace(chain, frozen=tuple(PARTS), adapters=Adapters(16, 32.0, tuple(PARTS)))
     weights = torch.empty(4, device="cuda") if one.language.experts else None  # their routers are balanced by them
-    pack = replace(synthetic_pack(one, tiles, equal_lengths(tokens, 4)), sample_weights=weights)
+    pack = replace(synthetic_pack(one, tiles, equal_lengths(tokens, 4), FRAMES), sample_weights=weights)
     MoEAuxLossAutoScaler.main_loss_backward_scale = torch.ones(1, device="cuda")  # as in an iteration
     found = {}
     for link, (kind, cost) in enumerate(zip(chain.kinds, names_in(model, one), strict=True)):
@@ -103,15 +105,15 @@ def names_in(model: Any, one: Any) -> list[str]:
 
 
 def without_beside(found: Answer, chain: Any, link: int, pack: Any) -> None:
-    """What a layer reads of others lies in one tensor with the hidden states: a stage holds it once, however many
-    layers read it."""
-    if chain.kinds[link] == "llm":
+    """What a layer reads of others, or sounds that pass it, lies in one tensor with the hidden states: a stage holds it
+    once, however many layers read it."""
+    if chain.kinds[link] in ("vit", "llm"):
         rows, _, width = chain.hidden_shape_before(link, pack)
         beside = 2 * width * (chain.shape_before(link, pack)[0] - rows)
         for way in (found, found.get("cheap"), found.get("adapted")):
             if way:
                 way["kept"] -= beside
-        found["late"] -= beside
+        found["late"] -= beside * (chain.kinds[link] == "llm")
 
 
 def start(name: str, tensor: int) -> Namespace:

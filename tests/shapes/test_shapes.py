@@ -17,6 +17,7 @@ from omnibal_ext.costs.work import Work
 from omnibal_ext.costs.works import layer_works
 from tests.long import short
 from tests.programs import fresh_python, result_of
+from tests.shapes.program import FRAMES
 
 pytestmark = pytest.mark.starts
 MODELS = {
@@ -26,6 +27,7 @@ MODELS = {
     "internvit-6b+qwen1.5-110b": (8, 9, 4096), "internvl3.5-8b": (2, 9, 4096), "internvl3.5-30b-a3b": (2, 9, 4096),
     "llava-1.6-llama3-8b": (2, 5, 4096), "vip-llava-7b": (2, 5, 4096), "qwen2.5-vl-7b": (2, 2304, 4096),
     "mistral-small-3.1-24b": (2, 2304, 4096), "glm-4.1v-9b": (2, 2304, 4096), "glm-4.5v": (2, 2304, 4096),
+    "qwen2.5-omni-7b": (2, 2304, 4096),
 }  # fmt: skip
 WITHOUT_ENGINE = (
     "internvl-chat-1.5", "internvit-6b+llama3-8b", "internvl3.5-8b", "internvl3.5-30b-a3b", "qwen2.5-vl-7b",
@@ -34,6 +36,7 @@ WITHOUT_ENGINE = (
 OFTEN = (
     *("internvl-chat-1.5", "internvl3.5-30b-a3b", "vip-llava-7b", "qwen2.5-vl-7b", "mistral-small-3.1-24b"),
     "glm-4.5v",
+    "qwen2.5-omni-7b",
 )
 """One of each kind of tower, experts, and layers with and without them."""
 ITERATIONS = {
@@ -75,7 +78,7 @@ def run(program: str, machine: str, models: Mapping[str, tuple[int, ...]]) -> di
 
 def works_here(measured: Mapping[str, Any], *sizes: Any) -> list[tuple[str, Work]]:
     """What those kinds of layers ask for that were measured: of a mixture layers with experts, none without."""
-    return [(kind, work) for kind, work in layer_works(*sizes).items() if kind in measured]
+    return [(kind, work) for kind, work in layer_works(*sizes, frames=FRAMES).items() if kind in measured]
 
 
 def test_nothing_waits_for_the_device(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
@@ -97,7 +100,7 @@ def test_no_activation_is_copied_in_fp32(machine: tuple[str, dict[str, dict[str,
 def test_plans_count_the_bytes_that_are_kept(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
-        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor)
+        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, audio_budget=FRAMES)
         for kind in profile.layers.keys() & machine[1][name].keys():
             counted = profile.layers[kind].kept_bytes
             assert counted == pytest.approx(machine[1][name][kind]["kept"], rel=0.05), (name, kind)
@@ -107,7 +110,7 @@ def test_plans_count_the_bytes_that_wait_for_w(machine: tuple[str, dict[str, dic
     """Of a split backward; without Transformer Engine a rank holds its share of a layer's two gathered inputs."""
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
-        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor)
+        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, audio_budget=FRAMES)
         for kind, work in works_here(machine[1][name], preset(name), tiles, tokens, tensor):
             counted = profile.layers[kind].late_bytes
             if machine[0] == "local":
@@ -119,11 +122,11 @@ def test_plans_count_what_cheap_outputs_give_back_and_take(machine: tuple[str, d
     """Bytes kept, and bytes read and written more than where they are kept; no product and no attention runs again."""
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
-        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor)
+        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, audio_budget=FRAMES)
         for kind in profile.layers.keys() & {one for one, found in machine[1][name].items() if "cheap" in found}:
             plain, cheap = machine[1][name][kind], machine[1][name][kind]["cheap"]
             counted = profile.layers[kind].recompute_cheap_kept_bytes
-            work = layer_works(preset(name), tiles, tokens, tensor)[kind]
+            work = layer_works(preset(name), tiles, tokens, tensor, frames=FRAMES)[kind]
             assert counted == pytest.approx(cheap["kept"], rel=0.05), (name, kind)
             stream = work.tokens * work.width * 2 / tensor
             assert cheap["bytes"] - plain["bytes"] == pytest.approx(work.cheap_passes * stream, rel=0.05), (name, kind)
@@ -137,11 +140,14 @@ def test_plans_count_what_adapters_keep_and_compute(machine: tuple[str, dict[str
     adapters = Adapters(16, 32.0, tuple(PARTS))
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
-        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, adapters=adapters)
+        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, adapters=adapters, audio_budget=FRAMES)
         for kind, numbers in adapter_parameters(preset(name), adapters, tensor).items():
             if kind not in machine[1][name]:  # of kinds that differ in attention alone one is measured
                 continue
-            found, work = machine[1][name][kind]["adapted"], layer_works(preset(name), tiles, tokens, tensor)[kind]
+            found, work = (
+                machine[1][name][kind]["adapted"],
+                layer_works(preset(name), tiles, tokens, tensor, frames=FRAMES)[kind],
+            )
             assert profile.layers[kind].kept_bytes == pytest.approx(found["kept"], rel=0.05), (name, kind)
             products = 2 * work.tokens * (2 * work.matrix_weights / tensor + 3 * numbers)
             assert products == pytest.approx(found["operations"], rel=0.05), (name, kind)
@@ -153,7 +159,7 @@ def test_plans_count_what_adapters_keep_and_compute(machine: tuple[str, dict[str
 def test_plans_count_the_operations(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
     """Products within a hundredth; of attention over a pack the device counts what the causal mask leaves out too.
 
-    Not of images in windows, whose pairs it counts as if all of a pack's patches saw each other.
+    Not of images and sounds in windows, whose pairs it counts as if all of a pack's rows saw each other.
     """
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
@@ -162,7 +168,7 @@ def test_plans_count_the_operations(machine: tuple[str, dict[str, dict[str, Any]
             passes = 2 + work.input_gradient
             products = 2 * work.tokens * work.matrix_weights * passes / work.shares(tensor)
             assert products == pytest.approx(found["operations"], rel=0.01), (name, kind)
-            if kind == "vit" and preset(name).vision.native:
+            if kind == "audio" or (kind == "vit" and preset(name).vision.native):
                 continue
             attention = work.attention * 3.5 / tensor * (2 if chain_kind(kind) == "llm" else 1)
             assert attention == pytest.approx(found["attention"], rel=0.01), (name, kind)

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its last line, the ratio: in a short form, whose figures say nothing.
+"""Every benchmark has a short form, whose figures say nothing, and with --long runs to its last line, the ratio.
 
 Commands in blocks of the documents are run by test_document_commands.py, examples by test_examples.py.
 """
@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.long import short
 from tests.programs import ROOT, fresh_python, tool
 from tests.system.test_training import make_dataset
 
@@ -62,8 +61,6 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     "wide_steps.py": (("--rounds", 1), r"predicted over measured: median \S+, .*; \d+ of 15 pairs ranked right"),
 }  # fmt: skip
 """Of each its arguments, and its last line."""
-OFTEN = ("packing.py", "partition.py")
-"""One of packing, and one of planning that trains."""
 NARROW = ("beside_measured.py", "end_to_end.py", "partition.py", "peers.py", "simulator.py", "wide_steps.py")
 """What trains models, here narrower ones."""
 ELSEWHERE = {
@@ -108,8 +105,9 @@ def make_quickstart(folder: Path) -> None:
          "--num-microbatches", 1, "--output", replicas / "balanced/plan.json")  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.starts
-@pytest.mark.parametrize("name", short(SHORT, OFTEN))
+@pytest.mark.parametrize("name", SHORT)
 def test_a_benchmark_runs_to_its_ratio(name: str, places: dict[str, Path]) -> None:
     arguments, last = SHORT[name]
     if "QUICKSTART" in arguments:
@@ -122,6 +120,7 @@ def test_a_benchmark_runs_to_its_ratio(name: str, places: dict[str, Path]) -> No
     assert re.fullmatch(last, done.stdout.strip().splitlines()[-1].strip()), done.stdout[-2000:]
 
 
+@pytest.mark.long
 @pytest.mark.starts
 def test_every_set_of_widths_is_summed_in_seconds() -> None:
     words = ("--sets", "--corpus", "films", "--samples", 1500, "--micro-batches", 4)
@@ -131,6 +130,8 @@ def test_every_set_of_widths_is_summed_in_seconds() -> None:
     assert re.search(r"over those that samples need: [01]\.\d{4}x at most", done.stdout)
 
 
+@pytest.mark.long
+@pytest.mark.starts
 def test_host_time_stands_beside_the_device_s() -> None:
     """In a Python of its own: the machine that it builds comes before anything of Megatron."""
     done = fresh_python("-W", "ignore", "benchmarks/host.py", "internvl3.5-8b", "--rounds", 5, "--json")

@@ -78,7 +78,8 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in MODELS:
         (folder / name).symlink_to("model")
     (folder / "bin").mkdir()
-    for command, words in (("python", ""), ("omnibal", f"{ROOT}/tools/__main__.py")):
+    torchrun = ("torchrun", "-m torch.distributed.run")
+    for command, words in (("python", ""), ("omnibal", f"{ROOT}/tools/__main__.py"), torchrun):
         file = folder / "bin" / command
         file.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/warm_python.py {words} "$@"\n')
         file.chmod(0o755)

@@ -1,6 +1,7 @@
 """What is built installs beside pip's megatron-core: no claim on `megatron`, all its files, the command `omnibal`."""
 
 import email
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from omnibal_ext import STAMP
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from tests.programs import ROOT
 from tests.unit.report.subjects import planned
@@ -104,12 +106,28 @@ def test_the_source_distribution_builds_the_same(wheel: Path) -> None:
 
 
 def bring_compiled(installed: Path) -> None:
-    """What numba has compiled of the very same files; it goes by their time and size."""
-    for path in installed.glob("omnibal_ext/**/*.py"):
-        shutil.copystat(ROOT / path.relative_to(installed), path)
-    for compiled in (ROOT / "omnibal_ext").rglob("*.nb[ic]"):
-        (installed / compiled.relative_to(ROOT)).parent.mkdir(exist_ok=True)
-        shutil.copy(compiled, installed / compiled.relative_to(ROOT))
+    """What numba has compiled of the very same files, and the stamp that says so."""
+    for compiled in (ROOT / "omnibal_ext").rglob("__pycache__/*"):
+        if compiled.name == STAMP or compiled.suffix in (".nbi", ".nbc"):
+            (installed / compiled.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+            shutil.copy(compiled, installed / compiled.relative_to(ROOT))
+
+
+COMMANDS = """
+import contextlib, io, json, sys
+from omnibal_tools.__main__ import main
+found = []
+for words in json.loads(sys.argv[1]):
+    sys.argv, code = ["omnibal", *words], 0
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    found.append([code, out.getvalue(), errors.getvalue()])
+print(json.dumps(found))
+"""
+"""Runs one after the other; exit code, stdout and stderr of each."""
 
 
 def test_the_command_is_the_tools(wheel: Path, tmp_path: Path) -> None:
@@ -120,22 +138,21 @@ def test_the_command_is_the_tools(wheel: Path, tmp_path: Path) -> None:
     (entry,) = installed.glob("*.dist-info/entry_points.txt")
     assert "omnibal=omnibal_tools.__main__:main" in entry.read_text().replace(" ", "")
     planned(tmp_path)
+    budgets = ("--vit-budget", "7", "--llm-budget", "4096")
+    asked = [
+        ("pack", "--sizes", "sizes.npz", *budgets, "--output-dir", "again", "--report", "packing.html"),
+        ("report", "--plan", "plan.json", "--output", "report.html"), ("level", "--help"), ("pakc",),
+        ("report", "--output", "r.html"),
+    ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(installed), "PYTHONWARNINGS": "ignore"}
-
-    def omnibal(*words: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from omnibal_tools.__main__ import main; main()", *map(str, words)]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-    budgets = ("--vit-budget", 7, "--llm-budget", 4096)
-    done = omnibal("pack", "--sizes", "sizes.npz", *budgets, "--output-dir", "again", "--report", "packing.html")
+    command = [sys.executable, "-c", COMMANDS, json.dumps(asked)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    packed, reported, helped, wrong, refused = json.loads(done.stdout.splitlines()[-1])
+    assert packed[0] == reported[0] == 0, done.stdout
     assert PackedIndex.open(tmp_path / "again").num_packs > 0
-    done = omnibal("report", "--plan", "plan.json", "--output", "report.html")
-    assert done.returncode == 0, done.stderr
     assert "<svg" in (tmp_path / "report.html").read_text()
-    assert omnibal("level", "--help").stdout.startswith("usage: omnibal level [-h]")
-    wrong = omnibal("pakc")
-    assert wrong.returncode == 2
-    assert "the nearest is pack, all are look, preprocess, pack, level" in wrong.stderr
-    refused = omnibal("report", "--output", "r.html")
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert helped[1].startswith("usage: omnibal level [-h]")
+    assert wrong[0] == 2
+    assert "the nearest is pack, all are look, preprocess, pack, level" in wrong[2]
+    assert (refused[0], refused[2].count("\n")) == (2, 1)

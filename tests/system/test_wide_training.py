@@ -102,8 +102,9 @@ def test_ranks_that_are_no_whole_teams_are_refused_by_launcher_and_trainer(folde
         assert re.search("packs of 2 ranks, which.*use other ranks, or pack again", refusal(done))
 
 
-def test_a_run_on_wide_packs_that_is_killed_ends_as_one_left_alone(tmp_path: Path, is_long: bool) -> None:
-    count = 4 if is_long else 1
+@pytest.mark.long
+def test_a_run_on_wide_packs_that_is_killed_ends_as_one_left_alone(tmp_path: Path) -> None:
+    count = 4
     kills.prepare(tmp_path, warm_interpreter(), kills.WIDE)
     assert set(np.load(tmp_path / "packs/pack_widths.npy")) == {1, 2}
     said = kills.survive(tmp_path, kills=count, iterations=8, seed=2, python=warm_interpreter(), pipeline=1)

@@ -24,9 +24,9 @@ def result(machine: str, ranks: int, *arguments: str) -> Any:
     return result_of(run_ranks(PROGRAM, ranks, arguments, server=machine))
 
 
-@pytest.fixture(scope="module", params=short([PLAIN, ENGINE], [ENGINE]), ids=["local", "engine"])
+@pytest.fixture(scope="module", params=short([PLAIN, ENGINE], ()), ids=["local", "engine"])
 def machine(request: pytest.FixtureRequest) -> str:
-    """Without Transformer Engine, as cards run them too (tests/cards/test_cards.py), or with it."""
+    """With Transformer Engine or without; the short suite runs them on its cards (tests/cards/test_cards.py)."""
     kind: str = request.param
     return kind
 

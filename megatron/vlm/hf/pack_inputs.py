@@ -8,6 +8,7 @@ image_position_ids     pixel_values [images, most patches, numbers]; column and 
 pixel_attention_mask   pixel_values [1, tiles, 3, S, S]; no mask, as no tile is padded
 token_type_ids,        attention_mask of each kind of layer [1, 1, T, T], where images are seen in both directions
 mm_token_type_ids
+input_features         mel frames [sounds, bins, most frames]; feature_attention_mask [sounds, most frames]
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from megatron.vlm.data.media.images import Normalization
 from megatron.vlm.data.media.tiling import FRAMES, SQUARE, TiledImage, TilingRule
@@ -216,7 +218,19 @@ def _masks(pack: Pack) -> Batch:
     return {"attention_mask": dict(zip(("full_attention", "sliding_attention"), masks, strict=True))}
 
 
+def _heard(pack: Pack) -> Batch:
+    """Qwen3-Omni convolves a sample's sounds of under a second as if it had the longest of the pack, transformers' way
+    with batches."""
+    lengths = torch.cat([sample["feature_lengths"] for sample in pack.samples])
+    if not len(lengths):
+        return {}
+    sounds = torch.cat([sample["input_features"] for sample in pack.samples]).split(lengths.tolist())
+    inside = torch.arange(int(lengths.max())) < lengths[:, None]
+    return {"input_features": pad_sequence(sounds, batch_first=True).mT, "feature_attention_mask": inside.long()}
+
+
 INPUTS: dict[str, Callable[[Pack], Batch]] = {
+    "input_features": _heard,
     "image_sizes": _sizes,
     "batch_num_images": _counts,
     "image_grid_thw": _patches_and_grids,

@@ -19,7 +19,7 @@ from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.stage_pass import SplitBackward, StagePass, equal_lengths, synthetic_pack, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Seconds, Timer
 from omnibal_ext.architectures.layer import Layer
-from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS, chain_kind
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, chain_kind, size_of
 from omnibal_ext.costs.profile import Fit, LayerCost
 
 SAMPLES = 4  # in the pack at the budgets
@@ -35,7 +35,7 @@ class KindMeasurement:
     with each other, and a machine's speed changes over time.
     """
 
-    def __init__(self, args: Namespace, chain: Chain, kind: str, budgets: tuple[int, int]) -> None:
+    def __init__(self, args: Namespace, chain: Chain, kind: str, budgets: tuple[int, ...]) -> None:
         self.link, self.count = _consecutive(kind, chain.architecture.cost_kinds)
         self.args, self.chain, self.kind = args, chain, kind
         layer = chain.architecture.layers[self.link]
@@ -60,27 +60,31 @@ class KindMeasurement:
         """Times the runs without recomputation, at the budgets."""
         self.split = SplitBackward(args, chain, self.link, self.count, self.packs[0]) if self.trained else None
 
-    def _packs(self, tiles: int, tokens: int) -> list[Microbatch]:
-        """Packs at the budgets and, for the fit, half as large; where attention counts, also one long sample.
+    def _packs(self, tiles: int, tokens: int, frames: int = 0) -> list[Microbatch]:
+        """Packs at the budgets and, for the fit, half as large; where attention counts, also one long sample. Those for
+        the ViT have no sounds, and those for the audio encoder no images.
 
         With sequence parallelism, padded to a multiple of the tensor-parallel size, as in training.
         """
         config = self.chain.language
         multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
 
-        def make(tiles: int, tokens: int, samples: int = SAMPLES) -> Microbatch:
+        def make(tiles: int, tokens: int, frames: int, samples: int = SAMPLES) -> Microbatch:
             tokens += -tokens % multiple
-            return synthetic_pack(self.chain.architecture, tiles, equal_lengths(tokens, min(samples, tokens)))
+            return synthetic_pack(self.chain.architecture, tiles, equal_lengths(tokens, min(samples, tokens)), frames)
 
-        if chain_kind(self.kind) in VISION_KINDS:
-            return [make(tiles, tokens), make(max(1, tiles // 2), tokens)]
-        packs = [make(tiles, tokens), make(tiles // 2, max(1, tokens // 2))]
-        return [*packs, make(tiles, tokens, 1)] if self.grows_with_squares else packs
+        match size_of(self.kind):
+            case "tiles":
+                return [make(tiles, tokens, 0), make(max(1, tiles // 2), tokens, 0)]
+            case "frames":
+                return [make(0, tokens, frames), make(0, tokens, max(1, frames // 2))]
+        packs = [make(tiles, tokens, frames), make(tiles // 2, max(1, tokens // 2), frames // 2)]
+        return [*packs, make(tiles, tokens, frames, 1)] if self.grows_with_squares else packs
 
     def _features(self, pack: Microbatch) -> tuple[float, float, float]:
-        """Regressors of the layer's seconds: (1, tiles or tokens, sum of squared sample lengths)."""
-        if chain_kind(self.kind) in VISION_KINDS:
-            return (1.0, pack.tiles, 0.0)
+        """Regressors of the layer's seconds: (1, tiles, frames or tokens, sum of squared sample lengths)."""
+        if (size := size_of(self.kind)) != "tokens":
+            return (1.0, getattr(pack, size), 0.0)
         return (1.0, pack.tokens, float(sum(length**2 for length in pack.lengths)) * self.grows_with_squares)
 
     @property
@@ -92,14 +96,14 @@ class KindMeasurement:
     def runs(self) -> dict[str, Run]:
         """Runs by name: (forward, backward) by pack number; (added seconds,) on the first pack by recompute mode.
 
-        "split": (forward, B, W) of the first pack, if the layer is trained. "empty": a pack without tiles.
+        "split": (forward, B, W) of the first pack, if the layer is trained. "empty": a pack without images and sounds.
         """
         plain = [self._run("", self.packs[0], self.timer), *(self._run("", pack) for pack in self.packs[1:])]
         found: dict[str, Run] = {str(number): run for number, run in enumerate(plain)}
         found |= {mode: self._recompute_run(mode, plain[0]) for mode in self.modes}
         if self.split is not None:
             found["split"] = self.split.run
-        if chain_kind(self.kind) in VISION_KINDS:
+        if size_of(self.kind) != "tokens":
             found["empty"] = self._run("", synthetic_pack(self.chain.architecture, 0, self.packs[0].lengths))
         return found
 

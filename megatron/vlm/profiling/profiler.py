@@ -47,6 +47,8 @@ class ProfileJob:
     steps: int = 5
     expert_parallel: int = 1
     adapters: Adapters = NO_ADAPTERS
+    audio_budget: int = 0
+    """Mel frames; 0 for a model that does not hear."""
 
     def flags(self) -> list[str]:
         """Megatron's flags."""
@@ -69,7 +71,7 @@ def profile_on_this_machine(job: ProfileJob, measured_with: dict[str, Any]) -> P
 
 def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_with: dict[str, Any]) -> Profile:
     """Measure all kinds of layers on this device, with the parallelism and precision in Megatron's `args`."""
-    stopwatch, budgets = Stopwatch(job.steps), (job.vit_budget, job.llm_budget)
+    stopwatch, budgets = Stopwatch(job.steps), (job.vit_budget, job.llm_budget, job.audio_budget)
     transfers = measure_transfers(stopwatch)
     kinds = dict.fromkeys(chain.architecture.cost_kinds)
     measured = {kind: KindMeasurement(args, chain, kind, budgets) for kind in kinds}
@@ -90,7 +92,7 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
         for kind, k in measured.items()
     }
     seconds_per_number = args.params_dtype.itemsize * transfers.transfer_seconds_per_byte
-    works = layer_works(chain.architecture, job.vit_budget, job.llm_budget, job.tensor_parallel, job.expert_parallel)
+    works = layer_works(chain.architecture, *budgets[:2], job.tensor_parallel, job.expert_parallel)
     exchanges = {kind: exchange_costs(works[kind], job.tensor_parallel, seconds_per_number) for kind in layers}
     layers = {kind: replace(cost, **exchanges[kind]) for kind, cost in layers.items()}
     return Profile(
@@ -104,6 +106,7 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
         layers=layers,
         vit_budget=job.vit_budget,
         llm_budget=job.llm_budget,
+        audio_budget=job.audio_budget,
         parameters={kind: k.parameters for kind, k in measured.items()},
         tensor_model_parallel_size=job.tensor_parallel,
         expert_model_parallel_size=job.expert_parallel,

@@ -21,6 +21,7 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from megatron.vlm.profiling.stopwatch import Seconds, Timer
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.costs.works import IMAGE_PATCHES
 
@@ -119,10 +120,16 @@ class SplitBackward:
         accumulate(self.pending.pop(0))
 
 
-def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int]) -> Microbatch:
+SOUND_FRAMES = 3000
+"""Mel frames of a sound: half a minute."""
+
+
+def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int], frames: int = 0) -> Microbatch:
     """A pack of samples of these lengths (tokens) that begins with as many image tokens as fit.
 
-    At native resolution `tiles` is the number of patches, in nearly square images of up to `IMAGE_PATCHES`.
+    At native resolution `tiles` is the number of patches, in nearly square images of up to `IMAGE_PATCHES`. `frames`:
+    mel frames of the first sample's sounds, whose tokens are at the end; more of them than the pack has overwrite each
+    other.
     """
     size, tokens = architecture.vision.image_size, sum(lengths)
     grids: tuple[Grid, ...] = ()
@@ -134,6 +141,7 @@ def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int
         tiles = sum(rows * columns for _, rows, columns in grids)
     ids = torch.randint(0, architecture.language.vocab_size, (tokens,), device="cuda")
     image_tokens = torch.arange(min(tokens, architecture.image_tokens(tiles)), device="cuda")
+    heard = _sounds(architecture.audio, frames, tokens, len(lengths)) if architecture.audio else {}
     return Microbatch(
         tiles=tiles,
         lengths=tuple(lengths),
@@ -148,7 +156,19 @@ def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int
         loss_mask=torch.ones(tokens, device="cuda"),
         grids=grids,
         image_starts=starts,
+        **heard,
     )
+
+
+def _sounds(audio: AudioArchitecture, frames: int, tokens: int, samples: int) -> dict[str, Any]:
+    """The fields of a `Microbatch` with sounds of so many mel frames."""
+    each = tuple(min(SOUND_FRAMES, frames - begin) for begin in range(0, frames, SOUND_FRAMES))
+    heard = torch.arange(sum(map(audio.tokens, each)), device="cuda")
+    return {
+        "sounds": (each, *[()] * (samples - 1)),
+        "mels": torch.randn(frames, audio.mel_bins, device="cuda"),
+        "audio_positions": tokens - 1 - heard % tokens,
+    }
 
 
 def _tile_starts(architecture: Architecture, tiles: int, lengths: Sequence[int]) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ def _models(stem: str, prefix: str, code: Generation, fields: Part) -> dict[str,
     alone = Model(
         fields,
         partial(read_thinker, code=code),
-        takes=("image_grid_thw", "position_ids"),
+        takes=("image_grid_thw", "position_ids", "input_features"),
         packs=Packs("native"),
         transformers=f"{prefix}ThinkerForConditionalGeneration",
     )

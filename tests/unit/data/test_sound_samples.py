@@ -42,12 +42,17 @@ LENGTHS = {"a.wav": 16000, "b.wav": 5000, "c.wav": 33333}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A tokenizer, sounds and pictures."""
-    written_tokenizer(tmp_path / "tokenizer.json")
     for seed, (name, length) in enumerate(LENGTHS.items()):
         write_wav(tmp_path / name, chirp(length, seed=seed))
-    for name in ("p.png", "q.png"):
-        Image.fromarray(np.full((56, 84, 3), 100 + len(name), np.uint8)).save(tmp_path / name)
-    return tmp_path
+    return with_pictures(tmp_path)
+
+
+def with_pictures(folder: Path) -> Path:
+    """The folder, with a tokenizer and pictures."""
+    written_tokenizer(folder / "tokenizer.json")
+    for number, name in enumerate(("p.png", "q.png")):
+        Image.fromarray(np.full((56, 84, 3), 100 + number, np.uint8)).save(folder / name)
+    return folder
 
 
 def recipe_of(folder: Path, markup: str = "qwen3-omni", **flags: Any) -> Recipe:

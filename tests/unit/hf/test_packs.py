@@ -34,7 +34,9 @@ class Case:
         self.config = self.model.config
         self.config.save_pretrained(folder)
         architecture = read_architecture(folder)
-        batch, self.samples = packed(architecture)
+        batch, samples = packed(architecture)
+        # Qwen3-Omni's convolutions see a short sound otherwise beside a long one, in transformers.
+        self.samples = samples[:3] if family == "qwen3-omni" else samples
         self.apart = len(batch.grids) > sum(len(sample.shown) for sample in self.samples)
         self.how = packs_of(self.config)
         made_for = {"rule": self.how.tiling, "min_tiles": 1, "max_tiles": 36}
@@ -57,7 +59,10 @@ class Case:
             ids = ids.masked_fill(ids == VIDEO_TOKEN, IMAGE_TOKEN)
         if pixels.dim() == 5 and not any(image.film for image in images):
             pixels = pixels[:, :, 0]
-        return {"input_ids": ids, "labels": sample.ids, "pixel_values": pixels, "images": tuple(images)}
+        read = {"input_ids": ids, "labels": sample.ids, "pixel_values": pixels, "images": tuple(images)}
+        if sample.sounds:
+            read |= {"input_features": torch.cat(sample.sounds)}
+        return read | {"feature_lengths": torch.tensor([len(mels) for mels in sample.sounds], dtype=torch.long)}
 
 
 @pytest.mark.parametrize("family", PACKED)

@@ -7,6 +7,7 @@ import pytest
 
 from omnibal_ext.packing.index.epoch_order import EpochOrder
 from omnibal_ext.packing.packs import EMPTY_PACK
+from tests.long import short
 
 CASES = 2000
 
@@ -23,7 +24,7 @@ def generated(generator: np.random.Generator) -> tuple[list[int], int, bool, Epo
     return sections, batch, whole, EpochOrder(sections, batch, seed, whole, parts if generator.integers(2) else ())
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", short(range(10), range(3)))
 def test_every_pack_runs_once_an_epoch_over_any_resume(seed: int) -> None:
     generator = np.random.default_rng(seed)
     for _ in range(CASES):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from examples.demo.data import train_tokenizer
-from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
+from megatron.vlm.preflight.dataset import _hearing, check_dataset, check_lengths, longest_positions
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from omnibal_ext.architectures.language import RopeScaling
 from omnibal_ext.architectures.presets import preset
@@ -62,6 +62,25 @@ def model(tmp_path: Path, tokenizer: Path) -> Path:
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer.model").write_bytes(tokenizer.read_bytes())
     return folder
+
+
+HEARD = {"rate": 16000, "window": 400, "hop": 160, "longest": 300}
+ENCODER = {"mel_bins": 128, "chunk": 200, "channels": 0, "pooled": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [({}, True), ({"hop": 80}, False), ({"longest": 30}, False), ({"encoder": {**ENCODER, "chunk": 100}}, False),
+     ({"encoder": {**ENCODER, "layers": 7}}, True)],
+)  # fmt: skip
+def test_sounds_must_have_been_heard_as_the_model_hears(
+    change: dict[str, Any], fits: bool, manifest: dict[str, Any]
+) -> None:
+    hears = preset("qwen2.5-omni-3b")
+    said = {"audio": {**HEARD, "encoder": ENCODER, **change}, "audio_token_id": hears.prompt.audio_token_id}
+    assert (not [*_hearing({**manifest, **said}, hears, None)]) is fits
+    assert not [*_hearing(manifest, hears, None)]
+    assert [*_hearing({**manifest, **said}, TINY, None)]
 
 
 def refusal(manifest: dict[str, Any], architecture: Any = TINY, folder: Path | None = None) -> str:

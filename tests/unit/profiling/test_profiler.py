@@ -23,6 +23,7 @@ from megatron.vlm.profiling.layer_costs import KindMeasurement, _consecutive, fi
 from megatron.vlm.profiling.profiler import ProfileJob, fit_line, measure_profile, seconds_of_weights, step_seconds
 from megatron.vlm.profiling.stage_pass import synthetic_pack
 from megatron.vlm.profiling.stopwatch import WARM_UP, Run, Stopwatch, at_usual_pace
+from omnibal_ext.chain import AUDIO_KINDS, VISION_KINDS
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
 from tests.distributed import harness, late_bytes
@@ -68,31 +69,35 @@ def test_a_fit_meets_the_budgets_exactly_and_has_no_negative_part() -> None:
         assert sum(a * b for a, b in zip(noisy, features[0], strict=True)) == pytest.approx(times[0])
 
 
-@pytest.fixture(params=["small", "native", "gemma"])
+@pytest.fixture(params=["small", "native", "gemma", "hearing", "hearing_features"])
 def chain(request: pytest.FixtureRequest) -> Iterator[Chain]:
     with megatron_alone(request.param) as inputs:
         yield Chain.of(inputs.args, inputs.architecture)
 
 
 def test_made_up_packs_run_through_the_model(chain: Chain) -> None:
-    """Images that fit into a sample, images that reach over its end, and none."""
+    """Images that fit into a sample, images that reach over its end, and none; of sounds likewise."""
     model = Stage(chain, 0, len(chain.kinds))
-    for tiles, lengths in ((0, [5]), (8, [30, 40]), (60, [200, 90]), (5000, [700, 900])):
-        pack = synthetic_pack(
-            chain.architecture, tiles if chain.architecture.vision.native else min(tiles, sum(lengths) // 4), lengths
-        )
+    for most, lengths, frames in ((0, [5], 0), (8, [30, 40], 50), (60, [200, 90], 4000), (5000, [700, 900], 7)):
+        tiles = most if chain.architecture.vision.native else min(most, sum(lengths) // 4)
+        pack = synthetic_pack(chain.architecture, tiles, lengths, frames)
+        assert pack.frames == (frames if chain.architecture.audio else 0)
         losses = model(pack)
         assert losses.isfinite().all()
         losses.sum().backward()
 
 
-def test_a_pack_without_tiles_gives_every_weight_it_passes_by_a_gradient_of_zero(chain: Chain) -> None:
-    vit = Stage(chain, 1, 2)
+@pytest.mark.parametrize("kind", ["vit", "audio"])
+def test_a_pack_without_tiles_gives_every_weight_it_passes_by_a_gradient_of_zero(chain: Chain, kind: str) -> None:
+    if kind not in chain.kinds:
+        pytest.skip("a model that does not hear")
+    link = chain.kinds.index(kind)
+    vit = Stage(chain, link, link + 1)
     pack = synthetic_pack(chain.architecture, 0, [5])
-    entering = torch.empty(chain.shape_before(1, pack), requires_grad=True)
+    entering = torch.empty(chain.shape_before(link, pack), requires_grad=True)
     vit.set_input_tensor(entering)
     out = vit(pack)
-    assert out.shape == chain.shape_before(2, pack)
+    assert out.shape == chain.shape_before(link + 1, pack)
     out.sum().backward()
     assert entering.grad is not None
     assert all(weight.grad is not None and not weight.grad.any() for weight in vit.parameters())
@@ -303,6 +308,27 @@ def test_what_layers_read_of_others_is_no_part_of_what_they_keep(chain: Chain) -
         assert measured.count == 1, kind
         assert measured.kept["recompute"] == tokens * language.hidden_size * number, kind
         assert measured.output_bytes == tokens * language.hidden_size * number, kind
+
+
+@pytest.mark.parametrize("chain", ["hearing"], indirect=True)
+def test_links_that_hear_are_measured_on_sounds_alone(chain: Chain) -> None:
+    """Half as many frames for the fit, and a pack without any; what goes by the vision tower is nothing of its own."""
+    from megatron.training import get_args  # which loads where megatron.vlm has been before
+
+    audio = chain.architecture.audio
+    assert audio is not None
+    for kind in ("audio_embed", "audio", "audio_projector", "patch_embed", "vit", "word_embed"):
+        measured = KindMeasurement(get_args(), chain, kind, (16, 64, 80))
+        frames, tiles = (80 * (kind not in VISION_KINDS), 16 * (kind not in AUDIO_KINDS))
+        sizes = [(pack.tiles, pack.frames) for pack in measured.packs[:2]]
+        assert sizes == [(tiles, frames), (tiles // 2, frames // 2)], kind
+        assert ("empty" in measured.runs()) == (kind != "word_embed"), kind
+        if kind in AUDIO_KINDS:
+            assert measured._features(measured.packs[0]) == (1.0, 80, 0.0)
+            rows, width = audio.rows(80), audio.hidden_size
+            if kind == "audio_projector":
+                rows, width = audio.tokens(80), chain.language.hidden_size
+            assert measured.output_bytes == 4 * rows * width, kind
 
 
 @pytest.mark.starts

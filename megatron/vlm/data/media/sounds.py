@@ -45,6 +45,8 @@ MOST_SECONDS = 3600
 RATES = range(1000, 768001)
 SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31}
 """Full scale of integer samples; 24 bits come as the upper ones of 32."""
+LOUDEST = 2.0**16
+"""Of floating-point samples, which have no limit of their own: powers of more overflow."""
 
 
 def require_hearing(why: str) -> None:
@@ -198,8 +200,8 @@ def _waves(container: "InputContainer", strict: bool) -> Iterator[NDArray[np.flo
         if (left := left - frame.samples) < 0:
             raise Rejected("too_long_audio", f"more than {MOST_SECONDS} seconds; cut it")
         wave = _samples_of(frame, channels)
-        if not np.isfinite(wave).all():
-            raise ValueError("samples that are no numbers")
+        if not np.abs(wave).max(initial=0) <= LOUDEST:  # false for NaN too
+            raise ValueError(f"samples that are no numbers, or above {LOUDEST:g} times full scale")
         yield wave
 
 
@@ -212,5 +214,6 @@ def _samples_of(frame: "AudioFrame", channels: int) -> NDArray[np.float32]:
         values = (values - (SCALES["u8"] if kind == "u8" else 0)) / np.float32(SCALES[kind])
     elif kind not in ("flt", "dbl"):
         raise ValueError(f"samples of format {kind!r}")
-    mean: NDArray[np.float32] = values.T.mean(axis=0) if channels > 1 else values[:, 0]
+    with np.errstate(invalid="ignore", over="ignore"):  # refused by the caller
+        mean: NDArray[np.float32] = values.T.mean(axis=0) if channels > 1 else values[:, 0]
     return mean

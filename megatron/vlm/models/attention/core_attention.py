@@ -72,9 +72,9 @@ class IsolatedAttention(MegatronModule):
         assert packed_seq_params is not None
         if packed_seq_params.rotation is not None:
             query, key = turned(query, key, *packed_seq_params.rotation)
-        # A value of its own: as a part of what was projected it would keep query and key, as they were, for backward.
-        value = value.squeeze(1).contiguous()
-        query, key, segments = query.squeeze(1), key.squeeze(1), packed_seq_params
+            # As a part of what was projected it would keep query and key, as they were, for backward.
+            value = value.contiguous()
+        query, key, value, segments = query.squeeze(1), key.squeeze(1), value.squeeze(1), packed_seq_params
         if segments.exchange is None:
             return self._inside(query, key, value, segments).unsqueeze(1)
         cut = segments.exchange.rows[segments.exchange.team_rank]
