@@ -14,6 +14,10 @@ from omnibal_ext.reading.checks import anything, listing, mapping, record, shown
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.files import open_plain
 
+FRAMES = "frames"
+"""Name of the size of sounds, in mel frames; a file without it has none."""
+JSON_NAMES = {"tiles": "vit_num", "tokens": "token_num", FRAMES: "audio_num"}
+"""Fields of sizes in a JSON list, where they are not as in an .npz."""
 REMEDY = "give a sizes file: a JSON list, or an .npz"
 MOST_ROWS, MOST_JSON = 2**30, 2**31
 """Limits of a JSON list; an .npz may be larger."""
@@ -76,7 +80,7 @@ class Sizes:
         """Read `.json` or `.npz` files of sizes as one corpus, numbered from 0 in the order of `paths`.
 
         A JSON file is a list of `{"vit_num": tiles, "token_num": tokens, ...}`, an `.npz` holds `tiles` and `tokens`;
-        `more` names further fields or arrays.
+        `more` names further fields or arrays. `FRAMES` among them is 0 where a file has none.
 
         Raises:
             UserError: naming the file, and the row where a row is at fault.
@@ -130,21 +134,25 @@ def _is_object(path: Path) -> bool:
         return file.read(64).lstrip().startswith(b"{")
 
 
-def load_columns(path: str | Path, names: Sequence[str]) -> list[list[Any] | NDArray[Any]]:
-    """Read columns of a sizes file, a value per sample: arrays of an `.npz`, or fields of a JSON list's rows.
+def load_columns(path: str | Path, names: Sequence[str], absent: str = "") -> list[list[Any] | NDArray[Any]]:
+    """Read columns of a sizes file, a value per sample: arrays of an `.npz`, or fields of a JSON list's rows; the
+    column `absent` is 0 where there is none.
 
     Raises:
         UserError: naming the file, and the row where a row is at fault.
     """
     path = Path(path)
     if path.suffix == ".npz":
-        return [*read_arrays(path, names, REMEDY)]
+        there = [name for name in names if name != absent or name in column_names(path)]
+        found = dict(zip(there, read_arrays(path, there, REMEDY), strict=True))
+        return [found[name] if name in found else np.zeros(len(found[there[0]]), np.int64) for name in names]
     rows = read_json(path, listing(anything, most=MOST_ROWS), REMEDY, MOST_JSON)
     try:
-        return [[row[name] for row in rows] for name in names]
-    except (KeyError, TypeError):
-        row = next(i for i, row in enumerate(rows) if not isinstance(row, dict) or not set(names) <= set(row))
-        wanted = " and ".join(names)
+        return [[row.get(name, 0) if name == absent else row[name] for row in rows] for name in names]
+    except (KeyError, TypeError, AttributeError):
+        needed = [name for name in names if name != absent]
+        row = next(i for i, row in enumerate(rows) if not isinstance(row, dict) or not set(needed) <= set(row))
+        wanted = " and ".join(needed)
         raise UserError(f"{path}: row {row}: must be an object with {wanted}, found {shown(rows[row])}") from None
 
 
@@ -154,8 +162,9 @@ def column_names(path: str | Path) -> tuple[str, ...]:
 
 
 def _load_one(path: Path, more: Sequence[str]) -> Sizes:
-    names = (*(("tiles", "tokens") if path.suffix == ".npz" else ("vit_num", "token_num")), *more)
-    columns = load_columns(path, names)
+    own = {} if path.suffix == ".npz" else JSON_NAMES
+    names = [own.get(name, name) for name in ("tiles", "tokens", *more)]
+    columns = load_columns(path, names, own.get(FRAMES, FRAMES))
     for name, column in zip(names, columns, strict=True):
         if not isinstance(column, list):
             continue

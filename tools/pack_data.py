@@ -28,13 +28,14 @@ from omnibal_ext.packing.widths import NODE_RANKS, read_widths, widths_for
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import report
-from omnibal_ext.sizes import load_columns, sizes_files
+from omnibal_ext.sizes import FRAMES, load_columns, sizes_files
 
 SHOWN_TRIALS = 3
 SHOWN = (
     "samples", "packs", "lower_bound_packs", "vit_budget", "llm_budget", "iterations", "pad_ratio", "dist_ratio_vit",
     "dist_ratio_llm", "wait",
 )  # fmt: skip
+SHOWN_OF_SOUNDS = ("audio_budget", "dist_ratio_audio")
 """Measures in the printed table; `--json` and `--report` have all."""
 
 
@@ -49,7 +50,7 @@ def named_budget(text: str) -> tuple[str, int]:
 NUMBERS = (
     Interval("(0, 1e6]", "weights"),
     Interval("[0, 1e9]", "vit_budget"),
-    Interval("[1, 1e9]", "llm_budget max_llm_budget samples_per_pack"),
+    Interval("[1, 1e9]", "llm_budget max_llm_budget audio_budget samples_per_pack"),
     Interval("[0, inf)", "max_rejects narrow_first"),
     Interval("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size node_ranks"),
     Interval("[1, 10000]", "epochs"),
@@ -107,6 +108,7 @@ def _parser() -> ToolParser:
     add("--method", choices=METHODS, default=METHODS[0])
     add("--vit-budget", type=read_budget, default="auto", metavar="TILES", help="most tiles of a pack")
     add("--llm-budget", type=read_budget, default="auto", metavar="TOKENS", help="most tokens of a pack")
+    add("--audio-budget", type=int, metavar="FRAMES", help="most mel frames of a pack, for a corpus with sounds")
     add(
         "--size", dest="budgets", action="append", default=[], type=named_budget, metavar="NAME=BUDGET",
         help="a further size of samples, an array or field of that name (again for more); 0: no limit",
@@ -166,8 +168,9 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     """Return the corpus, and what it was read from with hashes."""
     paths = [Path(arguments.data) / "sizes.npz"] if arguments.data else sizes_files(arguments.sizes)
     arguments.budgets = dict(arguments.budgets)
-    more = tuple(arguments.budgets)
+    more = tuple(arguments.budgets | {FRAMES: 0})
     corpus = Corpus.of_dataset(arguments.data, more) if arguments.data else Corpus.load(paths, more)
+    corpus = settle_audio_budget(corpus, arguments)
     if arguments.weights:
         corpus = corpus.weighted(arguments.weights)
     if arguments.separate_sources:
@@ -193,6 +196,28 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
         verify_checksums(Path(arguments.data), sizes, "preprocess again")
         built_from["data"] = {"manifest_sha256": sha256_of(manifest), "manifest": content}
     return corpus, built_from
+
+
+def settle_audio_budget(corpus: Corpus, arguments: argparse.Namespace) -> Corpus:
+    """Put --audio-budget among the budgets; return the corpus, without frames if it has no sounds.
+
+    Raises UserError for a budget without sounds, and for sounds without a budget.
+    """
+    hears, budget = bool(corpus.sizes.more[FRAMES].any()), arguments.audio_budget
+    if budget and not hears:
+        raise UserError(f"--audio-budget {budget}: no sample has sounds; leave it out")
+    if budget:
+        arguments.budgets[FRAMES] = budget
+    if FRAMES in arguments.budgets:
+        return corpus
+    if hears:
+        longest = int(corpus.sizes.more[FRAMES].max())
+        raise UserError(
+            f"samples have sounds, of up to {longest} mel frames: give --audio-budget, the most of a pack, such as "
+            f"{4 * longest}"
+        )
+    more = {name: values for name, values in corpus.sizes.more.items() if name != FRAMES}
+    return replace(corpus, sizes=replace(corpus.sizes, more=more))
 
 
 def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[BudgetTrial]:
@@ -248,7 +273,8 @@ def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Budg
             for trial in trials[:SHOWN_TRIALS]
         ]
         print_table(f"Budgets tried ({len(trials)}), the first is taken", columns, tried)
-    rows = [(name.replace("_", " "), shown(getattr(summary, name))) for name in SHOWN]
+    names = (*SHOWN, *SHOWN_OF_SOUNDS) if summary.audio_budget else SHOWN
+    rows = [(name.replace("_", " "), shown(getattr(summary, name))) for name in names]
     print_table(f"Packed index {index.folder}", ("measure (all: --json)", "value"), rows)
     distributed = [
         (title, bar_line(values), f"{values.min():,}", f"{values.mean():,.1f}", f"{values.max():,}")
@@ -279,7 +305,12 @@ def main() -> None:
     if arguments.max_rejects is not None:
         check_rejects(corpus, options, arguments.max_rejects)
     costs = PackCosts.asked_for(
-        arguments.costs, arguments.model, arguments.analytic, arguments.vit_budget, arguments.llm_budget
+        arguments.costs,
+        arguments.model,
+        arguments.analytic,
+        arguments.vit_budget,
+        arguments.llm_budget,
+        options.budgets.get(FRAMES, 0),
     )
     index, summary = build_index(corpus, arguments.output_dir, options, built_from, costs)
     found = [] if arguments.held_out_of else shortfalls(summary, options)  # their order does not matter

@@ -1,6 +1,7 @@
 """The packs a layout is judged on: some iterations of the stream that training will run."""
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import PackList, pack_loads
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import FRAMES, Sizes
 
 
 def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iterations: int = 4) -> PackSizes:
@@ -27,7 +28,7 @@ def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iter
             f"{index.folder}: packed for a global batch of {index.global_batch} packs, which --num-microbatches "
             f"{microbatches} does not divide: pack again, or plan for a divisor"
         )
-    for name in ("vit_budget", "llm_budget"):
+    for name in ("vit_budget", "llm_budget", "audio_budget"):
         if getattr(index, name) > getattr(profile, name):
             raise UserError(
                 f"{index.folder}: packed for {name} {getattr(index, name)}, but profiled at {getattr(profile, name)}: "
@@ -35,7 +36,13 @@ def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iter
             )
     stream = PackStream(index, index.global_batch // microbatches, microbatches)
     order = np.stack([stream.iteration(int(i)) for i in _spread(stream.iterations_per_epoch, iterations)])
-    return packs_of_loads(np.asarray(index.rank_loads), order, index.exchanged, index.wide and index.wide.pack_widths)
+    loads, wide = np.asarray(index.rank_loads), index.wide and index.wide.pack_widths
+    return packs_of_loads(loads, order, index.exchanged, wide, column_of_frames(index.load_names))
+
+
+def column_of_frames(names: Sequence[str]) -> int | None:
+    """The column of loads with these names that has mel frames; None: there are no sounds."""
+    return names.index(FRAMES) if FRAMES in names else None
 
 
 def _spread(of: int, count: int) -> Ints:
@@ -61,7 +68,8 @@ class PackedCorpus:
     """A corpus packed one way, as training would run it."""
 
     loads: Ints
-    """[packs, 3] Tiles, tokens and sum of squared lengths that the devices run, padding included."""
+    """[packs, 3 or more] Tiles, tokens and sum of squared lengths that the devices run, padding included; further
+    sizes."""
     needed: Ints
     """The same without padding."""
     samples: Ints
@@ -70,6 +78,8 @@ class PackedCorpus:
     """[iterations, data-parallel ranks, microbatches] The packs of the first epoch."""
     vit_budget: int
     llm_budget: int
+    frames: int | None = None
+    """The column of `loads` that has mel frames; None: there are no sounds."""
 
     @property
     def mean_samples(self) -> float:
@@ -79,7 +89,8 @@ class PackedCorpus:
     def workload(self, iterations: int) -> Workload:
         """So many iterations, out of equal parts of the epoch; all where there are no more."""
         chosen = self.iterations[_spread(len(self.iterations), iterations)]
-        packs, needed = packs_of_loads(self.loads, chosen), packs_of_loads(self.needed, chosen)
+        packs = packs_of_loads(self.loads, chosen, frames=self.frames)
+        needed = packs_of_loads(self.needed, chosen, frames=self.frames)
         return Workload(packs, needed, self.vit_budget, self.llm_budget)
 
 
@@ -90,18 +101,24 @@ def pack_corpus(sizes: Sizes, options: PackOptions) -> PackedCorpus:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
         needed = pack_loads(PackList(np.asarray(index.pack_offsets), np.asarray(index.sample_ids)), sizes)
         order, counts = stream.iterations(0, stream.iterations_per_epoch), np.diff(index.pack_offsets)
-        return PackedCorpus(np.array(index.loads), needed, counts, order, index.vit_budget, index.llm_budget)
+        budgets, frames = (index.vit_budget, index.llm_budget), column_of_frames(index.load_names)
+        return PackedCorpus(np.array(index.loads), needed, counts, order, *budgets, frames)
 
 
 def packs_of_loads(
-    loads: Ints, iterations: Ints, exchanged: Ints | None = None, widths: Ints | None = None
+    loads: Ints,
+    iterations: Ints,
+    exchanged: Ints | None = None,
+    widths: Ints | None = None,
+    frames: int | None = None,
 ) -> PackSizes:
-    """Sizes of packs numbered int64 [iterations, ranks, microbatches], from loads int64 [packs, 3] (tiles, tokens,
-    sum of squared lengths), of wide packs those of a rank, and the tokens that it sends [packs], widths [packs]; empty
-    packs cost nothing, and are of one rank."""
+    """Sizes of packs numbered int64 [iterations, ranks, microbatches], from loads int64 [packs, 3 or more] (tiles,
+    tokens, sum of squared lengths, in column `frames` mel frames), of wide packs those of a rank, and the tokens that
+    it sends [packs], widths [packs]; empty packs cost nothing, and are of one rank."""
     empty = iterations == EMPTY_PACK
     sizes = np.where(empty[..., None], 0, loads[iterations])
     sent = None if exchanged is None else np.where(empty, 0, exchanged[iterations])
     wide = None if widths is None else np.where(empty, 1, widths[iterations])
     tiles, tokens, squares = (np.ascontiguousarray(sizes[..., column]) for column in range(3))
-    return PackSizes(tiles, tokens, squares, sent, wide)
+    heard = None if frames is None else np.ascontiguousarray(sizes[..., frames])
+    return PackSizes(tiles, tokens, squares, sent, wide, heard)

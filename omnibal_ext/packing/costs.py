@@ -18,9 +18,10 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.packing.packs import LOADS, sample_loads
 from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import FRAMES, Sizes
 
 DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # for costs by default
+HEARING_MODEL = "qwen2.5-omni-7b"  # for a corpus with sounds
 CONSTANT = "pack"  # key of the seconds per pack that do not depend on its size
 COSTS = record({"parts": mapping(mapping(finite(-LARGEST), most=64), most=8)}, {"origin": text})
 """Schema of `PackCosts.to_record`; fitted seconds may be negative."""
@@ -60,19 +61,37 @@ class PackCosts:
 
     @classmethod
     def of_model(
-        cls, model: str = DEFAULT_MODEL, device: str = DEFAULT_DEVICE, vit_budget: int = 1, llm_budget: int = 4096
+        cls,
+        model: str | None = None,
+        device: str = DEFAULT_DEVICE,
+        vit_budget: int = 1,
+        llm_budget: int = 4096,
+        audio_budget: int = 0,
     ) -> "PackCosts":
         """Count a model's operations (`costs.analytic`). Raises UserError for unknown models and devices."""
-        return cls.of_profile(analytic_profile(preset(model), device, max(1, vit_budget), llm_budget))
+        found = preset(model or (HEARING_MODEL if audio_budget else DEFAULT_MODEL))
+        budgets = max(1, vit_budget), llm_budget
+        return cls.of_profile(analytic_profile(found, device, *budgets, audio_budget=max(1, audio_budget)))
 
     @classmethod
     def asked_for(
-        cls, profile: str | None, model: str | None, device: str | None, vit_budget: int, llm_budget: int
+        cls,
+        profile: str | None,
+        model: str | None,
+        device: str | None,
+        vit_budget: int,
+        llm_budget: int,
+        audio_budget: int = 0,
     ) -> "PackCosts":
         """Read a profile.json or, where none is given, count the operations of a model (`of_model`)."""
         if profile:
             return cls.of_profile(Profile.load(profile))
-        return cls.of_model(model or DEFAULT_MODEL, device or DEFAULT_DEVICE, vit_budget, llm_budget)
+        return cls.of_model(model, device or DEFAULT_DEVICE, vit_budget, llm_budget, audio_budget)
+
+    @property
+    def without_sounds(self) -> "PackCosts":
+        """Those of a corpus without sounds."""
+        return PackCosts({part: costs for part, costs in self.parts.items() if FRAMES not in costs}, self.origin)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "PackCosts":

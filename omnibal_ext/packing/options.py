@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.widths import check_widths
+from omnibal_ext.sizes import FRAMES
 
 PADDED_METHODS = ("random", "length_group", "device_group")
 METHODS = ("balanced", "isf", *PADDED_METHODS)
@@ -74,6 +75,8 @@ class PackOptions:
         if not self.wide:
             return
         shown = f"--widths {','.join(map(str, self.widths))}"
+        if FRAMES in self.budgets:
+            raise UserError(f"{shown}: packs of several ranks cannot have sounds yet; leave it out")
         if self.method != "balanced":
             raise UserError(f"{shown}: --method {self.method} makes packs of one rank; use balanced")
         if self.narrow_first and self.widths[0] != 1:
@@ -88,7 +91,8 @@ class PackOptions:
         """The widest pack's budgets, as text."""
         ranks = self.widths[-1]
         together = f" on {ranks} ranks" if ranks > 1 else ""
-        return f"{ranks * self.vit_budget} tiles and {ranks * self.llm_budget} tokens{together}"
+        heard = f", {self.budgets[FRAMES]} mel frames" if FRAMES in self.budgets else ""
+        return f"{ranks * self.vit_budget} tiles and {ranks * self.llm_budget} tokens{heard}{together}"
 
     @property
     def wide(self) -> bool:

@@ -17,7 +17,7 @@ from omnibal_ext.packing.packs import TILES, TOKENS
 from omnibal_ext.reading.checks import record, text
 from omnibal_ext.reading.document import read_lines
 from omnibal_ext.report import draw
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import FRAMES, Sizes
 
 SHOWN = 8
 """Most rows listed of samples left out, and of budgets tried."""
@@ -50,9 +50,10 @@ class PackingView:
         manifest = self.index.manifest
         packs = int(manifest["epoch_packs"][0])
         samples = int(self.index.pack_offsets[packs])
+        heard = f", {self.index.audio_budget:,} mel frames" if self.index.audio_budget else ""
         return (
             f"{samples:,} samples in {packs:,} packs of at most {self.index.vit_budget:,} tiles and "
-            f"{self.index.llm_budget:,} tokens, by method {manifest['method']}, {samples / packs:.1f} a pack; "
+            f"{self.index.llm_budget:,} tokens{heard}, by method {manifest['method']}, {samples / packs:.1f} a pack; "
             f"{manifest['rejected']:,} left out."
         )
 
@@ -67,6 +68,9 @@ class PackingView:
             drawn.append(draw.histogram("Tokens of a sample", self.sizes.tokens.tolist()))
         drawn.append(draw.histogram("Tiles of a pack", loads[:, TILES].tolist(), self.index.vit_budget))
         drawn.append(draw.histogram("Tokens of a pack", loads[:, TOKENS].tolist(), self.index.llm_budget))
+        if budget := self.index.audio_budget:
+            frames = loads[:, self.index.load_names.index(FRAMES)]
+            drawn.append(draw.histogram("Mel frames of a pack", frames.tolist(), budget))
         drawn.append(draw.histogram("Samples of a pack", counts.tolist()))
         return drawn
 

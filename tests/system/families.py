@@ -15,6 +15,8 @@ from megatron.vlm.data.templates import chat_template
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from tests.unit.data.clips import TURNS as FILMED
 from tests.unit.data.clips import noise, write_frames, write_video
+from tests.unit.data.noises import TURNS as HEARD
+from tests.unit.data.noises import chirp, write_wav
 from tests.unit.hf import models
 from tests.unit.preprocessing.test_processors import JINJA
 
@@ -64,6 +66,10 @@ class Family:
     def sees_films(self) -> bool:
         return "video_preprocessor_config.json" in self.files
 
+    @property
+    def hears(self) -> bool:
+        return "audio_config" in self.more
+
 
 def llava(name: str, text: Fields, more: Fields) -> Family:
     """With Mistral's template; one square an image, or a grid of squares of the folder's choice."""
@@ -99,10 +105,13 @@ def mistral(text: Fields) -> Family:
 
 
 def omni(name: str, vision: Fields, text: Fields, markup: str, system: str = "") -> Family:
-    tokens = {"image_token_id": MARKUPS[markup].context, "vision_start_token_id": MARKUPS[markup].before}
-    return replace(
-        qwen(name, vision, text, system), words=("qwen-vl", markup), tokens=tokens, more=models.HEARD, files={}
-    )
+    known = MARKUPS[markup]
+    tokens = {"image_token_id": known.context, "vision_start_token_id": known.before, "audio_token_id": known.audio}
+    tokens["audio_start_token_id"] = known.around_audio[0]
+    family = qwen(name, vision, text, system)
+    more = models.HEARD_2_5 if "2_5" in name else models.HEARD_3
+    processor = {**family.processor, "feature_size": models.AUDIO["num_mel_bins"], "chunk_length": 300}
+    return replace(family, processor=processor, words=("qwen-vl", markup), tokens=tokens, more=more, files={})
 
 
 def qwen(name: str, vision: Fields, text: Fields, system: str = "") -> Family:
@@ -191,9 +200,20 @@ WITH_KERNELS = ("qwen3.5", "qwen3.5-moe")
 
 
 def build(family: str, demo: Path, folder: Path) -> None:
-    """The model in `folder`/model, beside conversations; about films too, where they are for it."""
+    """The model in `folder`/model, beside conversations; about films and sounds too, where they are for it."""
     (folder / "demo").symlink_to(demo)
     save_model(family, folder / "model", demo / "tokenizer.model")
+    if FAMILIES[family].hears:
+        for number in range(3):
+            write_wav(folder / f"sound{number}.wav", chirp(12000 + 9000 * number, seed=number))
+        image = min(path.name for path in (demo / "images").iterdir())
+        shown = [
+            {"audio": "sound0.wav", "image": f"demo/images/{image}"},
+            {"audio": ["sound1.wav", "sound2.wav"]},
+        ]
+        turns = [[{**HEARD[0], "value": marks + HEARD[0]["value"]}, HEARD[1]] for marks in ("<image>", "<audio>")]
+        lines = [json.dumps({**one, "conversations": said}) for one, said in zip(shown, turns, strict=True)]
+        (folder / "sounds.jsonl").write_text("\n".join(lines))
     if FAMILIES[family].sees_films:
         frames = noise(9, 48, 32)
         write_video(folder / "film.mp4", frames, 4)

@@ -64,7 +64,7 @@ def folders(demo: Path, tmp_path_factory: pytest.TempPathFactory, is_long: bool)
         folder = root / family
         folder.mkdir()
         build(family, demo, folder)
-        inputs = (demo / "saved", *sorted(folder.glob("films.jsonl")))
+        inputs = (demo / "saved", *sorted(folder.glob("*s.jsonl")))
         tool("preprocess_data.py", "--model", folder / "model", "--input", *inputs, "--output-dir", folder / "data")
         pack(folder)
     return {family: root / family for family in families}

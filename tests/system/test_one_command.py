@@ -49,6 +49,8 @@ class Trained:
     """Of the command."""
     films: int
     """Files of conversations about videos, for the families that see them."""
+    sounds: int
+    """The same about sounds."""
     said: str
 
 
@@ -56,15 +58,15 @@ class Trained:
 def trained(request: pytest.FixtureRequest, demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     folder = tmp_path_factory.mktemp("trained")
     build(request.param, demo, folder)
-    films = sorted(folder.glob("films.jsonl"))
-    inputs = ("--input", folder / "demo/train.jsonl", *films)
+    films, sounds = sorted(folder.glob("films.jsonl")), sorted(folder.glob("sounds.jsonl"))
+    inputs = ("--input", folder / "demo/train.jsonl", *films, *sounds)
     way = WAYS.get(request.param, "pipeline")
     words = ("--model", folder / "model", *inputs, "--run-dir", folder / "run", *LAUNCH)
     words = (*words, *LIMITED.get(request.param, ()), f"--{way}-model-parallel-size", 2)
     words = (*words, "--", "--save-interval", 2, "--log-interval", 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CI", "1")  # transformers then hands its warnings on, which Megatron would print to stdout
-        yield Trained(folder, words, len(films), tool("launch.py", *words).stdout)
+        yield Trained(folder, words, len(films), len(sounds), tool("launch.py", *words).stdout)
 
 
 @pytest.mark.parametrize("trained", short(FAMILIES, ONE_A_KIND), indirect=True)
@@ -76,7 +78,7 @@ def test_one_command_trains_and_its_weights_are_transformers_own(trained: Traine
     (difference,) = re.findall(r"logit difference +(\S+)", trained.said)
     assert float(difference) < 1e-4
     manifest = json.loads((folder / "run/data/manifest.json").read_text())
-    assert [source["samples"] for source in manifest["sources"][1:]] == [2] * trained.films
+    assert [source["samples"] for source in manifest["sources"][1:]] == [2] * (trained.films + trained.sounds)
     assert manifest["video_files"] == trained.films
     held_out = round(0.1 * manifest["samples"]) if "--held-out" in trained.words else 0
     lines = [line for line in metrics if "loss" in line]

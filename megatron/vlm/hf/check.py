@@ -1,7 +1,7 @@
 """--check: logits of a converted model against transformers' model, in fp32, on random or a dataset's samples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from torch import Tensor
 from megatron.vlm import platform
 from megatron.vlm.data.media.features import order_tensors
 from megatron.vlm.data.media.images import NORMALIZATIONS
-from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
+from megatron.vlm.hf.check_samples import CheckSample, audio_token, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
-from megatron.vlm.hf.pack_inputs import by_rows, padded_patches, whole_images
+from megatron.vlm.hf.pack_inputs import by_rows, padded_patches, padded_sounds, whole_images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.adapters import merge
 from megatron.vlm.models.chain import Chain
@@ -116,6 +116,8 @@ def _our_logits(
         stage = Stage(chain, 0, len(chain.kinds)).cuda()
         load_checkpoint([stage], None, None)
         batch, lengths = _pack(samples, image_token), [len(sample.ids) for sample in samples]
+        if architecture.audio:
+            batch = _with_sounds(batch, samples, audio_token(architecture))
 
         def logits() -> tuple[Tensor, ...]:
             return stage.eval()(batch).cpu()[:, : architecture.language.vocab_size].float().split(lengths)
@@ -148,6 +150,17 @@ def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
     )
 
 
+def _with_sounds(batch: Microbatch, samples: list[CheckSample], token: int) -> Microbatch:
+    assert batch.input_ids is not None
+    mels = [mels for sample in samples for mels in sample.sounds]
+    return replace(
+        batch,
+        sounds=tuple(tuple(map(len, sample.sounds)) for sample in samples),
+        mels=torch.cat(mels).to("cuda") if mels else None,
+        audio_positions=(batch.input_ids == token).nonzero().squeeze(1),
+    )
+
+
 @torch.no_grad()
 def _their_logits(
     theirs: Path, samples: list[CheckSample], peft: Path | None, vision: VisionArchitecture
@@ -161,7 +174,10 @@ def _their_logits(
 
         model = PeftModel.from_pretrained(model, peft, torch_device="cpu").merge_and_unload()
     takes = MODELS[model.config.model_type].takes
-    inputs = ({**_images(sample, model.config, takes, vision), **_answer(sample)} for sample in samples)
+    inputs = (
+        {**_images(sample, model.config, takes, vision), **_answer(sample), **padded_sounds(sample.sounds)}
+        for sample in samples
+    )
     return [model(input_ids=sample.ids[None], **more).logits[0] for sample, more in zip(samples, inputs, strict=True)]
 
 
@@ -202,4 +218,4 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: Visi
         assert vision.native is not None
         places = text_and_image_positions([len(sample.ids)], sample.grids, sample.starts, vision.native)
         known["position_ids"] = torch.from_numpy(places)[:, None]
-    return {name: known[name] for name in ("pixel_values", *takes)}
+    return {name: known[name] for name in ("pixel_values", *takes) if name in known}

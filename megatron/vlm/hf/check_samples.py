@@ -1,7 +1,8 @@
 """Samples for --check (`hf/check.py`): random ones, or a dataset's."""
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from megatron.vlm.data.media.tiles import Tiling, tile_image
 from megatron.vlm.families.media import TILINGS
 from megatron.vlm.microbatch import Grid
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
 
@@ -27,6 +29,8 @@ MOST_TRIED = 8
 Sides = tuple[float, float]
 IMAGES: tuple[tuple[Sides, ...], ...] = (((2.1, 1.3), (0.7, 1.9)), (), ((1.0, 1.0),))
 """Width and height of each random sample's images, in tiles; one sample has none."""
+SOUNDS: tuple[tuple[int, ...], ...] = ((), (250,), (40, 333))
+"""Mel frames of each one's sounds, in models that hear."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +51,18 @@ class CheckSample:
     """The index of each image's first token."""
     prefix: int = 0
     """Tokens before the answer, with bidirectional attention."""
+    sounds: tuple[Tensor, ...] = ()
+    """Mel frames of each sound, fp32 [frames, mel bins]."""
 
 
 def samples_of(folder: Path) -> list[CheckSample]:
-    """The dataset's shortest sample with images and its shortest without, as far as there are some; samples with videos
-    or unreadable images are skipped."""
+    """The dataset's shortest samples with images, without, and with sounds, as far as there are some; samples with
+    videos or unreadable images are skipped."""
     data = ChatDataset(folder)
     order = np.argsort(data.sizes.tokens, kind="stable")
-    shown = data.sizes.tiles[order] > 0
-    shortest = (_first_readable(data, group) for group in (order[shown], order[~shown]))
+    shown, heard = data.sizes.tiles[order] > 0, data.frames[order] > 0
+    groups = (order[shown & ~heard], order[~shown & ~heard], order[heard])
+    shortest = (_first_readable(data, group) for group in groups)
     return [sample for sample in shortest if sample is not None]
 
 
@@ -77,19 +84,44 @@ def _of_dataset(data: ChatDataset, sample: Sample) -> CheckSample:
         tuple(grid for image in images for grid in image.grids) if data.rule.native else (),
         tuple(sample.image_starts) if images else (),
         sample.prefix if data.rule.prefix_attention else 0,
+        tuple(map(sample.hear, sample.sounds)),
     )
 
 
 def random_samples(architecture: Architecture, image_token: int) -> list[CheckSample]:
-    """Samples of random tokens and pixels, with images of the sizes in `IMAGES`."""
+    """Samples of random tokens and pixels, with images of the sizes in `IMAGES`, and sounds where they are heard."""
     native = architecture.vision.native
     generators = [torch.Generator().manual_seed(seed) for seed in range(len(IMAGES))]
-    return [
+    made = [
         _at_native_resolution(architecture, native, sizes, image_token, generator)
         if native
         else _of_tiles(architecture, sizes, image_token, generator)
         for sizes, generator in zip(IMAGES, generators, strict=True)
     ]
+    if (audio := architecture.audio) is None:
+        return made
+    pairs = zip(made, SOUNDS, generators, strict=True)
+    return [_with_sounds(sample, frames, audio, architecture, generator) for sample, frames, generator in pairs]
+
+
+def _with_sounds(
+    sample: CheckSample, frames: Sequence[int], audio: AudioArchitecture, architecture: Architecture,
+    generator: torch.Generator,
+) -> CheckSample:  # fmt: skip
+    """The sample with sounds of so many mel frames behind, and words behind each."""
+    token = audio_token(architecture)
+    parts = [sample.ids.where(sample.ids != token, token - 1)]  # words may be any token
+    for count in frames:
+        parts += [torch.full((audio.tokens(count),), token), sample.ids[:1]]
+    sounds = tuple(torch.randn(count, audio.mel_bins, generator=generator) for count in frames)
+    return replace(sample, ids=torch.cat(parts), sounds=sounds)
+
+
+def audio_token(architecture: Architecture) -> int:
+    """Id of the token of sounds, in a model that hears."""
+    token = architecture.prompt.audio_token_id
+    assert token is not None
+    return token
 
 
 def _of_tiles(

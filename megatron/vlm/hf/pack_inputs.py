@@ -218,15 +218,24 @@ def _masks(pack: Pack) -> Batch:
     return {"attention_mask": dict(zip(("full_attention", "sliding_attention"), masks, strict=True))}
 
 
-def _heard(pack: Pack) -> Batch:
-    """Qwen3-Omni convolves a sample's sounds of under a second as if it had the longest of the pack, transformers' way
-    with batches."""
-    lengths = torch.cat([sample["feature_lengths"] for sample in pack.samples])
-    if not len(lengths):
+def padded_sounds(sounds: Sequence[Tensor]) -> Batch:
+    """Mel frames [frames, bins] of sounds, as Whisper's feature extractor gives them: input_features [sounds, bins,
+    most frames], and feature_attention_mask [sounds, most frames]; {} for none.
+
+    Qwen3-Omni's convolutions see sounds of under a second otherwise beside longer ones.
+    """
+    if not sounds:
         return {}
-    sounds = torch.cat([sample["input_features"] for sample in pack.samples]).split(lengths.tolist())
+    lengths = torch.tensor([len(mels) for mels in sounds])
     inside = torch.arange(int(lengths.max())) < lengths[:, None]
-    return {"input_features": pad_sequence(sounds, batch_first=True).mT, "feature_attention_mask": inside.long()}
+    features = pad_sequence(list(sounds), batch_first=True).mT
+    return {"input_features": features, "feature_attention_mask": inside.long()}
+
+
+def _heard(pack: Pack) -> Batch:
+    heard = [one for one in pack.samples if len(one["feature_lengths"])]
+    parts = (one["input_features"].split(one["feature_lengths"].tolist()) for one in heard)
+    return padded_sounds([mels for part in parts for mels in part])
 
 
 INPUTS: dict[str, Callable[[Pack], Batch]] = {

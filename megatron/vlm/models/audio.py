@@ -97,28 +97,29 @@ class AudioEmbed(MegatronModule):
     def __init__(self, config: TransformerConfig, audio: AudioArchitecture) -> None:
         super().__init__(config)
         self.audio, width, dtype = audio, audio.hidden_size, config.params_dtype
+        layers: list[torch.nn.Conv1d | torch.nn.Conv2d]
         if channels := audio.channels:
-            sides = (1, channels, channels, channels)
-            layers = [torch.nn.Conv2d(*pair, 3, 2, padding=1, dtype=dtype) for pair in pairwise(sides)]
+            pairs = pairwise((1, channels, channels, channels))
+            layers = [torch.nn.Conv2d(*pair, 3, 2, padding=1, dtype=dtype) for pair in pairs]
             self.projection = torch.nn.Linear(channels * audio.halved(audio.mel_bins), width, bias=False, dtype=dtype)
             config.init_method(self.projection.weight.data)
         else:
-            sides = (audio.mel_bins, width, width)
-            steps = zip((1, 2), pairwise(sides), strict=True)
-            layers = [torch.nn.Conv1d(*pair, 3, step, padding=1, dtype=dtype) for step, pair in steps]
-        self.convolutions = torch.nn.ModuleList(layers)
+            first = torch.nn.Conv1d(audio.mel_bins, width, 3, padding=1, dtype=dtype)
+            layers = [first, torch.nn.Conv1d(width, width, 3, 2, padding=1, dtype=dtype)]
         for layer in layers:
             config.init_method(layer.weight.data)
+            assert layer.bias is not None
             torch.nn.init.zeros_(layer.bias)
+        self.convolutions = torch.nn.ModuleList(layers)
 
     def forward(self, hidden: None, batch: Microbatch, view: AudioView | None = None) -> Tensor:
         """Mel frames of the pack's sounds -> rows, this rank's share."""
         assert batch.mels is not None
         audio, layout = self.audio, chunk_layout(batch.sounds, self.audio)
         frames, rows, seen = map(platform.to_device, map(torch.from_numpy, (layout.frames, layout.rows, layout.seen)))
-        weight = self.convolutions[0].weight
+        dtype = self.config.params_dtype
         filled = batch.mels.new_zeros(len(layout.seen) * audio.chunk, audio.mel_bins).index_copy(0, frames, batch.mels)
-        chunks = filled.view(-1, audio.chunk, audio.mel_bins).mT.to(weight.dtype)
+        chunks = filled.view(-1, audio.chunk, audio.mel_bins).mT.to(dtype)
         chunks = self._over_both(chunks, seen) if audio.channels else self._over_time(chunks, seen)
         chunks = chunks + sinusoids(chunks.shape[1], chunks.shape[2]).to(chunks)
         return share_rows(chunks.flatten(0, 1)[rows].unsqueeze(1), self.config)

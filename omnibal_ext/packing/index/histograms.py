@@ -9,6 +9,7 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.packs import TILES, TOKENS
+from omnibal_ext.sizes import FRAMES
 
 LINE_BINS, BLOCKS = 32, " ▁▂▃▄▅▆▇█"
 
@@ -16,11 +17,18 @@ LINE_BINS, BLOCKS = 32, " ▁▂▃▄▅▆▇█"
 def distributions(index: PackedIndex, corpus: Corpus, summary: Summary) -> list[tuple[str, NDArray[Any]]]:
     """Return title and values of each histogram: samples before packing, packs of epoch 0 after it."""
     loads = np.asarray(index.loads[: summary.packs])
+    before: list[tuple[str, NDArray[Any]]] = []
+    after: list[tuple[str, NDArray[Any]]] = []
+    if summary.audio_budget:
+        before = [("Mel frames of a sample", corpus.sizes.more[FRAMES])]
+        after = [(f"Mel frames of a pack (budget {summary.audio_budget})", loads[:, index.load_names.index(FRAMES)])]
     return [
         ("Tiles of a sample", corpus.sizes.tiles),
         ("Tokens of a sample", corpus.sizes.tokens),
+        *before,
         (f"Tiles of a pack (budget {summary.vit_budget})", loads[:, TILES]),
         (f"Tokens of a pack (budget {summary.llm_budget})", loads[:, TOKENS]),
+        *after,
         ("Samples of a pack", np.diff(index.pack_offsets[: summary.packs + 1])),
     ]
 
@@ -29,13 +37,20 @@ def waste_by_kind(summary: Summary) -> list[tuple[str, float]]:
     """Return (cause, fraction of work or budget that is wasted)."""
     tokens = sum(source["tokens"] for source in summary.sources)
     tiles = sum(source["tiles"] for source in summary.sources)
+    unused, waiting = [], []
+    if summary.audio_budget:
+        frames = sum(source[FRAMES] for source in summary.sources)
+        unused = [("mel frames of the budget unused", 1 - frames / (summary.seats * summary.audio_budget))]
+        waiting = [("ranks waiting: audio", summary.dist_ratio_audio)]
     return [
         ("padding inside packs", summary.pad_ratio),
         ("tiles of the budget unused", 1 - tiles / max(1, summary.seats * summary.vit_budget)),
         ("tokens of the budget unused", 1 - tokens / max(1, summary.seats * summary.llm_budget)),
+        *unused,
         ("ranks waiting: ViT", summary.dist_ratio_vit),
         ("ranks waiting: LLM", summary.dist_ratio_llm),
         ("ranks waiting: attention", summary.dist_ratio_attention),
+        *waiting,
     ]
 
 

@@ -32,6 +32,7 @@ from omnibal_ext.packing.packs import LOADS, PackList
 from omnibal_ext.packing.shard_loads import EXCHANGED
 from omnibal_ext.reading.arrays import map_array
 from omnibal_ext.reading.document import read_json, sealed
+from omnibal_ext.sizes import FRAMES
 
 REMEDY = "pack again with tools/pack_data.py"
 
@@ -105,6 +106,14 @@ class PackedIndex:
     def llm_budget(self) -> int:
         """Most tokens of a pack, padding included."""
         return int(self.manifest["llm_budget"])
+
+    @property
+    def audio_budget(self) -> int:
+        """Most mel frames of a pack; 0 for a corpus without sounds."""
+        if FRAMES not in self.load_names:
+            return 0
+        longest = int(self.loads[:, self.load_names.index(FRAMES)].max(initial=0))
+        return max(longest, int(self.manifest.get("budgets", {}).get(FRAMES, 0)))
 
     @property
     def widths(self) -> tuple[int, ...]:

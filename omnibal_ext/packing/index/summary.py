@@ -23,6 +23,7 @@ from omnibal_ext.packing.ordering.spread import (
 )
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, PackList, pack_loads
 from omnibal_ext.packing.shard_loads import tokens_cut
+from omnibal_ext.sizes import FRAMES
 
 HELPS = "more --micro-batches help most, then larger packs or a larger --wait (docs/packing-limits.md)"
 MOST_SAMPLES = 200_000  # samples used to estimate the spread of a random order
@@ -84,6 +85,10 @@ class Summary:
     """Numba's compilation, once per machine; not in `seconds`."""
     rejected_by_reason: dict[str, int]
     sources: list[dict[str, Any]]
+    audio_budget: int = 0
+    """0 for a corpus without sounds, as the next two."""
+    dist_ratio_audio: float = 0.0
+    longest_frames: int = 0
 
 
 def shortfalls(summary: Summary, options: PackOptions) -> list[str]:
@@ -133,12 +138,17 @@ def summarise(
     seconds_of_ranks = metrics.rank_loads(iterations, index.seconds(np.arange(index.num_packs)))
     ranks = [metrics.rank_loads(iterations, of_ranks[:, load]) for load in (TILES, TOKENS, ATTENTION)]
     longest = loads[:count].max(axis=0)
+    heard: dict[str, Any] = {}
+    if budget := index.audio_budget:
+        column = index.load_names.index(FRAMES)
+        ratio = metrics.dist_ratio(metrics.rank_loads(iterations, of_ranks[:, column]))
+        heard = {"audio_budget": budget, "dist_ratio_audio": ratio, "longest_frames": int(longest[column])}
     names = reject_names(index.manifest["budgets"])
     return Summary(
         packs=count,
         samples=len(packed),
         rejected=int(np.count_nonzero(reasons)),
-        lower_bound_packs=metrics.lower_bound_packs(packed, index.vit_budget, index.llm_budget),
+        lower_bound_packs=metrics.lower_bound_packs(packed, index.vit_budget, index.llm_budget, index.audio_budget),
         vit_budget=index.vit_budget,
         llm_budget=index.llm_budget,
         pad_ratio=metrics.pad_ratio(packs, corpus.sizes, index.pad),
@@ -162,10 +172,11 @@ def summarise(
         compile_seconds=spent[1],
         rejected_by_reason={reason: int(np.sum(reasons == key)) for key, reason in names.items() if key in reasons},
         sources=_source_counts(corpus, packs.sample_ids, reasons),
+        **heard,
     )
 
 
-def _spreads(index: PackedIndex, corpus: Corpus, packs: PackList, iterations: Ints) -> dict[str, float]:
+def _spreads(index: PackedIndex, corpus: Corpus, packs: PackList, iterations: Ints) -> dict[str, Any]:
     """Return the fields `spread_*` and `kinds_*`, from complete iterations."""
     count, samples = len(packs), len(packs.sample_ids)
     complete = _complete_iterations(index, iterations, count)
@@ -218,7 +229,7 @@ def _features(corpus: Corpus, packs: PackList, index: PackedIndex) -> Features:
 def _source_counts(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8]) -> list[dict[str, Any]]:
     """Return for each source its samples, those packed in an epoch, and those left out."""
     times = np.bincount(samples, minlength=len(corpus.sizes))
-    counts, first = [], 0
+    counts, first, frames = [], 0, corpus.sizes.more.get(FRAMES)
     for source in corpus.sources:
         of_source = slice(first, first + source.samples)
         counts.append(
@@ -231,6 +242,7 @@ def _source_counts(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8]) -> 
                 "packed": int(times[of_source].sum()),
                 "tiles": int(times[of_source] @ corpus.sizes.tiles[of_source]),
                 "tokens": int(times[of_source] @ corpus.sizes.tokens[of_source]),
+                **({FRAMES: int(times[of_source] @ frames[of_source])} if frames is not None else {}),
             }
         )
         first += source.samples

@@ -6,16 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.packing.packs import PackList
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import FRAMES, Sizes
 
 Number = TypeVar("Number", np.int64, np.float64)
 
 
-def lower_bound_packs(sizes: Sizes, vit_budget: int, llm_budget: int) -> int:
-    """Return ceil(max(all tiles / vit_budget, all tokens / llm_budget)): no packing has fewer packs."""
+def lower_bound_packs(sizes: Sizes, vit_budget: int, llm_budget: int, audio_budget: int = 0) -> int:
+    """Return ceil(max(all tiles / vit_budget, all tokens / llm_budget, all frames / audio_budget)): no packing has
+    fewer packs."""
     tiles, tokens = int(sizes.tiles.sum(dtype=np.int64)), int(sizes.tokens.sum())
     by_tiles = -(-tiles // vit_budget) if vit_budget else 0
-    return max(by_tiles, -(-tokens // llm_budget))
+    by_frames = -(-int(sizes.more[FRAMES].sum()) // audio_budget) if audio_budget else 0
+    return max(by_tiles, by_frames, -(-tokens // llm_budget))
 
 
 def pad_ratio(packs: PackList, sizes: Sizes, pad: bool) -> float:

@@ -37,6 +37,7 @@ from megatron.vlm.families.media import TILINGS
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import table_name
+from megatron.vlm.hf.pack_inputs import padded_sounds
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.configs import language_config, vision_config
@@ -319,7 +320,7 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
                 images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
             if theirs.config.model_type == "llava_onevision":
                 images["batch_num_images"] = torch.tensor([len(sample.sizes)])
-        images |= _as_heard(sample) if sample.sounds else {}
+        images |= padded_sounds(sample.sounds)
         if theirs.config.model_type == "paligemma":
             images["token_type_ids"] = (torch.arange(len(sample.ids)) >= prefix_of(sample)).long()[None]
         ids = sample.ids
@@ -358,15 +359,6 @@ def _at_native_resolution(sample: Sample, kind: str) -> dict[str, Tensor]:
     if "omni" in kind:  # without a mask it makes no positions
         given["attention_mask"] = torch.ones_like(sample.ids)[None]
     return given
-
-
-def _as_heard(sample: Sample) -> dict[str, Tensor]:
-    """What transformers' processors make of sounds: filled up to the longest."""
-    lengths = torch.tensor([len(mels) for mels in sample.sounds])
-    features = torch.nn.utils.rnn.pad_sequence(list(sample.sounds), batch_first=True).mT
-    inside = (torch.arange(lengths.max()) < lengths[:, None]).long()
-    mask = torch.ones_like(sample.ids)[None]
-    return {"input_features": features, "feature_attention_mask": inside, "attention_mask": mask}
 
 
 def _row_by_row(sample: Sample) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("spread_sizes", "spread_sources", "kinds_missing", "kinds_missing_random"), "test_order_iterations.py"
     ),
+    **dict.fromkeys(("audio_budget", "dist_ratio_audio", "longest_frames"), "test_sounds.py"),
 }
 
 

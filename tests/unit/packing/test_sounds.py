@@ -1,0 +1,128 @@
+"""Packs of a corpus with sounds: a third budget, a third part of the model to wait for; without sounds nothing new."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.layout.workload import packs_of_index
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.index.summary import Summary
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packs import TOKENS
+from omnibal_ext.sizes import FRAMES, Sizes
+from tests.programs import refusal, tool
+
+
+def mix(samples: int, seed: int = 0) -> Sizes:
+    """Words alone, images, sounds, and both: patches, mel frames and tokens of Qwen2.5-Omni."""
+    random = np.random.default_rng(seed)
+    kind = random.choice(4, samples, p=[0.3, 0.3, 0.3, 0.1])
+    tiles = 4 * random.integers(64, 700, samples) * np.isin(kind, (1, 3))
+    frames = np.minimum(random.lognormal(6.6, 0.8, samples).astype(np.int64) + 8, 6000) * np.isin(kind, (2, 3))
+    words = np.minimum(random.lognormal(5.2, 0.8, samples).astype(np.int64) + 8, 4000)
+    return Sizes.from_arrays(tiles, words + tiles // 4 + frames // 4, frames=frames)
+
+
+def packed(folder: Path, sizes: Sizes, **options: object) -> tuple[PackedIndex, Summary]:
+    asked = {"vit_budget": 5600, "llm_budget": 8192, "budgets": {FRAMES: 12000}, "data_parallel_size": 8,
+             "micro_batches": 4}  # fmt: skip
+    return build_index(sizes, folder, PackOptions(**asked | options))  # type: ignore[arg-type]
+
+
+def test_packs_keep_three_budgets_and_ranks_wait_for_none_of_three_parts(tmp_path: Path) -> None:
+    sizes = mix(20_000)
+    index, summary = packed(tmp_path / "packs", sizes)
+    heard = index.loads[:, index.load_names.index(FRAMES)]
+    assert heard.max() <= index.audio_budget == summary.audio_budget == 12000
+    assert heard[: summary.packs].sum() == sizes.more[FRAMES].sum()
+    assert list(index.costs.parts) == ["vision", "language", "audio"]
+    assert summary.packs <= 1.04 * summary.lower_bound_packs
+    assert summary.wait < 0.01
+    assert summary.dist_ratio_audio < 0.05
+    assert summary.longest_frames == heard.max()
+    packs = packs_of_index(index, _Budgets(index), 4)  # type: ignore[arg-type]
+    assert packs.frames is not None
+    assert packs.frames.shape == packs.tokens.shape
+    assert packs.frames.max() <= 12000
+    of_pack = dict(zip(index.loads[:, TOKENS].tolist(), heard.tolist(), strict=True))
+    assert packs.frames.ravel()[0] == of_pack[packs.tokens.ravel()[0]]
+
+
+class _Budgets:
+    def __init__(self, index: PackedIndex, **budgets: int) -> None:
+        self.vit_budget, self.llm_budget, self.audio_budget = index.vit_budget, index.llm_budget, index.audio_budget
+        vars(self).update(budgets)
+
+
+def test_a_profile_of_fewer_frames_does_not_fit(tmp_path: Path) -> None:
+    index, _ = packed(tmp_path / "packs", mix(500))
+    with pytest.raises(UserError, match="packed for audio_budget 12000, but profiled at 3000"):
+        packs_of_index(index, _Budgets(index, audio_budget=3000), 4)  # type: ignore[arg-type]
+
+
+def test_samples_with_too_long_sounds_are_named(tmp_path: Path) -> None:
+    index, summary = packed(tmp_path / "packs", mix(500), budgets={FRAMES: 3000})
+    assert summary.rejected_by_reason == {"too many frames": int((mix(500).more[FRAMES] > 3000).sum())}
+    line = json.loads((index.folder / "rejected.jsonl").read_text().splitlines()[0])
+    assert line["frames"] > 3000
+    assert line["detail"].endswith(f"{line['frames']} mel frames of 3000")
+
+
+def test_wide_packs_with_sounds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--widths 1,2: packs of several ranks cannot have sounds yet; leave it out"):
+        packed(tmp_path / "packs", mix(50), widths=(1, 2))
+
+
+def test_sizes_say_their_frames_or_have_none(tmp_path: Path) -> None:
+    sizes = mix(30)
+    sizes.save(tmp_path / "a.npz")
+    rows = [
+        {"vit_num": int(tiles), "token_num": int(tokens)} | ({"audio_num": int(frames)} if frames else {})
+        for tiles, tokens, frames in zip(sizes.tiles, sizes.tokens, sizes.more[FRAMES], strict=True)
+    ]
+    (tmp_path / "b.json").write_text(json.dumps(rows))
+    Sizes(sizes.tiles, sizes.tokens).save(tmp_path / "c.npz")
+    found = Sizes.load([tmp_path / name for name in ("a.npz", "b.json", "c.npz")], (FRAMES,))
+    expected = [*sizes.more[FRAMES], *sizes.more[FRAMES], *[0] * 30]
+    assert found.more[FRAMES].tolist() == expected
+
+
+def test_the_program_asks_for_a_budget_where_there_are_sounds_and_only_there(tmp_path: Path) -> None:
+    """Without, the index is the same, whether or not the sizes say that there are none, and whatever the costs."""
+    sizes, common = mix(400), ("--vit-budget", 5600, "--llm-budget", 8192, "--model", "qwen2.5-omni-3b")
+    sizes.save(tmp_path / "heard.npz")
+    silent = Sizes(sizes.tiles, sizes.tokens, {FRAMES: 0 * sizes.tokens})
+    silent.save(tmp_path / "silent.npz")
+    Sizes(sizes.tiles, sizes.tokens).save(tmp_path / "seen.npz")
+
+    def pack(name: str, *more: object) -> tuple[object, ...]:
+        return "--sizes", tmp_path / f"{name}.npz", *common, *more, "--output-dir", tmp_path / name
+
+    assert "give --audio-budget" in refusal(tool("pack_data.py", *pack("heard"), check=False))
+    assert "no sample has sounds" in refusal(tool("pack_data.py", *pack("seen", "--audio-budget", 100), check=False))
+    done = tool("pack_data.py", *pack("heard", "--audio-budget", 12000, "--json"))
+    assert json.loads(done.stdout)["audio_budget"] == 12000
+    for name in ("silent", "seen"):
+        tool("pack_data.py", *pack(name))
+    files = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("silent", "seen")]
+    assert files[0] == files[1]
+    for name in set(files[0]) - {"manifest.json"}:
+        assert (tmp_path / "silent" / name).read_bytes() == (tmp_path / "seen" / name).read_bytes(), name
+    manifests = [PackedIndex.open(tmp_path / name).manifest for name in ("silent", "seen")]
+    for manifest in manifests:
+        del manifest["built_from"], manifest["sources"], manifest["manifest_hash"]
+    assert manifests[0] == manifests[1]
+    assert manifests[0]["loads"] == ["tiles", "tokens", "attention"]
+    assert list(manifests[0]["costs"]["parts"]) == ["vision", "language"]
+
+
+def test_costs_by_default_are_of_a_model_that_hears_where_somebody_speaks() -> None:
+    assert "audio" in PackCosts.of_model(audio_budget=1000).parts
+    assert list(PackCosts.of_model().parts) == ["vision", "language"]
+    assert Corpus.of(mix(10)).sizes.more[FRAMES].any()
