@@ -374,8 +374,8 @@ def _parser() -> ToolParser:
     add("--recompute", default="fewest", choices=("fewest", "full"))
     add("--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest")
     add("--memory-gib", type=float, help="of one device; no limit unless given")
-    for title, add in FORWARDED_FLAGS.items():
-        parser.add_forwarded(title, add)
+    for title, add_flags in FORWARDED_FLAGS.items():
+        parser.add_forwarded(title, add_flags)
     parser.add_argument("--check", action="store_true", help="check everything, start nothing; exit code 2 if refused")
     parser.add_argument("--dry-run", action="store_true", help="plan and print the command, start nothing")
     parser.add_argument("--progress", action="store_true", help="show progress; the output goes to RUN/train.log")
