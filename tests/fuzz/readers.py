@@ -14,6 +14,7 @@ from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.images import MAX_PIXELS, image_size, load_rgb
+from megatron.vlm.data.media.sounds import load_sound, sound_length
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import RejectCount, Rejected
 from megatron.vlm.hf.convert import KeyMap
@@ -41,6 +42,7 @@ from omnibal_ext.sizes import Sizes
 from tests.demo import demo_dataset
 from tests.unit.architectures import test_huggingface as published
 from tests.unit.data.clips import noise, write_video
+from tests.unit.data.noises import chirp, encoded
 
 Files = Mapping[str, bytes]
 
@@ -65,6 +67,7 @@ def all_readers(folder: Path) -> dict[str, Reader]:
         "plan": _plan(), "profile": _profile(), "index": _index(folder / "index"), "sizes": _sizes(folder),
         "dataset": _dataset(folder / "demo"), "config": _config(), "weights": _weights(folder / "model"),
         "metrics": _metrics(), "rejects": _rejects(), "chat": _chat(), "images": _images(), "videos": _videos(),
+        "sounds": _sounds(),
         "tokenizer": _tokenizer(),
     }  # fmt: skip
 
@@ -300,6 +303,26 @@ def _videos() -> Reader:
                 continue
             try:
                 list(read_frames(path, (), range(min(facts.frames, 16))))
+            except Exception as error:  # training names the file; FFmpeg raises nearly anything
+                raise UserError(f"{path}: {error!r}") from error
+
+    return Reader(files, read)
+
+
+def _sounds() -> Reader:
+    wave, files = chirp(3000, 16000, 2), dict[str, bytes]()
+    for container, codec in (("wav", "pcm_s16le"), ("flac", "flac"), ("mp3", "libmp3lame"), ("ogg", "libopus"),
+                             ("ipod", "aac"), ("matroska", "aac"), ("aiff", "pcm_s16be")):  # fmt: skip
+        files[f"sound.{container}"] = encoded(wave, 48000, codec, container)
+
+    def read(folder: Path) -> None:
+        for path in sorted(folder.glob("sound.*")):
+            try:
+                sound_length(path, (), 16000)
+            except Rejected:
+                continue
+            try:
+                load_sound(path, (), 16000)
             except Exception as error:  # training names the file; FFmpeg raises nearly anything
                 raise UserError(f"{path}: {error!r}") from error
 

@@ -23,8 +23,10 @@ from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.families.media import SOUND_RULES
 from megatron.vlm.preprocessing.folder_files import sound_rule
 from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.model_recipe import check_tokenizer, resolve_settings
+from megatron.vlm.preprocessing.model_recipe import recipe_of as recipe_of_choices
 from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
+from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.errors import UserError
 from tests.unit.data.noises import TURNS, chirp, encoded, write_wav
@@ -458,6 +460,33 @@ def test_a_folder_says_how_sounds_are_heard(tmp_path: Path) -> None:
             with pytest.raises(UserError, match=name):
                 sound_rule(tmp_path, rule)
         (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_models_folder_says_all_that_sounds_need(whole: bool, folder: Path) -> None:
+    """Rule, encoder and tokens, of a thinker alone or in a whole model; another audio token is refused."""
+    ids = open_recipe(recipe_of(folder, "qwen2.5-omni")).special_tokens
+    config = {
+        "model_type": "qwen2_5_omni_thinker",
+        "image_token_index": ids["<|IMAGE|>"], "audio_token_index": ids["<|AUDIO|>"],
+        "text_config": {"model_type": "qwen2_5_omni_text", "hidden_size": 512, "num_attention_heads": 4},
+        "vision_config": {"out_hidden_size": 512, "patch_size": PATCH},
+        "audio_config": {"output_dim": 512, "d_model": 32, "encoder_attention_heads": 2, "n_window": 50},
+    }  # fmt: skip
+    told = {"model_type": "qwen2_5_omni", "thinker_config": config} if whole else config
+    (folder / "config.json").write_text(json.dumps(told))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"feature_size": 128, "chunk_length": 20}))
+    recipe = recipe_of_choices(resolve_settings({"chat-template": "qwen-vl"}, str(folder)), image_root=folder)
+    assert recipe.audio is not None
+    assert (recipe.audio.longest, recipe.audio.encoder.chunk, recipe.audio.encoder.hidden_size) == (20, 100, 32)
+    check_tokenizer(open_recipe(recipe), str(folder))
+    (folder / "chat.jsonl").write_text(json.dumps({"audio": "c.wav", "conversations": TURNS}))
+    preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "dataset"))
+    assert ChatDataset(folder / "dataset")[0]["feature_lengths"].tolist() == [209]
+    config["audio_token_index"] = ids["<|VIDEO|>"]
+    (folder / "config.json").write_text(json.dumps(told))
+    with pytest.raises(UserError, match=rf"'<\|AUDIO\|>' is token .* has it at {ids['<|VIDEO|>']}"):
+        check_tokenizer(open_recipe(recipe), str(folder))
 
 
 def test_a_video_gives_its_own_sound(folder: Path) -> None:

@@ -162,7 +162,7 @@ def test_what_is_no_whole_sound_is_rejected_by_name(tmp_path: Path) -> None:
         "no_samples.wav": (encoded(chirp(0), RATE, "pcm_s16le", "wav"), "empty_audio"),
         "cut.wav": (whole[:-100], "truncated_audio"),
         "cut_between_packets.wav": (whole[: 44 + 34 + 2048 * 4], "truncated_audio"),
-        "cut.flac": (made("FLAC")[:-5], "not_audio"),
+        "cut.flac": (made("FLAC")[:-5], "truncated_audio"),
         "cut_far.flac": (made("FLAC")[:-60000], "truncated_audio"),
         "cut.mp3": (made("MP3")[:-2000], "truncated_audio"),
         "cut.ogg": (made("Opus")[:-5], "truncated_audio"),
@@ -183,6 +183,22 @@ def test_what_is_no_whole_sound_is_rejected_by_name(tmp_path: Path) -> None:
     assert verdict(tmp_path / "silent.mp4") == "no_audio"
     (tmp_path / "sound.jpg").write_bytes(made("FLAC"))  # what a file is called says nothing
     assert verdict(tmp_path / "sound.jpg") == ""
+
+
+@pytest.mark.parametrize("rate", [999, 1000, 768000, 768001])
+def test_rates_have_limits(rate: int, tmp_path: Path) -> None:
+    with waves.open(str(tmp_path / "sound.wav"), "wb") as file:
+        file.setparams((1, 2, rate, 0, "NONE", ""))
+        file.writeframes(bytes(4 * rate))
+    assert verdict(tmp_path / "sound.wav") == ("" if 1000 <= rate <= 768000 else "not_audio")
+
+
+def test_flipped_bits_are_found_by_decoding(tmp_path: Path) -> None:
+    content = bytearray(made("FLAC in MKV"))
+    content[len(content) // 2] ^= 1
+    (tmp_path / "sound.mkv").write_bytes(content)
+    assert verdict(tmp_path / "sound.mkv") == ""
+    assert verdict(tmp_path / "sound.mkv", decode=True) == "truncated_audio"
 
 
 def test_an_hour_is_the_limit(tmp_path: Path) -> None:

@@ -81,16 +81,16 @@ def _measured(path: Path, file: BinaryIO, rate: int, decode: bool) -> int:
     if not file.seek(0, os.SEEK_END):
         raise Rejected("empty_audio", f"{path}: zero bytes")
     try:
-        with _container(file) as container:
-            scan, own_rate = _scanned(container), sound_stream(container).rate
-            missing = scan.missing or missing_end(container.format.name, file)
+        with _rejected("not_audio"), _container(file) as container:
+            own_rate, name = sound_stream(container).rate, container.format.name
+            with _rejected("truncated_audio"):
+                scan = _scanned(container)
+                missing = scan.missing or missing_end(name, file)
         if not missing and (decode or scan.samples is None):
-            with _container(file) as container:
+            with _rejected("truncated_audio"), _container(file) as container:
                 scan.samples = sum(map(len, _waves(container, decode)))
     except Rejected as verdict:
         raise Rejected(verdict.reason, f"{path}: {verdict.detail}") from verdict
-    except Exception as error:  # a broken file makes FFmpeg raise nearly anything
-        raise Rejected("not_audio", f"{path}: {str(error)[:200]}") from error
     if missing:
         raise Rejected("truncated_audio", f"{path}: {missing}; copy it again")
     if not scan.samples:
@@ -98,6 +98,17 @@ def _measured(path: Path, file: BinaryIO, rate: int, decode: bool) -> int:
     if (seconds := scan.samples / own_rate) > MOST_SECONDS:
         raise Rejected("too_long_audio", f"{path}: {seconds:.0f} seconds, limit {MOST_SECONDS}; cut it")
     return _resampled_length(scan.samples, own_rate, rate)
+
+
+@contextmanager
+def _rejected(reason: str) -> Iterator[None]:
+    """What fails in it is rejected for this reason: a broken file makes FFmpeg raise nearly anything."""
+    try:
+        yield
+    except Rejected:
+        raise
+    except Exception as error:
+        raise Rejected(reason, str(error)[:200]) from error
 
 
 def _resampled_length(samples: int, own_rate: int, rate: int) -> int:
@@ -172,8 +183,8 @@ def load_sound(
 ) -> NDArray[np.float32]:
     """The waveform of a sound at `rate` a second, from -1 to 1: float32 [samples].
 
-    `strict`: damage raises an error instead of being concealed by the decoder. Raises FFmpeg's errors, Rejected or
-    ValueError if it cannot be heard, and ChangedError if the CRC-32 is not `crc` (None: any).
+    `strict`: damage raises an error instead of being concealed by the decoder. Raises FFmpeg's errors, Rejected if it
+    cannot be heard, and ChangedError if the CRC-32 is not `crc` (None: any).
     """
     import soxr
 
@@ -189,19 +200,19 @@ def load_sound(
 
 
 def _waves(container: "InputContainer", strict: bool) -> Iterator[NDArray[np.float32]]:
-    """The mean of all channels, part by part: float32 [samples]. Raises ValueError for what is no sound."""
+    """The mean of all channels, part by part: float32 [samples]. Raises Rejected for what is no sound."""
     stream = sound_stream(container)
     rate, left, channels = stream.rate, MOST_SECONDS * stream.rate, stream.channels
     if strict:
         stream.codec_context.options = {"err_detect": "crccheck+explode"}
     for frame in container.decode(stream):
         if frame.sample_rate != rate or frame.layout.nb_channels != channels:
-            raise ValueError("the rate or the channels of the sound change")
+            raise Rejected("not_audio", "the rate or the channels of the sound change")
         if (left := left - frame.samples) < 0:
             raise Rejected("too_long_audio", f"more than {MOST_SECONDS} seconds; cut it")
         wave = _samples_of(frame, channels)
         if not np.abs(wave).max(initial=0) <= LOUDEST:  # false for NaN too
-            raise ValueError(f"samples that are no numbers, or above {LOUDEST:g} times full scale")
+            raise Rejected("not_audio", f"samples that are no numbers, or above {LOUDEST:g} times full scale")
         yield wave
 
 
@@ -213,7 +224,7 @@ def _samples_of(frame: "AudioFrame", channels: int) -> NDArray[np.float32]:
     if kind in SCALES:
         values = (values - (SCALES["u8"] if kind == "u8" else 0)) / np.float32(SCALES[kind])
     elif kind not in ("flt", "dbl"):
-        raise ValueError(f"samples of format {kind!r}")
+        raise Rejected("not_audio", f"samples of format {kind!r}")
     with np.errstate(invalid="ignore", over="ignore"):  # refused by the caller
         mean: NDArray[np.float32] = values.T.mean(axis=0) if channels > 1 else values[:, 0]
     return mean
