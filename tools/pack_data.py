@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import asdict, astuple, fields, replace
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ SHOWN = (
     "samples", "packs", "lower_bound_packs", "vit_budget", "llm_budget", "iterations", "pad_ratio", "dist_ratio_vit",
     "dist_ratio_llm", "wait",
 )  # fmt: skip
+SPARE_FRAMES = 1.25
+"""Of mel frames that packs have on average."""
 SHOWN_OF_SOUNDS = ("audio_budget", "dist_ratio_audio")
 """Measures in the printed table; `--json` and `--report` have all."""
 
@@ -108,7 +111,12 @@ def _parser() -> ToolParser:
     add("--method", choices=METHODS, default=METHODS[0])
     add("--vit-budget", type=read_budget, default="auto", metavar="TILES", help="most tiles of a pack")
     add("--llm-budget", type=read_budget, default="auto", metavar="TOKENS", help="most tokens of a pack")
-    add("--audio-budget", type=int, metavar="FRAMES", help="most mel frames of a pack, for a corpus with sounds")
+    add(
+        "--audio-budget",
+        type=int,
+        metavar="FRAMES",
+        help="most mel frames of a pack, if there are sounds (default: auto)",
+    )
     add(
         "--size", dest="budgets", action="append", default=[], type=named_budget, metavar="NAME=BUDGET",
         help="a further size of samples, an array or field of that name (again for more); 0: no limit",
@@ -170,7 +178,7 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     arguments.budgets = dict(arguments.budgets)
     more = tuple(arguments.budgets | {FRAMES: 0})
     corpus = Corpus.of_dataset(arguments.data, more) if arguments.data else Corpus.load(paths, more)
-    corpus = settle_audio_budget(corpus, arguments)
+    corpus = without_silence(corpus, arguments)
     if arguments.weights:
         corpus = corpus.weighted(arguments.weights)
     if arguments.separate_sources:
@@ -198,24 +206,12 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     return corpus, built_from
 
 
-def settle_audio_budget(corpus: Corpus, arguments: argparse.Namespace) -> Corpus:
-    """Put --audio-budget among the budgets; return the corpus, without frames if it has no sounds.
-
-    Raises UserError for a budget without sounds, and for sounds without a budget.
-    """
-    hears, budget = bool(corpus.sizes.more[FRAMES].any()), arguments.audio_budget
-    if budget and not hears:
-        raise UserError(f"--audio-budget {budget}: no sample has sounds; leave it out")
-    if budget:
-        arguments.budgets[FRAMES] = budget
-    if FRAMES in arguments.budgets:
+def without_silence(corpus: Corpus, arguments: argparse.Namespace) -> Corpus:
+    """Return the corpus, without frames if it has no sounds. Raises UserError for --audio-budget without sounds."""
+    if corpus.sizes.more[FRAMES].any() or FRAMES in arguments.budgets:
         return corpus
-    if hears:
-        longest = int(corpus.sizes.more[FRAMES].max())
-        raise UserError(
-            f"samples have sounds, of up to {longest} mel frames: give --audio-budget, the most of a pack, such as "
-            f"{4 * longest}"
-        )
+    if arguments.audio_budget:
+        raise UserError(f"--audio-budget {arguments.audio_budget}: no sample has sounds; leave it out")
     more = {name: values for name, values in corpus.sizes.more.items() if name != FRAMES}
     return replace(corpus, sizes=replace(corpus.sizes, more=more))
 
@@ -242,6 +238,16 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Budget
     )
     arguments.vit_budget, arguments.llm_budget = best.vit_budget, best.llm_budget
     return trials
+
+
+def settle_audio_budget(corpus: Corpus, arguments: argparse.Namespace) -> None:
+    """Put --audio-budget among the budgets; by default some more frames than a pack's tokens bring on average, and
+    enough for the longest sample."""
+    frames = corpus.sizes.more.get(FRAMES)
+    if frames is None or FRAMES in arguments.budgets:
+        return
+    usual = SPARE_FRAMES * int(frames.sum()) / int(corpus.sizes.tokens.sum()) * arguments.llm_budget
+    arguments.budgets[FRAMES] = arguments.audio_budget or max(int(frames.max()), ceil(usual))
 
 
 def settle_widths(corpus: Corpus, arguments: argparse.Namespace) -> None:
@@ -300,6 +306,7 @@ def main() -> None:
     arguments = parse_arguments()
     corpus, built_from = load_corpus(arguments)
     trials = settle_budgets(corpus, arguments)
+    settle_audio_budget(corpus, arguments)
     settle_widths(corpus, arguments)
     options = PackOptions(**{field.name: getattr(arguments, field.name) for field in fields(PackOptions)})
     if arguments.max_rejects is not None:

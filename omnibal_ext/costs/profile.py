@@ -37,7 +37,7 @@ from omnibal_ext.chain import (
 )
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
-from omnibal_ext.flow import features_after
+from omnibal_ext.flow import audio_extras, features_after
 from omnibal_ext.formats import PROFILE
 from omnibal_ext.reading.checks import integer, is_number, listing, shown
 from omnibal_ext.reading.document import FIELD, sealed
@@ -265,6 +265,13 @@ class Profile:
         """Tensors as large as the hidden states passed on with every layer's output: features, and `carried_after`."""
         features = features_after(self.chain, self.feature_layers, self.features_joined)
         return tuple(map(sum, zip(features, self.carried_after or (0,) * len(features), strict=True)))
+
+    @property
+    def sounds_after(self) -> tuple[int, ...]:
+        """Whether audio tokens pass by the vision tower with every layer's output: 0 or 1, `output_bytes` of the audio
+        projector."""
+        (sounds,) = (*audio_extras(self.chain, 1), None)[:1]
+        return tuple(int(sounds is not None and sounds.enters(link + 1)) for link in range(len(self.chain)))
 
     @property
     def bound_by_host(self) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     add("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
     add("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
     add("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
+    add("--audio-budget", type=int, metavar="FRAMES", help="most mel frames of a pack (default: auto)")
     add(
         "--widths", type=widths, default=ONE_RANK, metavar="W,W...",
         help="ranks that may run a pack together, see tools/pack_data.py; needs --llm-budget, of one rank",
@@ -216,7 +217,7 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
         "--last-iteration": "empty",  # so that an epoch has every sample once
         "--output-dir": arguments.packs,
     }
-    flags |= as_flags(arguments, ("vit_budget", "llm_budget", "held_out"))
+    flags |= as_flags(arguments, ("vit_budget", "llm_budget", "audio_budget", "held_out"))
     if arguments.widths != ONE_RANK:
         flags["--widths"] = arguments.widths
     if arguments.widths == AUTO:

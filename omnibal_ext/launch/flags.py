@@ -28,7 +28,7 @@ NUMBERS = (
     Interval("[0, inf)", "max_rejects"),
     Interval("[1, inf)", "max_tiles max_pixels max_tokens"),
     Interval("[0, 1e9]", "vit_budget"),
-    Interval("[1, 1e9]", "llm_budget"),
+    Interval("[1, 1e9]", "llm_budget audio_budget"),
     Interval("(0, 1)", "held_out"),
 )
 
@@ -46,7 +46,8 @@ NEEDS = (
     ),
     Need(
         """
-        chat_template micro_batches max_tiles max_pixels max_tokens shorten vit_budget llm_budget widths held_out
+        chat_template micro_batches max_tiles max_pixels max_tokens shorten vit_budget llm_budget audio_budget
+        widths held_out
         """,
         "--input: existing datasets and packs are used as they are",
         lambda given: not (given.data or given.packs),

@@ -96,6 +96,7 @@ class Planning:
             "model_hash": self.architecture.hash,
             "vit_budget": self.index.vit_budget,
             "llm_budget": self.index.llm_budget,
+            "audio_budget": self.index.audio_budget or int(self.architecture.audio is not None),
             "tensor_model_parallel_size": self.flags.tensor_model_parallel_size,
             "expert_model_parallel_size": self.flags.expert_model_parallel_size,
             "lora_rank": self.adapters.rank,
@@ -148,6 +149,8 @@ class Planning:
             return
         budgets = self.index.vit_budget, self.index.llm_budget
         flags = profiler_flags(self.flags, *budgets, self.data_parallel, self.profile_path)
+        if self.index.audio_budget:
+            flags["--audio-budget"] = self.index.audio_budget
         if (learnt := Corpus.of_dataset(self.flags.data).supervised_share) is not None:
             flags["--supervised-share"] = f"{learnt:.3f}"
         flags |= self._tower_flags()
@@ -231,6 +234,7 @@ def plan_of_budgets(
     with tempfile.TemporaryDirectory() as folder:
         profile, plan = Path(folder) / "profile.json", Path(folder) / PLAN
         asked = profiler_flags(flags, flags.vit_budget, flags.llm_budget, data_parallel, profile) | replica_flags(flags)
+        asked |= as_flags(flags, ("audio_budget",))
         run_our_tool(tools / "profile_layers.py", asked, True, trained_words(job))
         wanted = {"--profile": profile, "--num-microbatches": micro_batches, "--output": plan}
         run_our_tool(tools / "plan_layout.py", wanted | as_flags(flags, PLANNED), flags.json)

@@ -20,7 +20,7 @@ from omnibal_ext.arrays import Ints
 from omnibal_ext.layout.frontier import minimal
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import recompute_all
-from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE, prefix_sums
+from omnibal_ext.layout.tables import prefix_sums
 
 LEAST_GAIN = 1e-9
 """Relative; smaller differences are rounding."""
@@ -104,12 +104,13 @@ class RankOptions:
 
     def _added(self, rank: int, held: Ints) -> list[Ints]:
         """Nothing, then a layer more each time."""
-        again = np.zeros((len(held), len(WAYS)), dtype=np.int64)
+        again = np.zeros((len(held), len(self.problem.kind_of_way)), dtype=np.int64)
         added = [again.copy()]
+        kinds, whole = self.problem.kind_of_way, self.problem.whole
         for chunk, way in self._axes(rank, held):
-            layers = held[chunk, KIND_OF_WAY[way]]
-            (other,) = np.flatnonzero((KIND_OF_WAY[way] == KIND_OF_WAY) & (WHOLE[way] != WHOLE))
-            most = layers if WHOLE[way] else layers - again[chunk, other]
+            layers = held[chunk, kinds[way]]
+            (other,) = np.flatnonzero((kinds[way] == kinds) & (whole[way] != whole))
+            most = layers if whole[way] else layers - again[chunk, other]
             for count in range(1, int(most) + 1):
                 again[chunk, way] = count
                 again[chunk, other] = min(again[chunk, other], layers - count)
@@ -120,7 +121,7 @@ class RankOptions:
         """(chunk, way) of what can be recomputed, that first which gives back most bytes a second."""
         tables, in_flight = self.problem.tables, self.problem.held[rank].max(axis=0)
         gains = in_flight[:, None] * tables.saved / np.maximum(self._seconds, 1e-300)
-        axes = np.argwhere(held[:, KIND_OF_WAY] * tables.offered).tolist()
+        axes = np.argwhere(held[:, self.problem.kind_of_way] * tables.offered).tolist()
         return sorted(((chunk, way) for chunk, way in axes), key=lambda axis: -float(gains[axis]))
 
     def _fits(self, rank: int, held: Ints, counts: Ints) -> NDArray[np.bool_]:
@@ -158,7 +159,7 @@ class _Search:
         """Seconds of counted work so far; deadlines are of this clock."""
         self.a_play = A_CALL + AN_ACTION * len(problem.program.listed) * problem.cases[0] * problem.cases[1]
         self.options, self.stages = RankOptions(problem), problem.stages
-        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(WAYS)), dtype=np.int64))
+        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(problem.kind_of_way)), dtype=np.int64))
         self.seen: dict[Edges, _Best] = {}
         self.moves = list(self._moves())
         seconds = (problem.tables.forward + problem.tables.backward).sum(axis=2)
@@ -207,7 +208,7 @@ class _Search:
         return self.problem.step_seconds_of_counts(held, again, edges)
 
     def _short_bytes(self, rank: int, held: Ints) -> float:
-        everything = held[:, KIND_OF_WAY] * WHOLE
+        everything = held[:, self.problem.kind_of_way] * self.problem.whole
         return max(1.0, self.problem.rank_bytes(rank, held, everything) - self.problem.memory_bytes)
 
     def walk(self, start: Edges, until: float) -> None:

@@ -31,7 +31,7 @@ from omnibal_ext.arrays import Floats
 from omnibal_ext.layout.anneal import LAYOUTS, LISTS, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.state import Costs, State
-from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
+from omnibal_ext.layout.tables import prefix_sums
 from omnibal_ext.schedules.actions import WEIGHT, Action, Schedule
 from omnibal_ext.schedules.weaving import NONE
 
@@ -113,7 +113,7 @@ def costs_of(problem: LayoutProblem) -> Costs:
         parts=np.zeros((1, 2, *again.shape[1:])),
         hops=np.zeros((1, *again.shape[1:])),
         step=prefix_sums(problem.per_layer(t.step)),
-        holds=np.stack([prefix_sums((kinds == kind).astype(np.int64)) for kind in KIND_OF_WAY]),
+        holds=np.stack([prefix_sums((kinds == kind).astype(np.int64)) for kind in problem.kind_of_way]),
         bytes=np.stack([prefix_sums(problem.per_layer(one)) for one in (t.fixed, t.kept, t.late)]),
         received=problem.received @ t.kept,
         saved=np.stack([t.saved, t.saved_late]),

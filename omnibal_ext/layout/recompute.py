@@ -5,7 +5,7 @@ and chunks have other counts, which `LayoutProblem.rank_bytes` knows.
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -13,14 +13,11 @@ from omnibal_ext.arrays import Ints
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
-from omnibal_ext.layout.tables import WAYS
 from omnibal_ext.units import in_bytes
-
-_VIT, _LLM = WAYS.index(("whole", "vit")), WAYS.index(("whole", "llm"))
 
 
 def recompute_all(problem: LayoutProblem, edges: Edges) -> Layout:
-    """Every ViT and LLM layer recomputed. Raises UserError where even that does not fit."""
+    """Every layer of the towers and the LLM recomputed. Raises UserError where even that does not fit."""
     layout = _everything(problem, edges)
     _refuse_misfits(problem, layout)
     return layout
@@ -29,7 +26,7 @@ def recompute_all(problem: LayoutProblem, edges: Edges) -> Layout:
 def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
     """The fewest recomputed layers with which every rank fits. Raises UserError where none do.
 
-    On each rank, one number of ViT and one of LLM layers for each of its stages:
+    On each rank, one number of ViT, of LLM and of audio layers for each of its stages:
     1. Try nothing recomputed, then one layer, then two, ...; of equal totals first what saves most bytes. (With several
        chunks there are too many ways: there each further layer is the one that saves most bytes in flight.)
     2. Take the first that fits.
@@ -49,11 +46,12 @@ def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
 
 def _ways_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
     """All recompute counts int64 [1, ways], fewest layers first."""
-    saved = problem.tables.saved
-    pairs = [(vit, llm) for vit in range(most[0, _VIT] + 1) for llm in range(most[0, _LLM] + 1)]
-    for vit, llm in sorted(pairs, key=lambda pair: (sum(pair), -pair[0] * saved[_VIT] - pair[1] * saved[_LLM])):
+    ways = np.flatnonzero(problem.whole)
+    saved = problem.tables.saved[ways].tolist()
+    numbers = product(*(range(count + 1) for count in most[0, ways].tolist()))
+    for counts in sorted(numbers, key=lambda n: (sum(n), -sum(a * b for a, b in zip(n, saved, strict=True)))):
         way = np.zeros_like(most)
-        way[0, _VIT], way[0, _LLM] = vit, llm
+        way[0, ways] = counts
         yield way
 
 
@@ -62,7 +60,7 @@ def _ways_of_many_stages(problem: LayoutProblem, rank: int, most: Ints) -> Itera
     way = np.zeros_like(most)
     in_flight = problem.held[rank].max(axis=0)
     order = sorted(
-        ((chunk, kind) for chunk in range(problem.chunks) for kind in (_VIT, _LLM)),
+        ((chunk, kind) for chunk in range(problem.chunks) for kind in np.flatnonzero(problem.whole)),
         key=lambda place: -in_flight[place[0]] * problem.tables.saved[place[1]],
     )
     yield way.copy()

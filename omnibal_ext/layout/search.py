@@ -14,7 +14,6 @@ from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weights
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, recompute_all
-from omnibal_ext.layout.tables import KIND_OF_WAY, WHOLE
 from omnibal_ext.plan import Plan, StagePlan
 from omnibal_ext.schedules.schedule import build_schedule
 from omnibal_ext.units import GIB
@@ -111,7 +110,7 @@ def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> l
     tables = problem.tables
     whole = (tables.forward + tables.backward).sum(axis=(1, 2))
     again = whole.copy()
-    again[KIND_OF_WAY[WHOLE]] += tables.recompute[WHOLE].sum(axis=(1, 2))
+    again[problem.kind_of_way[problem.whole]] += tables.recompute[problem.whole].sum(axis=(1, 2))
     weights = (whole, again)
     starts = [even_edges(problem.per_layer(weight), problem.stages) for weight in weights]
     return [Candidate(*one) for one in joint_search(problem, starts, layouts, seconds)[:top_k]]

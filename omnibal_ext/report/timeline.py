@@ -207,7 +207,7 @@ class _ActionSplit:
             return self._by_part(t.weight, self.held[stage], action, "weight", KINDS[::-1])
         seconds = t.backward - t.weight if self.split else t.backward
         by_kind = np.zeros_like(t.forward)
-        np.add.at(by_kind, KIND_OF_WAY, t.recompute * self.recomputed[stage][:, None, None])
+        np.add.at(by_kind, KIND_OF_WAY[: len(t.recompute)], t.recompute * self.recomputed[stage][:, None, None])
         recompute = self._by_part(by_kind, 1, action, "recompute", KINDS[::-1])
         back = self._by_part(seconds, self.held[stage], action, "backward", KINDS[::-1])
         parts = dict.fromkeys(piece.part for piece in (*back, *recompute))

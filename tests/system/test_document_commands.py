@@ -78,8 +78,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in MODELS:
         (folder / name).symlink_to("model")
     (folder / "bin").mkdir()
-    torchrun = ("torchrun", "-m torch.distributed.run")
-    for command, words in (("python", ""), ("omnibal", f"{ROOT}/tools/__main__.py"), torchrun):
+    for command, words in (("python", ""), ("omnibal", f"{ROOT}/tools/__main__.py")):
         file = folder / "bin" / command
         file.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/warm_python.py {words} "$@"\n')
         file.chmod(0o755)

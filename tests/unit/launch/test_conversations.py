@@ -12,7 +12,6 @@ from tools import launch
 
 @pytest.mark.parametrize("content", [None, "", "{", "[1]", "null", b"\xff"])
 def test_a_note_that_cannot_be_read_says_nothing(tmp_path: Path, content: str | bytes | None) -> None:
-    """The packs are made once more."""
     path = tmp_path / "packs.inputs.json"
     assert not is_made(path, {})
     if content is None:

@@ -64,7 +64,6 @@ def start(*words: object) -> subprocess.Popen[str]:
 
 
 def wait_for(folder: Path, names: list[str], launcher: subprocess.Popen[str]) -> list[int]:
-    """The numbers that are written there."""
     while not all((folder / name).exists() and (folder / name).read_text() for name in names):
         assert launcher.poll() is None
         time.sleep(0.1)
@@ -143,21 +142,16 @@ def test_whoever_is_killed_nothing_is_left(rank: Path, whom: str) -> None:
         assert "was ended by SIGKILL" in errors
 
 
-def test_what_ranks_refuse_ends_with_exit_code_two(rank: Path) -> None:
-    launcher = start(5.0, rank, rank.parent, "refuses")
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [("refuses", 2, "error: the same on every rank"),
+     ("fails", 1, "error: rank 1 failed with exit code 7; its last words are above")],
+)  # fmt: skip
+def test_how_ranks_end_is_said_in_a_line(rank: Path, what: str, code: int, said: str) -> None:
+    launcher = start(5.0, rank, rank.parent, what)
     _, errors = launcher.communicate(timeout=120)
-    assert launcher.returncode == 2
-    assert "error: the same on every rank" in errors.splitlines()
-    assert "Traceback" not in errors
-
-
-def test_the_rank_that_failed_first_is_named(rank: Path) -> None:
-    launcher = start(5.0, rank, rank.parent, "fails")
-    _, errors = launcher.communicate(timeout=120)
-    assert launcher.returncode == 1
-    assert [line for line in errors.splitlines() if line.startswith("error:")] == [
-        "error: rank 1 failed with exit code 7; its last words are above"
-    ]
+    assert launcher.returncode == code
+    assert {line for line in errors.splitlines() if line.startswith("error:")} == {said}
     assert "Traceback" not in errors
 
 

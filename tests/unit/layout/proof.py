@@ -158,8 +158,9 @@ def _steps(saved: Floats, seconds: Floats) -> list[tuple[float, float, int]]:
     of a kind rise from step to step.
     """
     steps = []
-    for kind in dict.fromkeys(KIND_OF_WAY.tolist()):
-        ways, done, spent = [w for w in np.flatnonzero(kind == KIND_OF_WAY) if saved[w] > 0], 0.0, 0.0
+    kinds = KIND_OF_WAY[: len(saved)]
+    for kind in dict.fromkeys(kinds.tolist()):
+        ways, done, spent = [w for w in np.flatnonzero(kind == kinds) if saved[w] > 0], 0.0, 0.0
         while ways:
             price, best = min(((seconds[w] - spent) / (saved[w] - done), w) for w in ways)
             steps.append((float(price), float(saved[best] - done), kind))

@@ -12,7 +12,6 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.layout.partition import even_edges, layer_weights
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, recompute_all
-from omnibal_ext.layout.tables import KIND_OF_WAY, WHOLE
 
 from .instances import make_profile, random_problem
 
@@ -52,10 +51,10 @@ def test_fewest_that_fit_is_the_fewest_of_all_for_one_stage_a_rank(seed: int) ->
     saved = problem.tables.saved
     for rank in range(problem.ranks):
         chosen = (again[rank].sum(), -again[rank] @ saved)
-        assert not again[rank] @ ~WHOLE, "whole layers are counted"
+        assert not again[rank] @ ~problem.whole, "whole layers are counted"
         better = (  # fewer, or as many that save more
             counts
-            for counts in product(*(range(n + 1) for n in held[rank, KIND_OF_WAY] * WHOLE))
+            for counts in product(*(range(n + 1) for n in held[rank, problem.kind_of_way] * problem.whole))
             if (sum(counts), -np.array(counts) @ saved + 1e-9) < chosen
         )
         assert all(

@@ -31,7 +31,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, one_rank: None) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_an_interval_is_its_iterations_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interval_is_its_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chunks on one rank, 6 microbatches; an action of chunk 0 takes 5 ms, one of chunk 1 takes 10, and after each
     the rank waits as long. Evaluations and the warm-up do not count, and an iteration that is run again counts once.
     """

@@ -59,9 +59,7 @@ def test_every_check_is_made_whatever_the_others_find() -> None:
         ("gemma-4-31b", 2, None),
     ],
 )
-def test_ranks_that_cannot_share_a_width_are_refused(
-    monkeypatch: pytest.MonkeyPatch, model: str, ranks: int, message: str | None
-) -> None:
+def test_widths_no_ranks_share(monkeypatch: pytest.MonkeyPatch, model: str, ranks: int, message: str | None) -> None:
     for config in ("language_config", "vision_config"):
         monkeypatch.setattr(run, config, lambda *_: None)
     inputs = SimpleNamespace(args=arguments(tensor_model_parallel_size=ranks), architecture=preset(model))
@@ -179,9 +177,7 @@ def test_a_plan_for_another_job_is_refused(name: str, more: int, monkeypatch: py
     [(4, 6, None, "packs of 4 ranks, which do not divide the 6"), (4, 2, None, "do not divide the 2 data-parallel"),
      (2, 8, object(), "need a vision tower cut into stages"), (4, 8, None, None), (1, 3, object(), None)],
 )  # fmt: skip
-def test_packs_wider_than_a_rank_need_whole_teams_and_a_tower_cut_into_stages(
-    widest: int, ranks: int, tower: object, says: str | None
-) -> None:
+def test_wide_packs_need_whole_teams_and_a_cut_tower(widest: int, ranks: int, tower: object, says: str | None) -> None:
     index: Any = SimpleNamespace(widths=(1, widest), folder=Path("packs"))
     args, plan = arguments(data_parallel_size=ranks), SimpleNamespace(tower=tower)
     started: Any = SimpleNamespace(inputs=SimpleNamespace(args=args, plan=plan))

@@ -22,7 +22,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.report.page import SubjectView, heading, report
+from omnibal_ext.report.page import heading, report
 from omnibal_ext.report.subject import Subject
 from tests.programs import tool
 from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned, ran
@@ -246,13 +246,6 @@ def test_a_slow_run_leaves_the_others_their_width(runs: Path) -> None:
     assert beside[2:] == alone
     boxes = re.findall(r"<rect class='[^']*' x='([\d.]+)%' width='([\d.]+)%'", "".join(alone))
     assert max(float(left) + float(width) for left, width in boxes) == pytest.approx(100 / 1.001, abs=0.01)
-
-
-def test_balanced_and_random_loads_are_drawn_on_one_scale(folder: Path) -> None:
-    view = SubjectView.of(Subject.of_plan(folder / "plan.json", None, folder / "packs"))
-    balanced, random = (re.findall(r"class='tick level'[^>]*>([^<]+)<", figure) for figure in view.loads)
-    assert len(balanced) > 2
-    assert balanced == random
 
 
 def timelines(page: str) -> list[str]:
