@@ -16,7 +16,7 @@ PLAN_COUNTS = {
     "num_microbatches": integer(1, MOST_MICROBATCHES),
     "virtual_pipeline_model_parallel_size": integer(1, MOST_LAYERS),
     **{f"{name}_model_parallel_size": integer(1, MOST_RANKS) for name in ("pipeline", "tensor", "expert")},
-    **dict.fromkeys(("vit_budget", "llm_budget"), integer(0, MOST_BUDGET)),
+    **dict.fromkeys(("vit_budget", "llm_budget", "audio_budget"), integer(0, MOST_BUDGET)),
     "lora_rank": integer(0, MOST_LORA_RANK),
 }
 _CHAIN = listing(one_of(*KINDS), least=1, most=MOST_LAYERS)
@@ -67,8 +67,6 @@ PLAN = record(
     },
 )
 
-MEASURED = record({}, {"layers": mapping(mapping(anything))})
-"""A partial profile, whose layers replace another one's (`profile_layers.py --measured`)."""
 PROFILE_COUNTS = {
     **dict.fromkeys(("vit_budget", "llm_budget", "audio_budget"), integer(1, MOST_BUDGET)),
     **dict.fromkeys(("tensor_model_parallel_size", "expert_model_parallel_size"), integer(1, MOST_RANKS)),

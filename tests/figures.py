@@ -11,12 +11,12 @@ _RATIO = _METERS + "test_dist_ratio_is_the_mean_share_of_waiting"
 _LOSSES = _METERS + "test_losses_of_sources_are_their_tokens_means"
 _EVALUATION = _METERS + "test_an_evaluation_is_a_mean_over_tokens_not_over_iterations"
 _STAGE_METER = "tests/unit/monitoring/test_stage_meter.py::"
-_STAGES = _STAGE_METER + "test_an_interval_is_its_iterations_of_training"
+_STAGES = _STAGE_METER + "test_an_interval_is_its_iterations"
 _PACE = _METERS + "test_pace_is_of_what_samples_need_and_not_of_what_ran"
 TRAINING = {
     **dict.fromkeys(("iteration", "iterations", "consumed_samples", "epoch", "seconds", "samples"), _INTERVAL),
     **dict.fromkeys(("samples_per_second", "useful_tokens_per_second", "padding"), _INTERVAL),
-    **dict.fromkeys(("dist_ratio_vit", "dist_ratio_llm", "dist_ratio_attention"), _RATIO),
+    **dict.fromkeys(("dist_ratio_vit", "dist_ratio_llm", "dist_ratio_attention", "dist_ratio_audio"), _RATIO),
     **dict.fromkeys(("loss", "source_losses"), _LOSSES),
     **dict.fromkeys(("model_tflops", "mfu"), _PACE),
     **dict.fromkeys(("bubble", "stage_seconds"), _STAGES),
@@ -28,6 +28,7 @@ TRAINING = {
 }
 """Of a line of metrics.jsonl."""
 ONLY_ON_GPUS = {"mfu", "stage_peak_bytes"}
+ONLY_WITH_SOUNDS = {"dist_ratio_audio"}
 EVALUATION = {
     **dict.fromkeys(("loss", "source_losses", "samples"), _EVALUATION),
     "seconds": _METERS + "test_evaluating_takes_nothing_from_the_training_rates",

@@ -36,7 +36,7 @@ from tests.compiling import compile_in_turn
 
 PRELOADED = (
     *("megatron.vlm.pretrain", "tests.distributed.harness", "omnibal_ext.layout.sweep", "omnibal_ext.packing.build"),
-    *("omnibal_ext.report.page", "omnibal_ext.report.picture", "omnibal_ext.report.trace"),
+    *("omnibal_ext.report.page", "omnibal_ext.report.trace"),
     *("omnibal_ext.launch.candidates", "omnibal_ext.launch.conversations", "omnibal_ext.launch.reporting"),
     *("omnibal_ext.launch.weights",),
     *("examples.demo.data", "megatron.vlm.preprocessing.preprocess", "megatron.vlm.hf.check"),

@@ -32,7 +32,7 @@ from omnibal_ext.packing.packers.budgets import budgets_for
 from omnibal_ext.plan import Plan, StagePlan, layer_ranges
 from omnibal_ext.plan_tower import Tower, choice_in_words
 from omnibal_ext.schedules.schedule import OFFERED, offered
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import FRAMES, Sizes
 from omnibal_ext.units import GIB, in_bytes
 
 
@@ -98,16 +98,17 @@ def _swept(arguments: argparse.Namespace) -> list[Outcome]:
     """All settings, most samples a second first; prints them, and why some have no plan."""
     _refuse_missing(arguments, "sizes gpus global_batch_samples", "is needed by --sweep")
     source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)
-    orders = arguments.chunks, arguments.schedules
+    orders, heard = (arguments.chunks, arguments.schedules), (FRAMES,) if arguments.audio_budget else ()
     points = list(settings(arguments.gpus, tensor_sizes, arguments.pipeline_sizes, *orders, budgets, expert_sizes))
     outcomes = sweep(
         track(points, "planning settings", len(points)),
-        Sizes.load(arguments.sizes),
+        Sizes.load(arguments.sizes, heard),
         arguments.global_batch_samples,
         arguments.memory_gib * GIB,
         source,
         arguments.method,
         seconds=arguments.seconds,
+        budgets=dict.fromkeys(heard, arguments.audio_budget),
     )
     if not arguments.json:
         _print_outcomes(outcomes)
@@ -133,13 +134,23 @@ def _profile_source(
     if arguments.analytic:
         budgets = arguments.budgets or budgets_for(Sizes.load(arguments.sizes))
         architecture = preset(arguments.model)
+        if arguments.audio_budget and not architecture.audio:
+            raise UserError(f"--audio-budget {arguments.audio_budget}: {architecture.name} does not hear; leave it out")
 
         def source(vit: int, llm: int, t: int, d: int, e: int) -> Profile:
             device, ranks = arguments.analytic, 0
             if arguments.tower != "cut":
                 ranks = t * arguments.pipeline_model_parallel_size
             return analytic_profile(
-                architecture, device, vit, llm, t, d, expert_model_parallel_size=e, replica_ranks=ranks
+                architecture,
+                device,
+                vit,
+                llm,
+                t,
+                d,
+                expert_model_parallel_size=e,
+                replica_ranks=ranks,
+                audio_budget=arguments.audio_budget or 1,
             )
 
         return source, budgets, arguments.tensor_sizes, arguments.expert_sizes
@@ -231,7 +242,7 @@ def print_plan(plan: Plan) -> None:
 def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
     """The replicated vision tower, as a row among the stages."""
     names = layer_names(plan.chain)
-    recomputed = "all" if tower.again else layer_ranges(names, tower.recompute) or "-"
+    recomputed = layer_ranges(names, tower.recompute) or "-"
     forward, backward = (f"{seconds * 1e3:.2f}" for seconds in plan.predicted["tower_seconds"])
     return f"beside, {tower.mode}", layer_ranges(names, range(tower.links)), recomputed, forward, backward, "", ""
 
@@ -245,30 +256,28 @@ NUMBERS = (
         """,
     ),
     Interval("[1, 1e6]", "num_microbatches pack_iterations gpus"),
-    Interval("[1, 1e9]", "global_batch_samples"),
+    Interval("[1, 1e9]", "global_batch_samples audio_budget"),
     Interval("[1, 10000]", "top_k"),
     Interval("[0, 10000]", "radius"),
     Interval("(0, inf]", "memory_gib"),
     Interval("[0, 1e6]", "seconds"),
 )
 NEEDS = (
-    Need(
-        "gpus global_batch_samples sizes pipeline_sizes chunks schedules", "--sweep", lambda arguments: arguments.sweep
-    ),
+    Need("gpus global_batch_samples sizes pipeline_sizes chunks schedules", "--sweep", lambda given: given.sweep),
     Need(
         """
         pipeline_model_parallel_size virtual_pipeline_model_parallel_size num_microbatches schedule packs recompute
         tower
         """,
         "to be given without --sweep, which chooses",
-        lambda arguments: not arguments.sweep,
+        lambda given: not given.sweep,
     ),
-    Need("pack_iterations", "--packs", lambda arguments: arguments.packs),
-    Need("radius", "--method bmp or joint", lambda arguments: arguments.method in ("bmp", "joint")),
-    Need("model budgets tensor_sizes expert_sizes", "--analytic", lambda arguments: arguments.analytic),
-    Need("analytic", "to be given without --profile, which has the costs", lambda arguments: not arguments.profile),
-    Need("analytic", "--model", lambda arguments: arguments.model),
-    Need("analytic", "--budgets, or --sweep to try some", lambda arguments: arguments.budgets or arguments.sweep),
+    Need("pack_iterations", "--packs", lambda given: given.packs),
+    Need("radius", "--method bmp or joint", lambda given: given.method in ("bmp", "joint")),
+    Need("model budgets tensor_sizes expert_sizes", "--analytic", lambda given: given.analytic),
+    Need("analytic", "to be given without --profile, which has the costs", lambda given: not given.profile),
+    Need("analytic", "--model", lambda given: given.model),
+    Need("analytic", "--budgets, or --sweep to try some", lambda given: given.budgets or given.sweep),
 )
 
 
@@ -276,52 +285,52 @@ def _parser() -> ToolParser:
     parser = ToolParser(
         numbers=NUMBERS, needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--profile", help="profile.json of tools/profile_layers.py")
-    parser.add_argument("--pipeline-model-parallel-size", type=int, help="pipeline ranks")
-    parser.add_argument("--virtual-pipeline-model-parallel-size", type=int, default=1, help="chunks a rank (1: none)")
-    parser.add_argument("--num-microbatches", type=int, help="microbatches a data-parallel rank and step")
-    parser.add_argument("--memory-gib", type=float, default=float("inf"), help="of one rank; no limit unless given")
-    parser.add_argument("--method", choices=METHODS, default=METHODS[-1], help="how to cut")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--profile", help="profile.json of tools/profile_layers.py")
+    add("--pipeline-model-parallel-size", type=int, help="pipeline ranks")
+    add("--virtual-pipeline-model-parallel-size", type=int, default=1, help="chunks a rank (1: none)")
+    add("--num-microbatches", type=int, help="microbatches a data-parallel rank and step")
+    add("--memory-gib", type=float, default=float("inf"), help="of one rank; no limit unless given")
+    add("--method", choices=METHODS, default=METHODS[-1], help="how to cut")
+    add(
         "--recompute", choices=tuple(RECOMPUTE_RULES), default="fewest", help="the fewest layers that fit, or every one"
     )
-    parser.add_argument(
+    add(
         "--schedule",
         type=offered,
         choices=OFFERED,
         default="1f1b",
         help="order of forwards and backwards; zb_auto, zb_v_auto: lists of its own",
     )
-    parser.add_argument(
+    add(
         "--tower",
         choices=ROADS,
         default="cut",
         help="the vision tower: cut into stages as all of the chain, whole on every rank beside the pipeline, or auto",
     )
-    parser.add_argument("--packs", help="packed index: judge layouts on the packs that training will run")
-    parser.add_argument("--pack-iterations", type=int, default=4, help="how many iterations of them")
-    parser.add_argument(
+    add("--packs", help="packed index: judge layouts on the packs that training will run")
+    add("--pack-iterations", type=int, default=4, help="how many iterations of them")
+    add(
         "--seconds", type=float, default=4.0, help="work to search layouts, and again lists, in seconds of an idle core"
     )
-    parser.add_argument("--radius", type=int, default=1, help="bmp: how many layers each cut may move from the anchor")
-    parser.add_argument("--top-k", type=int, default=10, help="how many layouts are kept")
-    group = parser.add_argument_group("sweep: choose budgets, parallel sizes, microbatches and schedule too")
-    group.add_argument(
-        "--sweep", action="store_true", help="rank settings by predicted samples a second, plan the best"
+    add("--radius", type=int, default=1, help="bmp: how many layers each cut may move from the anchor")
+    add("--top-k", type=int, default=10, help="how many layouts are kept")
+    add = parser.add_argument_group("sweep: choose budgets, parallel sizes, microbatches and schedule too").add_argument
+    add("--sweep", action="store_true", help="rank settings by predicted samples a second, plan the best")
+    add("--gpus", type=int, help="how many there are")
+    add("--global-batch-samples", type=int, help="samples of an iteration, over all ranks")
+    add("--sizes", nargs="+", help="sizes of the samples (.json or .npz)")
+    add("--analytic", choices=tuple(DEVICES), help="price any setting on this device, without --profile")
+    add(*MODEL_FLAGS, help="preset to price with --analytic")
+    add("--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic; a sweep without them tries those that fit")
+    add(
+        "--audio-budget", type=int, metavar="FRAMES", help="with --analytic: mel frames of a pack, for models that hear"
     )
-    group.add_argument("--gpus", type=int, help="how many there are")
-    group.add_argument("--global-batch-samples", type=int, help="samples of an iteration, over all ranks")
-    group.add_argument("--sizes", nargs="+", help="sizes of the samples (.json or .npz)")
-    group.add_argument("--analytic", choices=tuple(DEVICES), help="price any setting on this device, without --profile")
-    group.add_argument(*MODEL_FLAGS, help="preset to price with --analytic")
-    group.add_argument(
-        "--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic; a sweep without them tries those that fit"
-    )
-    group.add_argument("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
-    group.add_argument("--expert-sizes", type=_numbers, default=[1], help="with --analytic: ranks that experts lie on")
-    group.add_argument("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])
-    group.add_argument("--chunks", type=_numbers, default=[1, 2])
-    group.add_argument("--schedules", type=_schedules, default=["1f1b"], help="names, comma between")
+    add("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
+    add("--expert-sizes", type=_numbers, default=[1], help="with --analytic: ranks that experts lie on")
+    add("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])
+    add("--chunks", type=_numbers, default=[1, 2])
+    add("--schedules", type=_schedules, default=["1f1b"], help="names, comma between")
     parser.add_argument("--output", required=True, help="plan.json to write")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     return parser

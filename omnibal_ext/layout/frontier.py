@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.chain import KINDS
-from omnibal_ext.layout.tables import BY_KIND, KIND_OF_WAY
+from omnibal_ext.layout.tables import BY_KIND, COLUMNS, KIND_OF_WAY, SEEING, SEEING_WAYS
 
 ROUNDING = 1e-9
-_KINDS = len(KINDS)
+_BACKWARD = np.array([COLUMNS.index(kind) for kind in reversed(KINDS)])
+"""Columns of the kinds from the chain's last to its first."""
 _WAYS_OF = np.array([ways for _, *ways in BY_KIND])
-"""[2, 2] Of ViT and of LLM layers: cheap outputs, whole layers."""
+"""[3, 2] Of ViT, of LLM and of audio layers: cheap outputs, whole layers."""
+_MOST_TOGETHER = 4096
+"""Counts of audio layers times those of ViT layers in one stage; of more, some counts of audio layers are left out."""
 
 
 class StageBytes(NamedTuple):
@@ -51,7 +54,7 @@ def on_top(held: Any, again: Any, kept: Floats, saved: Floats, split_backward: b
     """
     after = 0.0 * again[0]
     most = after
-    for kind in range(_KINDS - 1, -1, -1):
+    for kind in _BACKWARD[: SEEING if len(again) == SEEING_WAYS else len(_BACKWARD)]:
         after = after + held[kind] * kept[kind]
         for way in range(len(again)):
             if KIND_OF_WAY[way] == kind:
@@ -91,33 +94,48 @@ def _nothing_recomputed(stage: StageBytes, held: Ints) -> tuple[float, float, fl
 
 @njit(cache=True)
 def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.bool_]) -> Ints:  # pragma: no cover
-    """Counts int64 [found, ways] that fit, none of which takes longer than another in both kinds; `seconds` [ways].
+    """Counts int64 [found, ways] that fit, none of which takes longer than another in all kinds; `seconds` [ways].
 
     1. Bring all counts of each kind into their order in time.
-    2. For those of the ViT one after the other: the first of the LLM that fits, if it takes less than any so far. It
-       is not among the first ones, of which none saves what is missing even if running again took no bytes.
+    2. For those of audio layers one after the other, and for those of the ViT: the first of the LLM that fits, if it
+       takes less than any with as little of the other two. It is not among the first ones, of which none saves what is
+       missing even if running again took no bytes.
     """
-    of_vit, of_llm = _WAYS_OF[0], _WAYS_OF[1]
+    of_vit, of_llm, of_audio = _WAYS_OF[0], _WAYS_OF[1], _WAYS_OF[2]
     vit = _in_time(held[KIND_OF_WAY[of_vit[0]]], seconds[of_vit], offered[of_vit])
     llm = _in_time(held[KIND_OF_WAY[of_llm[0]]], seconds[of_llm], offered[of_llm])
-    most_saved, missing = _most_saved(stage, llm, of_llm), _missing(stage, held)
-    found, limit = [], np.inf
+    audio = np.zeros((1, 2), dtype=np.int64)
+    if seconds.size > SEEING_WAYS and held[KIND_OF_WAY[of_audio[0]]]:
+        audio = _in_time(held[KIND_OF_WAY[of_audio[0]]], seconds[of_audio], offered[of_audio])
+        audio = audio[:: 1 + len(audio) * len(vit) // _MOST_TOGETHER] if len(vit) > 1 else audio
+    most_saved, nothing_saved = _most_saved(stage, llm, of_llm), _missing(stage, held)
+    found, least = [], np.full(len(vit), np.inf)
     again = np.zeros(seconds.size, dtype=np.int64)
-    for i in range(len(vit)):
-        again[of_vit] = vit[i]
-        first = 0
-        for moment in range(len(missing)):
-            need = missing[moment] - _saved(stage, moment, vit[i], of_vit)
-            first = max(first, np.searchsorted(most_saved[moment], need))
-        for j in range(first, len(llm)):
-            taken = llm[j, 0] * seconds[of_llm[0]] + llm[j, 1] * seconds[of_llm[1]]
-            if taken >= limit:
-                break
-            again[of_llm] = llm[j]
-            if fits(stage, held, again):
-                found.append(again.copy())
-                limit = taken
-                break
+    for k in range(len(audio)):
+        missing, limit = nothing_saved.copy(), np.inf
+        if len(audio) > 1:
+            again[of_audio] = audio[k]
+            for moment in range(len(missing)):
+                missing[moment] -= _saved(stage, moment, audio[k], of_audio)
+        for i in range(len(vit)):
+            again[of_vit] = vit[i]
+            limit = min(limit, least[i])
+            first = 0
+            for moment in range(len(missing)):
+                need = missing[moment] - _saved(stage, moment, vit[i], of_vit)
+                first = max(first, np.searchsorted(most_saved[moment], need))
+            for j in range(first, len(llm)):
+                taken = llm[j, 0] * seconds[of_llm[0]] + llm[j, 1] * seconds[of_llm[1]]
+                if taken >= limit:
+                    break
+                again[of_llm] = llm[j]
+                if fits(stage, held, again):
+                    found.append(again.copy())
+                    limit = taken
+                    break
+            least[i] = limit
+        if least[0] == 0:
+            break
     out = np.empty((len(found), seconds.size), dtype=np.int64)
     for i in range(len(found)):
         out[i] = found[i]

@@ -62,7 +62,10 @@ def layer_weights(problem: LayoutProblem, method: str) -> NDArray[np.float64]:
 def cut_bytes(profile: Profile) -> NDArray[np.float64]:
     """float64 [layers]: what a cut right after each layer carries."""
     output = np.array([profile.layers[kind].output_bytes for kind in profile.chain])
-    return np.asarray(output * (1 + np.array(profile.features_after)))
+    carried = output * (1 + np.array(profile.features_after))
+    if any(profile.sounds_after):
+        carried += np.array(profile.sounds_after) * profile.layers["audio_projector"].output_bytes
+    return np.asarray(carried)
 
 
 def bmp_candidates(problem: LayoutProblem, radius: int, top_k: int) -> list[Edges]:

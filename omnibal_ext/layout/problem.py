@@ -15,9 +15,9 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
-from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside
@@ -25,11 +25,12 @@ from omnibal_ext.layout.frontier import StageBytes, on_top
 from omnibal_ext.layout.tables import (
     BY_KIND,
     KIND_OF_WAY,
-    WAYS,
     WHOLE,
     KindTables,
     kind_tables,
+    kinds_of,
     prefix_sums,
+    ways_of,
 )
 from omnibal_ext.schedules.actions import BACKWARD, ENCODE, Schedule
 from omnibal_ext.schedules.clock import Seconds, last_ends, moved_bytes
@@ -131,8 +132,23 @@ class LayoutProblem:
 
     @cached_property
     def kind_ids(self) -> Ints:
-        """int64 [layers]: each layer's kind as an index of `KINDS`."""
-        return np.array([KINDS.index(kind) for kind in self.profile.chain], dtype=np.int64)
+        """int64 [layers]: each layer's kind as a column of the tables."""
+        return np.array([self.kinds.index(kind) for kind in self.profile.chain], dtype=np.int64)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the first columns."""
+        return kinds_of(self.profile.chain)
+
+    @cached_property
+    def kind_of_way(self) -> Ints:
+        """[ways] The column of each of the chain's ways to recompute (`tables.WAYS`)."""
+        return KIND_OF_WAY[: ways_of(self.profile.chain)]
+
+    @cached_property
+    def whole(self) -> NDArray[np.bool_]:
+        """[ways] Which of them are whole layers."""
+        return WHOLE[: len(self.kind_of_way)]
 
     @cached_property
     def cases(self) -> tuple[int, int]:
@@ -170,11 +186,11 @@ class LayoutProblem:
         """int64 [stages, columns]: layers of each kind a stage holds (and features it receives); [stages, ways]: those
         that it recomputes in each way."""
         held = self.slices(layout.edges)
-        again = np.zeros((len(held), len(WAYS)), dtype=np.int64)
+        again = np.zeros((len(held), len(self.kind_of_way)), dtype=np.int64)
         for whole, of_stages in ((True, layout.recompute), (False, layout.recompute_cheap)):
             for s, ids in enumerate(of_stages):
                 kinds = self.kind_ids[list(ids)]
-                again[s] += ((kinds[:, None] == KIND_OF_WAY) & (whole == WHOLE)).sum(axis=0)
+                again[s] += ((kinds[:, None] == self.kind_of_way) & (whole == self.whole)).sum(axis=0)
         return held, again
 
     def slices(self, edges: Sequence[int]) -> Ints:
@@ -191,7 +207,7 @@ class LayoutProblem:
     @cached_property
     def _columns(self) -> Ints:
         """int64 [layers, columns]: where each layer counts."""
-        found = (self.kind_ids[:, None] == np.arange(2 * len(KINDS))).astype(np.int64)
+        found = (self.kind_ids[:, None] == np.arange(2 * len(self.kinds))).astype(np.int64)
         separate = [[kind == name for name in self.profile.layers_apart] for kind in self.profile.cost_kinds]
         return np.hstack([found, np.array(separate, dtype=np.int64)])
 
@@ -203,7 +219,10 @@ class LayoutProblem:
     def received(self) -> Ints:
         """int64 [layers + 1, columns]: features that a stage receives which begins with each layer."""
         found = np.zeros_like(self.kind_counts)
-        found[np.arange(1, len(found)), len(KINDS) + self.kind_ids] = self.profile.features_after
+        links, held = np.arange(1, len(found)), len(self.kinds) + self.kind_ids
+        found[links, held] = self.profile.features_after
+        if any(self.profile.sounds_after):
+            found[links, len(self.kinds) + self.kinds.index("audio_projector")] += self.profile.sounds_after
         return found
 
     @cached_property
@@ -212,6 +231,9 @@ class LayoutProblem:
         latency = self.profile.transfer_latency_seconds
         features = np.array(self.profile.features_after)[:, None, None]
         carried = (self.tables.transfer[self.kind_ids] - latency) * (1 + features)
+        if any(self.profile.sounds_after):
+            sounds = self.tables.transfer[self.kinds.index("audio_projector")] - latency
+            carried = carried + sounds * np.array(self.profile.sounds_after)[:, None, None]
         return np.asarray((latency + carried) * (self.ranks > 1))
 
     def fits(self, layout: Layout) -> bool:
@@ -269,10 +291,11 @@ class LayoutProblem:
             whole: list[int] = []
             cheap: list[int] = []
             for kind, cheap_way, whole_way in BY_KIND:
-                ids = [i for i in range(first, end) if self.profile.chain[i] == KINDS[kind]]
-                whole += ids[: counts[whole_way]]
-                cheap += ids[counts[whole_way] :][: counts[cheap_way]]
-            found.append((tuple(whole), tuple(cheap)))
+                ids = [i for i in range(first, end) if self.kind_ids[i] == kind]
+                if ids:
+                    whole += ids[: counts[whole_way]]
+                    cheap += ids[counts[whole_way] :][: counts[cheap_way]]
+            found.append((tuple(sorted(whole)), tuple(sorted(cheap))))
         whole_of_stages, cheap_of_stages = zip(*found, strict=True)
         return Layout(tuple(edges), whole_of_stages, cheap_of_stages if any(cheap_of_stages) else ())
 
@@ -308,7 +331,7 @@ class LayoutProblem:
         """float64 [3, stages]: seconds in which a host launches F, B and W; counts as `counts` gives them."""
         t = self.tables
         forward = held @ t.host_forward
-        backward = held @ t.host_backward + again @ (t.host_forward[KIND_OF_WAY] * WHOLE)
+        backward = held @ t.host_backward + again @ (t.host_forward[self.kind_of_way] * self.whole)
         return np.stack([forward, backward, np.zeros_like(forward)]) + self.profile.host_action_seconds
 
     def over_cases(self, seconds: Floats) -> float:
@@ -325,8 +348,8 @@ class LayoutProblem:
         t = self.tables
         at = [table[:, case] for table in (t.forward, t.backward, t.recompute, t.weight, t.load)]
         forward, backward, recompute, weight, load = at
-        kept = (held * t.kept) @ load - (again * t.saved) @ load[KIND_OF_WAY]
-        late = (held * t.late) @ load - (again * t.saved_late) @ load[KIND_OF_WAY]
+        kept = (held * t.kept) @ load - (again * t.saved) @ load[self.kind_of_way]
+        late = (held * t.late) @ load - (again * t.saved_late) @ load[self.kind_of_way]
         transient = self.transient(held, again)
         action, places = self.profile.action_seconds, map(self.placement.rank_and_chunk, range(self.stages))
         once_a_rank = np.array([chunk == 0 for _, chunk in places])

@@ -5,7 +5,7 @@ and chunks have other counts, which `LayoutProblem.rank_bytes` knows.
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -13,14 +13,11 @@ from omnibal_ext.arrays import Ints
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
-from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE, prefix_sums
 from omnibal_ext.units import in_bytes
-
-_VIT, _LLM = WAYS.index(("whole", "vit")), WAYS.index(("whole", "llm"))
 
 
 def recompute_all(problem: LayoutProblem, edges: Edges) -> Layout:
-    """Every ViT and LLM layer recomputed. Raises UserError where even that does not fit."""
+    """Every layer of the towers and the LLM recomputed. Raises UserError where even that does not fit."""
     layout = _everything(problem, edges)
     _refuse_misfits(problem, layout)
     return layout
@@ -29,7 +26,7 @@ def recompute_all(problem: LayoutProblem, edges: Edges) -> Layout:
 def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
     """The fewest recomputed layers with which every rank fits. Raises UserError where none do.
 
-    On each rank, one number of ViT and one of LLM layers for each of its stages:
+    On each rank, one number of ViT, of LLM and of audio layers for each of its stages:
     1. Try nothing recomputed, then one layer, then two, ...; of equal totals first what saves most bytes. (With several
        chunks there are too many ways: there each further layer is the one that saves most bytes in flight.)
     2. Take the first that fits.
@@ -49,11 +46,12 @@ def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
 
 def _ways_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
     """All recompute counts int64 [1, ways], fewest layers first."""
-    saved = problem.tables.saved
-    pairs = [(vit, llm) for vit in range(most[0, _VIT] + 1) for llm in range(most[0, _LLM] + 1)]
-    for vit, llm in sorted(pairs, key=lambda pair: (sum(pair), -pair[0] * saved[_VIT] - pair[1] * saved[_LLM])):
+    ways = np.flatnonzero(problem.whole)
+    saved = problem.tables.saved[ways].tolist()
+    numbers = product(*(range(count + 1) for count in most[0, ways].tolist()))
+    for counts in sorted(numbers, key=lambda n: (sum(n), -sum(a * b for a, b in zip(n, saved, strict=True)))):
         way = np.zeros_like(most)
-        way[0, _VIT], way[0, _LLM] = vit, llm
+        way[0, ways] = counts
         yield way
 
 
@@ -62,7 +60,7 @@ def _ways_of_many_stages(problem: LayoutProblem, rank: int, most: Ints) -> Itera
     way = np.zeros_like(most)
     in_flight = problem.held[rank].max(axis=0)
     order = sorted(
-        ((chunk, kind) for chunk in range(problem.chunks) for kind in (_VIT, _LLM)),
+        ((chunk, kind) for chunk in range(problem.chunks) for kind in np.flatnonzero(problem.whole)),
         key=lambda place: -in_flight[place[0]] * problem.tables.saved[place[1]],
     )
     yield way.copy()
@@ -70,38 +68,6 @@ def _ways_of_many_stages(problem: LayoutProblem, rank: int, most: Ints) -> Itera
         for _ in range(most[chunk, kind]):
             way[chunk, kind] += 1
             yield way.copy()
-
-
-def leanest_edges(problem: LayoutProblem) -> Edges:
-    """Cuts whose fullest stage, everything recomputed, is as small as can be; each virtual chunk counts alone, and
-    received features do not count.
-
-    1. A layer of stage s takes its weights, and what it keeps when recomputed times the most microbatches held there.
-    2. Bisect for the least level at which filling stage after stage up to the level places all layers, leaving each
-       later stage at least one.
-    """
-    tables, kinds, stages = problem.tables, problem.kind_ids, problem.stages
-    kept = tables.kept.copy()
-    kept[KIND_OF_WAY[WHOLE]] -= tables.saved[WHOLE]
-    places = map(problem.placement.rank_and_chunk, range(stages))
-    in_flight = [problem.held[rank][:, chunk].max() for rank, chunk in places]
-    prefix = [prefix_sums(problem.per_layer(tables.fixed + n * kept)) for n in in_flight]
-
-    def fill(level: float) -> Edges:
-        edges = [0]
-        for s in range(stages - 1):
-            end = int(np.searchsorted(prefix[s], prefix[s][edges[-1]] + level, side="right")) - 1
-            edges.append(min(max(end, edges[-1] + 1), kinds.size - (stages - s - 1)))
-        return (*edges, kinds.size)
-
-    def fullest(edges: Edges) -> float:
-        return max(float(prefix[s][end] - prefix[s][first]) for s, (first, end) in enumerate(pairwise(edges)))
-
-    low, high = 0.0, max(float(p[-1]) for p in prefix)
-    for _ in range(50):
-        level = (low + high) / 2
-        low, high = (low, level) if fullest(fill(level)) <= level else (level, high)
-    return fill(high)
 
 
 def _everything(problem: LayoutProblem, edges: Edges) -> Layout:

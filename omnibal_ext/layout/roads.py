@@ -90,6 +90,11 @@ def plan_beside(
     The problem that comes back is of the chain from word_embed on, with lists and the tower; it has one candidate.
     Raises UserError where nothing fits, as `find_plan` does, and for profiles that lack what whole layers cost.
     """
+    if problem.profile.audio_budget:
+        raise UserError(
+            f"--tower beside: {problem.profile.model} hears, and its audio encoder can only be cut into stages, with "
+            "the ViT behind it: plan with --tower cut"
+        )
     if problem.ranks == 1:
         raise UserError("a replicated tower needs two pipeline ranks or more, got 1: use --tower cut")
     if problem.packs is not None and problem.packs.widths is not None:

@@ -6,7 +6,7 @@
 4. Judged on as many more iterations as it takes for the noise to be small; ranked by predicted samples a second.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
@@ -116,16 +116,18 @@ def sweep(
     method: str = "joint",
     packing: str = "balanced",
     seconds: float = 1.0,
+    budgets: Mapping[str, int] | None = None,
 ) -> list[Outcome]:
     """Outcomes of all settings, most samples a second first, those that cannot be planned last.
 
-    `global_batch` counts samples of an iteration over all data-parallel ranks; `seconds` limits each joint search.
+    `global_batch` counts samples of an iteration over all data-parallel ranks; `seconds` limits each joint search;
+    `budgets`: of further sizes of samples (`PackOptions.budgets`).
     """
 
     @cache
     def packed(vit: int, llm: int, data_parallel: int, microbatches: int) -> PackedCorpus:
-        options = PackOptions(packing, vit, llm, micro_batches=microbatches, data_parallel_size=data_parallel)
-        return pack_corpus(sizes, options)
+        asked = PackOptions(packing, vit, llm, budgets or {}, microbatches, data_parallel)
+        return pack_corpus(sizes, asked)
 
     @cache
     def samples_per_pack(vit: int, llm: int) -> float:

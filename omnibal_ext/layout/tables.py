@@ -9,6 +9,7 @@ What of a stage is recomputed is a row of counts too, one for each of `WAYS`: a 
     kept < cheap (outputs of norms and of the activation function) < whole (everything but the layer's input)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -17,22 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats
-from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS, chain_kind
+from omnibal_ext.chain import AUDIO_KINDS, LANGUAGE_KINDS, RECOMPUTABLE_KINDS, VISION_KINDS, chain_kind
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 
+COLUMNS = (*VISION_KINDS, *LANGUAGE_KINDS, *AUDIO_KINDS)
+"""Kinds by column. Models that do not hear have the first `SEEING` only, and the first `SEEING_WAYS` of `WAYS`."""
 LEVELS = ("cheap", "whole")
-WAYS = tuple(product(LEVELS, RECOMPUTABLE_KINDS))
-KIND_OF_WAY = np.array([KINDS.index(kind) for _, kind in WAYS])
+WAYS = (*product(LEVELS, ("vit", "llm")), *product(LEVELS, ("audio",)))
+SEEING, SEEING_WAYS = 6, 4
+KIND_OF_WAY = np.array([COLUMNS.index(kind) for _, kind in WAYS])
 """[ways] The column of each."""
 WHOLE = np.array([level == "whole" for level, _ in WAYS])
 """[ways] Which of them are whole layers."""
-BY_KIND = tuple((KINDS.index(k), WAYS.index(("cheap", k)), WAYS.index(("whole", k))) for k in RECOMPUTABLE_KINDS)
+BY_KIND = tuple((COLUMNS.index(k), WAYS.index(("cheap", k)), WAYS.index(("whole", k))) for k in RECOMPUTABLE_KINDS)
 """Of the kinds that are recomputed the column, and their ways."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindTables:
-    """Costs by column (kinds in the order of `KINDS`), seconds float64 [columns, cases, microbatches] and bytes
+    """Costs by column (`columns_of`), seconds float64 [columns, cases, microbatches] and bytes
     float64 [columns]; what recomputation takes and saves by way, [ways, ...]."""
 
     forward: Floats
@@ -58,9 +62,20 @@ class KindTables:
     """[ways] What the profile has figures of; whole layers always."""
 
 
+def kinds_of(chain: Sequence[str]) -> tuple[str, ...]:
+    """The kinds that have columns."""
+    return COLUMNS[:SEEING] if set(AUDIO_KINDS).isdisjoint(chain) else COLUMNS
+
+
+def ways_of(chain: Sequence[str]) -> int:
+    """The number of `WAYS` that the chain has."""
+    return SEEING_WAYS if set(AUDIO_KINDS).isdisjoint(chain) else len(WAYS)
+
+
 def columns_of(profile: Profile) -> tuple[str, ...]:
     """The kind in the chain that each column of the tables is of."""
-    return (*KINDS, *KINDS, *map(chain_kind, profile.layers_apart))
+    kinds = kinds_of(profile.chain)
+    return (*kinds, *kinds, *map(chain_kind, profile.layers_apart))
 
 
 def prefix_sums(per_layer: NDArray) -> NDArray:
@@ -70,20 +85,20 @@ def prefix_sums(per_layer: NDArray) -> NDArray:
 
 def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool) -> KindTables:
     """The tables for packs int64 [iterations, data-parallel ranks, microbatches]; without, all fill both budgets."""
-    profile = _alike(profile)
-    rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in KINDS]
-    rows += [_received(profile, row, kind) for row, kind in zip(rows, KINDS, strict=True)]
-    plain = dict(zip(KINDS, rows, strict=False))
+    profile, kinds = _alike(profile), kinds_of(profile.chain)
+    rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in kinds]
+    rows += [_received(profile, row, kind) for row, kind in zip(rows, kinds, strict=True)]
+    plain = dict(zip(kinds, rows, strict=False))
     for name in profile.layers_apart:
-        row, column = plain[chain_kind(name)], KINDS.index(chain_kind(name))
+        row, column = plain[chain_kind(name)], kinds.index(chain_kind(name))
         share = len(profile.layers_apart[name]) / max(1, profile.chain.count(chain_kind(name)))
         again, more = _apart(row, _row(profile, packs, microbatches, split_backward, name), share)
         rows[column] = (*rows[column][:-1], rows[column][-1] + again)
         rows.append(more)
     *by_column, again = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
-    ways = [_way(profile.layers.get(kind), level) for level, kind in WAYS]
+    ways = [_way(profile.layers.get(kind), level) for level, kind in WAYS[: ways_of(profile.chain)]]
     shares, saved, saved_late, offered = (np.array(values) for values in zip(*ways, strict=True))
-    recompute = again[KIND_OF_WAY] * shares[:, None, None]
+    recompute = again[KIND_OF_WAY[: len(ways)]] * shares[:, None, None]
     figures: list[Any] = [*by_column, recompute, saved, saved_late, offered]
     return KindTables(*figures)
 
@@ -117,7 +132,7 @@ def _row(
     profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool, kind: str
 ) -> tuple[Floats, ...]:
     shape = (1 if packs is None else packs.tiles.shape[0] * packs.tiles.shape[1], microbatches)
-    if chain_kind(kind) not in profile.chain:
+    if kind not in profile.layers:
         return (*[np.zeros(shape)] * 5, *[np.zeros(())] * 6, np.zeros(shape))
     cost = profile.layers[kind]
     if packs is None:

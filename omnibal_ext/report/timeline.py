@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from omnibal_ext.chain import KINDS, TIMED_PART_OF
+from omnibal_ext.costs.corrected import EXCHANGE, OTHER
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.tower import TowerCosts, language_profile
 from omnibal_ext.layout.beside import TowerBeside
@@ -24,9 +25,6 @@ from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.units import GIB
 
 Phase = Literal["forward", "backward", "recompute", "weight"]
-OTHER = "other"
-EXCHANGE = "exchange"
-"""Part for tensors that ranks of one wide pack send each other."""
 PHASES: dict[str, Phase] = {"F": "forward", "B": "backward", "W": "weight", "E": "forward", "V": "backward"}
 
 
@@ -209,7 +207,7 @@ class _ActionSplit:
             return self._by_part(t.weight, self.held[stage], action, "weight", KINDS[::-1])
         seconds = t.backward - t.weight if self.split else t.backward
         by_kind = np.zeros_like(t.forward)
-        np.add.at(by_kind, KIND_OF_WAY, t.recompute * self.recomputed[stage][:, None, None])
+        np.add.at(by_kind, KIND_OF_WAY[: len(t.recompute)], t.recompute * self.recomputed[stage][:, None, None])
         recompute = self._by_part(by_kind, 1, action, "recompute", KINDS[::-1])
         back = self._by_part(seconds, self.held[stage], action, "backward", KINDS[::-1])
         parts = dict.fromkeys(piece.part for piece in (*back, *recompute))

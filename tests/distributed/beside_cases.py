@@ -20,7 +20,7 @@ ADAPTED = ("llm", "vit")
 SCHEDULES = (
     ("1f1b", 1), ("1f1b", 2), ("gpipe", 1), ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2), ("v_half", 2), ("zb_v", 3),
 )  # fmt: skip
-KEPT = ("kept", "recomputed", "again")
+KEPT = ("kept", "recomputed")
 MODES = ("first", "bubbles")
 
 
@@ -52,7 +52,6 @@ class Beside:
             tuple(sorted(generator.sample(range(1, links - 1), min(2, links - 2))))
             if self.kept == "recomputed"
             else (),
-            self.kept == "again",
         )
         lists = woven(case.schedule, case.chunks, ranks, tower, generator)
         words = tuple(" ".join(action.word for action in actions) for actions in lists)

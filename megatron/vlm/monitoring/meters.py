@@ -14,7 +14,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring.journal import Journal
 from omnibal_ext.costs.operations import ModelOperations
 
-SIZES = ("tiles", "tokens", "useful_tokens", "samples", "squares", "useful_squares", "counted")
+SIZES = ("tiles", "tokens", "useful_tokens", "samples", "squares", "useful_squares", "counted", "frames")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Throughput:
     def of(self, sizes: Tensor, seconds: float) -> dict[str, float]:
         """`model_tflops` of a device, and `mfu` if its peak is known; sizes as from `gather`."""
         totals = dict(zip(SIZES, sizes.sum(dim=(0, 1)).tolist(), strict=True))
-        names = ("tiles", "useful_tokens", "useful_squares", "counted")
+        names = ("tiles", "useful_tokens", "useful_squares", "counted", "frames")
         rate = self.operations.total(*(totals[name] for name in names)) / seconds / self.devices
         return {"model_tflops": rate / 1e12} | ({"mfu": rate / self.peak} if self.peak else {})
 
@@ -162,7 +162,7 @@ def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequ
 
     sizes [ranks, iterations, sizes], see `SIZES`; losses [sources, 2] summed over all ranks.
     """
-    tiles, tokens, useful, samples, squares, *_ = sizes.unbind(-1)
+    tiles, tokens, useful, samples, squares, *_, frames = sizes.unbind(-1)
     return {
         "seconds": seconds,
         **mean_losses(losses, sources),
@@ -173,6 +173,7 @@ def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequ
         "dist_ratio_vit": _dist_ratio(tiles),
         "dist_ratio_llm": _dist_ratio(tokens),
         "dist_ratio_attention": _dist_ratio(squares),
+        **({"dist_ratio_audio": _dist_ratio(frames)} if frames.any() else {}),
     }
 
 

@@ -31,7 +31,6 @@ def test_training_does_not_change_what_is_being_written(monkeypatch: pytest.Monk
 
 
 def waits(file: Path) -> None:
-    """As the writer at its queue."""
     background._LOOP = lambda *_: time.sleep(60)
     file.write_text(str(os.getpid()))
     background.write()

@@ -15,14 +15,13 @@ import pytest
 from megatron.vlm.checkpoint import guard, integrity
 from megatron.vlm.checkpoint.folder import Checkpoints, Save
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 
 TRACKER = "latest_checkpointed_iteration.txt"
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def save(folder: Path, iteration: int) -> Path:
-    """What a save of two ranks leaves."""
     path = folder / f"iter_{iteration:07d}"
     path.mkdir(parents=True)
     bits = np.random.default_rng(iteration)
@@ -46,7 +45,6 @@ def arguments(folder: Path, **changes: object) -> Namespace:
 
 
 def believed(folder: Path) -> int:
-    """The iteration that Megatron will load."""
     guard.select_save(arguments(folder))
     return int((folder / TRACKER).read_text())
 
@@ -56,9 +54,7 @@ def believed(folder: Path) -> int:
     [("30", 30), ("20", 20), ("", 30), ("3\0", 30), ("31", 30), ("25", 20), ("5", 30), ("-1", 30), ("\xb2", 30),
      (None, 30)],
 )  # fmt: skip
-def test_the_tracker_decides_where_it_can_and_the_saves_where_it_cannot(
-    folder: Path, tracker: str | None, iteration: int
-) -> None:
+def test_the_tracker_decides_where_it_can_else_the_saves(folder: Path, tracker: str | None, iteration: int) -> None:
     (folder / TRACKER).unlink()
     if tracker is not None:
         (folder / TRACKER).write_text(tracker)
@@ -101,7 +97,6 @@ def test_a_damaged_save_is_passed_over_and_named(
 @pytest.mark.parametrize("damage", [cut, grow])
 @pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata", "metadata.json"])
 def test_sizes_alone_tell_of_a_file_that_is_another(folder: Path, name: str, damage: Callable[[Path], None]) -> None:
-    """Without reading what is large."""
     whole = Save(folder / "iter_0000030", 30)
     whole.check()
     damage(whole.path / name)
@@ -122,30 +117,6 @@ def test_trust_passes_over_what_its_checksums_say_is_damaged(
     assert (f"iter_0000030/{name}: " in capsys.readouterr().out) == passed
 
 
-def test_every_flipped_bit_is_found(folder: Path) -> None:
-    """Of any file of the save, by position and bit."""
-    newest, bits = folder / "iter_0000030", np.random.default_rng(1)
-    files = sorted(newest.iterdir())
-    for _ in range(150):
-        path = files[bits.integers(len(files))]
-        whole = path.read_bytes()
-        damaged = bytearray(whole)
-        damaged[bits.integers(len(whole))] ^= 1 << int(bits.integers(8))
-        path.write_bytes(damaged)
-        (folder / TRACKER).write_text("30")
-        same = path.name == "integrity.json" and _means_the_same(whole, bytes(damaged))
-        assert believed(folder) == (30 if same else 20), path.name
-        path.write_bytes(whole)
-
-
-def _means_the_same(one: bytes, other: bytes) -> bool:
-    """White space that became other white space."""
-    try:
-        return bool(json.loads(one) == json.loads(other))
-    except ValueError:
-        return False
-
-
 STRANGERS: dict[str, Callable[[Path], object]] = {
     "an empty file": lambda path: path.write_bytes(b""),
     "a copy": lambda path: path.write_bytes((path.parent / ".metadata").read_bytes()),
@@ -158,9 +129,7 @@ STRANGERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", STRANGERS)
 @pytest.mark.parametrize("name", ["common.pt", ".hidden", "__2_0.distcp", "two\nlines", "model_optim_rng.pt"])
-def test_a_save_with_what_it_does_not_list_is_passed_over(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str
-) -> None:
+def test_strangers_spoil_a_save(folder: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str) -> None:
     """Core reads a common.pt before all else, and whatever else it may once read is not ours."""
     STRANGERS[kind](folder / "iter_0000030" / name)
     assert believed(folder) == 20
@@ -184,7 +153,6 @@ def test_a_save_with_a_folder_link_or_pipe_for_a_file_is_passed_over(folder: Pat
 
 
 def test_an_integrity_file_that_makes_no_sense_is_not_believed(folder: Path) -> None:
-    """Its hash is right, and what it says makes no sense."""
     path = folder / "iter_0000030" / "integrity.json"
     whole = json.loads(path.read_text())
     for change in ({"sizes": {}}, {"files": {}}, {"files": None}, {"run": []},
@@ -271,9 +239,7 @@ def test_a_folder_in_which_a_first_save_was_cut_off_holds_no_checkpoint(tmp_path
     assert Checkpoints(tmp_path / "whole").exist
 
 
-def test_a_disk_that_is_full_is_known_by_its_words_or_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_known_by_its_words_or_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("a worker failed")
     error.__cause__ = OSError(28, "No space left on device")
     assert guard.is_full(tmp_path, error)

@@ -14,20 +14,19 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower
 
+Fields = dict[str, Any]
 TINY = preset("tiny")
 PLAN = Plan.from_cuts(TINY.chain, (4,), model="tiny")
 OTHER_PLAN = Plan.from_cuts(TINY.chain, (5,), model="tiny")
 FLAGS = {
     "preset": "tiny", "first_weights": None, "global_batch_size": 4, "consumed_train_samples": 12, "train_iters": 9,
-    "lr_decay_iters": None,
-    "use_distributed_optimizer": True, "dist_ckpt_optim_fully_reshardable": False, "ddp_bucket_size": None,
-    "ddp_num_buckets": None, "data_parallel_size": 2, "tensor_model_parallel_size": 1, "expert_model_parallel_size": 1,
-    "overlap_grad_reduce": True,
-    "optimizer": "adam", "sgd_momentum": 0.9, "loss_scale": None, "no_save_optim": False,
-    "freeze": [], "bf16": True, "fp16": False, "finetune": False, "no_load_optim": False, "lr": 1e-3,
-    "lora_rank": None,
-    "lr_vit": None, "lr_projector": None, "weight_decay_vit": None, "weight_decay_projector": None,
-    "override_opt_param_scheduler": False, "use_checkpoint_opt_param_scheduler": False,
+    "lr_decay_iters": None, "use_distributed_optimizer": True, "dist_ckpt_optim_fully_reshardable": False,
+    "ddp_bucket_size": None, "ddp_num_buckets": None, "data_parallel_size": 2, "tensor_model_parallel_size": 1,
+    "expert_model_parallel_size": 1, "overlap_grad_reduce": True, "optimizer": "adam", "sgd_momentum": 0.9,
+    "loss_scale": None, "no_save_optim": False, "freeze": [], "bf16": True, "fp16": False, "finetune": False,
+    "no_load_optim": False, "lr": 1e-3, "lora_rank": None, "lr_vit": None, "lr_projector": None,
+    "weight_decay_vit": None, "weight_decay_projector": None, "override_opt_param_scheduler": False,
+    "use_checkpoint_opt_param_scheduler": False,
 }  # fmt: skip
 
 
@@ -39,8 +38,8 @@ def args(tmp_path: Path) -> Namespace:
     return Namespace(**FLAGS, data=str(tmp_path / "data"), packs=str(tmp_path / "packs"))
 
 
-def saved(args: Namespace, **flags: Any) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(json.dumps(describe_run(changed(args, **flags), TINY, PLAN)))
+def saved(args: Namespace, **flags: Any) -> Fields:
+    read: Fields = json.loads(json.dumps(describe_run(changed(args, **flags), TINY, PLAN)))
     return read
 
 
@@ -69,9 +68,7 @@ FP16 = {**PLAIN, "bf16": False, "fp16": True}
         ({**PLAIN, "no_save_optim": True}, PLAIN, "without the optimizer's state (--no-save-optim)"),
     ],
 )
-def test_the_state_of_another_optimizer_is_refused(
-    args: Namespace, before: dict[str, Any], now: dict[str, Any], said: str
-) -> None:
+def test_the_state_of_another_optimizer_is_refused(args: Namespace, before: Fields, now: Fields, said: str) -> None:
     """Each as Megatron was seen to stop at, or the same turned round."""
     with pytest.raises(UserError, match="--no-load-optim") as refusal:
         check_resumable(saved(args, **before), changed(args, **now), TINY, PLAN)
@@ -87,9 +84,7 @@ def test_the_state_of_another_optimizer_is_refused(
         (FP16, {**FP16, "no_save_optim": True}),
     ],
 )  # fmt: skip
-def test_what_megatron_was_seen_to_go_on_with_goes_on(
-    args: Namespace, before: dict[str, Any], now: dict[str, Any]
-) -> None:
+def test_what_megatron_goes_on_with_goes_on(args: Namespace, before: Fields, now: Fields) -> None:
     check_resumable(saved(args, **before), changed(args, **now), TINY, PLAN)
 
 
@@ -111,7 +106,7 @@ def test_the_state_of_experts_elsewhere_is_refused(args: Namespace, distributed:
 
 
 BESIDE = replace(PLAN, tower=Tower(links=6, owners=(0, 0, 0, 0, 0, 1), parts=((0,),)))
-BUCKETS: dict[str, tuple[dict[str, Any], dict[str, Any], Plan]] = {
+BUCKETS: dict[str, tuple[Fields, Fields, Plan]] = {
     "layers of stages": ({}, {}, OTHER_PLAN),
     "pipeline ranks": ({}, {}, Plan.from_cuts(TINY.chain, (4,), model="tiny", virtual_pipeline_model_parallel_size=2)),
     "owners of the tower": ({}, {}, BESIDE),

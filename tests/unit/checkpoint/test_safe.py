@@ -17,8 +17,6 @@ from omnibal_ext.errors import UserError
 
 
 class Evil:
-    """Makes a file when it is unpickled."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 

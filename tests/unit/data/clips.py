@@ -1,11 +1,16 @@
 """Short videos, as files and as frames, and words about them."""
 
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 TURNS = [{"from": "human", "value": "<video>\nWhat happens?"}, {"from": "gpt", "value": "A cat jumps."}]
+
+OF_IMAGE = {"image": "b.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]}
+OF_WORDS = {"conversations": [{"from": "human", "value": "Hi"}, TURNS[1]]}
 
 
 def noise(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
@@ -16,7 +21,6 @@ def noise(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
 
 
 def write_video(path: Path, frames: np.ndarray, rate: float, codec: str = "mpeg4") -> None:
-    """A video file of so many frames a second."""
     import av
 
     with av.open(path, "w") as container:
@@ -26,6 +30,15 @@ def write_video(path: Path, frames: np.ndarray, rate: float, codec: str = "mpeg4
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
+
+
+def tar_of(path: Path, *members: tuple[str, bytes]) -> Path:
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
 
 
 def write_frames(folder: Path, name: str, frames: np.ndarray) -> list[str]:

@@ -39,14 +39,6 @@ class MadeFilm:
     mux: dict[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     """Elements of a Matroska file, see VOID."""
-    shows: tuple[int, ...] = ()
-    """Numbers of the frames that are left; () where all are."""
-
-    @property
-    def pictures(self) -> np.ndarray:
-        """What is to be seen: uint8 [frames, height, width, 3]."""
-        pictures = passing(len(self.times), *self.size)
-        return np.rot90(pictures[list(self.shows)] if self.shows else pictures, self.turned // 90, axes=(1, 2))
 
 
 VOID = {"rate": b"\x23\xe3\x83\x84", "length": b"\x44\x89\x88"}
@@ -54,7 +46,6 @@ VOID = {"rate": b"\x23\xe3\x83\x84", "length": b"\x44\x89\x88"}
 
 
 def write_film(folder: Path, film: MadeFilm) -> Path:
-    """The film as a file."""
     path = folder / film.name
     _encode(path, film)
     if film.shift:
@@ -157,12 +148,10 @@ def passing(frames: int, width: int, height: int) -> np.ndarray:
 
 
 def even(frames: int, rate: float) -> tuple[int, ...]:
-    """Milliseconds of frames at one rate."""
     return tuple(int(number) for number in np.rint(np.arange(frames) * 1000 / rate))
 
 
 def uneven(frames: int, seed: int, longest: int = 500) -> tuple[int, ...]:
-    """Milliseconds of frames at no rate."""
     gaps = np.random.default_rng(seed).integers(40, longest, frames)
     return tuple(int(number) for number in np.cumsum(gaps) - gaps[0])
 
@@ -201,25 +190,15 @@ def _turned() -> list[MadeFilm]:
 
 
 def _cut() -> list[MadeFilm]:
-    seen: dict[str, tuple[int, ...]] = {"start": tuple(range(16, 40)), "inside": tuple(range(14, 26))}
-    edits: dict[str, dict[str, Any]] = {
-        "start": {"shift": -1550, "shows": seen["start"]},
-        "fast": {"shift": -1550, "shows": seen["start"], "mux": {"movflags": "faststart"}},
-        "tail": {"edits": ((1500, 0),), "shows": tuple(range(15))},
-        "inside": {"edits": ((1250, 1333),), "shows": seen["inside"]},
-        "twice": {"edits": ((800, 300), (700, 2000)), "shows": (*range(3, 11), *range(20, 27))},
-        "late": {"edits": ((500, -1), (1000, 1000)), "shows": tuple(range(10, 20))},
-        "again": {"edits": ((800, 2000), (800, 300)), "shows": (*range(20, 28), *range(3, 11))},
-    }
-    films = [
-        MadeFilm(f"cut-{name}-{bframes}.mp4", bframes=bframes, **edit)
-        for name, edit in edits.items()
-        for bframes in (0, 3)
-    ]
+    edits: list[dict[str, Any]] = [
+        {"shift": -1550}, {"shift": -1550, "mux": {"movflags": "faststart"}}, {"edits": ((1500, 0),)},
+        {"edits": ((1250, 1333),)}, {"edits": ((800, 300), (700, 2000))}, {"edits": ((500, -1), (1000, 1000))},
+        {"edits": ((800, 2000), (800, 300))},
+    ]  # fmt: skip
     return [
-        *films,
-        MadeFilm("cut-uneven.mp4", times=uneven(30, 8, 200), shift=-1550, shows=tuple(range(14, 30))),
-        MadeFilm("cut-turned.mp4", turned=90, bframes=2, edits=((1250, 1333),), shows=seen["inside"]),
+        *(MadeFilm(f"cut-{number}-{b}.mp4", bframes=b, **edit) for number, edit in enumerate(edits) for b in (0, 3)),
+        MadeFilm("cut-uneven.mp4", times=uneven(30, 8, 200), shift=-1550),
+        MadeFilm("cut-turned.mp4", turned=90, bframes=2, edits=((1250, 1333),)),
     ]
 
 
@@ -235,29 +214,20 @@ def _unsaid() -> list[MadeFilm]:
     pieces = {"movflags": "frag_keyframe+empty_moov"}
     return [
         MadeFilm("live.webm", "libvpx-vp9", says=1000, mux=live),
-        MadeFilm("live.mkv", times=uneven(30, 7), says=1000, mux=live),
-        MadeFilm("no-rate.mkv", without=("rate",)),
+        MadeFilm("live.mkv", times=uneven(30, 7), says=1000, mux=live), MadeFilm("no-rate.mkv", without=("rate",)),
         MadeFilm("no-rate.webm", "libvpx", uneven(30, 9), without=("rate",)),
         MadeFilm("no-length.webm", "libvpx-vp9", without=("length",)),
-        MadeFilm("nothing.mkv", bframes=2, without=("rate", "length")),
-        MadeFilm("pieces.mp4", mux=pieces),
+        MadeFilm("nothing.mkv", bframes=2, without=("rate", "length")), MadeFilm("pieces.mp4", mux=pieces),
         MadeFilm("pieces-between.mp4", times=uneven(30, 3), bframes=3, mux=pieces),
-    ]
+    ]  # fmt: skip
 
 
-def _coloured() -> list[MadeFilm]:
-    """Of other pixels, and sizes that are odd."""
-    return [
-        MadeFilm("colours-709.mp4", colours=(1, 1)),
-        MadeFilm("colours-601.mp4", colours=(6, 1)),
-        MadeFilm("colours-full.mp4", colours=(1, 2)),
-        MadeFilm("colours-444.mkv", pixels="yuv444p"),
-        MadeFilm("colours-10.mkv", "libx265", pixels="yuv420p10le", colours=(9, 1)),
-        MadeFilm("colours-grey.mkv", "ffv1", pixels="gray"),
-        MadeFilm("colours-rgb.mkv", "ffv1", pixels="bgr0"),
-        MadeFilm("odd.mkv", "ffv1", size=(97, 61)),
-        MadeFilm("odd-turned.mp4", "mpeg4", size=(98, 62), turned=90),
-    ]
-
-
-FILMS = [*_at_rates(), *_uneven(), *_turned(), *_cut(), *_between(), *_unsaid(), *_coloured()]
+COLOURED = [
+    MadeFilm("colours-709.mp4", colours=(1, 1)), MadeFilm("colours-601.mp4", colours=(6, 1)),
+    MadeFilm("colours-full.mp4", colours=(1, 2)), MadeFilm("colours-444.mkv", pixels="yuv444p"),
+    MadeFilm("colours-10.mkv", "libx265", pixels="yuv420p10le", colours=(9, 1)),
+    MadeFilm("colours-grey.mkv", "ffv1", pixels="gray"), MadeFilm("colours-rgb.mkv", "ffv1", pixels="bgr0"),
+    MadeFilm("odd.mkv", "ffv1", size=(97, 61)), MadeFilm("odd-turned.mp4", "mpeg4", size=(98, 62), turned=90),
+]  # fmt: skip
+"""Of other pixels, and sizes that are odd."""
+FILMS = [*_at_rates(), *_uneven(), *_turned(), *_cut(), *_between(), *_unsaid(), *COLOURED]

@@ -3,14 +3,13 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from megatron.vlm.data.loader import Needs, PackDataset
-from megatron.vlm.data.media.features import NEWLINE, FeatureOrder, joined_orders
+from megatron.vlm.data.media.features import NEWLINE
 from megatron.vlm.data.media.tiles import Tiling, tile_image
 from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.families.llava.tiling import image_sources
@@ -62,28 +61,6 @@ def test_tokens_are_those_of_llava_onevision(width: int, height: int, side: int,
     known = torch.cat([features.flatten(0, 1), newline[None]])
     mine = (known[torch.from_numpy(sources)] * torch.from_numpy(weights)[..., None]).sum(1)
     assert torch.allclose(mine, packed, atol=1e-4)  # seen: 3e-7; places on a long side, rounded twice, make 4e-5
-
-
-def test_images_with_means_and_without_follow_each_other() -> None:
-    """Where one image needs shares, tokens of the others are one feature with all of the share."""
-    means = FeatureOrder(np.array([[0, 1, 2, 3], [NEWLINE] * 4]), np.full((2, 4), 0.25, np.float32))
-    joined = joined_orders([(4, FeatureOrder(np.array([3, NEWLINE]))), (4, means)])
-    assert joined.sources.tolist() == [[3] * 4, [NEWLINE] * 4, [4, 5, 6, 7], [NEWLINE] * 4]
-    assert joined.weights.tolist() == [[1, 0, 0, 0]] * 2 + [[0.25] * 4] * 2
-
-
-def test_one_tile_is_its_features_and_a_newline() -> None:
-    assert image_sources((10, 10), (1, 1), 2).tolist() == [0, 1, 2, 3, NEWLINE]
-
-
-def test_orders_of_several_images_follow_each_other() -> None:
-    orders = [(4, FeatureOrder(np.array([0, 3, NEWLINE]))), (8, FeatureOrder(np.array([7, NEWLINE, 0])))]
-    assert joined_orders(orders).sources.tolist() == [0, 3, NEWLINE, 11, NEWLINE, 4]
-    assert joined_orders([]).sources.dtype == np.int64
-
-
-def test_rules_that_keep_tiles_apart_read_every_feature() -> None:
-    assert TILINGS["internvl"].order(TiledImage("x.png", 2, 1, True), 4).sources.tolist() == list(range(12))
 
 
 def test_what_cannot_be_joined_is_refused() -> None:

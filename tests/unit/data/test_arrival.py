@@ -50,19 +50,7 @@ def test_bytes_become_the_pixels_that_the_vision_model_was_trained_with(number: 
             assert getattr(pack, field.name) is getattr(host, field.name)
 
 
-def test_an_iteration_reads_its_packs_and_none_of_the_next() -> None:
-    source = iter(harness.sample_packs())
-    first, second = Arrivals(source, 3), Arrivals(source, 4)
-    for arrivals, wanted in ((first, harness.PACK_KINDS["all"][:3]), (second, harness.PACK_KINDS["all"][3:7])):
-        found = []
-        for pack in arrivals:
-            arrivals.look_ahead()
-            arrivals.look_ahead()  # one ahead is enough, also after the last
-            found.append(list(pack.lengths))
-        assert found == [lengths for _, lengths in wanted]
-
-
-def test_one_pack_is_read_ahead_and_no_more() -> None:
+def test_an_iteration_reads_its_packs_one_ahead_and_none_of_the_next() -> None:
     read: list[int] = []
 
     def source() -> Iterator[Microbatch]:
@@ -70,13 +58,14 @@ def test_one_pack_is_read_ahead_and_no_more() -> None:
             read.append(number)
             yield pack
 
-    arrivals = Arrivals(source(), 8)
-    next(arrivals)
-    assert read == [0]
-    arrivals.look_ahead()
-    assert read == [0, 1]
-    next(arrivals)
-    assert read == [0, 1]
+    packs = source()
+    for arrivals, begin, count in ((Arrivals(packs, 3), 0, 3), (Arrivals(packs, 4), 3, 4)):
+        for number, pack in enumerate(arrivals, start=begin):
+            assert list(pack.lengths) == harness.PACK_KINDS["all"][number][1]
+            assert read[-1] == number
+            arrivals.look_ahead()
+            arrivals.look_ahead()  # one ahead is enough, also after the last
+            assert read[-1] == min(number + 1, begin + count - 1)
 
 
 class Device(TorchFunctionMode):

@@ -10,7 +10,6 @@ SAMPLES = [{"input_ids": torch.tensor(ids), "labels": torch.tensor(ids)} for ids
 
 
 def test_no_sample_is_predicted_by_the_one_before_it() -> None:
-    """Even where a first token counts."""
     batch = join_words(SAMPLES)
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9]]
     assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED, 8, 9]]

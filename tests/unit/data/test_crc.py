@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import random
-import tarfile
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +24,7 @@ from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
 from tests.demo import demo_recipe
+from tests.unit.data.clips import tar_of
 
 COUNT, SIDE = 6, 64
 FORMATS = ("JPEG", "PNG", "BMP")
@@ -32,7 +32,6 @@ FORMATS = ("JPEG", "PNG", "BMP")
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Demo data, of which the tokenizer is used."""
     folder = tmp_path_factory.mktemp("words")
     make_demo_data(folder, samples=1, heldout_samples=1, seed=0)
     return folder
@@ -60,14 +59,11 @@ def loose(folder: Path) -> Path:
 
 def in_tar(folder: Path) -> Path:
     path = folder / "chat.tar"
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for number in range(COUNT):
-            members = {"json": json.dumps(turns("png")).encode(), "png": encoded(number, "PNG")}
-            for ending, content in members.items():
-                member = tarfile.TarInfo(f"{number:03}.{ending}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-    return path
+    return tar_of(path, *(
+        member for number in range(COUNT) for member in (
+            (f"{number:03}.json", json.dumps(turns("png")).encode()), (f"{number:03}.png", encoded(number, "PNG")),
+        )
+    ))  # fmt: skip
 
 
 def in_base64(folder: Path) -> Path:
@@ -105,26 +101,8 @@ def faults(data: ChatDataset) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_every_flipped_bit_of_an_image_is_found(words: Path, tmp_path: Path, seed: int) -> None:
-    """Most flips of a JPEG, and all of a BMP, decode to other pixels without a word."""
-    data, bits = dataset(words, loose(tmp_path)), random.Random(seed)
-    assert faults(data) == []
-    for _ in range(60):
-        sample = bits.randrange(COUNT)
-        path = tmp_path / f"{sample}.img"
-        whole = path.read_bytes()
-        damaged = bytearray(whole)
-        damaged[bits.randrange(len(whole))] ^= 1 << bits.randrange(8)
-        path.write_bytes(damaged)
-        assert faults(data) == [sample]
-        path.write_bytes(whole)
-
-
 @pytest.mark.parametrize("file", [loose, in_tar, in_base64, in_parquet])
-def test_another_picture_of_the_same_size_is_found_wherever_it_lies(
-    words: Path, tmp_path: Path, file: Callable[[Path], Path]
-) -> None:
+def test_another_picture_is_found_wherever_it_lies(words: Path, tmp_path: Path, file: Callable[[Path], Path]) -> None:
     path = file(tmp_path)
     data = dataset(words, path)
     assert faults(data) == []
@@ -176,7 +154,6 @@ def test_numbers_that_make_no_sense_are_refused(crcs: object) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_images_of_a_dataset_that_is_there_are_looked_at_again(words: Path, tmp_path: Path, workers: int) -> None:
-    """However closely they were looked at when it was made."""
     data = dataset(words, loose(tmp_path))
     again = open_job([tmp_path / "chat.jsonl"], recipe(words, tmp_path, decode_images=True), data.folder)
     assert preprocess(again, workers) == data.manifest

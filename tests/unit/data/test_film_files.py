@@ -14,16 +14,14 @@ import numpy as np
 import pytest
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.video_rules import choose_frames
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.families.media import VIDEO_RULES
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 from tests.long import short
 from tests.unit.data.clips import TURNS
 from tests.unit.data.films_made import FILMS, MadeFilm, even, passing, write_film
-from tests.unit.data.test_videos import RULES, SHOWN, made, oracle, written
+from tests.unit.data.test_videos import RULES, SHOWN, assert_shown, made, oracle, written
 from tests.unit.data.torchcodec_reading import chosen
 from tests.unit.preprocessing.test_processors import PATCH, written_tokenizer
 
@@ -34,13 +32,10 @@ ANY = 10**9
 RECORDED = MadeFilm("recorded.mkv", times=even(60, 10), says=1000)
 """As browsers record: a frame lasts a millisecond, says the header."""
 UNEVEN = MadeFilm("uneven.mkv", times=tuple(int(time) for time in np.cumsum([0, *[40] * 20, *[400] * 19])))
-TURNED = MadeFilm("turned.mp4", times=even(60, 10), says=10, turned=270)
-CUT = MadeFilm("cut.mp4", times=even(60, 10), shift=-4050, shows=tuple(range(41, 60)))
 
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """All films as files."""
     folder = tmp_path_factory.mktemp("films")
     assert len({film.name for film in FILMS}) == len(FILMS) >= 60
     return {film.name: write_film(folder, film) for film in FILMS}
@@ -50,50 +45,6 @@ def same(seen: np.ndarray, picture: np.ndarray, pictures: np.ndarray) -> bool:
     """Whether what is seen is nearer to this picture than to all others."""
     far = np.abs(pictures.astype(int) - seen).mean(axis=(1, 2, 3))
     return bool(np.abs(picture.astype(int) - seen).mean() == far.min())
-
-
-@pytest.mark.parametrize("film", FILMS, ids=lambda film: film.name)
-def test_a_film_shows_the_pictures_that_were_put_into_it(film: MadeFilm, films: dict[str, Path]) -> None:
-    facts, pictures = video_facts(films[film.name], (), ANY), film.pictures
-    assert facts.frames == len(pictures)
-    assert facts.size == (pictures.shape[2], pictures.shape[1])
-    seen = list(read_frames(films[film.name], (), range(facts.frames)))
-    assert all(same(frame, picture, pictures) for frame, picture in zip(seen, pictures, strict=True))
-
-
-def test_a_second_is_a_second_whatever_the_header_says(films: dict[str, Path]) -> None:
-    """Until the last frame begins; how long that is, is all that FFmpeg and the header may choose."""
-    for film in FILMS:
-        if film.shows or film.name.endswith(".avi"):
-            continue
-        facts = video_facts(films[film.name], (), ANY)
-        last = (film.times[-1] - film.times[0]) / 1000
-        longest = max(*np.diff(film.times) / 1000, 1 / film.says)
-        assert last - 2e-3 <= facts.seconds <= last + longest + 2e-3, film.name
-
-
-@pytest.mark.parametrize(
-    ("film", "frames", "rate", "seen", "last"),
-    [(RECORDED, 60, 10.168, 11, 5.8), (UNEVEN, 40, 4.739, 16, 7.9), (TURNED, 60, 10, 12, 5.65), (CUT, 19, 10, 4, 1.5)],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_two_frames_a_second_are_two_a_second(
-    film: MadeFilm, frames: int, rate: float, seen: int, last: float, tmp_path: Path
-) -> None:
-    """How many Qwen3-VL sees, and when its last step is."""
-    facts = video_facts(write_film(tmp_path, film), (), ANY)
-    assert facts.frames == frames
-    assert facts.rate == pytest.approx(rate, abs=1e-3)
-    shown = choose_frames(VIDEO_RULES["qwen3-vl"], facts.times, facts.rate, facts.seconds)
-    assert len(shown.frames) == seen
-    assert shown.times[-1] == pytest.approx(last, abs=0.05)
-
-
-def test_cut_films_are_as_long_as_what_they_show(films: dict[str, Path]) -> None:
-    for film in FILMS:
-        if film.shows and film.times == MadeFilm("").times:
-            facts = video_facts(films[film.name], (), ANY)
-            assert abs(facts.seconds - len(film.shows) / 10) <= 0.1 + 1e-9, film.name
 
 
 def of_pyav(folder: Path) -> str:
@@ -108,7 +59,6 @@ def of_pyav(folder: Path) -> str:
 
 
 def of_the_machine(_: Path) -> str:
-    """As the loader finds it."""
     if not ctypes.util.find_library("avcodec"):
         pytest.skip("no libraries of FFmpeg on this machine: apt-get install ffmpeg")
     return ""
@@ -136,7 +86,7 @@ def test_films_are_what_torchcodec_reads(libraries: Any, films: dict[str, Path],
         for film in FILMS:
             path = films[film.name]
             facts, told = video_facts(path, (), ANY), found[f"{path} told"].tolist()
-            if alike or not (film.shows or film.mux or film.bframes):
+            if alike or not (film.edits or film.shift or film.mux or film.bframes):
                 assert [facts.frames, facts.seconds, facts.rate] == told, film.name
             assert facts.frames == told[0], film.name
             assert facts.seconds == pytest.approx(told[1], abs=0.2), film.name
@@ -150,11 +100,7 @@ def test_films_are_what_torchcodec_reads(libraries: Any, films: dict[str, Path],
 @pytest.mark.parametrize("markup", RULES)
 @pytest.mark.parametrize(
     "film",
-    [
-        RECORDED,
-        UNEVEN,
-        MadeFilm("both.mp4", turned=90, bframes=3, edits=((2950, 333),), shows=tuple(range(4, 33))),
-    ],
+    [RECORDED, UNEVEN, MadeFilm("both.mp4", turned=90, bframes=3, edits=((2950, 333),))],
     ids=lambda film: film.name,
 )
 def test_words_and_pixels_are_the_processor_s(film: MadeFilm, markup: str, oracle: Any, tmp_path: Path) -> None:
@@ -172,9 +118,7 @@ def test_words_and_pixels_are_the_processor_s(film: MadeFilm, markup: str, oracl
         do_sample_frames=True, return_tensors="np",
     )  # fmt: skip
     data = made(tmp_path, markup, [{"video": film.name, "conversations": TURNS}])
-    assert data.sample(0).text[0].tolist() == expected["input_ids"][0].tolist()
-    pixels = expected["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH)
-    np.testing.assert_allclose(data.sample(0).pixels().numpy(), pixels, atol=1e-5)
+    assert_shown(data.sample(0), expected, expected["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH))
     (video,) = data.sample(0).images
     assert (video.steps, video.rows, video.columns) == tuple(expected["video_grid_thw"][0])
     if markup == "qwen-vl":
@@ -222,7 +166,6 @@ def test_a_film_that_begins_between_key_frames_shows_the_first_that_can_be_seen(
 
 
 def test_a_dataset_whose_frames_were_counted_otherwise_is_refused(tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_film(tmp_path, RECORDED)
     film = [{"video": RECORDED.name, "conversations": TURNS}]
     manifest = made(tmp_path, "qwen-vl", film).manifest

@@ -2,12 +2,11 @@
 
 import base64
 import codecs
-import io
 import json
 import math
-import tarfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from megatron.vlm.preprocessing.preprocess import preprocess
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from tests.demo import demo_recipe
+from tests.unit.data.clips import tar_of
 
 pyarrow = pytest.importorskip("pyarrow")
 SAMPLES = 30
@@ -52,16 +52,23 @@ def made(raw: Path, inputs: list[Path], output: Path, root: Path | None, **flags
     return ChatDataset(output)
 
 
+def text(*values: Any, indent: int | None = None) -> str:
+    return "".join(json.dumps(value, indent=indent, ensure_ascii=False) + "\n" for value in values)
+
+
 def lines(raw: Path, folder: Path) -> Path:
-    path = folder / "chat.jsonl"
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records(raw)))
-    return path
+    (folder / "chat.jsonl").write_text(text(*records(raw)))
+    return folder / "chat.jsonl"
 
 
 def llava_list(raw: Path, folder: Path) -> Path:
-    path = folder / "chat.json"
-    path.write_text(json.dumps(records(raw), indent=1, ensure_ascii=False))
-    return path
+    (folder / "chat.json").write_text(text(records(raw), indent=1))
+    return folder / "chat.json"
+
+
+def meta_of_all(raw: Path, folder: Path) -> Path:
+    (folder / "meta.json").write_text(text({"all": {"root": str(raw), "annotation": str(lines(raw, folder))}}))
+    return folder / "meta.json"
 
 
 def marked(written: Path) -> Path:
@@ -73,25 +80,13 @@ def marked(written: Path) -> Path:
     return written
 
 
-def lines_with_marks(raw: Path, folder: Path) -> Path:
-    return marked(by_base64(raw, folder))
+def openai(raw: Path, folder: Path, inside: bool) -> Path:
+    """Parts of a message, with images as paths or inside: every mark of the demo stands in front of the words."""
 
+    def image(path: str) -> Record:
+        coded = f"data:image/png;base64,{base64.b64encode((raw / path).read_bytes()).decode()}"
+        return {"type": "image_url", "image_url": {"url": coded if inside else f"file://{raw / path}"}}
 
-def tar_with_marks(raw: Path, folder: Path) -> Path:
-    return web_tar(raw, folder, mark=codecs.BOM_UTF8)
-
-
-def list_with_a_mark(raw: Path, folder: Path) -> Path:
-    return marked(llava_list(raw, folder))
-
-
-def meta_with_a_mark(raw: Path, folder: Path) -> Path:
-    (folder / "meta.json").write_text(json.dumps({"all": {"root": str(raw), "annotation": str(lines(raw, folder))}}))
-    return marked(folder / "meta.json")
-
-
-def openai(raw: Path, folder: Path, image: Callable[[str], Record]) -> Path:
-    """Parts of a message: every mark of the demo stands in front of the words."""
     rows = []
     for record in records(raw):
         left, messages = iter(paths(record)), []
@@ -99,43 +94,22 @@ def openai(raw: Path, folder: Path, image: Callable[[str], Record]) -> Path:
             words = turn["value"]
             parts = [image(next(left)) for _ in range(words.count("<image>"))]
             parts.append({"type": "text", "text": words.replace("<image>\n", "").replace("<image>", "")})
-            role = {"human": "user", "gpt": "assistant", "system": "system"}[turn["from"]]
-            messages.append({"role": role, "content": parts if len(parts) > 1 else parts[0]["text"]})
+            messages.append({"role": ROLES[turn["from"]], "content": parts if len(parts) > 1 else parts[0]["text"]})
         rows.append({"messages": messages})
-    path = folder / "openai.jsonl"
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return path
+    (folder / "openai.jsonl").write_text(text(*rows))
+    return folder / "openai.jsonl"
 
 
-def by_path(raw: Path, folder: Path) -> Path:
-    return openai(raw, folder, lambda path: {"type": "image_url", "image_url": {"url": f"file://{raw / path}"}})
+ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 
 
-def by_base64(raw: Path, folder: Path) -> Path:
-    def coded(path: str) -> Record:
-        content = base64.b64encode((raw / path).read_bytes()).decode()
-        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{content}"}}
-
-    return openai(raw, folder, coded)
-
-
-def sharegpt(raw: Path, folder: Path) -> Path:
+def sharegpt(raw: Path, folder: Path, whole_paths: bool) -> Path:
     rows = [
-        {"messages": [{"role": turn["from"].replace("human", "user").replace("gpt", "assistant"),
-                       "content": turn["value"]} for turn in record["conversations"]], "images": paths(record)}
-        for record in records(raw)
+        {"messages": [{"role": ROLES[turn["from"]], "content": turn["value"]} for turn in record["conversations"]],
+         "images": [str(raw / name) if whole_paths else name for name in paths(record)]} for record in records(raw)
     ]  # fmt: skip
-    path = folder / "sharegpt.json"
-    path.write_text(json.dumps(rows))
-    return path
-
-
-def swift(raw: Path, folder: Path) -> Path:
-    """Images by their whole paths, below the root."""
-    rows = json.loads(sharegpt(raw, folder).read_text())
-    path = folder / "swift.jsonl"
-    path.write_text("".join(json.dumps({**row, "images": [str(raw / name) for name in row["images"]]}) + "\n"
-                            for row in rows))  # fmt: skip
+    path = folder / f"sharegpt.json{'l' * whole_paths}"
+    path.write_text(text(*rows) if whole_paths else text(rows))
     return path
 
 
@@ -148,63 +122,54 @@ def columns(raw: Path, inside: bool) -> Any:
     return pyarrow.table({"conversations": turns, "images": [list(map(cell, paths(record))) for record in found]})
 
 
-def parquet(raw: Path, folder: Path) -> Path:
+def parquet(raw: Path, folder: Path, inside: bool) -> Path:
     import pyarrow.parquet
 
     (folder / "set").mkdir()
-    table = columns(raw, inside=True)
+    table = columns(raw, inside)
     for part, (first, count) in enumerate(((0, 17), (17, SAMPLES))):
         pyarrow.parquet.write_table(table.slice(first, count), folder / f"set/{part}.parquet", row_group_size=5)
     return folder / "set"
 
 
-def parquet_of_paths(raw: Path, folder: Path) -> Path:
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(columns(raw, inside=False), folder / "paths.parquet")
-    return folder / "paths.parquet"
-
-
 def arrow(raw: Path, folder: Path) -> Path:
-    """As the library's save_to_disk writes it."""
     table = columns(raw, inside=True)
     with pyarrow.OSFile(str(folder / "data.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=4)
     return folder / "data.arrow"
 
 
-def energon_tar(raw: Path, folder: Path) -> Path:
-    """The turns alone, as Megatron-LM's conversion of LLaVA's data writes them."""
-    return web_tar(raw, folder, turns_alone=True)
-
-
 def web_tar(raw: Path, folder: Path, mark: bytes = b"", turns_alone: bool = False) -> Path:
-    path = folder / "shard.tar"
-    with tarfile.open(path, "w") as tar:
-        for number, record in enumerate(records(raw)):
-            images = [
-                (f"{number:04d}.{place}.png", (raw / name).read_bytes()) for place, name in enumerate(paths(record))
-            ]
-            said = {key: value for key, value in record.items() if key != "image"}
-            text = mark + json.dumps(said["conversations"] if turns_alone else said).encode()
-            for name, content in [(f"{number:04d}.json", text), *images]:
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-    return path
+    """The turns alone, as Megatron-LM's conversion of LLaVA's data writes them, or all that is said."""
+    members = []
+    for number, record in enumerate(records(raw)):
+        said = {key: value for key, value in record.items() if key != "image"}
+        members += [(f"{number:04d}.json", mark + text(said["conversations"] if turns_alone else said).encode())]
+        images = enumerate(paths(record))
+        members += [(f"{number:04d}.{place}.png", (raw / name).read_bytes()) for place, name in images]
+    return tar_of(folder / "shard.tar", *members)
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        llava_list, by_path, by_base64, sharegpt, swift, parquet, parquet_of_paths, arrow, web_tar, energon_tar,
-        lines_with_marks, list_with_a_mark, tar_with_marks, meta_with_a_mark,
-    ],
-    ids=lambda f: f.__name__,
-)  # fmt: skip
-def test_every_format_makes_the_dataset_that_lines_make(
-    raw: Path, tmp_path: Path, written: Callable[[Path, Path], Path]
-) -> None:
+FORMATS: dict[str, Callable[[Path, Path], Path]] = {
+    "a list": llava_list,
+    "messages with paths": partial(openai, inside=False),
+    "messages with images": partial(openai, inside=True),
+    "messages beside images": partial(sharegpt, whole_paths=False),
+    "messages beside whole paths": partial(sharegpt, whole_paths=True),
+    "parquet": partial(parquet, inside=True),
+    "parquet of paths": partial(parquet, inside=False),
+    "arrow": arrow,
+    "tar": web_tar,
+    "tar of turns alone": partial(web_tar, turns_alone=True),
+    "lines with marks": lambda raw, folder: marked(openai(raw, folder, inside=True)),
+    "a list with a mark": lambda raw, folder: marked(llava_list(raw, folder)),
+    "tar with marks": partial(web_tar, mark=codecs.BOM_UTF8),
+    "a meta file with a mark": lambda raw, folder: marked(meta_of_all(raw, folder)),
+}
+
+
+@pytest.mark.parametrize("written", FORMATS.values(), ids=FORMATS)
+def test_every_format_makes_what_lines_make(raw: Path, tmp_path: Path, written: Callable[[Path, Path], Path]) -> None:
     wanted = made(raw, [lines(raw, tmp_path)], tmp_path / "wanted", raw)
     found = made(raw, [written(raw, tmp_path)], tmp_path / "found", raw)
     assert len(found) == SAMPLES
@@ -259,9 +224,7 @@ def test_a_limit_of_a_set_counts_for_its_own_conversations_alone(raw: Path, tmp_
         ({"annotation": "meta.json"}, "is a meta file itself"),
     ],
 )
-def test_a_set_that_cannot_be_honoured_is_refused_by_name(
-    raw: Path, tmp_path: Path, changed: Record, message: str
-) -> None:
+def test_a_set_that_cannot_be_honoured_is_refused(raw: Path, tmp_path: Path, changed: Record, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_inputs([meta(raw, tmp_path, **changed)])
 
@@ -315,25 +278,13 @@ def test_an_image_that_names_no_file_is_one_of_images_beside(raw: Path, tmp_path
     assert reasons(raw, tmp_path / "chat.json", tmp_path) == []
 
 
-def tar_of(path: Path, *members: tuple[str, bytes]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return path
-
-
 def test_tars_do_not_reach_out_and_say_what_is_wrong(raw: Path, tmp_path: Path) -> None:
     picture = next(path for record in records(raw) for path in paths(record))
-    content, text = (
-        (raw / picture).read_bytes(),
-        json.dumps({**asked({"type": "image", "image": "png"}, TEXT)}).encode(),
-    )
+    content, said = (raw / picture).read_bytes(), json.dumps(asked({"type": "image", "image": "png"}, TEXT)).encode()
     path = tar_of(
-        tmp_path / "t.tar", ("a.json", text), ("a.png", content), ("../b.json", text), ("/c.json", text),
-        ("d.png", content), ("d.txt", b"A cat."), ("e.json", b"{"), ("f.json", text), ("f.png", content[:50]),
-        ("g.json", text), ("g.txt", b""),
+        tmp_path / "t.tar", ("a.json", said), ("a.png", content), ("../b.json", said), ("/c.json", said),
+        ("d.png", content), ("d.txt", b"A cat."), ("e.json", b"{"), ("f.json", said), ("f.png", content[:50]),
+        ("g.json", said), ("g.txt", b""),
     )  # fmt: skip
     found = reasons(raw, path, tmp_path)
     assert found == ["path_outside_root", "path_outside_root", "malformed_line", "malformed_line", "truncated_image",
@@ -364,7 +315,6 @@ def test_a_damaged_file_is_refused_whole(tmp_path: Path, name: str, content: byt
 
 
 def test_splits_in_one_folder_are_not_read_as_one(tmp_path: Path) -> None:
-    """As a dataset lies on the hub."""
     import pyarrow.parquet
 
     (tmp_path / "data").mkdir()

@@ -15,13 +15,11 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.image_shard import ImageShardDataset, numbered
 from megatron.vlm.data.loader import PackDataset
 from megatron.vlm.microbatch import Microbatch
-from omnibal_ext.image_assignment import assign_units
-from omnibal_ext.tower_encoding import EncoderRank
-from tests.unit.data.clips import TURNS, noise, write_frames
+from omnibal_ext.image_assignment import EncoderRank, assign_units
+from tests.unit.data.clips import OF_IMAGE, TURNS, noise, write_frames
 from tests.unit.data.test_loader import ALL, dataset, pack_of  # noqa: F401 (a fixture)
 from tests.unit.data.test_pack_shard import as_film
 from tests.unit.data.test_videos import made
-from tests.unit.preprocessing.test_processors import written_tokenizer
 
 PARTS = ((0, 1), (1,), (0, 1, 2))
 """Of three microbatches the pipeline ranks, of three, that encode it."""
@@ -70,11 +68,10 @@ def test_ranks_read_every_tile_once_and_in_order(dataset: ChatDataset, seed: int
 
 
 def test_steps_of_films_and_images_go_with_their_grids(tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     names = write_frames(tmp_path, "f", noise(10, 56, 84))
     Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
     film = {"video": names, "fps": 2, "conversations": TURNS}
-    image = {"image": "b.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]}
+    image = OF_IMAGE
     data, samples = made(tmp_path, "qwen3-vl", [film, image]), np.arange(2)
     whole, parts = PackDataset(data, pack_of(samples), ALL)[5], parts_of(data, samples, 0)
     assert len({part.units for part in parts.values()}) == 1

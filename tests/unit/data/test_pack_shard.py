@@ -20,10 +20,10 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.shards import shard_tokens
 from omnibal_ext.sizes import Sizes
-from tests.unit.data.clips import TURNS, noise, write_frames
+from tests.unit.data.clips import OF_IMAGE, TURNS, noise, write_frames
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.test_videos import made
-from tests.unit.preprocessing.test_processors import PATCH, written_tokenizer
+from tests.unit.preprocessing.test_processors import PATCH
 
 SEEDS = range(12)
 
@@ -40,18 +40,10 @@ def drawn(seed: int, joined: bool) -> tuple[Microbatch, list, np.ndarray, int]:
     features = len(shown) if not joined else max(1, len(shown) // 2)
     mask = torch.from_numpy((np.arange(total) < words) * (generator.random(total) < 0.5)).float()
     pack = Microbatch(
-        tiles=features,
-        lengths=lengths,
-        samples=len(real),
-        useful_tokens=words,
-        input_ids=torch.arange(total),
-        labels=torch.arange(total) + 1000,
-        loss_mask=mask,
-        supervised=mask.nonzero().squeeze(1),
-        segment_ids=segment_ids(lengths),
-        targets=torch.stack([part.sum() for part in mask.split(lengths)]),
-        image_positions=torch.from_numpy(shown),
-    )
+        features, lengths, len(real), words, input_ids=torch.arange(total), labels=torch.arange(total) + 1000,
+        loss_mask=mask, supervised=mask.nonzero().squeeze(1), segment_ids=segment_ids(lengths),
+        targets=torch.stack([part.sum() for part in mask.split(lengths)]), image_positions=torch.from_numpy(shown),
+    )  # fmt: skip
     if joined:
         sources = torch.from_numpy(generator.integers(-1, features, (len(shown), 4)))
         pack = replace(pack, image_sources=sources, image_weights=torch.rand(len(shown), 4))
@@ -82,22 +74,6 @@ def test_places_hold_every_token_once(seed: int) -> None:
     assert all(0 < share.tokens <= -(-pack.useful_tokens // width) + 3 for share in shares)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rows_of_cut_samples_meet_in_order(seed: int) -> None:
-    pack, spans, makers, width = drawn(seed, joined=False)
-    shares = [shard_of(pack, spans, makers, place) for place in range(width)]
-    cut = shares[0].shard.split
-    arrived = torch.cat([share.input_ids[:rows] for share, rows in zip(shares, cut.rows, strict=True)])
-    wanted = [torch.arange(pack.tokens)[pack.segment_ids == number] for number in cut.samples]
-    assert torch.equal(arrived[cut.order], torch.cat(wanted) if wanted else torch.zeros(0, dtype=torch.long))
-    for share, rows in zip(shares, cut.rows, strict=True):
-        assert sum(share.lengths[: share.shard.split_segments]) == rows
-        whole = share.shard.segments[share.shard.split_segments :]
-        assert all(
-            share.lengths[share.shard.split_segments + i] == pack.lengths[number] for i, number in enumerate(whole)
-        )
-
-
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_features_come_to_the_tokens_that_show_them(seed: int, joined: bool) -> None:
@@ -124,13 +100,9 @@ def test_features_come_to_the_tokens_that_show_them(seed: int, joined: bool) -> 
 @pytest.mark.parametrize("markup", ["qwen-vl", "qwen3-vl"])
 def test_no_place_reads_what_another_shows(markup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long film and an image over four ranks: every frame is opened by one, and all tiles are there once."""
-    written_tokenizer(tmp_path / "tokenizer.json")
     names = write_frames(tmp_path, "f", noise(18, 56, 84))
     Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
-    records = [
-        {"video": names, "fps": 2, "conversations": TURNS},
-        {"image": "b.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]},
-    ]
+    records = [{"video": names, "fps": 2, "conversations": TURNS}, OF_IMAGE]
     data = made(tmp_path, markup, records)
     index: Any = pack_of(np.arange(2))
     index.width = lambda _: 1
@@ -157,15 +129,13 @@ def test_no_place_reads_what_another_shows(markup: str, tmp_path: Path, monkeypa
 
 
 def as_film(pixels: torch.Tensor) -> np.ndarray:
-    """Patches of two frames each."""
     found = pixels.numpy()
     return found if found.ndim == 5 else np.repeat(found[:, None], 2, axis=1)
 
 
 def test_a_place_without_images_has_rows_of_none(tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
-    records = [{"image": "b.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]}]
+    records = [OF_IMAGE]
     index: Any = pack_of(np.arange(1))
     index.width = lambda _: 2
     data = made(tmp_path, "qwen-vl", records)

@@ -11,7 +11,6 @@ from tests.programs import ROOT
 
 
 def documented() -> set[str]:
-    """The reasons in docs/data.md."""
     page = (ROOT / "docs/data.md").read_text().partition("## What is rejected")[2].partition("\n##")[0]
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     return {reason for row in rows for reason in re.findall(r"`(\w+)`", row)}

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import sys
 import tarfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ import torch
 from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.loader import Needs, PackDataset
+from megatron.vlm.data.loader import Needs, PackDataset, microbatches
 from megatron.vlm.data.manifest import read_sounds
 from megatron.vlm.data.media.mel import SoundRule
 from megatron.vlm.data.media.tiles import Tiling
@@ -29,7 +30,8 @@ from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.errors import UserError
-from tests.unit.data.noises import TURNS, chirp, encoded, write_wav
+from tests.unit.data.clips import noise
+from tests.unit.data.noises import TURNS, chirp, write_wav
 from tests.unit.data.test_loader import pack_of
 from tests.unit.preprocessing.test_processors import PATCH, apart, fast, written_tokenizer
 
@@ -92,10 +94,7 @@ FORMS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "an object": lambda _: {"audio": {"path": "a.wav", "bytes": None}, "conversations": TURNS},
     "messages": lambda _: {
         "audios": ["a.wav"],
-        "messages": [
-            {"role": "user", "content": "<audio>\nWhat is said?"},
-            {"role": "assistant", "content": "A cat."},
-        ],
+        "messages": [{"role": "user", "content": "<audio>\nWhat is said?"}, {"role": "assistant", "content": "A cat."}],
     },
     "a part": lambda _: parts({"type": "audio", "audio": "a.wav"}, {"type": "text", "text": "\nWhat is said?"}),
     "a part's address": lambda _: parts(
@@ -122,17 +121,23 @@ def test_every_way_to_name_a_sound_gives_the_same_sample(form: str, folder: Path
     assert found["input_features"].shape == (100, 128)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "tar"])
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "tar", "named.tar"])
 def test_sounds_inside_files_are_heard_in_their_place(kind: str, folder: Path) -> None:
     wanted = made(folder, [{"audios": ["a.wav", "b.wav"], "conversations": TWO}], "wanted")[0]
     contents = [(folder / name).read_bytes() for name in ("a.wav", "b.wav")]
     path = folder / f"chat.{kind}"
-    if kind == "parquet":
+    if not kind.endswith("tar"):
         pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         rows = [{"bytes": content, "path": None} for content in contents]
-        parquet.write_table(pyarrow.table({"audios": [rows], "conversations": [TWO]}), path)
+        table = pyarrow.table({"audios": [rows], "conversations": [TWO]})
+        if kind == "parquet":
+            parquet.write_table(table, path)
+        else:
+            with pyarrow.ipc.new_file(path, table.schema) as file:
+                file.write_table(table)
     else:
-        (folder / "chat.json").write_text(json.dumps({"conversations": TWO}))
+        named = {"audios": ["1.a.wav", "b.wav"]} if kind.startswith("named") else {}
+        (folder / "chat.json").write_text(json.dumps({"conversations": TWO, **named}))
         with tarfile.open(path, "w") as tar:
             tar.add(folder / "chat.json", "1.json")
             tar.add(folder / "a.wav", "1.a.wav")
@@ -141,6 +146,17 @@ def test_sounds_inside_files_are_heard_in_their_place(kind: str, folder: Path) -
     for name in ("input_ids", "input_features", "feature_lengths"):
         assert torch.equal(data[0][name], wanted[name]), name
     assert data.sample(0).sounds[0].place
+
+
+def test_a_cell_is_one_sound(folder: Path) -> None:
+    """As `datasets.Audio` saves it; some have a path alone."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    cells = [{"bytes": (folder / "a.wav").read_bytes(), "path": "x.wav"}, {"bytes": None, "path": "b.wav"}]
+    parquet.write_table(pyarrow.table({"audio": cells, "conversations": [TURNS, TURNS]}), folder / "chat.parquet")
+    data = made(folder, folder / "chat.parquet")
+    assert [data[number]["feature_lengths"].tolist() for number in range(2)] == [[100], [31]]
+    assert data.sample(0).sounds[0].place
+    assert not data.sample(1).sounds[0].place
 
 
 TWO = [{"from": "human", "value": "<audio> and <audio>?"}, {"from": "gpt", "value": "Cats."}]
@@ -416,6 +432,20 @@ def test_packs_of_several_ranks_have_no_sounds_yet(spoken: ChatDataset) -> None:
             PackDataset(spoken, wide, ALL)
 
 
+def test_workers_read_sounds(spoken: ChatDataset) -> None:
+    packs = PackDataset(spoken, pack_of(np.array([0, 2])), ALL)
+    (read,) = microbatches(packs, [0], num_workers=1)
+    assert read.mels is not None
+    assert torch.equal(read.mels, torch.cat([spoken[number]["input_features"] for number in (0, 2)]))
+
+
+@pytest.mark.parametrize("package", ["av", "soxr"])
+def test_what_is_not_installed_is_named(package: str, spoken: ChatDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=r"pip install 'omnibal\[audio\]'"):
+        ChatDataset(spoken.folder)
+
+
 def test_a_list_of_sounds_is_checked() -> None:
     good: dict[str, Any] = {"path": "a.wav", "samples": 1, "frames": 1, "tokens": 1, "place": [], "crcs": [1]}
     assert read_sounds(json.dumps([good]).encode())[0].crcs == (1,)
@@ -491,6 +521,21 @@ def test_a_models_folder_says_all_that_sounds_need(whole: bool, folder: Path) ->
 
 def test_a_video_gives_its_own_sound(folder: Path) -> None:
     """Named as a sound, whatever else is in the file."""
-    (folder / "m.mp4").write_bytes(encoded(chirp(16000), 16000, "aac", "mp4"))
-    data = made(folder, [{"audio": "m.mp4", "conversations": TURNS}])
-    assert data.sample(0).hear_all().shape[0] == data.frames[0] > 95
+    import av
+
+    wave = chirp(16000)
+    for name in ("m.mp4", "m.mkv"):
+        with av.open(folder / name, "w") as file:
+            film, sound = file.add_stream("mpeg4", rate=5), file.add_stream("aac", rate=16000, layout="mono")
+            film.width, film.height, film.pix_fmt = 32, 32, "yuv420p"
+            for picture in noise(5, 32, 32):
+                file.mux(film.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            file.mux(film.encode(None))
+            for start in range(0, 16000, 1024):
+                part = av.AudioFrame.from_ndarray(np.ascontiguousarray(wave[:, start : start + 1024]), "fltp", "mono")
+                part.sample_rate, part.pts = 16000, start
+                file.mux(sound.encode(part))
+            file.mux(sound.encode(None))
+    data = made(folder, [{"audio": name, "conversations": TURNS} for name in ("m.mp4", "m.mkv")])
+    for number in range(2):
+        assert data.sample(number).hear_all().shape[0] == data.frames[number] > 98

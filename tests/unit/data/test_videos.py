@@ -4,7 +4,6 @@ import base64
 import json
 import shutil
 import sys
-import tarfile
 import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_images
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_grid
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.families.glm_v.videos import ByLength, BySecond
@@ -35,7 +33,7 @@ from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
-from tests.unit.data.clips import TURNS, noise, write_frames, write_video
+from tests.unit.data.clips import OF_IMAGE, OF_WORDS, TURNS, noise, tar_of, write_frames, write_video
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.torchvision_stand_in import stand_in
 from tests.unit.preprocessing.test_processors import PATCH, apart, fast, written_tokenizer
@@ -60,7 +58,8 @@ TILINGS = {markup: "native_grown" if markup.startswith("glm") else "native" for 
 def made(
     folder: Path, markup: str, records: list[dict[str, Any]] | Path, max_rejects: int = 0, **more: Any
 ) -> ChatDataset:
-    """The dataset of records, or of a file that holds them."""
+    if not (folder / "tokenizer.json").exists():
+        written_tokenizer(folder / "tokenizer.json")
     file = records if isinstance(records, Path) else folder / "chat.jsonl"
     if not isinstance(records, Path):
         file.write_text("\n".join(map(json.dumps, records)))
@@ -117,6 +116,12 @@ def theirs(processor: Any, text: str, videos: list[tuple[np.ndarray, float]], im
     )  # fmt: skip
 
 
+def assert_shown(sample: Any, told: Any, pixels: np.ndarray) -> None:
+    """The processor's tokens and pixels."""
+    assert sample.text[0].tolist() == told["input_ids"][0].tolist()
+    np.testing.assert_allclose(sample.pixels().numpy(), pixels, atol=1e-5)
+
+
 def written(words: str) -> str:
     return f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\nA cat jumps.<|im_end|>\n"
 
@@ -141,10 +146,9 @@ def test_frames_are_what_the_processor_makes_of_them(markup: str, capped: bool, 
     data = made(tmp_path, markup, records, video=rule)
     for sample, clip in enumerate(clips):
         told = theirs(processor, written(SHOWN[markup]["video"] + "\nWhat happens?"), [clip], [])
-        assert data.sample(sample).text[0].tolist() == told["input_ids"][0].tolist()
         pixels = told["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH)
         assert data.sizes.tiles[sample] == len(pixels)
-        np.testing.assert_allclose(data.sample(sample).pixels().numpy(), pixels, atol=1e-5)
+        assert_shown(data.sample(sample), told, pixels)
         (video,) = data.sample(sample).images
         assert (video.steps, video.rows, video.columns) == tuple(told["video_grid_thw"][0])
         if markup == "qwen-vl":
@@ -185,8 +189,7 @@ def test_files_are_read_as_transformers_reads_them(markup: str, oracle: Any, tmp
     first = int(expected["video_grid_thw"][0].prod())
     pixels = np.concatenate([films[:first], expected["pixel_values"].reshape(-1, 3, 2, PATCH, PATCH), films[first:]])
     for sample in (0, 1):
-        assert data.sample(sample).text[0].tolist() == expected["input_ids"][0].tolist()
-        np.testing.assert_allclose(data.sample(sample).pixels().numpy(), pixels, atol=1e-5)
+        assert_shown(data.sample(sample), expected, pixels)
     assert data.manifest["video_files"] == 4
 
 
@@ -216,7 +219,6 @@ def test_frames_are_chosen_as_the_processor_chooses(markup: str, rate: float, or
 
 def test_times_of_frames_are_the_words_of_qwen3(tmp_path: Path) -> None:
     """Frames at times of their own: a step stands behind the time in the middle of its two."""
-    written_tokenizer(tmp_path / "tokenizer.json")
     names = write_frames(tmp_path, "f", noise(5, 56, 56))
     record = {"video": {"frames": names, "times": [0.5, 1.0, 4.0, 10.25, 12.0]}, "conversations": TURNS}
     data = made(tmp_path, "qwen3-vl", [record])
@@ -257,14 +259,12 @@ def test_a_folder_says_how_its_videos_are_shown(oracle: Any, tmp_path: Path) -> 
 
 
 def rejected(tmp_path: Path, records: list[dict[str, Any]], **more: Any) -> list[tuple[int, str, str]]:
-    good = {"conversations": [{"from": "human", "value": "Hi"}, TURNS[1]]}
-    made(tmp_path, "qwen-vl", [good, *records], max_rejects=len(records), **more)
+    made(tmp_path, "qwen-vl", [OF_WORDS, *records], max_rejects=len(records), **more)
     found = [json.loads(line) for line in (tmp_path / "dataset/rejected.jsonl").read_text().splitlines()]
     return [(row["line"], row["reason"], row["detail"]) for row in found]
 
 
 def test_what_is_no_whole_video_is_rejected_with_file_row_and_reason(tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "whole.mp4", noise(30, 64, 48), 10)
     content = (tmp_path / "whole.mp4").read_bytes()
     write_video(tmp_path / "start.avi", noise(30, 64, 48), 10)
@@ -297,7 +297,6 @@ def test_what_is_no_whole_video_is_rejected_with_file_row_and_reason(tmp_path: P
 
 
 def test_decoding_at_once_finds_what_headers_do_not_say(tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "a.mp4", noise(20, 64, 48), 10)
     content = bytearray((tmp_path / "a.mp4").read_bytes())
     content[len(content) // 4 : len(content) // 4 + 400] = bytes(range(200)) * 2
@@ -310,18 +309,14 @@ def test_decoding_at_once_finds_what_headers_do_not_say(tmp_path: Path) -> None:
 
 
 def test_a_rule_that_is_not_honoured_refuses_videos_by_name_and_images_pass(tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
-    Image.fromarray(noise(1, 56, 56)[0]).save(tmp_path / "a.png")
+    Image.fromarray(noise(1, 56, 56)[0]).save(tmp_path / "b.png")
     rule = replace(RULES["qwen-vl"], refused="x.json: num_frames is 8; supported for videos: None")
-    image = {"image": "a.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]}
-    data = made(tmp_path, "qwen-vl", [image, {"video": "a.mp4", "conversations": TURNS}], max_rejects=1, video=rule)
+    data = made(tmp_path, "qwen-vl", [OF_IMAGE, {"video": "a.mp4", "conversations": TURNS}], max_rejects=1, video=rule)
     assert len(data) == 1
     assert "num_frames is 8" in (tmp_path / "dataset/rejected.jsonl").read_text()
 
 
 def test_without_a_decoder_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames of files of their own need none."""
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "a.mp4", noise(8, 56, 56), 4)
     names = write_frames(tmp_path, "f", noise(4, 56, 56))
     film = {"video": names, "fps": 2, "conversations": TURNS}
@@ -341,14 +336,9 @@ def test_without_a_decoder_the_extra_is_named(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("markup", RULES)
 def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "a.mp4", noise(20, 84, 56), 4)
     Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
-    records = [
-        {"image": "b.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]},
-        {"video": "a.mp4", "conversations": TURNS},
-        {"conversations": [{"from": "human", "value": "Hi"}, TURNS[1]]},
-    ]
+    records = [OF_IMAGE, {"video": "a.mp4", "conversations": TURNS}, OF_WORDS]
     data = made(tmp_path, markup, records)
     index = pack_of(np.arange(3))
     pack = PackDataset(data, index, Needs(True, True, True))[0]
@@ -378,13 +368,10 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     assert not broken.pixels[32:].any()
 
 
-def tar_of(folder: Path, _: bytes) -> Path:
+def members_of(folder: Path, _: bytes) -> Path:
     words = [{"from": "human", "value": "<video>What happens?"}, TURNS[1]]
     (folder / "0.json").write_text(json.dumps({"conversations": words}))
-    with tarfile.open(folder / "set.tar", "w") as tar:
-        for name in ("0.json", "0.mp4", "0.txt"):
-            tar.add(folder / name, name)
-    return folder / "set.tar"
+    return tar_of(folder / "set.tar", *((name, (folder / name).read_bytes()) for name in ("0.json", "0.mp4", "0.txt")))
 
 
 def table_of(folder: Path, content: bytes) -> Path:
@@ -402,9 +389,8 @@ def lines_of(folder: Path, content: bytes) -> Path:
     return folder / "set.jsonl"
 
 
-@pytest.mark.parametrize("pack_up", [tar_of, table_of, lines_of])
+@pytest.mark.parametrize("pack_up", [members_of, table_of, lines_of])
 def test_a_video_inside_the_input_is_read_where_it_is(pack_up: Any, tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "0.mp4", noise(12, 64, 48), 4)
     (tmp_path / "0.txt").write_text("no video")
     beside = made(tmp_path, "qwen-vl", [{"video": "0.mp4", "conversations": TURNS}])
@@ -430,7 +416,6 @@ def test_flags_override_the_model_s_rule() -> None:
 
 
 def test_a_conversation_made_shorter_keeps_the_videos_of_what_is_left(tmp_path: Path) -> None:
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "a.mp4", noise(12, 64, 48), 4)
     Image.fromarray(noise(1, 56, 56)[0]).save(tmp_path / "b.png")
     write_video(tmp_path / "c.mp4", noise(24, 90, 90), 4)
@@ -452,7 +437,6 @@ def test_too_narrow_a_video_is_rejected() -> None:
 
 def test_films_are_held_to_the_crcs_of_all_their_files(tmp_path: Path) -> None:
     """Of a video file its own; of frames each one's. Only frames that are seen are kept, and looked at."""
-    written_tokenizer(tmp_path / "tokenizer.json")
     write_video(tmp_path / "a.avi", noise(8, 56, 56), 2, "mjpeg")
     names = write_frames(tmp_path, "f", noise(4, 56, 56, seed=1))
     records = [{"video": "a.avi", "conversations": TURNS}, {"video": names, "fps": 2, "conversations": TURNS}]
@@ -473,12 +457,6 @@ def test_films_are_held_to_the_crcs_of_all_their_files(tmp_path: Path) -> None:
     for sample in (0, 1):
         assert unchecked.sample(sample).read_all().shape == before[sample].shape
         assert (unchecked.sample(sample).read_all() != before[sample]).any()
-    crowded = [{**vars_of(data.sample(1).images[0]), "crcs": [1, 2, 3]}]
+    crowded = [{**asdict(data.sample(1).images[0]), "crcs": [1, 2, 3]}]
     with pytest.raises(UserError, match="3 CRCs of 4 files"):
         read_images(json.dumps(crowded).encode())
-
-
-def vars_of(image: TiledImage) -> dict[str, Any]:
-    """As the dataset keeps it."""
-    kept: dict[str, Any] = json.loads(json.dumps(asdict(image)))
-    return kept

@@ -14,8 +14,6 @@ from torch.nn.functional import interpolate
 
 
 class InterpolationMode(Enum):
-    """By the names that torch's interpolation has for them."""
-
     BICUBIC = "bicubic"
     BILINEAR = "bilinear"
     LANCZOS = "lanczos"
@@ -36,7 +34,6 @@ def normalize(image: Tensor, mean: Tensor, std: Tensor, inplace: bool = False) -
 
 
 def grayscale_to_rgb(image: Tensor) -> Tensor:
-    """What has three colours stays as it is."""
     assert image.shape[-3] == 3
     return image
 

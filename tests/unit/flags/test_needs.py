@@ -136,7 +136,6 @@ def test_what_a_gpu_does_is_refused_without_one(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_row_is_tried() -> None:
-    """And its flags may be given at all."""
     parser = Parser(add_vlm_arguments, [])
     options = {name: {word for action in parser._actions if action.dest == name for word in action.option_strings}
                for need in NEEDS for name in need.names.split()}  # fmt: skip

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.vlm.data.chat_program import GENERATION
+from megatron.vlm.data.templates import TEMPLATES
+
 IMAGE_TOKEN, VIDEO_TOKEN, VISION_START, VOCABULARY, SIDE, TILE = 127, 126, 125, 130, 4, 16
 AUDIO_TOKEN, AUDIO_START = 124, 123
 TEXT = {
@@ -120,23 +123,6 @@ GEMMA_4_INPUTS = {
 }  # fmt: skip
 """As E2B: the fourth layer takes keys and values of the third, the fifth of the second."""
 
-# As Gemma 3's: the system's words at the head of the first turn, parts trimmed one by one.
-GEMMA_JINJA = """{{ bos_token }}
-{%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' -%}
-{%- set system = system if system is string else system[0]['text'] -%}
-{%- for message in (messages[1:] if messages[0]['role'] == 'system' else messages) -%}
-    {{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}
-    {{- system + '\n\n' if system and loop.first }}
-    {%- if message['content'] is string -%}{{ message['content'] | trim }}
-    {%- else -%}
-        {%- for item in message['content'] -%}
-            {{ '<start_of_image>' if item['type'] == 'image' else item['text'] | trim }}
-        {%- endfor -%}
-    {%- endif -%}
-    {{ '<end_of_turn>\n' }}
-{%- endfor -%}
-{{ '<start_of_turn>model\n' if add_generation_prompt }}"""
-
 GLM_VIT = {
     "depth": 2, "hidden_size": 48, "num_heads": 4, "patch_size": 4, "image_size": 20, "out_hidden_size": 48,
     "intermediate_size": 40,
@@ -166,51 +152,10 @@ PADDLEOCR_TEXT = {
 }  # fmt: skip
 """Transformers' word of padding has no gradient, so that it is one which no sample has."""
 
-# As Mistral Small 3.1's: a system message with the date where there is none, contents as they are.
-MISTRAL_JINJA = """{%- set system = messages[0]['content'] if messages[0]['role'] == 'system'
-    else "You are a model.\n\nThe current date is " + strftime_now("%Y-%m-%d") + "." %}
-{{- bos_token + '[SYSTEM_PROMPT]' + (system if system is string else system[0]['text']) + '[/SYSTEM_PROMPT]' }}
-{%- for message in (messages[1:] if messages[0]['role'] == 'system' else messages) %}
-    {{- '[INST]' if message['role'] == 'user' }}
-    {%- if message['content'] is string %}{{- message['content'] }}
-    {%- else %}
-        {%- for block in message['content'] %}{{- '[IMG]' if block['type'] == 'image' else block['text'] }}{%- endfor %}
-    {%- endif %}
-    {{- '[/INST]' if message['role'] == 'user' else eos_token }}
-{%- endfor %}
-"""
-
-# As GLM-4.1V's and GLM-4.5V's: what is said stands behind the marks of who speaks, nothing closes an answer.
-GLM_PARTS = """[gMASK]<sop>{%- macro visible(content) -%}
-    {%- if content is string -%}{{ content }}
-    {%- else -%}
-        {%- for item in content -%}
-            {{ '<|begin_of_' + item.type + '|><|' + item.type + '|><|end_of_' + item.type + '|>' if item.type != 'text'
-               else item.text }}
-        {%- endfor -%}
-    {%- endif -%}
-{%- endmacro -%}
-"""
-GLM_JINJA = GLM_PARTS + "{%- for m in messages -%}{{ '<|' + m.role + '|>\n' + visible(m.content) }}{%- endfor -%}"
-GLM_THINKING_JINJA = (
-    GLM_PARTS
-    + """{%- set ns = namespace(last=-1) -%}
-{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
-{%- for m in messages -%}
-    {%- set content = visible(m.content) -%}
-    {{- '<|' + m.role + '|>\\n' -}}
-    {%- if m.role == 'assistant' -%}
-        {%- set reasoning = m.reasoning_content or '' -%}
-        {%- if m.reasoning_content is not string and '</think>' in content -%}
-            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') -%}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') -%}
-        {%- endif -%}
-        {{- '<think>' + (reasoning.strip() if loop.index0 > ns.last else '') + '</think>' -}}
-        {{- '\\n' + content.strip() if content.strip() -}}
-    {%- else -%}{{- content -}}
-    {%- endif -%}
-{%- endfor -%}"""
+GEMMA_JINJA, MISTRAL_JINJA, GLM_JINJA, GLM_THINKING_JINJA = (
+    GENERATION.sub("", TEMPLATES[name].read_text()) for name in ("gemma", "mistral-v7", "glm-4.1v", "glm-4.5v")
 )
+"""Programs as folders have them, without tags of what is trained."""
 
 CLAMPING = "gemma 4 with a ViT that clamps, heads that two ranks do not share evenly"
 # name: (class prefix, vision, language, further fields)
@@ -340,7 +285,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
 
 
 def classes(family: str) -> tuple[Any, Any]:
-    """Transformers' configuration and model."""
     import transformers
 
     prefix = FAMILIES[family][0]
@@ -348,7 +292,6 @@ def classes(family: str) -> tuple[Any, Any]:
 
 
 def config_fields(family: str) -> dict[str, Any]:
-    """What transformers' configuration of that family is made of."""
     prefix, vision, text, fields = FAMILIES[family]
     if prefix.startswith(("Qwen", "Glm", "Gemma4", "Paddle")):
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
@@ -446,7 +389,6 @@ class Shown:
 
     @property
     def patches(self) -> int:
-        """In all."""
         steps, rows, columns = self.grid
         return steps * rows * columns
 

@@ -14,46 +14,29 @@ RENAMED = {
     "vision_tower.embeddings.cls_token": "vision_model.embeddings.class_embedding",
     "vision_tower.embeddings.position_embeddings": "vision_model.embeddings.position_embedding",
     "vision_tower.embeddings.patch_embeddings.projection": "vision_model.embeddings.patch_embedding",
-    "vision_tower.encoder.layer.": "vision_model.encoder.layers.",
-    ".layernorm_before.": ".norm1.",
-    ".layernorm_after.": ".norm2.",
-    ".attention.projection_layer.": ".attn.proj.",
-    ".attention.q_norm.": ".attn.q_norm.",
-    ".attention.k_norm.": ".attn.k_norm.",
-    ".lambda_1": ".ls1",
-    ".lambda_2": ".ls2",
-    "multi_modal_projector.layer_norm.": "mlp1.0.",
-    "multi_modal_projector.linear_1.": "mlp1.1.",
+    "vision_tower.encoder.layer.": "vision_model.encoder.layers.", ".layernorm_before.": ".norm1.",
+    ".layernorm_after.": ".norm2.", ".attention.projection_layer.": ".attn.proj.",
+    ".attention.q_norm.": ".attn.q_norm.", ".attention.k_norm.": ".attn.k_norm.", ".lambda_1": ".ls1",
+    ".lambda_2": ".ls2", "multi_modal_projector.layer_norm.": "mlp1.0.", "multi_modal_projector.linear_1.": "mlp1.1.",
     "multi_modal_projector.linear_2.": "mlp1.3.",
-}
+}  # fmt: skip
 INTERNLM2 = {
-    "model.embed_tokens.": "model.tok_embeddings.",
-    ".self_attn.o_proj.": ".attention.wo.",
-    ".input_layernorm.": ".attention_norm.",
-    ".post_attention_layernorm.": ".ffn_norm.",
-    ".mlp.gate_proj.": ".feed_forward.w1.",
-    ".mlp.up_proj.": ".feed_forward.w3.",
-    ".mlp.down_proj.": ".feed_forward.w2.",
-    "language_model.lm_head.": "language_model.output.",
-}
+    "model.embed_tokens.": "model.tok_embeddings.", ".self_attn.o_proj.": ".attention.wo.",
+    ".input_layernorm.": ".attention_norm.", ".post_attention_layernorm.": ".ffn_norm.",
+    ".mlp.gate_proj.": ".feed_forward.w1.", ".mlp.up_proj.": ".feed_forward.w3.",
+    ".mlp.down_proj.": ".feed_forward.w2.", "language_model.lm_head.": "language_model.output.",
+}  # fmt: skip
 
 
 def write_original(weights: dict[str, Tensor], folder: Path, internlm2: bool, qk_norm: bool) -> None:
-    """Write the folder that InternVL's own code would have saved for the same model."""
     folder.mkdir()
     save_file(original_weights(weights, internlm2), folder / "model.safetensors", metadata={"format": "pt"})
     vision = {
-        "model_type": "intern_vit_6b",
-        "hidden_size": 40,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 5,
-        "image_size": TILE,
-        "patch_size": TILE // SIDE,
+        "model_type": "intern_vit_6b", "hidden_size": 40, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 5, "image_size": TILE, "patch_size": TILE // SIDE, "qk_normalization": qk_norm,
         "norm_type": "rms_norm" if qk_norm else "layer_norm",
-        "qk_normalization": qk_norm,
         "qkv_bias": any(name.endswith("attention.q_proj.bias") for name in weights),
-    }
+    }  # fmt: skip
     language = {**TEXT, "rope_theta": 1e4, "rms_norm_eps": 1e-6, "bias": False, "tie_word_embeddings": False}
     language["architectures"] = ["InternLM2ForCausalLM" if internlm2 else "Qwen2ForCausalLM"]
     language["model_type"] = "internlm2" if internlm2 else "qwen2"
@@ -66,24 +49,18 @@ def write_original(weights: dict[str, Tensor], folder: Path, internlm2: bool, qk
 
 def original_weights(weights: dict[str, Tensor], internlm2: bool) -> dict[str, Tensor]:
     """`weights` by transformers' names on disk."""
-    found, done = {}, set()
-    for name, tensor in weights.items():
-        if name.startswith("vision_tower") and ".q_proj." in name:
-            names = [name.replace(".q_proj.", f".{one}_proj.") for one in "qkv"]
-            done.update(names)
-            # One linear layer gives queries of all heads, then keys, then values: reshape(tokens, 3, heads, width).
-            found[renamed(name.replace(".attention.q_proj.", ".attn.qkv."), RENAMED)] = torch.cat(
-                [weights[part] for part in names]
-            )
-        elif internlm2 and ".self_attn.q_proj." in name:
-            names = [name.replace(".q_proj.", f".{one}_proj.") for one in "qkv"]
-            done.update(names)
-            found[name.replace(".self_attn.q_proj.", ".attention.wqkv.")] = packed_wqkv(
-                *(weights[part] for part in names)
-            )
-        elif name not in done:
-            found[renamed(name, RENAMED | (INTERNLM2 if internlm2 else {}))] = tensor.clone()
-    return {name: found[name] for name in found if name not in done}
+    found, left = {}, dict(weights)
+    for name in weights:
+        if ".q_proj." in name and (internlm2 or name.startswith("vision_tower")):
+            parts = [left.pop(name.replace(".q_proj.", f".{one}_proj.")) for one in "qkv"]
+            if name.startswith("vision_tower"):
+                # One linear layer gives queries of all heads, then keys, then values: reshape(tokens, 3, heads, width).
+                found[renamed(name.replace(".attention.q_proj.", ".attn.qkv."), RENAMED)] = torch.cat(parts)
+            else:
+                found[name.replace(".self_attn.q_proj.", ".attention.wqkv.")] = packed_wqkv(*parts)
+    for name, tensor in left.items():
+        found[renamed(name, RENAMED | (INTERNLM2 if internlm2 else {}))] = tensor.clone()
+    return found
 
 
 def packed_wqkv(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -184,12 +184,10 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
 
 
 def prefix_of(sample: Sample) -> int:
-    """Tokens before an answer, of which there are three."""
     return len(sample.ids) - 3
 
 
 def starts_of(image_positions: Tensor, per_tile: int) -> list[int]:
-    """Where images of so many tokens begin."""
     return image_positions[::per_tile].tolist()
 
 

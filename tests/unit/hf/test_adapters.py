@@ -10,13 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from megatron.vlm.hf.adapters import AdaptedLayer, adapted_layers, in_memory, read_peft, write_peft
+from megatron.vlm.hf.adapters import AdaptedLayer, adapted_layers, read_peft, write_peft
 from megatron.vlm.hf.names import sources
 from megatron.vlm.hf.peft_config import PeftExtras
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.registry import family_of
 from tests.distributed.conftest import run_program
 from tests.programs import ENGINE, PLAIN
 from tests.unit.hf.models import CLAMPING
@@ -132,23 +131,17 @@ def test_one_a_of_a_packed_matrix_serves_query_key_and_value(tmp_path: Path) -> 
             r"scale \S+q_proj by 2.82843, r and lora_alpha by 4.24264",
         ),
         ({"rank_pattern": {"(.*)_proj": 2}}, r"rank_pattern has '\(\.\*\)_proj'"),
+        ({"alpha_pattern": {}}, r"scale \S+qkv by 1, r and lora_alpha by 3"),
     ],
 )
 def test_adapters_of_several_ranks_or_scales_are_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
-    written(tmp_path, LAYERS)
+    """A packed matrix has as many times the alpha as it has times the rank."""
+    layers = PACKED if changed == {"alpha_pattern": {}} else LAYERS
+    written(tmp_path, layers, is_remote_code=layers is PACKED)
     config = json.loads((tmp_path / "adapter_config.json").read_text()) | changed
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=said):
-        read_peft(tmp_path, LAYERS, TINY)
-
-
-def test_a_packed_matrix_of_another_scale_is_refused(tmp_path: Path) -> None:
-    """As many times the alpha belong to as many times the rank, and to nothing else."""
-    written(tmp_path, PACKED, is_remote_code=True)
-    config = json.loads((tmp_path / "adapter_config.json").read_text()) | {"alpha_pattern": {}}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"scale \S+qkv by 1, r and lora_alpha by 3"):
-        read_peft(tmp_path, PACKED, TINY)
+        read_peft(tmp_path, layers, TINY)
 
 
 def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -161,11 +154,3 @@ def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
         UserError, match=r"adapters of language_model.model.layers.0.mlp.down_proj, which has none here"
     ):
         read_peft(tmp_path, few, TINY)
-
-
-def test_names_are_those_of_transformers_in_memory() -> None:
-    assert in_memory("language_model.model.layers.0.mlp.up_proj") == "model.language_model.layers.0.mlp.up_proj"
-    own = family_of(preset("smolvlm-500m")).modules
-    assert in_memory("language_model.model.layers.0.mlp.up_proj", own) == "model.text_model.layers.0.mlp.up_proj"
-    assert in_memory("vision_tower.encoder.layers.0.mlp.fc1", own) == "model.vision_model.encoder.layers.0.mlp.fc1"
-    assert in_memory("visual.blocks.0.attn.qkv") == "model.visual.blocks.0.attn.qkv"

@@ -9,7 +9,6 @@ from omnibal_ext.errors import UserError
 
 
 def program(folder: Path, lines: str) -> str:
-    """Stands for Python: says what it was called with."""
     path = folder / "python"
     path.write_text(f'#!/bin/sh\necho "begins $5" >> {folder}/log\n{lines}\necho "ends $5" >> {folder}/log\n')
     path.chmod(0o755)

@@ -67,9 +67,7 @@ def test_frozen_parts_are_named_on_either_side(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("odd", ["a\x1b[31m", "a\nerror: forged", "a\rb", "a\x00b", "a\u2028b", "a\udcff", "\x9b31m"])
-def test_names_that_would_steer_a_terminal_or_forge_a_log_are_refused(
-    monkeypatch: pytest.MonkeyPatch, odd: str
-) -> None:
+def test_names_that_steer_a_terminal_or_forge_a_log_are_refused(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
     """Megatron prints the folders that it saves to as they are."""
     for words in (("--", "--save", odd), ("--profile", odd), ("--", f"--save={odd}")):
         with pytest.raises(UserError, match="characters that are not to be seen") as refused:

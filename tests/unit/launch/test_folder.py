@@ -9,28 +9,14 @@ from typing import Any
 
 import pytest
 
-from omnibal_ext import console, packages
+from omnibal_ext import console, errors
 from omnibal_ext.console import follow_metrics
 from omnibal_ext.errors import UserError
-from omnibal_ext.launch import versions
+from omnibal_ext.launch import check
 from omnibal_ext.launch.folder import number_old_files, refuse_used, remove_unused
 from omnibal_ext.launch.weights import converted_folder
 
 ROOT = Path(__file__).parents[3]
-
-
-def test_what_another_run_left_is_numbered_and_kept(tmp_path: Path) -> None:
-    assert number_old_files(tmp_path) == []
-    for number in (1, 2):
-        (tmp_path / "metrics.jsonl").write_text(f"run {number}")
-        (tmp_path / "tensorboard").mkdir()
-        if number == 2:
-            (tmp_path / "train.log").write_text("log 2")
-        number_old_files(tmp_path)
-    left = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
-    assert left == {"metrics.1.jsonl": "run 1", "metrics.2.jsonl": "run 2", "train.2.log": "log 2"}
-    assert (tmp_path / "tensorboard.1").is_dir()
-    assert (tmp_path / "tensorboard.2").is_dir()
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "train.log", "tensorboard", "timeline.jsonl"])
@@ -94,29 +80,28 @@ def test_progress_starts_behind_the_earlier_run_and_waits_for_whole_lines(
 
 
 def test_versions_are_those_that_are_installed_with_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "megatron-core 0.19" in versions.check_versions()
+    assert "megatron-core 0.19" in check.check_versions()
     text = (ROOT / "setup.py").read_text()
-    for package, wanted in versions.SUPPORTED.items():
+    for package, wanted in check.SUPPORTED.items():
         assert f"{package}{wanted}" in text
-    assert f'python_requires="{versions.PYTHON}"' in text
-    monkeypatch.setattr(versions, "version", lambda _: "0.18.0")
+    assert f'python_requires="{check.PYTHON}"' in text
+    monkeypatch.setattr(check, "version", lambda _: "0.18.0")
     with pytest.raises(UserError, match=r"torch is 0\.18\.0; >=2.8,<3 is needed"):
-        versions.check_versions()
+        check.check_versions()
 
 
 def test_what_is_not_installed_is_said_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(versions, "version", version)
-    monkeypatch.setattr(packages, "find_spec", lambda _: None)
+    monkeypatch.setattr(check, "version", version)
+    monkeypatch.setattr(errors, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"torch, which is not installed: pip install 'omnibal\[train\]'; in a clone"):
-        versions.check_versions()
+        check.check_versions()
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder of Hugging Face's, whose files are of yesterday."""
     source = tmp_path / "model"
     source.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -126,7 +111,6 @@ def model(tmp_path: Path) -> Path:
 
 
 def replaced(path: Path, text: str, nanoseconds: int) -> None:
-    """Other contents at another time."""
     times = path.stat()
     path.write_text(text)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + nanoseconds))
@@ -154,16 +138,13 @@ def test_a_conversion_is_used_again_until_its_source_changes(change: str, model:
     assert converted_folder(model, Path("run")) != first
 
 
-def test_a_conversion_is_kept_in_the_runs_folder_where_nothing_may_be_written(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_is_in_the_runs_folder_where_it_must(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = converted_folder(model, Path("run"))
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert converted_folder(model, Path("run")) == Path("run") / beside.name
 
 
 def test_packs_make_way_unless_a_run_was_started_on_them(tmp_path: Path) -> None:
-    """It could not go on without them."""
     packs = tmp_path / "packs"
     packs.mkdir()
     (packs / "thesis.tex").touch()

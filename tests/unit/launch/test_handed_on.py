@@ -6,9 +6,9 @@ import pytest
 
 from megatron.vlm.arguments import add_vlm_arguments
 from megatron.vlm.flags.lists import ALLOWED
-from megatron.vlm.flags.parser import Parser, megatron_actions
+from megatron.vlm.flags.parser import Parser
 from omnibal_ext.errors import UserError
-from omnibal_ext.trainer_flags import TRAINER_FLAGS
+from tests.flag_page import megatron_actions
 from tools import launch
 
 RUN = ["--model", "tiny", "--run-dir", "run", "--data", "data", "--packs", "packs"]
@@ -18,7 +18,6 @@ FORWARDED_FLAGS = [action for action in LAUNCHER._actions if set(action.option_s
 
 
 def value_of(action: Action) -> list[str]:
-    """Words that the flag takes."""
     if action.nargs == 0:
         return []
     words = [str(choice) for choice in action.choices] if action.choices else ["0.5" if action.type is float else "3"]
@@ -58,11 +57,3 @@ def test_what_the_launcher_says_of_megatron_s_flags_is_so() -> None:
         assert (action.nargs, action.type or str) == (real.nargs, real.type or str)
         assert action.choices is None or [*action.choices] == [*(real.choices or ())]
         assert action.dest in ALLOWED
-
-
-def test_help_shows_them_by_what_they_are_about() -> None:
-    said = LAUNCHER.format_help()
-    for title in TRAINER_FLAGS:
-        assert f"\n{title}:\n" in said
-    assert "--lora-rank R" in said
-    assert "--lr RATE" in said

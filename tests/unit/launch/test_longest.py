@@ -39,9 +39,7 @@ def test_the_longest_sample_is_a_share_of_the_budget_and_a_photo_has_a_remedy(tm
         ([0, 0], True, False),
     ],
 )
-def test_no_remedy_where_none_stands_out_or_it_was_given(
-    tiles: list[int], native: bool, limited: bool, tmp_path: Path
-) -> None:
+def test_no_remedy_where_none_stands_out(tiles: list[int], native: bool, limited: bool, tmp_path: Path) -> None:
     said = longest_sample(tmp_path, packed(tmp_path, tiles), native, limited)
     assert "--max-pixels" not in said
     assert ("patches" in said, " tiles" in said) == (native and any(tiles), not native)

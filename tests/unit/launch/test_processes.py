@@ -64,7 +64,6 @@ def start(*words: object) -> subprocess.Popen[str]:
 
 
 def wait_for(folder: Path, names: list[str], launcher: subprocess.Popen[str]) -> list[int]:
-    """The numbers that are written there."""
     while not all((folder / name).exists() and (folder / name).read_text() for name in names):
         assert launcher.poll() is None
         time.sleep(0.1)
@@ -127,8 +126,7 @@ def test_a_clock_that_is_set_back_hides_no_process(monkeypatch: pytest.MonkeyPat
 def test_whoever_is_killed_nothing_is_left(rank: Path, whom: str) -> None:
     """Ranks run a program that ends with who started it, as ours do."""
     rank.write_text(
-        "import os\nfrom omnibal_ext.launch.parent_watch import kill_with_parent\nkill_with_parent(os.getppid())\n"
-        + RANK
+        "import os\nfrom omnibal_ext.launch.processes import kill_with_parent\nkill_with_parent(os.getppid())\n" + RANK
     )
     launcher = start(5.0, rank, rank.parent, "sleeps")
     pids = wait_for(rank.parent, ["pid.0", "pid.1"], launcher)
@@ -144,21 +142,16 @@ def test_whoever_is_killed_nothing_is_left(rank: Path, whom: str) -> None:
         assert "was ended by SIGKILL" in errors
 
 
-def test_what_ranks_refuse_ends_with_exit_code_two(rank: Path) -> None:
-    launcher = start(5.0, rank, rank.parent, "refuses")
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [("refuses", 2, "error: the same on every rank"),
+     ("fails", 1, "error: rank 1 failed with exit code 7; its last words are above")],
+)  # fmt: skip
+def test_how_ranks_end_is_said_in_a_line(rank: Path, what: str, code: int, said: str) -> None:
+    launcher = start(5.0, rank, rank.parent, what)
     _, errors = launcher.communicate(timeout=120)
-    assert launcher.returncode == 2
-    assert "error: the same on every rank" in errors.splitlines()
-    assert "Traceback" not in errors
-
-
-def test_the_rank_that_failed_first_is_named(rank: Path) -> None:
-    launcher = start(5.0, rank, rank.parent, "fails")
-    _, errors = launcher.communicate(timeout=120)
-    assert launcher.returncode == 1
-    assert [line for line in errors.splitlines() if line.startswith("error:")] == [
-        "error: rank 1 failed with exit code 7; its last words are above"
-    ]
+    assert launcher.returncode == code
+    assert {line for line in errors.splitlines() if line.startswith("error:")} == {said}
     assert "Traceback" not in errors
 
 

@@ -18,7 +18,6 @@ MODEL = "aa"
 
 
 def planning(folder: Path, model: str = MODEL, **flags: Any) -> Planning:
-    """Of a run in `folder`, as far as this needs it."""
     given = {"run_dir": str(folder), "profile": None, "check": False, "json": False, **flags}
     model_of_run: Any = Namespace(name="tiny", hash=model)
     index: Any = None
@@ -38,9 +37,7 @@ def llm_seconds(path: Path) -> float:
     return Profile.load(path).layers["llm"].forward_seconds
 
 
-def test_it_is_corrected_by_what_was_measured_last_and_says_by_which_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_corrected_by_the_last_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = make_profile()
     profile.save(tmp_path / "profile.json")
     measured(tmp_path, profile, 7.0)

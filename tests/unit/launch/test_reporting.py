@@ -13,7 +13,6 @@ from omnibal_ext.launch.reporting import note_inputs, write_report
 
 
 def planning(folder: Path, **flags: str) -> Planning:
-    """Of a run in `folder`/run, as far as a note needs it."""
     given: dict[str, Any] = {"run_dir": str(folder / "run"), "plan": None, "profile": None, **flags}
     index = Namespace(folder=folder / "packs")
     return Planning(Namespace(**given), Namespace(), None, index, 1, 1, Path("tools"))  # type: ignore[arg-type]

@@ -77,11 +77,8 @@ def test_what_cannot_be_compared_is_converted_and_said(
 
 def test_nothing_is_put_into_the_cache_of_the_hub(source: Path, tmp_path: Path) -> None:
     """Its programs keep links to blobs there, and know nothing of a conversion."""
-    cached, blob, run = (
-        tmp_path / "hub/models--Qwen--Qwen3-VL-4B/snapshots/0123abc",
-        tmp_path / "hub/blob",
-        tmp_path / "run",
-    )
+    hub, run = tmp_path / "hub", tmp_path / "run"
+    cached, blob = hub / "models--Qwen--Qwen3-VL-4B/snapshots/0123abc", hub / "blob"
     assert converted_folder(source, run).parent == source.parent
     cached.mkdir(parents=True)
     (source / "config.json").rename(blob)

@@ -5,25 +5,40 @@ from typing import Any
 
 import numpy as np
 
-from omnibal_ext.chain import KINDS, layer_chain
+from omnibal_ext.chain import (
+    AUDIO_KINDS,
+    KINDS,
+    LANGUAGE_KINDS,
+    RECOMPUTABLE_KINDS,
+    VISION_KINDS,
+    layer_chain,
+)
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.layout.problem import LayoutProblem
 
 FULL, LINEAR = "vit_full", "llm_linear"
+FRAMES = 32
+"""The budget of those that hear."""
 LANGUAGE = [LINEAR, "llm.1", "llm.2"]
 """What layers that differ from the first of their kind stand under, in older profiles and in those of today."""
 
 
 def make_profile(
-    vit: int = 3, llm: int = 3, costs: dict[str, LayerCost] | None = None, parameters: dict[str, int] | None = None
+    vit: int = 3,
+    llm: int = 3,
+    costs: dict[str, LayerCost] | None = None,
+    parameters: dict[str, int] | None = None,
+    audio: int | None = None,
 ) -> Profile:
     """ViT layers of 1 s and LLM layers of 2 s forward (backward twice that) unless told; the rest is light."""
     usual = {kind: LayerCost(0.1, 0.2, 1.0, 1.0, 10.0, 1.0) for kind in KINDS}
     usual["vit"] = LayerCost(1.0, 2.0, 8.0, 1.0, 10.0, 4.0)
     usual["llm"] = LayerCost(2.0, 4.0, 6.0, 2.0, 20.0, 2.0)
     return Profile(
-        "tiny", "aa", layer_chain(vit, llm), usual | (costs or {}), 4, 128, parameters or dict.fromkeys(KINDS, 1)
-    )
+        "tiny", "aa", layer_chain(vit, llm, audio), usual | (costs or {}), 4, 128,
+        parameters or dict.fromkeys(KINDS, 1),
+        audio_budget=0 if audio is None else FRAMES,
+    )  # fmt: skip
 
 
 def _some_layers(chain: tuple[str, ...], seed: int) -> tuple[int, ...]:
@@ -33,28 +48,31 @@ def _some_layers(chain: tuple[str, ...], seed: int) -> tuple[int, ...]:
     return tuple(sorted(map(int, random.permutation(vit)[: int(random.integers(1, most + 1))])))
 
 
-def random_problem(seed: int, **changes: Any) -> LayoutProblem:
-    """A random chain, pipeline, memory and packs, small enough for brute force; memory often binds."""
-    random = np.random.default_rng(seed)
+def random_problem(seed: int, hears: bool = False, **changes: Any) -> LayoutProblem:
+    """A random chain, pipeline, memory and packs, small enough for brute force; memory often binds. `hears`: with an
+    audio encoder in front."""
+    random, of_audio = np.random.default_rng(seed), np.random.default_rng((seed, 3))
     costs = {}
-    for kind in KINDS:
-        forward, backward, kept, weight, output = random.uniform(0.05, 1.0, 5)
-        heavy = 3.0 if kind in ("vit", "llm") else 0.5
+    for kind in (*VISION_KINDS, *LANGUAGE_KINDS, *AUDIO_KINDS):
+        drawn = of_audio if kind in AUDIO_KINDS else random
+        forward, backward, kept, weight, output = drawn.uniform(0.05, 1.0, 5)
+        heavy = 3.0 if kind in RECOMPUTABLE_KINDS else 0.5
         costs[kind] = LayerCost(
             heavy * forward, heavy * (forward + backward), heavy * kept, 0.2 * kept, weight, output,
             weight_gradient_seconds=heavy * backward / 2,
-            late_bytes=heavy * kept * float(random.uniform(0.1, 1.2)) if seed % 2 else None,
+            late_bytes=heavy * kept * float(drawn.uniform(0.1, 1.2)) if seed % 2 else None,
         )  # fmt: skip
     if seed % 3:  # of some kind, or of both, a level that is cheap
         cheap = np.random.default_rng((seed, 2))
-        for kind in (("vit",), ("llm",), ("vit", "llm"))[seed % 5 % 3]:
+        for kind in (("vit",), ("llm",), ("vit", "llm"))[seed % 5 % 3] + (("audio",) if hears else ()):
             cost, share = costs[kind], float(cheap.uniform(0.02, 0.7))
             saved = float(cheap.uniform(0.1, 0.9)) * (cost.kept_bytes - cost.recompute_kept_bytes)
             costs[kind] = replace(
                 cost, recompute_cheap_seconds=share * cost.forward_seconds,
                 recompute_cheap_kept_bytes=cost.kept_bytes - saved,
             )  # fmt: skip
-    profile = make_profile(int(random.integers(1, 4)), int(random.integers(1, 4)), costs)
+    layers_heard = int(of_audio.integers(1, 3)) if hears else None
+    profile = make_profile(int(random.integers(1, 4)), int(random.integers(1, 4)), costs, audio=layers_heard)
     ranks = int(random.integers(1, 4))
     layers = len(profile.chain)
     settings: dict[str, Any] = {
@@ -81,5 +99,6 @@ def random_problem(seed: int, **changes: Any) -> LayoutProblem:
     if random.random() < 0.5:
         shape = (int(random.integers(1, 3)), int(random.integers(1, 3)), settings["microbatches"])
         tokens = random.integers(1, 129, shape)
-        settings["packs"] = PackSizes(random.integers(0, 5, shape), tokens, tokens**2)
+        frames = of_audio.integers(0, FRAMES + 1, shape) if hears else None
+        settings["packs"] = PackSizes(random.integers(0, 5, shape), tokens, tokens**2, frames=frames)
     return LayoutProblem(profile, **settings)

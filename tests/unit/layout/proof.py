@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from omnibal_ext.arrays import Floats, Ints
-from omnibal_ext.layout.options import RankOptions
+from omnibal_ext.layout.joint import RankOptions
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
 from omnibal_ext.schedules.actions import BACKWARD, FORWARD, Action
@@ -158,8 +158,9 @@ def _steps(saved: Floats, seconds: Floats) -> list[tuple[float, float, int]]:
     of a kind rise from step to step.
     """
     steps = []
-    for kind in dict.fromkeys(KIND_OF_WAY.tolist()):
-        ways, done, spent = [w for w in np.flatnonzero(kind == KIND_OF_WAY) if saved[w] > 0], 0.0, 0.0
+    kinds = KIND_OF_WAY[: len(saved)]
+    for kind in dict.fromkeys(kinds.tolist()):
+        ways, done, spent = [w for w in np.flatnonzero(kind == kinds) if saved[w] > 0], 0.0, 0.0
         while ways:
             price, best = min(((seconds[w] - spent) / (saved[w] - done), w) for w in ways)
             steps.append((float(price), float(saved[best] - done), kind))

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from benchmarks.adapipe import adapipe_layout
-from omnibal_ext.chain import KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import WAYS
+from omnibal_ext.layout.tables import COLUMNS, WAYS
 
 from .instances import random_problem
 
@@ -28,11 +27,14 @@ def stage(problem: LayoutProblem, s: int, first: int, end: int) -> tuple[float, 
         table.mean(axis=(1, 2)) for table in (tables.forward, tables.backward, tables.recompute)
     )
     held = problem.slices((first, end))[0]
-    counts = [held[KINDS.index(kind)] if tables.offered[way] else 0 for way, (_, kind) in enumerate(WAYS)]
+    ways_here = WAYS[: len(tables.offered)]
+    counts = [held[COLUMNS.index(kind)] if tables.offered[way] else 0 for way, (_, kind) in enumerate(ways_here)]
     best = None
     for numbers in product(*(range(count + 1) for count in counts)):
-        of_kind = {kind: sum(n for n, (_, k) in zip(numbers, WAYS, strict=True) if k == kind) for _, kind in WAYS}
-        if any(number > held[KINDS.index(kind)] for kind, number in of_kind.items()):
+        of_kind = {
+            kind: sum(n for n, (_, k) in zip(numbers, ways_here, strict=True) if k == kind) for _, kind in ways_here
+        }
+        if any(number > held[COLUMNS.index(kind)] for kind, number in of_kind.items()):
             continue
         ways = np.array(numbers)
         if problem.rank_bytes(s, held[None], ways[None]) > problem.memory_bytes:

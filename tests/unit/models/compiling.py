@@ -19,14 +19,11 @@ from torch.utils._triton import has_triton
 
 torch._dynamo.config.fail_on_recompile_limit_hit = True  # a function behind it runs as it is, at other bytes
 has_triton()  # asked and kept before anything stands in for CUDA
-AS_IT_COMES = "as it comes" in sys.argv
-"""Not as it is done on a GPU."""
 GIVEN: list[Any] = []
 COMPILE = torch.compile
 
 
 def noted(graph: Any, _: Any) -> Any:
-    """A compiler that changes nothing."""
     GIVEN.append(graph)
     return graph.forward
 
@@ -53,7 +50,7 @@ def compiled(function: Any = None, **options: Any) -> Any:
     def launch() -> Any:
         from megatron.vlm.compiling import for_any_rows
 
-        return (outside_modes if AS_IT_COMES else for_any_rows(outside_modes))(function, **options)
+        return for_any_rows(outside_modes)(function, **options)
 
     @wraps(function)
     def launched(*arguments: Any, **named: Any) -> Any:
@@ -63,7 +60,6 @@ def compiled(function: Any = None, **options: Any) -> Any:
 
 
 def graphs(model: str) -> list[int]:
-    """Given to the compiler until the end of each pack, forward and backward."""
     torch.compile = compiled
     from megatron.vlm import platform
     from megatron.vlm.models.chain import Chain

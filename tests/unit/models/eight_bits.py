@@ -20,7 +20,6 @@ from tests.distributed import harness
 
 
 def gradients(chain: Chain, multiple: int, *recompute: tuple[int, ...]) -> list[torch.Tensor]:
-    """Of every weight, from the same weights and pack each time."""
     torch.manual_seed(1)
     stage = Stage(chain, 0, 11, *recompute)
     for weight in stage.parameters():
@@ -44,12 +43,8 @@ def with_tower_beside(chain: Chain, multiple: int) -> tuple[float, int]:
 
 def main() -> None:
     del sys.argv[1:]
-    args = harness.start(
-        harness.SMALL,
-        1,
-        1,
-        ["--bf16", "--fp8-format", "hybrid", "--fp8-recipe", "tensorwise", "--no-gradient-accumulation-fusion"],
-    )
+    flags = "--bf16 --fp8-format hybrid --fp8-recipe tensorwise --no-gradient-accumulation-fusion"
+    args = harness.start(harness.SMALL, 1, 1, flags.split())
     eight_bits, multiple = args.fp8, sequence_multiple(args)
     found: dict[str, float] = {"multiple": multiple}
     losses = {}

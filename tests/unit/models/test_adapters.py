@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from megatron.vlm.loss import token_loss
-from megatron.vlm.models.adapters import adapters_in, left_out, part_of_rows
+from megatron.vlm.models.adapters import adapters_in, left_out
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients
 from omnibal_ext.chain import PARTS, RECOMPUTABLE_KINDS
-from omnibal_ext.matrices import Matrix
 from tests.distributed import harness
 from tests.unit.alone import megatron_alone
 
@@ -87,13 +86,3 @@ def test_a_checkpoint_without_adapters_leaves_them_as_they_are() -> None:
     after = dict(stage.named_parameters())
     assert all(torch.equal(after[name], before[name] + ("_adapter." not in name)) for name in before)
     assert sum("_adapter." in name for name in stage.sharded_state_dict()) == 4 * 4 * 2
-
-
-def test_rows_of_a_rank_are_those_of_its_groups_and_halves() -> None:
-    """Two groups of heads of widths 4, 2, 2 and half of one on each of four ranks; gate and up cut apart."""
-    attention = Matrix("qkv", 16, 8, (4, 2, 2))
-    assert part_of_rows(attention, 16, 0).tolist() == [0, 0, 0, 0, 1, 1, 2, 2] * 2
-    assert part_of_rows(attention, 4, 2).tolist() == [0, 0, 0, 0]
-    assert part_of_rows(attention, 4, 3).tolist() == [1, 1, 2, 2]
-    assert part_of_rows(Matrix("fc1", 12, 8, (6, 6), is_stacked=True), 4, 2).tolist() == [0, 0, 1, 1]
-    assert part_of_rows(Matrix("qkv", 12, 8, (4, 2)), 6, 1).tolist() == [0, 0, 0, 0, 1, 1]  # keys that are values

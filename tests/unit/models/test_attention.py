@@ -14,7 +14,7 @@ from torch import Tensor
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch, segments_of
 from megatron.vlm.models.attention import core_attention
-from megatron.vlm.models.attention.core_attention import ImageAttention, IsolatedAttention, TileAttention, choose_kernel
+from megatron.vlm.models.attention.core_attention import ImageAttention, IsolatedAttention, TileAttention
 
 HEADS, GROUPS, WIDTH = 4, 2, 8
 
@@ -33,15 +33,20 @@ def pack(lengths: tuple[int, ...], seed: int) -> tuple[Microbatch, list[Tensor]]
     return Microbatch(0, lengths, len(lengths), sum(lengths)), tensors
 
 
-def by_hand(lengths: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-    """Softmax over an explicit mask: the same sample, and not later."""
-    scale = WIDTH**-0.5 if scale is None else scale
+def by_hand(
+    lengths: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor, scale: float | None = None,
+    cap: float | None = None, first: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Softmax over an explicit mask: the same sample, and not later; or, in the first sample, what `first` says."""
     samples = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     allowed = (samples[:, None] == samples[None]) & torch.ones(len(samples), len(samples)).tril().bool()
+    if first is not None:
+        allowed[: lengths[0], : lengths[0]] = first
     q, k, v = (tensor[:, 0].transpose(0, 1) for tensor in (query, key, value))
     k, v = (tensor.repeat_interleave(HEADS // GROUPS, dim=0) for tensor in (k, v))
-    scores = (q @ k.transpose(1, 2) * scale).masked_fill(~allowed, -torch.inf)
-    return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1).unsqueeze(1)
+    scores = q @ k.transpose(1, 2) * (WIDTH**-0.5 if scale is None else scale)
+    scores = torch.tanh(scores / cap) * cap if cap else scores
+    return (scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ v).transpose(0, 1).flatten(1).unsqueeze(1)
 
 
 def varlen(
@@ -55,7 +60,6 @@ def varlen(
 
 def varlen_2_12(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None,
                 window_size=(-1, -1), enable_gqa=False):  # type: ignore[no-untyped-def]  # fmt: skip
-    """As torch 2.12 and later declare it."""
     assert (window_size, enable_gqa, key.shape[1]) == ((-1, 0), True, GROUPS)
     return varlen(query, key, value, cu_seq_q, max_q, max_k, scale)
 
@@ -125,24 +129,18 @@ def test_every_kernel_gives_what_samples_give_alone(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sample_with_a_mask_is_seen_by_it_and_the_others_by_order(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_masked_samples_are_seen_by_masks_others_by_order(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """No kernel for packs is asked, as none knows masks."""
     monkeypatch.setitem(core_attention.KERNELS, "flash_attention", lambda *_: pytest.fail("a kernel without masks"))
     monkeypatch.setattr(core_attention, "choose_kernel", lambda *_: "flash_attention")
-    _, tensors = pack((4, 6), seed=2)
-    both_ways = torch.zeros(6, 6)
-    both_ways[0, 5] = -torch.inf
+    _, tensors = pack((6, 4), seed=2)
+    both_ways = torch.ones(6, 6).bool()
+    both_ways[0, 5] = False
+    mask = torch.zeros(6, 6, dtype=dtype).masked_fill_(~both_ways, -torch.inf)
     tensors = [tensor.to(dtype) for tensor in tensors]
-    layer = IsolatedAttention(config())
-    out = layer(*tensors, packed_seq_params=segments_of((4, 6), masks=(None, both_ways.to(dtype))))
-    wide = [tensor.float() for tensor in tensors]
-    assert torch.allclose(out[:4].float(), by_hand((4,), *(tensor[:4] for tensor in wide)), atol=2e-2)
-    q, k, v = (tensor[4:, 0].transpose(0, 1) for tensor in wide)
-    k, v = (tensor.repeat_interleave(HEADS // GROUPS, dim=0) for tensor in (k, v))
-    wanted = ((q @ k.transpose(1, 2) / WIDTH**0.5 + both_ways).softmax(-1) @ v).transpose(0, 1).flatten(1)
-    assert torch.allclose(out[4:, 0].float(), wanted, atol=1e-5 if dtype == torch.float32 else 2e-2)
+    out = IsolatedAttention(config())(*tensors, packed_seq_params=segments_of((6, 4), masks=(mask, None)))
+    wanted = by_hand((6, 4), *(tensor.float() for tensor in tensors), first=both_ways)
+    assert torch.allclose(out.float(), wanted, atol=1e-5 if dtype == torch.float32 else 2e-2)
 
 
 def test_capped_scores_are_capped_before_the_mask_and_keep_no_square() -> None:
@@ -158,12 +156,7 @@ def test_capped_scores_are_capped_before_the_mask_and_keep_no_square() -> None:
         mine = [tensor.clone().requires_grad_() for tensor in tensors]
         out = attention(*mine, packed_seq_params=segments_of(lengths, masks=(mask, None)))
     theirs = [tensor.clone().requires_grad_() for tensor in tensors]
-    q, k, v = (one[:, 0].transpose(0, 1) for one in theirs)
-    k, v = (one.repeat_interleave(HEADS // GROUPS, dim=0) for one in (k, v))
-    whole = torch.zeros(15, 15).bool()
-    whole[:12, :12], whole[12:, 12:] = seen, torch.ones(3, 3).tril().bool()
-    scores = (torch.tanh(q @ k.transpose(1, 2) * scale / cap) * cap).masked_fill(~whole, -torch.inf)
-    wanted = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1).unsqueeze(1)
+    wanted = by_hand(lengths, *theirs, scale, cap, seen)
     assert torch.allclose(out, wanted, atol=1e-6)
     assert max(kept) <= HEADS * 12 * WIDTH < HEADS * 12 * 12
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
@@ -200,8 +193,7 @@ def test_torch_still_takes_what_we_pass() -> None:
 
 
 @pytest.mark.parametrize("fill", [0, 2])
-def test_tiles_see_all_of_themselves_and_nothing_else(fill: int) -> None:
-    """Tiles token by token; rows behind them fill up and are zero."""
+def test_rows_that_fill_up_behind_tiles_are_zero(fill: int) -> None:
     tokens, tiles = 6, 3
     layer = TileAttention(config(), tokens=tokens)
     layer.config.sequence_parallel, layer.config.tensor_model_parallel_size = True, tokens * tiles + fill
@@ -212,71 +204,40 @@ def test_tiles_see_all_of_themselves_and_nothing_else(fill: int) -> None:
     out = layer(query, key, value)
     assert out.shape == (tokens * tiles + fill, 1, HEADS * WIDTH)
     assert not out[tokens * tiles :].any()
-    for tile in range(tiles):
-        rows = slice(tile, tokens * tiles, tiles)
-        assert torch.allclose(out[rows], layer(query[rows], key[rows], value[rows])[:tokens], atol=1e-6)
-    last = slice((tokens - 1) * tiles, tokens * tiles)
-    changed = layer(query, key, value.index_add(0, torch.arange(tokens * tiles)[last], torch.ones_like(value[last])))
-    assert not torch.isclose(out[:tiles], changed[:tiles]).any()  # the last token counts for the first
+    alone = TileAttention(config(), tokens=tokens)
+    assert torch.equal(out[: tokens * tiles], alone(query, key, value))
+
+
+V, F, T = "VARIABLE_LENGTH", "FLASH_ATTENTION", "TRANSFORMER_ENGINE"
 
 
 @pytest.mark.parametrize(
-    ("there", "dtype", "dropout", "wanted"),
+    ("there", "changed", "wanted"),
     [
-        ((), torch.float32, 0.0, "sample_by_sample"),
-        ((), torch.bfloat16, 0.0, "sample_by_sample"),
-        (("VARIABLE_LENGTH",), torch.float32, 0.0, "sample_by_sample"),
-        (("VARIABLE_LENGTH",), torch.bfloat16, 0.0, "variable_length"),
-        (("FLASH_ATTENTION",), torch.bfloat16, 0.0, "flash_attention"),
-        (("VARIABLE_LENGTH", "FLASH_ATTENTION"), torch.float16, 0.0, "flash_attention"),
-        (("VARIABLE_LENGTH", "FLASH_ATTENTION", "TRANSFORMER_ENGINE"), torch.float16, 0.0, "transformer_engine"),
-        (("TRANSFORMER_ENGINE",), torch.float32, 0.0, "sample_by_sample"),
-        (("TRANSFORMER_ENGINE",), torch.bfloat16, 0.1, "sample_by_sample"),
-    ],
-)
-def test_the_kernel_is_what_is_there(
-    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], dtype: torch.dtype, dropout: float, wanted: str
-) -> None:
-    for name in ("VARIABLE_LENGTH", "FLASH_ATTENTION", "TRANSFORMER_ENGINE"):
-        monkeypatch.setattr(platform, f"HAS_{name}", name in there)
-    known = config(params_dtype=dtype)
-    known.attention_dropout = dropout
-    assert choose_kernel(known) == wanted
-
-
-ALL = ("VARIABLE_LENGTH", "FLASH_ATTENTION", "TRANSFORMER_ENGINE")
-
-
-@pytest.mark.parametrize(
-    ("there", "width", "images", "wanted"),
-    [
-        (ALL, 128, False, "transformer_engine"), (ALL, 129, False, "flash_attention"),
-        (ALL, 80, True, "flash_attention"), (ALL[::2], 256, False, "variable_length"),
-        (ALL[::2], 80, True, "variable_length"), (ALL[2:], 256, True, "transformer_engine"),
+        ((), {"params_dtype": torch.float32}, "sample_by_sample"), ((), {}, "sample_by_sample"),
+        ((V,), {"params_dtype": torch.float32}, "sample_by_sample"), ((V,), {}, "variable_length"),
+        ((F,), {}, "flash_attention"), ((V, F), {"params_dtype": torch.float16}, "flash_attention"),
+        ((V, F, T), {"params_dtype": torch.float16}, "transformer_engine"),
+        ((T,), {"params_dtype": torch.float32}, "sample_by_sample"), ((T,), {"dropout": 0.1}, "sample_by_sample"),
+        # cuDNN trains no heads beyond 128, and launches blocks for a whole pack for each window.
+        ((V, F, T), {"kv_channels": 128}, "transformer_engine"), ((V, F, T), {"kv_channels": 129}, "flash_attention"),
+        ((V, F, T), {"kv_channels": 80, "images": True}, "flash_attention"),
+        ((V, T), {"kv_channels": 256}, "variable_length"),
+        ((V, T), {"kv_channels": 80, "images": True}, "variable_length"),
+        ((T,), {"kv_channels": 256, "images": True}, "transformer_engine"),
     ],
 )  # fmt: skip
-def test_transformer_engine_comes_last_for_wide_heads_and_for_windows(
-    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], width: int, images: bool, wanted: str
+def test_the_kernel_is_the_best_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], changed: dict[str, Any], wanted: str
 ) -> None:
-    """cuDNN trains no heads beyond 128, and launches blocks for a whole pack for each window."""
-    for name in ALL:
+    for name in (V, F, T):
         monkeypatch.setattr(platform, f"HAS_{name}", name in there)
-    layer = (ImageAttention if images else IsolatedAttention)(config(params_dtype=torch.bfloat16, kv_channels=width))
-    assert layer.kernel is core_attention.KERNELS[wanted]
-
-
-def test_signatures_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for each pack and layer: it takes as long as a kernel."""
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_2_12)
-    asked: list[object] = []
-    signature = inspect.signature
-    monkeypatch.setattr(inspect, "signature", lambda function: asked.append(function) or signature(function))
-    monkeypatch.setattr(core_attention, "choose_kernel", lambda *_: "variable_length")
-    core_attention._parameters.cache_clear()
-    layer, (batch, tensors) = IsolatedAttention(config()), pack((5, 1, 9), seed=1)
-    for _ in range(3):
-        layer(*tensors, packed_seq_params=batch.segments)
-    assert len(asked) == 1
+    fields = {"params_dtype": torch.bfloat16, **changed}
+    kind = ImageAttention if fields.pop("images", False) else IsolatedAttention
+    dropout = fields.pop("dropout", 0.0)
+    known = config(**fields)
+    known.attention_dropout = dropout
+    assert kind(known).kernel is core_attention.KERNELS.get(wanted)
 
 
 def test_the_log_names_the_kernel_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ from tests.programs import ROOT, environment
 
 
 def graphs(*words: str) -> list[int]:
-    """Compiled until the end of each pack."""
     command = [sys.executable, "-P", "-W", "ignore", str(ROOT / "tests/unit/models/compiling.py"), *words]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr[-3000:]
@@ -32,14 +31,6 @@ def test_the_first_pack_compiles_for_all(model: str, most: int, of_one_tile: int
     assert found[0] <= most
     assert set(found[:-1]) == {found[0]}
     assert found[-1] <= found[0] + of_one_tile
-
-
-@pytest.mark.long
-@pytest.mark.starts
-def test_torch_by_itself_compiles_again() -> None:
-    """Else there is nothing to be told it."""
-    found = graphs("small", "as it comes")
-    assert found[-2] > 1.5 * found[0]
 
 
 def test_what_is_not_compiled_stays_as_it_is() -> None:

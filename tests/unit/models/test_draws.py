@@ -44,7 +44,6 @@ def test_masks_follow_from_seed_iteration_pack_and_link(drawn: dict[tuple[int, .
 
 @pytest.mark.usefixtures("drawn")
 def test_ranks_of_a_team_draw_for_tokens_of_their_own() -> None:
-    """They hold other parts of one pack."""
     pack, spans, makers, width = wide_pack(0, False)
     drawn = set()
     for place in range(width):

@@ -34,7 +34,6 @@ def inputs() -> Iterator[TrainingInputs]:
 
 
 def experts_of(inputs: TrainingInputs) -> Experts:
-    """The first language layer's."""
     layer = harness.Chain.of(inputs.args, harness.EXPERTS).build(LLM)
     assert isinstance(layer, LanguageLayer)
     assert isinstance(layer.mlp, Experts)
@@ -77,12 +76,6 @@ def test_balance_is_that_of_each_sample(inputs: TrainingInputs, reduction: str, 
     assert logged.tolist() == pytest.approx([wanted.item() / sum(weights), 0, 0, 0], rel=1e-5)
 
 
-def test_the_log_has_this_balance_alone(inputs: TrainingInputs) -> None:
-    """Megatron looks for the names of its kinds in what it was given: as text, "aux_loss" is in "seq_aux_loss"."""
-    kinds = inputs.args.moe_router_load_balancing_type
-    assert [kind for kind in ("aux_loss", "seq_aux_loss", "global_aux_loss") if kind in kinds] == ["seq_aux_loss"]
-
-
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_balance_depends_on_no_packing(inputs: TrainingInputs, reduction: str) -> None:
     """Gradients of all weights from a global batch are those of its samples in packs of their own."""
@@ -97,7 +90,6 @@ def test_balance_depends_on_no_packing(inputs: TrainingInputs, reduction: str) -
 
 
 def apart(pack: Microbatch) -> list[Microbatch]:
-    """Its samples, of words alone."""
     rows = {name: getattr(pack, name).split(pack.lengths) for name in ("input_ids", "labels", "loss_mask")}
     return [
         replace(
@@ -142,7 +134,6 @@ def test_nothing_is_balanced_where_nothing_is_trained(inputs: TrainingInputs) ->
 
 @pytest.mark.parametrize(("flag", "dtype"), [(None, torch.float32), ("fp64", torch.float64)])
 def test_routers_compute_in_the_precision_asked_for(inputs: TrainingInputs, flag: str | None, dtype: object) -> None:
-    """fp32 by themselves, whatever the precision of the model."""
     assert expert_defaults(MODEL)["moe_router_dtype"] == inputs.args.moe_router_dtype == "fp32"
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -152,6 +143,7 @@ def test_routers_compute_in_the_precision_asked_for(inputs: TrainingInputs, flag
         assert router.gating(torch.randn(3, 1, MODEL.hidden_size).bfloat16()).dtype == dtype
 
 
+RESHARDABLE = "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable --save here --save-interval 2"
 COMPLETE = "--lr 1e-3 --train-iters 3 --global-batch-size 1"
 
 
@@ -164,11 +156,7 @@ COMPLETE = "--lr 1e-3 --train-iters 3 --global-batch-size 1"
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 3", ("3 does not divide the 128 experts",)),
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 0", ("at least 1",)),
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 2", ("2 does not divide the 1 ranks",)),
-        (
-            "--model qwen3-vl-30b-a3b --use-distributed-optimizer --dist-ckpt-optim-fully-reshardable --save here "
-            "--save-interval 2",
-            ("mixes up the experts", "leave it out"),
-        ),
+        (f"--model qwen3-vl-30b-a3b {RESHARDABLE}", ("mixes up the experts", "leave it out")),
         ("--model tiny --expert-model-parallel-size 2", ("2: model 'tiny' has no experts",)),
         ("--model qwen3-vl-30b-a3b --moe-router-topk 4", ("it is 8", "--model")),
         ("--model qwen3-vl-30b-a3b --moe-grouped-gemm", ("not obeyed", "--model sets the experts")),
@@ -200,39 +188,18 @@ def test_experts_are_dealt_over_data_parallel_ranks(monkeypatch: pytest.MonkeyPa
     assert read_arguments([*words, "--fp16", "--loss-scale", "64"]).args.fp16
 
 
-def test_a_bias_chooses_and_stays_as_it_is(inputs: TrainingInputs) -> None:
-    """Of GLM's routers: experts by their sigmoids and a bias, in the likeliest two of four groups by their two
-    likeliest; they weigh by the sigmoids alone, 1.5 in all. Core would change the bias after a step."""
+def test_a_bias_of_choices_stays_as_it_is(inputs: TrainingInputs) -> None:
+    """Core would change it after a step."""
     from megatron.core.distributed.finalize_model_grads import _update_router_expert_bias
 
     chain = harness.build_chain(inputs.args, harness.GLM)
     layer = chain.build(chain.kinds.index("llm") + 2)
     assert isinstance(layer, LanguageLayer)
     assert isinstance(layer.mlp, Experts)
-    router, generator = layer.mlp.router, torch.Generator().manual_seed(3)
-    router.weight.data.normal_(generator=generator)
-    router.expert_bias.copy_(torch.randn(8, generator=generator))
-    before, hidden = router.expert_bias.clone(), torch.randn(30, 1, 48, generator=generator)
-    weights, chosen = router(hidden)
-    for row, weight, mine in zip(hidden[:, 0], weights, chosen, strict=True):
-        likely = torch.sigmoid(router.weight @ row)
-        groups = (likely + before).view(4, 2)
-        best = sorted(range(4), key=lambda group: float(groups[group].sum()))[2:]
-        wanted = sorted(2 * group + number for group in best for number in (0, 1))
-        assert mine.nonzero().flatten().tolist() == wanted
-        assert torch.allclose(weight[wanted], 1.5 * likely[wanted] / likely[wanted].sum())
+    router = layer.mlp.router
+    router.expert_bias.copy_(torch.randn(8))
+    before = router.expert_bias.clone()
+    router(torch.randn(30, 1, 48))
     assert router.local_tokens_per_expert.std() > 0
     _update_router_expert_bias([layer], layer.config)
     assert torch.equal(router.expert_bias, before)
-
-
-def test_layers_without_experts_have_none(inputs: TrainingInputs) -> None:
-    """GLM's first two, whose perceptron is wider; the log's mean is over the others."""
-    chain = harness.build_chain(inputs.args, harness.GLM)
-    first = chain.kinds.index("llm")
-    layers = [chain.build(first + number) for number in range(4)]
-    assert [isinstance(layer.mlp, Experts) for layer in layers] == [False, False, True, True]
-    assert layers[0].mlp.linear_fc2.weight.shape == (48, 56)
-    assert [layer.routes for layer in layers] == [False, False, True, True]
-    args = read_arguments(["--preset", "glm-4.5v", "--lr", "1", "--train-iters", "1"]).args
-    assert args.moe_layer_freq == [0] + [1] * 45

@@ -1,13 +1,12 @@
 """What a token sees: words before it, its whole image, no further back than a window, and nothing of another sample."""
 
-import random
 from dataclasses import replace
 
 import pytest
 import torch
 
 from megatron.vlm.microbatch import Microbatch, Segments
-from megatron.vlm.models.language_view import LanguageView, LanguageViewer, seen_keys
+from megatron.vlm.models.language_view import LanguageView, LanguageViewer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import SlidingWindow
 from tests.distributed.harness import GEMMA, PALIGEMMA, SMALL
@@ -21,24 +20,10 @@ def pack(lengths: tuple[int, ...], starts: tuple[int, ...], prefixes: tuple[int,
     return Microbatch(len(starts), lengths, len(lengths), sum(lengths), image_starts=starts, prefixes=prefixes)
 
 
-def may_see(query: int, key: int, images: list[range], window: int | None, whole: bool = False) -> bool:
-    """As the model's authors say it: one image's tokens, else none behind; and the window for all, or for words."""
+def may_see(query: int, key: int, images: list[range], window: int | None) -> bool:
+    """As the model's authors say it: one image's tokens, else none behind; and the window for all."""
     together = any(query in image and key in image for image in images)
-    return (whole and together) or ((key <= query or together) and (window is None or key > query - window))
-
-
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("seed", range(8))
-def test_keys_that_are_seen_are_those_of_the_definition(seed: int, whole: bool) -> None:
-    draw = random.Random(seed)
-    edges = sorted(draw.sample(range(18), 4))
-    images = [range(edges[0], edges[1]), range(edges[2], edges[3])][: draw.randrange(3)]
-    window = draw.choice([None, 1, 3, 30])
-    seen = seen_keys(18, [(image.start, image.stop) for image in images], window, images_whole=whole)
-    wanted = torch.tensor([[may_see(query, key, images, window, whole) for key in range(18)] for query in range(18)])
-    found = torch.ones(18, 18).tril().bool() if seen is None else seen
-    assert torch.equal(found, wanted)
-    assert (seen is None) == (not images and window in (None, 30))
+    return (key <= query or together) and (window is None or key > query - window)
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -50,7 +35,7 @@ def test_a_prompt_is_seen_in_both_directions_and_its_answer_in_one(window: int |
     view = LanguageViewer(replace(PALIGEMMA, language=language), torch.float32)(batch)
     for length, prefix, mask in zip(batch.lengths, (4, 8, 1, 0), near(view).masks, strict=True):
         wanted = [
-            [max(q, k) < prefix or (k <= q and (window is None or key_is_near(q, k, window))) for k in range(length)]
+            [max(q, k) < prefix or (k <= q and (window is None or k > q - window)) for k in range(length)]
             for q in range(length)
         ]
         found = torch.ones(length, length).tril().bool() if mask is None else mask == 0
@@ -61,10 +46,6 @@ def test_a_prompt_is_seen_in_both_directions_and_its_answer_in_one(window: int |
 def near(view: LanguageView) -> Segments:
     """Of the layers with a window; in a model without one, of all."""
     return view.seen[max((window for window in view.seen if window), default=None)]
-
-
-def key_is_near(query: int, key: int, window: int) -> bool:
-    return key > query - window
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -84,13 +65,6 @@ def test_no_token_sees_another_sample(window: int | None) -> None:
     assert len(view.seen[None].masks) == len(LENGTHS)
 
 
-def test_samples_within_a_window_have_one_mask_for_all_layers() -> None:
-    language = replace(GEMMA.language, sliding=SlidingWindow(6, (1,), 1e3))
-    view = LanguageViewer(replace(GEMMA, language=language), torch.float32)(pack(LENGTHS, STARTS))
-    shared = [one is other for one, other in zip(near(view).masks, view.seen[None].masks, strict=True)]
-    assert shared == [True, False, True, True]
-
-
 @pytest.mark.parametrize(
     ("model", "batch", "masked"),
     [
@@ -105,15 +79,3 @@ def test_packs_without_a_need_for_masks_have_none(model: Architecture, batch: Mi
     """So that kernels for packs can take them."""
     view = LanguageViewer(model, torch.bfloat16)(batch)
     assert (bool(view.seen[None].masks), bool(near(view).masks)) == masked
-
-
-def test_layers_with_a_window_turn_by_a_base_of_their_own_unscaled() -> None:
-    view = LanguageViewer(GEMMA, torch.float32)(pack((7,), ()))
-    places, half = torch.arange(7.0), torch.arange(8) / 8
-    assert GEMMA.language.sliding is not None
-    slow, fast = (theta**-half for theta in (GEMMA.language.sliding.theta, GEMMA.language.rope_theta))
-    for segments, speeds in ((near(view), slow), (view.seen[None], fast / 8)):
-        assert segments.rotation is not None
-        angles, (cosines, sines, _) = torch.outer(places, speeds), segments.rotation
-        assert torch.allclose(cosines[:, 0, 0, :8], angles.cos())
-        assert torch.allclose(sines[:, 0, 0, 8:], angles.sin())

@@ -14,13 +14,10 @@ from torch import Tensor
 from benchmarks import gpu_probes
 from megatron.vlm import platform
 from megatron.vlm.arguments import TrainingInputs
-from megatron.vlm.microbatch import segments_of
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.linear import convolution, delta_rule
 from megatron.vlm.models.linear.delta_rule import CHUNK, Chunks
 from megatron.vlm.models.linear.gated_delta_net import GatedDeltaNet, Runs
-from megatron.vlm.profiling.kept import KeptBytes
-from omnibal_ext.costs.language_works import linear_attention
 from tests.distributed import harness
 from tests.unit.alone import megatron_alone
 
@@ -69,38 +66,15 @@ def test_chunks_of_a_pack_are_its_samples_token_by_token(size: int) -> None:
         assert (found.grad - exact.grad).abs().max() < 2e-6 * max(1.0, exact.grad.abs().max().item())
 
 
-def test_a_sample_knows_nothing_of_the_others() -> None:
-    """Bit for bit: another sample's tokens change nothing, first or in the middle, longer or shorter."""
-    chunks, plain = Chunks.of(LENGTHS), inputs()
-    out = delta_rule.in_chunks(*plain, chunks).split(LENGTHS)
-    for changed in range(len(LENGTHS)):
-        other = [
-            torch.cat([b if number == changed else a for number, (a, b) in enumerate(zip(*both, strict=True))])
-            for both in zip(
-                (one.split(LENGTHS) for one in plain), (one.split(LENGTHS) for one in inputs(2)), strict=True
-            )
-        ]
-        found = delta_rule.in_chunks(*other, chunks).split(LENGTHS)
-        assert [torch.equal(a, b) for a, b in zip(out, found, strict=True)] == [
-            number != changed for number in range(len(LENGTHS))
-        ]
-
-
 @pytest.mark.parametrize("kernel", [1, 3, 4])
 def test_the_convolution_of_a_pack_is_torchs_of_its_samples(kernel: int) -> None:
     generator = torch.Generator().manual_seed(3)
     rows, weight = torch.randn(sum(LENGTHS), 8, generator=generator), torch.randn(8, kernel, generator=generator)
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     out = convolution.by_shifts(rows, weight, positions)
-    wanted = [
-        torch.nn.functional.silu(
-            torch.nn.functional.conv1d(sample.T[None], weight[:, None], padding=kernel - 1, groups=8)[
-                0, :, : len(sample)
-            ].T
-        )
-        for sample in rows.split(LENGTHS)
-    ]
-    assert (out - torch.cat(wanted)).abs().max() < 2e-6
+    for found, sample in zip(out.split(LENGTHS), rows.split(LENGTHS), strict=True):
+        every = torch.nn.functional.conv1d(sample.T[None], weight[:, None], padding=kernel - 1, groups=8)
+        assert (found - torch.nn.functional.silu(every[0, :, : len(sample)].T)).abs().max() < 2e-6
 
 
 @pytest.fixture
@@ -117,16 +91,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return lengths
 
     def rule(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        g: Tensor,
-        beta: Tensor,
-        cu_seqlens: Tensor,
-        chunk_indices: Tensor,
+        q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, cu_seqlens: Tensor, chunk_indices: Tensor,
         **how: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         assert how == {"use_qk_l2norm_in_kernel": True}
         lengths = lengths_of(cu_seqlens, chunk_indices)
         samples = zip(*(one.split(lengths, dim=1) for one in (q, k, v, g, beta)), strict=True)
@@ -146,16 +113,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         module: Any = ModuleType(name)
         module.chunk_gated_delta_rule = module.causal_conv1d = found
         monkeypatch.setitem(sys.modules, name, module)
-
-
-def test_kernels_are_asked_for_what_torch_computes(kernels: None) -> None:
-    pack, plain = (segments_of(LENGTHS).cu_seqlens_q, delta_rule.chunk_indices(LENGTHS)), inputs()
-    wanted = delta_rule.in_chunks(*plain, Chunks.of(LENGTHS))
-    assert (delta_rule.by_kernel(*plain, *pack) - wanted).abs().max() < 2e-6
-    rows, weight = torch.randn(sum(LENGTHS), 8), torch.randn(8, 4)
-    positions = torch.cat([torch.arange(length) for length in LENGTHS])
-    convolved = convolution.by_shifts(rows, weight, positions)
-    assert (convolution.by_kernel(rows, weight, *pack) - convolved).abs().max() < 2e-6
 
 
 def test_the_verdict_on_a_gpu_tells_kernels_from_torch(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,25 +159,7 @@ def test_a_layer_of_kernels_is_that_of_torch(small: TrainingInputs, kernels: Non
         assert (one - other).abs().max() < 1e-5 * one.abs().max()
 
 
-def test_plans_count_the_bytes_that_are_kept(small: TrainingInputs) -> None:
-    """Of the kernels' own tensors torch's form keeps one copy of what they take, and computes the rest again."""
-    pack, linear, width = harness.sample_packs(model="linear")[7], harness.LINEAR.language.linear, 48
-    assert linear is not None
-    layer, hidden = mixer_of(small), torch.randn(pack.tokens, 1, width, requires_grad=True)
-    runs = Runs.of(pack, torch.float32)
-    with KeptBytes(layer.parameters()) as kept:
-        out = layer(hidden, packed_seq_params=runs)
-    counted, heads = linear_attention(linear, 1).kept, linear.heads
-    by_kernel = 2 * heads * linear.key_width + heads * linear.value_width + CHUNK * heads
-    by_torch = linear.groups * linear.convolved
-    wanted = pack.tokens * (width + counted - by_kernel + by_torch) * 4
-    places = sum(one.untyped_storage().nbytes() for one in (runs.positions,))
-    assert kept.bytes - places == pytest.approx(wanted, rel=0.05)
-    del out
-
-
 def mixer_of(small: TrainingInputs) -> GatedDeltaNet:
-    """What the first language layer has in the place of attention."""
     chain = Chain.of(small.args, small.architecture)
     found = chain.build(chain.kinds.index("llm")).self_attention
     assert isinstance(found, GatedDeltaNet)

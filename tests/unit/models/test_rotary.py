@@ -60,23 +60,6 @@ def test_dynamic_scaling_turns_each_sample_by_its_own_length(lengths: tuple[int,
     assert torch.allclose(ours.cos(), torch.cat(theirs), atol=2e-6)
 
 
-@pytest.mark.parametrize("scaling", [None, YARN, LLAMA3])
-def test_yarn_multiplies_what_turns(scaling: RopeScaling | None) -> None:
-    cosines, sines, _ = Rotary(replace(LANGUAGE, rope_scaling=scaling))(Microbatch(0, (5, 3), 2, 8), torch.float32)
-    wanted = 1.138629 if scaling is YARN else 1.0
-    assert torch.allclose((cosines.square() + sines.square()).sqrt(), torch.full((8, 1, 1, 128), wanted))
-
-
-def test_queries_are_scaled_by_their_position_beyond_the_context() -> None:
-    """As Llama 4's and Ministral 3's code does, sample by sample."""
-    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
-
-    scaling = replace(YARN, original_positions=3, query_beta=0.25)
-    _, _, found = Rotary(replace(LANGUAGE, rope_scaling=scaling))(Microbatch(0, (9, 4), 2, 13), torch.float32)
-    places = torch.cat([torch.arange(9), torch.arange(4)])
-    assert torch.equal(found.flatten(), get_llama_4_attn_scale(places[None], 0.25, 3).flatten())
-
-
 def test_every_sample_counts_from_zero() -> None:
     rotary = Rotary(LANGUAGE)
     packed, alone = (rotary.angles(Microbatch(0, lengths, len(lengths), sum(lengths))) for lengths in ((5, 3), (3,)))
@@ -90,8 +73,3 @@ def test_a_sample_beyond_the_exact_length_is_refused() -> None:
     rotary.angles(Microbatch(0, (4, 4), 2, 8))
     with pytest.raises(UserError, match="a sample of 5 tokens; beyond 4"):
         rotary.angles(Microbatch(0, (4, 5), 2, 9))
-
-
-def test_an_unknown_scaling_is_refused() -> None:
-    with pytest.raises(UserError, match="'spiral' is not known"):
-        rotary_frequencies(replace(LANGUAGE, rope_scaling=RopeScaling("spiral", 2.0)))

@@ -26,15 +26,11 @@ def a_pack(generator: torch.Generator, tiles: int, lengths: list[int], padding: 
     mask = torch.randint(0, 2, (sum(lengths),), generator=generator).float()
     mask[sum(lengths) - padding :] = 0
     return Microbatch(
-        tiles=tiles,
-        lengths=tuple(lengths),
-        samples=len(lengths) - (padding > 0),
-        useful_tokens=sum(lengths) - padding,
-        useful_squares=sum(length**2 for length in lengths) - padding**2,
-        loss_mask=mask,
-        segment_ids=segment_ids(lengths),
+        tiles, tuple(lengths), len(lengths) - (padding > 0), sum(lengths) - padding, loss_mask=mask,
+        sounds=((7 * tiles, 5), (tiles**2,)),
+        useful_squares=sum(length**2 for length in lengths) - padding**2, segment_ids=segment_ids(lengths),
         sources=torch.randint(0, len(NAMES), (len(lengths),), generator=generator),
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(params=[1, 2])
@@ -73,7 +69,6 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The seconds that the meters see."""
     time = [100.0]
     monkeypatch.setattr(meters.time, "perf_counter", lambda: time[0])
     return time
@@ -89,6 +84,7 @@ def sent(iterations: list[list[tuple[Microbatch, Tensor]]]) -> Tensor:
         sizes += [sum(p.useful_tokens for p in packs), sum(p.samples for p in packs)]
         sizes += [sum(length**2 for p in packs for length in p.lengths), sum(p.useful_squares for p in packs)]
         sizes += [sum(p.useful_tokens for p in packs)]  # none says which of its tokens count
+        sizes += [sum(p.frames for p in packs)]
         for batch, of_tokens in iteration:
             start = 0
             for length, source in zip(batch.lengths, batch.sources.tolist(), strict=True):
@@ -146,7 +142,7 @@ def test_an_interval_is_reported_over_all_ranks(run: list, ranks: list, clock: l
     assert (second["samples"], second["samples_per_second"]) == (later, later / 4.0)
 
 
-@pytest.mark.parametrize("name", ["tiles", "tokens", "squares"])
+@pytest.mark.parametrize("name", ["tiles", "tokens", "squares", "frames"])
 def test_dist_ratio_is_the_mean_share_of_waiting(run: list, ranks: list, name: str, tmp_path: Path) -> None:
     """OmniBal, section 3: of every iteration sum_i (T_max - T_i) / (T_max N), and the mean over iterations."""
     line, ratios = reported(run, ranks, tmp_path), []
@@ -154,7 +150,12 @@ def test_dist_ratio_is_the_mean_share_of_waiting(run: list, ranks: list, name: s
     for of_ranks in zip(*run, strict=True):
         work = [sum(count(batch) for batch, _ in of_rank) for of_rank in of_ranks]
         ratios.append(sum(max(work) - each for each in work) / (max(work) * len(work)))
-    field = {"tiles": "dist_ratio_vit", "tokens": "dist_ratio_llm", "squares": "dist_ratio_attention"}[name]
+    field = {
+        "tiles": "dist_ratio_vit",
+        "tokens": "dist_ratio_llm",
+        "squares": "dist_ratio_attention",
+        "frames": "dist_ratio_audio",
+    }[name]
     assert line[field] == pytest.approx(sum(ratios) / len(ratios))
 
 
@@ -256,7 +257,6 @@ def test_an_evaluation_is_a_mean_over_tokens_not_over_iterations(run: list, rank
 
 
 def test_figures_go_to_megatrons_own_writers(monkeypatch: pytest.MonkeyPatch, ranks: list, run: list) -> None:
-    """W&B by the signature of its `log`: it is not installed everywhere."""
     scalars: dict[str, tuple[int, float]] = {}
     logged: dict[str, tuple[int, float]] = {}
 
@@ -265,28 +265,20 @@ def test_figures_go_to_megatrons_own_writers(monkeypatch: pytest.MonkeyPatch, ra
             scalars[tag] = (global_step, scalar_value)
 
     class Wandb:
-        def log(self, data: dict[str, Any], step: int | None = None) -> None:
-            assert step is not None
+        def log(self, data: dict[str, Any], step: int) -> None:
             logged.update({name: (step, value) for name, value in data.items()})
 
     monkeypatch.setattr(journal, "get_tensorboard_writer", Writer)
     monkeypatch.setattr(journal, "get_wandb_writer", Wandb)
+    sizes = torch.tensor([[[4, 10, 8, 2, 60, 40, 8, 0]], [[2, 10, 10, 3, 40, 40, 10, 0]]])
+    report = meters.interval_report(sizes, torch.tensor([[6.0, 3.0], [0.0, 0.0], [2.0, 4.0]]), 0.5, NAMES)
     book = Journal(None)
-    report = meters.interval_report(
-        torch.tensor([[[4, 10, 8, 2, 60, 40, 8]], [[2, 10, 10, 3, 40, 40, 10]]]),
-        torch.tensor([[6.0, 3.0], [0.0, 0.0], [2.0, 4.0]]),
-        0.5,
-        NAMES,
-    )
     book.training(6, {"iterations": 9, "epoch": 0.25, **report})
-    expected = {"samples-per-second": 10.0, "useful-tokens-per-second": 36.0, "padding": 0.1, "dist-ratio-vit": 0.25}
-    expected |= {
-        "dist-ratio-llm": 0.0,
-        "dist-ratio-attention": 1 / 6,
-        "epoch": 0.25,
-        "lm loss of web": 2.0,
+    expected = {
+        "samples-per-second": 10.0, "useful-tokens-per-second": 36.0, "padding": 0.1, "dist-ratio-vit": 0.25,
+        "dist-ratio-llm": 0.0, "dist-ratio-attention": 1 / 6, "epoch": 0.25, "lm loss of web": 2.0,
         "lm loss of charts": 0.5,
-    }
+    }  # fmt: skip
     assert scalars == {name: (6, pytest.approx(value)) for name, value in expected.items()}
     assert logged == scalars
     book.evaluation(6, {"loss": 1.5, "samples": 8, "source_losses": {"docs": 1.5}})
@@ -299,10 +291,11 @@ def test_pace_is_of_what_samples_need_and_not_of_what_ran(run: list, ranks: list
     useful = sum(p.useful_tokens for p in packs)
     # Of each as many operations: a figure that is a little off is seen, whichever it is.
     parts = [sum(p.tiles for p in packs), useful, sum(p.useful_squares for p in packs), useful]
+    parts.append(sum(7 * p.tiles + 5 + p.tiles**2 for p in packs))
     pace = Throughput(ModelOperations(*(1e12 / part for part in parts)), devices=4, peak=1e13)
     line = reported(run, ranks, tmp_path, pace)
-    assert line["model_tflops"] == pytest.approx(4e12 / line["seconds"] / 4 / 1e12)
-    assert line["mfu"] == pytest.approx(4e12 / line["seconds"] / 4 / 1e13)
+    assert line["model_tflops"] == pytest.approx(5e12 / line["seconds"] / 4 / 1e12)
+    assert line["mfu"] == pytest.approx(5e12 / line["seconds"] / 4 / 1e13)
 
 
 @pytest.mark.parametrize(

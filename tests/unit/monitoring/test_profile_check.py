@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from megatron.vlm.monitoring.journal import Journal
-from megatron.vlm.monitoring.profile_check import ProfileCheck
 from megatron.vlm.monitoring.recorder import Recorder
+from megatron.vlm.monitoring.stage_meter import ProfileCheck
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import profile_check
@@ -43,9 +43,7 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("first", [1, 1001])
 @pytest.mark.parametrize("recorded", [(), (5, 7), (4, 9), (20, 1001, 1008)])
-def test_iterations_behind_the_first_of_a_start_are_recorded_and_none_are_neighbours(
-    run: Path, tmp_path: Path, first: int, recorded: tuple[int, ...]
-) -> None:
+def test_early_iterations_are_recorded(run: Path, tmp_path: Path, first: int, recorded: tuple[int, ...]) -> None:
     recorder = Recorder(tmp_path / "timeline.jsonl", recorded, check_of(run, tmp_path / "metrics.jsonl"))
     assert not recorder._records(0)
     chosen = [number for number in range(first, first + 30) if recorder._records(number)]
@@ -56,9 +54,7 @@ def test_iterations_behind_the_first_of_a_start_are_recorded_and_none_are_neighb
     assert all(other - one >= 2 for one, other in pairwise(chosen))
 
 
-def test_it_is_said_once_with_the_ratio_and_written_for_replan(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_said_once_and_written_for_replan(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check = check_of(run, tmp_path / "metrics.jsonl")
     assert check.wants(4) is False
     check.first = 1

@@ -93,7 +93,7 @@ def test_sizes_say_their_frames_or_have_none(tmp_path: Path) -> None:
     assert found.more[FRAMES].tolist() == expected
 
 
-def test_the_program_asks_for_a_budget_where_there_are_sounds_and_only_there(tmp_path: Path) -> None:
+def test_the_program_has_a_budget_where_there_are_sounds_and_only_there(tmp_path: Path) -> None:
     """Without, the index is the same, whether or not the sizes say that there are none, and whatever the costs."""
     sizes, common = mix(400), ("--vit-budget", 5600, "--llm-budget", 8192, "--model", "qwen2.5-omni-3b")
     sizes.save(tmp_path / "heard.npz")
@@ -101,13 +101,15 @@ def test_the_program_asks_for_a_budget_where_there_are_sounds_and_only_there(tmp
     silent.save(tmp_path / "silent.npz")
     Sizes(sizes.tiles, sizes.tokens).save(tmp_path / "seen.npz")
 
-    def pack(name: str, *more: object) -> tuple[object, ...]:
-        return "--sizes", tmp_path / f"{name}.npz", *common, *more, "--output-dir", tmp_path / name
+    def pack(name: str, *more: object, out: str = "") -> tuple[object, ...]:
+        return "--sizes", tmp_path / f"{name}.npz", *common, *more, "--output-dir", tmp_path / (out or name)
 
-    assert "give --audio-budget" in refusal(tool("pack_data.py", *pack("heard"), check=False))
     assert "no sample has sounds" in refusal(tool("pack_data.py", *pack("seen", "--audio-budget", 100), check=False))
     done = tool("pack_data.py", *pack("heard", "--audio-budget", 12000, "--json"))
     assert json.loads(done.stdout)["audio_budget"] == 12000
+    done = tool("pack_data.py", *pack("heard", "--json", out="auto"))
+    of_tokens = 8192 * sizes.more[FRAMES].sum() / sizes.tokens.sum()
+    assert json.loads(done.stdout)["audio_budget"] == max(np.ceil(1.25 * of_tokens), sizes.more[FRAMES].max())
     for name in ("silent", "seen"):
         tool("pack_data.py", *pack(name))
     files = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("silent", "seen")]

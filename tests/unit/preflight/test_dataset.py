@@ -56,7 +56,6 @@ def manifest(tokenizer: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Path) -> Path:
-    """A model's folder with the tokenizer that the dataset was made with."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -151,9 +150,7 @@ def test_a_tokenizer_with_other_special_tokens_is_refused_by_the_token(manifest:
 
 
 @pytest.mark.parametrize("words", [[], ["a"], ["a", "word", "more"]])
-def test_another_vocabulary_is_refused_whatever_its_size(
-    manifest: dict[str, Any], model: Path, words: list[str]
-) -> None:
+def test_another_vocabulary_is_refused_of_any_size(manifest: dict[str, Any], model: Path, words: list[str]) -> None:
     other_vocabulary(model, manifest["special_tokens"], words)
     assert "another vocabulary" in refusal(manifest, TINY, model)
 
@@ -181,9 +178,7 @@ def test_positions_end_where_the_model_or_its_folder_says(tmp_path: Path, monkey
     assert longest_positions(replace(TINY, language=replace(TINY.language, max_positions=70)), tmp_path) == 70
 
 
-def test_dynamic_scaling_is_no_limit_where_the_run_knows_it_and_lengths_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dynamic_scaling_known_to_the_run_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scaling = RopeScaling("dynamic", 2.0, original_positions=64)
     dynamic = replace(TINY, language=replace(TINY.language, rope_scaling=scaling))
     monkeypatch.setattr("megatron.vlm.preflight.dataset.read_architecture", lambda _: dynamic)

@@ -23,7 +23,6 @@ OTHERS = {
 
 
 def told(plans: list[Plan]) -> list[str]:
-    """What each rank is told; nothing where it may go on."""
     store = HashStore()
 
     def ask(rank: int) -> str:

@@ -19,8 +19,9 @@ def turns(*words: str) -> list[dict[str, str]]:
     return [{"from": ("human", "gpt")[number % 2], "value": text} for number, text in enumerate(words)]
 
 
-def parse(record: Any) -> Any:
-    return parse_conversation(record if isinstance(record, bytes) else json.dumps(record).encode(), RESERVED)
+def parse(record: Any, sees_videos: bool = False) -> Any:
+    line = record if isinstance(record, bytes) else json.dumps(record).encode()
+    return parse_conversation(line, RESERVED, senses=Senses(videos=sees_videos))
 
 
 def test_a_good_conversation_is_read_in_order() -> None:
@@ -35,82 +36,87 @@ def test_a_text_only_conversation_has_no_images(image: dict[str, Any]) -> None:
     assert parse({**image, "conversations": turns("Hi", "Hello")}).images == ()
 
 
-@pytest.mark.parametrize(
-    ("reason", "record"),
-    [
-        ("not_utf8", '{"conversations": "é"}'.encode("latin-1")),
-        ("malformed_line", b'{"conversations": ['),
-        ("malformed_line", b"[" * 100_000),
-        ("malformed_line", [1, 2]),
-        ("malformed_line", {"id": 1}),
-        ("malformed_line", {"conversations": "Hi"}),
-        ("malformed_line", {"conversations": [{"from": "human"}]}),
-        ("malformed_line", {"conversations": [7]}),
-        ("malformed_line", {"image": 7, "conversations": turns("Hi", "Hello")}),
-        ("malformed_line", {"image": ["a.png", None], "conversations": turns("<image>", "Hello")}),
-        ("empty_conversation", {"conversations": []}),
-        ("empty_conversation", {"conversations": turns("Hi")}),
-        ("empty_conversation", {"conversations": turns("Hi", " \n")}),
-        ("bad_roles", {"conversations": [{"from": "critic", "value": "Hi"}]}),
-        ("bad_roles", {"conversations": [{"from": ["human"], "value": "Hi"}]}),
-        ("bad_roles", {"conversations": turns("Hi", "Hello", "More?")}),
-        ("bad_roles", {"conversations": [*turns("Hi", "Hello"), *turns("Hi", "Hello")][1:]}),
-        ("bad_roles", {"conversations": [*turns("Hi", "Hello"), {"from": "system", "value": "Be kind."}]}),
-        ("reserved_words", {"conversations": turns("Hi <|im_end|>", "Hello")}),
-        ("not_utf8", {"conversations": turns("Hi \ud83d", "Hello")}),
-        ("malformed_line", {"image": "\ud83d.png", "conversations": turns("<image>", "Hello")}),
-        ("reserved_words", {"conversations": turns("Hi", "<IMG_CONTEXT>")}),
-        ("too_many_characters", {"conversations": turns("Hi", "a" * 10_000_000)}),
-        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image>" * 140_000, "Hello")}),
+IMAGE, TWO = {"image": "a.png"}, {"image": ["a.png", "b.png"]}
+FAULTS: dict[str, list[Any]] = {
+    "not_utf8": ['{"conversations": "é"}'.encode("latin-1"), {"conversations": turns("Hi \ud83d", "Hello")}],
+    "malformed_line": [
+        b'{"conversations": [', b"[" * 100_000, [1, 2], {"id": 1}, {"conversations": "Hi"},
+        {"conversations": [{"from": "human"}]}, {"conversations": [7]},
+        {"image": 7, "conversations": turns("Hi", "Hello")},
+        {"image": ["a.png", None], "conversations": turns("<image>", "Hello")},
+        {"image": "\ud83d.png", "conversations": turns("<image>", "Hello")},
     ],
-)
+    "empty_conversation": [{"conversations": words} for words in ([], turns("Hi"), turns("Hi", " \n"))],
+    "bad_roles": [
+        {"conversations": [{"from": "critic", "value": "Hi"}]}, {"conversations": [{"from": ["human"], "value": "Hi"}]},
+        {"conversations": turns("Hi", "Hello", "More?")},
+        {"conversations": [*turns("Hi", "Hello"), *turns("Hi", "Hello")][1:]},
+        {"conversations": [*turns("Hi", "Hello"), {"from": "system", "value": "Be kind."}]},
+    ],
+    "reserved_words": [
+        {"conversations": turns("Hi <|im_end|>", "Hello")}, {"conversations": turns("Hi", "<IMG_CONTEXT>")},
+    ],
+    "too_many_characters": [{"conversations": turns("Hi", "a" * 10_000_000)}],
+    "image_mark_mismatch": [
+        {**images, "conversations": turns(*words)} for images, words in (
+            (IMAGE, ("<image>" * 140_000, "Hello")), (IMAGE, ("<image>", "an <image>")),
+            (TWO, ("<image>", "an <image>")), ({}, ("Hi", "<image>")), (IMAGE, ("Hi", "<image>")),
+            (IMAGE, ("Hi", "Hello")), ({}, ("<image>", "Hello")), (TWO, ("<image>", "Hello")),
+            (IMAGE, ("<image><image>", "Hello")),
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "record"), [(reason, one) for reason, many in FAULTS.items() for one in many])
 def test_every_fault_has_its_reason(reason: str, record: Any) -> None:
+    assert_rejected(record, reason, "")
+
+
+def assert_rejected(record: Any, reason: str, word: str, sees_videos: bool = False) -> None:
     with pytest.raises(Rejected) as verdict:
-        parse(record)
+        parse(record, sees_videos)
     assert verdict.value.reason == reason
+    assert word in verdict.value.detail
     assert len(verdict.value.detail) < 300
 
 
 GOOD, SHOWN = turns("Hi", "Hello"), turns("<image>", "Hello")
 
 
+MEANT: dict[str, dict[str, Any]] = {
+    "unsupported_media": {
+        "video": "a.mp4", "videos": ["a.mp4"], "audioPath": "a.wav", "frames": ["1.png", "2.png"],
+    },
+    "unsupported_field": {
+        "image_path": "a.png", "img": "a.png", "imageFile": "a.png", "image2": "b.png", "pictures": ["a.png"],
+        "rejected": {"from": "gpt", "value": "Go"}, "objects": {"bbox": [[1, 2, 3, 4]]}, "weight": 0.5,
+    },
+    "malformed_line": {"tools": "[{}]", "system": 3},
+}  # fmt: skip
+"""By reason, fields beside a good conversation."""
+
+
 @pytest.mark.parametrize(
     ("reason", "field", "record"),
     [
-        ("unsupported_media", "video", {"video": "a.mp4", "conversations": GOOD}),
-        ("unsupported_media", "videos", {"videos": ["a.mp4"], "conversations": GOOD}),
-        ("unsupported_media", "audioPath", {"audioPath": "a.wav", "conversations": GOOD}),
-        ("unsupported_media", "frames", {"frames": ["1.png", "2.png"], "conversations": GOOD}),
-        ("unsupported_media", "<video>", {"conversations": turns("<video>\nWhat happens?", "Hello")}),
-        ("unsupported_media", "<audio>", {"conversations": turns("Hi <audio>", "Hello")}),
-        ("unsupported_media", "<image_1>", {"conversations": turns("<image_1> Hi", "Hello")}),
-        ("unsupported_media", "<|video_pad|>", {"conversations": turns("<|video_pad|>", "Hello")}),
-        ("unsupported_field", "image_path", {"image_path": "a.png", "conversations": GOOD}),
-        ("unsupported_field", "img", {"img": "a.png", "conversations": GOOD}),
-        ("unsupported_field", "imageFile", {"imageFile": "a.png", "conversations": GOOD}),
-        ("unsupported_field", "image2", {"image2": "b.png", "image": "a.png", "conversations": SHOWN}),
-        ("unsupported_field", "pictures", {"pictures": ["a.png"], "conversations": GOOD}),
-        ("malformed_line", "tools", {"tools": "[{}]", "conversations": GOOD}),
-        ("unsupported_field", "rejected", {"rejected": {"from": "gpt", "value": "Go"}, "conversations": GOOD}),
-        ("unsupported_field", "objects", {"objects": {"bbox": [[1, 2, 3, 4]]}, "conversations": GOOD}),
-        ("unsupported_field", "weight", {"weight": 0.5, "conversations": GOOD}),
+        *((reason, field, {field: value, "conversations": GOOD})
+          for reason, fields in MEANT.items() for field, value in fields.items()),
+        *(("unsupported_media", mark, {"conversations": turns(f"{mark} What happens?", "Hello")})
+          for mark in ("<video>", "<audio>", "<image_1>", "<|video_pad|>")),
         ("unsupported_field", "weight", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0.5}]}),
         ("unsupported_field", "train", {"conversations": [{**GOOD[0], "train": True}, GOOD[1]]}),
         ("malformed_line", "tool_calls", {"conversations": [GOOD[0], {**GOOD[1], "tool_calls": [{}]}]}),
         ("unsupported_media", "video", {"conversations": [{**GOOD[0], "video": "a.mp4"}, GOOD[1]]}),
         ("bad_roles", "tool's", {"conversations": [*GOOD, {"from": "observation", "value": "4"}, GOOD[1]]}),
-        ("malformed_line", "images", {"images": [{"bytes": "..."}], "conversations": turns("<image>", "Hello")}),
+        ("malformed_line", "images", {"images": [{"bytes": "..."}], "conversations": SHOWN}),
         ("malformed_line", "images", {"image": "a.png", "images": ["a.png"], "conversations": SHOWN}),
-        ("malformed_line", "system", {"system": 3, "conversations": GOOD}),
         ("bad_roles", "system", {"system": "Be", "conversations": [{"from": "system", "value": "Go"}, *GOOD]}),
         ("empty_conversation", "no words", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0}]}),
     ],
-)
+)  # fmt: skip
 def test_what_would_change_the_meaning_is_rejected_by_name(reason: str, field: str, record: dict[str, Any]) -> None:
-    with pytest.raises(Rejected) as verdict:
-        parse(record)
-    assert verdict.value.reason == reason
-    assert field in verdict.value.detail
+    assert_rejected(record, reason, field)
 
 
 def test_what_says_nothing_to_the_model_passes() -> None:
@@ -125,13 +131,10 @@ def test_what_says_nothing_to_the_model_passes() -> None:
     assert chat.images == ("a.png",)
 
 
-@pytest.mark.parametrize("paths", ["a.png", ["a.png"], ["a.png", "b.png"]])
-def test_images_is_another_name_of_image(paths: Any) -> None:
-    count = 1 if isinstance(paths, str) else len(paths)
-    conversations = turns("<image>" * count, "Hello")
-    assert parse({"images": paths, "conversations": conversations}) == parse(
-        {"image": paths, "conversations": conversations}
-    )
+def test_images_is_another_name_of_image() -> None:
+    for paths in ("a.png", ["a.png"], ["a.png", "b.png"]):
+        said = turns("<image>" * (len(paths) if isinstance(paths, list) else 1), "Hello")
+        assert parse({"images": paths, "conversations": said}) == parse({"image": paths, "conversations": said})
 
 
 def test_a_system_field_is_a_system_turn() -> None:
@@ -146,8 +149,7 @@ def test_a_turn_can_be_left_out_of_the_loss(field: str) -> None:
 
 
 def seen(record: Any) -> Any:
-    """As a model that sees videos reads it."""
-    return parse_conversation(json.dumps(record).encode(), RESERVED, senses=Senses(videos=True))
+    return parse(record, sees_videos=True)
 
 
 FILM = turns("<video>\nWhat happens?", "A cat jumps.")
@@ -213,29 +215,4 @@ def asked(**part: Any) -> dict[str, Any]:
     ],
 )
 def test_every_fault_of_a_video_has_its_reason(reason: str, word: str, record: Any) -> None:
-    with pytest.raises(Rejected) as verdict:
-        seen(record)
-    assert verdict.value.reason == reason
-    assert word in verdict.value.detail
-
-
-@pytest.mark.parametrize(
-    ("human", "gpt", "images", "fits"),
-    [
-        ("<image>", "Hello", 1, True),
-        *(("<image>", "an <image>", images, False) for images in (1, 2)),  # the assistant repeats it
-        *(("Hi", "<image>", images, False) for images in (0, 1)), ("Hi", "Hello", 1, False),
-        *(("<image>", "Hello", images, False) for images in (0, 2)), ("<image><image>", "Hello", 1, False),
-    ],
-)  # fmt: skip
-def test_every_image_has_its_mark_in_the_users_words_and_nowhere_else(
-    human: str, gpt: str, images: int, fits: bool
-) -> None:
-    record = {"image": ["a.png"] * images, "conversations": turns(human, gpt)}
-    if fits:
-        assert len(parse(record).images) == images
-        return
-    with pytest.raises(Rejected) as caught:
-        parse(record)
-    assert caught.value.reason == "image_mark_mismatch"
-    assert f"for {images} images" in caught.value.detail
+    assert_rejected(record, reason, word, sees_videos=True)

@@ -1,6 +1,5 @@
 """Demo data: every answer is one token a letter and a digit, and held-out digits are never trained on."""
 
-import json
 import string
 from pathlib import Path
 
@@ -9,14 +8,7 @@ import pytest
 import sentencepiece
 from PIL import Image
 
-from examples.demo.data import (
-    LETTERS,
-    draw_picture,
-    label_picture,
-    load_digits,
-    make_demo_data,
-    train_tokenizer,
-)
+from examples.demo.data import LETTERS, make_demo_data, train_tokenizer
 from omnibal_ext.errors import UserError
 from tools import make_demo_data as by_its_name
 
@@ -26,10 +18,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     make_demo_data(folder, samples=800, heldout_samples=60, seed=3)
     return folder
-
-
-def rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def shown_digits(folder: Path, name: str) -> set[bytes]:
@@ -57,41 +45,6 @@ def test_held_out_pictures_show_no_digit_of_training(demo: Path) -> None:
     assert not train & heldout
 
 
-def test_all_letters_look_different() -> None:
-    assert len({label_picture(letter).tobytes() for letter in LETTERS}) == len(LETTERS)
-
-
-def test_a_cell_shows_its_letter_and_digit_in_reading_order() -> None:
-    digits = load_digits()
-    picture = draw_picture((2, 3), "abcdef", digits.pictures[:6])
-    assert picture.shape == (96, 64)
-    cell = picture[32:64, 32:]  # second row, second column: the fourth cell
-    assert (cell[:8, :8] == label_picture("d")).all()
-    assert (cell[8::3, 8::3] == digits.pictures[3]).all()
-
-
-def test_letters_are_unique_within_a_conversation(demo: Path) -> None:
-    for row in rows(demo / "train.jsonl"):
-        if "image" not in row:
-            continue
-        answers = "".join(turn["value"] for turn in row["conversations"][1::2])
-        assert len(set(answers[::2])) == len(answers) // 2
-        assert set(answers[::2]) <= set(LETTERS)
-        assert set(answers[1::2]) <= set(string.digits)
-
-
-def test_sizes_are_uneven_and_all_kinds_of_conversation_occur(demo: Path) -> None:
-    train = rows(demo / "train.jsonl")
-    assert 0.1 < sum("image" not in row for row in train) / len(train) < 0.3
-    assert any(isinstance(row.get("image"), list) and len(row["conversations"]) == 2 for row in train)
-    assert any(len(row["conversations"]) > 2 for row in train)
-    shapes = [Image.open(path).size for path in (demo / "images").glob("train-*.png")]
-    areas = np.array([width * height // 1024 for width, height in shapes])
-    assert areas.max() >= 10 > 5 * np.median(areas)
-    assert any(width > height for width, height in shapes)
-    assert any(width < height for width, height in shapes)
-
-
 def test_one_seed_gives_one_result(demo: Path, tmp_path: Path) -> None:
     make_demo_data(tmp_path, samples=800, heldout_samples=60, seed=3)
     for path in demo.rglob("*.*"):
@@ -99,7 +52,6 @@ def test_one_seed_gives_one_result(demo: Path, tmp_path: Path) -> None:
 
 
 def test_an_installed_package_says_where_the_demo_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tools lie beside no examples."""
     monkeypatch.setattr(by_its_name, "PROGRAM", tmp_path / "examples/demo/data.py")
     with pytest.raises(UserError, match=r"examples/demo/data\.py: is not there; take a copy of the repository"):
         by_its_name.main()

@@ -94,25 +94,71 @@ def test_internvls_own_config_says_its_tiles(folder: Path) -> None:
     assert taken == {"min-tiles": 1, "max-tiles": 7, "thumbnail": False, "tiling": "fixed"}
 
 
+HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+SIGLIP = {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14}
+PIXTRAL = {"model_type": "mistral3", "text_config": {"model_type": "mistral", "vocab_size": 600},
+           "vision_config": {"model_type": "pixtral", "patch_size": 14}}  # fmt: skip
+# config.json, the processor's file, and further ones
+OWN = (INTERNVL, PROCESSOR, {})
+DEEPSEEK = ({"model_type": "deepseek_vl", "vision_config": SIGLIP, "text_config": {"model_type": "llama"}}, HALF, {})
+GEMMA_3 = ({"model_type": "gemma3", "vision_config": SIGLIP, "text_config": {"model_type": "gemma3_text"},
+            "mm_tokens_per_image": 1}, HALF | {"resample": 2, "do_pan_and_scan": None}, {})  # fmt: skip
+UNIFIED = ({"model_type": "gemma4_unified", "vision_config": {"model_type": "gemma4_unified_vision"}},
+           {"image_processor_type": "Gemma4UnifiedImageProcessor", "max_soft_tokens": 560}, {})  # fmt: skip
+PADDLE = ({"model_type": "paddleocr_vl"}, HALF | {"patch_size": 14, "temporal_patch_size": 1}, {})
+EDGE = (PIXTRAL, {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 1540}},
+        {"processor_config": {"patch_size": 14, "spatial_merge_size": 2}})  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("model", "change", "message"),
     [
-        ({"image_mean": [0.4, 0.5, 0.5]}, r"preprocessor_config.json: image_mean \[0.4, 0.5, 0.5\]"),
-        ({"image_std": 0.5}, "image_std 0.5 are none of"),
-        ({"resample": 2}, "resample is 2; supported: 3"),
-        ({"do_normalize": False}, "do_normalize is False"),
-        ({"rescale_factor": 0.5}, "rescale_factor is 0.5"),
-        ({"rescale_factor": 0.001}, "rescale_factor is 0.001"),
-        ({"size": {"height": 56, "width": 28}}, "size is 56, the model of config.json sees tiles of 28"),
-        ({"crop_size": 14}, "crop_size is 14"),
+        (OWN, {"image_mean": [0.4, 0.5, 0.5]}, r"preprocessor_config.json: image_mean \[0.4, 0.5, 0.5\]"),
+        (OWN, {"image_std": 0.5}, "image_std 0.5 are none of"),
+        (OWN, {"resample": 2}, "resample is 2; supported: 3"),
+        (OWN, {"do_normalize": False}, "do_normalize is False"),
+        (OWN, {"rescale_factor": 0.5}, "rescale_factor is 0.5"),
+        (OWN, {"rescale_factor": 0.001}, "rescale_factor is 0.001"),
+        (OWN, {"size": {"height": 56, "width": 28}}, "size is 56, the model of config.json sees tiles of 28"),
+        (OWN, {"crop_size": 14}, "crop_size is 14"),
+        (DEEPSEEK, {"image_mean": None}, r"image_mean is None; supported: \[0.5, 0.5, 0.5\]"),  # which means CLIP's
+        (DEEPSEEK, {"do_pad": False}, "do_pad is False; supported: True"),
+        (DEEPSEEK, {"min_size": 1}, "min_size is 1; supported: 14"),
+        (DEEPSEEK, {"size": {"height": 28, "width": 56}}, "size is 56"),
+        (GEMMA_3, {"do_pan_and_scan": True}, "do_pan_and_scan is True"),  # which makes further crops
+        (GEMMA_3, {"resample": 3}, "supported: 2"),
+        (UNIFIED, {"pooling_kernel_size": 2}, "patches of 16 pixels, 2 a side, the model of config.json has 48 pixels"),
+        (UNIFIED, {"patch_size": 14}, "patches of 14 pixels, 3 a side"),
+        (UNIFIED, {"patch_size": "wide"}, "patch_size must be"),
+        (UNIFIED, {"max_soft_tokens": 0.5}, "max_soft_tokens must be"),
+        (PADDLE, {"min_pixels": 147385}, "is 147385; supported: mult"),
+        (PADDLE, {"temporal_patch_size": 2}, "2, the"),
+        (EDGE, {"size": {"longest_edge": 1024}}, "longest_edge is 1024"),
+        ((*EDGE[:2], {}), {}, "patches of 16 pixels, 1 a side, the model of config.json has 28 pixels"),
+        ((*EDGE[:2], {"processor_config": {"patch_size": 14, "spatial_merge_size": 1}}), {}, "of 14 pixels, 1 a side"),
     ],
 )
 def test_a_processor_that_gives_other_pixels_is_refused_by_its_field(
-    folder: Path, change: dict[str, Any], message: str
+    tmp_path: Path, model: Any, change: dict[str, Any], message: str
 ) -> None:
-    write(folder, preprocessor_config=PROCESSOR | change)
+    config, pixels, more = model
+    write(tmp_path, config=config, preprocessor_config=pixels | change, **more)
     with pytest.raises(UserError, match=message):
-        resolve_settings({}, str(folder))
+        settled(tmp_path, "llama3")
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        (DEEPSEEK, {"normalize": "half"}), (EDGE, {"max-tiles": 110**2}),
+        (GEMMA_3, {"tiling": "gemma", "image-markup": "gemma", "normalize": "half"}),
+        (UNIFIED, {"tile-size": 48, "min-tiles": 1, "max-tiles": 560}),
+    ],
+)  # fmt: skip
+def test_a_processor_s_file_says_how_images_are_seen(tmp_path: Path, model: Any, wanted: dict[str, Any]) -> None:
+    config, pixels, more = model
+    write(tmp_path, config=config, preprocessor_config=pixels, **more)
+    assert wanted.items() <= settled(tmp_path, "llama3").items()
 
 
 @pytest.mark.parametrize(
@@ -132,6 +178,8 @@ def test_a_processor_that_gives_other_pixels_is_refused_by_its_field(
                  "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}]}]}}},
             "internlm2-chat", "tokenizer_config.json",
         ),
+        ({"tokenizer_config": {"bos_token": "<bos>"}, "chat_template": {"chat_template": GEMMA_JINJA}}, "gemma",
+         "chat_template.json"),
         (
             {"tokenizer_config": {**TOKENS, "chat_template": [{"name": "rag", "template": "x"},
                                                               {"name": "default", "template": MISTRAL_JINJA}]}},
@@ -143,101 +191,11 @@ def test_a_template_is_known_by_what_it_writes(tmp_path: Path, files: dict[str, 
     assert folder_template(write(tmp_path, **files)) == (template, file)
 
 
-def test_gemmas_template_is_known_and_its_processor_read(tmp_path: Path) -> None:
-    """Bilinear pixels are its own; pan and scan, which makes further crops, is refused by name."""
-    (tmp_path / "chat_template.jinja").write_text(GEMMA_JINJA)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    tower = {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14}
-    config = {"model_type": "gemma3", "vision_config": tower, "text_config": {"model_type": "gemma3_text"}}
-    processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2, "do_pan_and_scan": None}
-    tokens = {"tokenizer_config": {"bos_token": "<bos>"}, "config": config | {"mm_tokens_per_image": 1}}
-    chosen = resolve_settings({}, str(write(tmp_path, preprocessor_config=processor, **tokens)))
-    wanted = {"chat-template": "gemma", "tiling": "gemma", "image-markup": "gemma", "normalize": "half"}
-    assert wanted.items() <= {flag: choice.value for flag, choice in chosen.items()}.items()
-    for change, message in (({"do_pan_and_scan": True}, "do_pan_and_scan is True"), ({"resample": 3}, "supported: 2")):
-        with pytest.raises(UserError, match=message):
-            resolve_settings({}, str(write(tmp_path, preprocessor_config=processor | change)))
-    with pytest.raises(UserError, match=r"--tiling fixed, but model .* needs gemma"):
-        resolve_settings({"tiling": "fixed"}, str(write(tmp_path, preprocessor_config=processor)))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"image_mean": None}, r"image_mean is None; supported: \[0.5, 0.5, 0.5\]"),  # transformers means CLIP's by it
-        ({"do_pad": False}, "do_pad is False; supported: True"),
-        ({"min_size": 1}, "min_size is 1; supported: 14"),
-        ({"size": {"height": 28, "width": 56}}, "size is 56"),
-    ],
-)
-def test_deepseek_vls_ground_is_as_grey_as_its_processors(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    tower = {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14}
-    config = {"model_type": "deepseek_vl", "vision_config": tower, "text_config": {"model_type": "llama"}}
-    (tmp_path / "tokenizer.json").write_text("{}")
-    processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    assert resolve_settings({}, str(write(tmp_path, config=config, preprocessor_config=processor)))
-    with pytest.raises(UserError, match=message):
-        resolve_settings({}, str(write(tmp_path, preprocessor_config=processor | change)))
-
-
-def test_another_template_is_refused_and_damage_too(tmp_path: Path) -> None:
+def test_a_template_that_ends_no_answer_is_refused(tmp_path: Path) -> None:
     assert folder_template(tmp_path) is None
-    for text, message in (
-        (INTERNVL_JINJA.replace("<|im_end|>", "<|end|>"), "writes no special token of the tokenizer behind an answer"),
-        ("{% for message in messages %}", "is no chat template"),
-        ("{{ messages.__class__.__mro__ }}", "does not write a question and its answer"),  # the sandbox holds
-    ):
-        (tmp_path / "chat_template.jinja").write_text(text)
-        with pytest.raises(UserError, match=message):
-            folder_template(tmp_path)
-
-
-PIXTRAL = {
-    "model_type": "mistral3",
-    "text_config": {"model_type": "mistral", "vocab_size": 600},
-    "vision_config": {"model_type": "pixtral", "patch_size": 14},
-}
-PIXTRAL_PIXELS = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 1540}}
-
-
-@pytest.mark.parametrize(
-    ("pixels", "own", "message"),
-    [
-        ({}, {}, "patches of 16 pixels, 1 a side, the model of config.json has 28 pixels"),
-        ({}, {"patch_size": 14, "spatial_merge_size": 1}, "patches of 14 pixels, 1 a side"),
-        ({"size": {"longest_edge": 1024}}, {"patch_size": 14, "spatial_merge_size": 2}, "longest_edge is 1024"),
-    ],
-)
-def test_a_longest_edge_goes_with_squares_that_the_processor_has_too(
-    tmp_path: Path, pixels: dict[str, Any], own: dict[str, Any], message: str
-) -> None:
-    write(tmp_path, config=PIXTRAL, preprocessor_config=PIXTRAL_PIXELS | pixels, processor_config=own)
-    with pytest.raises(UserError, match=message):
-        settled(tmp_path, "mistral-v7")
-    write(tmp_path, preprocessor_config=PIXTRAL_PIXELS, processor_config={"patch_size": 14, "spatial_merge_size": 2})
-    assert settled(tmp_path, "mistral-v7")["max-tiles"] == 110**2
-
-
-@pytest.mark.parametrize(
-    ("pixels", "message"),
-    [
-        ({"pooling_kernel_size": 2}, "patches of 16 pixels, 2 a side, the model of config.json has 48 pixels"),
-        ({"patch_size": 14}, "patches of 14 pixels, 3 a side"),
-        ({"patch_size": "wide"}, "patch_size must be"),
-        ({"max_soft_tokens": 0.5}, "max_soft_tokens must be"),
-    ],
-)
-def test_a_square_of_patches_that_enters_as_one_is_the_processors(
-    tmp_path: Path, pixels: dict[str, Any], message: str
-) -> None:
-    config = {"model_type": "gemma4_unified", "vision_config": {"model_type": "gemma4_unified_vision"}}
-    own = {"image_processor_type": "Gemma4UnifiedImageProcessor", "max_soft_tokens": 560}
-    write(tmp_path, config=config, preprocessor_config=own | pixels)
-    with pytest.raises(UserError, match=message):
-        settled(tmp_path, "gemma4")
-    write(tmp_path, preprocessor_config=own)
-    found = settled(tmp_path, "gemma4")
-    assert (found["tile-size"], found["min-tiles"], found["max-tiles"]) == (48, 1, 560)
+    (tmp_path / "chat_template.jinja").write_text(INTERNVL_JINJA.replace("<|im_end|>", "<|end|>"))
+    with pytest.raises(UserError, match="writes no special token of the tokenizer behind an answer"):
+        folder_template(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -249,30 +207,17 @@ def test_a_square_of_patches_that_enters_as_one_is_the_processors(
         ({}, (752, 12037)),
     ],
 )
-def test_limits_of_paddleocr_vl_may_be_no_whole_patches(
-    tmp_path: Path, pixels: dict[str, Any], tiles: tuple[int, int]
-) -> None:
-    """Those that files have; others are refused, as is a patch of several frames."""
-    own = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 14, "temporal_patch_size": 1}
-    write(tmp_path, config={"model_type": "paddleocr_vl"}, preprocessor_config=own | pixels)
+def test_paddleocr_vls_limits_may_be_no_patches(tmp_path: Path, pixels: dict[str, Any], tiles: tuple[int, int]) -> None:
+    write(tmp_path, config=PADDLE[0], preprocessor_config=PADDLE[1] | pixels)
     found = settled(tmp_path, "hermes-2")
     assert (found["min-tiles"], found["max-tiles"]) == tiles
-    for change, message in (
-        ({"min_pixels": 147385}, "is 147385; supported: mult"),
-        ({"temporal_patch_size": 2}, "2, the"),
-    ):
-        write(tmp_path, preprocessor_config=own | pixels | change)
-        with pytest.raises(UserError, match=message):
-            settled(tmp_path, "hermes-2")
 
 
 @pytest.mark.parametrize(("kind", "processor", "markup"), [
     ("glm4v", "Glm4vProcessor", "glm-4.1v"), ("glm46v", None, "glm-4.6v"), ("glm4v_moe", None, "glm-4.1v"),
     ("glm4v_moe", "Glm46VProcessor", "glm-4.6v"),
 ])  # fmt: skip
-def test_a_folder_of_glm_says_how_times_are_written(
-    tmp_path: Path, kind: str, processor: str | None, markup: str
-) -> None:
+def test_glms_folder_says_how_times_are_written(tmp_path: Path, kind: str, processor: str | None, markup: str) -> None:
     text = {"partial_rotary_factor": 0.5, "head_dim": 128}
     pixels = {"size": {"shortest_edge": 12544, "longest_edge": 9633792}, "processor_class": processor}
     write(tmp_path, config={"model_type": kind, "text_config": text}, preprocessor_config=pixels)

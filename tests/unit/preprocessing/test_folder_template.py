@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from megatron.vlm.data.chat_program import GENERATION
-from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
@@ -25,6 +24,7 @@ from tests.unit.preprocessing.test_tool_turns import FAMILIES, drawn
 
 tokenizers = pytest.importorskip("tokenizers")
 
+Opened = Callable[[str], ChatTemplate]
 SPECIAL = [
     "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|start|>", "<|tool|>", "<turn_end>", "[INST]", "[/INST]",
 ]  # fmt: skip
@@ -40,19 +40,6 @@ PROGRAMS = {
         "{{ m.content.strip() + ' [/INST]' }}{% else %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}"
         "{% endfor %}",
         ["A cat. </s>", "Yes. </s>"],
-    ),
-    # Llama 3's and Phi's.
-    "a header for each": (
-        "{{ bos_token }}" + EACH + "{{ '<|start|>' + m.role + '\\n\\n' + m.content | trim + '<|end|>\\n' }}{% endfor %}"
-        + PROMPT.replace("PROMPT", "'<|start|>assistant\\n\\n'"),
-        ["A cat.<|end|>", "Yes.<|end|>"],
-    ),
-    # Vicuna's and Alpaca's: the space in front of an answer is the model's own.
-    "names": (
-        "{{ bos_token }}" + EACH + "{{ m.role.upper() + ': ' + m.content }}"
-        "{{ (eos_token if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
-        + PROMPT.replace("PROMPT", "'ASSISTANT:'"),
-        ["   A cat. \n</s>", " Yes.</s>"],
     ),
     # Zephyr's.
     "eos behind everybody": (
@@ -95,8 +82,7 @@ ASKED = (Message(USER, "<image>What is it?"), Message(ASSISTANT, "  A cat. \n"),
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Callable[[str], ChatTemplate]:
-    """The template of a folder with that program."""
+def opened(tmp_path: Path) -> Opened:
     added = {str(number): {"content": token, "special": True} for number, token in enumerate(SPECIAL)}
     config = {"bos_token": "<s>", "eos_token": "</s>", "added_tokens_decoder": added}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -112,9 +98,7 @@ def opened(tmp_path: Path) -> Callable[[str], ChatTemplate]:
 
 @pytest.mark.parametrize("kind", list(PROGRAMS))
 @pytest.mark.parametrize("system", [(), (Message(SYSTEM, "Be brief."),)])
-def test_answers_and_their_ends_are_found(
-    opened: Callable[[str], ChatTemplate], kind: str, system: tuple[Message, ...]
-) -> None:
+def test_answers_and_their_ends_are_found(opened: Opened, kind: str, system: tuple[Message, ...]) -> None:
     program, trained = PROGRAMS[kind]
     answer = Message(ASSISTANT, "Yes.", reasoning="Hm." if kind == "reasoning" else None)
     chat = render_chat((*system, *ASKED, answer), opened(program), MARKUPS["qwen-vl"])
@@ -123,7 +107,7 @@ def test_answers_and_their_ends_are_found(
     assert chat.text.count("Be brief.") == len(system)
 
 
-def test_the_last_answer_ends_as_the_others_do(opened: Callable[[str], ChatTemplate]) -> None:
+def test_the_last_answer_ends_as_the_others_do(opened: Opened) -> None:
     template = opened(PROGRAMS["the next question's mark"][0])
     assert render_chat((*ASKED, Message(ASSISTANT, "Yes.")), template, MARKUPS["llava"]).text.endswith("Yes.<|user|>")
     assert template.end_of_turn == "<|user|>"
@@ -137,7 +121,6 @@ a line break alone in front of answers, which may begin with others."""
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in APART])
 def test_marks_find_what_tags_say(name: str) -> None:
-    """Our own programs, without their tags."""
     ours, thinks = chat_template(name), chat_template(name).has_reasoning
     own = ChatTemplate(name, GENERATION.sub("", TEMPLATES[name].read_text()), ours.tokens)
     own.check()
@@ -156,7 +139,7 @@ def test_marks_find_what_tags_say(name: str) -> None:
         assert render_chat(read.messages, own, MARKUPS["llava"], (), read.tools) == wanted, record
 
 
-def test_calls_are_trained_up_to_their_end(opened: Callable[[str], ChatTemplate]) -> None:
+def test_calls_are_trained_up_to_their_end(opened: Opened) -> None:
     program = (
         "{% for tool in tools or [] %}{{ '<|system|>' ~ (tool | tojson) ~ '<|end|>' }}{% endfor %}"
         + EACH + "{{ '<|' + m.role + '|>' + m.content }}{% for call in m.tool_calls or [] %}"
@@ -187,19 +170,18 @@ CHATML = EACH + "{{ '<|' + m.role + '|>' + WORDS + '<|end|>' }}{% endfor %}"
         (CHATML.replace("WORDS", "m.content ~ m.content | length"), "changes or mixes what is said"),
         (CHATML.replace("WORDS", "m.content + strftime_now('%d')"), "writes the day's date"),
         ("{{ raise_exception('never') }}", "does not write a question"),
+        ("{{ messages.__class__.__mro__ }}", "does not write a question and its answer"),  # the sandbox holds
         ("{% for x in y", "is no chat template"),
     ],
 )
-def test_a_program_that_is_not_understood_is_named(
-    opened: Callable[[str], ChatTemplate], tmp_path: Path, program: str, message: str
-) -> None:
+def test_a_program_that_is_not_understood_is_named(opened: Opened, tmp_path: Path, program: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         opened(program)
     assert str(tmp_path / "chat_template.jinja") in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_conversation_that_would_be_changed_is_rejected(opened: Callable[[str], ChatTemplate]) -> None:
+def test_a_conversation_that_would_be_changed_is_rejected(opened: Opened) -> None:
     template = opened(
         EACH + "{% if loop.index < 5 %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}"
     )
@@ -217,7 +199,7 @@ def test_a_conversation_that_would_be_changed_is_rejected(opened: Callable[[str]
         render_chat((*ASKED, Message(ASSISTANT, "Yes.")), twice, MARKUPS["llava"])
 
 
-def test_the_day_s_date_is_in_no_dataset(opened: Callable[[str], ChatTemplate]) -> None:
+def test_the_day_s_date_is_in_no_dataset(opened: Opened) -> None:
     """As a default system message of Mistral's has it; with one of the user's nothing is lost."""
     template = opened(
         "{% if messages[0].role != 'system' %}{{ '<|system|>' + strftime_now('%d') }}{% endif %}"
@@ -234,7 +216,7 @@ def dataset(folder: Path, name: str, template: str, system: str | None = None) -
     return preprocess(open_job([folder / "chat.jsonl"], recipe, folder / name))
 
 
-def test_a_dataset_says_which_program_wrote_it(opened: Callable[[str], ChatTemplate], tmp_path: Path) -> None:
+def test_a_dataset_says_which_program_wrote_it(opened: Opened, tmp_path: Path) -> None:
     """Its file's name does not matter, its content does."""
     tokenizer = byte_level(["Yes."])
     tokenizer.add_special_tokens(["<s>", "</s>", *SPECIAL])
@@ -247,17 +229,13 @@ def test_a_dataset_says_which_program_wrote_it(opened: Callable[[str], ChatTempl
     assert made["chat_template"] == str(program)
     assert made["eos_token_id"] == made["special_tokens"]["<|end|>"]
     assert list(made["special_tokens"])[:4] == ["</s>", "<|assistant|>", "<|end|>", "<|system|>"]
-    ids = ChatDataset(tmp_path / "a")
-    assert ids.manifest["chat_program"] == made["chat_program"]
-    copy = tmp_path / "same.jinja"
-    copy.write_text(program.read_text())
+    copy = program.rename(tmp_path / "same.jinja")
     assert dataset(tmp_path, "a", str(copy)) == made  # it is there already
     copy = tmp_path / "other.jinja"
     copy.write_text(CHATML.replace("WORDS", "' ' + m.content"))
     with pytest.raises(UserError, match="holds a dataset made otherwise"):
         dataset(tmp_path, "a", str(copy))
     assert dataset(tmp_path, "b", str(copy))["chat_program"] != made["chat_program"]
-    assert dataset(tmp_path, "c", "chatml")["chat_template"] == "chatml"
     with pytest.raises(UserError, match='decides on system messages itself; leave --system-message "" out'):
         dataset(tmp_path, "d", str(copy), "")
     with pytest.raises(UserError, match=r"nothing\.jinja: has no chat template"):

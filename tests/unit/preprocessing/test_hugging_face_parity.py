@@ -33,12 +33,7 @@ CHATS = [
     [(USER, "  spaces   and\ttabs \n\n"), (ASSISTANT, "\n\n  kept or stripped \n")],
     [(USER, "Übergrößen: 書生·浦語 🐈‍⬛"), (ASSISTANT, "🐈‍⬛ 書生")],
     [(USER, "def f(x):\n    return x"), (ASSISTANT, "```python\nf(1)\n```")],
-    [
-        (USER, "1234567 + 1"),
-        (ASSISTANT, "1234568"),
-        (USER, "assistant user system USER: ASSISTANT:"),
-        (ASSISTANT, "</b>"),
-    ],
+    [(USER, "1234567 + 1"), (ASSISTANT, "8"), (USER, "assistant user system USER: ASSISTANT:"), (ASSISTANT, "</b>")],
 ]
 # ASCII alone, so that the other characters fall back to bytes.
 TEXTS = [words for chat in CHATS for _, words in chat if words.isascii()] * 5 + [
@@ -55,9 +50,7 @@ def metaspace() -> Any:
     """As Llama 2's and Vicuna's: spaces are written out, what is unknown falls back to bytes."""
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
-    tokenizer.normalizer = tokenizers.normalizers.Sequence(
-        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
-    )
+    tokenizer.normalizer = written_spaces(True)
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=700, special_tokens=["<unk>", "<s>", "</s>", *fallback], show_progress=False
     )
@@ -69,18 +62,10 @@ def sentencepiece_model(dummy_prefix: bool) -> bytes:
     """A byte-pair model file as Llama 2's (with a dummy prefix) or InternLM2's (without)."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([line for text in TEXTS for line in text.splitlines()]),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=400,
-        hard_vocab_limit=False,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=dummy_prefix,
-        num_threads=1,
-        minloglevel=2,
-    )
+        sentence_iterator=iter([line for text in TEXTS for line in text.splitlines()]), model_writer=model,
+        model_type="bpe", vocab_size=400, hard_vocab_limit=False, byte_fallback=True, add_dummy_prefix=dummy_prefix,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, num_threads=1, minloglevel=2,
+    )  # fmt: skip
     return model.getvalue()
 
 
@@ -97,10 +82,13 @@ def converted(model: bytes, dummy_prefix: bool) -> Any:
     tokenizer = tokenizers.Tokenizer(
         tokenizers.models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
     )
-    written_space = tokenizers.normalizers.Replace(" ", "▁")
-    prefix = [tokenizers.normalizers.Prepend("▁")] if dummy_prefix else []
-    tokenizer.normalizer = tokenizers.normalizers.Sequence([*prefix, written_space])
+    tokenizer.normalizer = written_spaces(dummy_prefix)
     return tokenizer
+
+
+def written_spaces(dummy_prefix: bool) -> Any:
+    prefix = [tokenizers.normalizers.Prepend("▁")] * dummy_prefix
+    return tokenizers.normalizers.Sequence([*prefix, tokenizers.normalizers.Replace(" ", "▁")])
 
 
 def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> None:
@@ -129,73 +117,43 @@ def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> N
         assert 0 < mask.sum() < len(mask)
 
 
-@pytest.mark.parametrize("build", [of_bytes, metaspace])
+@pytest.mark.parametrize(
+    "build", [of_bytes, metaspace, True, False], ids=["bytes", "metaspace", "Llama 2", "InternLM2"]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tokenizer_json_gives_the_tokens_and_mask_of_apply_chat_template(
-    name: str, build: Callable[[], Any], tmp_path: Path
-) -> None:
+def test_tokens_and_masks_are_hugging_faces(name: str, build: Callable[[], Any] | bool, tmp_path: Path) -> None:
+    """Of a tokenizer.json; of a sentencepiece file with a dummy prefix or without."""
+    if isinstance(build, bool):
+        (tmp_path / "tokenizer.model").write_bytes(model := sentencepiece_model(build))
+        assert_parity(name, converted(model, build), tmp_path / "tokenizer.model", tmp_path)
+        return
     tokenizer = build()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert_parity(name, tokenizer, tmp_path / "tokenizer.json", tmp_path)
 
 
-@pytest.mark.parametrize("dummy_prefix", [True, False])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_sentencepiece_file_gives_the_tokens_and_mask_of_apply_chat_template(
-    name: str, dummy_prefix: bool, tmp_path: Path
-) -> None:
-    model = sentencepiece_model(dummy_prefix)
-    (tmp_path / "tokenizer.model").write_bytes(model)
-    assert_parity(name, converted(model, dummy_prefix), tmp_path / "tokenizer.model", tmp_path)
-
-
-def test_appended_tokens_have_the_ids_that_hugging_face_gives_them(tmp_path: Path) -> None:
-    tokenizer = of_bytes()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
-    special = [*chat_template("llama3").tokens, *MARKUPS["internvl"].tokens]
-    theirs.add_tokens(special, special_tokens=True)
-    ours = load_tokenizer(tmp_path / "tokenizer.json", special)
-    assert [ours.token_id(token) for token in special] == theirs.convert_tokens_to_ids(special)
-    assert ours.vocab_size == len(theirs)
-
-
 @pytest.mark.parametrize("as_parts", [(), (USER, ASSISTANT), (SYSTEM, USER)])
 @pytest.mark.parametrize("chat", CHATS)
-def test_gemma_4s_present_template_is_known_and_gives_the_same_tokens(
-    chat: list[tuple[str, str]], as_parts: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_gemma_4s_template_is_known(chat: list[tuple[str, str]], as_parts: tuple[str, ...], tmp_path: Path) -> None:
     """Of a system message given in parts each has a space behind it."""
     jinja = (Path(__file__).parent / "gemma4_like.jinja").read_text()
     (tmp_path / "chat_template.jinja").write_text(jinja)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
     name, _ = folder_template(tmp_path) or ("", "")
-    tokenizer, template = of_bytes(), chat_template(name)
-    tokenizer.add_special_tokens(list(template.tokens))
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<bos>")
     halves = {words: (words[: len(words) // 2], words[len(words) // 2 :]) for role, words in chat if role == SYSTEM}
-    messages = [
-        {
-            "role": role,
-            "content": [{"type": "text", "text": part} for part in halves.get(words, (words,))]
-            if role in as_parts
-            else words,
-        }
-        for role, words in chat
-    ]
-    expected = theirs.apply_chat_template(messages, chat_template=jinja, return_dict=True)["input_ids"]
+    messages = [{"role": role, "content": words} for role, words in chat]
+    for one in messages:
+        if one["role"] in as_parts:
+            parts = halves.get(one["content"], (one["content"],))
+            one["content"] = [{"type": "text", "text": part} for part in parts]
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    texts, _ = utils.render_jinja_template([messages], chat_template=jinja, bos_token="<bos>")
     ours = parse_conversation({"messages": messages}, ()).messages
-    ids, _ = tokenize(
-        render_chat(ours, template, MARKUPS["gemma4"]), load_tokenizer(tmp_path / "tokenizer.json", template.tokens)
-    )
-    assert ids.tolist() == expected
+    assert render_chat(ours, chat_template(name), MARKUPS["gemma4"]).text == texts[0]
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_words_that_are_tokens_of_their_own_become_what_hugging_face_makes_of_them(
-    special: bool, tmp_path: Path
-) -> None:
+def test_words_that_are_tokens_become_what_hugging_face_makes_of_them(special: bool, tmp_path: Path) -> None:
     """Boxes and references of Qwen's, and a token that a user added; in answers they are trained."""
     own, template, markup = ("<|object_ref_start|>", "<|box_start|>", "<mine>"), chat_template("qwen-vl"), "qwen-vl"
     tokenizer = of_bytes()

@@ -14,7 +14,7 @@ from megatron.vlm.families.qwen_vl.videos import Even
 from megatron.vlm.preprocessing.job import CHECK_FIELDS, PreprocessJob, open_job
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 
 NATIVE = Tiling(14, 4, 64, False, "native")
 
@@ -26,7 +26,6 @@ def words() -> bytes:
 
 @pytest.fixture
 def start(tmp_path: Path, words: bytes) -> Recipe:
-    """Two sets of one meta file, and a recipe."""
     for name in ("one", "two", "more"):
         (tmp_path / name).mkdir()
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"name": name}) + "\n")
@@ -42,8 +41,6 @@ def opened(recipe: Recipe) -> PreprocessJob:
 
 
 def of_a_set(name: str, **changes: Any) -> Callable[[Path], None]:
-    """One set of the meta file is another one. What is None is left out."""
-
     def change(folder: Path) -> None:
         sets = json.loads((folder / "meta.json").read_text())
         sets[name] = {field: value for field, value in {**sets[name], **changes}.items() if value is not None}
@@ -100,7 +97,6 @@ def seen(job: PreprocessJob) -> bool:
 
 @pytest.fixture
 def finished(start: Recipe) -> PreprocessJob:
-    """With its dataset in the output folder, and one part beside it."""
     job = opened(start)
     job.work.mkdir(parents=True)
     job.part_path(0).touch()

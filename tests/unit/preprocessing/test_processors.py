@@ -2,24 +2,26 @@
 
 import json
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from megatron.vlm.data.chat_program import GENERATION
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.templates import chat_template
+from megatron.vlm.data.templates import TEMPLATES, chat_template
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import resolve_settings
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
 from tests.demo import byte_level
-from tests.unit.hf.models import GEMMA_JINJA, GLM_JINJA, GLM_THINKING_JINJA, MISTRAL_JINJA
+from tests.unit.data.torchvision_stand_in import stand_in
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -34,7 +36,6 @@ INTERNVL_TOKENS = ["<img>", "</img>", "<IMG_CONTEXT>", "<quad>", "</quad>", "<re
 
 
 def written_tokenizer(path: Path) -> Path:
-    """Bytes and their pairs, as GPT-2's."""
     byte_level(["What is in the picture? A cat and a dog.", "USER: ASSISTANT:"]).save(str(path))
     return path
 
@@ -169,12 +170,8 @@ def gemma4_unified(path: Path, _: bool) -> tuple[Any, str]:
     for all else."""
     import torch
 
-    torchvision = {name: ModuleType(name) for name in ("torchvision", "torchvision.transforms")}
-    torchvision["torchvision.transforms.v2"] = v2 = ModuleType("torchvision.transforms.v2")
-    v2.functional = SimpleNamespace(InterpolationMode=int)  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
-        for name, module in torchvision.items():
-            patch.setitem(sys.modules, name, module)
+        stand_in(patch)
         from transformers.models.gemma4_unified.image_processing_gemma4_unified import patches_merge
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
     from transformers.models.gemma4_unified.processing_gemma4_unified import Gemma4UnifiedProcessor
@@ -270,34 +267,68 @@ SHOWN_BY_GLM = "<|begin_of_image|><|image|><|end_of_image|>"
 CLIP_FEATURES = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
 
 
-def case(build: Any, template: str, markup: str, tokens_per_tile: float, normalization: str = "imagenet") -> Any:
-    words = {"template": template, "markup": markup}
-    return build, {**words, "tokens_per_tile": tokens_per_tile, "normalization": normalization}
+@dataclass(frozen=True)
+class Case:
+    """A processor, what a recipe is given for it, and the model's config.json."""
+
+    build: Callable[[Path, bool], tuple[Any, str]]
+    template: str
+    markup: str
+    tokens_per_tile: float
+    normalization: str
+    kind: str
+    language: str
+    vision: dict[str, Any] = field(default_factory=dict)
+    text: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("template", "markup", "tokens_per_tile", "normalization")}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        text, vision = {"model_type": self.language, **self.text}, {**self.vision, "patch_size": PATCH}
+        return {"model_type": self.kind, "text_config": text, "vision_config": vision, **self.own}
 
 
+GLM_HEADS = {"partial_rotary_factor": 0.5, "head_dim": 128}
 CASES = {
-    "internvl": case(internvl, "hermes-2", "internvl", 1),
-    "anyres": case(llava_next, "mistral", "llava", 4, "clip"),
-    "anyres, LLaVA-NeXT-Video": case(llava_next_video, "mistral", "llava", 4, "clip"),
-    "pad": case(llava, "vicuna", "llava", 4, "clip"),
-    "pad, ViP-LLaVA": case(llava, "llava-v1", "llava", 4, "clip"),
-    "crop": case(llava, "vicuna", "llava", 4, "clip"),
-    "native": case(qwen_vl, "hermes-2", "qwen-vl", 0.25, "clip"),
-    "native, Qwen3-VL": case(qwen3_vl, "hermes-2", "qwen3-vl", 0.25, "half"),
-    "native, Qwen2.5-Omni": case(qwen2_5_omni, "hermes-2", "qwen2.5-omni", 0.25, "clip"),
-    "native, Qwen3-Omni": case(qwen3_omni, "hermes-2", "qwen3-omni", 0.25, "clip"),
-    "anyres_max_9": case(llava_onevision, "qwen-vl", "llava", 4, "half"),
-    "gemma": case(gemma, "gemma", "gemma", 4, "half"),
-    "gemma4": case(gemma4, "gemma4", "gemma4", 1 / 9, "half"),
-    "gemma4_unified": case(gemma4_unified, "gemma4", "gemma4", 1, "unit"),
-    "native_edge": case(pixtral, "mistral-v7", "mistral", 0.25, "clip"),
-    "native_grown": case(glm, "glm-4.1v", "glm-4.1v", 0.25, "clip"),
-    "native_grown, with thoughts": case(glm, "glm-4.5v", "glm-4.1v", 0.25, "clip"),
-    "native_widened": case(paddleocr, "hermes-2", "paddleocr-vl", 0.25, "half"),
-    "split": case(idefics3, "smolvlm", "idefics3", 4, "half"),
-    "letterbox": case(deepseek_vl, "deepseek-vl", "deepseek-vl", 4, "half"),
-    "paligemma": case(paligemma, "paligemma", "paligemma", 4, "half"),
-}
+    "internvl": Case(internvl, "hermes-2", "internvl", 1, "imagenet", "internvl", "qwen2",
+                     {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
+    "anyres": Case(llava_next, "mistral", "llava", 4, "clip", "llava_next", "mistral", CLIP),
+    "anyres, LLaVA-NeXT-Video": Case(llava_next_video, "mistral", "llava", 4, "clip", "llava_next_video", "mistral",
+                                     CLIP),
+    "pad": Case(llava, "vicuna", "llava", 4, "clip", "llava", "llama", CLIP),
+    "pad, ViP-LLaVA": Case(llava, "llava-v1", "llava", 4, "clip", "vipllava", "llama", CLIP),
+    "crop": Case(llava, "vicuna", "llava", 4, "clip", "llava", "llama", CLIP),
+    "native": Case(qwen_vl, "hermes-2", "qwen-vl", 0.25, "clip", "qwen2_5_vl", "qwen2_5_vl_text",
+                   {"out_hidden_size": 8192}),
+    "native, Qwen3-VL": Case(qwen3_vl, "hermes-2", "qwen3-vl", 0.25, "half", "qwen3_vl", "qwen3_vl_text",
+                             {"out_hidden_size": 4096}),
+    "native, Qwen2.5-Omni": Case(qwen2_5_omni, "hermes-2", "qwen2.5-omni", 0.25, "clip", "qwen2_5_omni_thinker",
+                                 "qwen2_5_omni_text", own={"audio_config": {"output_dim": 3584}}),
+    "native, Qwen3-Omni": Case(qwen3_omni, "hermes-2", "qwen3-omni", 0.25, "clip", "qwen3_omni_moe_thinker",
+                               "qwen3_omni_moe_text", {"out_hidden_size": 2048}, {"head_dim": 128},
+                               {"audio_config": {"output_dim": 2048}}),
+    "anyres_max_9": Case(llava_onevision, "qwen-vl", "llava", 4, "half", "llava_onevision", "qwen2", SIGLIP),
+    "gemma": Case(gemma, "gemma", "gemma", 4, "half", "gemma3", "gemma3_text", SIGLIP,
+                  own={"mm_tokens_per_image": 4}),
+    "gemma4": Case(gemma4, "gemma4", "gemma4", 1 / 9, "half", "gemma4", "gemma4_text", {},
+                   {"hidden_size_per_layer_input": 0}),
+    "gemma4_unified": Case(gemma4_unified, "gemma4", "gemma4", 1, "unit", "gemma4_unified", "gemma4_unified_text"),
+    "native_edge": Case(pixtral, "mistral-v7", "mistral", 0.25, "clip", "mistral3", "mistral",
+                        {"model_type": "pixtral"}),
+    "native_grown": Case(glm, "glm-4.1v", "glm-4.1v", 0.25, "clip", "glm4v", "glm4v_text", {}, GLM_HEADS),
+    "native_grown, with thoughts": Case(glm, "glm-4.5v", "glm-4.1v", 0.25, "clip", "glm4v_moe", "glm4v_moe_text", {},
+                                        GLM_HEADS),
+    "native_widened": Case(paddleocr, "hermes-2", "paddleocr-vl", 0.25, "half", "paddleocr_vl", "paddleocr_vl_text"),
+    "split": Case(idefics3, "smolvlm", "idefics3", 4, "half", "smolvlm", "llama", {"image_size": TILE},
+                  own={"scale_factor": 1}),
+    "letterbox": Case(deepseek_vl, "deepseek-vl", "deepseek-vl", 4, "half", "deepseek_vl", "llama", SIGLIP),
+    "paligemma": Case(paligemma, "paligemma", "paligemma", 4, "half", "paligemma", "gemma", SIGLIP,
+                      {"hidden_size": 2048}),
+}  # fmt: skip
 TILINGS = {
     **{rule: Tiling(PATCH, 16, 120, False, rule) for rule in ("native", "native_grown", "native_widened")},
     "native_edge": Tiling(PATCH, 1, 100, False, "native_edge"),
@@ -350,110 +381,61 @@ def draw_pictures(folder: Path) -> list[str]:
     return list(pictures)
 
 
-def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) -> ChatDataset:
-    turns = [{"from": "human", "value": "<image>\nWhat is in the picture?"}, {"from": "gpt", "value": "A cat."}]
-    lines = "\n".join(json.dumps({"image": name, "conversations": turns}) for name in names)
-    (folder / "chat.jsonl").write_text(lines)
-    tiling = TILINGS.get(rule) or Tiling(TILE, max_tiles=MOST_TILES.get(rule, 12), rule=rule)
-    recipe = Recipe(folder, folder / "tokenizer.json", tiling=tiling, system_message="", **flags)
+MOST_TILES = {"split": 16, "anyres_max_9": 36}
+
+
+def tiling_of(rule: str) -> Tiling:
+    return TILINGS.get(rule) or Tiling(TILE, max_tiles=MOST_TILES.get(rule, 12), rule=rule)
+
+
+def dataset(folder: Path, rule: str, case: Case, asked: str, images: Sequence[str | list[str]]) -> ChatDataset:
+    turns = [{"from": "human", "value": asked}, {"from": "gpt", "value": "A cat."}]
+    (folder / "chat.jsonl").write_text("\n".join(json.dumps({"image": one, "conversations": turns}) for one in images))
+    recipe = Recipe(folder, folder / "tokenizer.json", tiling=tiling_of(rule), system_message="", **case.flags)
     preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "dataset"), max_rejects=0)
     return ChatDataset(folder / "dataset")
 
 
-MOST_TILES = {"split": 16, "anyres_max_9": 36}
-TOWERS = {  # config.json of each kind of model
-    "internvl": ("internvl", "qwen2", {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
-    "anyres": ("llava_next", "mistral", CLIP),
-    "anyres, LLaVA-NeXT-Video": ("llava_next_video", "mistral", CLIP),
-    "pad, ViP-LLaVA": ("vipllava", "llama", CLIP),
-    "pad": ("llava", "llama", CLIP),
-    "crop": ("llava", "llama", CLIP),
-    "native": ("qwen2_5_vl", "qwen2_5_vl_text", {"out_hidden_size": 8192}),
-    "native_grown": ("glm4v", "glm4v_text", {}),
-    "native_grown, with thoughts": ("glm4v_moe", "glm4v_moe_text", {}),
-    "native_edge": ("mistral3", "mistral", {"model_type": "pixtral"}),
-    "native_widened": ("paddleocr_vl", "paddleocr_vl_text", {}),
-    "anyres_max_9": ("llava_onevision", "qwen2", SIGLIP),
-    "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
-    "native, Qwen2.5-Omni": ("qwen2_5_omni_thinker", "qwen2_5_omni_text", {}),
-    "native, Qwen3-Omni": ("qwen3_omni_moe_thinker", "qwen3_omni_moe_text", {"out_hidden_size": 2048}),
-    "gemma": ("gemma3", "gemma3_text", SIGLIP),
-    "gemma4": ("gemma4", "gemma4_text", {}),
-    "gemma4_unified": ("gemma4_unified", "gemma4_unified_text", {}),
-    "split": ("smolvlm", "llama", {"image_size": TILE}),
-    "letterbox": ("deepseek_vl", "llama", SIGLIP),
-    "paligemma": ("paligemma", "gemma", SIGLIP),
-}
-JINJA = {
-    "hermes-2": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}"
-    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}",
-    "mistral": "<s>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('') }}{% endif %}"
-    "{{ '[INST] ' if m.role == 'user' else ' ' }}{% for part in m.content %}{{ part.text }}{% endfor %}"
-    "{{ ' [/INST]' if m.role == 'user' else '</s>' }}{% endfor %}",
-    "gemma": GEMMA_JINJA,
-    "gemma4": "{{ bos_token }}{% for m in messages %}"
-    "{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
-    "{% for part in m.content %}{{ part.text | trim }}{% endfor %}{{ '<turn|>\n' }}{% endfor %}",
-    "smolvlm": "<|im_start|>{% for m in messages %}{{ m.role | capitalize }}"
-    "{{ ':' if m.content[0].type == 'image' else ': ' }}{% for part in m.content %}"
-    "{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}<end_of_utterance>\n{% endfor %}",
-    "mistral-v7": MISTRAL_JINJA,
-    "glm-4.1v": GLM_JINJA,
-    "glm-4.5v": GLM_THINKING_JINJA,
-}
+WITH_PROGRAMS = ("hermes-2", "mistral", "gemma", "gemma4", "smolvlm", "mistral-v7", "glm-4.1v", "glm-4.5v")
+JINJA = {name: GENERATION.sub("", TEMPLATES[name].read_text()) for name in WITH_PROGRAMS}
+"""Programs as folders have them, without tags of what is trained."""
 
 
-@pytest.mark.parametrize("case", list(CASES))
-def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_the_processors_own_files_say_all_that_a_recipe_needs(name: str, tmp_path: Path) -> None:
     """What `test_tokens_and_pixels_are_the_processors` was given by hand is in the folder that transformers saves."""
-    (build, flags), rule = CASES[case], case.partition(",")[0]
-    processor, _ = build(written_tokenizer(tmp_path / "made.json"), rule == "pad")
+    case, rule = CASES[name], name.partition(",")[0]
+    processor, _ = case.build(written_tokenizer(tmp_path / "made.json"), rule == "pad")
     processor.image_processor.save_pretrained(tmp_path)
     processor.tokenizer.save_pretrained(tmp_path)
-    if case == "native_edge":  # the words around an image go by patches that the processor itself knows
+    if name == "native_edge":  # the words around an image go by patches that the processor itself knows
         words = {"patch_size": PATCH, "spatial_merge_size": 2}
         (tmp_path / "processor_config.json").write_text(json.dumps(words))
-    kind, language, tower = TOWERS[case]
-    text: dict[str, Any] = {"gemma4": {"hidden_size_per_layer_input": 0}}.get(kind, {})
-    text |= {"partial_rotary_factor": 0.5, "head_dim": 128} if kind.startswith("glm") else {}
-    text |= {"hidden_size": 2048} if kind == "paligemma" else {}
-    text |= {"head_dim": 128} if kind.startswith("qwen3_omni") else {}
-    towers = {"text_config": {"model_type": language, **text}, "vision_config": {**tower, "patch_size": PATCH}}
-    own: dict[str, Any] = {"gemma3": {"mm_tokens_per_image": 4}, "smolvlm": {"scale_factor": 1}}.get(kind, {})
-    if "omni" in kind:
-        towers["audio_config"] = {"output_dim": tower.get("out_hidden_size", 3584)}
-    config = {"model_type": kind, **towers, **own}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    given = {"chat-template": flags["template"]}
-    if flags["template"] in JINJA:
-        (tmp_path / "chat_template.jinja").write_text(JINJA[flags["template"]])
-        given = {}
-    found = {flag: choice.value for flag, choice in resolve_settings(given, str(tmp_path)).items()}
-    side = TILINGS[rule].tile_size if rule in TILINGS else TILE
-    wanted = {"tiling": rule, "tile-size": side, "tokens-per-tile": flags["tokens_per_tile"]}
-    wanted |= {"max-tiles": TILINGS[rule].max_tiles if rule in TILINGS else MOST_TILES.get(rule, 12)}
-    wanted |= {"image-markup": flags["markup"], "normalize": flags.get("normalization", "imagenet")}
-    wanted |= {"chat-template": flags["template"], "tokenizer-model": tmp_path / "tokenizer.json"}
-    assert wanted.items() <= found.items()
+    (tmp_path / "config.json").write_text(json.dumps(case.config))
+    if case.template in JINJA:
+        (tmp_path / "chat_template.jinja").write_text(JINJA[case.template])
+    given = {} if case.template in JINJA else {"chat-template": case.template}
+    found, tiling = resolve_settings(given, str(tmp_path)), tiling_of(rule)
+    wanted = {
+        "tiling": rule, "tile-size": tiling.tile_size, "tokens-per-tile": case.tokens_per_tile,
+        "max-tiles": tiling.max_tiles, "image-markup": case.markup, "normalize": case.normalization,
+        "chat-template": case.template, "tokenizer-model": tmp_path / "tokenizer.json",
+    }  # fmt: skip
+    assert {flag: found[flag].value for flag in wanted} == wanted
 
 
-@pytest.mark.parametrize(("case", "rule"), [("anyres_max_9", "anyres_max_9"), ("internvl", "internvl_each")])
-def test_images_among_others_are_the_processors(case: str, rule: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "rule"), [("anyres_max_9", "anyres_max_9"), ("internvl", "internvl_each")])
+def test_images_among_others_are_the_processors(name: str, rule: str, tmp_path: Path) -> None:
     """In LLaVA-OneVision one padded tile each; in InternVL's of transformers each as it would be alone."""
-    build, flags = CASES[case]
-    processor, mark = build(written_tokenizer(tmp_path / "tokenizer.json"), False)
+    processor, mark = CASES[name].build(written_tokenizer(tmp_path / "tokenizer.json"), False)
     names = draw_pictures(tmp_path)[:3]
-    turns = [{"from": "human", "value": "<image>" * 3 + "What?"}, {"from": "gpt", "value": "Cats."}]
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"image": names, "conversations": turns}))
-    tiling = Tiling(TILE, max_tiles=MOST_TILES.get(rule, 12), rule=rule)
-    recipe = Recipe(tmp_path, tmp_path / "tokenizer.json", tiling=tiling, system_message="", **flags)
-    preprocess(open_job([tmp_path / "chat.jsonl"], recipe, tmp_path / "dataset"), max_rejects=0)
-    data = ChatDataset(tmp_path / "dataset")
-    prompt = f"<|im_start|>user\n{mark * 3}What?<|im_end|>\n<|im_start|>assistant\nCats.<|im_end|>\n"
-    theirs = processor(text=prompt, images=[[str(tmp_path / name) for name in names]], return_tensors="np")
-    assert data.sample(0).text[0].tolist() == theirs["input_ids"][0].tolist()
+    sample = dataset(tmp_path, rule, CASES[name], "<image>" * 3 + "\nWhat is in the picture?", [names]).sample(0)
+    theirs = processor(
+        text=QUESTION.format(mark * 3), images=[[str(tmp_path / name) for name in names]], return_tensors="np"
+    )
+    assert sample.text[0].tolist() == theirs["input_ids"][0].tolist()
     pixels = theirs["pixel_values"].reshape(-1, 3, TILE, TILE)
-    np.testing.assert_allclose(data.sample(0).pixels().numpy(), pixels, atol=1e-6)
+    np.testing.assert_allclose(sample.pixels().numpy(), pixels, atol=1e-6)
 
 
 def square_by_square(patches: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -463,15 +445,14 @@ def square_by_square(patches: np.ndarray, places: np.ndarray) -> np.ndarray:
     return np.stack([found[at].reshape(PATCH, PATCH, 3).transpose(2, 0, 1) for at in order]) * 2 - 1
 
 
-@pytest.mark.parametrize("case", list(CASES))
-def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None:
-    (build, flags), rule = CASES[case], case.partition(",")[0]
-    processor, mark = build(written_tokenizer(tmp_path / "tokenizer.json"), rule == "pad")
+@pytest.mark.parametrize("of", CASES)
+def test_tokens_and_pixels_are_the_processors(of: str, tmp_path: Path) -> None:
+    case, rule = CASES[of], of.partition(",")[0]
+    processor, mark = case.build(written_tokenizer(tmp_path / "tokenizer.json"), rule == "pad")
     names = draw_pictures(tmp_path)
-    data = dataset(tmp_path, rule, flags, names)
+    data, prompt = dataset(tmp_path, rule, case, "<image>\nWhat is in the picture?", names), PROMPTS[case.template]
     for sample, name in enumerate(names):
-        prompt = PROMPTS[flags["template"]].format(mark)
-        theirs = processor(text=prompt, images=[str(tmp_path / name)], return_tensors="np")
+        theirs = processor(text=prompt.format(mark), images=[str(tmp_path / name)], return_tensors="np")
         assert data.sample(sample).text[0].tolist() == theirs["input_ids"][0].tolist(), name
         pixels = theirs["pixel_values"]
         if rule in ("native", "native_grown"):  # a patch is two equal frames, colour by colour
@@ -505,7 +486,7 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
         np.testing.assert_allclose(data.sample(sample).pixels().numpy(), pixels, atol=1e-6, err_msg=name)
     context = {"native": "<|image_pad|>", "gemma": "<image_soft_token>", "native_grown": "<|image|>"}
     context |= {"native_widened": "<|IMAGE_PLACEHOLDER|>", "native, Qwen2.5-Omni": "<|IMAGE|>"}
-    token = context.get(case) or context.get(rule, mark)
+    token = context.get(of) or context.get(rule, mark)
     assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(token)
     unread = {"<video>"} if rule == "native_grown" else {"<video>", "<|video|>"}  # films that we do not take
     added = {token: number for token, number in processor.tokenizer.get_added_vocab().items() if token not in unread}

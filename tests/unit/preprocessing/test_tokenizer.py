@@ -20,19 +20,13 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_tokens_missing_in_the_file_follow_its_vocabulary_in_the_order_given(model: Path) -> None:
+def test_tokens_missing_in_the_file_follow_its_vocabulary_and_are_one_id_each(model: Path) -> None:
     plain = load_tokenizer(model, ["<img>"])
     more = load_tokenizer(model, ["<img>", "<first>", "<second>", "<first>"])
-    assert more.token_id("<img>") == plain.token_id("<img>") < plain.vocab_size
-    assert more.token_id("<first>") == plain.vocab_size
-    assert more.token_id("<second>") == plain.vocab_size + 1
-    assert more.vocab_size == plain.vocab_size + 2
-
-
-def test_an_appended_token_is_one_id_in_the_middle_of_text(model: Path) -> None:
-    tokenizer = load_tokenizer(model, ["<first>"])
-    encoding = tokenizer.encode("a5<first>b3")
-    assert encoding.ids.tolist().count(tokenizer.token_id("<first>")) == 1
+    assert more.token_id("<img>") == plain.token_id("<img>") < plain.vocab_size == more.token_id("<first>")
+    assert more.token_id("<second>") + 1 == more.vocab_size == plain.vocab_size + 2
+    encoding = more.encode("a5<first>b3")
+    assert encoding.ids.tolist().count(more.token_id("<first>")) == 1
     assert encoding.starts.tolist() == [0, 1, 2, 9, 10]
     assert encoding.ends.tolist() == [1, 2, 9, 10, 11]
 
@@ -112,7 +106,6 @@ def test_what_begins_ends_and_fills_a_text_is_reserved_and_other_tokens_are_word
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
 def test_a_token_that_takes_more_than_its_characters_is_reserved_in_sentencepiece_files(model: Path, flag: str) -> None:
-    """It is read as its characters alone."""
     decoder = {"300": {"content": "<mask>", flag: True}, "301": {"content": "<mine>", flag: False}}
     (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
     assert load_tokenizer(model, []).reserved == {"<mask>"}

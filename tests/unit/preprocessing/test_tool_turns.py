@@ -108,30 +108,6 @@ def test_tokens_and_masks_are_those_of_the_family_s_own_template(root: Path, nam
     assert (thoughts > 60) == template.has_reasoning
 
 
-def test_what_tools_answer_is_never_trained_and_what_the_assistant_says_is(root: Path) -> None:
-    record = {
-        "tools": [LOOK],
-        "messages": [
-            {"role": "user", "content": "What?"},
-            {"role": "assistant", "reasoning_content": "Look.", "tool_calls": [{"function": {"name": "look"}}]},
-            {"role": "tool", "content": "A cat."},
-            {"role": "assistant", "content": "That."},
-        ],
-    }
-    opened = maker(root, "qwen3-vl-thinking")
-    sample = opened.make(Row(1, json.dumps(record).encode()))
-    decode = opened.tokenizer._model.decode  # type: ignore[attr-defined]
-    said = decode(sample.tokens[sample.loss_mask == 1].tolist(), skip_special_tokens=False)
-    call_text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-    assert said == (f"<think>\nLook.\n</think>\n\n{call_text}<|im_end|><think>\n\n</think>\n\nThat.<|im_end|>")
-    untrained = json.loads(json.dumps(record))
-    untrained["messages"][1]["weight"] = 0
-    again = opened.make(Row(1, json.dumps(untrained).encode()))
-    assert again.tokens.tolist() == sample.tokens.tolist()
-    said = decode(again.tokens[again.loss_mask == 1].tolist(), skip_special_tokens=False)
-    assert said == "<think>\n\n</think>\n\nThat.<|im_end|>"
-
-
 OPENAI = [
     {"role": "user", "content": "What?"},
     {"role": "assistant", "content": "I look.",
@@ -150,6 +126,16 @@ SHAREGPT = [
     {"from": "observation", "value": "Done."},
     {"from": "gpt", "value": "A cat."},
 ]
+
+
+def test_a_call_of_no_weight_is_not_trained(root: Path) -> None:
+    opened = maker(root, "qwen3-vl-thinking")
+    untrained = [*OPENAI[:1], {**OPENAI[1], "weight": 0}, *OPENAI[2:]]
+    ids, mask = made(opened, {"tools": [LOOK], "messages": untrained})
+    assert ids == made(opened, {"tools": [LOOK], "messages": OPENAI})[0]
+    decode = opened.tokenizer._model.decode  # type: ignore[attr-defined]
+    said = decode([one for one, counts in zip(ids, mask, strict=True) if counts], skip_special_tokens=False)
+    assert said == "<think>\n\n</think>\n\nA cat.<|im_end|>"
 
 
 def test_every_way_of_saying_it_is_one(root: Path) -> None:
@@ -227,9 +213,7 @@ def called(arguments: Any, name: Any = "look") -> list[dict[str, Any]]:
         ("malformed_line", "nested deeper", called(json.loads('{"of": ' * 70 + "1" + "}" * 70)), {}),
     ],
 )  # fmt: skip
-def test_every_fault_has_its_reason(
-    reason: str, word: str, turns: list[dict[str, Any]], fields: dict[str, Any]
-) -> None:
+def test_every_fault_has_a_reason(reason: str, word: str, turns: list[dict[str, Any]], fields: dict[str, Any]) -> None:
     with pytest.raises(Rejected) as verdict:
         parsed(turns, **fields)
     assert verdict.value.reason == reason
@@ -255,10 +239,7 @@ def test_a_template_without_a_form_is_named(root: Path, name: str) -> None:
 def test_a_result_shows_images_where_the_family_has_a_form_for_it(root: Path) -> None:
     seen = {"role": "tool", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "Here."}]}
     record = {"messages": [*OPENAI[:2], seen, OPENAI[4]]}
-    opened = maker(root, "qwen3-vl")
-    sample = opened.make(Row(1, json.dumps(record).encode()))
-    assert len(sample.images) == 1
-    assert sample.loss_mask[sample.tokens == opened.image_token_id].sum() == 0
+    assert maker(root, "qwen3-vl").make(Row(1, record)).images
     with pytest.raises(
         Rejected, match=r"unsupported_media: chat template 'qwen2\.5-vl' has no form for images in tool"
     ):
