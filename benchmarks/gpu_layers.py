@@ -11,9 +11,8 @@ from megatron.vlm.models.attention.core_attention import IsolatedAttention, choo
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.profiling.layer_costs import KindMeasurement
 from megatron.vlm.profiling.profiler import ProfileJob, profile_on_this_machine
-from megatron.vlm.profiling.stage_pass import StagePass
+from megatron.vlm.profiling.stage_pass import StagePass, synthetic_pack
 from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
-from megatron.vlm.profiling.synthetic import synthetic_pack
 from megatron.vlm.single import single_process
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 

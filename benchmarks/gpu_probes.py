@@ -15,9 +15,8 @@ from megatron.vlm.microbatch import Segments, segments_of
 from megatron.vlm.models.attention.core_attention import KERNELS, Kernel, choose_kernel, kernels_here
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.linear import convolution, delta_rule
-from megatron.vlm.profiling.stage_pass import StagePass, wrapped_stage
+from megatron.vlm.profiling.stage_pass import StagePass, equal_lengths, synthetic_pack, wrapped_stage
 from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
-from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from megatron.vlm.single import single_process
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import PRESETS, preset

@@ -39,8 +39,11 @@ machine.install()
 
 from megatron.vlm import platform  # noqa: E402 (the machine comes first)
 from megatron.vlm.models.chain import Chain  # noqa: E402
-from megatron.vlm.profiling.stage_pass import StagePass, wrapped_stage  # noqa: E402
-from megatron.vlm.profiling.synthetic import synthetic_pack  # noqa: E402
+from megatron.vlm.profiling.stage_pass import (  # noqa: E402
+    StagePass,
+    synthetic_pack,
+    wrapped_stage,
+)
 from megatron.vlm.single import single_process  # noqa: E402
 from omnibal_ext.architectures.architecture import Architecture  # noqa: E402
 from omnibal_ext.architectures.presets import PRESETS, preset  # noqa: E402

@@ -31,7 +31,7 @@ from megatron.vlm.pipeline.executor import Executor, image_edges
 from megatron.vlm.pipeline.weight_gradients import Linear
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.profiler import ProfileJob, profile_on_this_machine
-from megatron.vlm.profiling.synthetic import synthetic_pack
+from megatron.vlm.profiling.stage_pass import synthetic_pack
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.image_assignment import assign_units

@@ -14,6 +14,7 @@ import heapq
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +26,18 @@ from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.ordering.metrics import wait
-from omnibal_ext.rebalance.nodes import fraction_across_nodes, place_batches
 from omnibal_ext.rebalance.phases import Phase, phases_of
-from omnibal_ext.rebalance.plan import PhaseInput, plan_step
+from omnibal_ext.rebalance.plan import PhaseInput, place_batches, plan_step
 
 A_NODE = 8
 SHAPES = ((8, 4), (32, 4), (256, 4), (8, 16), (32, 16), (256, 16))
 BYTES_A_TILE, BYTES_A_TOKEN, BYTES_OF_FEATURES = 3 * 448 * 448.0, 16.0, 256 * 8192.0
+
+
+def fraction_across_nodes(rank_of: Ints, sources: Sequence[tuple[Ints, Floats]], ranks_per_node: int) -> float:
+    """Return the fraction of all bytes that go to another node, if each sample runs on rank `rank_of` [N]."""
+    across = sum(float(size[rank_of // ranks_per_node != home // ranks_per_node].sum()) for home, size in sources)
+    return across / max(1.0, sum(float(size.sum()) for _, size in sources))
 
 
 def corpus(samples: int, seed: int) -> tuple[Ints, Ints]:

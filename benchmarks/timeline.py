@@ -16,12 +16,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.paper_tables import MEMORY, MODEL, Batch, workload
+from benchmarks.picture import write_png
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import find_layouts
-from omnibal_ext.report.picture import write_png
 from omnibal_ext.report.timeline import Timeline, predicted
 
 TENSOR, RANKS, REPLICAS, SAMPLES = 2, 4, 4, 48

@@ -109,7 +109,7 @@ def check_adapters(adapters: Adapters, architecture: Architecture) -> None:
 
 NUMBERS = (Interval("[1, 65536]", "lora_rank"),)
 NEEDS = (
-    Need("lora_targets", "--lora-rank", lambda arguments: arguments.lora_rank),
+    Need("lora_targets", "--lora-rank", lambda given: given.lora_rank),
     Need("freeze", "to be given without --lora-rank, which freezes all weights", lambda args: not args.lora_rank),
 )
 

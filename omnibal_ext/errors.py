@@ -5,9 +5,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from omnibal_ext.output import ignore_lost_output, output_error, printable, say
-from omnibal_ext.packages import missing_package
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, an exhausted quota, a file at its size limit."""
@@ -33,6 +33,35 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+EXTRAS = {
+    "train": (
+        *("torch", "megatron", "einops", "triton", "tensorboard", "typing_extensions"),
+        *("sentencepiece", "tokenizers", "safetensors", "PIL", "transformers"),
+    ),
+    "video": ("av",),
+    "audio": ("av", "soxr"),
+    "tables": ("pyarrow",),
+    "demo": ("sklearn",),
+}
+"""Modules that each extra of setup.py installs."""
+NOT_IN_EXTRAS = ("accelerate", "datasets", "deepspeed", "peft", "trl")
+"""Frameworks of examples/, which no extra installs."""
+
+
+def missing_package(module: str) -> str:
+    """The name of a missing module and how to install it; "" if it is installed, or no dependency of ours."""
+    root = module.partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if root in modules), "")
+    module = "megatron.core" if root == "megatron" else root  # `megatron` is a namespace package
+    if not (extra or root in NOT_IN_EXTRAS) or find_spec(module):
+        return ""
+    remedy = f"pip install 'omnibal[{extra}]'" if extra else f"pip install {root}"
+    if module == "megatron.core" and sys.version_info < (3, 12):
+        # Its wheel runs on Python 3.11, but its metadata excludes it.
+        remedy = "pip install --no-deps --ignore-requires-python 'megatron-core>=0.19.2,<0.20'"
+    return f"{module}, which is not installed: {remedy}"
 
 
 def from_os_error(error: OSError) -> UserError:

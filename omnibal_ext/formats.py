@@ -67,8 +67,6 @@ PLAN = record(
     },
 )
 
-MEASURED = record({}, {"layers": mapping(mapping(anything))})
-"""A partial profile, whose layers replace another one's (`profile_layers.py --measured`)."""
 PROFILE_COUNTS = {
     **dict.fromkeys(("vit_budget", "llm_budget", "audio_budget"), integer(1, MOST_BUDGET)),
     **dict.fromkeys(("tensor_model_parallel_size", "expert_model_parallel_size"), integer(1, MOST_RANKS)),

@@ -7,6 +7,7 @@ exchange nothing. It is used for packs wider than a rank, and for a vision tower
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import gcd
 
@@ -34,6 +35,31 @@ def assign_units(units: Sequence[int], microbatch: int, ranks: tuple[int, ...], 
         for unit, worker in zip(same, sorted(taken), strict=True):
             workers_of[unit] = worker
     return tuple((first + worker) % workers for worker in workers_of)
+
+
+@dataclass(frozen=True)
+class EncoderRank:
+    """A rank of a replica, which encodes some of its images."""
+
+    parts: tuple[tuple[int, ...], ...]
+    """`parts` of the plan's tower."""
+    rank: int
+    """Pipeline rank."""
+    tensor_rank: int
+    tensor_ranks: int
+
+    def takes(self, units: tuple[int, ...], microbatch: int) -> list[bool]:
+        """For each of a pack's units (by its cost) whether this rank encodes it."""
+        ranks = parts_of(self.parts, microbatch)
+        if self.rank not in ranks:
+            return [False] * len(units)
+        index = ranks.index(self.rank) * self.tensor_ranks + self.tensor_rank
+        return [worker == index for worker in assign_units(units, microbatch, ranks, self.tensor_ranks)]
+
+
+def parts_of(parts: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, ...]:
+    """The pipeline ranks that encode a microbatch; the plan's list is repeated for more microbatches than it has."""
+    return parts[microbatch % len(parts)]
 
 
 def _step(workers: int) -> int:

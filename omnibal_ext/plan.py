@@ -22,7 +22,7 @@ from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.formats import OLD_RECOMPUTE, PLAN, PLAN_COUNTS
 from omnibal_ext.output import say
 from omnibal_ext.plan_tower import Tower
-from omnibal_ext.reading.seal import check_if_sealed, sealed
+from omnibal_ext.reading.document import sealed
 from omnibal_ext.schedules.actions import Action, Schedule, check_packs
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import check_schedule
@@ -130,7 +130,6 @@ class Plan:
         """Read and validate plan.json. Raises UserError naming the file and the fault."""
 
         def build(record: Any) -> "Plan":
-            check_if_sealed(record, "plan again")
             plan = cls.from_record(record)
             plan.validate()
             old = {name for stage in record["stages"] for name in OLD_RECOMPUTE if stage.get(name)}
@@ -148,7 +147,7 @@ class Plan:
         known = {f.name for f in dataclasses.fields(cls)}
         values = {name: value for name, value in record.items() if name in known}
         values |= {"chain": tuple(record["chain"]), "stages": tuple(map(_stage, record["stages"]))}
-        values |= {"tower": Tower.from_record(record["tower"])} if "tower" in record else {}
+        values |= {"tower": Tower.from_record(record["tower"], record["chain"])} if "tower" in record else {}
         return cls(**values | {name: tuple(record.get(name, ())) for name in _LISTS})
 
     def to_record(self) -> dict[str, Any]:
@@ -169,34 +168,24 @@ class Plan:
     def validate(self) -> None:
         """Raise UserError, naming the layer, unless the stages hold every layer once and in order."""
         self._validate_counts()
-        names = layer_names(self.chain)
-        holders: Counter[int] = Counter()
-        replicated = self.tower.links if self.tower else 0
+        names, at = [*layer_names(self.chain), "the chain's end"], self.tower.links if self.tower else 0
         for number, stage in enumerate(self.stages):
             first, end = stage.layers
-            if replicated and 0 <= first < replicated:
-                raise UserError(
-                    f"stage {number} holds {names[first]} (id {first}), which stands beside the pipeline: the tower "
-                    f"has layers [0, {replicated})"
-                )
             if not 0 <= first < end <= len(self.chain):
                 raise UserError(
                     f"stage {number}: layers [{first}, {end}] is not a slice of the {len(self.chain)} layers "
                     "(at least one layer a stage, end is one past the last)"
                 )
-            holders.update(range(first, end))
-        for layer, name in enumerate(names[replicated:], replicated):
-            if holders[layer] == 0:
-                raise UserError(f"layer {name} (id {layer}) is lost: no stage holds it")
-            if holders[layer] > 1:
-                raise UserError(f"layer {name} (id {layer}) is doubled: {holders[layer]} stages hold it")
-        for number, (stage, following) in enumerate(pairwise(self.stages)):
-            if stage.layers[1] != following.layers[0]:
+            if first != at:
+                wrong = f"{names[at]} (id {at}) is lost" if first > at else f"{names[first]} (id {first}) is doubled"
                 raise UserError(
-                    f"stage {number + 1} starts at {names[following.layers[0]]}, not where stage {number} ends: "
-                    "stages go in the order the data flows"
+                    f"layer {wrong}: stage {number} starts at {names[first]}, not at {names[at]}, where what is before "
+                    "it ends: stages go in the order the data flows"
                 )
-        self._validate_recompute(names)
+            at = end
+        if at < len(self.chain):
+            raise UserError(f"layer {names[at]} (id {at}) is lost: no stage holds it")
+        self._validate_recompute(names[:-1])
         if self.tower:
             ranks = (self.pipeline_model_parallel_size, self.tensor_model_parallel_size)
             self.tower.validate(self.chain, ranks, self.num_microbatches, self.frozen, self.lora_targets)

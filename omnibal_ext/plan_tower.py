@@ -8,7 +8,7 @@ some microbatches; each of the tower's links is owned by one rank, in whose stag
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, gradient_mode, layer_names
@@ -31,22 +31,20 @@ class Tower:
     iteration."""
     recompute: tuple[int, ...] = ()
     """Layer ids of which only the input is kept from E to V."""
-    again: bool = False
-    """Nothing is kept from E to V, which runs the whole forward again."""
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Tower":
-        """Of plan.json's entry, its format checked."""
-        values = {name: record[name] for name in ("links", "mode")}
-        parts = tuple(tuple(ranks) for ranks in record["parts"])
-        recompute, again = tuple(record.get("recompute", ())), record.get("again", False)
-        return cls(**values, owners=tuple(record["owners"]), parts=parts, recompute=recompute, again=again)
+    def from_record(cls, record: Mapping[str, Any], chain: Sequence[str]) -> "Tower":
+        """Of plan.json's entry, its format checked. In older plans `again` recomputes the whole tower."""
+        links, recompute = record["links"], record.get("recompute", ())
+        if record.get("again"):
+            recompute = [link for link, kind in enumerate(chain[:links]) if kind in RECOMPUTABLE_KINDS]
+        parts = tuple(map(tuple, record["parts"]))
+        return cls(links, tuple(record["owners"]), parts, record["mode"], tuple(recompute))
 
     def to_record(self) -> dict[str, Any]:
         """What plan.json holds."""
-        record = asdict(self)
-        lists = {"owners": list(self.owners), "parts": [list(ranks) for ranks in self.parts]}
-        return record | lists | {"recompute": list(self.recompute)}
+        lists = {"owners": list(self.owners), "parts": [*map(list, self.parts)], "recompute": list(self.recompute)}
+        return {"links": self.links, "mode": self.mode, **lists}
 
     @property
     def beside(self) -> Beside:
@@ -77,8 +75,6 @@ class Tower:
         for link in self.recompute:
             if not 0 <= link < self.links or chain[link] not in RECOMPUTABLE_KINDS:
                 raise UserError(f"tower: recompute names link {link}, which is no ViT layer of it")
-        if self.again and self.recompute:
-            raise UserError("tower: `again` runs all links again; leave `recompute` out")
         idle = gradient_mode("projector", frozen, adapted) == "idle"
         if idle != (self.mode == "ahead"):
             state = "all of it is frozen" if idle else "some of it is trained"

@@ -26,12 +26,11 @@ def _add_trained(group: Group) -> None:
 
 
 def _add_rates(group: Group) -> None:
+    add = group.add_argument
     for part in PARTS_WITH_RATES:
-        group.add_argument(f"--lr-{part}", type=float, metavar="RATE", help=f"learning rate of the {part}, not --lr")
-        group.add_argument(
-            f"--weight-decay-{part}", type=float, metavar="W", help=f"weight decay of the {part}, not --weight-decay"
-        )
-    group.add_argument(
+        add(f"--lr-{part}", type=float, metavar="RATE", help=f"learning rate of the {part}, not --lr")
+        add(f"--weight-decay-{part}", type=float, metavar="W", help=f"weight decay of the {part}, not --weight-decay")
+    add(
         "--loss-reduction",
         default="token",
         choices=("token", "square", "sample"),
@@ -40,23 +39,17 @@ def _add_rates(group: Group) -> None:
 
 
 def _add_tolerances(group: Group) -> None:
-    group.add_argument(
-        "--max-bad-samples", type=int, default=100, metavar="N", help="samples whose images may break while training"
-    )
-    group.add_argument(
-        "--no-image-checksums", dest="image_checksums", action="store_false", help="take changed images as they are"
-    )
-    group.add_argument(
-        "--max-bad-steps", type=int, default=5, metavar="N", help="steps in a row that may be not finite and left out"
-    )
-    group.add_argument(
-        "--trust", action="store_true", help="load checkpoints that have no checksums, or may run code when loaded"
-    )
+    add = group.add_argument
+    add("--max-bad-samples", type=int, default=100, metavar="N", help="samples whose images may break while training")
+    add("--no-image-checksums", dest="image_checksums", action="store_false", help="take changed images as they are")
+    add("--max-bad-steps", type=int, default=5, metavar="N", help="steps in a row that may be not finite and left out")
+    add("--trust", action="store_true", help="load checkpoints that have no checksums, or may run code when loaded")
 
 
 def _add_records(group: Group) -> None:
-    group.add_argument("--metrics-file", help="append one JSON line an interval: balance, padding, rates")
-    group.add_argument(
+    add = group.add_argument
+    add("--metrics-file", help="append one JSON line an interval: balance, padding, rates")
+    add(
         "--timelines", type=int, default=0, metavar="N",
         help="record what every rank does in N iterations, to timeline.jsonl beside --metrics-file",
     )  # fmt: skip

@@ -52,7 +52,7 @@ evaluate() { # WAY
 
 compare() { # RANKS TITLE
     printf '\n== %s ==\n' "$2"
-    python tools/compare_runs.py --baseline "$OUT/$1/baseline" --run "$OUT/$1/careful" --run "$OUT/$1/balanced"
+    python examples/demo/compare.py --baseline "$OUT/$1/baseline" --run "$OUT/$1/careful" --run "$OUT/$1/balanced"
     python tools/report.py --run "$OUT/$1/balanced" --run "$OUT/$1/careful" --run "$OUT/$1/baseline" \
         --output "$OUT/$1/report.html" >/dev/null
 }

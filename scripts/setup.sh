@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv beside this folder, once, and enters it; the other scripts source it with the extras that they need.
-#   bash scripts/setup.sh [extras]       for training; extras, as in setup.py: video,tables,png
+#   bash scripts/setup.sh [extras]       for training; extras, as in setup.py: video,tables
 #   PYTHON=python3.12                    the Python it is made of
 #   OMNIBAL_TORCH="torch --index-url …"  words for pip: another torch than PyPI's, such as a build for CPUs alone
 set -euo pipefail

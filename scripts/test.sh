@@ -26,13 +26,18 @@ fi
 echo "== lint =="
 ruff check .
 ruff format --check .
-export MYPY_CACHE_DIR="${XDG_CACHE_HOME:-$HOME/.cache}/omnibal/mypy" # of all checkouts: it goes by content
+# What mypy and numba have made of the same sources in another checkout is taken: both go by content.
+kept="${XDG_CACHE_HOME:-$HOME/.cache}/omnibal"
+export MYPY_CACHE_DIR="$kept/mypy"
+[[ -e omnibal_ext/__pycache__/compiled.stamp || ! -d "$kept/compiled" ]] || cp -r "$kept/compiled/." .
 start types mypy omnibal_ext megatron/vlm tools
 echo "== tests =="
 # Four test processes for two cores: while some wait for their ranks others work. A file stays in one process, for its
 # fixtures.
 unset PYTHONDONTWRITEBYTECODE # many of them start Pythons of their own: the first compiles our modules, for all
 python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
+rm -rf "$kept/compiled" && mkdir -p "$kept/compiled"
+find omnibal_ext \( -name '*.nb[ic]' -o -name compiled.stamp \) -print0 | tar -c --null -T - | tar -x -C "$kept/compiled"
 for name in "${!beside[@]}"; do
     wait "${beside[$name]}" || failed=1
     unset "beside[$name]"

@@ -36,7 +36,7 @@ from tests.compiling import compile_in_turn
 
 PRELOADED = (
     *("megatron.vlm.pretrain", "tests.distributed.harness", "omnibal_ext.layout.sweep", "omnibal_ext.packing.build"),
-    *("omnibal_ext.report.page", "omnibal_ext.report.picture", "omnibal_ext.report.trace"),
+    *("omnibal_ext.report.page", "omnibal_ext.report.trace"),
     *("omnibal_ext.launch.candidates", "omnibal_ext.launch.conversations", "omnibal_ext.launch.reporting"),
     *("omnibal_ext.launch.weights",),
     *("examples.demo.data", "megatron.vlm.preprocessing.preprocess", "megatron.vlm.hf.check"),
@@ -75,11 +75,12 @@ def main() -> None:
     gc.freeze()  # or a fork would copy every page that its collector looks at
     gc.set_threshold(GARBAGE)
     use_large_pages()
+    ended = os.pidfd_open(int(owner))
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path + ".new")
         listener.listen(64)
         Path(path + ".new").rename(path)
-        job = Server(listener, os.pidfd_open(int(owner))).serve()
+        job = Server(listener, ended).serve()
         if job is None:
             Path(path).unlink()
             os._exit(0)
@@ -112,11 +113,11 @@ def share_a_device() -> None:
     device, make = functools.cache(ProcessGroupGloo.create_default_device), ProcessGroupGloo.__init__
 
     def make_group(group: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        options = ProcessGroupGloo._Options()
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices, options._timeout = [device()], timeout
         make(group, store, rank, size, options)
 
-    ProcessGroupGloo.__init__ = make_group
+    ProcessGroupGloo.__init__ = make_group  # type: ignore[assignment, method-assign]
 
 
 def use_large_pages() -> None:

@@ -40,7 +40,6 @@ ROOMS = {
     "Batches that are not packed": (
         "omnibal_ext.rebalance.phases",
         "omnibal_ext.rebalance.plan",
-        "omnibal_ext.rebalance.nodes",
         "megatron.vlm.data.stream",
     ),
     "Plans and runs": ("omnibal_ext.plan", "omnibal_ext.run_metrics"),

@@ -73,10 +73,10 @@ def _existing(folder: str) -> Path:
 
 FIGURES = ("logit_difference", "merge_rounding")
 NEEDS = (
-    Need("adapters", "--from-hf: the model that they were trained on", lambda arguments: arguments.from_hf),
-    Need("like", "--to-hf or --to-peft", lambda arguments: not arguments.from_hf),
-    Need("data", "--check", lambda arguments: arguments.check),
-    Need("check", "--from-hf or --to-hf", lambda arguments: not arguments.to_peft),
+    Need("adapters", "--from-hf: the model that they were trained on", lambda given: given.from_hf),
+    Need("like", "--to-hf or --to-peft", lambda given: not given.from_hf),
+    Need("data", "--check", lambda given: given.check),
+    Need("check", "--from-hf or --to-hf", lambda given: not given.to_peft),
 )
 
 
@@ -86,14 +86,13 @@ def _parser() -> argparse.ArgumentParser:
     direction.add_argument("--from-hf", metavar="DIR", help="folder with config.json and safetensors weights")
     direction.add_argument("--to-hf", metavar="OURS", help="checkpoint folder of this tool or of a training run")
     direction.add_argument("--to-peft", metavar="OURS", help="checkpoint folder of a run that trained adapters")
-    parser.add_argument(
-        "--adapters", metavar="DIR", help="with --from-hf: a folder of peft's, whose adapters come along"
-    )
-    parser.add_argument("--output-dir", required=True, help="where to write; must not exist or be empty")
-    parser.add_argument("--like", metavar="DIR", help="the model it came from, if that is not found")
-    parser.add_argument("--check", action="store_true", help="compare logits with Hugging Face's; fail past 1e-4")
-    parser.add_argument("--data", metavar="DATASET", help="with --check: on two samples of it, not on random ones")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add = parser.add_argument
+    add("--adapters", metavar="DIR", help="with --from-hf: a folder of peft's, whose adapters come along")
+    add("--output-dir", required=True, help="where to write; must not exist or be empty")
+    add("--like", metavar="DIR", help="the model it came from, if that is not found")
+    add("--check", action="store_true", help="compare logits with Hugging Face's; fail past 1e-4")
+    add("--data", metavar="DATASET", help="with --check: on two samples of it, not on random ones")
+    add("--json", action="store_true", help="print one JSON object")
     return parser
 
 

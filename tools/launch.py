@@ -31,7 +31,6 @@ from omnibal_ext.files.locks import only_job
 from omnibal_ext.flags import ToolParser, flag_name, refuse_unprintable
 from omnibal_ext.launch.candidates import measured_best, print_trials, trial_flags
 from omnibal_ext.launch.check import Report, check
-from omnibal_ext.launch.command import ranks_command, torchrun_words, trainer_words
 from omnibal_ext.launch.conversations import (
     add_conversation_flags,
     are_made,
@@ -43,8 +42,16 @@ from omnibal_ext.launch.conversations import (
     refuse_sizes_alone,
     say_unused,
 )
-from omnibal_ext.launch.download import downloaded
-from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced, save_in_run
+from omnibal_ext.launch.flags import (
+    NEEDS,
+    NUMBERS,
+    flags_in,
+    ranks_command,
+    refuse_misplaced,
+    save_in_run,
+    torchrun_words,
+    trainer_words,
+)
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, number_old_files, refuse_used
 from omnibal_ext.launch.longest import longest_sample
 from omnibal_ext.launch.planning import SWITCHES, Planning, plan_of_budgets, provisional_plan
@@ -52,7 +59,7 @@ from omnibal_ext.launch.processes import GRACE_SECONDS, run_ranks, stoppable
 from omnibal_ext.launch.recipe import FLAG, recipe_of, with_recipe
 from omnibal_ext.launch.replanning import corrected_profile
 from omnibal_ext.launch.reporting import note_inputs, write_report
-from omnibal_ext.launch.weights import convert, converted_folder, holds_weights, is_unconverted
+from omnibal_ext.launch.weights import convert, converted_folder, downloaded, holds_weights, is_unconverted
 from omnibal_ext.layout.roads import ROADS
 from omnibal_ext.layout.search import METHODS
 from omnibal_ext.output import say
@@ -325,58 +332,50 @@ def _parser() -> ToolParser:
         numbers=NUMBERS, needs=NEEDS, forwards_to="megatron", description=__doc__, usage=USAGE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument(FLAG, metavar="FILE", help="flags from a file, as in examples/recipes or RUN/inputs.json")
-    parser.add_argument(
-        *MODEL_FLAGS, help="a folder with config.json and weights, or a preset (default: that of --from)"
-    )
-    parser.add_argument("--download", action="store_true", help="fetch --model OWNER/MODEL from the Hugging Face hub")
-    weights = parser.add_mutually_exclusive_group()
-    weights.add_argument(
-        "--from", dest="first_weights", metavar="FOLDER", help="first weights: Hugging Face's, converted, or a run's"
-    )
-    weights.add_argument("--from-scratch", action="store_true", help="first weights are random")
-    parser.add_argument(
+    add = parser.add_argument
+    add(FLAG, metavar="FILE", help="flags from a file, as in examples/recipes or RUN/inputs.json")
+    add(*MODEL_FLAGS, help="a folder with config.json and weights, or a preset (default: that of --from)")
+    add("--download", action="store_true", help="fetch --model OWNER/MODEL from the Hugging Face hub")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--from", dest="first_weights", metavar="FOLDER", help="first weights: Hugging Face's, converted, or a run's")
+    add("--from-scratch", action="store_true", help="first weights are random")
+    add = parser.add_argument
+    add(
         "--no-logit-check", action="store_true", help="convert without comparing two samples' logits with transformers'"
     )
-    parser.add_argument("--fresh", action="store_true", help="refuse a folder in which there has been a run")
-    parser.add_argument("--data", help="dataset folder of tools/preprocess_data.py")
-    parser.add_argument("--packs", help="packed index of tools/pack_data.py")
-    parser.add_argument("--eval-data", help="held-out dataset folder")
-    parser.add_argument("--eval-packs", help="packed index over it")
-    parser.add_argument("--run-dir", required=True, help="of one run: profile, plan, metrics, TensorBoard")
-    parser.add_argument("--epochs", type=float, help="instead of --train-iters")
-    parser.add_argument("--save-hf", action="store_true", help="Hugging Face's weights beside every save")
-    parser.add_argument("--no-save", action="store_true", help="keep no checkpoint (default: in RUN/checkpoints)")
+    add("--fresh", action="store_true", help="refuse a folder in which there has been a run")
+    add("--data", help="dataset folder of tools/preprocess_data.py")
+    add("--packs", help="packed index of tools/pack_data.py")
+    add("--eval-data", help="held-out dataset folder")
+    add("--eval-packs", help="packed index over it")
+    add("--run-dir", required=True, help="of one run: profile, plan, metrics, TensorBoard")
+    add("--epochs", type=float, help="instead of --train-iters")
+    add("--save-hf", action="store_true", help="Hugging Face's weights beside every save")
+    add("--no-save", action="store_true", help="keep no checkpoint (default: in RUN/checkpoints)")
     add_conversation_flags(parser)
-    machine = parser.add_argument_group("machine")
-    machine.add_argument("--nproc-per-node", type=int, default=1)
-    machine.add_argument("--nnodes", type=int, default=1)
-    machine.add_argument("--rdzv-endpoint", help="HOST:PORT of the first node, where several meet")
-    machine.add_argument("--rdzv-id", default="omnibal")
-    machine.add_argument("--tensor-model-parallel-size", type=int, default=1)
-    machine.add_argument("--expert-model-parallel-size", type=int, default=1)
-    machine.add_argument("--pipeline-model-parallel-size", type=int, default=1)
-    plan = parser.add_argument_group("plan")
-    plan.add_argument("--profile", help="use this profile.json")
-    plan.add_argument(
-        "--analytic", choices=tuple(DEVICES), help="estimate the profile for this device, measure nothing"
-    )
-    plan.add_argument(
-        "--replan", action="store_true", help="plan again from what the run in RUN measured, and go on with it"
-    )
-    plan.add_argument("--repack", action="store_true", help="pack again, levelling the profile's seconds")
-    plan.add_argument("--plan", help="use this plan.json, whatever its profile")
-    plan.add_argument("--virtual-pipeline-model-parallel-size", type=int, default=1)
-    plan.add_argument("--method", choices=METHODS, default="joint", help="see tools/plan_layout.py")
-    plan.add_argument("--schedule", type=offered, choices=OFFERED, default="1f1b")
-    plan.add_argument("--tower", choices=ROADS, default="cut", help="the vision tower: see tools/plan_layout.py")
-    plan.add_argument("--recompute", default="fewest", choices=("fewest", "full"))
-    plan.add_argument(
-        "--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest"
-    )
-    plan.add_argument("--memory-gib", type=float, help="of one device; no limit unless given")
-    for title, add in FORWARDED_FLAGS.items():
-        parser.add_forwarded(title, add)
+    add = parser.add_argument_group("machine").add_argument
+    add("--nproc-per-node", type=int, default=1)
+    add("--nnodes", type=int, default=1)
+    add("--rdzv-endpoint", help="HOST:PORT of the first node, where several meet")
+    add("--rdzv-id", default="omnibal")
+    add("--tensor-model-parallel-size", type=int, default=1)
+    add("--expert-model-parallel-size", type=int, default=1)
+    add("--pipeline-model-parallel-size", type=int, default=1)
+    add = parser.add_argument_group("plan").add_argument
+    add("--profile", help="use this profile.json")
+    add("--analytic", choices=tuple(DEVICES), help="estimate the profile for this device, measure nothing")
+    add("--replan", action="store_true", help="plan again from what the run in RUN measured, and go on with it")
+    add("--repack", action="store_true", help="pack again, levelling the profile's seconds")
+    add("--plan", help="use this plan.json, whatever its profile")
+    add("--virtual-pipeline-model-parallel-size", type=int, default=1)
+    add("--method", choices=METHODS, default="joint", help="see tools/plan_layout.py")
+    add("--schedule", type=offered, choices=OFFERED, default="1f1b")
+    add("--tower", choices=ROADS, default="cut", help="the vision tower: see tools/plan_layout.py")
+    add("--recompute", default="fewest", choices=("fewest", "full"))
+    add("--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest")
+    add("--memory-gib", type=float, help="of one device; no limit unless given")
+    for title, add_flags in FORWARDED_FLAGS.items():
+        parser.add_forwarded(title, add_flags)
     parser.add_argument("--check", action="store_true", help="check everything, start nothing; exit code 2 if refused")
     parser.add_argument("--dry-run", action="store_true", help="plan and print the command, start nothing")
     parser.add_argument("--progress", action="store_true", help="show progress; the output goes to RUN/train.log")

@@ -27,7 +27,7 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packers.budgets import choose_budgets
-from omnibal_ext.report.comparison import comparison_page
+from omnibal_ext.report.page import comparison_page
 from omnibal_ext.sizes import sizes_files
 
 RANKS, BATCH = [8], [4]
@@ -83,34 +83,28 @@ def _parser() -> ToolParser:
         help="sizes (.npz of tiles and tokens, or a .json list), a dataset folder of omnibal preprocess, or with "
         "--model conversations: JSONL, JSON lists, tables, tars (docs/data.md)",
     )  # fmt: skip
-    read = parser.add_argument_group("conversations")
-    read.add_argument(*MODEL_FLAGS, help="a Hugging Face folder (no weights needed) or a preset; counts its costs too")
-    read.add_argument(
-        "--image-root", type=Path, metavar="FOLDER", help="where image paths start (default: each file's)"
-    )
-    read.add_argument(
-        "--max-tiles", type=int, metavar="N", help="a conversation, thumbnails not counted (default: the model's)"
-    )
-    read.add_argument("--max-pixels", type=int, metavar="N", help="an image, for models that see it near its own size")
-    read.add_argument("--workers", type=int, default=1, metavar="N", help="processes that read them (default 1)")
-    read.add_argument("--save-sizes", type=Path, metavar="FILE.npz", help="write the sizes, to look again in seconds")
-    run = parser.add_argument_group("your run")
-    run.add_argument("--tokens", type=int, metavar="T", help="most tokens of a pack, packing_length (default: of four)")
-    run.add_argument("--tiles", type=int, metavar="T", help="most tiles of a pack (default: as its tokens have)")
-    run.add_argument(
-        "--batch", type=_numbers, default=BATCH, metavar="B,...", help="samples of a padded batch (default 4)"
-    )
-    run.add_argument("--ranks", type=_numbers, metavar="D,...", help="data-parallel ranks (default: 8, or the order's)")
-    run.add_argument("--micro-batches", type=int, default=1, metavar="M", help="batches of a rank a step (default 1)")
-    run.add_argument(
+    add = parser.add_argument_group("conversations").add_argument
+    add(*MODEL_FLAGS, help="a Hugging Face folder (no weights needed) or a preset; counts its costs too")
+    add("--image-root", type=Path, metavar="FOLDER", help="where image paths start (default: each file's)")
+    add("--max-tiles", type=int, metavar="N", help="a conversation, thumbnails not counted (default: the model's)")
+    add("--max-pixels", type=int, metavar="N", help="an image, for models that see it near its own size")
+    add("--workers", type=int, default=1, metavar="N", help="processes that read them (default 1)")
+    add("--save-sizes", type=Path, metavar="FILE.npz", help="write the sizes, to look again in seconds")
+    add = parser.add_argument_group("your run").add_argument
+    add("--tokens", type=int, metavar="T", help="most tokens of a pack, packing_length (default: of four)")
+    add("--tiles", type=int, metavar="T", help="most tiles of a pack (default: as its tokens have)")
+    add("--batch", type=_numbers, default=BATCH, metavar="B,...", help="samples of a padded batch (default 4)")
+    add("--ranks", type=_numbers, metavar="D,...", help="data-parallel ranks (default: 8, or the order's)")
+    add("--micro-batches", type=int, default=1, metavar="M", help="batches of a rank a step (default 1)")
+    add(
         "--pipeline-model-parallel-size", type=int, default=1, metavar="P",
         help="above 1, ranks wait for each other in vision and language part separately (default 1)",
     )  # fmt: skip
-    run.add_argument("--order", metavar="FILE.jsonl", help="your own sampler's batches, a step a line: docs/look.md")
-    run.add_argument("--order-packed", action="store_true", help="its batches are packed, not padded")
-    costs = parser.add_argument_group("costs of tiles and tokens, by which time is counted")
-    costs.add_argument("--costs", metavar="PROFILE", help="a profile.json of omnibal profile")
-    costs.add_argument("--analytic", metavar="DEVICE", help="or count operations on an a100, h100 (default) or h200")
+    add("--order", metavar="FILE.jsonl", help="your own sampler's batches, a step a line: docs/look.md")
+    add("--order-packed", action="store_true", help="its batches are packed, not padded")
+    add = parser.add_argument_group("costs of tiles and tokens, by which time is counted").add_argument
+    add("--costs", metavar="PROFILE", help="a profile.json of omnibal profile")
+    add("--analytic", metavar="DEVICE", help="or count operations on an a100, h100 (default) or h200")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default 0)")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the table as an HTML page")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

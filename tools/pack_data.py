@@ -12,8 +12,7 @@ import numpy as np
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.files.checksums import sha256_of, verify_checksums
-from omnibal_ext.files.records import write_text
+from omnibal_ext.files.records import sha256_of, verify_checksums, write_text
 from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons
@@ -29,7 +28,7 @@ from omnibal_ext.packing.packers.budgets import BudgetTrial, choose_budgets, rea
 from omnibal_ext.packing.widths import NODE_RANKS, read_widths, widths_for
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
-from omnibal_ext.report.page import packing_report
+from omnibal_ext.report.page import report
 from omnibal_ext.sizes import FRAMES, load_columns, sizes_files
 
 SHOWN_TRIALS = 3
@@ -67,16 +66,16 @@ NEEDS = (
     Need(
         "max_llm_budget",
         "--llm-budget auto, and --method balanced or isf",
-        lambda arguments: arguments.llm_budget in (None, "auto") and arguments.method in ("balanced", "isf"),
+        lambda given: given.llm_budget in (None, "auto") and given.method in ("balanced", "isf"),
     ),
     Need(
         "held_out like",
         "to be given without --held-out-of, whose index determines samples and packing",
-        lambda arguments: not arguments.held_out_of,
+        lambda given: not given.held_out_of,
     ),
-    Need("narrow_first", "--widths auto or of several ranks", lambda arguments: arguments.widths != (1,)),
-    Need("node_ranks", "--widths auto", lambda arguments: arguments.widths is None),
-    Need("analytic model", "to be given without --costs, which has the seconds", lambda arguments: not arguments.costs),
+    Need("narrow_first", "--widths auto or of several ranks", lambda given: given.widths != (1,)),
+    Need("node_ranks", "--widths auto", lambda given: given.widths is None),
+    Need("analytic model", "to be given without --costs, which has the seconds", lambda given: not given.costs),
 )
 
 
@@ -99,69 +98,57 @@ def _parser() -> ToolParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     corpus = parser.add_argument_group("corpus")
-    source = corpus.add_mutually_exclusive_group(required=True)
-    source.add_argument("--data", metavar="FOLDER", help="a dataset folder of tools/preprocess_data.py")
-    source.add_argument("--sizes", nargs="+", metavar="FILE", help="sizes files, .json or .npz; several are one corpus")
+    add = corpus.add_mutually_exclusive_group(required=True).add_argument
+    add("--data", metavar="FOLDER", help="a dataset folder of tools/preprocess_data.py")
+    add("--sizes", nargs="+", metavar="FILE", help="sizes files, .json or .npz; several are one corpus")
     corpus.add_argument("--weights", nargs="+", type=float, help="times an epoch sees each input file")
     corpus.add_argument("--held-out", type=float, metavar="SHARE", help="leave these samples out, drawn by --seed")
     corpus.add_argument("--held-out-of", metavar="INDEX", help="pack those that this index left out, each once")
-    apart = corpus.add_mutually_exclusive_group()
-    apart.add_argument("--separate-sources", action="store_true", help="no pack has samples of two input files")
-    apart.add_argument("--group-by", metavar="FIELD", help="no pack has samples that differ in this field of --sizes")
-    packing = parser.add_argument_group("packing")
-    packing.add_argument("--method", choices=METHODS, default=METHODS[0])
-    packing.add_argument("--vit-budget", type=read_budget, default="auto", metavar="TILES", help="most tiles of a pack")
-    packing.add_argument(
-        "--llm-budget", type=read_budget, default="auto", metavar="TOKENS", help="most tokens of a pack"
-    )
-    packing.add_argument(
+    add = corpus.add_mutually_exclusive_group().add_argument
+    add("--separate-sources", action="store_true", help="no pack has samples of two input files")
+    add("--group-by", metavar="FIELD", help="no pack has samples that differ in this field of --sizes")
+    add = parser.add_argument_group("packing").add_argument
+    add("--method", choices=METHODS, default=METHODS[0])
+    add("--vit-budget", type=read_budget, default="auto", metavar="TILES", help="most tiles of a pack")
+    add("--llm-budget", type=read_budget, default="auto", metavar="TOKENS", help="most tokens of a pack")
+    add(
         "--audio-budget",
         type=int,
         metavar="FRAMES",
         help="most mel frames of a pack, if there are sounds (default: auto)",
     )
-    packing.add_argument(
+    add(
         "--size", dest="budgets", action="append", default=[], type=named_budget, metavar="NAME=BUDGET",
         help="a further size of samples, an array or field of that name (again for more); 0: no limit",
     )  # fmt: skip
-    packing.add_argument("--max-llm-budget", type=int, metavar="TOKENS", help="limit of --llm-budget auto")
-    packing.add_argument("--samples-per-pack", type=int, default=4, help="of methods that pad; what auto aims at")
-    packing.add_argument(
+    add("--max-llm-budget", type=int, metavar="TOKENS", help="limit of --llm-budget auto")
+    add("--samples-per-pack", type=int, default=4, help="of methods that pad; what auto aims at")
+    add(
         "--widths", type=read_widths, default="1", metavar="W,W...",
         help="ranks that may run a pack together, with as many times the budgets: 1,2,4,8, or auto: as samples need",
     )  # fmt: skip
-    packing.add_argument(
+    add(
         "--node-ranks", type=int, default=NODE_RANKS, metavar="D",
         help="of a node, which no team of --widths auto leaves: its GPUs over the tensor-parallel size",
     )  # fmt: skip
-    packing.add_argument("--oversize", choices=OVERSIZE, default=OVERSIZE[0], help="samples over budget")
-    packing.add_argument("--max-rejects", type=int, metavar="N", help="fail if more samples than N are left out")
-    iterations = parser.add_argument_group("iterations")
-    iterations.add_argument("--data-parallel-size", type=int, default=1, metavar="D")
-    iterations.add_argument("--micro-batches", type=int, default=1, metavar="M", help="packs of a rank an iteration")
-    iterations.add_argument(
-        "--narrow-first", type=int, default=0, metavar="N", help="iterations of packs of one rank before all others"
-    )
-    iterations.add_argument("--last-iteration", choices=LAST_ITERATION, default=LAST_ITERATION[0], help="what fills it")
-    iterations.add_argument(
-        "--epochs", type=int, help="epochs packed apart; training repeats them (default: as fractional weights need)"
-    )
-    iterations.add_argument(
-        "--pipeline-model-parallel-size", type=int, metavar="P", help="1: seconds of vision and language part add up"
-    )
-    iterations.add_argument(
+    add("--oversize", choices=OVERSIZE, default=OVERSIZE[0], help="samples over budget")
+    add("--max-rejects", type=int, metavar="N", help="fail if more samples than N are left out")
+    add = parser.add_argument_group("iterations").add_argument
+    add("--data-parallel-size", type=int, default=1, metavar="D")
+    add("--micro-batches", type=int, default=1, metavar="M", help="packs of a rank an iteration")
+    add("--narrow-first", type=int, default=0, metavar="N", help="iterations of packs of one rank before all others")
+    add("--last-iteration", choices=LAST_ITERATION, default=LAST_ITERATION[0], help="what fills it")
+    add("--epochs", type=int, help="epochs packed apart; training repeats them (default: as fractional weights need)")
+    add("--pipeline-model-parallel-size", type=int, metavar="P", help="1: seconds of vision and language part add up")
+    add(
         "--wait", type=float, default=WAIT, metavar="SHARE",
         help="of device time that ranks may spend waiting; more of it lets iterations look more like the corpus",
     )  # fmt: skip
-    iterations.add_argument(
-        "--seconds", type=float, default=1.0, help="nominal time for evening, and for mixing iterations"
-    )
-    costs = parser.add_argument_group("costs, by which ranks are balanced")
-    costs.add_argument("--costs", metavar="PROFILE", help="a profile.json of tools/profile_layers.py")
-    costs.add_argument(
-        "--analytic", metavar="DEVICE", help="or count the operations of --model on an a100, h100 or h200"
-    )
-    costs.add_argument(*MODEL_FLAGS, help="a preset or a Hugging Face folder, for --analytic")
+    add("--seconds", type=float, default=1.0, help="nominal time for evening, and for mixing iterations")
+    add = parser.add_argument_group("costs, by which ranks are balanced").add_argument
+    add("--costs", metavar="PROFILE", help="a profile.json of tools/profile_layers.py")
+    add("--analytic", metavar="DEVICE", help="or count the operations of --model on an a100, h100 or h200")
+    add(*MODEL_FLAGS, help="a preset or a Hugging Face folder, for --analytic")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--like", metavar="INDEX", help="take options not given from this packed index")
     parser.add_argument("--output-dir", required=True, help="the packed index to write")
@@ -339,7 +326,7 @@ def main() -> None:
         np.save(arguments.dump_iterations, epoch_iterations(stream), allow_pickle=False)
     if arguments.report:
         view = PackingView.of_summary(index, corpus, summary, [asdict(trial) for trial in trials])
-        write_text(Path(arguments.report), packing_report(view))
+        write_text(Path(arguments.report), report([], [view]))
     if arguments.json:
         print_json({**asdict(summary), "faults": found, "tried": [asdict(trial) for trial in trials]})
     else:

@@ -242,7 +242,7 @@ def print_plan(plan: Plan) -> None:
 def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
     """The replicated vision tower, as a row among the stages."""
     names = layer_names(plan.chain)
-    recomputed = "all" if tower.again else layer_ranges(names, tower.recompute) or "-"
+    recomputed = layer_ranges(names, tower.recompute) or "-"
     forward, backward = (f"{seconds * 1e3:.2f}" for seconds in plan.predicted["tower_seconds"])
     return f"beside, {tower.mode}", layer_ranges(names, range(tower.links)), recomputed, forward, backward, "", ""
 
@@ -263,23 +263,21 @@ NUMBERS = (
     Interval("[0, 1e6]", "seconds"),
 )
 NEEDS = (
-    Need(
-        "gpus global_batch_samples sizes pipeline_sizes chunks schedules", "--sweep", lambda arguments: arguments.sweep
-    ),
+    Need("gpus global_batch_samples sizes pipeline_sizes chunks schedules", "--sweep", lambda given: given.sweep),
     Need(
         """
         pipeline_model_parallel_size virtual_pipeline_model_parallel_size num_microbatches schedule packs recompute
         tower
         """,
         "to be given without --sweep, which chooses",
-        lambda arguments: not arguments.sweep,
+        lambda given: not given.sweep,
     ),
-    Need("pack_iterations", "--packs", lambda arguments: arguments.packs),
-    Need("radius", "--method bmp or joint", lambda arguments: arguments.method in ("bmp", "joint")),
-    Need("model budgets tensor_sizes expert_sizes", "--analytic", lambda arguments: arguments.analytic),
-    Need("analytic", "to be given without --profile, which has the costs", lambda arguments: not arguments.profile),
-    Need("analytic", "--model", lambda arguments: arguments.model),
-    Need("analytic", "--budgets, or --sweep to try some", lambda arguments: arguments.budgets or arguments.sweep),
+    Need("pack_iterations", "--packs", lambda given: given.packs),
+    Need("radius", "--method bmp or joint", lambda given: given.method in ("bmp", "joint")),
+    Need("model budgets tensor_sizes expert_sizes", "--analytic", lambda given: given.analytic),
+    Need("analytic", "to be given without --profile, which has the costs", lambda given: not given.profile),
+    Need("analytic", "--model", lambda given: given.model),
+    Need("analytic", "--budgets, or --sweep to try some", lambda given: given.budgets or given.sweep),
 )
 
 
@@ -287,55 +285,52 @@ def _parser() -> ToolParser:
     parser = ToolParser(
         numbers=NUMBERS, needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--profile", help="profile.json of tools/profile_layers.py")
-    parser.add_argument("--pipeline-model-parallel-size", type=int, help="pipeline ranks")
-    parser.add_argument("--virtual-pipeline-model-parallel-size", type=int, default=1, help="chunks a rank (1: none)")
-    parser.add_argument("--num-microbatches", type=int, help="microbatches a data-parallel rank and step")
-    parser.add_argument("--memory-gib", type=float, default=float("inf"), help="of one rank; no limit unless given")
-    parser.add_argument("--method", choices=METHODS, default=METHODS[-1], help="how to cut")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--profile", help="profile.json of tools/profile_layers.py")
+    add("--pipeline-model-parallel-size", type=int, help="pipeline ranks")
+    add("--virtual-pipeline-model-parallel-size", type=int, default=1, help="chunks a rank (1: none)")
+    add("--num-microbatches", type=int, help="microbatches a data-parallel rank and step")
+    add("--memory-gib", type=float, default=float("inf"), help="of one rank; no limit unless given")
+    add("--method", choices=METHODS, default=METHODS[-1], help="how to cut")
+    add(
         "--recompute", choices=tuple(RECOMPUTE_RULES), default="fewest", help="the fewest layers that fit, or every one"
     )
-    parser.add_argument(
+    add(
         "--schedule",
         type=offered,
         choices=OFFERED,
         default="1f1b",
         help="order of forwards and backwards; zb_auto, zb_v_auto: lists of its own",
     )
-    parser.add_argument(
+    add(
         "--tower",
         choices=ROADS,
         default="cut",
         help="the vision tower: cut into stages as all of the chain, whole on every rank beside the pipeline, or auto",
     )
-    parser.add_argument("--packs", help="packed index: judge layouts on the packs that training will run")
-    parser.add_argument("--pack-iterations", type=int, default=4, help="how many iterations of them")
-    parser.add_argument(
+    add("--packs", help="packed index: judge layouts on the packs that training will run")
+    add("--pack-iterations", type=int, default=4, help="how many iterations of them")
+    add(
         "--seconds", type=float, default=4.0, help="work to search layouts, and again lists, in seconds of an idle core"
     )
-    parser.add_argument("--radius", type=int, default=1, help="bmp: how many layers each cut may move from the anchor")
-    parser.add_argument("--top-k", type=int, default=10, help="how many layouts are kept")
-    group = parser.add_argument_group("sweep: choose budgets, parallel sizes, microbatches and schedule too")
-    group.add_argument(
-        "--sweep", action="store_true", help="rank settings by predicted samples a second, plan the best"
-    )
-    group.add_argument("--gpus", type=int, help="how many there are")
-    group.add_argument("--global-batch-samples", type=int, help="samples of an iteration, over all ranks")
-    group.add_argument("--sizes", nargs="+", help="sizes of the samples (.json or .npz)")
-    group.add_argument("--analytic", choices=tuple(DEVICES), help="price any setting on this device, without --profile")
-    group.add_argument(*MODEL_FLAGS, help="preset to price with --analytic")
-    group.add_argument(
-        "--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic; a sweep without them tries those that fit"
-    )
-    parser.add_argument(
+    add("--radius", type=int, default=1, help="bmp: how many layers each cut may move from the anchor")
+    add("--top-k", type=int, default=10, help="how many layouts are kept")
+    add = parser.add_argument_group("sweep: choose budgets, parallel sizes, microbatches and schedule too").add_argument
+    add("--sweep", action="store_true", help="rank settings by predicted samples a second, plan the best")
+    add("--gpus", type=int, help="how many there are")
+    add("--global-batch-samples", type=int, help="samples of an iteration, over all ranks")
+    add("--sizes", nargs="+", help="sizes of the samples (.json or .npz)")
+    add("--analytic", choices=tuple(DEVICES), help="price any setting on this device, without --profile")
+    add(*MODEL_FLAGS, help="preset to price with --analytic")
+    add("--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic; a sweep without them tries those that fit")
+    add(
         "--audio-budget", type=int, metavar="FRAMES", help="with --analytic: mel frames of a pack, for models that hear"
     )
-    group.add_argument("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
-    group.add_argument("--expert-sizes", type=_numbers, default=[1], help="with --analytic: ranks that experts lie on")
-    group.add_argument("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])
-    group.add_argument("--chunks", type=_numbers, default=[1, 2])
-    group.add_argument("--schedules", type=_schedules, default=["1f1b"], help="names, comma between")
+    add("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
+    add("--expert-sizes", type=_numbers, default=[1], help="with --analytic: ranks that experts lie on")
+    add("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])
+    add("--chunks", type=_numbers, default=[1, 2])
+    add("--schedules", type=_schedules, default=["1f1b"], help="names, comma between")
     parser.add_argument("--output", required=True, help="plan.json to write")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     return parser

@@ -26,14 +26,12 @@ from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS, chain_kind
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
-from omnibal_ext.costs.measured import measured_device
+from omnibal_ext.costs.operations import measured_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.costs.works import IMAGE_PATCHES
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.output import say
-from omnibal_ext.reading.checks import anything, mapping
-from omnibal_ext.reading.document import read_json
 
 KERNELS = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")
 """Packages that choose what runs on the device."""
@@ -67,7 +65,7 @@ def main() -> None:
 
 
 def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Profile:
-    """Estimated from operation counts, with the costs of --measured in place of some."""
+    """Estimated from operation counts."""
     profile = analytic_profile(
         architecture,
         arguments.analytic,
@@ -83,12 +81,6 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         arguments.replica_ranks,
         arguments.audio_budget or 1,
     )
-    if arguments.measured:
-        measured = read_json(arguments.measured, mapping(anything), "give a profile, or some of its lines")
-        try:
-            profile = profile.replaced_by(measured)
-        except UserError as error:
-            raise UserError(f"{arguments.measured}: {error}") from None
     profile.save(arguments.output)
     return profile
 
@@ -245,17 +237,12 @@ NUMBERS = (
 )
 NEEDS = (
     *adapter_flags.NEEDS,
-    Need("measured", "--analytic: its figures replace some of the estimates", lambda arguments: arguments.analytic),
     Need(
         "tower_profile",
         "to be given without --analytic, which prices whole layers itself by --replica-ranks",
-        lambda arguments: not arguments.analytic,
+        lambda given: not given.analytic,
     ),
-    Need(
-        "steps force",
-        "to be given without --analytic, which measures nothing",
-        lambda arguments: not arguments.analytic,
-    ),
+    Need("steps force", "to be given without --analytic, which measures nothing", lambda given: not given.analytic),
 )
 
 
@@ -263,38 +250,34 @@ def _parser() -> ToolParser:
     parser = ToolParser(
         numbers=NUMBERS, needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(*MODEL_FLAGS, required=True, help="a preset, or a Hugging Face folder")
-    parser.add_argument("--vit-budget", type=int, required=True, help="tiles of a full pack")
-    parser.add_argument("--llm-budget", type=int, required=True, help="tokens of a full pack")
-    parser.add_argument(
+    add = parser.add_argument
+    add(*MODEL_FLAGS, required=True, help="a preset, or a Hugging Face folder")
+    add("--vit-budget", type=int, required=True, help="tiles of a full pack")
+    add("--llm-budget", type=int, required=True, help="tokens of a full pack")
+    add(
         "--audio-budget",
         type=int,
         metavar="FRAMES",
         help="mel frames of a full pack, for models that hear (default: 1)",
     )
-    parser.add_argument(
+    add(
         "--supervised-share", type=float, default=1.0, metavar="S",
         help="of a pack's tokens, on average, those that are learnt: the head multiplies no others (default: all)",
     )  # fmt: skip
-    parser.add_argument("--tensor-model-parallel-size", type=int, default=1)
-    parser.add_argument(
-        "--expert-model-parallel-size", type=int, default=1, help="ranks over which a layer's experts are distributed"
-    )
-    parser.add_argument("--sequence-parallel", action="store_true", help="the job shares tokens between blocks")
-    parser.add_argument("--data-parallel-size", type=int, default=1, help="of the job: gradients are reduced over it")
-    parser.add_argument("--use-distributed-optimizer", action="store_true", help="the job shards its optimizer state")
-    parser.add_argument("--bf16", action="store_true", help="measure in bf16")
+    add("--tensor-model-parallel-size", type=int, default=1)
+    add("--expert-model-parallel-size", type=int, default=1, help="ranks over which a layer's experts are distributed")
+    add("--sequence-parallel", action="store_true", help="the job shares tokens between blocks")
+    add("--data-parallel-size", type=int, default=1, help="of the job: gradients are reduced over it")
+    add("--use-distributed-optimizer", action="store_true", help="the job shards its optimizer state")
+    add("--bf16", action="store_true", help="measure in bf16")
     add_trained_flags(parser)
-    parser.add_argument("--steps", type=int, default=5, help="steps measured, after two to warm up")
-    parser.add_argument("--analytic", choices=sorted(DEVICES), help="from operation counts, no device needed")
-    parser.add_argument("--measured", help="with --analytic: a (partial) profile.json whose figures replace estimates")
-    parser.add_argument(
-        "--replica-ranks", type=int, default=0, help="pipeline x tensor ranks: also what a tower beside them costs"
-    )
-    parser.add_argument("--tower-profile", help="profile at tensor-parallel size 1: what whole layers of a tower cost")
-    parser.add_argument("--force", action="store_true", help="measure again, whatever is there")
-    parser.add_argument("--output", required=True, help="profile.json to write")
-    parser.add_argument("--json", action="store_true", help="print the profile as one JSON object")
+    add("--steps", type=int, default=5, help="steps measured, after two to warm up")
+    add("--analytic", choices=sorted(DEVICES), help="from operation counts, no device needed")
+    add("--replica-ranks", type=int, default=0, help="pipeline x tensor ranks: also what a tower beside them costs")
+    add("--tower-profile", help="profile at tensor-parallel size 1: what whole layers of a tower cost")
+    add("--force", action="store_true", help="measure again, whatever is there")
+    add("--output", required=True, help="profile.json to write")
+    add("--json", action="store_true", help="print the profile as one JSON object")
     return parser
 
 

@@ -3,7 +3,7 @@
     python tools/report.py --run RUN [--run OTHER ...] --output report.html
     python tools/report.py --plan plan.json --profile profile.json --output report.html --trace trace.json
 
-The page needs no network. The trace opens in ui.perfetto.dev and chrome://tracing; --png needs matplotlib.
+The page needs no network. The trace opens in ui.perfetto.dev and chrome://tracing.
 """
 
 import argparse
@@ -17,13 +17,12 @@ from omnibal_ext.flags import ToolParser
 from omnibal_ext.output import say
 from omnibal_ext.report.breakdown import CAUSES, breakdown
 from omnibal_ext.report.page import report
-from omnibal_ext.report.picture import write_png
 from omnibal_ext.report.subject import Subject
 from omnibal_ext.report.trace import trace
 
 
 def main() -> None:
-    """Write the page, the trace, the picture; print where the time goes."""
+    """Write the page and the trace; print where the time goes."""
     arguments = _parser().parse_args()
     subjects = _subjects(arguments)
     timelines = [timeline for subject in subjects for timeline in subject.timelines]
@@ -34,9 +33,6 @@ def main() -> None:
     if arguments.trace:
         write_text(Path(arguments.trace), json.dumps(trace(timelines)))
         written["trace"] = arguments.trace
-    if arguments.png:
-        write_png(arguments.png, timelines)
-        written["png"] = arguments.png
     names = [f"{subject.name}, {timeline.name}" for subject in subjects for timeline in subject.timelines]
     found = {name: breakdown(timeline) for name, timeline in zip(names, timelines, strict=True)}
     if arguments.json:
@@ -53,8 +49,8 @@ def _subjects(arguments: argparse.Namespace) -> list[Subject]:
     """The plans and runs, in the flags' order. Raises UserError if there are none, or no output is asked for."""
     if not (arguments.run or arguments.plan):
         raise UserError("nothing to report on: give --run FOLDER of tools/launch.py, or --plan plan.json")
-    if not (arguments.output or arguments.trace or arguments.png):
-        raise UserError("nothing to write: give --output report.html, --trace trace.json or --png timeline.png")
+    if not (arguments.output or arguments.trace):
+        raise UserError("nothing to write: give --output report.html or --trace trace.json")
     profile = Path(arguments.profile) if arguments.profile else None
     packs = Path(arguments.packs) if arguments.packs else None
     if len(arguments.plan) == len(arguments.run) == 1:
@@ -65,16 +61,14 @@ def _subjects(arguments: argparse.Namespace) -> list[Subject]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = ToolParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", action="append", default=[], help="run folder of tools/launch.py; again for more")
-    parser.add_argument(
-        "--plan", action="append", default=[], help="plan.json alone, or of the one --run; again for more"
-    )
-    parser.add_argument("--profile", help="its profile.json (default: the one beside the plan)")
-    parser.add_argument("--packs", help="packed index to predict on (default: the run's, or full budgets)")
-    parser.add_argument("--output", metavar="FILE", help="write the page")
-    parser.add_argument("--trace", metavar="FILE", help="write the timelines in Chrome's trace format, for Perfetto")
-    parser.add_argument("--png", metavar="FILE", help="write the timelines as a picture")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add = parser.add_argument
+    add("--run", action="append", default=[], help="run folder of tools/launch.py; again for more")
+    add("--plan", action="append", default=[], help="plan.json alone, or of the one --run; again for more")
+    add("--profile", help="its profile.json (default: the one beside the plan)")
+    add("--packs", help="packed index to predict on (default: the run's, or full budgets)")
+    add("--output", metavar="FILE", help="write the page")
+    add("--trace", metavar="FILE", help="write the timelines in Chrome's trace format, for Perfetto")
+    add("--json", action="store_true", help="print one JSON object")
     return parser
 
 

@@ -19,9 +19,7 @@ from megatron.training.global_vars import set_global_variables
 from megatron.vlm import core_patches, log_noise, platform
 from megatron.vlm.defaults import FIXED, preset_defaults
 from megatron.vlm.evaluation import set_evaluation
-from megatron.vlm.flags.check import missing_needs, refused_values, untested
-from megatron.vlm.flags.parser import Parser
-from megatron.vlm.flags.refusals import megatron_refusals
+from megatron.vlm.flags.parser import Parser, megatron_refusals, missing_needs, refused_values, untested
 from omnibal_ext.adapters import Adapters, check_adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
@@ -56,28 +54,24 @@ class TrainingInputs:
 def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     """The flags that Megatron does not have."""
     group = parser.add_argument_group("vision-language model")
-    group.add_argument(
+    add = group.add_argument
+    add(
         *MODEL_FLAGS,
         dest="preset",
         metavar="MODEL",
         help="model to build: a preset, or a folder with Hugging Face's config.json",
     )
-    group.add_argument("--plan", help="plan.json of tools/plan_layout.py; not needed on a single pipeline rank")
-    group.add_argument("--data", help="dataset folder of tools/preprocess_data.py")
-    group.add_argument("--packs", help="packed index of tools/pack_data.py over --data")
-    group.add_argument("--eval-data", help="held-out dataset folder, evaluated on whole")
-    group.add_argument("--eval-packs", help="packed index over --eval-data")
-    group.add_argument(
-        "--from",
-        dest="first_weights",
-        metavar="FOLDER",
-        help="first weights: a converted or another run's checkpoint",
-    )
-    group.add_argument("--from-scratch", action="store_true", help="start from random weights")
-    group.add_argument("--fresh", action="store_true", help="refuse to go on with a run: --save must hold none")
-    group.add_argument("--save-hf", action="store_true", help="write Hugging Face's weights beside every save")
-    for add in TRAINER_FLAGS.values():
-        add(group)
+    add("--plan", help="plan.json of tools/plan_layout.py; not needed on a single pipeline rank")
+    add("--data", help="dataset folder of tools/preprocess_data.py")
+    add("--packs", help="packed index of tools/pack_data.py over --data")
+    add("--eval-data", help="held-out dataset folder, evaluated on whole")
+    add("--eval-packs", help="packed index over --eval-data")
+    add("--from", dest="first_weights", metavar="FOLDER", help="first weights: a converted or another run's checkpoint")
+    add("--from-scratch", action="store_true", help="start from random weights")
+    add("--fresh", action="store_true", help="refuse to go on with a run: --save must hold none")
+    add("--save-hf", action="store_true", help="write Hugging Face's weights beside every save")
+    for add_ours in TRAINER_FLAGS.values():
+        add_ours(group)
     return parser
 
 

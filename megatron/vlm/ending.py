@@ -29,7 +29,7 @@ from typing import NoReturn
 from torch.distributed import TCPStore
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.launch.parent_watch import kill_with_parent
+from omnibal_ext.launch.processes import kill_with_parent
 from omnibal_ext.output import ignore_lost_output, say
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

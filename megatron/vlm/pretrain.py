@@ -38,13 +38,12 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps, Hosts
 from megatron.vlm.monitoring.journal import Journal, survive_write_errors
 from megatron.vlm.monitoring.meters import EvaluationMeter, Tally, Throughput, TrainingMeter
-from megatron.vlm.monitoring.profile_check import ProfileCheck
 from megatron.vlm.monitoring.recorder import Recorder, recorded_iterations
-from megatron.vlm.monitoring.stage_meter import StageMeter
+from megatron.vlm.monitoring.stage_meter import ProfileCheck, StageMeter
+from megatron.vlm.pipeline.communicator import Teams
 from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.rank_packs import RankPacks
 from megatron.vlm.pipeline.stage import Stage, stage_number
-from megatron.vlm.pipeline.teams import Teams
 from megatron.vlm.pipeline.tied import embedding_ranks
 from megatron.vlm.pipeline.tower import owned_links
 from megatron.vlm.preflight.findings import refuse

@@ -4,13 +4,13 @@ import contextlib
 import io
 import logging
 import os
-import socket
 from collections.abc import Iterator, Sequence
 
 import torch
 from megatron.training.initialize import initialize_megatron
 from megatron.training.log_handler import CustomHandler
 from megatron.training.training import destroy_global_state
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from megatron.vlm.arguments import TrainingInputs, parse_arguments
 
@@ -39,7 +39,7 @@ def set_single_rank() -> None:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    os.environ.setdefault("MASTER_PORT", str(get_free_port()))
 
 
 @contextlib.contextmanager
@@ -51,9 +51,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        return server.getsockname()[1]

@@ -1,7 +1,7 @@
 """Profiles without a device: operation counts divided by published peaks times the efficiencies stated here.
 
-A measured profile has the same fields, and can replace some or all of the figures (`Profile.replaced_by`). Operations
-and bytes of layers are counted in `works.layer_works`. On one of t tensor-parallel ranks:
+A measured profile has the same fields. Operations and bytes of layers are counted in `works.layer_works`. On one of t
+tensor-parallel ranks:
 
     attention   backward takes 2.5 times the operations of forward (FlashAttention-2, arXiv 2307.08691)
     links       two all-reduces of n h 2 bytes forward, two backward; each moves 2 (t - 1) / t times its bytes
@@ -30,10 +30,9 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
 from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.chain import VISION_KINDS, GradientMode, Size, chain_kind, gradient_mode, size_of
-from omnibal_ext.costs.adapted import AdaptersWork, adapters_works
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.work import BYTES, Work, exchange_costs
-from omnibal_ext.costs.works import IMAGE_PATCHES, layer_works
+from omnibal_ext.costs.works import IMAGE_PATCHES, AdaptersWork, adapters_works, layer_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.units import GIB
 

@@ -8,14 +8,18 @@ attention counts as a recurrence over tokens, whatever chunks a kernel computes.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import gradient_mode, size_of
-from omnibal_ext.costs.analytic import DEVICES
-from omnibal_ext.costs.measured import device_key
+from omnibal_ext.costs.analytic import DEVICES, Device
 from omnibal_ext.costs.works import layer_works
+from omnibal_ext.errors import UserError
+from omnibal_ext.files.records import read_record
 
 PASSES = {"trained": 3, "adapted": 2, "frozen": 2, "idle": 1}
 """Products with a matrix, by gradient mode: forward, gradients of inputs, gradients of weights."""
@@ -69,3 +73,33 @@ def peak_operations(device_name: str) -> float | None:
     """Return the peak dense bf16 operations a second of a GPU, by its driver's name for it; None if unknown."""
     key = device_key(device_name)
     return DEVICES[key].flops if key else None
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+EFFICIENCIES = ("matrix_efficiency", "attention_efficiency", "bandwidth_efficiency")
+
+
+def device_key(name: str) -> str | None:
+    """Return the key in `DEVICES` of a GPU whose driver calls it `name`; None if its peaks are unknown."""
+    return next((key for key in DEVICES if key in name.lower()), None)
+
+
+def measured_device(key: str, folder: Path = RESULTS) -> Device | None:
+    """Return the device `key` with measured efficiencies; None if not measured.
+
+    Raises UserError for a result file that is damaged, or has impossible figures.
+    """
+    path = folder / f"{key}.json"
+    return (
+        read_record(path, "result", "benchmarks/gpu.py", lambda record: _device(key, record)) if path.exists() else None
+    )
+
+
+def _device(key: str, record: Any) -> Device:
+    found = record.get("efficiencies") if isinstance(record, Mapping) else None
+    if not isinstance(found, Mapping) or set(found) != set(EFFICIENCIES):
+        raise UserError(f"'efficiencies' must have {', '.join(EFFICIENCIES)}")
+    for name, share in found.items():
+        if not isinstance(share, int | float) or not 0 < share <= 1:
+            raise UserError(f"{name} must be a share of the published peak, above 0 and at most 1, got {share!r}")
+    return replace(DEVICES[key], **found)

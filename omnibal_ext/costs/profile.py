@@ -38,9 +38,9 @@ from omnibal_ext.chain import (
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.flow import audio_extras, features_after
-from omnibal_ext.formats import MEASURED, PROFILE
+from omnibal_ext.formats import PROFILE
 from omnibal_ext.reading.checks import integer, is_number, listing, shown
-from omnibal_ext.reading.seal import FIELD, check_if_sealed, sealed
+from omnibal_ext.reading.document import FIELD, sealed
 
 SCHEMA_VERSION = 1
 LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "carried_after")
@@ -197,7 +197,6 @@ class Profile:
         """Read and validate profile.json. Raises UserError naming the file and the layer at fault."""
 
         def build(record: Any) -> "Profile":
-            check_if_sealed(record, "profile again")
             profile = cls.from_record(record)
             profile.validate()
             return profile
@@ -313,33 +312,6 @@ class Profile:
     def mode(self, kind: str) -> GradientMode:
         """Return which gradients the backward computes in layers of a kind."""
         return gradient_mode(kind, self.frozen, self.lora_targets)
-
-    def replaced_by(self, measured: Mapping[str, Any]) -> "Profile":
-        """Return this profile with the figures of `measured`, a complete or partial profile record.
-
-        Raises UserError if it was measured for another model, budgets, parallel sizes or frozen parts.
-        """
-        MEASURED("", measured)
-        record = self.to_record()
-        sizes = ("tensor_model_parallel_size", "expert_model_parallel_size")
-        budgets = ("vit_budget", "llm_budget", *(["audio_budget"] if self.audio_budget else []))
-        for name in ("model_hash", *budgets, *sizes, "frozen", "lora_rank", "lora_targets"):
-            if measured.get(name, record[name]) != record[name]:
-                raise UserError(f"{name} is {measured[name]}, not {record[name]}: measure for the same settings")
-        layers = measured.get("layers", {})
-        for kind, costs in layers.items():
-            given = {name: value for name, value in costs.items() if value is not None}
-            record["layers"][kind] = record["layers"].get(kind, {}) | given
-            for name in ("forward", "backward"):  # the old fit would override the new seconds
-                if f"{name}_seconds" in given and f"{name}_fit" not in given:
-                    record["layers"][kind][f"{name}_fit"] = None
-        plain = ("transfer_seconds_per_byte", "transfer_latency_seconds", "action_seconds", "iteration_seconds",
-                 "host_action_seconds")  # fmt: skip
-        record |= {name: measured[name] for name in (*plain, "overhead_bytes") if measured.get(name)}
-        record["notes"] |= {"measured": {kind: sorted(costs) for kind, costs in layers.items()}}
-        profile = Profile.from_record(record)
-        profile.validate()
-        return profile
 
     def budget(self, size: Size) -> int:
         """Return the budget of tiles, tokens or frames."""

@@ -67,9 +67,9 @@ class TowerCosts:
         """Return the forward seconds of all links, elementwise for `tiles`."""
         return self._seconds(tiles, self.kinds, backward=False)
 
-    def backward(self, tiles: Floats, recompute: tuple[int, ...] = (), again: bool = False) -> Floats:
-        """Return backward seconds with recomputation: of all links (`again`), else of the links `recompute`."""
-        rerun = self.kinds if again else tuple(self.kinds[link] for link in recompute)
+    def backward(self, tiles: Floats, recompute: tuple[int, ...] = ()) -> Floats:
+        """Return backward seconds with recomputation of the links `recompute`."""
+        rerun = tuple(self.kinds[link] for link in recompute)
         return self._seconds(tiles, self.kinds, backward=True) + self._seconds(tiles, rerun, backward=False)
 
     def _seconds(self, tiles: Any, kinds: tuple[str, ...], backward: bool) -> Floats:
@@ -82,25 +82,18 @@ class TowerCosts:
             seconds = seconds + kinds.count(kind) * np.where(tiles > 0, of_one, 0.0)
         return seconds
 
-    def kept_bytes(self, recompute: tuple[int, ...] = (), again: bool = False) -> float:
+    def kept_bytes(self, recompute: tuple[int, ...] = ()) -> float:
         """Bytes kept per tile between its forward (E) and backward (V); arguments as of `backward`."""
         if not self.trained:
             return 0.0
-        if again:
-            return self._cost("patch_embed").recompute_kept_bytes / self.profile.vit_budget
         costs = [self._cost(kind) for kind in self.kinds]
         kept = sum(c.recompute_kept_bytes if link in recompute else c.kept_bytes for link, c in enumerate(costs))
         return kept / self.profile.vit_budget
 
-    def working_bytes(self, recompute: tuple[int, ...] = (), again: bool = False) -> float:
-        """More bytes per tile during V: recomputed activations of all links (`again`), else of the largest link."""
-        if not self.trained:
-            return 0.0
-        if again:
-            return self.kept_bytes() - self.kept_bytes(again=True)
-        return (
-            max((self._cost(self.kinds[link]).saved_bytes for link in recompute), default=0.0) / self.profile.vit_budget
-        )
+    def working_bytes(self, recompute: tuple[int, ...] = ()) -> float:
+        """More bytes per tile during V: recomputed activations of the largest link."""
+        saved = (self._cost(self.kinds[link]).saved_bytes for link in recompute if self.trained)
+        return max(saved, default=0.0) / self.profile.vit_budget
 
     @property
     def output_bytes(self) -> float:

@@ -17,15 +17,19 @@ For n tokens of width h on one of t tensor-parallel ranks with sequence parallel
     late        from B to W of a split backward: input and output gradient of every linear layer. With sequence
                 parallelism one of the two is sharded, the other gathered: Transformer Engine gathers inputs in B and
                 holds them; core's own layers gather them again in W and hold less
+    projector   every rank has the inputs and outputs of all image tokens; only the MLP's inner activations are sharded
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.chain import chain_kind
 from omnibal_ext.costs.audio_works import audio_works
 from omnibal_ext.costs.language_works import language_work
-from omnibal_ext.costs.projector_works import projector_work
 from omnibal_ext.costs.vit_works import vit_work
 from omnibal_ext.costs.work import BYTES, Work
 from omnibal_ext.matrices import matrices_of
@@ -89,3 +93,93 @@ def _attended(vision: VisionArchitecture, sees_whole_images: bool) -> int:
     if sees_whole_images or not vision.native.window:
         return IMAGE_PATCHES
     return min(IMAGE_PATCHES, (vision.native.window * vision.native.merge) ** 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Counts for one image token."""
+
+    kept: int
+    """Numbers that every rank keeps for the backward."""
+    kept_shares: int
+    """Numbers kept that are sharded over ranks."""
+    late: int
+    """Numbers that every rank holds from B to W."""
+    late_shares: int
+    for_weights: int = 0
+    """Part of `kept`: inputs of matrices that get no adapters."""
+
+
+def projector_work(architecture: Architecture, tiles: int, t: int) -> Work:
+    """Return the projector's work on `tiles` tiles, of all `t` tensor-parallel ranks together."""
+    tokens, out = architecture.image_tokens(tiles), architecture.language.hidden_size
+    count = {"matrix": _matrix, "gated": _gated}.get(architecture.merger, _plain)
+    one, streams = count(architecture), architecture.streams  # one of hidden states, one a feature layer
+    weights = sum(matrix.weights for matrix in matrices_of(architecture)["projector"])
+    normed = tiles * architecture.vision.tokens_per_tile * architecture.vision.hidden_size
+    kept = tokens * (one.kept * t + one.kept_shares) + normed * architecture.vision.final_norm * t
+    return Work(
+        weights, weights, tokens, out, kept * streams * BYTES,
+        tokens * (one.late * t + one.late_shares) * streams * BYTES, for_weights=tokens * one.for_weights * t * BYTES,
+    )  # fmt: skip
+
+
+def _plain(architecture: Architecture) -> _Numbers:
+    """A norm, and one matrix or two."""
+    joined, out = architecture.joined_width, architecture.language.hidden_size
+    native = architecture.vision.native is not None
+    into = joined * (1 + (architecture.projector_norm or native))
+    if architecture.pools or architecture.merger in ("shuffled", "normed"):
+        return _Numbers(into, 0, joined, out)  # output gradients are sharded by columns
+    inner = joined if native else out
+    return _Numbers(into, 2 * inner, joined + out, 2 * inner)
+
+
+def _matrix(architecture: Architecture) -> _Numbers:
+    """A norm, a matrix that merges a square of patches into one patch, an MLP of two layers."""
+    joined, out, width = architecture.joined_width, architecture.language.hidden_size, architecture.vision.hidden_size
+    return _Numbers(2 * joined + width, 2 * out, joined + width + out, width + 2 * out, joined)
+
+
+def _gated(architecture: Architecture) -> _Numbers:
+    """After the ViT's norm a matrix that merges a square into one token, a matrix, a norm, GELU, a gated MLP."""
+    joined, out, inner = architecture.joined_width, architecture.language.hidden_size, architecture.merger_width
+    kept, late = (joined + 4 * out, 3 * inner), (joined + 3 * out, 2 * out + 3 * inner)
+    return _Numbers(*kept, *late, joined + out)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersWork:
+    """Costs of the adapters of one layer, for a pack at the budget, on one tensor-parallel rank."""
+
+    matrices: int
+    """Matrices with an adapter."""
+    weights: float
+    """Parameters of the adapters."""
+    operations: float
+    """Of the forward; each of the two gradients takes as many."""
+    forward_bytes: float
+    """Read and written, apart from the adapters' own products."""
+    backward_bytes: float
+    kept: float
+    """Bytes saved for the backward, minus those that the frozen layer no longer saves (`Work.for_weights`)."""
+
+
+def adapters_works(
+    architecture: Architecture, adapters: Adapters, works: Mapping[str, Work], t: int
+) -> dict[str, AdaptersWork]:
+    """Return the adapters' costs of one layer of each kind that has some, on one of `t` tensor-parallel ranks."""
+    matrices, numbers, found = adapted_matrices(architecture), adapter_parameters(architecture, adapters, t), {}
+    for kind, number in numbers.items():
+        work = works[kind]
+        rows, columns = (sum(getattr(matrix, side) for matrix in matrices[kind]) for side in ("rows", "columns"))
+        inner = adapters.rank * sum(matrix.parts / (t if matrix.by_rows else 1) for matrix in matrices[kind])
+        found[kind] = AdaptersWork(
+            matrices=len(matrices[kind]),
+            weights=number,
+            operations=2 * work.tokens * number,
+            forward_bytes=work.tokens * BYTES * (2 * rows + columns) / t,
+            backward_bytes=work.tokens * BYTES * (2 * rows + 5 * columns) / t,
+            kept=work.tokens * BYTES * inner - work.for_weights / work.shares(t),
+        )
+    return found

@@ -1,22 +1,35 @@
-"""JSON files that one program writes and another reads; written atomically."""
+"""JSON files that one program writes, atomically, and another reads; files to which a run appends lines; and
+the SHA-256 of files, which a manifest lists."""
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError, from_os_error
+from omnibal_ext.output import say
 from omnibal_ext.reading.checks import Value, shown
-from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.document import check_if_sealed, read_json
+from omnibal_ext.reading.files import open_plain
 
 
 def read_record(path: str | os.PathLike[str], what: str, tool: str, build: Callable[[Any], Value]) -> Value:
-    """Return `build(content)` of a JSON file. Raises UserError naming the file, and `tool`, which makes such files."""
+    """Return `build(content)` of a JSON file, whose hash, if it has one, must be right.
+
+    Raises UserError naming the file, and `tool`, which makes such files.
+    """
+
+    def check(_: str, record: Any) -> Value:
+        check_if_sealed(record)
+        return build(record)
+
     try:
-        return read_json(path, lambda _, record: build(record), f"make one with {tool}")
+        return read_json(path, check, f"make one with {tool}")
     except UserError as error:
         raise UserError(f"{what} {error}") from None
 
@@ -56,3 +69,77 @@ def write_text(target: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise from_os_error(OSError(error.errno, error.strerror, str(target))) from None
+
+
+class JsonLines:
+    """Appends to a file. A line that cannot be written is lost, with a warning, and the run goes on.
+
+    An incomplete line at the end, left by a full disk or a crash, is removed before the next one is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.failing = False
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one more line."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+            with self.path.open("r+b", buffering=0) as file:
+                _append(file, json.dumps(record).encode() + b"\n")
+        except OSError as error:
+            if not self.failing:
+                say(f"warning: {self.path}: cannot be written ({error.strerror}); training goes on without it")
+            self.failing = True
+        else:
+            self.failing = False
+
+
+def _append(file: Any, line: bytes) -> None:
+    end = _end_of_lines(file)
+    file.truncate(end)
+    file.seek(end)
+    try:
+        while line:  # a write can be partial
+            line = line[file.write(line) :]
+    except OSError:
+        file.truncate(end)
+        raise
+
+
+def _end_of_lines(file: Any) -> int:
+    """Return the offset at which the last complete line ends."""
+    end: int = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - 2**16)
+        file.seek(start)
+        if (found := file.read(end - start).rfind(b"\n")) >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+THREADS = min(8, os.cpu_count() or 1)
+"""hashlib releases the GIL."""
+
+
+def sha256_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal text."""
+    with open_plain(path, "see that it is there") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of files of a folder by name, computed in several threads."""
+    ordered = list(names)
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(ordered, pool.map(sha256_of, (folder / name for name in ordered)), strict=True))
+
+
+def verify_checksums(folder: Path, expected: Mapping[str, str], remedy: str) -> None:
+    """Hash the files and compare. Raises UserError naming the first that is damaged or missing."""
+    found = checksums_of(folder, expected)
+    for name, checksum in expected.items():
+        if found[name] != checksum:
+            raise UserError(f"{folder / name}: damaged: its checksum is not the manifest's; {remedy}")

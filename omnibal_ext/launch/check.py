@@ -1,17 +1,40 @@
-"""Checks of a run before anything else is started, in a process that imports Megatron (`megatron.vlm.preflight`)."""
+"""Checks of a run before anything else is started: versions, and all else in a process that imports Megatron
+(`megatron.vlm.preflight`)."""
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 from omnibal_ext.console import print_table
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import UserError, missing_package
 from omnibal_ext.launch.processes import run_python
-from omnibal_ext.launch.versions import check_versions
+
+SUPPORTED = {"torch": ">=2.8,<3", "megatron-core": ">=0.19.2,<0.20"}
+PYTHON = ">=3.11,<3.14"
+
+
+def check_versions() -> str:
+    """Return a line with all versions. Raises UserError for a missing package or unsupported version."""
+    if platform.python_version() not in SpecifierSet(PYTHON):
+        raise UserError(f"Python {platform.python_version()}; {PYTHON} is needed: see scripts/setup.sh")
+    found = {"python": platform.python_version()}
+    for package, wanted in SUPPORTED.items():
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            needed = missing_package(package.replace("-", ".")) or f"{package} {wanted}"
+            raise UserError(f"training needs {needed}; in a clone run scripts/setup.sh and enter .venv") from None
+        if not SpecifierSet(wanted).contains(found[package], prereleases=True):
+            raise UserError(f"{package} is {found[package]}; {wanted} is needed: run scripts/setup.sh and enter .venv")
+    return ", ".join(f"{name} {number}" for name, number in found.items())
 
 
 @dataclass(frozen=True)

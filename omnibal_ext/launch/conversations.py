@@ -16,19 +16,17 @@ from typing import Any
 from omnibal_ext.architectures.folder import find_config
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.files.folders import refuse_no_images
-from omnibal_ext.files.records import write_record
+from omnibal_ext.files.records import sha256_of, write_record
 from omnibal_ext.flags import as_flags, flag_name
 from omnibal_ext.launch.flags import flags_in
-from omnibal_ext.launch.folder import remove_unused
+from omnibal_ext.launch.folder import is_made, remove_unused
 from omnibal_ext.launch.planning import run_our_tool
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
 from omnibal_ext.packing.packers.budgets import read_budget
 from omnibal_ext.packing.widths import check_widths, read_widths
-from omnibal_ext.reading.checks import anything, mapping
-from omnibal_ext.reading.document import decode, read_json
+from omnibal_ext.reading.document import decode
 
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
 LIMITS = ("max_tiles", "max_pixels", "max_tokens")
@@ -62,29 +60,25 @@ def widths(text: str) -> str:
 
 def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a run from conversations."""
-    group = parser.add_argument_group("conversations, instead of --data and --packs")
-    group.add_argument(
-        "--input", nargs="+", metavar="FILE", help="files of conversations, see tools/preprocess_data.py"
-    )
-    group.add_argument("--image-root", metavar="FOLDER", help="where image paths start from (default: at each file)")
-    group.add_argument("--chat-template", help="if the model's folder has none")
-    group.add_argument("--max-tiles", type=int, help="of a conversation; at native resolution patches of an image")
-    group.add_argument("--max-pixels", type=int, help="most pixels of an image, for models at native resolution")
-    group.add_argument("--max-tokens", type=int, help="most tokens of a sample; longer ones are left out, or shortened")
-    group.add_argument("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
-    group.add_argument("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
-    group.add_argument("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
-    group.add_argument("--audio-budget", type=int, metavar="FRAMES", help="most mel frames of a pack (default: auto)")
-    group.add_argument(
+    add = parser.add_argument_group("conversations, instead of --data and --packs").add_argument
+    add("--input", nargs="+", metavar="FILE", help="files of conversations, see tools/preprocess_data.py")
+    add("--image-root", metavar="FOLDER", help="where image paths start from (default: at each file)")
+    add("--chat-template", help="if the model's folder has none")
+    add("--max-tiles", type=int, help="of a conversation; at native resolution patches of an image")
+    add("--max-pixels", type=int, help="most pixels of an image, for models at native resolution")
+    add("--max-tokens", type=int, help="most tokens of a sample; longer ones are left out, or shortened")
+    add("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
+    add("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
+    add("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
+    add("--audio-budget", type=int, metavar="FRAMES", help="most mel frames of a pack (default: auto)")
+    add(
         "--widths", type=widths, default=ONE_RANK, metavar="W,W...",
         help="ranks that may run a pack together, see tools/pack_data.py; needs --llm-budget, of one rank",
     )  # fmt: skip
-    group.add_argument("--held-out", type=float, metavar="SHARE", help="evaluate on these samples, train on the rest")
-    group.add_argument("--workers", type=int, default=1, help="processes that preprocess")
-    group.add_argument("--max-rejects", type=int, help="conversations that may be left out (default: 1%%, at least 10)")
-    group.add_argument(
-        "--micro-batches", type=int, help=f"packs per rank and iteration (default: {MICRO_BATCHES} per pipeline rank)"
-    )
+    add("--held-out", type=float, metavar="SHARE", help="evaluate on these samples, train on the rest")
+    add("--workers", type=int, default=1, help="processes that preprocess")
+    add("--max-rejects", type=int, help="conversations that may be left out (default: 1%%, at least 10)")
+    add("--micro-batches", type=int, help=f"packs per rank and iteration (default: {MICRO_BATCHES} per pipeline rank)")
 
 
 def refuse_sizes_alone(model: str) -> None:
@@ -155,16 +149,14 @@ def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -
 
 
 def are_made(arguments: argparse.Namespace, data_parallel: int) -> bool:
-    """Whether dataset and packs exist and were made with these flags; whether input files have changed is not checked.
+    """Whether dataset and packs exist and were made with these flags; input files may have changed since.
 
     Raises UserError for --widths that these ranks cannot have.
     """
     if asked := read_widths(arguments.widths):
         check_widths(asked, data_parallel)
-    noted = _made_from(_note(arguments, "packs")) or {}
-    noted.pop("dataset", None)
-    is_data = _made_from(_note(arguments, "data")) == _asked_of_data(arguments)
-    return is_data and noted == _pack_flags(arguments, data_parallel) and _are_there(arguments)
+    data, manifest = _asked_of_data(arguments), Path(arguments.data) / "manifest.json"
+    return is_made(_note(arguments, "data"), data, manifest) and _are_packed(arguments, data_parallel)
 
 
 def micro_batches(arguments: argparse.Namespace) -> int:
@@ -209,7 +201,7 @@ def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
     """Run the tool, which keeps a dataset of the same inputs; one with other limits is removed first."""
     asked, note = _asked_of_data(arguments), _note(arguments, "data")
     _say(arguments, f"conversations -> {arguments.data}")
-    if _made_from(note) not in (None, asked):
+    if note.exists() and not is_made(note, asked):
         remove_unused(Path(arguments.run_dir), Path(arguments.data))
     words = ["--input", *arguments.input, *_shorten(arguments)]
     run_our_tool(tools / "preprocess_data.py", _data_flags(arguments), arguments.json, words)
@@ -234,32 +226,29 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
     return flags
 
 
-def _are_there(arguments: argparse.Namespace) -> bool:
+def _asked_of_packs(arguments: argparse.Namespace, data_parallel: int) -> dict[str, Any]:
+    dataset = sha256_of(Path(arguments.data) / "manifest.json")
+    return {**_pack_flags(arguments, data_parallel), "dataset": dataset}
+
+
+def _are_packed(arguments: argparse.Namespace, data_parallel: int) -> bool:
     folders = [arguments.packs, *([arguments.eval_packs] if arguments.held_out else [])]
-    return all((Path(made) / "manifest.json").is_file() for made in folders)
+    manifests = (Path(made) / "manifest.json" for made in folders)
+    return is_made(_note(arguments, "packs"), _asked_of_packs(arguments, data_parallel), *manifests)
 
 
 def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
-    flags, inputs = _pack_flags(arguments, data_parallel), _note(arguments, "packs")
-    held_out = {"--data": arguments.data, "--held-out-of": arguments.packs, "--output-dir": arguments.eval_packs}
-    asked = {**flags, "dataset": sha256_of(Path(arguments.data) / "manifest.json")}
-    if _made_from(inputs) == asked and _are_there(arguments):
+    if _are_packed(arguments, data_parallel):
         _say(arguments, f"dataset -> {arguments.packs}: there, made from the same")
         return
+    flags = _pack_flags(arguments, data_parallel)
+    held_out = {"--data": arguments.data, "--held-out-of": arguments.packs, "--output-dir": arguments.eval_packs}
     for named in (flags, held_out) if arguments.held_out else (flags,):
         made = Path(named["--output-dir"])
         _say(arguments, f"dataset -> {made}")
         remove_unused(Path(arguments.run_dir), made)
         run_our_tool(tools / "pack_data.py", named, arguments.json)
-    write_record(inputs, asked)
-
-
-def _made_from(path: Path) -> dict[str, Any] | None:
-    """The flags in a file of `_note`; None if it is missing or damaged."""
-    try:
-        return read_json(path, mapping(anything), "pack again")
-    except UserError:
-        return None
+    write_record(_note(arguments, "packs"), _asked_of_packs(arguments, data_parallel))
 
 
 def _say(arguments: argparse.Namespace, step: str) -> None:

@@ -1,5 +1,6 @@
-"""Tables of the launcher's flags: intervals of their numbers, their needs, and which must be before --."""
+"""The launcher's flags: intervals of numbers, needs, which must be before --; command lines of the ranks."""
 
+import argparse
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,10 @@ from pathlib import Path
 from omnibal_ext import trainer_flags
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Interval, Need, ToolParser
-from omnibal_ext.launch.folder import CHECKPOINTS, SAVE_INTERVAL
+from omnibal_ext.launch.folder import CHECKPOINTS, SAVE_INTERVAL, TENSORBOARD
+from omnibal_ext.launch.processes import python
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex
 
 NUMBERS = (
     *trainer_flags.NUMBERS,
@@ -38,7 +42,7 @@ NEEDS = (
     Need(
         "epochs",
         "to be given without --train-iters, which sets the length too",
-        lambda arguments: "--train-iters" not in flags_in(arguments.megatron),
+        lambda given: "--train-iters" not in flags_in(given.megatron),
     ),
     Need(
         """
@@ -46,40 +50,36 @@ NEEDS = (
         widths held_out
         """,
         "--input: existing datasets and packs are used as they are",
-        lambda arguments: not (arguments.data or arguments.packs),
+        lambda given: not (given.data or given.packs),
     ),
     Need(
         "widths",
         "--llm-budget TOKENS, for one rank: the default holds the longest sample on one rank",
-        lambda arguments: arguments.llm_budget,
+        lambda given: given.llm_budget,
     ),
     Need(
         "held_out",
         "to be given without --eval-data, which is the held-out data",
-        lambda arguments: not (arguments.eval_data or arguments.eval_packs),
+        lambda given: not (given.eval_data or given.eval_packs),
     ),
     Need(
         "save_hf",
         "to be given without --no-save: the weights are written next to the saves",
-        lambda arguments: not arguments.no_save,
+        lambda given: not given.no_save,
     ),
-    Need(
-        "no_save",
-        "to be given without --save",
-        lambda arguments: "--save" not in flags_in(arguments.megatron),
-    ),
+    Need("no_save", "to be given without --save", lambda given: "--save" not in flags_in(given.megatron)),
     Need(
         "analytic repack replan method schedule tower recompute virtual_pipeline_model_parallel_size",
         "to be given without --plan: an existing plan is used as it is",
-        lambda arguments: not arguments.plan,
+        lambda given: not given.plan,
     ),
     Need(
         "replan",
         "to be given without --repack: a run keeps its packs; give them by --packs RUN/packs",
-        lambda arguments: not arguments.repack,
+        lambda given: not given.repack,
     ),
-    Need("analytic", "to be given without --profile, which has the costs", lambda arguments: not arguments.profile),
-    Need("nnodes", "--rdzv-endpoint HOST:PORT of the first node", lambda arguments: arguments.rdzv_endpoint),
+    Need("analytic", "to be given without --profile, which has the costs", lambda given: not given.profile),
+    Need("nnodes", "--rdzv-endpoint HOST:PORT of the first node", lambda given: given.rdzv_endpoint),
 )
 
 
@@ -101,3 +101,59 @@ def save_in_run(arguments: Namespace) -> None:
     arguments.megatron += ["--save", str(Path(arguments.run_dir) / CHECKPOINTS)]
     if "--save-interval" not in given:
         arguments.megatron += ["--save-interval", str(SAVE_INTERVAL)]
+
+
+TIMELINES = 10
+"""Iterations whose timelines a run records for its report."""
+UNKNOWN_ITERATIONS = 10**6
+"""Value of --train-iters in checks of a run with --epochs whose packs are not made yet."""
+
+
+def ranks_command(words: Sequence[str]) -> list[str]:
+    """The command that starts the ranks of `torchrun_words` on this machine."""
+    return python("-m", "omnibal_ext.launch.torchrun", *words)
+
+
+def torchrun_words(arguments: argparse.Namespace, plan: Path, index: PackedIndex, metrics: Path) -> list[str]:
+    """Return the arguments of torchrun."""
+    if arguments.nnodes > 1:
+        rendezvous = [f"--nnodes={arguments.nnodes}", f"--rdzv-id={arguments.rdzv_id}", "--rdzv-backend=c10d"]
+        rendezvous.append(f"--rdzv-endpoint={arguments.rdzv_endpoint}")
+    else:
+        rendezvous = ["--standalone"]
+    words = [*rendezvous, f"--nproc-per-node={arguments.nproc_per_node}", "-m", "megatron.vlm.pretrain"]
+    return [*words, *trainer_words(arguments, plan, metrics, index)]
+
+
+def trainer_words(arguments: argparse.Namespace, plan: Path, metrics: Path, packs: PackedIndex | int) -> list[str]:
+    """Return the arguments of `megatron.vlm.pretrain`; `packs`: the index or, before it exists, packs per iteration."""
+    flags = {
+        "--model": arguments.model,
+        "--from": arguments.first_weights,
+        "--plan": plan,
+        "--data": arguments.data,
+        "--packs": arguments.packs,
+        "--eval-data": arguments.eval_data,
+        "--eval-packs": arguments.eval_packs,
+        "--tensor-model-parallel-size": arguments.tensor_model_parallel_size,
+        "--expert-model-parallel-size": arguments.expert_model_parallel_size,
+        "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
+        "--global-batch-size": packs if isinstance(packs, int) else packs.global_batch,
+        "--metrics-file": metrics,
+        "--timelines": TIMELINES,
+        "--tensorboard-dir": Path(arguments.run_dir) / TENSORBOARD,
+        "--train-iters": _iterations(arguments.epochs, packs),
+    }
+    words = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    names = ("from-scratch", "fresh", "save-hf")
+    switches = [f"--{name}" for name in names if getattr(arguments, name.replace("-", "_"))]
+    return [*words, *switches, *arguments.megatron]
+
+
+def _iterations(epochs: float | None, packs: PackedIndex | int) -> int | None:
+    """Return the iterations of so many epochs; None without --epochs."""
+    if not epochs:
+        return None
+    if isinstance(packs, int):
+        return UNKNOWN_ITERATIONS
+    return PackStream(packs, packs.global_batch, 1).first_iteration(epochs)

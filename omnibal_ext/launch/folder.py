@@ -1,11 +1,16 @@
 """The folder of a run: a run that resumes appends to its files, a new one first renames them ("metrics.1.jsonl")."""
 
 import contextlib
+import json
 import shutil
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
 from omnibal_ext.run_metrics import INPUTS, TIMELINE
 
 LOCK = ".lock"
@@ -21,6 +26,17 @@ def refuse_used(folder: Path) -> None:
         raise UserError(
             f"--fresh: {folder} has {found[0]} of an earlier run; choose a new --run-dir, or leave --fresh out to go on"
         )
+
+
+def is_made(note: Path, asked: Mapping[str, Any], *made: Path) -> bool:
+    """Whether all of `made` exist, and `note` (of `write_record`) says that they were made from what is asked."""
+    if not all(path.exists() for path in (note, *made)):
+        return False
+    try:
+        noted = read_json(note, mapping(anything), "it is made again")
+    except UserError:  # damaged
+        return False
+    return json.dumps(noted, sort_keys=True) == json.dumps(asked, sort_keys=True)
 
 
 def remove_unused(folder: Path, made: Path) -> None:

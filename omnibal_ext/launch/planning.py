@@ -1,12 +1,11 @@
 """Makes a run's profile and plan with our tools if they are missing or stale."""
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,14 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.console import print_json
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import sha256_of
-from omnibal_ext.files.records import write_record
+from omnibal_ext.files.records import sha256_of, write_record
 from omnibal_ext.flags import as_flags, flag_name
-from omnibal_ext.launch.folder import PLAN, remove_unused
+from omnibal_ext.launch.folder import PLAN, is_made, remove_unused
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.packing.corpus import Corpus
-from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
-from omnibal_ext.reading.checks import anything, mapping
-from omnibal_ext.reading.document import read_json
 
 PROFILED = ("tensor_model_parallel_size", "expert_model_parallel_size", "analytic")
 """Flags of tools/launch.py that are forwarded to tools/profile_layers.py."""
@@ -38,8 +32,6 @@ PLANNED = (
 """Flags of tools/launch.py that are forwarded to tools/plan_layout.py."""
 SWITCHES = ("bf16", "use_distributed_optimizer", "sequence_parallel")
 """Megatron flags without value on which costs depend."""
-KEPT_OPTIONS = ("built_from", "sources", *(field.name for field in fields(PackOptions)))
-"""Fields of the index's manifest that must be equal after --repack."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +86,7 @@ class Planning:
         """Whether a valid plan exists: that of --plan, or one made from this profile and these flags."""
         if self.flags.plan:
             return True
-        if not all(path.exists() for path in (self.profile_path, self.plan_path, self.inputs_path)):
-            return False
-        try:
-            asked = read_json(self.inputs_path, mapping(anything), "plan again")
-        except UserError:
-            return False
-        return asked == json.loads(json.dumps(self._asked()))
+        return self.profile_path.exists() and is_made(self.inputs_path, self._asked(), self.plan_path)
 
     def check_profile(self) -> None:
         """Raise UserError if --profile is for another model, budgets, parallel sizes, frozen parts or adapters."""
@@ -127,9 +113,7 @@ class Planning:
     def repacked(self) -> "Planning":
         """--repack: return this with packs balanced by the profile's seconds; profile and packs are made if missing."""
         self._ensure_profile()
-        folder = self.run_dir / "packs"
-        if self._is_repacked(folder):
-            return replace(self, index=PackedIndex.open(folder))
+        folder, note = self.run_dir / "packs", self.run_dir / "repack.inputs.json"
         flags = {
             "--data": self.flags.data,
             "--like": self.index.folder,
@@ -139,24 +123,17 @@ class Planning:
             "--pipeline-model-parallel-size": self.flags.pipeline_model_parallel_size,
             "--output-dir": folder,
         }
-        remove_unused(self.run_dir, folder)
-        run_our_tool(self.tools / "pack_data.py", flags, self.flags.json)
+        asked = {name: str(value) for name, value in flags.items()}
+        asked |= {"packs": sha256_of(self.index.folder / "manifest.json"), "profile": self._profile_hash}
+        if not is_made(note, asked, folder / "manifest.json"):
+            remove_unused(self.run_dir, folder)
+            run_our_tool(self.tools / "pack_data.py", flags, self.flags.json)
+            write_record(note, asked)
         return replace(self, index=PackedIndex.open(folder))
 
-    def _is_repacked(self, folder: Path) -> bool:
-        """Whether the folder has packs with the options of the original ones, for this profile and these ranks."""
-        if not (folder / "manifest.json").exists():
-            return False
-        given, made = self.index.manifest, PackedIndex.open(folder).manifest
-        costs = PackCosts.of_profile(Profile.load(self.profile_path))
-        wanted = {
-            **{name: given[name] for name in KEPT_OPTIONS if name in given},
-            "costs": (costs if self.index.audio_budget else costs.without_sounds).to_record(),
-            "data_parallel_size": self.data_parallel,
-            "micro_batches": self.micro_batches,
-            "pipeline_model_parallel_size": self.flags.pipeline_model_parallel_size,
-        }
-        return all(made.get(name) == value for name, value in wanted.items())
+    @property
+    def _profile_hash(self) -> str:
+        return Profile.load(self.profile_path).hash
 
     def ensure(self) -> Plan:
         """Return the run's plan; profile and plan are made first if missing or stale."""
@@ -196,7 +173,7 @@ class Planning:
         """Return all inputs on which the plan depends."""
         return {
             "model_hash": self.architecture.hash,
-            "profile_hash": Profile.load(self.profile_path).hash,
+            "profile_hash": self._profile_hash,
             "num_microbatches": self.micro_batches,
             "packs": sha256_of(self.index.folder / "manifest.json"),
             "data_parallel_size": self.data_parallel,

@@ -7,9 +7,9 @@ from typing import Any
 
 from omnibal_ext.files.records import write_record
 from omnibal_ext.flags import flag_value
+from omnibal_ext.launch.check import check_versions
 from omnibal_ext.launch.planning import Planning
 from omnibal_ext.launch.processes import run_python
-from omnibal_ext.launch.versions import check_versions
 from omnibal_ext.output import say
 from omnibal_ext.run_metrics import INPUTS
 

@@ -1,4 +1,4 @@
-"""Converts Hugging Face weights once, and keeps the result next to their folder or in the run's folder."""
+"""Fetches a model of the Hugging Face hub, and converts its weights once, next to their folder or in the run's."""
 
 import hashlib
 import importlib.util
@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 
 from omnibal_ext.architectures.folder import CONFIG, read_config, weight_files
+from omnibal_ext.architectures.presets import HUB_NAME
+from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
@@ -69,6 +71,40 @@ def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bo
             building.rename(target)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+"""What a model's folder needs here: weights, configurations, chat template, tokenizer."""
+
+
+def downloaded(name: str, quiet: bool) -> str:
+    """The folder of the model OWNER/MODEL in the hub's cache (`HF_HOME`), fetched as far as it is not there.
+
+    Raises:
+        UserError: the name is none of the hub's, or the hub does not give it.
+    """
+    found = HUB_NAME.fullmatch(name)
+    if Path(name).exists() or not found:
+        raise UserError(f"--download fetches OWNER/MODEL of the Hugging Face hub; {name} is no such name: leave it out")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise UserError("--download needs huggingface_hub: pip install 'omnibal[train]'") from None
+    try:
+        files = snapshot_download(found[3], allow_patterns=FILES, dry_run=True)
+        missing = sum(file.file_size or 0 for file in files if file.will_download)
+        if missing and not quiet:
+            say(f"{found[3]}: {missing / 1e9:.2f} GB are downloaded, and kept in the hub's cache")
+        return str(snapshot_download(found[3], allow_patterns=FILES))
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:
+        reason = re.sub(r"\s+", " ", str(error)).strip()[:300]
+        raise UserError(
+            f"{name}: not to be had from the hub ({reason}); give a folder that has been downloaded"
+        ) from None
 
 
 def _not_comparable(source: Path) -> str:

@@ -1,14 +1,193 @@
-"""Simulated annealing over lists and layouts, compiled: one change (`changes`), its seconds (`state`), taken or not.
+"""Simulated annealing over lists and layouts, compiled: one change, its seconds (`state`), taken or not.
 
-Of what fits take what is faster, and what is slower by d with probability exp(-d / temperature), which falls.
+Of what fits take what is faster, and what is slower by d with probability exp(-d / temperature), which falls. A change
+of lists moves an action, exchanges neighbours in an order, moves cuts, or recomputes more or fewer layers; one of E and
+V moves one and what would be out of order, or those of some neighbouring microbatches on all ranks at once (what ranks
+do at the same time holds up the pipeline once), has other ranks encode a microbatch, or exchanges the ranks of two.
 """
 
 import numpy as np
 from numba import njit
 
-from omnibal_ext.layout.changes import DRAWS, LAYOUTS, changed, same_layers
-from omnibal_ext.layout.state import Costs, State, board_of, stages_of, step_seconds
+from omnibal_ext.arrays import Ints
+from omnibal_ext.layout.state import CHUNK, MICROBATCH, Costs, State, board_of, stages_of, step_seconds
+from omnibal_ext.layout.tables import KIND_OF_WAY
 from omnibal_ext.packing.random_bits import below
+from omnibal_ext.schedules.weaving import NONE
+
+LISTS, LAYOUTS, ENCODERS = range(3)
+"""What may change: lists; lists, cuts and recomputed layers; positions of E and V, and which ranks encode."""
+DRAWS = (16, 16, 8)
+"""Random numbers a change may take, of each."""
+ORDERS, CUTS, RECOMPUTED = 50, 100, 100
+"""Of a thousand changes: how many exchange two in an order, move cuts, recompute more or fewer layers."""
+DEALS, EXCHANGES, TOGETHER = 100, 100, 250
+"""How many assign a microbatch to other ranks, exchange two, or move neighbours on all ranks."""
+FURTHEST, FURTHEST_PART = 6, 7
+"""An action, an E or V, moves by less than 2 to the power of this, near places more often."""
+
+
+@njit(cache=True)
+def changed(
+    state: State, what: int, holds: Ints, offered: Ints, ahead: bool, seed: int, at: int
+) -> State:  # pragma: no cover - compiled
+    """The state with one thing changed; `holds`, `offered` and `ahead` as of `Costs`."""
+    if what == ENCODERS:
+        places = state.places.copy()
+        _change_parts(state.places, places, state.kinds.shape[1], ahead, seed, at)
+        return State(state.kinds, state.orders, state.edges, state.again, places)
+    new = State(state.kinds.copy(), state.orders.copy(), state.edges.copy(), state.again.copy(), state.places)
+    dice = below(1000 if what == LAYOUTS else 1000 - CUTS - RECOMPUTED, seed, at)
+    if dice < ORDERS:
+        _exchange(new.orders, seed, at + 1)
+    elif dice < 1000 - CUTS - RECOMPUTED:
+        _move_action(new.kinds[below(new.kinds.shape[0], seed, at + 1)], seed, at + 2)
+    else:
+        if dice < 1000 - RECOMPUTED:
+            _move_cuts(new.edges, seed, at + 1)
+        if dice >= 1000 - RECOMPUTED or below(2, seed, at + 5) == 0:
+            for draw in range(at + 6, at + 6 + 3 * (1 + below(2, seed, at + 12)), 3):
+                stage, way = below(new.again.shape[0], seed, draw), below(offered.size, seed, draw + 1)
+                new.again[stage, offered[way]] += 2 * below(2, seed, draw + 2) - 1
+        _limit(new, holds)
+    return new
+
+
+@njit(cache=True)
+def same_layers(state: State, other: State) -> bool:  # pragma: no cover - compiled
+    """Whether two states cut and recompute alike."""
+    return bool((state.edges == other.edges).all() and (state.again == other.again).all())
+
+
+@njit(cache=True)
+def _limit(state: State, holds: Ints) -> None:  # pragma: no cover - compiled
+    """Recompute no more layers than there are: first count those recomputed whole, which come last in `WAYS`."""
+    stages, ways = state.again.shape
+    for stage in range(stages):
+        for way in range(ways - 1, -1, -1):
+            left = holds[way, state.edges[stage + 1]] - holds[way, state.edges[stage]]
+            for other in range(way + 1, ways):
+                if KIND_OF_WAY[other] == KIND_OF_WAY[way]:
+                    left -= state.again[stage, other]
+            state.again[stage, way] = max(0, min(state.again[stage, way], left))
+
+
+@njit(cache=True)
+def _exchange(orders: Ints, seed: int, at: int) -> None:  # pragma: no cover - compiled
+    """Exchange two neighbours in the order of one rank, half of the time on all ranks where they are neighbours too.
+
+    Forwards of one chunk keep the order in which their packs come.
+    """
+    of, ranks, items = below(2, seed, at), orders.shape[0], orders.shape[3]
+    if items == 1:
+        return
+    i, dice = below(items - 1, seed, at + 1), below(2 * ranks, seed, at + 2)
+    mine = orders[dice % ranks, of]
+    m, c, next_m, next_c = mine[MICROBATCH, i], mine[CHUNK, i], mine[MICROBATCH, i + 1], mine[CHUNK, i + 1]
+    if of == 0 and c == next_c:
+        return
+    for rank in range(ranks):
+        if dice < ranks and rank != dice:
+            continue
+        ms, cs = orders[rank, of, MICROBATCH], orders[rank, of, CHUNK]
+        for k in range(items - 1):
+            if ms[k] == m and cs[k] == c and ms[k + 1] == next_m and cs[k + 1] == next_c:
+                ms[k], cs[k], ms[k + 1], cs[k + 1] = next_m, next_c, m, c
+                break
+
+
+@njit(cache=True)
+def _move_action(kinds: Ints, seed: int, at: int) -> None:  # pragma: no cover - compiled
+    """Put one action of a rank elsewhere in its list."""
+    source = below(kinds.size, seed, at)
+    by = 1 + below(1 << below(FURTHEST, seed, at + 1), seed, at + 2)
+    target = source + by if below(2, seed, at + 3) else source - by
+    target = min(max(target, 0), kinds.size - 1)
+    kind, toward = kinds[source], 1 if target > source else -1
+    for i in range(source, target, toward):
+        kinds[i] = kinds[i + toward]
+    kinds[target] = kind
+
+
+@njit(cache=True)
+def _move_cuts(edges: Ints, seed: int, at: int) -> None:  # pragma: no cover - compiled
+    """Move a cut, or neighbouring ones together, by one or two layers, if that leaves no stage empty."""
+    inner = edges.size - 2
+    if inner < 1:
+        return
+    first = 1 + below(inner, seed, at)
+    last = first if below(2, seed, at + 1) else first + below(inner - first + 1, seed, at + 2)
+    by = (1 + below(2, seed, at + 3)) * (2 * below(2, seed, at + 4) - 1)
+    if edges[first - 1] < edges[first] + by and edges[last] + by < edges[last + 1]:
+        for cut in range(first, last + 1):
+            edges[cut] += by
+
+
+@njit(cache=True)
+def _change_parts(
+    places: Ints, new: Ints, length: int, ahead: bool, seed: int, at: int
+) -> None:  # pragma: no cover - compiled
+    ranks, microbatches = places.shape[1], places.shape[2]
+    dice, microbatch, rank = below(1000, seed, at), below(microbatches, seed, at + 1), below(ranks, seed, at + 2)
+    if dice < DEALS:
+        whole, other = below(4, seed, at + 3) == 0, below(ranks, seed, at + 4)
+        for r in range(ranks):
+            has = r == rank or (whole and other in (r, rank))
+            _deal(new, r, microbatch, has, length, below(1 << 20, seed, at + 5), ahead)
+        return
+    if dice < DEALS + EXCHANGES:
+        other = min(microbatches - 1, microbatch + 1 + below(4, seed, at + 3))
+        for r in range(ranks):
+            mine, theirs = places[0, r, microbatch] != NONE, places[0, r, other] != NONE
+            if mine != theirs:
+                _deal(new, r, microbatch, theirs, length, below(1 << 20, seed, at + 5), ahead)
+                _deal(new, r, other, mine, length, below(1 << 20, seed, at + 6), ahead)
+        return
+    of = 0 if ahead else below(2, seed, at + 3)
+    by = (1 + below(1 << below(FURTHEST_PART, seed, at + 4), seed, at + 5)) * (2 * below(2, seed, at + 6) - 1)
+    together = dice < DEALS + EXCHANGES + TOGETHER
+    while not together and places[0, rank, microbatch] == NONE:
+        rank = (rank + 1) % ranks
+    for m in range(microbatch, min(microbatches, microbatch + (ranks if together else 1))):
+        for r in range(ranks):
+            if (together or r == rank) and places[of, r, m] != NONE:
+                _put(new, of, r, m, min(max(places[of, r, m] + by, 0), length))
+
+
+@njit(cache=True)
+def _deal(
+    places: Ints, rank: int, microbatch: int, has: bool, length: int, dice: int, ahead: bool
+) -> None:  # pragma: no cover - compiled
+    """Have a rank encode a microbatch, at a position between its neighbours', or no longer."""
+    if has == (places[0, rank, microbatch] != NONE):
+        return
+    for of in range(1 if ahead else 2):
+        if not has:
+            places[of, rank, microbatch] = NONE
+            continue
+        low, high = 0, length
+        for m in range(microbatch - 1, -1, -1):
+            if places[of, rank, m] != NONE:
+                low = places[of, rank, m]
+                break
+        for m in range(microbatch + 1, places.shape[2]):
+            if places[of, rank, m] != NONE:
+                high = places[of, rank, m]
+                break
+        places[of, rank, microbatch] = low + dice % (high - low + 1)
+
+
+@njit(cache=True)
+def _put(places: Ints, of: int, rank: int, microbatch: int, place: int) -> None:  # pragma: no cover - compiled
+    """Move one, and with it those before or after it that would be out of order."""
+    for m in range(places.shape[2]):
+        here = places[of, rank, m]
+        if here == NONE:
+            continue
+        if m == microbatch:
+            places[of, rank, m] = place
+        else:
+            places[of, rank, m] = min(here, place) if m < microbatch else max(here, place)
 
 
 @njit(cache=True)

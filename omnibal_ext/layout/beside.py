@@ -93,7 +93,7 @@ class TowerBeside:
         """What the simulator needs, for one case (iteration x data-parallel rank)."""
         loads = self.loads[case]
         kept, working = (
-            of_tile(self.tower.recompute, self.tower.again) * loads * self.encodes
+            of_tile(self.tower.recompute) * loads * self.encodes
             for of_tile in (self.costs.kept_bytes, self.costs.working_bytes)
         )
         waiting = self.costs.output_bytes * loads
@@ -107,7 +107,7 @@ class TowerBeside:
         if kind == "E":
             return [other, ("vit", "forward", float(self.costs.forward(load)))]
         plain = float(self.costs.backward(load))
-        again = float(self.costs.backward(load, self.tower.recompute, self.tower.again)) - plain
+        again = float(self.costs.backward(load, self.tower.recompute)) - plain
         return [other, ("vit", "recompute", again), ("vit", "backward", plain)]
 
     def mean_seconds(self) -> list[float]:
@@ -130,5 +130,5 @@ def largest_share(tiles: Floats, workers: Ints | int, unit: float) -> Floats:
 def part_seconds(costs: TowerCosts, loads: Floats, tower: Tower) -> Floats:
     """float64 [2, ...]: of E and V on so many tiles."""
     whole = loads.astype(np.float64)
-    backward = costs.backward(whole, tower.recompute, tower.again) if costs.trained else np.zeros_like(whole)
+    backward = costs.backward(whole, tower.recompute) if costs.trained else np.zeros_like(whole)
     return np.stack([costs.forward(whole), backward])

@@ -28,13 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats
-from omnibal_ext.layout.anneal import anneal
-from omnibal_ext.layout.changes import LAYOUTS, LISTS
+from omnibal_ext.layout.anneal import LAYOUTS, LISTS, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.state import Costs, State
 from omnibal_ext.layout.tables import prefix_sums
 from omnibal_ext.schedules.actions import WEIGHT, Action, Schedule
-from omnibal_ext.schedules.playing import Loads, played
 from omnibal_ext.schedules.weaving import NONE
 
 RUNS = 3
@@ -47,8 +45,6 @@ WARM_AGAIN = 0.01
 """The first on all cases."""
 A_CHANGE, AN_ACTION, A_CASE = 3e-6, 1e-8, 2e-9
 """Seconds of an idle core, about: of a change, of each action, and of each action in each case."""
-MOST_PLAYED = 40_000
-"""Actions of all ranks in lists that are played, a microbatch in flight more or fewer."""
 MOST_ACTIONS = 8000
 """Of a rank: longer lists have next to no bubble, and would not fit into a line of plan.json."""
 
@@ -70,8 +66,8 @@ def build_lists(
     an_action = float(costs.seconds[:, -1].sum() / cases / (ranks * length))
     warm, cold = WARM * an_action, COLD * an_action
 
-    def changes(share: float, played: int) -> int:
-        return int(share * seconds / (A_CHANGE + ranks * length * (AN_ACTION + A_CASE * played)))
+    def changes(share: float, cases: int) -> int:
+        return int(share * seconds / (A_CHANGE + ranks * length * (AN_ACTION + A_CASE * cases)))
 
     bare = state._replace(kinds=np.array([[kind for kind in row if kind < WEIGHT] for row in state.kinds.tolist()]))
     share = changes(SHARE_OF_MEAN / RUNS, 1)
@@ -82,38 +78,6 @@ def build_lists(
     best, _ = anneal(fastest, costs, what, share, WARM_AGAIN * an_action, cold, RUNS * seed)
     built, found = _with_lists(problem, best)
     return (built, found) if built.step_seconds(found) < problem.step_seconds(layout) else (problem, layout)
-
-
-def play_lists(problem: LayoutProblem, layout: Layout) -> LayoutProblem:
-    """The problem with lists played (`omnibal_ext.schedules.playing`) in the layout's mean seconds and its bytes.
-
-    Of several, with more and fewer microbatches in flight, the fastest that fits; the problem itself where none of them
-    is faster than its own lists.
-    """
-    loads, fastest, least = _loads(problem, layout), problem, problem.step_seconds(layout)
-    shares = sorted(range(1, min(problem.microbatches, 2 * problem.ranks) + 1), key=lambda n: abs(n - problem.ranks))
-    tries = max(1, MOST_PLAYED // len(problem.program.listed))
-    for in_flight in shares[:tries]:
-        lists = played(problem.placement, problem.microbatches, loads, in_flight)
-        if lists is not None:
-            other = replace(problem, lists=lists)
-            if other.fits(layout) and (took := other.step_seconds(layout)) < least:
-                fastest, least = other, took
-    return fastest
-
-
-def _loads(problem: LayoutProblem, layout: Layout) -> Loads:
-    cases = [problem.stage_costs(layout, case) for case in range(problem.cases[0] * problem.cases[1])]
-    whole = replace(problem, packs=None).stage_costs(layout)
-    again = [max(whole.transient[stages, 0]) for stages in problem.placement.stages_of]
-    room = problem.memory_bytes - problem.placement.by_rank(whole.fixed_bytes) - again
-    seconds = {
-        "F": np.mean([costs.forward for costs in cases], axis=(0, 2)),
-        "B": np.mean([costs.backward - costs.weight for costs in cases], axis=(0, 2)),
-        "W": np.mean([costs.weight for costs in cases], axis=(0, 2)),
-    }
-    columns = (whole.kept[:, 0], whole.late[:, 0], room)
-    return Loads({kind: row.tolist() for kind, row in seconds.items()}, *(column.tolist() for column in columns))
 
 
 def _with_lists(problem: LayoutProblem, state: State) -> tuple[LayoutProblem, Layout]:

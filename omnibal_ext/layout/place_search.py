@@ -10,9 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from omnibal_ext.arrays import Ints
-from omnibal_ext.layout.anneal import anneal, judged
+from omnibal_ext.layout.anneal import ENCODERS, anneal, judged
 from omnibal_ext.layout.beside import TowerBeside, largest_share, part_seconds
-from omnibal_ext.layout.changes import ENCODERS
 from omnibal_ext.layout.lists import costs_of, mean_of, of_cases, state_of
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.state import Costs, State

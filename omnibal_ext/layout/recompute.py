@@ -13,7 +13,6 @@ from omnibal_ext.arrays import Ints
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
-from omnibal_ext.layout.tables import prefix_sums
 from omnibal_ext.units import in_bytes
 
 
@@ -69,38 +68,6 @@ def _ways_of_many_stages(problem: LayoutProblem, rank: int, most: Ints) -> Itera
         for _ in range(most[chunk, kind]):
             way[chunk, kind] += 1
             yield way.copy()
-
-
-def leanest_edges(problem: LayoutProblem) -> Edges:
-    """Cuts whose fullest stage, everything recomputed, is as small as can be; each virtual chunk counts alone, and
-    received features do not count.
-
-    1. A layer of stage s takes its weights, and what it keeps when recomputed times the most microbatches held there.
-    2. Bisect for the least level at which filling stage after stage up to the level places all layers, leaving each
-       later stage at least one.
-    """
-    tables, kinds, stages = problem.tables, problem.kind_ids, problem.stages
-    kept = tables.kept.copy()
-    kept[problem.kind_of_way[problem.whole]] -= tables.saved[problem.whole]
-    places = map(problem.placement.rank_and_chunk, range(stages))
-    in_flight = [problem.held[rank][:, chunk].max() for rank, chunk in places]
-    prefix = [prefix_sums(problem.per_layer(tables.fixed + n * kept)) for n in in_flight]
-
-    def fill(level: float) -> Edges:
-        edges = [0]
-        for s in range(stages - 1):
-            end = int(np.searchsorted(prefix[s], prefix[s][edges[-1]] + level, side="right")) - 1
-            edges.append(min(max(end, edges[-1] + 1), kinds.size - (stages - s - 1)))
-        return (*edges, kinds.size)
-
-    def fullest(edges: Edges) -> float:
-        return max(float(prefix[s][end] - prefix[s][first]) for s, (first, end) in enumerate(pairwise(edges)))
-
-    low, high = 0.0, max(float(p[-1]) for p in prefix)
-    for _ in range(50):
-        level = (low + high) / 2
-        low, high = (low, level) if fullest(fill(level)) <= level else (level, high)
-    return fill(high)
 
 
 def _everything(problem: LayoutProblem, edges: Edges) -> Layout:

@@ -10,10 +10,10 @@ import numpy as np
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.joint import joint_search
-from omnibal_ext.layout.lists import build_lists, play_lists
+from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weights
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
-from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
+from omnibal_ext.layout.recompute import fewest_that_fit, recompute_all
 from omnibal_ext.plan import Plan, StagePlan
 from omnibal_ext.schedules.schedule import build_schedule
 from omnibal_ext.units import GIB
@@ -25,8 +25,6 @@ RECOMPUTE_RULES: dict[str, Callable[[LayoutProblem, Edges], Layout]] = {
 }
 BUILT: dict[str, tuple[str, ...]] = {"zb_auto": (), "zb_v_auto": ("v_half", "v_min")}
 """Schedules whose lists are built for the plan, and the other schedules that the search may also begin with."""
-ROUNDS = 3
-"""At most so many times lists are played for the best layout, and layouts searched for these lists, in turns."""
 NEAR_LIMIT = 0.97
 """A stage within this share of the slowest one's seconds, or of the memory, counts as limited by it."""
 
@@ -83,25 +81,13 @@ def find_plan(
     problem, candidates = _fastest_start(starts, method, options)
     if problem.schedule_name not in BUILT:
         return problem, candidates
-    for _ in range(ROUNDS):
-        other = play_lists(problem, candidates[0].layout)
-        if other is problem:
-            break
-        problem, candidates = other, _layouts_for(other, candidates[0].layout, candidates, method, seconds / 4, top_k)
     built, layout = build_lists(problem, candidates[0].layout, seconds, movable=method == "joint")
     if built is problem:
         return problem, candidates
-    return built, _layouts_for(built, layout, candidates, method, seconds / 4, top_k)
-
-
-def _layouts_for(
-    problem: LayoutProblem, best: Layout, candidates: list[Candidate], method: str, seconds: float, top_k: int
-) -> list[Candidate]:
-    """Layouts for the problem's new lists, of which `best` is one that fits; those of joint are searched anew."""
     if method == "joint":
-        return [Candidate(*one) for one in joint_search(problem, [best.edges], [best], seconds)[:top_k]]
-    fitting = [c.layout for c in candidates if problem.fits(c.layout)]
-    return sorted((Candidate(c, problem.step_seconds(c)) for c in fitting), key=lambda c: c.step_seconds)
+        return built, [Candidate(*one) for one in joint_search(built, [layout.edges], [layout], seconds / 4)[:top_k]]
+    fitting = [Candidate(c.layout, built.step_seconds(c.layout)) for c in candidates if built.fits(c.layout)]
+    return built, sorted(fitting, key=lambda candidate: candidate.step_seconds)
 
 
 def _fastest_start(
@@ -116,7 +102,7 @@ def _fastest_start(
 
 
 def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> list[Candidate]:
-    """The joint search from where all other methods end, and from cuts that are even in whole time, or lean."""
+    """The joint search from where all other methods end, and from cuts that are even in whole time."""
     layouts: list[Layout] = []
     for method in METHODS[:-1]:
         with suppress(UserError):  # a method that finds nothing that fits, or lacks figures, gives no start
@@ -127,7 +113,6 @@ def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> l
     again[problem.kind_of_way[problem.whole]] += tables.recompute[problem.whole].sum(axis=(1, 2))
     weights = (whole, again)
     starts = [even_edges(problem.per_layer(weight), problem.stages) for weight in weights]
-    starts.append(leanest_edges(problem))
     return [Candidate(*one) for one in joint_search(problem, starts, layouts, seconds)[:top_k]]
 
 

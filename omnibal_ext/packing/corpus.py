@@ -14,8 +14,7 @@ from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_without_manifest
 from omnibal_ext.reading.checks import finite, integer, listing, mapping, record, text
-from omnibal_ext.reading.document import read_json
-from omnibal_ext.reading.seal import sealed_by
+from omnibal_ext.reading.document import read_json, sealed_by
 from omnibal_ext.sizes import Sizes, column_names
 
 MOST_EPOCHS = 10  # packed separately because of fractional weights

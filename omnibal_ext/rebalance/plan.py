@@ -1,15 +1,15 @@
 """Assigns a step's samples to ranks in each of its phases, minimising bytes sent."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.errors import UserError
-from omnibal_ext.rebalance.nodes import place_batches
 from omnibal_ext.rebalance.phases import Phase
 
 BALANCED = 1.02
@@ -73,3 +73,19 @@ def plan_step(
             rank_of[members] = place_batches(batch, sources, ranks, ranks_per_node)[batch]
         placed[name] = PhasePlacement(rank_of, before, before if stays else after, stays)
     return placed
+
+
+def place_batches(batch: Ints, sources: Sequence[tuple[Ints, Floats]], ranks: int, ranks_per_node: int) -> Ints:
+    """Return the rank of each batch, int64 [ranks], a permutation: an assignment problem, solved exactly.
+
+    Args:
+        batch: batch of each sample, [N].
+        sources: for each input of the phase (rank that has each sample's input [N], its bytes [N]).
+        ranks: neighbours share a node, `ranks_per_node` each.
+    """
+    bytes_on = np.zeros((ranks, ranks))
+    for home, size in sources:
+        np.add.at(bytes_on, (batch, home), size)
+    bytes_in_node = bytes_on.reshape(ranks, -1, ranks_per_node).sum(axis=2).repeat(ranks_per_node, axis=1)
+    value = bytes_in_node + bytes_on / (bytes_on.sum() + 1.0)  # staying on the same rank decides ties only
+    return np.asarray(linear_sum_assignment(value, maximize=True)[1], np.int64)

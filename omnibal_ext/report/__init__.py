@@ -1,1 +1,1 @@
-"""Shows a plan or a run: one HTML page, a trace, a picture."""
+"""Shows a plan or a run: one HTML page, a trace."""

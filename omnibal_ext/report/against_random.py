@@ -1,13 +1,12 @@
-"""Balanced packs against random batches: the load of ranks over the steps, and the gain of each kind of balance.
+"""Balanced packs against random batches: the gain of each kind of balance.
 
 Random batches have the same samples, as many per iteration, padded as by a loader without packing.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.errors import UserError
@@ -16,33 +15,15 @@ from omnibal_ext.layout.recompute import recompute_all
 from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.sizes import Sizes
 
 MOST_SAMPLES = 20_000
 """Most samples of a corpus that are packed at random for the comparison."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepLoads:
-    """Seconds of work of every worker in every step, float64 [steps, workers].
-
-    Workers are data-parallel ranks or, if there is only one, the microbatches of its pipeline.
-    """
-
-    workers: str
-    seconds: NDArray[np.float64]
-    samples: float
-    """Samples per step."""
-
-    @property
-    def spread(self) -> float:
-        """Fraction of the workers' time spent waiting for the slowest."""
-        return wait(self.seconds[..., None])
+STEPS = 200
+"""Iterations whose samples are counted."""
 
 
 def sizes_of(index: PackedIndex) -> Sizes | None:
@@ -69,19 +50,6 @@ def random_index(index: PackedIndex, sizes: Sizes, folder: Path) -> PackedIndex:
     return build_index(sizes, folder, options, costs=index.costs)[0]
 
 
-def loads_of(index: PackedIndex, costs: PackCosts, replicas: int, steps: int = 200) -> StepLoads:
-    """Return the loads of the first steps of epoch 0, on `replicas` data-parallel ranks."""
-    stream = PackStream(index, replicas, index.global_batch // replicas)
-    iterations = epoch_iterations(stream)[:steps]
-    loads = np.asarray(index.loads[np.maximum(iterations, 0).ravel()])
-    seconds = costs.waited_for(loads, index.load_names, one_sum=True)[:, 0].reshape(iterations.shape)
-    seconds = np.where(iterations >= 0, seconds, 0.0)
-    samples = np.where(iterations >= 0, np.diff(index.pack_offsets)[iterations], 0).sum(axis=(1, 2)).mean()
-    if replicas > 1:
-        return StepLoads("data-parallel rank", seconds.sum(axis=2), float(samples))
-    return StepLoads("microbatch", seconds[:, 0], float(samples))
-
-
 def contributions(problem: LayoutProblem, layout: Layout, index: PackedIndex, random: PackedIndex) -> dict[str, float]:
     """Return predicted samples per second by setup, from random batches with cuts by parameters and full recomputation
     to the plan, adding one kind of balance at a time.
@@ -91,8 +59,7 @@ def contributions(problem: LayoutProblem, layout: Layout, index: PackedIndex, ra
     ours = replace(problem, packs=packs_of_index(index, problem.profile, problem.microbatches, 8))
     cut = replace(ours, profile=problem.whole_profile, beside=None, lists=None) if problem.beside else ours
     theirs = replace(cut, packs=_wide_packs(random, problem), lists=None)
-    costs = PackCosts.of_profile(problem.whole_profile)
-    samples = [loads_of(one, costs, one.global_batch // problem.microbatches).samples for one in (random, index)]
+    samples = [_samples(one, problem.microbatches) for one in (random, index)]
     setups = (
         ("random batches, cut by parameters, all recomputed", theirs, samples[0], "parameters"),
         ("+ data: packs", cut, samples[1], "parameters"),
@@ -106,6 +73,13 @@ def contributions(problem: LayoutProblem, layout: Layout, index: PackedIndex, ra
         except UserError:
             continue
     return found
+
+
+def _samples(index: PackedIndex, microbatches: int) -> float:
+    """Samples of an iteration: mean of the first ones of epoch 0."""
+    iterations = epoch_iterations(PackStream(index, index.global_batch // microbatches, microbatches))[:STEPS]
+    counts = np.where(iterations >= 0, np.diff(index.pack_offsets)[iterations], 0)
+    return float(counts.sum(axis=(1, 2)).mean())
 
 
 def _wide_packs(random: PackedIndex, problem: LayoutProblem) -> PackSizes:

@@ -1,11 +1,9 @@
 """What a report shows of a packed index: sizes before and after packing, waste, budgets tried, samples left out."""
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from omnibal_ext.packing.packs import TILES, TOKENS
 from omnibal_ext.reading.checks import record, text
 from omnibal_ext.reading.document import read_lines
 from omnibal_ext.report import draw
-from omnibal_ext.report.against_random import loads_of, random_index
 from omnibal_ext.sizes import FRAMES, Sizes
 
 SHOWN = 8
@@ -38,16 +35,14 @@ class PackingView:
     """(measure, value) of `tools/pack_data.py`."""
     waste: Sequence[tuple[str, float]] = ()
     tried: Sequence[dict[str, Any]] = ()
-    saved: str = ""
-    """A sentence on what packing saves over random batches."""
 
     @classmethod
     def of_summary(
         cls, index: PackedIndex, corpus: Corpus, summary: Summary, tried: Sequence[dict[str, Any]]
     ) -> "PackingView":
-        """From all results of packing; also packs random batches, for comparison."""
+        """From all results of packing."""
         measures = [(name.replace("_", " "), value) for name, value in asdict(summary).items() if np.isscalar(value)]
-        return cls(index, corpus.sizes, measures, waste_by_kind(summary), tried[:SHOWN], _saved(index, corpus.sizes))
+        return cls(index, corpus.sizes, measures, waste_by_kind(summary), tried[:SHOWN])
 
     @property
     def headline(self) -> str:
@@ -97,20 +92,3 @@ class PackingView:
     def sources(self) -> list[tuple[str, int, float]]:
         """(name, samples, weight) of each source."""
         return [(s["name"], s["samples"], s["weight"]) for s in self.index.manifest["sources"]]
-
-
-def _saved(index: PackedIndex, sizes: Sizes) -> str:
-    """Return the time saved over random padded batches, by the index's costs and the slowest rank of each step; "" if
-    the index pads too."""
-    if index.pad:
-        return ""
-    replicas = int(index.manifest["data_parallel_size"])
-    with tempfile.TemporaryDirectory() as folder:
-        random = random_index(index, sizes, Path(folder) / "random")
-        ours, theirs = (loads_of(one, one.costs, replicas) for one in (index, random))
-    seconds = [loads.seconds.reshape(len(loads.seconds), replicas, -1).sum(axis=2) for loads in (ours, theirs)]
-    a_sample = [float(s.max(axis=1).mean()) / loads.samples for s, loads in zip(seconds, (ours, theirs), strict=True)]
-    return (
-        f"A sample takes {1 - a_sample[0] / a_sample[1]:.0%} less time than in random padded batches of the same "
-        f"samples, as padding and the wait for the fullest rank cost it there (by {index.costs.origin})."
-    )

@@ -9,16 +9,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from omnibal_ext.chain import layer_names
-from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.costs.corrected import EXCHANGE
 from omnibal_ext.plan import layer_ranges
+from omnibal_ext.plan_tower import choice_in_words
 from omnibal_ext.report import draw
-from omnibal_ext.report.against_random import (
-    StepLoads,
-    contributions,
-    loads_of,
-    random_index,
-    sizes_of,
-)
+from omnibal_ext.report.against_random import contributions, random_index, sizes_of
 from omnibal_ext.report.breakdown import (
     CAUSES,
     FILL,
@@ -31,10 +26,63 @@ from omnibal_ext.report.breakdown import (
     faster_data,
     limit_of,
 )
-from omnibal_ext.report.heading import heading
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.subject import Subject
-from omnibal_ext.report.timeline import EXCHANGE, Timeline
+from omnibal_ext.report.timeline import Timeline
+
+
+def heading(subject: Subject) -> list[tuple[str, str]]:
+    """Return (what, value) pairs of all that is known."""
+    plan, profile = subject.plan, subject.profile
+    adapters = [f"adapters of rank {plan.lora_rank} on {' and '.join(plan.lora_targets)}"] * bool(plan.lora_rank)
+    measured = "measured" if profile.measured_with else "counted, not measured"
+    heard = f" and {plan.audio_budget:,} mel frames" if plan.audio_budget > 1 else ""
+    shape = f"{plan.num_microbatches} microbatches a rank, schedule {plan.schedule}"
+    found = [
+        ("model", ", ".join([plan.model, *(f"{part} frozen" for part in plan.frozen), *adapters])),
+        ("profile", ", ".join(filter(None, [profile.device, profile.dtype, measured]))),
+        ("ranks", _ranks(subject)),
+        ("iteration", shape),
+        ("vision tower", choice_in_words(tower, plan.tower) if (tower := plan.predicted.get("tower")) else ""),
+        ("pack", f"at most {plan.vit_budget:,} tiles and {plan.llm_budget:,} tokens{heard}"),
+        ("run" if subject.metrics else "plan", subject.date),
+        ("versions", subject.versions),
+        ("model's own work", _speed(subject)),
+    ]
+    return [(what, value) for what, value in found if value]
+
+
+def _ranks(subject: Subject) -> str:
+    """Return parallel sizes; the data-parallel size only if packs or a recorded iteration have it."""
+    plan = subject.plan
+    sizes = {
+        "tensor": plan.tensor_model_parallel_size,
+        "pipeline": plan.pipeline_model_parallel_size,
+        "virtual pipeline": plan.virtual_pipeline_model_parallel_size,
+        "expert": plan.expert_model_parallel_size,
+    }
+    words = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name in ("tensor", "pipeline")]
+    if subject.measured:
+        words.append(f"data {len({lane.data_parallel_rank for lane in subject.measured.lanes})}")
+    elif subject.index:
+        words.append(f"data {subject.index.global_batch // plan.num_microbatches}")
+    return ", ".join(words)
+
+
+def _speed(subject: Subject) -> str:
+    """Return the run's TFLOP/s and MFU: means over its intervals, weighted by seconds."""
+    lines = [line for line in subject.intervals if "model_tflops" in line]
+    if not lines:
+        return ""
+    seconds = sum(line["seconds"] for line in lines)
+    mean = {
+        name: sum(line[name] * line["seconds"] for line in lines) / seconds
+        for name in ("model_tflops", "mfu")
+        if all(name in line for line in lines)
+    }
+    share = f", MFU {mean['mfu']:.1%}" if "mfu" in mean else ""
+    return f"{mean['model_tflops']:,.4g} TFLOP/s a device{share}"
+
 
 TEMPLATES = Environment(
     loader=PackageLoader("omnibal_ext.report", "templates"),
@@ -63,7 +111,6 @@ class SubjectView:
     subject: Subject
     scale: float
     """Seconds of the time axis, shared by the subject's timelines."""
-    against: tuple[StepLoads, StepLoads] | None
     contributions: Mapping[str, float]
     packing: PackingView | None
 
@@ -72,18 +119,13 @@ class SubjectView:
         """From a plan or run; compared with random batches if the sizes of its samples are known."""
         index, scale = subject.index, max(timeline.seconds for timeline in subject.timelines) * 1.001
         sizes = sizes_of(index) if index else None
-        if index is None or sizes is None:
-            return cls(subject, scale, None, {}, PackingView(index, None) if index else None)
-        packing = PackingView(index, sizes)
-        if index.pad:
-            return cls(subject, scale, None, {}, packing)
-        replicas = index.global_batch // subject.plan.num_microbatches
+        packing = PackingView(index, sizes) if index else None
+        if index is None or sizes is None or index.pad:
+            return cls(subject, scale, {}, packing)
         with tempfile.TemporaryDirectory() as folder:
             random = random_index(index, sizes, Path(folder) / "random")
-            costs = PackCosts.of_profile(subject.profile)
-            against = loads_of(index, costs, replicas), loads_of(random, costs, replicas)
             brought = contributions(subject.problem, subject.layout, index, random)
-        return cls(subject, scale, against, brought, packing)
+        return cls(subject, scale, brought, packing)
 
     @property
     def limit(self) -> Limit:
@@ -124,11 +166,6 @@ class SubjectView:
         return "predicted" if self.subject.index else "predicted for packs that fill both budgets; --packs names others"
 
     @property
-    def heading(self) -> list[tuple[str, str]]:
-        """(what, value) of the plan or run."""
-        return heading(self.subject)
-
-    @property
     def changes(self) -> list[Change]:
         """Suggested changes."""
         found = changes(self.subject.problem, self.subject.layout)
@@ -159,7 +196,7 @@ class SubjectView:
             "norms and activation recomputed": {layer for stage in plan.stages for layer in stage.recompute_cheap},
         }
         if plan.tower:
-            recomputed["recomputed"] |= set(range(plan.tower.links) if plan.tower.again else plan.tower.recompute)
+            recomputed["recomputed"] |= set(plan.tower.recompute)
         edges = self.subject.layout.moved(self.subject.problem.links_beside).edges
         return draw.chain_svg(layer_names(plan.chain), edges, recomputed, weights)
 
@@ -191,21 +228,6 @@ class SubjectView:
         return [figure for figure in drawn if figure]
 
     @property
-    def loads(self) -> list[Markup]:
-        """Most and least loaded worker over the iterations, balanced and random, on one scale."""
-        if self.against is None:
-            return []
-        found, most = [], 1e3 * max(float(loads.seconds.max()) for loads in self.against)
-        for name, loads in zip(("balanced", "random"), self.against, strict=True):
-            curves = {
-                f"fullest {loads.workers}": [(float(n), 1e3 * s) for n, s in enumerate(loads.seconds.max(axis=1))],
-                f"emptiest {loads.workers}": [(float(n), 1e3 * s) for n, s in enumerate(loads.seconds.min(axis=1))],
-            }
-            title = f"{name}: load over the iterations; {loads.spread:.1%} below the fullest"
-            found.append(draw.lines(title, curves, "ms", "iteration", most))
-        return found
-
-    @property
     def brought(self) -> Markup:
         """Predicted samples a second as kinds of balance are added."""
         rows = [(name, [("data", speed)]) for name, speed in self.contributions.items()]
@@ -234,16 +256,33 @@ class SubjectView:
 
 
 def report(subjects: Sequence[Subject], packings: Sequence[PackingView] = ()) -> str:
-    """The HTML page about plans and runs, next to each other where there are several, and about packed indexes."""
+    """The HTML page about plans and runs (or none), next to each other where there are several, and packed indexes."""
     views = [SubjectView.of(subject) for subject in subjects]
     causes = [(_css(cause), cause, BECAUSE[cause]) for cause in CAUSES]
     template = TEMPLATES.get_template("report.html")
-    return template.render(causes=causes, faster=_faster(views), views=views, packings=packings)
+    return template.render(causes=causes, faster=_faster(views), heading=heading, views=views, packings=packings)
 
 
-def packing_report(packing: PackingView) -> str:
-    """The HTML page about a packed index alone."""
-    return report([], [packing])
+def comparison_page(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    times: Sequence[tuple[str, float]],
+    said: Sequence[str],
+    commands: Sequence[str],
+) -> str:
+    """The HTML page about ways to batch samples.
+
+    Args:
+        columns: and `rows`, of the table, as printed.
+        times: (way, time as a multiple of balanced packs'), drawn as bars.
+        said: sentences.
+        commands: to type next.
+    """
+    bars = draw.bars("Time for the same samples, balanced packs = 1", [(name, [("data", n)]) for name, n in times], "x")
+    return TEMPLATES.get_template("comparison.html").render(
+        title=title, columns=columns, rows=rows, bars=bars, said=said, commands=commands
+    )
 
 
 def _faster(views: Sequence[SubjectView]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from omnibal_ext.chain import KINDS, TIMED_PART_OF
+from omnibal_ext.costs.corrected import EXCHANGE, OTHER
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.tower import TowerCosts, language_profile
 from omnibal_ext.layout.beside import TowerBeside
@@ -24,9 +25,6 @@ from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.units import GIB
 
 Phase = Literal["forward", "backward", "recompute", "weight"]
-OTHER = "other"
-EXCHANGE = "exchange"
-"""Part for tensors that ranks of one wide pack send each other."""
 PHASES: dict[str, Phase] = {"F": "forward", "B": "backward", "W": "weight", "E": "forward", "V": "backward"}
 
 

@@ -100,7 +100,7 @@ def counts_of(schedule: Schedule) -> tuple[int, int, int]:
 def check_packs(schedule: Schedule, chunks: int = 1) -> None:
     """Refuse a schedule that takes packs in another order than they come: in each chunk from microbatch 0 up.
 
-    In all else ranks are free: receives are posted in the order of their sender (`omnibal_ext.schedules.posting`).
+    In all else ranks are free: receives are posted in the order of their sender (`omnibal_ext.schedules.program`).
     Raises UserError naming rank and action.
     """
     for rank, actions in enumerate(schedule):

@@ -6,38 +6,14 @@ one; a third is the least, with the pattern of `repeated`.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Mapping
 
 from omnibal_ext.schedules.actions import Action, Schedule
-from omnibal_ext.schedules.clock import moved_bytes
 from omnibal_ext.schedules.placement import Placement
 
 
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """What a microbatch costs on every stage, and what ranks have room for."""
-
-    seconds: Mapping[str, Sequence[float]]
-    """Of F, B and W."""
-    kept: Sequence[float]
-    """Bytes from F to B."""
-    late: Sequence[float]
-    """Bytes from B to W."""
-    room: Sequence[float]
-    """Bytes of every rank."""
-
-    @classmethod
-    def alike(cls, placement: Placement, slices: int) -> "Loads":
-        """A second for everything, and room for so many slices of microbatches on every rank."""
-        ones = [1.0] * placement.stages
-        return cls(dict.fromkeys("FBW", ones), ones, ones, [float(slices)] * placement.ranks)
-
-
 class _Play:
-    """A pipeline played greedily:
+    """A pipeline played greedily, every action a second long:
 
     1. Of all ranks take the one that can act earliest (ties: the lowest rank); on it, of what can start earliest,
     2. a forward if the last action but W was a backward, else a backward, else the other of the two; of several the one
@@ -45,8 +21,8 @@ class _Play:
     3. the oldest weight gradient if it can start earlier than both.
     """
 
-    def __init__(self, placement: Placement, microbatches: int, seconds: Mapping[str, Sequence[float]]) -> None:
-        self.placement, self.microbatches, self.seconds = placement, microbatches, seconds
+    def __init__(self, placement: Placement, microbatches: int) -> None:
+        self.placement, self.microbatches = placement, microbatches
         self.lists: Schedule = [[] for _ in range(placement.ranks)]
         self.clock, self.last = [0.0] * placement.ranks, [""] * placement.ranks
         self.ends: dict[tuple[str, int, int], float] = {}
@@ -56,8 +32,8 @@ class _Play:
         self.waiting_w: list[deque[tuple[int, int]]] = [deque() for _ in range(placement.ranks)]
         """Of each rank, (microbatch, stage) between B and W."""
 
-    def run(self) -> Schedule | None:
-        """Of every rank, its actions in order; None where nothing can act before all is done."""
+    def run(self) -> Schedule:
+        """Of every rank, its actions in order. Every rank has room for one microbatch."""
         ranks = range(self.placement.ranks)
         near = [{rank, *(r for edge in self.placement.edges if rank in edge for r in edge)} for rank in ranks]
         best = [self._best(rank) for rank in ranks]
@@ -67,8 +43,7 @@ class _Play:
             self._do(rank, start, *choice)
             for other in near[rank] if self.oldest == oldest else ranks:
                 best[other] = self._best(other)
-        complete = all(len(actions) == 3 * self.microbatches * self.placement.chunks for actions in self.lists)
-        return self.lists if complete else None
+        return self.lists
 
     @property
     def oldest(self) -> int:
@@ -99,7 +74,7 @@ class _Play:
 
     def _do(self, rank: int, start: float, microbatch: int, _: int, kind: str, stage: int) -> None:
         self.lists[rank].append(Action(kind, microbatch, self.placement.rank_and_chunk(stage)[1]))
-        self.clock[rank] = self.ends[kind, stage, microbatch] = start + self.seconds[kind][stage]
+        self.clock[rank] = self.ends[kind, stage, microbatch] = start + 1.0
         self.done[kind][stage] += 1
         if kind == "W":
             self.waiting_w[rank].popleft()
@@ -117,26 +92,20 @@ class _Play:
         return None if None in times else max((time for time in times if time is not None), default=0.0)
 
 
-class _InBytes(_Play):
-    """In the bytes of every rank, with so many microbatches between their first F and last B."""
+class _InSlices(_Play):
+    """With so many slices on every rank, and so many microbatches between their first F and last B."""
 
-    def __init__(self, placement: Placement, microbatches: int, loads: Loads, in_flight: int) -> None:
-        super().__init__(placement, microbatches, loads.seconds)
-        self.loads, self.in_flight = loads, in_flight
-        self.moved = np.stack(moved_bytes(np.array(loads.kept), np.array(loads.late)), axis=1).tolist()
-        """Of every stage, the bytes that its F, B and W take."""
+    def __init__(self, placement: Placement, microbatches: int, slices: int, in_flight: int) -> None:
+        super().__init__(placement, microbatches)
+        self.slices, self.in_flight = slices, in_flight
 
     def has_room(self, rank: int, stage: int, microbatch: int) -> bool:
         """The oldest microbatch that is not through its forwards always finds room: the others leave it as much as it
         still needs. So nothing deadlocks."""
-        (f, b, _), kept = self.done.values(), self.loads.kept
-        if stage == 0 and microbatch - b[0] >= self.in_flight:
-            return False
-        mine, needs = self.placement.stages_of[rank], kept[stage]
-        if microbatch != self.oldest:
-            needs += sum(kept[one] for one in mine if f[one] <= self.oldest)
-        held = sum(done[s] * moved for s in mine for done, moved in zip(self.done.values(), self.moved[s], strict=True))
-        return bool(held + needs <= self.loads.room[rank] * (1 + 1e-9))
+        (f, b, w), mine = self.done.values(), self.placement.stages_of[rank]
+        left_free = 0 if microbatch == self.oldest else sum(f[one] <= self.oldest for one in mine)
+        held = sum(f[one] - w[one] for one in mine)
+        return (stage > 0 or microbatch - b[0] < self.in_flight) and held + left_free < self.slices
 
 
 class _InGroups(_Play):
@@ -145,7 +114,7 @@ class _InGroups(_Play):
     def __init__(
         self, placement: Placement, microbatches: int, orders: Mapping[str, list[Action]], limits: list[int]
     ) -> None:
-        super().__init__(placement, microbatches, dict.fromkeys("FBW", [1.0] * placement.stages))
+        super().__init__(placement, microbatches)
         self.orders, self.limits = orders, limits
 
     def next_of(self, kind: str, rank: int) -> list[int]:
@@ -160,20 +129,18 @@ class _InGroups(_Play):
         return f - b < self.limits[rank] and f - w < self.limits[0]
 
 
-def played(placement: Placement, microbatches: int, loads: Loads, in_flight: int) -> Schedule | None:
-    """Lists from playing the pipeline in the bytes of its ranks, `in_flight` microbatches between their first F and
-    last B at most; None where one microbatch finds no room."""
-    return _InBytes(placement, microbatches, loads, in_flight).run()
+def in_slices(placement: Placement, microbatches: int, slices: int, in_flight: int) -> Schedule:
+    """Lists from playing the pipeline with so many slices of microbatches (a stage of one) on every rank, and
+    `in_flight` microbatches between their first F and last B at most."""
+    return _InSlices(placement, microbatches, slices, in_flight).run()
 
 
 def in_groups(
     placement: Placement, microbatches: int, orders: Mapping[str, list[Action]], limits: list[int]
 ) -> Schedule:
-    """Lists from playing the pipeline with a second for every action, its F and B in `orders` of microbatch and chunk;
-    `limits[rank]`: the most between F and B there; on every rank at most `limits[0]` between F and W."""
-    lists = _InGroups(placement, microbatches, orders, limits).run()
-    assert lists is not None  # every rank has room for one
-    return lists
+    """Lists from playing the pipeline with its F and B in `orders` of microbatch and chunk; `limits[rank]`: the most
+    between F and B there; on every rank at most `limits[0]` between F and W."""
+    return _InGroups(placement, microbatches, orders, limits).run()
 
 
 def repeated(placement: Placement, microbatches: int) -> Schedule:

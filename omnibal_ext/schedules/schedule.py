@@ -7,7 +7,7 @@ from itertools import accumulate
 from omnibal_ext.errors import UserError
 from omnibal_ext.schedules.actions import Action, Schedule, has_weight_gradients
 from omnibal_ext.schedules.placement import Placement
-from omnibal_ext.schedules.playing import Loads, in_groups, played, repeated
+from omnibal_ext.schedules.playing import in_groups, in_slices, repeated
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
@@ -62,23 +62,17 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1, extra_in_flight:
 def zb_v(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Zero bubble on a V, with as many slices on every rank as 1F1B's first holds: ranks wait for the pipe to fill."""
     placement = Placement.v_shaped(ranks, chunks)
-    return _with_slices(placement, microbatches, placement.stages, microbatches)
+    return in_slices(placement, microbatches, placement.stages, microbatches)
 
 
 def v_half(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Zero bubble on a V with half of 1F1B's bytes and a microbatch, ranks / 2 + 1 of them, and a larger bubble."""
-    return _with_slices(Placement.v_shaped(ranks, chunks), microbatches, (ranks + 2) * chunks // 2, ranks)
+    return in_slices(Placement.v_shaped(ranks, chunks), microbatches, (ranks + 2) * chunks // 2, ranks)
 
 
 def v_min(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Zero bubble on a V with about a third of 1F1B's bytes, and the largest bubble."""
     return repeated(Placement.v_shaped(ranks, chunks), microbatches)
-
-
-def _with_slices(placement: Placement, microbatches: int, slices: int, in_flight: int) -> Schedule:
-    lists = played(placement, microbatches, Loads.alike(placement, slices), in_flight)
-    assert lists is not None  # there is room for one microbatch on every rank
-    return lists
 
 
 def _build_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:

@@ -9,6 +9,8 @@ The place of an E or V is the number of the rank's language actions before it. T
 rank, and its V, go in the order of microbatches.
 """
 
+from collections import deque
+
 import numpy as np
 
 from omnibal_ext.arrays import Ints
@@ -57,6 +59,21 @@ def in_time(
     starts = [[ends[mine, action] - 1 for action in actions] for mine, actions in enumerate(schedule)]
     before, behind = (np.stack([np.searchsorted(one, seconds) for one in starts]) for seconds in (needed, given))
     return _at(beside, before, behind)
+
+
+def with_encoding(schedule: Schedule, beside: Beside) -> Schedule:
+    """The schedule with encodes (E) and their backwards (V) added: E at most as many microbatches before its F as there
+    are ranks, so that few image tokens are held, and V at the end. For evaluations, which have no lists in the plan."""
+    lists: Schedule = []
+    for rank, actions in enumerate(schedule):
+        mine = [microbatch for microbatch, parts in enumerate(beside.parts) if rank in parts]
+        left, found = deque(mine), list[Action]()
+        for action in actions:
+            while left and action.kind == "F" and left[0] <= action.microbatch + len(schedule):
+                found.append(Action("E", left.popleft(), rank))
+            found.append(action)
+        lists.append(found + [Action("V", microbatch, rank) for microbatch in mine])
+    return lists
 
 
 def _at(beside: Beside, e: Ints, v: Ints) -> Ints:

@@ -20,7 +20,7 @@ ADAPTED = ("llm", "vit")
 SCHEDULES = (
     ("1f1b", 1), ("1f1b", 2), ("gpipe", 1), ("zb_h1", 1), ("zb_h2", 1), ("zb_v", 2), ("v_half", 2), ("zb_v", 3),
 )  # fmt: skip
-KEPT = ("kept", "recomputed", "again")
+KEPT = ("kept", "recomputed")
 MODES = ("first", "bubbles")
 
 
@@ -52,7 +52,6 @@ class Beside:
             tuple(sorted(generator.sample(range(1, links - 1), min(2, links - 2))))
             if self.kept == "recomputed"
             else (),
-            self.kept == "again",
         )
         lists = woven(case.schedule, case.chunks, ranks, tower, generator)
         words = tuple(" ".join(action.word for action in actions) for actions in lists)
@@ -168,7 +167,7 @@ LAUNCHES = {
     "tensor": Launch(2, 2, 1, seed=43, count=12, is_long=True),
     "data": Launch(2, 1, 1, seed=44, count=10, is_long=True),
     "tensor and pipeline": Launch(4, 2, 2, seed=45, count=7, layerless=2),
-    "data and pipeline": Launch(4, 1, 2, seed=46, count=8),
+    "data and pipeline": Launch(4, 1, 2, seed=46, count=8, is_long=True),
     "long pipeline": Launch(4, 1, 4, seed=47, count=14, is_long=True),
     "data and tensor": Launch(4, 2, 1, seed=48, count=6),
 }

@@ -15,10 +15,10 @@ from torch import Tensor
 from megatron.vlm.data.pack_shard import shard_of, with_filler
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.chain import Chain
+from megatron.vlm.pipeline.communicator import Teams
 from megatron.vlm.pipeline.stage import Stage
-from megatron.vlm.pipeline.teams import Teams
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.costs.exchange import HeadShares
+from omnibal_ext.costs.work import HeadShares
 from omnibal_ext.packing.shards import shard_tokens
 from tests.unit.costs.test_exchange import numbers_sent
 

@@ -117,7 +117,7 @@ def all_flags() -> dict[str, Flag]:
     """Every flag of Megatron's parser, of ours and of the launcher, by each of its names."""
     from megatron.vlm.arguments import add_vlm_arguments
     from megatron.vlm.flags.lists import ALLOWED
-    from megatron.vlm.flags.numbers import NUMBERS
+    from megatron.vlm.flags.needs import NUMBERS
     from megatron.vlm.flags.parser import Parser
     from omnibal_ext.launch import flags as launch
     from tools.launch import _parser

@@ -31,7 +31,7 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.rank_packs import RankPacks
-from megatron.vlm.preflight.replicated_tower import check_replicated_tower
+from megatron.vlm.preflight.run import check_replicated_tower
 from omnibal_ext.adapters import check_adapters
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan

@@ -36,9 +36,7 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
-from omnibal_ext.reading.checks import anything, mapping
-from omnibal_ext.reading.document import read_json
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 from omnibal_ext.run_metrics import evaluations, profile_check, training_intervals
 from omnibal_ext.sizes import Sizes
 from tests.demo import demo_dataset
@@ -94,14 +92,12 @@ def _plan() -> Reader:
 def _profile() -> Reader:
     profile = analytic_profile(TINY, "h100", 4, 64)
     record = json.dumps(profile.to_record()).encode()
-    measured = json.dumps({"layers": {"llm": {"forward_seconds": 2.0}}, "action_seconds": 0.1}).encode()
 
     def read(folder: Path) -> None:
         costs = PackCosts.of_profile(Profile.load(folder / "profile.json"))
         costs.seconds(np.array([[1, 2, 4]]), ("tiles", "tokens", "attention"))
-        profile.replaced_by(read_json(folder / "measured.json", mapping(anything), "mend it"))
 
-    return Reader({"profile.json": record, "measured.json": measured}, read)
+    return Reader({"profile.json": record}, read)
 
 
 def _index(folder: Path) -> Reader:

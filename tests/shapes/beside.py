@@ -2,7 +2,7 @@
 
 beside.py engine|local PRESET TENSOR_PARALLEL PIPELINE_PARALLEL TILES TOKENS...
 
-As `iteration`, for a tower of which all is kept from E to V, one that V runs again, and a frozen one that runs ahead.
+As `iteration`, for a tower of which all is kept from E to V, one whose layers V recomputes, and a frozen one, ahead.
 Prints for each preset, way and rank what waits for the device within an iteration; bytes of copies and sums; of every
 part that the rank encodes its tiles, and the bytes that are kept from E to V, that V holds on top, and of what is made.
 """
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # not as `tests`, which impo
 from shapes.iteration import MICROBATCHES, Optimizer, every_rank, packs_of, started, trainer_of, wrapped
 from shapes.program import padded_chain
 
-WAYS = ("kept", "again", "frozen")
+WAYS = ("kept", "recomputed", "frozen")
 
 
 def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, int], way: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, in
                   language=replace(model.language, layers=2))  # fmt: skip
     frozen = ("vit", "projector") if way == "frozen" else ()
     chain = replace(padded_chain(args, few), frozen=frozen)
-    plan = plan_of(few, ranks, frozen, again=way == "again")
+    plan = plan_of(few, ranks, frozen, (1, 2) if way == "recomputed" else ())
     module = wrapped(args, chain, plan)
     get_model_config(module).finalize_model_grads_func = finalize_model_grads
     trainer, optimizer, packs = trainer_of(args, few, plan), Optimizer(), packs_of(few, *sizes)
@@ -73,7 +73,7 @@ class Weighed:
         return made
 
 
-def plan_of(model: Any, ranks: tuple[int, int], frozen: tuple[str, ...], again: bool) -> Any:
+def plan_of(model: Any, ranks: tuple[int, int], frozen: tuple[str, ...], recompute: tuple[int, ...]) -> Any:
     """Owners in turn, every pack on all ranks, E and V in time."""
     from omnibal_ext.plan import Plan, StagePlan
     from omnibal_ext.plan_tower import Tower
@@ -85,7 +85,7 @@ def plan_of(model: Any, ranks: tuple[int, int], frozen: tuple[str, ...], again: 
     links = chain.index("word_embed")
     edges = [links + (len(chain) - links) * stage // pipeline for stage in range(pipeline + 1)]
     owners = tuple(link % (tensor * pipeline) for link in range(links))
-    tower = Tower(links, owners, (tuple(range(pipeline)),) * MICROBATCHES, "ahead" if frozen else "bubbles", (), again)
+    tower = Tower(links, owners, (tuple(range(pipeline)),) * MICROBATCHES, "ahead" if frozen else "bubbles", recompute)
     base = build_schedule("1f1b", pipeline, MICROBATCHES)
     lists = woven(base, in_time(base, MICROBATCHES, Placement.interleaved(pipeline), tower.beside))
     plan = Plan.from_cuts(
@@ -103,7 +103,7 @@ def part_of(plan: Any, pack: Any, microbatch: int, tensor: int) -> Any:
     from megatron.core import parallel_state
 
     from megatron.vlm.microbatch import Microbatch
-    from omnibal_ext.tower_encoding import EncoderRank
+    from omnibal_ext.image_assignment import EncoderRank
 
     here = parallel_state.get_pipeline_model_parallel_rank()
     units = tuple(map(prod, pack.grids)) or (1,) * pack.tiles

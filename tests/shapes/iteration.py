@@ -133,7 +133,7 @@ def trainer_of(args: Any, model: Any, plan: Any) -> Any:
 def packs_of(model: Any, tiles: int, tokens: int) -> list[Any]:
     import torch
 
-    from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
+    from megatron.vlm.profiling.stage_pass import equal_lengths, synthetic_pack
 
     lengths = equal_lengths(tokens, 4)
     segments, sources = (torch.empty(size, dtype=torch.long, device="cuda") for size in (tokens, 4))

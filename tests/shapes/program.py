@@ -40,7 +40,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
     from megatron.vlm.pipeline.stage import Stage
-    from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
+    from megatron.vlm.profiling.stage_pass import equal_lengths, synthetic_pack
     from omnibal_ext.adapters import Adapters
     from omnibal_ext.architectures.presets import preset
     from omnibal_ext.chain import ADAPTABLE_KINDS, PARTS, RECOMPUTABLE_KINDS

@@ -15,7 +15,7 @@ import torch
 from megatron.vlm.preflight.__main__ import preflight
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import Plan
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 from omnibal_ext.run_metrics import training_intervals
 from tests.programs import tool
 from tests.system.test_training import make_dataset, pack

@@ -9,9 +9,9 @@ import pytest
 
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
-from omnibal_ext.files.checksums import checksums_of
+from omnibal_ext.files.records import checksums_of
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 from omnibal_ext.sizes import Sizes
 from tests.long import short
 from tests.programs import refusal, tool

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibal_ext.compiled import STAMP
+from omnibal_ext import STAMP
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from tests.programs import ROOT
 from tests.unit.report.subjects import planned

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from omnibal_ext.compiled import forget_stale
+from omnibal_ext import forget_stale
 
 CALLEE = "from numba import njit\n@njit(cache=True)\ndef inner():\n    return {}\n"
 CALLER = "from numba import njit\nfrom pkg.inner import inner\n@njit(cache=True)\ndef outer():\n    return inner()\n"
 RUN = "import pathlib, pkg; {}; from pkg.outer import outer; print(outer())"
-FORGET = "from omnibal_ext.compiled import forget_stale; forget_stale(pathlib.Path(pkg.__file__).parent)"
+FORGET = "from omnibal_ext import forget_stale; forget_stale(pathlib.Path(pkg.__file__).parent)"
 
 
 def said(folder: Path, code: str) -> str:

@@ -23,7 +23,7 @@ from megatron.vlm.monitoring import bad_samples
 from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps, Hosts
 from megatron.vlm.preprocessing import chat, record_media
 from omnibal_ext.chain import layer_chain
-from omnibal_ext.costs.measured import EFFICIENCIES, _device
+from omnibal_ext.costs.operations import EFFICIENCIES, _device
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_index

@@ -32,8 +32,7 @@ ALLOWED = {
     "megatron/vlm/models/norm.py": {"torch.nn.functional.dropout"},
     "megatron/vlm/models/vit/layers.py": {"torch.nn.functional.dropout", "torch.rand"},
     "megatron/vlm/no_cuda.py": {"torch.set_rng_state"},  # as torch.cuda's, where that is not
-    "megatron/vlm/profiling/stage_pass.py": {"torch.randn"},
-    "megatron/vlm/profiling/synthetic.py": {"torch.randint", "torch.randn"},
+    "megatron/vlm/profiling/stage_pass.py": {"torch.randint", "torch.randn"},
 }
 OWN = {"numpy.random": {"default_rng", "Generator", "SeedSequence"}, "random": {"Random", "SystemRandom"}}
 """What makes a generator of one's own."""

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import bare, gpu, gpu_answers, gpu_cards, gpu_packs
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
-from omnibal_ext.costs.measured import device_key, efficiencies, measured_device
+from omnibal_ext.costs.operations import device_key, measured_device
 from omnibal_ext.errors import UserError
 from tests.long import short
 from tests.programs import ENGINE, PLAIN, ROOT, fresh_python, result_of, run_ranks
@@ -182,7 +182,7 @@ def test_analytic_profiles_prefer_what_was_measured(tmp_path: Path) -> None:
     assert device_key("NVIDIA H200") == "h200"
     assert device_key("NVIDIA L4") is None
     assert measured_device("h200", tmp_path) is None
-    (tmp_path / "h200.json").write_text(json.dumps({"efficiencies": efficiencies("h200", reached)}))
+    (tmp_path / "h200.json").write_text(json.dumps({"efficiencies": gpu.efficiencies("h200", reached)}))
     measured = measured_device("h200", tmp_path)
     assert measured is not None
     assert (measured.matrix_efficiency, measured.attention_efficiency) == (0.5, 0.25)

@@ -15,7 +15,7 @@ from benchmarks import gpu
 from megatron.vlm import core_patches, platform
 from megatron.vlm.models.configs import core_multiplies
 from megatron.vlm.models.mixture.groups import weight_gradient
-from megatron.vlm.preflight import memory
+from megatron.vlm.preflight import machine
 from megatron.vlm.preflight.findings import Note
 from omnibal_ext.architectures.presets import TINY
 from tests.programs import PATH, fresh_python
@@ -64,9 +64,9 @@ def test_a_host_of_gpus_has_room_for_a_save_alone(
 ) -> None:
     """Of its own ranks: four of sixteen."""
     cuda.setenv("LOCAL_WORLD_SIZE", "4")
-    cuda.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=available * GIB))
+    cuda.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=available * GIB))
     args: Any = SimpleNamespace(save=save, world_size=16)
-    assert isinstance(memory.check_host_memory(args, TINY, 48 * GIB - 16 * (available == 12)), Note) == (not enough)
+    assert isinstance(machine.check_host_memory(args, TINY, 48 * GIB - 16 * (available == 12)), Note) == (not enough)
 
 
 @pytest.mark.parametrize(

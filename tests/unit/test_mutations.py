@@ -71,8 +71,8 @@ class Any:
 
 
 def test_tests_of_a_module_are_those_of_its_name_and_of_its_importers(mutator: ModuleType) -> None:
-    tests = mutator.calls.tests_of("omnibal_ext/schedules/posting.py", range(1, 2), {})
-    assert tests[0] == "tests/unit/schedules/test_posting.py"
+    tests = mutator.calls.tests_of("omnibal_ext/schedules/placement.py", range(1, 2), {})
+    assert tests[0] == "tests/unit/schedules/test_placement.py"
     assert all(Path(ROOT, test).is_file() for test in tests)
 
 

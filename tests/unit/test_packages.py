@@ -13,13 +13,13 @@ import pytest
 import setuptools
 from packaging.requirements import Requirement
 
-from omnibal_ext import packages
+from omnibal_ext import errors
 from omnibal_ext.errors import run_tool
 from tests.programs import ROOT, fresh_python
 
 NAMES = {"PIL": "pillow", "sklearn": "scikit-learn", "megatron": "megatron-core"}
 """Of distributions, where they are not their module's."""
-TRAINING = {*packages.EXTRAS["train"], "megatron.core", "megatron.training"} - {"megatron"}
+TRAINING = {*errors.EXTRAS["train"], "megatron.core", "megatron.training"} - {"megatron"}
 WITHOUT = f"import sys\nfor name in {sorted(TRAINING)}: sys.modules[name] = None\n"
 """A machine that has `omnibal` without extras."""
 
@@ -73,8 +73,8 @@ def test_training_imports_what_its_extra_brings(described: dict[str, Any]) -> No
 
 
 def test_the_table_is_the_one_of_the_extras(described: dict[str, Any]) -> None:
-    assert set(packages.EXTRAS) == set(described["extras_require"]) - {"test"}
-    for extra, modules in packages.EXTRAS.items():
+    assert set(errors.EXTRAS) == set(described["extras_require"]) - {"test"}
+    for extra, modules in errors.EXTRAS.items():
         names = {NAMES.get(module, module) for module in modules}
         assert names == distributions(described["extras_require"][extra]), extra
 
@@ -91,17 +91,17 @@ def test_the_table_is_the_one_of_the_extras(described: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_missing_is_said_with_its_extra(module: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packages.missing_package("numpy") == packages.missing_package("torch") == ""
-    monkeypatch.setattr(packages, "find_spec", lambda _: None)
-    assert packages.missing_package(module) == said
+    assert errors.missing_package("numpy") == errors.missing_package("torch") == ""
+    monkeypatch.setattr(errors, "find_spec", lambda _: None)
+    assert errors.missing_package(module) == said
 
 
 def test_megatron_core_for_python_3_11_is_one_that_pip_does_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "megatron.core" else object())
-    monkeypatch.setattr(packages.sys, "version_info", (3, 12))
-    assert packages.missing_package("megatron.core.utils").endswith(": pip install 'omnibal[train]'")
-    monkeypatch.setattr(packages.sys, "version_info", (3, 11))
-    wanted = packages.missing_package("megatron.core.utils").partition("pip install ")[2]
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "megatron.core" else object())
+    monkeypatch.setattr(errors.sys, "version_info", (3, 12))
+    assert errors.missing_package("megatron.core.utils").endswith(": pip install 'omnibal[train]'")
+    monkeypatch.setattr(errors.sys, "version_info", (3, 11))
+    wanted = errors.missing_package("megatron.core.utils").partition("pip install ")[2]
     assert wanted == "--no-deps --ignore-requires-python 'megatron-core>=0.19.2,<0.20'"
     assert wanted.split("'")[1] in (ROOT / "setup.py").read_text()
     assert wanted.split("'")[1] in (ROOT / "scripts/setup.sh").read_text()

@@ -11,6 +11,7 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import WAIT
 from omnibal_ext.packing.packs import PackList
 from omnibal_ext.sizes import Sizes
+from tests.long import short
 
 COSTS = PackCosts({"vision": {"tiles": 3.0}, "language": {"tokens": 1.0, "attention": 0.02, "pack": 0.5}})
 Sample = tuple[int, int]
@@ -75,7 +76,7 @@ def bound(samples: list[Sample], way: list[list[Sample]], budgets: tuple[int, in
 
 
 @pytest.mark.parametrize("deviations", [TILES, TOKENS, ALL])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", short(range(12), range(4)))
 def test_no_cut_and_no_order_of_few_samples_is_below_the_bound(seed: int, deviations: Deviations) -> None:
     generator = np.random.default_rng(seed)
     pairs = [(int(generator.integers(0, 4)), int(generator.integers(2, 7))) for _ in range(4)]

@@ -98,9 +98,12 @@ def _beside(tower: Tower = TOWER, **fields: Any) -> Plan:
 
 
 def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_nothing_of_it(tmp_path: Path) -> None:
-    for tower in (TOWER, dataclasses.replace(TOWER, recompute=(1, 3)), dataclasses.replace(TOWER, again=True)):
+    for tower in (TOWER, dataclasses.replace(TOWER, recompute=(1, 3))):
         _beside(tower).save(tmp_path / "plan.json")
         assert Plan.load(tmp_path / "plan.json") == _beside(tower)
+    record = _beside().to_record()
+    older = json.loads(json.dumps(record | {"tower": {**record["tower"], "again": True}}))
+    assert Plan.from_record(older).tower == dataclasses.replace(TOWER, recompute=(1, 2, 3)), "all that can be"
     ahead = dataclasses.replace(TOWER, mode="ahead")
     lists = tuple(" ".join(word for word in words.split() if word[0] != "V") for words in BESIDE)
     _beside(ahead, lists=lists, frozen=("vit", "projector")).save(tmp_path / "plan.json")
@@ -121,7 +124,6 @@ def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_n
         ({"parts": ((0, 1), (0, 1))}, {}, r"rank 0 never does E\(microbatch 1, part 0\)"),
         ({"recompute": (0,)}, {}, "recompute names link 0, which is no ViT layer"),
         ({"recompute": (6,)}, {}, "recompute names link 6, which is no ViT layer"),
-        ({"recompute": (1,), "again": True}, {}, "leave `recompute` out"),
         ({"mode": "ahead"}, {}, "some of it is trained"),
         ({}, {"frozen": ("vit", "projector")}, "all of it is frozen"),
         ({}, {"lists": ()}, "needs lists of actions"),
@@ -135,7 +137,7 @@ def test_a_tower_that_cannot_be_is_refused(tower: dict[str, Any], fields: dict[s
 
 def test_links_of_the_tower_are_on_no_stage(tmp_path: Path) -> None:
     stages = (StagePlan((4, 7)), StagePlan((7, 9)))
-    with pytest.raises(UserError, match=r"stage 0 holds projector \(id 4\), which stands beside .* layers \[0, 5\)"):
+    with pytest.raises(UserError, match=r"projector \(id 4\) is doubled: stage 0 .* not at word_embed"):
         dataclasses.replace(_beside(), stages=stages).validate()
     record = _beside().to_record()
     for name, value, message in (
@@ -157,7 +159,7 @@ def _with_stages(*stages: StagePlan) -> Plan:
     ("stages", "message"),
     [
         ([StagePlan((0, 2)), StagePlan((3, 9))], r"layer vit.1 \(id 2\) is lost"),
-        ([StagePlan((0, 7)), StagePlan((6, 9))], r"layer llm.0 \(id 6\) is doubled: 2 stages"),
+        ([StagePlan((0, 7)), StagePlan((6, 9))], r"llm.0 \(id 6\) is doubled: stage 1 starts at llm.0, not at llm.1"),
         ([StagePlan((0, 8))], "layer head .* is lost"),
         ([StagePlan((4, 9)), StagePlan((0, 4))], "order the data flows"),
         ([StagePlan((0, 9)), StagePlan((9, 9))], "stage 1: layers .*at least one layer"),
@@ -232,7 +234,7 @@ def test_a_plan_that_was_changed_since_it_was_written_is_refused(tmp_path: Path)
             assert Plan.load(path) == plan
     record = json.loads(written)
     path.write_text(json.dumps(record | {"num_microbatches": 4}))
-    with pytest.raises(UserError, match="plan again, or if you edited it take manifest_hash out of it"):
+    with pytest.raises(UserError, match="if you edited it take manifest_hash out of it"):
         Plan.load(path)
     del record["manifest_hash"]
     path.write_text(json.dumps(record | {"num_microbatches": 4}))
@@ -253,7 +255,7 @@ def test_bad_files_name_file_and_reason(tmp_path: Path) -> None:
         ({"num_microbatches": 0}, "num_microbatches must be"),
         ({"schedule": "x"}, "schedule 'x' is not known"),
         ({"pipeline_model_parallel_size": 2}, "1 stages, but 2 pipeline ranks"),
-        ({"chain": ["mamba"]}, r"chain\[0\] must be one of patch_embed, .* got \'mamba\'"),
+        ({"chain": ["mamba"]}, r"chain\[0\] must be one of .*patch_embed, .* got \'mamba\'"),
     ):
         path.write_text(json.dumps(record | change))
         with pytest.raises(UserError, match=message) as caught:

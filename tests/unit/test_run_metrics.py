@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.compare import final_loss, shown
 from omnibal_ext.errors import UserError
 from omnibal_ext.run_metrics import complete_lines, evaluations, profile_check, training_intervals
-from tools.compare_runs import final_loss, shown
 
 
 def test_what_ran_again_after_a_resume_counts_as_it_last_ran(tmp_path: Path) -> None:

@@ -65,7 +65,6 @@ NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
         "needs to be given without --shard or --merge": ("--check --shard 0/2",),
     },
     "profile_layers": {
-        "needs --analytic": ("--measured lines.json",),
         "needs to be given without --analytic": (
             "--analytic a100 --steps 7", "--analytic a100 --tower-profile whole.json", "--analytic a100 --force",
         ),

@@ -14,7 +14,7 @@ from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
 
-from omnibal_ext.launch.parent_watch import exit_with_parent, kill_with_parent
+from omnibal_ext.launch.processes import exit_with_parent, kill_with_parent
 
 _LOOP = async_utils.PersistentAsyncCaller.async_loop
 _PREPARE = filesystem_async.FileSystemWriterAsync.prepare_write_data

@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import sha256_of
-from omnibal_ext.files.records import write_text
+from omnibal_ext.files.records import sha256_of, write_text
 from omnibal_ext.reading.checks import anything, integer, mapping, record, text
-from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.document import read_json, sealed, sealed_by
 from omnibal_ext.reading.files import read_bytes
-from omnibal_ext.reading.seal import sealed, sealed_by
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"

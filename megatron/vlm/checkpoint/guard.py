@@ -19,13 +19,15 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import LocalNonpersistentObject, ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict, is_main_replica
 from megatron.training import get_args, training
 from megatron.training.async_utils import maybe_finalize_async_save
 from megatron.training.checkpointing import load_checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron.vlm.checkpoint import background
-from megatron.vlm.checkpoint.copies import drop_copies
 from megatron.vlm.checkpoint.folder import (
     INTEGRITY,
     SUPERSEDED,
@@ -103,6 +105,24 @@ def install(
     training.save_checkpoint = guarded_save
     training.load_checkpoint = load_complete
     dist_checkpointing.save = sealed_write
+
+
+def drop_copies(state: ShardedStateDict) -> None:
+    """Of shards in this rank's `state` with the same key and offset keep one: the main replica if present."""
+    kept: dict[Any, ShardedTensor] = {}
+    for shard in nested_values(state):
+        if isinstance(shard, ShardedTensor) and (_position(shard) not in kept or is_main_replica(shard.replica_id)):
+            kept[_position(shard)] = shard
+
+    def without_copies(value: Any) -> Any:
+        is_copy = isinstance(value, ShardedTensor) and kept[_position(value)] is not value
+        return LocalNonpersistentObject(None) if is_copy else value
+
+    dict_list_map_inplace(without_copies, state)
+
+
+def _position(shard: ShardedTensor) -> tuple[Any, ...]:
+    return shard.key, shard.global_offset, str(shard.flattened_range)
 
 
 def is_full(folder: Path, error: BaseException) -> bool:

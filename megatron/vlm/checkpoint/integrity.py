@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from megatron.vlm.checkpoint.folder import INTEGRITY, Save, facts_of, seal
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import THREADS
+from omnibal_ext.files.records import THREADS
 
 Value = TypeVar("Value")
 _DATA_FILE = re.compile(r"__(\d+)_\d+\.distcp")

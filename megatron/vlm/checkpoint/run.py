@@ -15,7 +15,7 @@ from megatron.vlm.flags.lists import OBEYED, each
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import sha256_of
+from omnibal_ext.files.records import sha256_of
 from omnibal_ext.plan import Plan
 from omnibal_ext.trainer_flags import DECAYS, RATES
 

@@ -40,8 +40,8 @@ from megatron.vlm.data.sources import Sources
 from megatron.vlm.families.media import TILINGS
 from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import verify_checksums
 from omnibal_ext.files.folders import refuse_without_manifest
+from omnibal_ext.files.records import verify_checksums
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import Sizes
 

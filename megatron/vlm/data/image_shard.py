@@ -10,8 +10,8 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.data.pack_media import Shown, read_tiles
 from megatron.vlm.microbatch import Grid, Microbatch
+from omnibal_ext.image_assignment import EncoderRank
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.tower_encoding import EncoderRank
 
 
 def numbered(packs: Iterable[int], microbatches: int) -> Iterator[tuple[int, int]]:

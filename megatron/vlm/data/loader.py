@@ -24,7 +24,7 @@ from megatron.vlm.data.sources import Sources
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.launch.parent_watch import exit_with_parent
+from omnibal_ext.launch.processes import exit_with_parent
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.shards import TokenSpan, shard_tokens
 

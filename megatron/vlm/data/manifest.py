@@ -29,8 +29,7 @@ from omnibal_ext.reading.checks import (
     shown,
     text,
 )
-from omnibal_ext.reading.document import decode
-from omnibal_ext.reading.seal import check_seal
+from omnibal_ext.reading.document import check_seal, decode
 
 SCHEMA_VERSION = 5
 FILES = (

@@ -1,4 +1,4 @@
-"""Conditions for Megatron's flags to have an effect, such as another flag or a relation between two numbers.
+"""What Megatron's flags and ours need: their numbers an interval, to have an effect another flag or a relation.
 
 A flag given with its default value needs nothing.
 """
@@ -7,8 +7,8 @@ from argparse import Namespace
 from operator import attrgetter
 
 from megatron.vlm import platform, rates
-from omnibal_ext import adapters
-from omnibal_ext.flags import Need, flag_name, is_integer
+from omnibal_ext import adapters, trainer_flags
+from omnibal_ext.flags import Interval, Need, flag_name
 
 
 def decay_iterations(args: Namespace) -> int:
@@ -71,6 +71,45 @@ OF_A_START = (
     "use_checkpoint_opt_param_scheduler dist_ckpt_strictness ckpt_fully_parallel_load "
     "ckpt_load_validate_sharding_integrity verify_integrity"
 )
+
+
+NUMBERS = (
+    *trainer_flags.NUMBERS,
+    Interval(
+        "[1, inf)",
+        """
+        lr_decay_iters lr_wsd_decay_iters global_batch_size exit_interval exit_duration_in_mins
+        tensorboard_log_interval tensorboard_queue_size log_memory_interval train_sync_interval
+        check_weight_hash_across_dp_replicas_interval ckpt_step ddp_bucket_size ddp_num_buckets
+        loss_scale_window hysteresis
+        """,
+    ),
+    Interval(
+        "[0, 1e30]",  # products of a few stay finite in single precision
+        """
+        lr_warmup_init start_weight_decay end_weight_decay adam_eps
+        init_method_std embedding_init_method_std moe_aux_loss_coeff
+        """,
+    ),
+    Interval(
+        "[0, inf)",
+        """
+        num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 manual_gc_interval start_eval_at_iter
+        profile_step_start profile_step_end logging_level
+        """,
+    ),
+    Interval("[0, 1)", "hidden_dropout attention_dropout adam_beta1 adam_beta2 sgd_momentum"),
+    Interval("(0, 3.4e38]", "loss_scale initial_loss_scale min_loss_scale"),  # kept in single precision
+    Interval("[1, 2147483647]", "flight_recorder_trace_buffer_size"),
+    Interval("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size straggler_minmax_count"),
+    Interval("[0, 16383]", "profile_ranks"),
+    Interval("[1, 128]", "dist_ckpt_workers"),
+    Interval("[1, 525600]", "distributed_timeout_minutes"),
+    Interval("[1, 65535]", "straggler_ctrlr_port"),
+    Interval("[1, 65536]", "make_vocab_size_divisible_by"),
+)
+
+
 NEEDS = (
     *adapters.NEEDS,
     *rates.NEEDS,
@@ -101,7 +140,7 @@ NEEDS = (
          lambda args: args.fp16 and not args.loss_scale),
     Need("initial_loss_scale min_loss_scale", "a --min-loss-scale that is no higher than --initial-loss-scale",
          lambda args: args.min_loss_scale <= args.initial_loss_scale),
-    Need("loss_scale_window", "to be a whole number", lambda args: is_integer(args.loss_scale_window)),
+    Need("loss_scale_window", "to be a whole number", lambda args: float(args.loss_scale_window).is_integer()),
     Need("fp8_recipe first_last_layers_bf16", "--fp8-format", lambda args: args.fp8),
     Need("moe_router_dtype", "a --model with experts", lambda args: args.num_experts),
     # evaluation and checkpoints

@@ -1,21 +1,31 @@
-"""Megatron's argument parser with our flags: reports each error in one line, and which flags were given."""
+"""Megatron's argument parser with our flags; says each error, and each flag that would not be obeyed, in one line."""
 
-import argparse
 import os
+import traceback
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron.training.argument_utils import ArgumentGroupFactory
 from megatron.training.arguments import add_megatron_arguments
 
-from megatron.vlm.flags.instead import instead_of
-from megatron.vlm.flags.lists import ALLOWED, SET_BY
+from megatron.vlm.flags.lists import ALLOWED, ONLY, SET_BY, UNTESTED, each, instead_of
+from megatron.vlm.flags.needs import NEEDS, NUMBERS
 from omnibal_ext.errors import UserError
-from omnibal_ext.flag_synonyms import SYNONYMS, suggestion
-from omnibal_ext.flags import refuse_unprintable, without_defaults
+from omnibal_ext.flags import (
+    SYNONYMS,
+    flag_with_value,
+    needs_missing,
+    outside_intervals,
+    refuse_unprintable,
+    shown,
+    suggestion,
+    without_defaults,
+)
 
 USAGE = "torchrun ... -m megatron.vlm.pretrain --model NAME --plan F --data D --packs P --train-iters N --lr L [flags]"
 
@@ -120,8 +130,69 @@ def _or_value_error(read: Any, name: str) -> Callable[[str], Any]:
     return reading
 
 
-def megatron_actions() -> list[argparse.Action]:
-    """Return the flags of the installed Megatron, without --help."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    add_megatron_arguments(parser)
-    return parser._actions
+@contextmanager
+def megatron_refusals() -> Iterator[None]:
+    """Context in which any exception of Megatron's parsing and validation becomes a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"Megatron refuses these flags: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """Return the error's text in one line; for an assertion without text, its condition and place."""
+    if text := " ".join(str(error).split()):
+        return text
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    condition = (frame.line or "").removeprefix("assert ").replace("args.", "")
+    return f"{condition} does not hold ({Path(frame.filename).name}:{frame.lineno})"
+
+
+def refused_values(
+    given: Namespace, parser: Parser, is_model_known: bool = True, is_plan_known: bool = True
+) -> list[str]:
+    """Return refusals of values that differ from a fixed one, are unsupported, or out of range.
+
+    The defaults of `parser` are the values that model, plan, machine and trainer set. If the model is unknown, every
+    flag that it sets is refused; if the plan is unknown, flags that it sets are not compared.
+    """
+    compared = {name: value for name, value in vars(given).items() if is_plan_known or not _is_of_plan(name)}
+    refusals = [_refusal(name, value, parser, is_model_known) for name, value in compared.items()]
+    return [*filter(None, refusals), *outside_intervals(vars(given), NUMBERS, parser.written)]
+
+
+def missing_needs(given: Namespace, args: Namespace, parser: Parser) -> list[str]:
+    """Return unmet needs of the given flags; `args`: all flags, before Megatron validates them."""
+    changed = {name: value for name, value in vars(given).items() if not _same(value, parser.get_default(name))}
+    return needs_missing(changed, args, NEEDS, parser.written)
+
+
+def untested(given: Namespace, parser: Parser) -> tuple[str, ...]:
+    """Return the given flags that are in `UNTESTED`, as the user wrote them."""
+    return tuple(parser.written(name) for name in vars(given) if name in each(UNTESTED))
+
+
+def _is_of_plan(name: str) -> bool:
+    return SET_BY.get(name, "").startswith("--plan")
+
+
+def _refusal(name: str, value: object, parser: Parser, is_model_known: bool) -> str:
+    """Return why this value of a flag is refused; "" if it is not."""
+    flag = flag_with_value(parser.written(name), value)
+    if name in ONLY and value not in ONLY[name]:
+        return f"{flag}: only {' or '.join(map(shown, ONLY[name]))}; other values are not supported"
+    by, default = SET_BY.get(name, ""), parser.get_default(name)
+    if by.startswith("--") and not is_model_known:
+        return f"{flag}: it is set by {by}"
+    return f"{flag}: {_text(default)}, set by {by}" if by and not _same(value, default) else ""
+
+
+def _text(value: object) -> str:
+    return "it stays off" if value is None or value is False else f"it is {value}"
+
+
+def _same(value: object, default: object) -> bool:
+    """Whether two values are equal; argparse may hold a default as text until it is used."""
+    return value == default or str(value) == str(default)

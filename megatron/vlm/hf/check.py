@@ -29,10 +29,9 @@ from omnibal_ext.architectures.folder import config_path, image_token_id, read_c
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import VisionArchitecture
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import UserError, missing_package
 from omnibal_ext.families.registry import MODELS
 from omnibal_ext.output import say
-from omnibal_ext.packages import missing_package
 
 TOLERANCE = 1e-4
 

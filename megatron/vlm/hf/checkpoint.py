@@ -21,7 +21,7 @@ from megatron.vlm.checkpoint.folder import INTEGRITY, RELEASE, TRACKER, Checkpoi
 from megatron.vlm.checkpoint.integrity import seal_by_one_process
 from megatron.vlm.checkpoint.safe import read_contents
 from omnibal_ext.adapters import SUFFIX
-from omnibal_ext.files.checksums import verify_checksums
+from omnibal_ext.files.records import verify_checksums
 
 COMMON = "common_state/shard_0_1"
 """The key under which megatron.core keeps what is no tensor."""

@@ -16,7 +16,7 @@ from megatron.vlm.hf.convert import LISTING, to_hugging_face
 from omnibal_ext.architectures.folder import weight_files
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import building
-from omnibal_ext.launch.parent_watch import kill_with_parent
+from omnibal_ext.launch.processes import kill_with_parent
 from omnibal_ext.output import say
 
 

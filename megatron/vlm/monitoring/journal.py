@@ -11,7 +11,7 @@ import torch
 from megatron.training import get_tensorboard_writer, get_wandb_writer, print_rank_last
 
 from omnibal_ext.costs.corrected import WHOLE, Compared
-from omnibal_ext.files.lines import JsonLines
+from omnibal_ext.files.records import JsonLines
 from omnibal_ext.output import printable, say
 from omnibal_ext.run_metrics import PROFILE_CHECK, loss_text
 

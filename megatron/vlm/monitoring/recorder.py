@@ -27,16 +27,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.exchange import watched
-from megatron.vlm.monitoring.profile_check import ProfileCheck
+from megatron.vlm.monitoring.stage_meter import ProfileCheck
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.platform import Moment, allocated_bytes
 from omnibal_ext.chain import TIMED_PART_OF
-from omnibal_ext.files.lines import JsonLines
+from omnibal_ext.costs.corrected import EXCHANGE, OTHER
+from omnibal_ext.files.records import JsonLines
+from omnibal_ext.report.timeline import PHASES
 from omnibal_ext.schedules.actions import Action
 
 WARM_UP = 3  # iterations
-OTHER, EXCHANGE = "other", "exchange"
-PHASES = {"F": "forward", "B": "backward", "W": "weight", "E": "forward", "V": "backward"}
 
 
 def recorded_iterations(iterations: int, count: int) -> frozenset[int]:

@@ -1,35 +1,32 @@
-"""Compares seconds of every stage, the bubble and peak bytes of every rank with the plan's predictions.
+"""Measures seconds of every stage, the bubble and peak bytes of every rank, for the run's metrics; and compares those
+of each part of the model in its first iterations with the plan's profile.
 
 1. The first iterations warm up and are not timed.
 2. In all others, events are recorded before and after every action. They are read at the end of the iteration, when the
    device has finished it, since the gradient norm has been read.
 3. At the end of an interval the timings of its iterations are gathered over all ranks.
-4. A stage whose share of the work differs from the plan in three of four iterations is reported once.
 """
 
-import statistics
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.training import print_rank_last
 from torch import Tensor
 
+from megatron.vlm.monitoring.journal import Journal
 from megatron.vlm.monitoring.meters import all_gathered
 from megatron.vlm.platform import Moment, peak_bytes, to_device
-from omnibal_ext.output import printable
+from omnibal_ext.costs.profile import Profile
+from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
+from omnibal_ext.report.subject import against_profile
+from omnibal_ext.run_metrics import noted_inputs
 from omnibal_ext.schedules.actions import VISION, Action
-from omnibal_ext.units import in_bytes
 
 WARM_UP = 2  # iterations
-TOLERANCE = 0.2
-"""Relative difference between a stage's measured and planned share of the work above which it drifts."""
-COMPARED_AFTER, DRIFT_WINDOW = 3, 8
-"""Iterations until stages are compared with the plan; number of last iterations from which drift is judged."""
 
 
 class StageMeter:
@@ -44,9 +41,6 @@ class StageMeter:
         self.timed: list[list[float]] = []
         """[iterations][chunks + 1]: seconds of work of each chunk (a replicated tower is the last), and from the
         first start to the last end."""
-        self.recent: deque[list[float]] = deque(maxlen=DRIFT_WINDOW)
-        """[iterations][stages]: seconds of a microbatch."""
-        self.said = self.warned = False
 
     @contextmanager
     def iteration(self, training: bool) -> Iterator[None]:
@@ -88,27 +82,11 @@ class StageMeter:
             return {}
         worked, spans, peaks = gather_timings(torch.tensor(self.timed, dtype=torch.float64), peak_bytes())
         self.timed = []
-        stages = torch.stack([worked[:, rank, :, chunk] for rank, chunk in self._ranks_and_chunks()], dim=-1)
-        stages = stages.mean(dim=0) / self.plan.num_microbatches
-        self.recent += stages.tolist()
-        report = {"bubble": bubble(worked, spans), "stage_seconds": stages.mean(dim=0).tolist()}
-        report |= {"stage_peak_bytes": peaks} if any(peaks) else {}
-        self._compare(report)
-        return report
-
-    def _ranks_and_chunks(self) -> list[tuple[int, int]]:
-        return [*map(self.plan.placement.rank_and_chunk, range(len(self.plan.stages)))]
-
-    def _compare(self, report: dict[str, Any]) -> None:
-        """Print once how the stages compare with the plan, and once if a stage drifts."""
-        if "stage_seconds" not in self.plan.predicted:
-            return
-        if not self.said and len(self.recent) >= COMPARED_AFTER:
-            self.said = True
-            print_rank_last(printable(comparison_with_plan(self.plan, self.recent, report)))
-        if not self.warned and (warning := drift_warning(self.plan, self.recent)):
-            self.warned = True
-            print_rank_last(printable(warning))
+        places = map(self.plan.placement.rank_and_chunk, range(len(self.plan.stages)))
+        stages = torch.stack([worked[:, rank, :, chunk] for rank, chunk in places], dim=-1).mean(dim=(0, 1))
+        seconds = (stages / self.plan.num_microbatches).tolist()
+        found = {"bubble": bubble(worked, spans), "stage_seconds": seconds}
+        return found | ({"stage_peak_bytes": peaks} if any(peaks) else {})
 
 
 def gather_timings(timed: Tensor, peak: int | None) -> tuple[Tensor, Tensor, list[int]]:
@@ -133,50 +111,61 @@ def bubble(worked: Tensor, spans: Tensor) -> float:
     return (1 - worked.sum(dim=(1, 3)) / total.clamp(min=1e-12)).mean().item()
 
 
-def drifts(plan: Plan, microbatch: Sequence[float]) -> list[float]:
-    """Relative difference of each stage's share of the work from the plan's (0.1: a tenth more).
+SKIPPED, COMPARED = 3, 3
+"""Iterations after a start that are not compared with the profile, and how many then are."""
 
-    Shares, not seconds: a machine that is slower by one factor on all stages needs no other cut.
+
+class ProfileCheck:
+    """Chooses the iterations to record, the same on every rank, and compares them on the rank that gets the records.
+
+    iterations since the start   1  2  3  [4]  5  [6]  7  [8]     [recorded], as for timeline.jsonl
+
+    The rank that writes metrics.jsonl compares once: a table in the log, and a line from which `tools/launch.py
+    --replan` makes a new plan.
     """
-    predicted = plan.predicted["stage_seconds"]
-    pace = sum(microbatch) / max(sum(predicted), 1e-12)
-    return [found / max(expected * pace, 1e-12) - 1 for found, expected in zip(microbatch, predicted, strict=True)]
 
+    def __init__(self, plan: Plan, plan_path: Path, metrics_file: Path, journal: Journal) -> None:
+        self.plan, self.journal = plan, journal
+        self.plan_path, self.metrics_file = plan_path, metrics_file
+        self.first = 0
+        self.records: list[dict[str, Any]] = []
+        self.done = False
 
-def comparison_with_plan(plan: Plan, iterations: Sequence[Sequence[float]], report: Mapping[str, Any]) -> str:
-    """The log line with each stage's median seconds of a microbatch, bubble and peak bytes, against the predictions."""
-    medians, predicted = [statistics.median(stage) for stage in zip(*iterations, strict=True)], plan.predicted
-    stages = [
-        f"stage {number}: {found * 1e3:.1f} ms, predicted {expected * 1e3:.1f} ({drift:+.0%} of its share)"
-        for number, (found, expected, drift) in enumerate(
-            zip(medians, predicted["stage_seconds"], drifts(plan, medians), strict=True)
-        )
-    ]
-    pace = sum(medians) / max(sum(predicted["stage_seconds"]), 1e-12)
-    words = [*stages, f"all {pace:.2f} x predicted"]
-    if "bubble_fraction" in predicted:
-        words.append(f"bubble {report['bubble']:.1%}, predicted {predicted['bubble_fraction']:.1%}")
-    for rank, (found, expected) in enumerate(
-        zip(report.get("stage_peak_bytes", ()), predicted.get("stage_peak_bytes", ()), strict=False)
-    ):
-        words.append(f"rank {rank}: {in_bytes(found)}, predicted {in_bytes(expected)}")
-    return f" a microbatch | {' | '.join(words)} |"
+    def wants(self, number: int) -> bool:
+        """Whether to record iteration `number` (0: evaluation), never two in succession.
 
+        The first number asked for is the first iteration of this start.
+        """
+        self.first = self.first or number
+        return number - self.first in range(SKIPPED, SKIPPED + 2 * COMPARED, 2)
 
-def drift_warning(plan: Plan, iterations: Sequence[Sequence[float]]) -> str:
-    """A warning about the stage that drifts most, in one direction in three of four iterations; "" if none does.
+    def add(self, record: dict[str, Any]) -> None:
+        """Take a recorded iteration, a record as in timeline.jsonl."""
+        if record["iteration"] >= self.first + SKIPPED and not self.done:
+            self.records.append(record)
+            if len(self.records) == COMPARED:
+                self.close()
 
-    So occasional disturbances, and packs far from the mean, are not reported.
-    """
-    if len(iterations) < DRIFT_WINDOW:
-        return ""
-    by_stage = list(zip(*(drifts(plan, microbatch) for microbatch in iterations), strict=True))
-    quartiles = [statistics.quantiles(stage, n=4) for stage in by_stage]
-    surely = [low if low > 0 else high if high < 0 else 0.0 for low, _, high in quartiles]
-    worst = max(range(len(surely)), key=lambda number: abs(surely[number]))
-    if abs(surely[worst]) <= TOLERANCE:
-        return ""
-    return (
-        f" stage {worst} drifts from the plan by {quartiles[worst][1]:+.0%}: stages are not balanced on this machine; "
-        "to plan again, stop this run and start tools/launch.py again with --replan"
-    )
+    def close(self) -> None:
+        """Compare what was recorded so far; called when it is enough, or training has ended."""
+        self.done, records = True, self.records
+        if records and (profile := self._profile()):
+            numbers = [record["iteration"] for record in records]
+            compared = against_profile(self.plan, profile, records)
+            self.journal.profile_check(numbers, self.plan.model_hash, profile.hash, compared)
+        self.records = []
+
+    def _profile(self) -> Profile | None:
+        """Return the plan's profile, by the launcher's inputs.json or next to the plan; None if not found."""
+        try:
+            noted: dict[str, str] = noted_inputs(self.metrics_file.parent)
+        except UserError:
+            noted = {}
+        next_to_plan = self.plan_path.with_name("profile.json")
+        for path in (noted.get("profile", next_to_plan), next_to_plan):
+            try:
+                if (profile := Profile.load(path)).hash == self.plan.profile_hash:
+                    return profile
+            except UserError:
+                continue
+        return None

@@ -25,10 +25,9 @@ from megatron.vlm.pipeline.communicator import IMAGE_GRADIENT, IMAGE_TOKENS, Com
 from megatron.vlm.pipeline.image_rows import ImageRows
 from megatron.vlm.pipeline.iteration import Iteration
 from megatron.vlm.pipeline.tower import Tower
-from omnibal_ext.image_assignment import assign_units
+from omnibal_ext.image_assignment import assign_units, parts_of
 from omnibal_ext.schedules.actions import Action
-from omnibal_ext.schedules.posting import Post
-from omnibal_ext.tower_encoding import parts_of
+from omnibal_ext.schedules.program import Post
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,6 @@ class Images:
     """In the order of E the rank's part of every microbatch (`Microbatch.units`), which may be empty; for a tower that
     runs ahead, what is missing of this iteration, then the next one's."""
     iteration: int = 0
-
-
-@dataclass
-class Flight:
-    """What V needs: the image tokens, or with `again` the images, to encode them again."""
-
-    part: Microbatch | None
-    tokens: Tensor | None
-    shape: torch.Size
 
 
 @dataclass
@@ -73,8 +63,8 @@ class Encoding:
         """`first` is the pipeline rank of the first stage."""
         self.tower, self.communicator, self.first = tower, communicator, first
         self.here, self.group = communicator.here, parallel_state.get_tensor_model_parallel_group()
-        self.flights: dict[int, Flight] = {}
-        """By microbatch, from E to V."""
+        self.flights: dict[int, Tensor] = {}
+        """Image tokens by microbatch, from E to V."""
         self.gradients: dict[int, Receive] = {}
         self.training = self.is_ahead = False
         self.microbatches = 0
@@ -123,15 +113,14 @@ class Encoding:
         self._expect(made, microbatch)
         part = made.parts.pop(microbatch)
         with watch():
-            again = self.tower.plan.again
-            tokens = self._run(part, keeps=self._trains and not again)
+            tokens = self.tower.encode(part, self.training, self._trains) if part.tiles else None
         if tokens is not None:
             if self.here == self.first:
                 made.tokens[microbatch, self.here] = Receive(tokens.detach(), None)
             else:
                 self.communicator.send(IMAGE_TOKENS, tokens, self.first)
             if self._trains:
-                self.flights[microbatch] = Flight(part if again else None, None if again else tokens, tokens.shape)
+                self.flights[microbatch] = tokens
         made.arrivals.look_ahead()
 
     def post_tokens(self, microbatch: int, source: int) -> None:
@@ -171,20 +160,11 @@ class Encoding:
 
     def backward(self, microbatch: int, watch: Callable[[], AbstractContextManager[Any]]) -> None:
         """V."""
-        receive, flight = self.gradients.pop(microbatch, None), self.flights.pop(microbatch, None)
+        receive, tokens = self.gradients.pop(microbatch, None), self.flights.pop(microbatch, None)
         gradient = None if receive is None else self._arrived(receive)
         with watch():
-            if flight is None or gradient is None:
-                return
-            tokens = flight.tokens
-            if flight.part is not None:
-                tokens = self._run(flight.part, keeps=True)
-            assert tokens is not None
-            self.tower.backward(tokens, gradient)
-
-    def _run(self, part: Microbatch, keeps: bool) -> Tensor | None:
-        """Image tokens of a part; None if it has no images."""
-        return self.tower.encode(part, self.training, keeps) if part.tiles else None
+            if tokens is not None and gradient is not None:
+                self.tower.backward(tokens, gradient)
 
     @property
     def _trains(self) -> bool:

@@ -25,12 +25,13 @@ from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.tower import Tower
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
 from omnibal_ext.errors import UserError
+from omnibal_ext.image_assignment import parts_of
 from omnibal_ext.plan_tower import Tower as TowerPlan
 from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs, counts_of, has_weight_gradients
 from omnibal_ext.schedules.placement import Placement
-from omnibal_ext.schedules.posting import Post, Postings, with_posts
+from omnibal_ext.schedules.program import Post, Postings, with_posts
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
-from omnibal_ext.tower_encoding import parts_of, with_encoding
+from omnibal_ext.schedules.weaving import with_encoding
 
 
 def install(executor: Callable[..., Any]) -> None:

@@ -21,7 +21,7 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from omnibal_ext.schedules.actions import Action, takers
 from omnibal_ext.schedules.placement import Placement
-from omnibal_ext.schedules.posting import Post
+from omnibal_ext.schedules.program import Post
 
 Watch = Callable[[Action], contextlib.AbstractContextManager[Any]]
 Forward = Callable[["Chunk", Microbatch, Tensor | None, int], tuple[Tensor, Tensor]]
@@ -77,7 +77,7 @@ class Iteration:
     1. With the distributed optimizer, weights are gathered in one order on all ranks. Each link waits for its own; a
        stage waits for all first if its pack has no tiles, so that it skips links, or if ranks exchange something within
        the forward pass, where a rank without tiles would make the others wait.
-    2. Receives are posted where the list says (`omnibal_ext.schedules.posting`), and overlap other actions.
+    2. Receives are posted where the list says (`omnibal_ext.schedules.program`), and overlap other actions.
     3. F: take the pack and the input, compute, send the output; meanwhile the next pack is copied to the device.
     4. B: receive the output's gradient, compute, send the input's gradient. Nothing is done or sent if nothing up to
        the stage is trained.

@@ -12,8 +12,8 @@ from megatron.vlm.data.loader import PackDataset, microbatches
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.encoding import Images
 from omnibal_ext.errors import UserError
+from omnibal_ext.image_assignment import EncoderRank
 from omnibal_ext.plan_tower import Tower
-from omnibal_ext.tower_encoding import EncoderRank
 
 
 class RankPacks:

@@ -17,8 +17,7 @@ from typing import Any
 from megatron.vlm import platform
 from megatron.vlm.arguments import read_arguments
 from megatron.vlm.preflight.findings import Check, Finding, run_checks
-from megatron.vlm.preflight.machine import check_rendezvous
-from megatron.vlm.preflight.memory import check_host_memory, check_memory
+from megatron.vlm.preflight.machine import check_host_memory, check_memory, check_rendezvous
 from megatron.vlm.preflight.run import Run, check_run
 from megatron.vlm.preflight.saving import check_run_folder, checkpoint_bytes
 from megatron.vlm.weights import Weights

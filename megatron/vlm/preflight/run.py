@@ -16,12 +16,12 @@ from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
 from megatron.vlm.preflight.findings import Check, Finding, Note, run_checks
 from megatron.vlm.preflight.machine import check_devices
-from megatron.vlm.preflight.replicated_tower import check_replicated_tower
 from megatron.vlm.preflight.saving import check_saving
 from megatron.vlm.weights import Weights, check_weights, starting_weights
 from omnibal_ext.adapters import Adapters, adapter_parameters
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.plan import Plan
 
 
 @dataclass
@@ -206,6 +206,29 @@ def _check_plan(run: Run) -> str:
         if unlike := [f"{name} {made[name]}, not {wanted[name]}" for name in wanted if made[name] != wanted[name]]:
             raise UserError(f"plan {args.plan}: made for {'; '.join(unlike)}; plan again with tools/plan_layout.py")
     return f"{len(plan.stages)} stages of {len(plan.chain)} layers, {plan.schedule}"
+
+
+DROPOUTS = ("hidden_dropout", "attention_dropout")
+
+
+def check_replicated_tower(args: Namespace, plan: Plan) -> str | None:
+    """Which ranks encode, for the table of checks; None if the tower is cut into stages.
+
+    Raises UserError for dropout if several ranks encode one microbatch: their masks would differ from one rank's.
+    (Drop path is drawn for the entire pack on every rank.)
+    """
+    tower = plan.tower
+    if tower is None:
+        return None
+    ranks = [len(encoders) * args.tensor_model_parallel_size for encoders in tower.parts]
+    for name in DROPOUTS:
+        if vars(args)[name] and max(ranks) > 1:
+            raise UserError(
+                f"--{name.replace('_', '-')} {vars(args)[name]:g}: {max(ranks)} ranks encode microbatch "
+                f"{ranks.index(max(ranks))} together, and their dropout masks would differ from those of one "
+                "rank; plan with --tower cut, or leave dropout out"
+            )
+    return f"{tower.links} links, {tower.mode}; at most {max(ranks)} ranks encode a microbatch"
 
 
 def _check_saving(run: Run) -> str:

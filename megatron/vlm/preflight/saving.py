@@ -7,7 +7,7 @@ from pathlib import Path
 
 from megatron.vlm.checkpoint.folder import Checkpoints
 from megatron.vlm.preflight.findings import Note
-from megatron.vlm.preflight.memory import parameters
+from megatron.vlm.preflight.machine import parameters
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError

@@ -20,8 +20,7 @@ from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import anything, mapping
-from omnibal_ext.reading.document import read_json
-from omnibal_ext.reading.seal import sealed_by
+from omnibal_ext.reading.document import read_json, sealed_by
 
 PARTS = 2
 """Version of the files of parts: those of another one are not used."""

@@ -21,8 +21,8 @@ from megatron.vlm.preprocessing.parts import PreparedPart
 from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import checksums_of
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.files.records import checksums_of
+from omnibal_ext.reading.document import sealed
 from omnibal_ext.sizes import Sizes
 
 OF_SAMPLES = ("tiles", "lengths", "lines", "supervised")

@@ -29,7 +29,7 @@ from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
-from omnibal_ext.launch.parent_watch import kill_with_this_process
+from omnibal_ext.launch.processes import kill_with_this_process
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
 
 Value = TypeVar("Value")

@@ -1,22 +1,24 @@
-"""Measures a pipeline action's overhead besides its stage's layers: executor, DDP wrapper, loss, pack boundaries."""
+"""Measures what a run takes besides its layers: an action's overhead (executor, DDP wrapper, loss, pack boundaries),
+pipeline transfers and data-parallel all-reduces between two ranks."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.loss import token_loss
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
+from megatron.vlm.pipeline.communicator import ACTIVATION, GRADIENT, Communicator
 from megatron.vlm.pipeline.executor import Executor
-from megatron.vlm.profiling.stage_pass import StagePass, wrapped_stage
-from megatron.vlm.profiling.stopwatch import Stopwatch, Timer
-from megatron.vlm.profiling.synthetic import synthetic_pack
+from megatron.vlm.profiling.stage_pass import StagePass, synthetic_pack, wrapped_stage
+from megatron.vlm.profiling.stopwatch import Run, Stopwatch, Timer
 from omnibal_ext.architectures.architecture import Architecture
 
 FEW, MANY = (1, 2) if platform.HAS_CUDA else (2, 10)
@@ -68,3 +70,63 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
 def _forward_step(packs: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
     pack = next(packs)
     return model(pack), partial(token_loss, "token", pack)
+
+
+TRANSFER_BYTES = 2**22
+REDUCTION_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class TransferCosts:
+    """Seconds of transfers between two ranks; zeros if there is only one rank."""
+
+    transfer_latency_seconds: float = 0.0
+    transfer_seconds_per_byte: float = 0.0
+    reduction_seconds_per_byte: float = 0.0
+    """For an all-reduce between two ranks; a ring of d ranks takes 2 (d - 1) / d times as long."""
+
+
+def measure_transfers(stopwatch: Stopwatch) -> TransferCosts:
+    """Measure between every rank of the first half and its partner in the second, all pairs at once; collective.
+
+    With two nodes this is the network between them, with one the links inside it. A round trip of 4 bytes is twice the
+    latency; one of `TRANSFER_BYTES` is twice the latency and the transfer.
+    """
+    half, here = dist.get_world_size() // 2, dist.get_rank()
+    if not half:
+        return TransferCosts()
+    pairs = [dist.new_group([rank, rank + half]) for rank in range(half)]
+    pair = pairs[here % half]
+    ring = Communicator(pair, [(0, 1)])
+    small, large = (torch.zeros(size // 4, device="cuda") for size in (4, TRANSFER_BYTES))
+    gradients = torch.zeros(REDUCTION_BYTES // 4, device="cuda")
+    runs = {
+        "small": _second_of_two(lambda: _there_and_back(ring, small, here < half)),
+        "large": _second_of_two(lambda: _there_and_back(ring, large, here < half)),
+        "reduction": _second_of_two(lambda: dist.all_reduce(gradients, group=pair)),
+    }
+    seconds = stopwatch.measure({"links": runs})["links"]
+    small_seconds, large_seconds, reduction = (seconds[name][0] for name in ("small", "large", "reduction"))
+    return TransferCosts(
+        small_seconds / 2,
+        max(0.0, large_seconds - small_seconds) / 2 / TRANSFER_BYTES,
+        reduction / REDUCTION_BYTES,
+    )
+
+
+def _second_of_two(exchange: Callable[[], object]) -> Run:
+    """Return a run of two exchanges that times the second; the first one synchronises the ranks."""
+    timer = Timer()
+    return lambda: timer(exchange, exchange)[1:]
+
+
+def _there_and_back(ring: Communicator, tensor: torch.Tensor, first: bool) -> None:
+    """Send an activation and receive a gradient, on the channels of training."""
+    shape = tuple(tensor.shape)
+    if first:
+        ring.send(ACTIVATION, tensor, 1)
+        ring.receive(GRADIENT, shape, tensor.dtype, 1).wait()
+    else:
+        ring.receive(ACTIVATION, shape, tensor.dtype, 0).wait()
+        ring.send(GRADIENT, tensor, 0)
+    ring.finish()

@@ -16,9 +16,8 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiling.kept import KeptBytes
-from megatron.vlm.profiling.stage_pass import SplitBackward, StagePass, wrapped_stage
+from megatron.vlm.profiling.stage_pass import SplitBackward, StagePass, equal_lengths, synthetic_pack, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Seconds, Timer
-from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, chain_kind, size_of
 from omnibal_ext.costs.profile import Fit, LayerCost

@@ -18,10 +18,9 @@ import torch
 
 from megatron.vlm import platform
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.profiling.action_costs import measure_actions
+from megatron.vlm.profiling.action_costs import TransferCosts, measure_actions, measure_transfers
 from megatron.vlm.profiling.layer_costs import KindMeasurement
 from megatron.vlm.profiling.stopwatch import Stopwatch
-from megatron.vlm.profiling.transfers import TransferCosts, measure_transfers
 from megatron.vlm.single import single_process
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.expert_ranks import expert_shares

@@ -20,7 +20,7 @@ from omnibal_ext.reading.checks import (
     record,
     text,
 )
-from omnibal_ext.reading.seal import check_seal
+from omnibal_ext.reading.document import check_seal
 
 VERSION, READABLE, SEALED = 3, (1, 2, 3, 4), 3
 WIDE = 4

@@ -24,15 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import checksums_of, verify_checksums
 from omnibal_ext.files.folders import building, refuse_without_manifest
+from omnibal_ext.files.records import checksums_of, verify_checksums
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.manifest import VERSION, WIDE, check_manifest
 from omnibal_ext.packing.packs import LOADS, PackList
 from omnibal_ext.packing.shard_loads import EXCHANGED
 from omnibal_ext.reading.arrays import map_array
-from omnibal_ext.reading.document import read_json
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import read_json, sealed
 from omnibal_ext.sizes import FRAMES
 
 REMEDY = "pack again with tools/pack_data.py"

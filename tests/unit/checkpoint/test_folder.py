@@ -15,7 +15,7 @@ import pytest
 from megatron.vlm.checkpoint import guard, integrity
 from megatron.vlm.checkpoint.folder import Checkpoints, Save
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 
 TRACKER = "latest_checkpointed_iteration.txt"
 pytestmark = pytest.mark.usefixtures("one_rank")

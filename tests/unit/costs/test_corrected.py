@@ -13,8 +13,7 @@ from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
-from omnibal_ext.report.against_profile import against_profile
-from omnibal_ext.report.subject import Subject
+from omnibal_ext.report.subject import Subject, against_profile
 from tests.unit.layout.instances import make_profile
 from tests.unit.report.subjects import MICROBATCHES, RANKS, lane_of, planned, vars_of
 

@@ -10,8 +10,8 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from megatron.vlm.data.dataset import ChatDataset
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.checksums import sha256_of, verify_checksums
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.files.records import sha256_of, verify_checksums
+from omnibal_ext.reading.document import sealed
 from tests.demo import demo_dataset
 
 SAMPLES = 60

@@ -15,8 +15,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.image_shard import ImageShardDataset, numbered
 from megatron.vlm.data.loader import PackDataset
 from megatron.vlm.microbatch import Microbatch
-from omnibal_ext.image_assignment import assign_units
-from omnibal_ext.tower_encoding import EncoderRank
+from omnibal_ext.image_assignment import EncoderRank, assign_units
 from tests.unit.data.clips import OF_IMAGE, TURNS, noise, write_frames
 from tests.unit.data.test_loader import ALL, dataset, pack_of  # noqa: F401 (a fixture)
 from tests.unit.data.test_pack_shard import as_film

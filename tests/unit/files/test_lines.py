@@ -11,8 +11,7 @@ import pytest
 
 from megatron.vlm.monitoring.journal import survive_write_errors
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.lines import JsonLines
-from omnibal_ext.files.records import write_record
+from omnibal_ext.files.records import JsonLines, write_record
 from omnibal_ext.run_metrics import complete_lines
 
 

@@ -7,11 +7,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from megatron.vlm.arguments import add_vlm_arguments
-from megatron.vlm.flags.instead import INSTEAD
-from megatron.vlm.flags.lists import ALLOWED, OBEYED, ONLY, SET, SET_BY, UNTESTED
-from megatron.vlm.flags.parser import Parser, megatron_actions
-from megatron.vlm.flags.table import document
-from omnibal_ext.flag_synonyms import SYNONYMS
+from megatron.vlm.flags.lists import ALLOWED, INSTEAD, OBEYED, ONLY, SET, SET_BY, UNTESTED
+from megatron.vlm.flags.parser import Parser
+from omnibal_ext.flags import SYNONYMS
+from tests.flag_page import document, megatron_actions
 
 ROOT = Path(__file__).parents[3]
 LISTED = Counter(flag for table in (OBEYED, SET, UNTESTED) for flags in table.values() for flag in flags.split())
@@ -54,4 +53,4 @@ def test_what_is_obeyed_names_a_test_that_exists() -> None:
 
 def test_the_documentation_is_printed_from_the_lists() -> None:
     written = (ROOT / "docs/flags.md").read_text()
-    assert written == document(), "print it again: python -m megatron.vlm.flags > docs/flags.md"
+    assert written == document(), "print it again: python -m tests.flag_page > docs/flags.md"

@@ -7,7 +7,7 @@ import pytest
 
 from megatron.vlm.arguments import add_vlm_arguments, read_arguments
 from megatron.vlm.flags.lists import ALLOWED
-from megatron.vlm.flags.numbers import NUMBERS
+from megatron.vlm.flags.needs import NUMBERS
 from megatron.vlm.flags.parser import Parser
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Interval, outside_intervals

@@ -11,8 +11,7 @@ from packaging.version import Version
 
 from megatron.vlm import arguments, platform
 from megatron.vlm.arguments import add_vlm_arguments, parse_arguments
-from megatron.vlm.flags.check import untested
-from megatron.vlm.flags.parser import Parser
+from megatron.vlm.flags.parser import Parser, untested
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import single_stage_plan

@@ -1,23 +1,24 @@
-"""What the launcher notes of packs that it has made."""
+"""What the launcher makes of conversations."""
 
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from omnibal_ext.launch.conversations import _made_from, check_conversation_flags
+from omnibal_ext.launch.conversations import check_conversation_flags
+from omnibal_ext.launch.folder import is_made
 from tools import launch
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[1]", "null", b"\xff"])
 def test_a_note_that_cannot_be_read_says_nothing(tmp_path: Path, content: str | bytes | None) -> None:
     path = tmp_path / "packs.inputs.json"
-    assert _made_from(path) is None
+    assert not is_made(path, {})
     if content is None:
         path.mkdir()
     else:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert _made_from(path) is None
+    assert not is_made(path, {})
 
 
 @pytest.mark.parametrize("held_out", [(), ("--held-out", "0.02")])

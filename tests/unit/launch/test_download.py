@@ -7,9 +7,13 @@ from unittest.mock import create_autospec
 import pytest
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.launch.download import downloaded
+from omnibal_ext.launch.weights import downloaded
 
 hub = pytest.importorskip("huggingface_hub")
+
+FILES = {"config.json": b'{"model_type": "internvl"}', "model.safetensors": b"x" * 5000, "pytorch_model.bin": b"y"}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FETCH = "import sys; from omnibal_ext.launch.weights import downloaded; print(downloaded(sys.argv[1], quiet=False))"
 
 
 def test_a_model_is_fetched_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

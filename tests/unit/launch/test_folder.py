@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from omnibal_ext import console, packages
+from omnibal_ext import console, errors
 from omnibal_ext.console import follow_metrics
 from omnibal_ext.errors import UserError
-from omnibal_ext.launch import versions
+from omnibal_ext.launch import check
 from omnibal_ext.launch.folder import number_old_files, refuse_used, remove_unused
 from omnibal_ext.launch.weights import converted_folder
 
@@ -80,24 +80,24 @@ def test_progress_starts_behind_the_earlier_run_and_waits_for_whole_lines(
 
 
 def test_versions_are_those_that_are_installed_with_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "megatron-core 0.19" in versions.check_versions()
+    assert "megatron-core 0.19" in check.check_versions()
     text = (ROOT / "setup.py").read_text()
-    for package, wanted in versions.SUPPORTED.items():
+    for package, wanted in check.SUPPORTED.items():
         assert f"{package}{wanted}" in text
-    assert f'python_requires="{versions.PYTHON}"' in text
-    monkeypatch.setattr(versions, "version", lambda _: "0.18.0")
+    assert f'python_requires="{check.PYTHON}"' in text
+    monkeypatch.setattr(check, "version", lambda _: "0.18.0")
     with pytest.raises(UserError, match=r"torch is 0\.18\.0; >=2.8,<3 is needed"):
-        versions.check_versions()
+        check.check_versions()
 
 
 def test_what_is_not_installed_is_said_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(versions, "version", version)
-    monkeypatch.setattr(packages, "find_spec", lambda _: None)
+    monkeypatch.setattr(check, "version", version)
+    monkeypatch.setattr(errors, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"torch, which is not installed: pip install 'omnibal\[train\]'; in a clone"):
-        versions.check_versions()
+        check.check_versions()
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import pytest
 
 from megatron.vlm.arguments import add_vlm_arguments
 from megatron.vlm.flags.lists import ALLOWED
-from megatron.vlm.flags.parser import Parser, megatron_actions
+from megatron.vlm.flags.parser import Parser
 from omnibal_ext.errors import UserError
+from tests.flag_page import megatron_actions
 from tools import launch
 
 RUN = ["--model", "tiny", "--run-dir", "run", "--data", "data", "--packs", "packs"]

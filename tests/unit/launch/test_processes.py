@@ -126,8 +126,7 @@ def test_a_clock_that_is_set_back_hides_no_process(monkeypatch: pytest.MonkeyPat
 def test_whoever_is_killed_nothing_is_left(rank: Path, whom: str) -> None:
     """Ranks run a program that ends with who started it, as ours do."""
     rank.write_text(
-        "import os\nfrom omnibal_ext.launch.parent_watch import kill_with_parent\nkill_with_parent(os.getppid())\n"
-        + RANK
+        "import os\nfrom omnibal_ext.launch.processes import kill_with_parent\nkill_with_parent(os.getppid())\n" + RANK
     )
     launcher = start(5.0, rank, rank.parent, "sleeps")
     pids = wait_for(rank.parent, ["pid.0", "pid.1"], launcher)

@@ -256,25 +256,18 @@ OF_PACKS: dict[str, Callable[[Planning], Planning]] = {
 }  # fmt: skip
 
 
-def repacked(start: Planning) -> Path:
-    costs = PackCosts.of_profile(Profile.load(start.profile_path))
-    pack(start.run_dir / "packs", costs, data_parallel_size=start.data_parallel, micro_batches=start.micro_batches,
-         pipeline_model_parallel_size=start.flags.pipeline_model_parallel_size)  # fmt: skip
-    return start.run_dir / "packs"
-
-
 def test_packs_are_packed_again_once(start: Planning, calls: Calls) -> None:
-    folder = repacked(start)
-    assert start._is_repacked(folder)
-    assert start.repacked().index.folder == folder
-    assert [tool for tool, _, _ in calls] == ["profile_layers.py"], "which knows by itself what it has measured"
+    """The profiler knows by itself what it has measured."""
+    for _ in range(2):
+        assert start.repacked().index.folder == start.run_dir / "packs"
+    assert [tool for tool, _, _ in calls] == ["profile_layers.py", "pack_data.py", "profile_layers.py"]
 
 
 @pytest.mark.parametrize("name", OF_PACKS)
 def test_another_input_of_packs_has_them_packed_again(name: str, start: Planning, calls: Calls) -> None:
-    folder = repacked(start)
+    folder = start.repacked().index.folder
     other = OF_PACKS[name](start)
-    assert not other._is_repacked(folder)
+    calls.clear()
     other.repacked()
     tool, found, _ = calls[-1]
     assert tool == "pack_data.py"
@@ -295,7 +288,7 @@ OF_A_PROFILE: dict[str, tuple[object, ...]] = {
     "lora_targets": ("--lora-rank", 4, "--lora-targets", "vit"), "steps": ("--steps", 6),
 }  # fmt: skip
 """Every flag that measured figures depend on, and what makes it another one."""
-NOT_OF_A_PROFILE = {"analytic", "measured", "force", "output", "json", "replica_ranks", "tower_profile",
+NOT_OF_A_PROFILE = {"audio_budget", "analytic", "measured", "force", "output", "json", "replica_ranks", "tower_profile",
                     "supervised_share"}  # fmt: skip  # reckoned behind what is measured
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")
 
@@ -353,6 +346,15 @@ def test_a_profile_is_measured_again_for_another_flag(name: str, tensor: int, tm
         leave(tmp_path, before)
         assert measured_before(before)
         assert measured_before(now) == (name == "sequence_parallel" and tensor == 1)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_profile_of_a_model_that_hears_is_measured_again_for_other_sounds(tmp_path: Path) -> None:
+    hears = ("--model", "qwen2.5-omni-3b")
+    few, many = (asked_for(tmp_path, *hears, "--audio-budget", frames) for frames in (200, 400))
+    leave(tmp_path, few)
+    assert measured_before(few)
+    assert not measured_before(many)
 
 
 @pytest.mark.parametrize("name", MACHINE)

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from omnibal_ext.arrays import Floats, Ints
-from omnibal_ext.layout.options import RankOptions
+from omnibal_ext.layout.joint import RankOptions
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
 from omnibal_ext.schedules.actions import BACKWARD, FORWARD, Action

@@ -1,7 +1,7 @@
 """Recomputation: the fewest layers that fit, with the microbatches truly in flight; shortfalls told in bytes."""
 
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.partition import even_edges, layer_weights
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
+from omnibal_ext.layout.recompute import fewest_that_fit, recompute_all
 
 from .instances import make_profile, random_problem
 
@@ -66,23 +66,6 @@ def test_a_shortfall_names_stage_bytes_and_remedy() -> None:
     problem = LayoutProblem(make_profile(2, 2), ranks=2, microbatches=4, memory_bytes=50.0)
     with pytest.raises(UserError, match=r"pipeline rank 1 needs .*, 19 bytes .* over the limit .*weights alone"):
         fewest_that_fit(problem, (0, 4, 8))
-
-
-@given(st.integers(0, 10**6))
-def test_the_leanest_cut_has_the_smallest_fullest_stage(seed: int) -> None:
-    """Everything recomputed, against all cuts; what recomputing takes for a moment is left out of both, and features
-    that a stage receives."""
-    problem = random_problem(seed, chunks=1)
-    problem = replace(problem, profile=replace(problem.profile, feature_layers=()))
-    layers, tables = len(problem.profile.chain), problem.tables
-
-    def fullest(edges: tuple[int, ...]) -> float:
-        held, again = problem.counts(recompute_all(replace(problem, memory_bytes=np.inf), edges))
-        kept = held @ tables.kept - again @ tables.saved
-        return max(float(held[s] @ tables.fixed + problem.held[s].max() * kept[s]) for s in range(problem.stages))
-
-    cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), problem.stages - 1)]
-    assert fullest(leanest_edges(problem)) == pytest.approx(min(map(fullest, cuts)))
 
 
 def test_of_several_chunks_the_layer_goes_first_that_saves_most_bytes_in_flight() -> None:

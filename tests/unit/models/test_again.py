@@ -91,13 +91,6 @@ def test_each_is_computed_once_more_and_only_for_a_backward_pass(monkeypatch: py
     assert ran == [False] * 4 + [True] * 4
 
 
-def test_an_output_without_gradients_is_only_computed() -> None:
-    x = torch.ones(3)
-    assert again.run_again(torch.exp, x).grad_fn is None
-    with torch.no_grad():
-        assert again.run_again(torch.exp, x.requires_grad_()).grad_fn is None
-
-
 def test_the_input_of_a_linear_layer_is_let_go_once_it_is_multiplied() -> None:
     """Counters of what autograd saves do not see this: of two hooks on saved tensors the inner one alone is called."""
     norm, linear, outputs = torch.nn.LayerNorm(8), torch.nn.Linear(8, 4), []

@@ -92,6 +92,7 @@ def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, 
     shallow = replace(known, vision=replace(known.vision, layers=layers))
     chain = replace(harness.build_chain(inputs.args, shallow), seed=9)
     layers_of = {"vit": layers, "llm": chain.architecture.language.layers}
+    layers_of |= {"audio": known.audio.layers} if known.audio else {}
     for link, name in enumerate(chain.names):
         for weight_name, weight in chain.build(link).named_parameters():
             if weight_name.endswith(("a_log", "dt_bias")):
@@ -110,8 +111,8 @@ def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, 
                 wanted = 0.0 if centred or weight_name.endswith(("bias", "shift")) else 1.0
                 assert torch.equal(weight, torch.full_like(weight, wanted)), f"{name}.{weight_name}"
                 continue
-            writes = name[:3] in layers_of and weight_name.endswith(OUTPUT_LAYERS)
-            spread = STD / math.sqrt(2 * layers_of[name[:3]]) if writes else STD
+            writes = name.partition(".")[0] in layers_of and weight_name.endswith(OUTPUT_LAYERS)
+            spread = STD / math.sqrt(2 * layers_of[name.partition(".")[0]]) if writes else STD
             spread = (3 * weight.shape[1]) ** -0.5 if weight_name.endswith("convolution") else spread
             count = weight.numel()
             assert weight.std().item() == pytest.approx(spread, rel=4 / math.sqrt(2 * count)), f"{name}.{weight_name}"

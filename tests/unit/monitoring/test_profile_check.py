@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from megatron.vlm.monitoring.journal import Journal
-from megatron.vlm.monitoring.profile_check import ProfileCheck
 from megatron.vlm.monitoring.recorder import Recorder
+from megatron.vlm.monitoring.stage_meter import ProfileCheck
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import profile_check

@@ -19,7 +19,7 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.shards import shard_tokens
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 from omnibal_ext.sizes import Sizes
 
 BUDGET = 4096

@@ -16,7 +16,7 @@ from megatron.vlm.pipeline.iteration import Chunk, Iteration
 from megatron.vlm.pipeline.progress import Progress
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
 from omnibal_ext.schedules.placement import Placement
-from omnibal_ext.schedules.posting import with_posts
+from omnibal_ext.schedules.program import with_posts
 from omnibal_ext.schedules.schedule import build_schedule
 from tests.distributed import harness
 from tests.unit.test_progress import Device

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from megatron.vlm import platform
-from megatron.vlm.preflight import machine, memory, run, saving
+from megatron.vlm.preflight import machine, run, saving
 from megatron.vlm.preflight.findings import Note, refuse, run_checks
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.presets import preset
@@ -133,8 +133,8 @@ def test_parameters_are_those_of_the_model() -> None:
     projector = 64 * 4 * 128 + 128 * 128
     llm = 3 * (128 * (128 + 2 * 64) + 128 * 128 + 3 * 128 * 352 + 2 * 128)
     words, head = 512 * 128, 512 * 128 + 128
-    assert memory.parameters(TINY, ()) == (whole := vit + patches + projector + llm + words + head, whole)
-    assert memory.parameters(TINY, ("vit", "projector")) == (whole, llm + words + head)
+    assert machine.parameters(TINY, ()) == (whole := vit + patches + projector + llm + words + head, whole)
+    assert machine.parameters(TINY, ("vit", "projector")) == (whole, llm + words + head)
     args = arguments(save="x", freeze=["llm"])
     trained = vit + patches + projector
     assert saving.checkpoint_bytes(args, TINY) == 4 * whole + 8 * trained
@@ -145,14 +145,14 @@ def test_parameters_are_those_of_the_model() -> None:
 
 
 MADE_FOR = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4, "vit_budget": 40, "llm_budget": 320,
-            "num_microbatches": 3}  # fmt: skip
+            "audio_budget": 50, "num_microbatches": 3}  # fmt: skip
 
 
 @pytest.mark.parametrize("more", [-1, 1])
 @pytest.mark.parametrize("name", MADE_FOR)
 def test_a_plan_for_another_job_is_refused(name: str, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the five alone, all together; microbatches are those of a replica. A plan of no planner's names none."""
-    packs = SimpleNamespace(vit_budget=40, llm_budget=320, global_batch=15)
+    """Each of the six alone, all together; microbatches are those of a replica. A plan of no planner's names none."""
+    packs = SimpleNamespace(vit_budget=40, llm_budget=320, audio_budget=50, global_batch=15)
     monkeypatch.setattr(run.PackedIndex, "open", lambda _: packs)
     args = arguments(plan="plan.json", packs="packs", tensor_model_parallel_size=2, expert_model_parallel_size=4,
                      data_parallel_size=5)  # fmt: skip
@@ -192,20 +192,20 @@ def test_a_rank_needs_memory_for_its_share_of_the_experts(tensor: int, data: int
     args = arguments(bf16=True, use_distributed_optimizer=True, tensor_model_parallel_size=tensor,
                      data_parallel_size=data, expert_model_parallel_size=dealt)  # fmt: skip
     shares = dealt if dealt > 1 else tensor
-    others = memory.parameters(model, ())[0] - experts
+    others = machine.parameters(model, ())[0] - experts
     needs = others / tensor * (6 + 12 / data) + experts / shares * (6 + 12 * shares / (tensor * data))
     bare = Plan.from_cuts(model.chain, ())
-    assert f"at least {needs / GIB:.2f} GiB" in memory.check_memory(args, model, bare, 1e6)
+    assert f"at least {needs / GIB:.2f} GiB" in machine.check_memory(args, model, bare, 1e6)
 
 
 def test_ranks_on_the_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "HAS_CUDA", False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    needs = 4 * 16 * memory.parameters(TINY, ())[0]
+    needs = 4 * 16 * machine.parameters(TINY, ())[0]
     for available, fits in ((needs + 1, True), (needs - 1, False)):
         monkeypatch.setattr(psutil, "virtual_memory", lambda size=available: SimpleNamespace(available=size))
         with nullcontext() if fits else pytest.raises(UserError, match="4 ranks on the CPU need"):
-            memory.check_host_memory(arguments(), TINY, 0)
+            machine.check_host_memory(arguments(), TINY, 0)
 
 
 @pytest.mark.parametrize(
@@ -300,15 +300,15 @@ def test_what_is_frozen_needs_its_weights_alone(
     and 8. At the edge of the limit, and a byte beyond."""
     monkeypatch.setattr(platform, "device_memory", lambda: 2**50)
     huge = preset("internvl2-76b")
-    total, trained = memory.parameters(huge, tuple(freeze))
+    total, trained = machine.parameters(huge, tuple(freeze))
     weight, gradient, state = (2, 4, 12) if half else (4, 4, 8)
     args = arguments(freeze=freeze, tensor_model_parallel_size=4, pipeline_model_parallel_size=2, data_parallel_size=4,
                      use_distributed_optimizer=distributed, **({half: True} if half else {}))  # fmt: skip
     needs = (total * weight + trained * (gradient + state / (4 if distributed else 1))) / 8
     bare = Plan.from_cuts(huge.chain, (5,))
-    assert memory.check_memory(args, huge, bare, needs / GIB)
+    assert machine.check_memory(args, huge, bare, needs / GIB)
     with pytest.raises(UserError, match="weights, gradients and optimizer state need at least"):
-        memory.check_memory(args, huge, bare, (needs - 64) / GIB)
+        machine.check_memory(args, huge, bare, (needs - 64) / GIB)
 
 
 @pytest.mark.parametrize(("given", "replicas", "offered"), [(False, 2, True), (True, 2, False), (False, 1, False)])
@@ -316,7 +316,7 @@ def test_memory_that_is_missing_has_remedies_that_were_not_given(given: bool, re
     """And none that would shard over a single replica."""
     args = arguments(use_distributed_optimizer=given, data_parallel_size=replicas)
     with pytest.raises(UserError, match="raise --tensor-model-parallel-size") as refused:
-        memory.check_memory(args, TINY, Plan.from_cuts(TINY.chain, ()), 1e-6)
+        machine.check_memory(args, TINY, Plan.from_cuts(TINY.chain, ()), 1e-6)
     assert ("--use-distributed-optimizer" in str(refused.value)) is offered
 
 
@@ -325,15 +325,15 @@ def test_adapters_alone_need_gradients_and_state(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(platform, "device_memory", lambda: 2**50)
     huge = preset("internvl2-76b")
     a_layer = 16 * ((8192 + 8192) + 2 * (8192 + 1024) + (8192 + 8192) + 3 * (8192 + 28672))
-    base, _ = memory.parameters(huge, ())
-    assert memory.parameters(huge, (), Adapters(16, 32.0, ("llm",))) == (base + 80 * a_layer, 80 * a_layer)
+    base, _ = machine.parameters(huge, ())
+    assert machine.parameters(huge, (), Adapters(16, 32.0, ("llm",))) == (base + 80 * a_layer, 80 * a_layer)
     args = arguments(lora_rank=16, lora_targets=None, tensor_model_parallel_size=4, bf16=True,
                      use_distributed_optimizer=False)  # fmt: skip
     needs = ((base + 80 * a_layer) * 2 + 80 * a_layer * 16) / 4
     bare = Plan.from_cuts(huge.chain, ())
-    assert memory.check_memory(args, huge, bare, needs / GIB)
+    assert machine.check_memory(args, huge, bare, needs / GIB)
     with pytest.raises(UserError, match="weights, gradients and optimizer state need at least"):
-        memory.check_memory(args, huge, bare, (needs - 64) / GIB)
+        machine.check_memory(args, huge, bare, (needs - 64) / GIB)
     assert saving.checkpoint_bytes(args, huge) == (base + 80 * a_layer) * 2 + 80 * a_layer * 12
 
 
@@ -343,9 +343,9 @@ def test_a_plan_is_held_to_the_memory_at_its_edge(more: int, refused: bool, monk
     monkeypatch.setattr(platform, "device_memory", lambda: 80 * GIB)
     plan = Plan.from_cuts(TINY.chain, (5,), predicted={"stage_peak_bytes": [1, 80 * GIB + more]})
     with pytest.raises(UserError, match=r"the device has 80.00 GiB") if refused else nullcontext():
-        memory.check_memory(arguments(), TINY, plan, None)
+        machine.check_memory(arguments(), TINY, plan, None)
     said = r"predicts 80.00 GiB on pipeline rank 1, --memory-gib is 80 GiB"
     with pytest.raises(UserError, match=said) if refused else nullcontext():
-        assert not isinstance(memory.check_memory(arguments(), TINY, plan, 80.0), Note)
-    assert isinstance(memory.check_memory(arguments(), TINY, plan, 80.1), Note)
-    assert isinstance(memory.check_memory(arguments(), TINY, replace(plan, predicted={}), 80.1), Note)
+        assert not isinstance(machine.check_memory(arguments(), TINY, plan, 80.0), Note)
+    assert isinstance(machine.check_memory(arguments(), TINY, plan, 80.1), Note)
+    assert isinstance(machine.check_memory(arguments(), TINY, replace(plan, predicted={}), 80.1), Note)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron.vlm.preflight.replicated_tower import check_replicated_tower
+from megatron.vlm.preflight.run import check_replicated_tower
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower

@@ -14,7 +14,7 @@ from megatron.vlm.families.qwen_vl.videos import Even
 from megatron.vlm.preprocessing.job import CHECK_FIELDS, PreprocessJob, open_job
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.seal import sealed
+from omnibal_ext.reading.document import sealed
 
 NATIVE = Tiling(14, 4, 64, False, "native")
 

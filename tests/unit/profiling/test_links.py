@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron.vlm.profiling import transfers
-from megatron.vlm.profiling.transfers import TransferCosts, measure_transfers
+from megatron.vlm.profiling import action_costs
+from megatron.vlm.profiling.action_costs import TransferCosts, measure_transfers
 
 
 class Network:
@@ -72,10 +72,10 @@ def measured(
     stopwatch: Any = SimpleNamespace(
         measure=lambda runs: {s: {n: run() for n, run in named.items()} for s, named in runs.items()}
     )
-    monkeypatch.setattr(transfers, "dist", world)
-    monkeypatch.setattr(transfers, "Communicator", ring)
-    monkeypatch.setattr(transfers, "Timer", lambda: network.timed)
-    monkeypatch.setattr(transfers, "torch", SimpleNamespace(zeros=lambda count, device: torch.zeros(count)))
+    monkeypatch.setattr(action_costs, "dist", world)
+    monkeypatch.setattr(action_costs, "Communicator", ring)
+    monkeypatch.setattr(action_costs, "Timer", lambda: network.timed)
+    monkeypatch.setattr(action_costs, "torch", SimpleNamespace(zeros=lambda count, device: torch.zeros(count)))
     return measure_transfers(stopwatch), pairs
 
 

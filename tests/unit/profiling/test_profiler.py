@@ -17,13 +17,12 @@ from megatron.vlm import platform
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiling import profiler, stage_pass
-from megatron.vlm.profiling.action_costs import measure_actions
+from megatron.vlm.profiling.action_costs import TransferCosts, measure_actions
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import KindMeasurement, _consecutive, fit_seconds
 from megatron.vlm.profiling.profiler import ProfileJob, fit_line, measure_profile, seconds_of_weights, step_seconds
+from megatron.vlm.profiling.stage_pass import synthetic_pack
 from megatron.vlm.profiling.stopwatch import WARM_UP, Run, Stopwatch, at_usual_pace
-from megatron.vlm.profiling.synthetic import synthetic_pack
-from megatron.vlm.profiling.transfers import TransferCosts
 from omnibal_ext.chain import AUDIO_KINDS, VISION_KINDS
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError

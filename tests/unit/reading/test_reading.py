@@ -18,8 +18,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading import checks
 from omnibal_ext.reading.arrays import UNPACKED, array_names, map_array, read_arrays
-from omnibal_ext.reading.document import MOST_DEPTH, decode, read_json, read_lines
-from omnibal_ext.reading.seal import check_seal, sealed
+from omnibal_ext.reading.document import MOST_DEPTH, check_seal, decode, read_json, read_lines, sealed
 from omnibal_ext.reading.tensors import read_tensor_entries
 from omnibal_ext.sizes import Sizes
 

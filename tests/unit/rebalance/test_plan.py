@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.rebalance import corpus
+from benchmarks.rebalance import corpus, fraction_across_nodes
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.rebalance.nodes import fraction_across_nodes, place_batches
 from omnibal_ext.rebalance.phases import Phase, phases_of
-from omnibal_ext.rebalance.plan import PhaseInput, PhasePlacement, plan_step
+from omnibal_ext.rebalance.plan import PhaseInput, PhasePlacement, place_batches, plan_step
 from omnibal_ext.sizes import FRAMES, Sizes
 from tests.unit.packing.corpora import mix
 

@@ -9,8 +9,7 @@ import pytest
 from omnibal_ext.layout.problem import Layout
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.breakdown import EXECUTOR, NEEDED, RECOMPUTED, breakdown, changes
-from omnibal_ext.report.heading import heading
-from omnibal_ext.report.page import report
+from omnibal_ext.report.page import heading, report
 from omnibal_ext.report.subject import Subject
 from omnibal_ext.report.timeline import predicted
 from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned, ran
@@ -46,13 +45,12 @@ def test_the_causes_are_all_of_the_iteration_with_e_and_v_among_them(subject: Su
     shares, every = breakdown(timeline), timeline.seconds * len(timeline.lanes)
     assert sum(shares.values()) == pytest.approx(1)
     assert all(share > -1e-9 for share in shares.values())
-    again = replace(beside.tower, recompute=(), again=True)
+    again = replace(beside.tower, recompute=beside.costs.vit_links)
     rerun = predicted(replace(subject.problem, beside=replace(beside, tower=again)), subject.layout)
     more = breakdown(rerun)[RECOMPUTED] * rerun.seconds * len(rerun.lanes) - shares[RECOMPUTED] * every
     parts = [beside.loads[r, m] for r in range(REPLICAS) for m, ranks in enumerate(beside.tower.parts) for _ in ranks]
-    forward, backward = beside.costs.forward, beside.costs.backward
-    already = sum(backward(load, beside.tower.recompute) - backward(load) for load in parts)
-    assert more == pytest.approx(float(sum(forward(load) for load in parts) - already))
+    backward, links = beside.costs.backward, beside.costs.vit_links
+    assert more == pytest.approx(float(sum(backward(n, links) - backward(n, beside.tower.recompute) for n in parts)))
 
 
 def test_what_was_measured_as_predicted_is_read_as_predicted(subject: Subject) -> None:
@@ -72,10 +70,10 @@ def test_only_recomputation_is_tried_and_the_towers_with_it(subject: Subject) ->
     that keeps all."""
     beside = subject.problem.beside
     assert beside is not None
-    again = replace(beside.tower, recompute=(), again=True)
+    again = replace(beside.tower, recompute=beside.costs.vit_links)
     rerun = replace(subject.problem, beside=replace(beside, tower=again))
     bare = Layout(subject.layout.edges, ((),) * RANKS)
-    kept = replace(subject.problem, beside=replace(beside, tower=replace(again, again=False)))
+    kept = replace(subject.problem, beside=replace(beside, tower=replace(again, recompute=())))
     gain = rerun.step_seconds(subject.layout) / kept.step_seconds(bare) - 1
     (found,) = changes(rerun, subject.layout)
     assert found.gain == pytest.approx(gain)
@@ -85,7 +83,7 @@ def test_only_recomputation_is_tried_and_the_towers_with_it(subject: Subject) ->
 
 
 def test_the_chain_is_cut_behind_the_tower(subject: Subject) -> None:
-    """And all of the tower is recomputed where V runs all of it again."""
+    """And what V recomputes of it is marked."""
     tower = subject.plan.tower
     assert tower is not None
     (listed,) = re.findall(r"<ol class='stages' start='0'>(.*?)</ol>", report([subject]))
@@ -93,9 +91,9 @@ def test_the_chain_is_cut_behind_the_tower(subject: Subject) -> None:
     assert len(stages) == RANKS
     assert stages[0].startswith("word_embed")
     assert not any("vit" in stage for stage in stages)
-    plan = replace(subject.plan, tower=replace(tower, recompute=(), again=True))
+    plan = replace(subject.plan, tower=replace(tower, recompute=(1,)))
     page = report([replace(subject, plan=plan)])
-    assert len(re.findall("class='link (?:patch_embed|vit|projector) recomputed'", page)) == tower.links
+    assert len(re.findall("class='link (?:patch_embed|vit|projector) recomputed'", page)) == 1
 
 
 def test_both_roads_are_said_with_their_shares_of_text_only_speed(subject: Subject) -> None:

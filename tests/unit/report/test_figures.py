@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.demo import compare
+from examples.demo.compare import summary
 from examples.demo.evaluate import share_right
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
@@ -18,10 +20,9 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
-from omnibal_ext.report.against_random import contributions, loads_of, random_index
-from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, faster_data, limit_of
-from omnibal_ext.report.on_time import on_time
-from omnibal_ext.report.packing import PackingView, _saved
+from omnibal_ext.report.against_random import contributions, random_index
+from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, faster_data, limit_of, on_time
+from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.timeline import Lane, Span, SpanPart, Timeline, predicted, recorded
 from omnibal_ext.schedules.actions import Action, Schedule, givers
 from omnibal_ext.schedules.placement import Placement
@@ -30,8 +31,6 @@ from omnibal_ext.schedules.schedule import build_schedule, placement_of
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
 from tests.unit.layout.instances import make_profile, random_problem
-from tools import compare_runs
-from tools.compare_runs import summary
 
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4}})
 
@@ -216,30 +215,6 @@ def sizes() -> Sizes:
     return Sizes.from_arrays(random.integers(0, 4, 240), random.integers(5, 60, 240))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_loads_are_of_the_packs_that_run(replicas: int, sizes: Sizes, tmp_path: Path) -> None:
-    options = PackOptions("isf", 4, 128, micro_batches=4 // replicas, data_parallel_size=replicas,
-                          last_iteration="empty")  # fmt: skip
-    index = build_index(sizes, tmp_path / "index", options, costs=COSTS)[0]
-    stream = PackStream(index, replicas, 4 // replicas)
-    found, samples = loads_of(index, COSTS, replicas), []
-    for step in range(stream.iterations_per_epoch):
-        work = []
-        for packs in stream.iteration(step).tolist():
-            held = [index.samples(pack) if pack >= 0 else np.zeros(0, int) for pack in packs]
-            samples.append(sum(map(len, held)))
-            each = []
-            for ids in held:
-                tiles, tokens = int(sizes.tiles[ids].sum()), sizes.tokens[ids]
-                square = int((tokens**2).sum())
-                each.append(3.0 * tiles + 2.0 * (tiles > 0) + 0.1 * int(tokens.sum()) + 1e-4 * square)
-            work += [sum(each)] if replicas > 1 else each
-        assert found.seconds[step].tolist() == pytest.approx(work)
-    assert found.samples == pytest.approx(sum(samples) / stream.iterations_per_epoch)
-    waits = 1 - found.seconds.mean(axis=1).sum() / found.seconds.max(axis=1).sum()
-    assert found.spread == pytest.approx(waits)
-
-
 def test_what_each_kind_of_balance_brings_is_samples_over_seconds(sizes: Sizes, tmp_path: Path) -> None:
     options = PackOptions("balanced", 4, 128, micro_batches=4, data_parallel_size=1)
     index = build_index(sizes, tmp_path / "index", options, costs=COSTS)[0]
@@ -264,18 +239,6 @@ def judged_packs(index: PackedIndex) -> PackSizes:
     packs = np.stack([stream.iteration(number) for number in chosen])
     loads = np.where(packs[..., None] < 0, 0, np.asarray(index.loads)[packs])
     return PackSizes(loads[..., 0], loads[..., 1], loads[..., 2])
-
-
-def test_what_packing_saves_is_the_time_of_a_sample(sizes: Sizes, tmp_path: Path) -> None:
-    options = PackOptions("balanced", 4, 128, micro_batches=2, data_parallel_size=2)
-    index = build_index(sizes, tmp_path / "index", options, costs=COSTS)[0]
-    said = _saved(index, sizes)
-    a_sample = []
-    for one in (index, random_index(index, sizes, tmp_path / "random")):
-        found = loads_of(one, COSTS, 2)
-        a_sample.append(sum(map(max, found.seconds.tolist())) / len(found.seconds) / found.samples)
-    assert said.startswith(f"A sample takes {1 - a_sample[0] / a_sample[1]:.0%} less time")
-    assert a_sample[0] < a_sample[1]
 
 
 def test_a_headline_counts_what_was_packed(sizes: Sizes, tmp_path: Path) -> None:
@@ -325,8 +288,8 @@ def test_the_last_run_is_compared_with_all_others_and_with_the_baseline_last(
         evaluation = {"share_right": share, "standard_error": 0.0125}
         (tmp_path / name / "evaluation.json").write_text(json.dumps(evaluation))
     runs = ["--run", str(tmp_path / "careful"), "--run", str(tmp_path / "balanced")]
-    monkeypatch.setattr("sys.argv", ["compare_runs.py", "--baseline", str(tmp_path / "baseline"), *runs])
-    compare_runs.main()
+    monkeypatch.setattr("sys.argv", ["compare.py", "--baseline", str(tmp_path / "baseline"), *runs])
+    compare.main()
     *table, second, last = capsys.readouterr().out.splitlines()
     assert second == "balanced / careful samples per second: 1.60x"
     assert last == "balanced / baseline samples per second: 4.00x"

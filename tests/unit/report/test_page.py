@@ -22,11 +22,9 @@ from playwright.sync_api import Page, sync_playwright
 
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.report import picture
-from omnibal_ext.report.heading import heading
-from omnibal_ext.report.page import SubjectView, report
+from omnibal_ext.report.page import heading, report
 from omnibal_ext.report.subject import Subject
-from tests.programs import ROOT, tool
+from tests.programs import tool
 from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned, ran
 
 pytestmark = pytest.mark.slow
@@ -39,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     plan = planned(folder)
     flags = ("--packs", folder / "packs", "--output", folder / "report.html", "--trace", folder / "trace.json")
-    done = tool("report.py", "--plan", plan, *flags, "--png", folder / "t.png", "--json")
+    done = tool("report.py", "--plan", plan, *flags, "--json")
     (folder / "out.json").write_text(done.stdout)
     return folder
 
@@ -214,12 +212,11 @@ def test_the_first_screen_names_the_limit(page: Page, folder: Path) -> None:
 
 def test_what_is_written_is_what_is_said(folder: Path) -> None:
     out = json.loads((folder / "out.json").read_text())
-    assert set(out["written"]) == {"report", "trace", "png"}
+    assert set(out["written"]) == {"report", "trace"}
     (shares,) = out["shares"].values()
     assert sum(shares.values()) == pytest.approx(1)
     slices = [e for e in json.loads((folder / "trace.json").read_text())["traceEvents"] if e.get("cat") == "action"]
     assert len(slices) == ACTIONS
-    assert (folder / "t.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_runs_side_by_side_say_which_is_faster(folder: Path, tmp_path: Path) -> None:
@@ -241,16 +238,6 @@ def test_runs_side_by_side_say_which_is_faster(folder: Path, tmp_path: Path) -> 
     assert abs(sum(map(int, shares)) - 300) <= 6  # each is rounded
 
 
-def test_the_picture_has_the_colours_of_the_page() -> None:
-    style = (ROOT / "omnibal_ext/report/templates/report.css").read_text()
-    (darker,) = re.findall(r"\.backward \{ filter: brightness\(([\d.]+)\)", style)
-    (weight, again) = re.findall(r"\.(?:weight|recompute)[^{]*\{ opacity: ([\d.]+)", style)
-    ahead = picture.colour("llm", "forward")
-    assert picture.colour("llm", "backward") == pytest.approx([*(float(darker) * part for part in ahead[:3]), 1.0])
-    assert picture.colour("llm", "weight") == (*ahead[:3], float(weight))
-    assert picture.colour("llm", "recompute") == (*ahead[:3], float(again))
-
-
 def test_a_slow_run_leaves_the_others_their_width(runs: Path) -> None:
     """A run's own timelines share an axis and fill it; that of a slower one is another."""
     slow, usual = (Subject.of_run(runs.parent / f"late-{late}") for late in (1.0, 0.0))
@@ -259,13 +246,6 @@ def test_a_slow_run_leaves_the_others_their_width(runs: Path) -> None:
     assert beside[2:] == alone
     boxes = re.findall(r"<rect class='[^']*' x='([\d.]+)%' width='([\d.]+)%'", "".join(alone))
     assert max(float(left) + float(width) for left, width in boxes) == pytest.approx(100 / 1.001, abs=0.01)
-
-
-def test_balanced_and_random_loads_are_drawn_on_one_scale(folder: Path) -> None:
-    view = SubjectView.of(Subject.of_plan(folder / "plan.json", None, folder / "packs"))
-    balanced, random = (re.findall(r"class='tick level'[^>]*>([^<]+)<", figure) for figure in view.loads)
-    assert len(balanced) > 2
-    assert balanced == random
 
 
 def timelines(page: str) -> list[str]:

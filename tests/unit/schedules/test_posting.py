@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from omnibal_ext.schedules.actions import Action, Beside
 from omnibal_ext.schedules.placement import Placement
-from omnibal_ext.schedules.posting import Post, Postings, with_posts
+from omnibal_ext.schedules.program import Post, Postings, with_posts
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
 from omnibal_ext.schedules.weaving import first_and_last, in_time, woven
 from tests.unit.drawn import drawn_lists, drawn_parts, placements

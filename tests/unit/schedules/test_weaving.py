@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.image_assignment import parts_of
 from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs, counts_of
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import check_schedule
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
-from omnibal_ext.schedules.weaving import first_and_last, in_time, woven
-from omnibal_ext.tower_encoding import parts_of, with_encoding
+from omnibal_ext.schedules.weaving import first_and_last, in_time, with_encoding, woven
 from tests.unit.drawn import drawn_lists, drawn_parts, placements
 
 names = st.sampled_from(SCHEDULE_NAMES)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row
-from omnibal_ext.errors import UserError
-from omnibal_ext.packages import missing_package
+from omnibal_ext.errors import UserError, missing_package
 
 CONVERSATIONS, IMAGES, VIDEOS = ("conversations", "messages"), ("image", "images"), ("video", "videos")
 AUDIOS = ("audio", "audios", "sound", "sounds")

@@ -1,15 +1,18 @@
 """Compare runs over the same samples: their metrics, and ratios of samples a second, that to the baseline last.
 
-python tools/compare_runs.py --baseline RUN [--run RUN ...] --run RUN
+python examples/demo/compare.py --baseline RUN [--run RUN ...] --run RUN
 """
 
 import argparse
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool

@@ -1,9 +1,11 @@
-"""Timelines as PNG, for papers and terminals; needs matplotlib (the extra `png`)."""
+"""Timelines as PNG, for README.md (`benchmarks/timeline.py`); needs matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnibal_ext.errors import UserError
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
 from omnibal_ext.report.timeline import Timeline
 
 # Okabe and Ito's palette, for colour-blind readers too. The page's style sheet has the same.
@@ -15,12 +17,7 @@ PALE = {"weight": 0.55, "recompute": 0.75}
 
 
 def write_png(path: str | Path, timelines: Sequence[Timeline]) -> None:
-    """Draw timelines under each other on one axis of milliseconds. Raises UserError where matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ModuleNotFoundError as error:
-        raise UserError("--png needs matplotlib: pip install 'omnibal[png]'") from error
+    """Draw timelines under each other on one axis of milliseconds."""
     longest = max(timeline.seconds for timeline in timelines)
     figure = Figure(figsize=(12, 0.6 + sum(0.7 + 0.42 * len(timeline.lanes) for timeline in timelines)))
     heights = [len(timeline.lanes) + 1 for timeline in timelines]

@@ -1,13 +1,14 @@
-"""Generates docs/flags.md from the tables."""
+"""Makes docs/flags.md of the tables of flags: `python -m tests.flag_page > docs/flags.md`."""
 
+import argparse
+from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from megatron.vlm.flags.instead import INSTEAD
-from megatron.vlm.flags.lists import OBEYED, ONLY, SET, UNTESTED
-from megatron.vlm.flags.needs import NEEDS
-from megatron.vlm.flags.numbers import NUMBERS
-from megatron.vlm.flags.parser import megatron_actions
+from megatron.training.arguments import add_megatron_arguments
+
+from megatron.vlm.flags.lists import INSTEAD, OBEYED, ONLY, SET, UNTESTED
+from megatron.vlm.flags.needs import NEEDS, NUMBERS
 from omnibal_ext.flags import flag_name, shown
 
 HEAD = """# Flags of Megatron
@@ -15,7 +16,7 @@ HEAD = """# Flags of Megatron
 For those who bring a Megatron-LM command line: which of its flags work here. Flags in the first three lists may be
 given; every other flag of megatron-core's parser is refused, all of a command line together, a line each.
 `python -m megatron.vlm.pretrain --help` explains the flags that may be given, and our own. This page is printed by
-`python -m megatron.vlm.flags > docs/flags.md`."""
+`python -m tests.flag_page > docs/flags.md`."""
 SECTIONS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ("Obeyed", "These do what Megatron says; the named test shows it.", "shown by", OBEYED),
     ("Set", "The value that is set is accepted; another one is refused.", "by what, and what to change", SET),
@@ -24,6 +25,13 @@ SECTIONS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ("Refused", "All others. For these (`*`: anything) the line says what to do instead, else the nearest flag.",
      "instead", INSTEAD),
 )  # fmt: skip
+
+
+def megatron_actions() -> list[argparse.Action]:
+    """Return the flags of the installed Megatron, without --help."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    add_megatron_arguments(parser)
+    return parser._actions
 
 
 def document() -> str:
@@ -62,3 +70,7 @@ def _written(names: str, options: Mapping[str, list[str]]) -> str:
 
 def _only(name: str) -> str:
     return f" (only {' or '.join(map(shown, ONLY[name]))})" if name in ONLY else ""
+
+
+if __name__ == "__main__":
+    print(document(), end="")
