@@ -288,7 +288,7 @@ OF_A_PROFILE: dict[str, tuple[object, ...]] = {
     "lora_targets": ("--lora-rank", 4, "--lora-targets", "vit"), "steps": ("--steps", 6),
 }  # fmt: skip
 """Every flag that measured figures depend on, and what makes it another one."""
-NOT_OF_A_PROFILE = {"audio_budget", "analytic", "measured", "force", "output", "json", "replica_ranks", "tower_profile",
+NOT_OF_A_PROFILE = {"audio_budget", "analytic", "force", "output", "json", "replica_ranks", "tower_profile",
                     "supervised_share"}  # fmt: skip  # reckoned behind what is measured
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")
 
