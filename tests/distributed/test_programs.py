@@ -29,7 +29,8 @@ def test_a_server_is_one_for_all_who_name_its_owner_and_ends_with_it(tmp_path: P
     """And kills what it runs; the owner is a fork that has started one of its own."""
     program = tmp_path / "owner.py"
     program.write_text(
-        "import os; from tests import programs; programs.owner = os.getpid(); path = programs.fork_server(programs.PLAIN)\n"
+        "import os; from tests import programs; programs.owner = os.getpid()\n"
+        "path = programs.fork_server(programs.PLAIN)\n"
         "programs.fork_server.cache_clear(); assert programs.fork_server(programs.PLAIN) == path\n"
         "asked = programs.ask(str(path), 'tests.distributed.trouble', ['hang'], programs.environment(RANK='0', "
         "WORLD_SIZE='1', MASTER_ADDR='localhost', MASTER_PORT='1'))\n"

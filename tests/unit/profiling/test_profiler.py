@@ -155,7 +155,7 @@ class Kind:
     """Stands for a kind's measurement: figures that its number of weights tells."""
 
     def __init__(self, _: object, chain: Any, kind: str, budgets: tuple[int, int]) -> None:
-        assert budgets == (5, 7)
+        assert budgets == (5, 7, 0)
         self.kind, self.weights, self.parameters = kind, WEIGHTS[kind], 10 * WEIGHTS[kind]
         self.trained, self.trained_experts, self.count = (0 if kind == "vit" else WEIGHTS[kind]), 0, COUNTS.get(kind, 1)
         self.room = False
@@ -214,6 +214,7 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
     assert {k: tuple(getattr(c, name) for name in figures) for k, c in found.layers.items()} == layers
     wanted = {
         "model": "small", "model_hash": model.hash, "chain": model.chain, "vit_budget": 5, "llm_budget": 7,
+        "audio_budget": 0,
         "parameters": {kind: 10 * weights for kind, weights in WEIGHTS.items()}, "tensor_model_parallel_size": 2,
         "expert_model_parallel_size": 1, "frozen": ("vit",),
         "lora_rank": 0, "lora_targets": (), "layers_apart": {},
