@@ -73,7 +73,7 @@ def measure(ranks: int, each: int, draws: int, phases: dict[str, Phase]) -> tupl
         needs = {
             "vision": PhaseInput(phases["vision"], tiles, tiles * BYTES_A_TILE),
             "language": PhaseInput(
-                phases["language"], tokens, tokens * BYTES_A_TOKEN, "vision", tiles * BYTES_OF_FEATURES
+                phases["language"], tokens, tokens * BYTES_A_TOKEN, {"vision": tiles * BYTES_OF_FEATURES}
             ),
         }
         began = time.perf_counter()

@@ -54,9 +54,11 @@ class Phase(NamedTuple):
 
 
 def phases_of(costs: PackCosts) -> dict[str, Phase]:
-    """Return the phases of a vision-language model: `vision` by a sample's tiles, `language` by its tokens."""
-    vision, language = costs.parts["vision"], costs.parts["language"]
-    return {"vision": Phase(vision["tiles"]), "language": Phase(language["tokens"], language["attention"])}
+    """Return the phases of a model: `audio`, if it hears, by a sample's mel frames, `vision` by its tiles, `language`
+    by its tokens."""
+    audio, vision, language = costs.parts.get("audio"), costs.parts["vision"], costs.parts["language"]
+    heard = {"audio": Phase(audio["frames"])} if audio else {}
+    return heard | {"vision": Phase(vision["tiles"]), "language": Phase(language["tokens"], language["attention"])}
 
 
 def assign_packed(seconds: Floats, ranks: int) -> Ints:

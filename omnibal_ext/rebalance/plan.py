@@ -1,6 +1,7 @@
 """Assigns a step's samples to ranks in each of its phases, minimising bytes sent."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +24,8 @@ class PhaseInput(NamedTuple):
     """[N] Patches or tokens of each sample; 0: the sample does not take part in this phase."""
     home_bytes: Floats
     """[N] Bytes of each sample's input to this phase, on the rank that read it."""
-    after: str = ""
-    """Earlier phase whose outputs are also inputs of this one; "": none."""
-    output_bytes: Floats | None = None
-    """[N] Bytes of those outputs."""
+    outputs: Mapping[str, Floats] = MappingProxyType({})
+    """[N] Bytes of each earlier phase's outputs that are also inputs of this one, by the phase's name."""
 
 
 class PhasePlacement(NamedTuple):
@@ -70,8 +69,7 @@ def plan_step(
         rank_of, stays = home.copy(), before <= BALANCED * after
         if not stays:
             sources = [(homes, need.home_bytes[members])]
-            if need.after and need.output_bytes is not None:
-                sources.append((placed[need.after].rank_of[members], need.output_bytes[members]))
+            sources += [(placed[of].rank_of[members], sent[members]) for of, sent in need.outputs.items()]
             rank_of[members] = place_batches(batch, sources, ranks, ranks_per_node)[batch]
         placed[name] = PhasePlacement(rank_of, before, before if stays else after, stays)
     return placed

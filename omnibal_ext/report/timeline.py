@@ -264,13 +264,15 @@ def recorded(record: Mapping[str, Any], placement: Placement, beside: Beside | N
 
 def _width(packs: Sequence[Sequence[int]], microbatch: int) -> int:
     """The width of a recorded pack; older runs recorded only tiles, tokens and squares, without it."""
-    return packs[microbatch][-1] if packs and len(packs[microbatch]) > 3 else 1
+    return packs[microbatch][4] if packs and len(packs[microbatch]) > 3 else 1
 
 
 def packs_of_record(record: Mapping[str, Any]) -> PackSizes:
     """The packs of a recorded iteration: int64 [1, data-parallel ranks, microbatches]."""
     by_replica = {lane["data_parallel_rank"]: lane["packs"] for lane in record["lanes"]}
-    sizes = np.array([by_replica[replica] for replica in sorted(by_replica)], dtype=np.int64)[None]
+    columns = max((len(pack) for packs in by_replica.values() for pack in packs), default=0)
+    filled = [[[*pack, *[0] * (columns - len(pack))] for pack in by_replica[replica]] for replica in sorted(by_replica)]
+    sizes = np.array(filled, dtype=np.int64)[None]
     return PackSizes(*(np.ascontiguousarray(sizes[..., column]) for column in range(sizes.shape[-1])))
 
 

@@ -183,8 +183,7 @@ class StreamSteps:
                 self.phases[LANGUAGE],
                 tokens,
                 BYTES_A_TOKEN * tokens.astype(np.float64),
-                VISION,
-                features * tiles.astype(np.float64),
+                {VISION: features * tiles.astype(np.float64)},
             ),
         }
         return plan_step(home, needs, self.ranks, self.ranks_per_node)

@@ -3,7 +3,8 @@
     {"iteration": 5, "lanes": [{"data_parallel_rank": 0, "rank": 0, "end": 0.21,
       "actions": [["F", 0, 0, 0.001, 0.013, [["vit", "forward", 0.010], ["projector", "forward", 0.002]]], ...],
       "reads": [[0.0, 0.001], ...], "held": [[0.013, 8123456], ...],
-      "packs": [[tiles, tokens, sum of squared lengths, tokens sent to others of a team, its ranks], ...]}, ...]}
+      "packs": [[tiles, tokens, sum of squared lengths, tokens sent to others of a team, its ranks,
+                 mel frames if it has sounds], ...]}, ...]}
 
 Seconds count from when the first rank leaves the barrier before the iteration. An action is (kind, microbatch, chunk,
 start, end, pieces); reads are (start, end) of the waits for packs. A lane is one pipeline rank of one data-parallel
@@ -148,7 +149,8 @@ class Recorder:
         """Note the sizes of the pack whose forward begins."""
         if self._current is not None and self._current.action.kind == "F" and self._current.action.chunk == 0:
             sent = (0, 1) if batch.shard is None else (batch.shard.sent_tokens, batch.shard.width)
-            self.packs.append([batch.tiles, batch.tokens, batch.squares, *sent])
+            heard = [batch.frames] if batch.frames else []
+            self.packs.append([batch.tiles, batch.tokens, batch.squares, *sent, *heard])
 
     def close(self) -> None:
         """Write what is left; training has ended."""

@@ -93,11 +93,10 @@ def test_model_flops_have_a_term_for_frames() -> None:
     assert model.audio is not None
     works = layer_works(model, 1, 1, 1, frames=model.audio.chunk)
     counted = {"audio_embed": 1, "audio": model.audio.layers, "audio_projector": 1}
-    products = sum(2 * works[kind].tokens * works[kind].matrix_weights * layers for kind, layers in counted.items())
+    products = {kind: 2 * works[kind].tokens * works[kind].matrix_weights * n for kind, n in counted.items()}
+    mels = (1 - works["audio_embed"].input_gradient) * products["audio_embed"]  # spectrograms have no gradients
     squares = works["audio"].attention * model.audio.layers
     trained, frozen = ModelOperations.of(model), ModelOperations.of(model, ("vit", "projector"))
-    embed = works["audio_embed"]
-    of_mels = 2 * embed.tokens * embed.matrix_weights * (1 - embed.input_gradient)
-    assert trained.frame * model.audio.chunk == pytest.approx(3 * products + 3 * squares - of_mels)
-    assert frozen.frame * model.audio.chunk == pytest.approx(products + squares)
+    assert trained.frame * model.audio.chunk == pytest.approx(3 * sum(products.values()) - mels + 3 * squares)
+    assert frozen.frame * model.audio.chunk == pytest.approx(sum(products.values()) + squares)
     assert trained.total(0, 0, 0, 0, 10) == 10 * trained.frame

@@ -32,6 +32,16 @@ def corpora(max_tiles: int = 12, max_tokens: int = 400, max_samples: int = 80) -
     )
 
 
+def mix(samples: int, seed: int = 0) -> Sizes:
+    """Words alone, images, sounds, and both: patches, mel frames and tokens of Qwen2.5-Omni."""
+    random = np.random.default_rng(seed)
+    kind = random.choice(4, samples, p=[0.3, 0.3, 0.3, 0.1])
+    tiles = 4 * random.integers(64, 700, samples) * np.isin(kind, (1, 3))
+    frames = np.minimum(random.lognormal(6.6, 0.8, samples).astype(np.int64) + 8, 6000) * np.isin(kind, (2, 3))
+    words = np.minimum(random.lognormal(5.2, 0.8, samples).astype(np.int64) + 8, 4000)
+    return Sizes.from_arrays(tiles, words + tiles // 4 + frames // 4, frames=frames)
+
+
 def made_up_manifest(**fields: Any) -> dict[str, Any]:
     """What an index says of packs that no packer made; the files' own counts come with writing it."""
     usual: dict[str, Any] = {

@@ -17,16 +17,7 @@ from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import TOKENS
 from omnibal_ext.sizes import FRAMES, Sizes
 from tests.programs import refusal, tool
-
-
-def mix(samples: int, seed: int = 0) -> Sizes:
-    """Words alone, images, sounds, and both: patches, mel frames and tokens of Qwen2.5-Omni."""
-    random = np.random.default_rng(seed)
-    kind = random.choice(4, samples, p=[0.3, 0.3, 0.3, 0.1])
-    tiles = 4 * random.integers(64, 700, samples) * np.isin(kind, (1, 3))
-    frames = np.minimum(random.lognormal(6.6, 0.8, samples).astype(np.int64) + 8, 6000) * np.isin(kind, (2, 3))
-    words = np.minimum(random.lognormal(5.2, 0.8, samples).astype(np.int64) + 8, 4000)
-    return Sizes.from_arrays(tiles, words + tiles // 4 + frames // 4, frames=frames)
+from tests.unit.packing.corpora import mix
 
 
 def packed(folder: Path, sizes: Sizes, **options: object) -> tuple[PackedIndex, Summary]:
@@ -58,6 +49,11 @@ class _Budgets:
     def __init__(self, index: PackedIndex, **budgets: int) -> None:
         self.vit_budget, self.llm_budget, self.audio_budget = index.vit_budget, index.llm_budget, index.audio_budget
         vars(self).update(budgets)
+
+
+def test_64_ranks_hardly_wait_for_any_of_three_parts(tmp_path: Path) -> None:
+    _, summary = packed(tmp_path / "packs", mix(40_000), data_parallel_size=64)
+    assert summary.wait <= 0.005
 
 
 def test_a_profile_of_fewer_frames_does_not_fit(tmp_path: Path) -> None:

@@ -145,14 +145,14 @@ def test_parameters_are_those_of_the_model() -> None:
 
 
 MADE_FOR = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4, "vit_budget": 40, "llm_budget": 320,
-            "num_microbatches": 3}  # fmt: skip
+            "audio_budget": 50, "num_microbatches": 3}  # fmt: skip
 
 
 @pytest.mark.parametrize("more", [-1, 1])
 @pytest.mark.parametrize("name", MADE_FOR)
 def test_a_plan_for_another_job_is_refused(name: str, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the five alone, all together; microbatches are those of a replica. A plan of no planner's names none."""
-    packs = SimpleNamespace(vit_budget=40, llm_budget=320, global_batch=15)
+    """Each of the six alone, all together; microbatches are those of a replica. A plan of no planner's names none."""
+    packs = SimpleNamespace(vit_budget=40, llm_budget=320, audio_budget=50, global_batch=15)
     monkeypatch.setattr(run.PackedIndex, "open", lambda _: packs)
     args = arguments(plan="plan.json", packs="packs", tensor_model_parallel_size=2, expert_model_parallel_size=4,
                      data_parallel_size=5)  # fmt: skip

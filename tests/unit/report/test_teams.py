@@ -87,9 +87,10 @@ def test_twice_the_microbatches_have_all_that_packs_have() -> None:
         assert np.array_equal(getattr(found, name), np.tile(getattr(problem.packs, name), 2)), name
 
 
-@pytest.mark.parametrize("columns", [3, 5])
+@pytest.mark.parametrize("columns", [3, 5, 6])
 def test_recorded_packs_say_what_was_sent_and_older_ones_nothing(columns: int) -> None:
-    packs = [[[1, 10, 60, 4, 2], [2, 8, 64, 0, 1]], [[1, 10, 60, 4, 2], [0, 9, 81, 0, 1]]]
+    """Mel frames are said of packs with sounds alone."""
+    packs = [[[1, 10, 60, 4, 2, 500], [2, 8, 64, 0, 1]], [[1, 10, 60, 4, 2], [0, 9, 81, 0, 1]]]
     lanes = [
         {"data_parallel_rank": replica, "rank": 0, "end": 3.0, "held": [], "reads": [],
          "packs": [pack[:columns] for pack in packs[replica]],
@@ -98,11 +99,12 @@ def test_recorded_packs_say_what_was_sent_and_older_ones_nothing(columns: int) -
     ]  # fmt: skip
     record = json.loads(json.dumps({"iteration": 4, "lanes": lanes}))
     timeline = recorded(record, Placement.interleaved(1))
-    wide = columns == 5
+    wide = columns > 3
     assert [[span.width for span in lane.spans] for lane in timeline.lanes] == [[1 + wide, 1]] * 2
     assert breakdown(timeline)["exchange"] == pytest.approx(4 * 0.25 / 6)
     found = packs_of_record(record)
     assert found.tokens.tolist() == [[[10, 8], [10, 9]]]
+    assert found.of("frames").tolist() == [[[500 * (columns == 6), 0], [0, 0]]]
     assert (found.exchanged is None, found.widths is None) == (not wide, not wide)
     if found.exchanged is not None and found.widths is not None:
         assert (found.exchanged.tolist(), found.widths.tolist()) == ([[[4, 0], [4, 0]]], [[[2, 1], [2, 1]]])
