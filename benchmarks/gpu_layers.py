@@ -26,7 +26,8 @@ def layers(model: str, budgets: tuple[int, int], steps: int, bf16: bool) -> dict
     assert profile is not None
     with single_process(model, job.flags()) as inputs:
         args, chain = inputs.args, Chain.of(inputs.args, inputs.architecture)
-        taken = {kind: allocated(args, chain, kind, budgets) for kind in RECOMPUTABLE_KINDS}
+        kinds = [kind for kind in RECOMPUTABLE_KINDS if kind in chain.kinds]
+        taken = {kind: allocated(args, chain, kind, budgets) for kind in kinds}
         kernels = {"layers": args.transformer_impl, "attention": choose_kernel(chain.language)}
         reached = reaches(chain, budgets[1])
     return {
