@@ -60,6 +60,8 @@ class Tower:
         adapted: Sequence[str],
     ) -> None:
         """Raise UserError for what cannot be of this chain on (pipeline, tensor) ranks, naming link or microbatch."""
+        if "audio_embed" in chain:
+            raise UserError("tower: of a model that hears, it can only be cut into stages; plan again with --tower cut")
         if chain[self.links : self.links + 1] != ("word_embed",):
             end = list(chain).index("word_embed") if "word_embed" in chain else 0
             raise UserError(f"tower: {self.links} links end elsewhere than before word_embed, link {end}")

@@ -114,6 +114,7 @@ def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_n
 @pytest.mark.parametrize(
     ("tower", "fields", "message"),
     [
+        ({}, {"chain": layer_chain(3, 2, 1)}, "a model that hears, it can only be cut"),
         ({"links": 4}, {}, "4 links end elsewhere than before word_embed, link 5"),
         ({"owners": (0, 1)}, {}, "2 owners for 5 links"),
         ({"owners": (0, 1, 2, 0, 1)}, {}, "vit.1 is owned by rank 2, but a replica has 2 x 1 ranks"),
