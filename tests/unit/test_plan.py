@@ -114,7 +114,6 @@ def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_n
 @pytest.mark.parametrize(
     ("tower", "fields", "message"),
     [
-        ({}, {"chain": layer_chain(3, 2, 1)}, "a model that hears, it can only be cut"),
         ({"links": 4}, {}, "4 links end elsewhere than before word_embed, link 5"),
         ({"owners": (0, 1)}, {}, "2 owners for 5 links"),
         ({"owners": (0, 1, 2, 0, 1)}, {}, "vit.1 is owned by rank 2, but a replica has 2 x 1 ranks"),
@@ -134,6 +133,12 @@ def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_n
 def test_a_tower_that_cannot_be_is_refused(tower: dict[str, Any], fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         _beside(dataclasses.replace(TOWER, **tower), **fields)
+
+
+def test_a_tower_that_hears_is_refused() -> None:
+    hears = dataclasses.replace(TOWER, links=8, owners=(0,) * 8)
+    with pytest.raises(UserError, match="a model that hears, it can only be cut"):
+        hears.validate(layer_chain(3, 2, 1), (2, 1), 2, (), ())
 
 
 def test_links_of_the_tower_are_on_no_stage(tmp_path: Path) -> None:
