@@ -44,7 +44,7 @@ def test_the_fastest_of_the_measured_layouts_runs_and_all_figures_are_recorded(f
     assert all(trial["predicted_step_seconds"] > 0 for trial in plan.trials)
     assert "layouts measured" in done.stdout
     assert len(training_intervals(folder / "top/metrics.jsonl")) == 6  # the run itself, from its first step
-    assert "stage 1: " in done.stdout  # how far the stages are from the plan
+    assert "compared with the profile" in done.stdout  # how far the parts of a step are from the plan
     assert not list((folder / "top/trials").rglob("checkpoints"))
     check_report(folder / "top", plan)
 

@@ -125,9 +125,9 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
 def frozen_otherwise(chain: Chain, theirs: torch.nn.Module, keys: KeyMap) -> set[str]:
     """Weights that our `--freeze vit` trains, and who freezes transformers' vision tower does not, or the other way; of
     the projector's link those that `--freeze projector` treats otherwise."""
-    if not any(hasattr(theirs.model, name) for name in TOWERS):
+    towers = [tower for name in TOWERS if (tower := getattr(theirs.model, name, None)) is not None]
+    if not towers:
         return set()  # there is no ViT
-    towers = [getattr(theirs.model, name) for name in TOWERS if hasattr(theirs.model, name)]
     of_tower = {id(weight) for tower in towers for weight in tower.parameters()}
     of_tower = {table_name(name) for name, weight in theirs.named_parameters() if id(weight) in of_tower}
     there = {

@@ -20,8 +20,8 @@ OF_A_KIND = (
     "internvl", "internvl qk-norm rmsnorm", "internvl qk-norm layernorm, biases, last norm", "internvl 3.5-38b",
     "internvl yarn, groups of heads that two ranks do not share evenly", "internvl qwen3-moe", "llava",
     "llava-onevision tied", "gemma 3", "gemma 4", "gemma 4 moe", "gemma 4 with inputs of layers", "gemma 4 unified",
-    CLAMPING, "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3.5", "qwen3.5-moe", "idefics 3",
-    "mistral 3", "glm-4.1v", "glm-4.5v, groups of experts, two dense layers", "paligemma 2",
+    CLAMPING, "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3.5", "qwen3.5-moe", "qwen2.5-omni",
+    "qwen3-omni", "idefics 3", "mistral 3", "glm-4.1v", "glm-4.5v, groups of experts, two dense layers", "paligemma 2",
 )  # fmt: skip
 """One family of every kind of layer: Transformer Engine has its own layers, all else is as without it."""
 OF_AN_ENGINE = (
