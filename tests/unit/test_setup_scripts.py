@@ -27,8 +27,9 @@ esac
 def checkout(tmp_path: Path) -> Path:
     """What the scripts read of the repository, and no other Python in reach."""
     folder = tmp_path / "checkout"
-    for name in ("omnibal_ext", "megatron", "tools", "tests"):
+    for name in ("omnibal_ext", "megatron", "tools", "examples", "tests"):
         (folder / name).mkdir(parents=True)
+    (folder / "tests/smoke.py").touch()
     shutil.copytree(ROOT / "scripts", folder / "scripts")
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)

@@ -23,7 +23,8 @@ NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
         "needs to be given without --train-iters": ("--epochs 2 -- --train-iters 5", "--epochs 2 -- --train-iters=5"),
         "needs --input": (
             "--micro-batches 4", "--widths 1,2", "--chat-template mine", "--max-tiles 6", "--max-pixels 60000",
-            "--max-tokens 600", "--shorten truncate", "--vit-budget 6", "--llm-budget 600", "--held-out .1",
+            "--max-tokens 600", "--shorten truncate", "--vit-budget 6", "--llm-budget 600", "--audio-budget 9",
+            "--held-out .1",
         ),
         "needs --rdzv-endpoint HOST:PORT": ("--nnodes 2",),
         "needs to be given without --plan": (

@@ -133,7 +133,7 @@ def swept(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
         catches(patch, plan_layout, "sweep", sweeping.sweep)
         with pytest.raises(CaughtError) as ran:
             plan_layout._swept(planned(words, folder))
-    return {**asked.value.given, **ran.value.given}
+    return {**ran.value.given, **asked.value.given}
 
 
 @pytest.mark.parametrize("name", OF_A_SWEEP)
@@ -148,7 +148,18 @@ def test_every_flag_of_a_sweep_reaches_it(name: str, folder: Path, monkeypatch: 
 
 def test_the_planner_has_no_other_flags() -> None:
     """But those that say where things lie, what prices them, and how it is told."""
-    others = {"profile", "packs", "pack_iterations", "sweep", "sizes", "analytic", "model", "output", "json"}
+    others = {
+        "profile",
+        "packs",
+        "pack_iterations",
+        "sweep",
+        "sizes",
+        "analytic",
+        "model",
+        "output",
+        "json",
+        "audio_budget",
+    }
     assert {*OF_A_PLAN, *OF_A_SWEEP, *others} == set(vars(plan_layout._parser().parse_args(["--output", "plan.json"])))
 
 
