@@ -113,11 +113,15 @@ class Chain:
 
     def gradient_mode(self, link: int) -> GradientMode:
         """What the backward pass does in a link."""
-        return gradient_mode(self.kinds[link], self.frozen, self.adapters.targets)
+        return self._modes[link]
+
+    @cached_property
+    def _modes(self) -> tuple[GradientMode, ...]:
+        return tuple(gradient_mode(kind, self.frozen, self.adapters.targets) for kind in self.kinds)
 
     def is_trained_before(self, link: int) -> bool:
         """Whether any earlier link is trained, or has adapters: the tensor that enters `link` has a gradient."""
-        return any(self.gradient_mode(one) in ("trained", "adapted") for one in range(link))
+        return not {"trained", "adapted"}.isdisjoint(self._modes[:link])
 
     def passes_by(self, link: int, batch: Microbatch) -> bool:
         """Whether a pack skips a link: it is a tower's, and the pack has nothing for it."""
