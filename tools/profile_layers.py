@@ -48,7 +48,7 @@ def main() -> None:
     check_adapters(Adapters.of(arguments), architecture)
     if arguments.audio_budget and not architecture.audio:
         raise UserError(f"--audio-budget {arguments.audio_budget}: {architecture.name} does not hear; leave it out")
-    arguments.audio_budget = arguments.audio_budget or int(architecture.audio is not None)
+    arguments.audio_budget = architecture.profiled_frames(arguments.audio_budget)
     profile = _analytic(arguments, architecture) if arguments.analytic else _measured(arguments, architecture)
     if profile is None:
         return

@@ -232,9 +232,14 @@ class Microbatch:
         return self.full_pack.tiles > 0
 
     @property
+    def sound_frames(self) -> list[int]:
+        """Mel frames of each sound of the pack."""
+        return [frames for sample in self.sounds for frames in sample]
+
+    @property
     def frames(self) -> int:
         """Mel frames of all sounds."""
-        return sum(map(sum, self.sounds))
+        return sum(self.sound_frames)
 
     @property
     def counted(self) -> int:

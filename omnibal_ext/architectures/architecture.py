@@ -117,6 +117,11 @@ class Architecture:
         """Return the LLM tokens of `tiles` tiles."""
         return tiles * self.vision.patches // self.shuffle**2 + tiles * self.class_token
 
+    def profiled_frames(self, audio_budget: int) -> int:
+        """Return the mel frames of a pack for which layers are measured: where no pack has sounds, 1 if the model hears
+        all the same."""
+        return audio_budget or int(self.audio is not None)
+
     @cached_property
     def chain(self) -> tuple[str, ...]:
         """The model as one flat list of layer kinds."""

@@ -96,7 +96,7 @@ class Planning:
             "model_hash": self.architecture.hash,
             "vit_budget": self.index.vit_budget,
             "llm_budget": self.index.llm_budget,
-            "audio_budget": self.index.audio_budget or int(self.architecture.audio is not None),
+            "audio_budget": self.architecture.profiled_frames(self.index.audio_budget),
             "tensor_model_parallel_size": self.flags.tensor_model_parallel_size,
             "expert_model_parallel_size": self.flags.expert_model_parallel_size,
             "lora_rank": self.adapters.rank,

@@ -218,4 +218,4 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: Visi
         assert vision.native is not None
         places = text_and_image_positions([len(sample.ids)], sample.grids, sample.starts, vision.native)
         known["position_ids"] = torch.from_numpy(places)[:, None]
-    return {name: known[name] for name in ("pixel_values", *takes) if name in known}
+    return {name: known[name] for name in ("pixel_values", *takes) if name != "input_features"}

@@ -67,8 +67,8 @@ def samples_of(folder: Path) -> list[CheckSample]:
 
 
 def _first_readable(data: ChatDataset, samples: NDArray[np.int64]) -> CheckSample | None:
-    still = (one for one in map(data.sample, samples) if not any(image.film for image in one.images))
-    for sample in islice(still, MOST_TRIED):
+    without_videos = (one for one in map(data.sample, samples) if not any(image.film for image in one.images))
+    for sample in islice(without_videos, MOST_TRIED):
         with suppress(UserError):  # the next sample may be readable
             return _of_dataset(data, sample)
     return None

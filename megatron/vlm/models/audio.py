@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Microbatch, Segments, segments_of
+from megatron.vlm.microbatch import Microbatch, segments_of
 from megatron.vlm.models.configs import ACTIVATIONS, outside_layers
 from megatron.vlm.models.norm import build_norm
-from megatron.vlm.models.vit.layers import join_rows, share_rows, shared_rows
+from megatron.vlm.models.vit.layers import join_rows, missing_rows, share_rows
+from megatron.vlm.models.vit.native import View
 from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.arrays import Ints
 
@@ -64,28 +65,19 @@ def _places(lengths: Sequence[int], width: int) -> Ints:
     return np.concatenate([np.zeros(0, np.int64), *(n * width + np.arange(one) for n, one in enumerate(lengths))])
 
 
-@dataclass(frozen=True)
-class AudioView:
-    """What the encoder's layers need of a pack's sounds, on the device."""
-
-    windows: Segments  # rows that fill up included
-    whole: Segments
-
-
 class AudioViewer(torch.nn.Module):
-    """Makes the `AudioView` of a pack."""
+    """Makes the `View` of a pack's sounds."""
 
     def __init__(self, audio: AudioArchitecture, config: TransformerConfig) -> None:
         super().__init__()
         self.audio, self.config = audio, config
 
-    def forward(self, batch: Microbatch) -> AudioView:
+    def forward(self, batch: Microbatch) -> View:
         """Segments of the pack's rows: those of a window attend to each other."""
-        lengths = [rows for sample in batch.sounds for frames in sample for rows in self.audio.windows(frames)]
-        ranks = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
-        missing = shared_rows(sum(lengths), self.config) * ranks - sum(lengths)
+        lengths = [rows for frames in batch.sound_frames for rows in self.audio.windows(frames)]
+        missing = missing_rows(sum(lengths), self.config)
         segments = segments_of((*lengths, missing) if missing else lengths, causal=False)
-        return AudioView(segments, segments)
+        return View(None, None, segments, segments)
 
 
 class AudioEmbed(MegatronModule):
@@ -112,7 +104,7 @@ class AudioEmbed(MegatronModule):
             torch.nn.init.zeros_(layer.bias)
         self.convolutions = torch.nn.ModuleList(layers)
 
-    def forward(self, hidden: None, batch: Microbatch, view: AudioView | None = None) -> Tensor:
+    def forward(self, hidden: None, batch: Microbatch) -> Tensor:
         """Mel frames of the pack's sounds -> rows, this rank's share."""
         assert batch.mels is not None
         audio, layout = self.audio, chunk_layout(batch.sounds, self.audio)
@@ -173,9 +165,9 @@ class AudioProjector(MegatronModule):
                 width, language.hidden_size, input_is_parallel=True, skip_bias_add=False, **linear
             )
 
-    def forward(self, hidden: Tensor, batch: Microbatch, view: AudioView | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
         """This rank's rows -> audio tokens, sound after sound."""
-        lengths = [self.audio.rows(frames) for sample in batch.sounds for frames in sample]
+        lengths = [*map(self.audio.rows, batch.sound_frames)]
         rows = join_rows(hidden, sum(lengths), self.shared)
         if not self.audio.pooled:
             inner, _ = self.linear_fc1(self.norm(rows))

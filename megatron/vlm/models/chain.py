@@ -39,7 +39,6 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.chain import AUDIO_KINDS, VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
-from omnibal_ext.flow import Extra
 
 SEEDS_APART = 2**20
 """Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
@@ -207,18 +206,20 @@ class Chain:
 
     def carrier(self, batch: Microbatch) -> Carrier:
         """Lays out the extras of a pack (`omnibal_ext.flow`)."""
-        tokens = self.audio_tokens(batch)
-        return Carrier(tuple(one.at(tokens) for one in self._extras if batch.has_images or not one.of_tower))
+        carrier = self._carriers[batch.has_images]
+        return carrier.at(self.audio_tokens(batch)) if self.architecture.audio else carrier
 
     @cached_property
-    def _extras(self) -> tuple[Extra, ...]:
+    def _carriers(self) -> dict[bool, Carrier]:
+        """Of packs with images, and without."""
         config = self.language
-        return self.architecture.extras(config.tensor_model_parallel_size, config.sequence_parallel)
+        extras = self.architecture.extras(config.tensor_model_parallel_size, config.sequence_parallel)
+        return {True: Carrier(extras), False: Carrier(tuple(one for one in extras if not one.of_tower))}
 
     def audio_tokens(self, batch: Microbatch) -> int:
         """LLM tokens of a pack's sounds."""
         audio = self.architecture.audio
-        return sum(audio.tokens(frames) for sample in batch.sounds for frames in sample) if audio else 0
+        return sum(map(audio.tokens, batch.sound_frames)) if audio else 0
 
     def hidden_shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
         """Shape of the hidden states that enter `link`."""
@@ -226,7 +227,7 @@ class Chain:
             case "audio_embed" | "audio":
                 audio = self.architecture.audio
                 assert audio is not None
-                rows = sum(audio.rows(frames) for sample in batch.sounds for frames in sample)
+                rows = sum(map(audio.rows, batch.sound_frames))
                 return (shared_rows(rows, self.audio), 1, audio.hidden_size)
             case "audio_projector":
                 return (self.audio_tokens(batch), 1, self.language.hidden_size)

@@ -33,6 +33,10 @@ class Carrier:
     extras: tuple[Extra, ...]
     """All that travel in a pack's chain, on one tensor-parallel rank."""
 
+    def at(self, audio_tokens: int) -> "Carrier":
+        """Return the carrier of a pack with so many audio tokens."""
+        return Carrier(tuple(one.at(audio_tokens) for one in self.extras))
+
     def rows(self, link: int, rows: int, width: int) -> int:
         """Rows of the tensor that enters `link`, of so many of hidden states."""
         found = self._entering(link)

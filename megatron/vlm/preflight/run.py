@@ -199,7 +199,7 @@ def _check_plan(run: Run) -> str:
             "expert_model_parallel_size": args.expert_model_parallel_size,
             "vit_budget": index.vit_budget,
             "llm_budget": index.llm_budget,
-            "audio_budget": index.audio_budget or int(run.inputs.architecture.audio is not None),
+            "audio_budget": run.inputs.architecture.profiled_frames(index.audio_budget),
             "num_microbatches": index.global_batch // args.data_parallel_size,
         }
         made = {name: getattr(plan, name) for name in wanted}

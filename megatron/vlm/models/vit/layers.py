@@ -55,12 +55,17 @@ def shared_rows(rows: int, config: TransformerConfig) -> int:
     return -(-rows // ranks)
 
 
+def missing_rows(rows: int, config: TransformerConfig) -> int:
+    """Padding rows behind `rows`, over all tensor-parallel ranks."""
+    return -rows % (config.tensor_model_parallel_size if config.sequence_parallel else 1)
+
+
 def share_rows(rows: Tensor, config: TransformerConfig) -> Tensor:
     """[rows, 1, width] -> this rank's share of them."""
     if not config.sequence_parallel:
         return rows
-    missing = shared_rows(len(rows), config) * config.tensor_model_parallel_size - len(rows)
-    return tensor_parallel.scatter_to_sequence_parallel_region(pad(rows, (0, 0, 0, 0, 0, missing)))
+    filled = pad(rows, (0, 0, 0, 0, 0, missing_rows(len(rows), config)))
+    return tensor_parallel.scatter_to_sequence_parallel_region(filled)
 
 
 def join_rows(shared: Tensor, rows: int, config: TransformerConfig) -> Tensor:

@@ -31,7 +31,7 @@ from megatron.vlm.microbatch import Grid, Microbatch, Segments, segments_of
 from megatron.vlm.models.attention.rotation import rotation
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm
-from megatron.vlm.models.vit.layers import share_rows, shared_rows
+from megatron.vlm.models.vit.layers import missing_rows, share_rows
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
@@ -138,7 +138,7 @@ def _cubic_share(distance: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class View:
-    """What the ViT's links need of a pack's images, on the device."""
+    """What an encoder's links need of a pack's images or sounds, on the device."""
 
     patch_order: Tensor | None  # [patches], None where the order is the loader's
     square_places: Tensor | None  # [squares], where each square of the images is among the ViT's
@@ -160,8 +160,7 @@ class Viewer(torch.nn.Module):
     def forward(self, batch: Microbatch) -> View:
         """Order, rotation and segments of the pack's patches."""
         layout = row_layout(batch.grids, self.native.merge, self.native.window)
-        ranks = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
-        missing = shared_rows(batch.tiles, self.config) * ranks - batch.tiles
+        missing = missing_rows(batch.tiles, self.config)
         order, back = self._orders(layout.order) if self.native.window else (None, None)
         angles = self._angles(layout.places, missing)
         turn, filler = rotation(platform.to_device(angles), self.config.params_dtype), (missing,) if missing else ()
