@@ -38,10 +38,10 @@ class Extra:
     added: bool = False
     """It is added to its taker's output, not read by the taker's module."""
     heard: bool = False
-    """It is what enters its giver, a row for each audio token of the pack (`at`)."""
+    """It is the hidden states that enter its giver: the pack's audio tokens, whose number `at` sets."""
 
     def at(self, audio_tokens: int) -> "Extra":
-        """Return the extra in a pack with so many audio tokens: of these, one row in total that has all of them."""
+        """Return the extra in a pack with so many audio tokens; only one that is `heard` depends on them."""
         return replace(self, shape=(audio_tokens, *self.shape)) if self.heard else self
 
     def enters(self, link: int) -> bool:

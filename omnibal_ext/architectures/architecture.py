@@ -118,8 +118,7 @@ class Architecture:
         return tiles * self.vision.patches // self.shuffle**2 + tiles * self.class_token
 
     def profiled_frames(self, audio_budget: int) -> int:
-        """Return the mel frames of a pack for which layers are measured: where no pack has sounds, 1 if the model hears
-        all the same."""
+        """Return the mel frames for which layers are measured; 1 if the model hears and no pack has sounds."""
         return audio_budget or int(self.audio is not None)
 
     @cached_property

@@ -22,8 +22,8 @@ class AudioArchitecture:
     """Mel frames that are convolved together."""
     chunks_attended: int = 1
     channels: int = 0
-    """Of three convolutions over time and frequency, which take every 8th frame (Qwen3-Omni); 0: two convolutions over
-    time, which take every second."""
+    """Channels of three convolutions over time and frequency, 8 frames a row (Qwen3-Omni); 0: two convolutions over
+    time, 2 frames a row (Qwen2.5-Omni)."""
     pooled: bool = True
     """The projector averages pairs of rows, followed by a norm and one matrix; else a norm and a two-layer MLP."""
     key_bias: bool = False
@@ -39,7 +39,7 @@ class AudioArchitecture:
 
     @property
     def halvings(self) -> int:
-        """Convolutions that take every second frame."""
+        """Number of convolutions with stride 2."""
         return 3 if self.channels else 1
 
     def rows(self, frames: int) -> int:
@@ -64,7 +64,7 @@ class AudioArchitecture:
         return [most] * whole + ([rest] if rest else [])
 
     def halved(self, frames: int) -> int:
-        """Length along an axis after the convolutions that take every second frame."""
+        """Length along an axis after the convolutions with stride 2."""
         for _ in range(self.halvings):
             frames = (frames + 1) // 2
         return frames

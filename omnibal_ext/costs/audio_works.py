@@ -26,7 +26,7 @@ def audio_works(architecture: Architecture, frames: int, t: int) -> dict[str, Wo
 
 
 def _embed(audio: AudioArchitecture, frames: int) -> Work:
-    """Convolutions of three steps; GELU and what zeroes rows behind a sound read and write their outputs."""
+    """Convolutions with kernels of 3; GELU and the mask of padding each read and write their outputs."""
     rows, h = audio.rows(frames), audio.hidden_size
     if c := audio.channels:
         # Of each convolution: the numbers of one row of the encoder that it gives, and its weights.

@@ -222,7 +222,7 @@ def padded_sounds(sounds: Sequence[Tensor]) -> Batch:
     """Mel frames [frames, bins] of sounds, as Whisper's feature extractor gives them: input_features [sounds, bins,
     most frames], and feature_attention_mask [sounds, most frames]; {} for none.
 
-    Qwen3-Omni's convolutions see sounds of under a second otherwise beside longer ones.
+    In Qwen3-Omni this padding changes what a sound of under a second becomes, if a longer one is in the batch.
     """
     if not sounds:
         return {}

@@ -40,17 +40,17 @@ class ChunkLayout:
     """The chunks of a pack's sounds, on the host."""
 
     frames: Ints
-    """[all frames]: where each is among chunks filled up to equal length."""
+    """[all frames]: index of each in the chunks, padded to equal length."""
     rows: Ints
-    """[rows]: where each is among the rows of these."""
+    """[rows]: index of each in the rows of the padded chunks."""
     seen: Ints
-    """[chunks]: mel frames of each that convolutions see; in what lies behind, they see zeros."""
+    """[chunks]: frames of each after which convolutions see zeros."""
 
 
 @lru_cache(maxsize=64)
 def chunk_layout(sounds: Sounds, audio: AudioArchitecture) -> ChunkLayout:
-    """The chunks of these sounds. As in transformers, convolutions over frequency see a chunk filled up to the longest
-    of its sample, and the two over time what is in it."""
+    """The chunks of these sounds. As in transformers, convolutions over time and frequency see each chunk padded to the
+    longest of its sample, those over time alone see it unpadded."""
     real = [[one for frames in sample for one in audio.chunks(frames)] for sample in sounds]
     seen = [max(sample) if audio.channels else one for sample in real for one in sample]
     lengths = [one for sample in real for one in sample]

@@ -159,7 +159,7 @@ def _run(module: torch.nn.Module, batch: Microbatch, view: tuple[Any, ...], hidd
 
 
 def _without_gradient(step: Callable[..., Any], hidden: Tensor | None, *extras: Tensor) -> Any:
-    """The same for an idle link; it may lie in front of what passes it by and has a gradient."""
+    """The same for an idle link, whose input may require a gradient only for the audio tokens that bypass the link."""
     return step(None if hidden is None else hidden.detach(), *(extra.detach() for extra in extras))
 
 

@@ -159,7 +159,7 @@ def test_a_plan_for_another_job_is_refused(name: str, more: int, monkeypatch: py
 
     def check(**made_for: Any) -> str:
         plan = Plan.from_cuts(TINY.chain, (), **{"profile_hash": "made", **MADE_FOR, **made_for})
-        started: Any = SimpleNamespace(inputs=SimpleNamespace(args=args, plan=plan))
+        started: Any = SimpleNamespace(inputs=SimpleNamespace(args=args, plan=plan, architecture=TINY))
         return run._check_plan(started)
 
     assert check()

@@ -49,8 +49,8 @@ class SoundRule:
     hop: int = 160
     """Samples from one frame to the next."""
     longest: int | None = None
-    """Seconds that are heard, from the beginning; what is shorter is padded with silence, and what its last frames see
-    is that. None: everything is heard, and the last frames see the end mirrored."""
+    """Seconds that are heard, from the beginning; shorter sounds are padded with silence, which their last frames see.
+    None: everything is heard, and the last frames see the end mirrored."""
 
     def __str__(self) -> str:
         """As preprocessing prints it."""
