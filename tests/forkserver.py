@@ -8,6 +8,7 @@ crashes or hangs is its own client's failure.
 
 import atexit
 import contextlib
+import copy
 import ctypes
 import faulthandler
 import functools
@@ -32,7 +33,7 @@ import numba
 import psutil
 
 from omnibal_ext.launch.processes import descendants
-from tests.compiling import compile_in_turn
+from tests.compiling import compile_in_turn, load_compiled
 
 PRELOADED = (
     *("megatron.vlm.pretrain", "tests.distributed.harness", "omnibal_ext.layout.sweep", "omnibal_ext.packing.build"),
@@ -90,6 +91,7 @@ def main() -> None:
 def warm_up() -> None:
     """Do what programs do first: images and flags' help are made ready to be read, numba to compile. Plans are searched
     for in less time."""
+    from megatron.training import arguments
     from PIL import Image
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
@@ -99,7 +101,10 @@ def warm_up() -> None:
     place_search.A_CHANGE = A_CHANGE
     Image.init()
     numba.njit(lambda: 0)()
-    add_megatron_arguments(ArgumentParser())
+    load_compiled()
+    # Megatron makes a parser of its own twice at every start, beside ours: it is made here.
+    made = add_megatron_arguments(ArgumentParser(allow_abbrev=False))
+    arguments.add_megatron_arguments = lambda _: copy.copy(made)
     share_a_device()
     # torchrun logs the method it is in; torch looks through the files of all modules to find its name.
     dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
