@@ -2,10 +2,18 @@
 
 import pytest
 
+from megatron.vlm.data.stream import AUDIO, StreamSteps
+from omnibal_ext.errors import UserError
 from tests.distributed import stream
 from tests.distributed.conftest import run_program
 
 RANKS = 4
+
+
+def test_sounds_without_a_cost_are_refused() -> None:
+    seen = {name: phase for name, phase in stream.PHASES.items() if name != AUDIO}
+    with pytest.raises(UserError, match="phases have no cost of audio"):
+        StreamSteps([], 1, 1, 8, seen, audio_token=3)
 
 
 @pytest.mark.parametrize(("more", "hears"), [(0, False), (2, False), (0, True)])
