@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.demo import turns
+
 LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1"}
-TURNS = [{"from": "human", "value": "<audio>\nWhat is said?"}, {"from": "gpt", "value": "A cat."}]
+TURNS = turns("<audio>\nWhat is said?", "A cat.")
 
 
 def chirp(samples: int, rate: int = 16000, channels: int = 1, seed: int = 0) -> np.ndarray:

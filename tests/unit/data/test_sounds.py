@@ -24,29 +24,18 @@ ENCODERS = {
     "qwen2.5-omni": AudioArchitecture(1, 8, 1, 8),
     "qwen3-omni": AudioArchitecture(1, 8, 1, 8, chunk=100, channels=4, pooled=False),
 }
-PADDED = {"padding": "max_length", "truncation": True}
-ALONE = {"padding": True, "truncation": False}
 FILES: dict[str, tuple[str, str, int, int, float]] = {
-    "16 bits": ("pcm_s16le", "wav", 16000, 1, 0.0),
-    "8 bits, 8 kHz": ("pcm_u8", "wav", 8000, 1, 0.0),
-    "24 bits, 6 channels": ("pcm_s24le", "wav", 48000, 6, 0.0),
-    "32 bits": ("pcm_s32le", "wav", 11025, 2, 0.0),
-    "floats": ("pcm_f32le", "wav", 44100, 2, 0.0),
-    "telephone": ("pcm_alaw", "wav", 8000, 1, 0.0),
-    "AIFF": ("pcm_s16be", "aiff", 44100, 2, 0.0),
-    "FLAC": ("flac", "flac", 44100, 2, 0.0),
-    "FLAC in OGG": ("flac", "ogg", 22050, 1, 0.0),
-    "MP3": ("libmp3lame", "mp3", 44100, 2, 1e-4),
-    "MP3, 16 kHz": ("libmp3lame", "mp3", 16000, 1, 1e-4),
-    "Opus": ("libopus", "ogg", 48000, 2, 1e-4),
-    "Vorbis": ("vorbis", "ogg", 44100, 2, 1e-4),
-    "AAC": ("aac", "ipod", 44100, 2, 0.0),
-    "AAC, MP4": ("aac", "mp4", 16000, 1, 0.0),
-    "ALAC": ("alac", "ipod", 44100, 2, 0.0),
-    "FLAC in MKV": ("flac", "matroska", 44100, 2, 0.0),
-    "Opus in WebM": ("libopus", "webm", 48000, 1, 0.0),
+    "16 bits": ("pcm_s16le", "wav", 16000, 1, 0.0), "8 bits, 8 kHz": ("pcm_u8", "wav", 8000, 1, 0.0),
+    "24 bits, 6 channels": ("pcm_s24le", "wav", 48000, 6, 0.0), "32 bits": ("pcm_s32le", "wav", 11025, 2, 0.0),
+    "floats": ("pcm_f32le", "wav", 44100, 2, 0.0), "telephone": ("pcm_alaw", "wav", 8000, 1, 0.0),
+    "AIFF": ("pcm_s16be", "aiff", 44100, 2, 0.0), "FLAC": ("flac", "flac", 44100, 2, 0.0),
+    "FLAC in OGG": ("flac", "ogg", 22050, 1, 0.0), "MP3": ("libmp3lame", "mp3", 44100, 2, 1e-4),
+    "MP3, 16 kHz": ("libmp3lame", "mp3", 16000, 1, 1e-4), "Opus": ("libopus", "ogg", 48000, 2, 1e-4),
+    "Vorbis": ("vorbis", "ogg", 44100, 2, 1e-4), "AAC": ("aac", "ipod", 44100, 2, 0.0),
+    "AAC, MP4": ("aac", "mp4", 16000, 1, 0.0), "ALAC": ("alac", "ipod", 44100, 2, 0.0),
+    "FLAC in MKV": ("flac", "matroska", 44100, 2, 0.0), "Opus in WebM": ("libopus", "webm", 48000, 1, 0.0),
     "MP3 in MP4": ("libmp3lame", "mp4", 44100, 2, 0.0),
-}
+}  # fmt: skip
 """Codec, container, rate, channels; how far samples may be from those of another decoder."""
 READ = [name for name, file in FILES.items() if file[1] in ("wav", "aiff", "flac", "mp3") or name in ("Opus", "Vorbis")]
 """What soundfile reads too."""
@@ -114,14 +103,13 @@ def test_frames_are_the_feature_extractors(markup: str) -> None:
         assert rule.longest == 300
         rule = SoundRule(rule.encoder, longest=10)
     extractor = transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=rule.longest or 30)
+    how: dict[str, Any] = {"padding": rule.longest is None or "max_length", "truncation": rule.longest is not None}
     generator = np.random.default_rng(0)
     lengths = [201, 319, 320, 321, 399, 400, 480, 481, 16000, 159999, 160000, 160001, 200000]
     for length in [*lengths, *generator.integers(400, 60000, 20).tolist()]:
         wave = chirp(length, seed=length)[0] * (generator.random(length) > 0.4).astype(np.float32)
         wave[: length // 3] *= generator.integers(0, 2)
-        found = extractor(
-            [wave], sampling_rate=RATE, return_attention_mask=True, **(ALONE if rule.longest is None else PADDED)
-        )
+        found = extractor([wave], sampling_rate=RATE, return_attention_mask=True, **how)
         frames = int(np.asarray(found["attention_mask"]).sum())
         assert rule.frames(length) == frames
         if rule.tokens(length):
