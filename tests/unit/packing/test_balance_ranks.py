@@ -4,8 +4,6 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.corpora import UNTUNED
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
@@ -17,15 +15,7 @@ from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.ordering.order_packs import order_packs
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packs import LOADS, pack_loads
-from omnibal_ext.sizes import Sizes
-
-
-@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 2), st.integers(0, 99))
-def test_ranks_run_each_pack_once(ranks: int, micro_batches: int, parts: int, seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    slots = balance_ranks(generator.random((ranks * micro_batches, parts)), micro_batches, seed, 0.01)
-    assert slots.shape == (ranks, micro_batches)
-    assert np.array_equal(np.sort(slots.ravel()), np.arange(ranks * micro_batches))
+from tests.unit.packing.corpora import drawn, samples_of
 
 
 @pytest.mark.parametrize(
@@ -66,8 +56,7 @@ def test_leftover_packs_are_taken_at_even_steps_of_cost() -> None:
 def test_ranks_wait_no_longer_where_packs_are_ordered_in_chunks(
     micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generator = np.random.default_rng(0)
-    sizes = Sizes.from_arrays(generator.integers(0, 3, 4_000), generator.integers(200, 1_200, 4_000))
+    sizes = drawn(4_000, 3, (200, 1_200))
     corpus, costs = Corpus(sizes, (CorpusSource("all", 4_000),)), PackCosts.of_model()
     given = {"data_parallel_size": 4, "micro_batches": micro_batches, "seconds": 0.0}
     options = PackOptions(vit_budget=8, llm_budget=4_000, **given)
@@ -92,6 +81,6 @@ def test_packs_of_a_rank_alone_are_the_same_however_many_it_runs(seed: int) -> N
         given = {"micro_batches": micro_batches, "pipeline_model_parallel_size": 2, "seconds": 0.004}
         options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], **given)
         after = order_packs(corpus, found, options, costs, seed)
-        packs.append({frozenset(each.tolist()) for each in np.split(after.sample_ids, after.pack_offsets[1:-1])})
+        packs.append({frozenset(each.tolist()) for each in samples_of(after)})
     assert packs[0] == packs[1]
-    assert packs[0] != {frozenset(each.tolist()) for each in np.split(found.sample_ids, found.pack_offsets[1:-1])}
+    assert packs[0] != {frozenset(each.tolist()) for each in samples_of(found)}

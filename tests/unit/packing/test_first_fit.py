@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.options import PackOptions
@@ -13,23 +12,9 @@ from omnibal_ext.packing.ordering.metrics import lower_bound_packs
 from omnibal_ext.packing.packers import first_fit
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.first_fit import pack_first_fit
-from omnibal_ext.packing.packs import pack_loads
+from omnibal_ext.packing.packs import PackList
 from omnibal_ext.sizes import Sizes
-from tests.unit.packing.corpora import assert_partition
-
-Ints = NDArray[np.int64]
-
-
-def textbook(sizes: Ints, budgets: Ints, key: NDArray[np.float64]) -> int:
-    """Packs of first-fit-decreasing by a key, every pack looked at."""
-    rooms: list[Ints] = []
-    for sample in np.argsort(-key, kind="stable"):
-        place = next((i for i, room in enumerate(rooms) if (room >= sizes[sample]).all()), None)
-        if place is None:
-            rooms.append(budgets - sizes[sample])
-        else:
-            rooms[place] = rooms[place] - sizes[sample]
-    return len(rooms)
+from tests.unit.packing.corpora import assert_packed, assert_partition, drawn, first_fit_packs
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3, 5])
@@ -41,7 +26,7 @@ def test_as_many_packs_as_the_textbook(seed: int, dimensions: int) -> None:
     packs = pack_first_fit(sizes, budgets)
     assert_partition(packs, 200)
     assert (np.add.reduceat(sizes[packs.sample_ids], packs.pack_offsets[:-1]) <= budgets).all()
-    assert len(packs) == textbook(sizes, budgets, (sizes / budgets).max(axis=1))
+    assert len(packs) == first_fit_packs(sizes, budgets)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -57,6 +42,15 @@ def test_chunks_cost_no_more_than_a_pack_each(monkeypatch: pytest.MonkeyPatch, s
     assert np.array_equal(again.sample_ids, parts.sample_ids)
 
 
+def packed_in_time(sizes: Sizes, vit_budget: int, llm_budget: int) -> PackList:
+    pack_balanced(sizes.take(np.arange(100)), vit_budget, llm_budget, seed=0)  # compile
+    begin = time.process_time()
+    packs = pack_balanced(sizes, vit_budget, llm_budget, seed=0)
+    assert time.process_time() - begin < 10
+    assert_partition(packs, len(sizes))
+    return packs
+
+
 @pytest.mark.slow
 def test_many_samples_at_native_resolution_fill_packs_as_few_do() -> None:
     """400,000 of which hardly two are alike: 1.0245 of the bound, if a sample opened a pack after so many looks."""
@@ -64,12 +58,7 @@ def test_many_samples_at_native_resolution_fill_packs_as_few_do() -> None:
     patches = 4 * generator.lognormal(6.3, 0.7, 400_000).astype(int).clip(16, 10_000)
     tokens = patches // 4 + generator.lognormal(4.5, 0.8, 400_000).astype(int).clip(8, 1_500)
     sizes = Sizes.from_arrays(patches, tokens)
-    pack_balanced(sizes.take(np.arange(100)), 65_536, 16_384, seed=0)  # compile
-    begin = time.process_time()
-    packs = pack_balanced(sizes, 65_536, 16_384, seed=0)
-    assert time.process_time() - begin < 10
-    assert_partition(packs, len(sizes))
-    assert len(packs) <= 1.001 * lower_bound_packs(sizes, 65_536, 16_384)
+    assert len(packed_in_time(sizes, 65_536, 16_384)) <= 1.001 * lower_bound_packs(sizes, 65_536, 16_384)
 
 
 @pytest.mark.slow
@@ -81,30 +70,24 @@ def test_balanced_packs_are_never_more(budgets: tuple[int, int], shape: str) -> 
     others = {"independent": generator.beta(1.2, 4, 600), "alike": share, "opposite": 0.6 * (1 - share)}[shape]
     sizes = Sizes.from_arrays((share * budgets[0]).astype(int), np.maximum(1, (others * budgets[1]).astype(int)))
     packs = pack_balanced(sizes, *budgets, seed=0)
-    assert_partition(packs, len(sizes))
-    assert (pack_loads(packs, sizes)[:, :2] <= budgets).all()
+    assert_packed(packs, sizes, *budgets)
     matrix = np.column_stack([sizes.tiles.astype(np.int64), sizes.tokens])
-    assert len(packs) <= textbook(matrix, np.array(budgets), (matrix / budgets).max(axis=1))
+    assert len(packs) <= first_fit_packs(matrix, np.array(budgets))
 
 
 def test_patches_are_packed_as_fast_as_tiles() -> None:
     """50,000 samples of which no two have as many patches; a table as high as the budget would take minutes."""
     generator = np.random.default_rng(0)
     patches = generator.permutation(32_768)[np.arange(50_000) % 32_768] // 8 + 1
-    sizes = Sizes.from_arrays(patches * 4, patches + generator.lognormal(4.5, 1, 50_000).astype(int).clip(8, 2000))
-    pack_balanced(sizes.take(np.arange(100)), 32_768, 16_384, seed=0)  # compile
-    begin = time.process_time()
-    packs = pack_balanced(sizes, 32_768, 16_384, seed=0)
-    assert time.process_time() - begin < 10
-    assert_partition(packs, len(sizes))
+    words = generator.lognormal(4.5, 1, 50_000).astype(int).clip(8, 2000)
+    packed_in_time(Sizes.from_arrays(patches * 4, patches + words), 32_768, 16_384)
 
 
 def test_further_sizes_have_budgets_of_their_own(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     audio, squares = generator.integers(0, 3000, 400), generator.integers(0, 2**40, 400)
-    sizes = Sizes.from_arrays(
-        generator.integers(0, 6, 400), generator.integers(20, 900, 400), audio=audio, squares=squares
-    )
+    sizes = drawn(400, 6, (20, 900))
+    sizes = Sizes(sizes.tiles, sizes.tokens, {"audio": audio, "squares": squares})
     budgets = {"audio": 2800, "squares": 0}
     options = PackOptions(vit_budget=12, llm_budget=2000, budgets=budgets, data_parallel_size=2)
     index, summary = build_index(sizes, tmp_path / "index", options)

@@ -55,10 +55,8 @@ def test_first_so_many_narrow_iterations_then_every_other_sample_once(
         assert len(packs) == iterations * ranks[0] * ranks[1]
         assert {index.width(pack) for pack in packs.tolist()} == {1}
         assert sum(long_samples(index, sizes, table) for table in tables[:iterations]) == 0
-        assert (
-            long_samples(index, sizes, tables[iterations:])
-            == 2 * (sizes.tokens[:400] > BUDGET).sum() + (sizes.tokens[400:] > BUDGET).sum()
-        )
+        long = sizes.tokens > BUDGET
+        assert long_samples(index, sizes, tables[iterations:]) == 2 * long[:400].sum() + long[400:].sum()
         assert np.unique(tables[tables >= 0]).tolist() == list(range(index.num_packs))
         assert np.bincount(index.sample_ids).tolist() == [2] * 400 + [1] * 800
         twice = PackStream(PackedIndex.open(folder), 8, ranks[0] * ranks[1] // 8)  # a run that goes on with other ranks

@@ -24,13 +24,9 @@ def squares(features: Floats, slots: Ints) -> float:
 
 
 @given(
-    st.integers(2, 12),
-    st.integers(1, 5),
-    st.integers(1, 3),
-    st.integers(1, 2),
-    st.floats(0.0005, 0.2),
+    st.integers(2, 12), st.integers(1, 5), st.integers(1, 3), st.integers(1, 2), st.floats(0.0005, 0.2),
     st.integers(0, 99),
-)
+)  # fmt: skip
 def test_packs_run_once_and_wait_no_longer_than_the_limit(
     iterations: int, ranks: int, micro_batches: int, parts: int, limit: float, seed: int
 ) -> None:

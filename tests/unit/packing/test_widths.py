@@ -21,11 +21,8 @@ def test_a_sample_is_as_wide_as_the_size_that_needs_most_ranks() -> None:
     sizes = Sizes.from_arrays(tiles, tokens, frames=[0, 0, 0, 31, 0, 0, 0], more=[9, 9, 9, 9, 9, 9, 10**6])
     assert sample_widths(sizes, OPTIONS, (1, 2, 4)).tolist() == [1, 2, 2, 4, 4, 0, 1]
     assert sample_widths(sizes, OPTIONS, (4,)).tolist() == [4, 4, 4, 4, 4, 0, 4]
-
-
-def test_tiles_without_a_budget_fit_no_team() -> None:
-    options = PackOptions(llm_budget=100, data_parallel_size=8)
-    assert sample_widths(Sizes.from_arrays([0, 1], [5, 5]), options, (1, 2)).tolist() == [1, 0]
+    no_tiles = PackOptions(llm_budget=100, data_parallel_size=8)
+    assert sample_widths(Sizes.from_arrays([0, 1], [5, 5]), no_tiles, (1, 2)).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -49,16 +46,12 @@ def test_widths_are_read_as_written() -> None:
 @pytest.mark.parametrize(
     ("widths", "more", "says"),
     [
-        ((1, 3, 8), {}, "8 must be a multiple of 3"),
-        ((2, 2), {}, "2 must be a multiple of 2"),
-        ((0, 2), {}, "1 rank or more"),
-        ((1, 8), {"data_parallel_size": 12}, "must divide --data-parallel-size 12"),
-        ((1, 16), {}, "must divide --data-parallel-size 8"),
-        ((1, 2), {"method": "random"}, "use balanced"),
-        ((2,), {"method": "isf"}, "use balanced"),
-        ((1, 2), {"oversize": "alone"}, "--oversize alone"),
+        ((1, 3, 8), {}, "8 must be a multiple of 3"), ((2, 2), {}, "2 must be a multiple of 2"),
+        ((0, 2), {}, "1 rank or more"), ((1, 8), {"data_parallel_size": 12}, "must divide --data-parallel-size 12"),
+        ((1, 16), {}, "must divide --data-parallel-size 8"), ((1, 2), {"method": "random"}, "use balanced"),
+        ((2,), {"method": "isf"}, "use balanced"), ((1, 2), {"oversize": "alone"}, "--oversize alone"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_a_team_is_refused(widths: tuple[int, ...], more: dict[str, object], says: str) -> None:
     given = {"llm_budget": 100, "data_parallel_size": 8, **more}
     with pytest.raises(UserError, match=says):
