@@ -3,12 +3,10 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from omnibal_ext.layout.problem import Layout, LayoutProblem
@@ -19,6 +17,7 @@ from omnibal_ext.report.timeline import Timeline, layout_of, predicted, problem_
 from omnibal_ext.report.trace import trace
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, V_SHAPED
 from tests.unit.layout.instances import make_profile, random_problem
+from tests.unit.report.subjects import assert_whole
 
 SEEDS = range(12)
 
@@ -34,9 +33,8 @@ def timeline_of(seed: int, **changes: object) -> tuple[LayoutProblem, Layout, Ti
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pieces_make_up_actions_and_shares_the_whole(seed: int, schedule: str) -> None:
     problem, layout, timeline = timeline_of(seed, schedule_name=schedule)
+    assert_whole(timeline)
     for lane in timeline.lanes:
-        for span in lane.spans:
-            assert sum(piece.seconds for piece in span.pieces) == pytest.approx(span.end - span.start)
         assert lane.work_seconds + sum(end - start for start, end in waits(lane)) == pytest.approx(lane.last_end)
     shares = breakdown(timeline)
     assert tuple(shares) == CAUSES
@@ -130,16 +128,15 @@ def test_the_trace_has_every_action_once_with_its_pieces_inside(seed: int) -> No
     assert Counter((e["pid"], e["tid"], e["name"], e["args"]["stage"]) for e in actions) == wanted
     for a, b in pairwise(sorted(actions, key=lambda e: (e["pid"], e["tid"], e["ts"]))):
         assert (a["pid"], a["tid"]) != (b["pid"], b["tid"]) or a["ts"] + a["dur"] <= b["ts"]
-    inside = covered_by(actions)
     pieces = [event for event in slices if event["cat"] not in ("action", "step", "read")]
     assert pieces
-    assert all(inside(piece) for piece in pieces)
+    assert all(len(around(actions, piece)) == 1 for piece in pieces)
     arrows = Counter((event["id"], event["ph"]) for event in events if event["ph"] in "sf")
     assert set(arrows.values()) <= {1}
     assert len({number for number, _ in arrows}) * 2 == len(arrows)
     ends: dict[tuple[int, str], tuple[str, int]] = {}
     for event in (event for event in events if event["ph"] in "sf"):
-        (met,) = [e for e in actions if (e["pid"], e["tid"]) == (event["pid"], event["tid"]) and begins_in(e, event)]
+        (met,) = around(actions, {**event, "dur": 1})
         ends[event["id"], event["ph"]] = met["name"], met["args"]["stage"]
     for number in {number for number, _ in ends}:
         (made, stage), (taken, next_stage) = ends[number, "s"], ends[number, "f"]
@@ -149,20 +146,8 @@ def test_the_trace_has_every_action_once_with_its_pieces_inside(seed: int) -> No
     assert work == pytest.approx(sum(lane.work_seconds for lane in timeline.lanes), abs=1e-6 * len(pieces))
 
 
-def begins_in(action: dict, event: dict) -> bool:
-    """Whether an event lies in an action, its end left out."""
-    return bool(action["ts"] <= event["ts"] < action["ts"] + action["dur"])
-
-
-def covered_by(actions: list[dict]) -> Callable[[dict], bool]:
-    """Whether an event lies in an action of its thread."""
-    spans: dict[tuple[int, int], np.ndarray] = {}
-    for key in {(e["pid"], e["tid"]) for e in actions}:
-        own = [(e["ts"], e["ts"] + e["dur"]) for e in actions if (e["pid"], e["tid"]) == key]
-        spans[key] = np.array(own)
-
-    def inside(event: dict) -> bool:
-        own = spans[event["pid"], event["tid"]]
-        return bool(((own[:, 0] <= event["ts"]) & (event["ts"] + event["dur"] <= own[:, 1])).any())
-
-    return inside
+def around(actions: list[dict], event: dict) -> list[dict]:
+    """Actions of an event's thread in which it lies."""
+    own = [action for action in actions if (action["pid"], action["tid"]) == (event["pid"], event["tid"])]
+    end = event["ts"] + event["dur"]
+    return [action for action in own if action["ts"] <= event["ts"] and end <= action["ts"] + action["dur"]]
