@@ -1,6 +1,5 @@
-"""Layers of other kinds than the rest of their part: each costs what it does, wherever the cut lies.
-
-ViT layers that see whole images among those that see windows; language layers of every kind among those of attention.
+"""Layers of other kinds than the rest of their part, and features that travel beside the hidden states: what each
+costs, wherever the cut lies.
 """
 
 from dataclasses import replace
@@ -10,10 +9,13 @@ import numpy as np
 import pytest
 
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.chain import layer_chain
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.works import IMAGE_PATCHES
 from omnibal_ext.errors import UserError
+from omnibal_ext.flow import features_after
+from omnibal_ext.layout.partition import cut_bytes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.packing.costs import PackCosts
@@ -118,9 +120,7 @@ def test_linear_layers_grow_with_length_and_others_with_its_square() -> None:
     profile = analytic_profile(model, "h100", 4096, 16384)
     assert profile.cost_kinds.count("llm") == 48, "the first layer is linear"
     assert profile.cost_kinds.count("llm.3") == 16
-    long, short = (
-        PackSizes(np.array([0]), np.array([16384]), np.array([squares])) for squares in (16384**2, 4 * 4096**2)
-    )
+    long, short = (PackSizes(*np.array([[0], [16384], [squares]])) for squares in (16384**2, 4 * 4096**2))
     assert profile.forward_seconds("llm", long) == profile.forward_seconds("llm", short)
     square = 2 * 24 * 256 / (989e12 * 0.45)  # operations a pair of tokens under the causal mask
     full = profile.forward_seconds("llm.3", long) - profile.forward_seconds("llm.3", short)
@@ -137,3 +137,51 @@ def test_their_costs_are_read_again_and_missed(kind: str, tmp_path: Path) -> Non
     layers = {name: cost for name, cost in profile.layers.items() if name != kind}
     with pytest.raises(UserError, match=f"layer {kind}: no costs, but the chain has one"):
         replace(profile, layers=layers).validate()
+
+
+def test_features_travel_from_their_vit_layer_to_their_language_layer() -> None:
+    """Of layers 1 and 2: the first enters behind llm.0, the second behind llm.1; side by side they go to the projector.
+    Links: patch_embed, vit.0 to vit.3, projector, word_embed, llm.0 to llm.2, head."""
+    chain = layer_chain(4, 3)
+    assert features_after(chain, (1, 2)) == (0, 0, 1, 2, 2, 2, 2, 1, 0, 0, 0)
+    assert features_after(chain, (1, 2), joined=True) == (0, 0, 1, 2, 2, 0, 0, 0, 0, 0, 0)
+    assert set(features_after(chain, ())) == {0}
+    alone = replace(make_profile(4, 3), transfer_seconds_per_byte=0.5, feature_layers=(1,))
+    assert not LayoutProblem(alone, 1, 2).transfers.any()
+
+
+def test_analytic_features_side_by_side_are_those_of_the_model() -> None:
+    """ViP-LLaVA-7B: a LayerNorm, 5 x 1024 to 4096 and 4096 to 4096; one tensor of image tokens goes on."""
+    profile = analytic_profile(preset("vip-llava-7b"), "h100", 16, 2048)
+    assert profile.parameters["projector"] == 5 * 1024 * 4096 + 4096 * 4096
+    assert [profile.features_after[1 + layer] for layer in (4, 5, 13, 16, 19, 22)] == [0, 1, 2, 3, 4, 4]
+    assert not any(profile.features_after[24:])
+    image = profile.layers["projector"].output_bytes
+    assert image == 16 * 576 * 4096 * 2
+    assert cut_bytes(profile)[24] == image
+
+
+@pytest.mark.parametrize(
+    ("edge", "features", "output"), [(3, 1, 4.0), (5, 2, 4.0), (6, 2, 1.0), (7, 2, 1.0), (8, 1, 2.0)]
+)
+def test_a_cut_carries_and_keeps_them(edge: int, features: int, output: float) -> None:
+    """Outputs of ViT layers are 4 bytes, of projector and word embedding 1, of language layers 2."""
+    plain = replace(make_profile(4, 3), transfer_seconds_per_byte=0.5, transfer_latency_seconds=0.25)
+    profile = replace(plain, feature_layers=(1, 2))
+    layout = Layout((0, edge, 11), ((), ()))
+    with_them, without = (LayoutProblem(one, ranks=2, microbatches=3) for one in (profile, plain))
+    assert with_them.stage_costs(layout).transfer[0].tolist() == [0.25 + 0.5 * output * (1 + features)] * 3
+    assert without.stage_costs(layout).transfer[0].tolist() == [0.25 + 0.5 * output] * 3
+    assert cut_bytes(profile)[edge - 1] == output * (1 + features)
+    more = np.subtract(with_them.stage_peak_bytes(layout), without.stage_peak_bytes(layout))
+    assert more.tolist() == [0.0, features * output]  # the last rank has one microbatch in flight
+    assert with_them.step_seconds(layout) > without.step_seconds(layout)
+
+
+def test_analytic_mergers_are_those_of_the_model() -> None:
+    """Qwen3-VL-8B: four mergers of 4608 x 4608 and 4608 x 4096; a token's features are as wide as its state."""
+    profile = analytic_profile(preset("qwen3-vl-8b"), "h100", 4096, 2048)
+    assert profile.parameters["projector"] == 4 * (4608 * 4608 + 4608 * 4096)
+    assert profile.parameters["patch_embed"] == 3 * 16 * 16 * 2 * 1152 + 2304 * 1152
+    assert profile.features_after[28] == 3
+    assert cut_bytes(profile)[profile.chain.index("llm") - 1] == 4 * 2048 * 4096 * 2
