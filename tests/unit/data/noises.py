@@ -20,7 +20,6 @@ def chirp(samples: int, rate: int = 16000, channels: int = 1, seed: int = 0) -> 
 
 
 def encoded(wave: np.ndarray, rate: int, codec: str, container: str, faststart: bool = False, **options: str) -> bytes:
-    """A file of a sound [channels, samples]."""
     import av
 
     layout, moved = LAYOUTS[len(wave)], {"movflags": "faststart"} if faststart else {}
@@ -40,5 +39,4 @@ def encoded(wave: np.ndarray, rate: int, codec: str, container: str, faststart: 
 
 
 def write_wav(path: Path, wave: np.ndarray, rate: int = 16000) -> None:
-    """A WAV file of 16 bits."""
     path.write_bytes(encoded(wave, rate, "pcm_s16le", "wav"))

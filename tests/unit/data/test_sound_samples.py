@@ -55,14 +55,12 @@ TEXT = {"conversations": turns("What?", "Yes.")}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tokenizer, sounds and pictures."""
     for seed, (name, length) in enumerate(LENGTHS.items()):
         write_wav(tmp_path / name, chirp(length, seed=seed))
     return with_pictures(tmp_path)
 
 
 def with_pictures(folder: Path) -> Path:
-    """The folder, with a tokenizer and pictures."""
     written_tokenizer(folder / "tokenizer.json")
     for number, name in enumerate(("p.png", "q.png")):
         Image.fromarray(np.full((56, 84, 3), 100 + number, np.uint8)).save(folder / name)
@@ -76,7 +74,6 @@ def recipe_of(folder: Path, markup: str = "qwen3-omni", **flags: Any) -> Recipe:
 
 
 def made(folder: Path, records: Any, name: str = "dataset", max_rejects: int = 0, **flags: Any) -> ChatDataset:
-    """The dataset of records, or of a file that holds them."""
     return dataset_of(records, recipe_of(folder, **flags), folder / name, max_rejects)
 
 
@@ -265,7 +262,6 @@ ALL = Needs(pixels=True, tokens=True, labels=True, mels=True)
 
 @pytest.fixture
 def spoken(folder: Path) -> ChatDataset:
-    """Sounds and images, none, and sounds alone."""
     mixed = {"audio": ["a.wav", "b.wav"], "image": "p.png", "conversations": turns("<audio><image> <audio>", "A cat.")}
     return made(folder, [mixed, TEXT, {"audio": "c.wav", "conversations": TURNS}])
 

@@ -109,6 +109,14 @@ def assert_shown(sample: Any, told: Any, pixels: np.ndarray) -> None:
     np.testing.assert_allclose(sample.pixels().numpy(), pixels, atol=1e-5)
 
 
+def assert_film_shown(sample: Any, told: Any, markup: str) -> None:
+    assert_shown(sample, told, told["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH))
+    (video,) = sample.images
+    assert (video.steps, video.rows, video.columns) == tuple(told["video_grid_thw"][0])
+    if markup == "qwen-vl":
+        assert video.film.seconds == told["second_per_grid_ts"][0]
+
+
 def written(words: str, answer: str = "A cat jumps.") -> str:
     return f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
 
@@ -133,13 +141,8 @@ def test_frames_are_what_the_processor_makes_of_them(markup: str, capped: bool, 
     data = made(tmp_path, markup, records, video=rule)
     for sample, clip in enumerate(clips):
         told = theirs(processor, written(SHOWN[markup]["video"] + "\nWhat happens?"), [clip], [])
-        pixels = told["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH)
-        assert data.sizes.tiles[sample] == len(pixels)
-        assert_shown(data.sample(sample), told, pixels)
-        (video,) = data.sample(sample).images
-        assert (video.steps, video.rows, video.columns) == tuple(told["video_grid_thw"][0])
-        if markup == "qwen-vl":
-            assert video.film.seconds == told["second_per_grid_ts"][0]
+        assert_film_shown(data.sample(sample), told, markup)
+        assert data.sizes.tiles[sample] == len(data.sample(sample).pixels())
 
 
 @pytest.mark.parametrize("markup", RULES)

@@ -59,7 +59,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def note(folder: Path, content: str = "{}", over: bool = True) -> None:
-    """A manifest in a folder that is made for it."""
     folder.mkdir(parents=True, exist_ok=True)
     if over or not (folder / "manifest.json").exists():
         (folder / "manifest.json").write_text(content)

@@ -52,7 +52,6 @@ def test_packs_come_in_random_order() -> None:
 
 
 def deviation(values: np.ndarray) -> float:
-    """Standard deviation over the mean."""
     return float(values.std() / values.mean())
 
 

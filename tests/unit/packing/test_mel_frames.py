@@ -48,7 +48,6 @@ def test_packs_keep_three_budgets_and_ranks_wait_for_none_of_three_parts(tmp_pat
 
 
 def profiled(index: PackedIndex, **budgets: int) -> Any:
-    """What a profile says of budgets."""
     names = ("vit_budget", "llm_budget", "audio_budget")
     return SimpleNamespace(**{name: getattr(index, name) for name in names} | budgets)
 

@@ -56,7 +56,6 @@ def of_transformers(name: str, model: str, kind: str = "processing") -> Any:
 
 
 def pictures_of(name: str, model: str, **how: Any) -> Any:
-    """An image processor that needs Pillow alone."""
     return of_transformers(f"{name}ImageProcessorPil", model, "image_processing_pil")(**how)
 
 

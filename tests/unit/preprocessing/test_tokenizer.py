@@ -33,7 +33,6 @@ def test_tokens_missing_in_the_file_follow_its_vocabulary_and_are_one_id_each(mo
 
 
 def declared(model: Path, decoder: dict[str, Any], **named: Any) -> None:
-    """The tokenizer_config.json of the model's folder."""
     (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder} | named))
 
 

@@ -19,7 +19,7 @@ from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, one_f
 from omnibal_ext.schedules.simulate import Encoding, StageCosts, simulate
 from tests.unit.drawn import drawn_lists, placements
 from tests.unit.schedules.test_simulate_beside import most_bytes, reference_times
-from tests.unit.schedules.uniform import step_seconds, uniform
+from tests.unit.schedules.uniform import uniform
 
 seconds = st.floats(0.01, 10.0)
 
@@ -37,7 +37,7 @@ def test_interleaving_divides_the_bubble_by_the_chunks(p: int, extra: int, v: in
     m = p + extra
     program = compile_schedule(build_schedule("1f1b", p, m, v), m, Placement.interleaved(p, v))
     costs = uniform(m, [f / v] * (p * v), [b / v] * (p * v))
-    assert step_seconds(program, costs) == pytest.approx(m * (f + b) + (p - 1) * (f + b) / v)
+    assert simulate(program, costs).step_seconds == pytest.approx(m * (f + b) + (p - 1) * (f + b) / v)
 
 
 @given(st.sampled_from(["zb_h1", "zb_h2"]), st.integers(1, 8), st.integers(0, 9), st.integers(1, 4))
@@ -46,7 +46,8 @@ def test_zero_bubble_waits_only_for_the_pipe_to_fill(name: str, p: int, extra: i
     no more memory, one part of a group more at most."""
     m = p + extra
     costs = uniform(m, [1.0] * p * v, [2.0] * p * v, weight=[1.0] * p * v)
-    seconds = step_seconds(compile_schedule(build_schedule(name, p, m, v), m, placement_of(name, p, v)), costs)
+    program = compile_schedule(build_schedule(name, p, m, v), m, placement_of(name, p, v))
+    seconds = simulate(program, costs).step_seconds
     least = 3 * m * v + (p - 1)
     assert seconds == pytest.approx(least) if v == 1 or name == "zb_h2" else least <= seconds + 1e-9 <= least + p
 

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from omnibal_ext.schedules.program import Program
-from omnibal_ext.schedules.simulate import StageCosts, simulate
+from omnibal_ext.schedules.simulate import StageCosts
 
 
 def uniform(microbatches: int, forward: ArrayLike, backward: ArrayLike, **others: ArrayLike) -> StageCosts:
@@ -20,8 +19,3 @@ def uniform(microbatches: int, forward: ArrayLike, backward: ArrayLike, **others
         name: np.tile(row[:, None], microbatches) for name, row in rows.items() if name not in ("fixed_bytes", "step")
     }
     return StageCosts(**{**rows, **each})
-
-
-def step_seconds(program: Program, costs: StageCosts) -> float:
-    """Of one play."""
-    return simulate(program, costs).step_seconds
