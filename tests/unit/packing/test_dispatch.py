@@ -36,14 +36,12 @@ def test_ranks_are_balanced_at_any_data_parallel_size_and_at_an_epochs_end(
     tmp_path: Path, ranks: int, limit: float
 ) -> None:
     """Against packs assigned at random, unequal as built; rare light ones come by fours, which balance no eight."""
-    generator = np.random.default_rng(0)
-    sizes = drawn(3000, 9, (20, 900))
     options = PackOptions(vit_budget=24, llm_budget=2500, data_parallel_size=4, micro_batches=4, seconds=0)
-    index, _ = build_index(sizes, tmp_path / "index", options)
+    index, _ = build_index(drawn(3000, 9, (20, 900)), tmp_path / "index", options)
     stream = PackStream(index, ranks, 16 // ranks)
     iterations = stream.iterations(0, stream.first_iteration(3))
     seconds = index.seconds(np.arange(index.num_packs))
-    at_random = generator.permuted(iterations.reshape(-1, 16), axis=1).reshape(iterations.shape)
+    at_random = np.random.default_rng(0).permuted(iterations.reshape(-1, 16), axis=1).reshape(iterations.shape)
     assert wait(rank_loads(iterations, seconds)) < limit * wait(rank_loads(at_random, seconds))
 
 

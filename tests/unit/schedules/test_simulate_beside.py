@@ -24,9 +24,9 @@ def drawn(
     name, ranks, microbatches, chunks = case
     placement, random = placement_of(name, ranks, chunks), np.random.default_rng(seed)
     beside = Beside(drawn_parts(ranks, microbatches, seed), ahead)
-    any_order = seed % 3 == 0  # or what is built
-    language = (drawn_lists(placement, microbatches, seed) if any_order
-                else build_schedule(name, ranks, microbatches, chunks))  # fmt: skip
+    any_order, language = seed % 3 == 0, build_schedule(name, ranks, microbatches, chunks)
+    if any_order:
+        language = drawn_lists(placement, microbatches, seed)
     places = in_time(language, microbatches, placement, beside, early=int(random.integers(0, 9)), together=1 + seed % 3)
     lists = woven(language, places if seed % 4 else first_and_last(language, beside))
     shape = (placement.stages, microbatches)
