@@ -198,6 +198,13 @@ def test_an_image_is_read_upright_and_its_size_too(tmp_path: Path, kind: str, tu
     assert load_rgb(path).tobytes() == upright.tobytes()
 
 
+def test_the_orientation_of_a_png_is_read_though_it_stands_behind_the_pixels(tmp_path: Path) -> None:
+    path = tmp_path / "image.png"
+    plain, exif = encoded(noise(), "PNG"), with_orientation(6).tobytes()[6:]  # without the prefix JPEG has
+    path.write_bytes(plain[:-12] + png_chunk(b"eXIf", exif) + plain[-12:])
+    assert image_size(path) == load_rgb(path).size == (30, 40)
+
+
 def test_sixteen_bits_are_scaled_not_clipped_and_turned_too(tmp_path: Path) -> None:
     values = np.array([[0, 257, 32_896, 65_535], [511, 513, 8192, 65_279]], np.uint16)
     Image.fromarray(values).save(tmp_path / "deep.png", exif=with_orientation(6))

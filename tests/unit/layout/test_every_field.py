@@ -24,11 +24,11 @@ LAYOUT = Layout((0, 3, 7, len(CHAIN)), ((1,), (), (7,)), ((2,), (), (8,)))
 WORDS = {"model", "model_hash", "device", "dtype", "measured_with", "corrected_by", "notes", "schema_version"}
 """Fields of a profile that are no costs."""
 ELSEWHERE = {
-    "audio_budget": "of models that hear: test_hearing.py",
+    "audio_budget": "of models that hear: test_layers_apart.py",
     "parameters": "of the cut by parameters alone: test_partition.py",
     **dict.fromkeys(("expert_model_parallel_size", "tensor_model_parallel_size", "lora_rank"),
                     "chooses what is measured"),
-    **dict.fromkeys(("frozen", "lora_targets"), "modes: test_search.py"),
+    **dict.fromkeys(("frozen", "lora_targets"), "modes: test_predictions.py"),
     **dict.fromkeys(("features_joined", "layers_apart"), "test_layers_apart.py"),
     **dict.fromkeys(("whole_layers", "image_tiles", "replica_seconds_per_byte"),
                     "of a tower beside the pipeline: test_beside.py"),

@@ -230,7 +230,7 @@ def test_first_and_last_is_the_pipeline_between(name: str, ranks: int, microbatc
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**31))
-def test_any_merging_that_keeps_what_waitshas_order(ranks: int, microbatches: int, seed: int) -> None:
+def test_any_merging_that_keeps_what_waits_runs(ranks: int, microbatches: int, seed: int) -> None:
     """Drawn places: what check_schedule takes is what an order of all actions exists for, tried out one by one."""
     draw = random.Random(seed)
     schedule = build_schedule("1f1b", ranks, microbatches)
