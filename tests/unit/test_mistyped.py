@@ -1,5 +1,6 @@
 """Commands that people mistype are answered in one line that names the right word, before anything is loaded."""
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -15,32 +16,8 @@ from tests.programs import run_tool
 from tools import __main__ as omnibal
 from tools import launch
 
-BASE = "--input J --image-root I --run-dir R"
-LAUNCH = [
-    (f"--modle T {BASE}", "--modle: no such flag; the nearest is --model"),
-    ("--model T --input J --image_root I --run-dir R", "--image_root: no such flag; the nearest is --image-root"),
-    (
-        f"--model T {BASE} --tensor-parallel-size 2",
-        "--tensor-parallel-size: .* the nearest is .*--tensor-model-parallel-size",
-    ),
-    (f"--model T {BASE} --adam-beta2 .95", "--adam-beta2: no such flag; .*flags of Megatron's follow --"),
-    (f"--model T {BASE} --freeze vision", "--freeze: invalid choice: 'vision' .*vit"),
-    (f"--model T {BASE} --learning-rate 1e-5", "--learning-rate: no such flag; here it is --lr$"),
-    (f"--model T {BASE} --micro-batch-size 4", "--micro-batch-size: no such flag; here it is --llm-budget and"),
-    (f"--modle T {BASE} --imput J", "--modle: no such flag; .*; --imput: no such flag; the nearest is --input"),
-    (f"--model T {BASE} --lr 1e-5 -- --lr 2e-5", "--lr is given twice .*; give it once"),
-    (f"--model T {BASE} --lr ten", "--lr: invalid float value: 'ten'"),
-    (f"--model T {BASE} --deepspeed ds.json", "--deepspeed: no such flag; .*--use-distributed-optimizer"),
-    (f"--model T {BASE} 8", "'8' belongs to no flag"),
-    (f"{BASE} --nproc-per-node", "--nproc-per-node: expected one argument"),
-    ("--model T --input J --image-root I", "required: --run-dir"),
-    (f"--model T {BASE} --nproc-per-node 0", "--nproc-per-node must be at least 1"),
-]
-TRAINER = [
-    ("--learning-rate 1e-4", "--learning-rate: no such flag; here it is --lr"),
-    ("--weight-deacy .1", "--weight-deacy: no such flag; the nearest is --weight-decay"),
-    ("--max-grad-norm 1", "--max-grad-norm: no such flag; here it is --clip-grad"),
-]
+MISTYPED = [json.loads(line) for line in Path(__file__).with_name("mistyped.jsonl").read_text().splitlines()]
+"""To launch.py or to the trainer, words, and what is answered."""
 
 
 def refusal(parse: Callable[[], object]) -> str:
@@ -50,16 +27,12 @@ def refusal(parse: Callable[[], object]) -> str:
     return line
 
 
-@pytest.mark.parametrize(("words", "answer"), LAUNCH)
-def test_a_mistyped_launch_is_told_the_right_word(words: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("who", "words", "answer"), MISTYPED)
+def test_a_mistyped_flag_is_told_the_right_word(
+    who: str, words: str, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["launch.py", *words.split()])
-    said = refusal(launch._parsed)
-    assert re.search(answer, said), said
-
-
-@pytest.mark.parametrize(("words", "answer"), TRAINER)
-def test_a_mistyped_flag_of_megatron_is_told_the_right_word(words: str, answer: str) -> None:
-    (said,) = Parser(add_vlm_arguments, words.split()).refused
+    (said,) = [refusal(launch._parsed)] if who == "launch" else Parser(add_vlm_arguments, words.split()).refused
     assert re.search(answer, said), said
 
 

@@ -33,11 +33,9 @@ INTERNVL_CHAT, LLAVA_1_5, QWEN2_5_VL, QWEN3_VL, GEMMA_3, GEMMA_4, PALIGEMMA, PAD
     )
 )  # fmt: skip
 INTERNVL_HF: Fields = {
-    "architectures": ["InternVLForConditionalGeneration"],
-    "model_type": "internvl",
-    "text_config": {"model_type": "qwen2"},
-    "vision_config": {"model_type": "internvl_vision"},
-}
+    "architectures": ["InternVLForConditionalGeneration"], "model_type": "internvl",
+    "text_config": {"model_type": "qwen2"}, "vision_config": {"model_type": "internvl_vision"},
+}  # fmt: skip
 
 
 def write(folder: Path, config: Fields) -> Path:

@@ -119,12 +119,10 @@ def test_trust_passes_over_what_its_checksums_say_is_damaged(
 
 STRANGERS: dict[str, Callable[[Path], object]] = {
     "an empty file": lambda path: path.write_bytes(b""),
-    "a copy": lambda path: path.write_bytes((path.parent / ".metadata").read_bytes()),
-    "a folder": Path.mkdir,
+    "a copy": lambda path: path.write_bytes((path.parent / ".metadata").read_bytes()), "a folder": Path.mkdir,
     "a link": lambda path: path.symlink_to(path.parent / ".metadata"),
-    "a link to nothing": lambda path: path.symlink_to("nowhere"),
-    "a pipe": os.mkfifo,
-}
+    "a link to nothing": lambda path: path.symlink_to("nowhere"), "a pipe": os.mkfifo,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", STRANGERS)

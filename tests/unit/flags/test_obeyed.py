@@ -114,12 +114,10 @@ def test_weights_start_as_the_flags_say(traces: dict[str, Trace]) -> None:
     embedding = start["word_embed.embedding.weight"]
     assert embedding.shape[0] == 144  # 128 words, filled up to a multiple of 48
     deviations = {
-        "word_embed.embedding.weight": 0.3,
-        "head.linear.weight": 0.05,
+        "word_embed.embedding.weight": 0.3, "head.linear.weight": 0.05,
         "llm_0.self_attention.linear_qkv.weight": 0.05,
-        "llm_0.self_attention.linear_proj.weight": 0.05 / math.sqrt(2 * 4),
-        "vit_3.mlp.linear_fc1.weight": 0.05,
-    }
+        "llm_0.self_attention.linear_proj.weight": 0.05 / math.sqrt(2 * 4), "vit_3.mlp.linear_fc1.weight": 0.05,
+    }  # fmt: skip
     for name, deviation in deviations.items():
         assert start[name].std().item() == pytest.approx(deviation, rel=0.08), name
     other = traces["other seed"]["weights"][0]

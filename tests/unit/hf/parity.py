@@ -113,13 +113,11 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
     loss.backward()
     logits = logits[: len(expected_logits)]
     return {
-        "logits": (logits - expected_logits).abs().max().item(),
-        "loss": abs(loss.item() - expected_loss),
-        "gradients": gradient_difference(stage, theirs, keys),
-        "scale": expected_logits.abs().max().item(),
+        "logits": (logits - expected_logits).abs().max().item(), "loss": abs(loss.item() - expected_loss),
+        "gradients": gradient_difference(stage, theirs, keys), "scale": expected_logits.abs().max().item(),
         "bits lost": float(torch.distributed.get_world_size() > 1 and bits_lost(stage, folder, args)),
         "frozen otherwise": float(len(frozen_otherwise(stage.chain, theirs, keys))),
-    }
+    }  # fmt: skip
 
 
 def frozen_otherwise(chain: Chain, theirs: torch.nn.Module, keys: KeyMap) -> set[str]:

@@ -68,13 +68,11 @@ def test_no_token_sees_another_sample(window: int | None) -> None:
 @pytest.mark.parametrize(
     ("model", "batch", "masked"),
     [
-        (GEMMA, pack((3, 2), ()), (False, False)),
-        (GEMMA, pack((5, 2), ()), (False, True)),
-        (GEMMA, pack((6,), (1,)), (True, True)),
-        (SMALL, pack((6,), (1,)), (False, False)),
+        (GEMMA, pack((3, 2), ()), (False, False)), (GEMMA, pack((5, 2), ()), (False, True)),
+        (GEMMA, pack((6,), (1,)), (True, True)), (SMALL, pack((6,), (1,)), (False, False)),
     ],
     ids=["short words", "long words", "an image", "a model without"],
-)
+)  # fmt: skip
 def test_packs_without_a_need_for_masks_have_none(model: Architecture, batch: Microbatch, masked: tuple) -> None:
     """So that kernels for packs can take them."""
     view = LanguageViewer(model, torch.bfloat16)(batch)

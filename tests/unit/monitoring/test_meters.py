@@ -151,11 +151,9 @@ def test_dist_ratio_is_the_mean_share_of_waiting(run: list, ranks: list, name: s
         work = [sum(count(batch) for batch, _ in of_rank) for of_rank in of_ranks]
         ratios.append(sum(max(work) - each for each in work) / (max(work) * len(work)))
     field = {
-        "tiles": "dist_ratio_vit",
-        "tokens": "dist_ratio_llm",
-        "squares": "dist_ratio_attention",
+        "tiles": "dist_ratio_vit", "tokens": "dist_ratio_llm", "squares": "dist_ratio_attention",
         "frames": "dist_ratio_audio",
-    }[name]
+    }[name]  # fmt: skip
     assert line[field] == pytest.approx(sum(ratios) / len(ratios))
 
 

@@ -242,11 +242,8 @@ def test_vit_layers_with_windows_and_without_are_measured_apart() -> None:
     """Of four ViT layers, links 1 to 4, the second sees whole images; two are measured where two follow each other."""
     kinds = harness.MODELS["native"].cost_kinds
     assert [_consecutive(kind, kinds) for kind in ("vit.1", "vit", "projector", "llm")] == [
-        (2, 1),
-        (3, 2),
-        (5, 1),
-        (9, 2),
-    ]
+        (2, 1), (3, 2), (5, 1), (9, 2),
+    ]  # fmt: skip
     assert _consecutive("vit", harness.MODELS["small"].cost_kinds) == (1, 2)
 
 
