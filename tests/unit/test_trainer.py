@@ -12,10 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from megatron.core.distributed import finalize_model_grads
-from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.utils import get_model_config
 
 from megatron.vlm import pretrain
 from megatron.vlm.ending import UnfinishedError
@@ -27,8 +24,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.plan import StagePlan, single_stage_plan
 from omnibal_ext.schedules.actions import Action
 from tests.distributed import harness
-from tests.distributed.harness import get_model
-from tests.unit.alone import megatron_alone
+from tests.unit.alone import trainer_alone
 from tests.unit.test_loss import closed_form
 
 CHAIN = harness.SMALL.chain
@@ -41,17 +37,14 @@ CASES = {
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Trainer, Any]]:
-    """A trainer as the command line makes it, and the model that Megatron gets from it."""
     frozen, reduction = CASES[request.param]
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     plan = single_stage_plan(CHAIN, model="small", model_hash=harness.SMALL.hash, frozen=frozen)
     stage = StagePlan((0, len(CHAIN)), RECOMPUTED, CHEAP)
     replace(plan, stages=(stage,), num_microbatches=4).save(path)
     flags = ["--plan", str(path), "--loss-reduction", reduction, *(["--freeze", *frozen] if frozen else [])]
-    with megatron_alone("small", *flags) as inputs, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain.Trainer, "sources", staticmethod(lambda _: ("made up",)))  # packs that no dataset holds
-        trainer = Trainer(inputs)
-        yield trainer, get_model(trainer.model, ModelType.encoder_or_decoder)
+    with trainer_alone("small", *flags) as made:
+        yield made
 
 
 def frozen_links(frozen: tuple[str, ...]) -> set[str]:
@@ -89,7 +82,6 @@ def execute(trainer: Trainer, model: Any, packs: Iterator[Microbatch], count: in
 def run(trainer: Trainer, model: Any, packs: list[Microbatch]) -> None:
     for module in model:
         module.zero_grad_buffer()
-    get_model_config(model[0]).finalize_model_grads_func = finalize_model_grads
     execute(trainer, model, iter(packs), len(packs))
 
 
