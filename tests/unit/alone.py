@@ -32,7 +32,7 @@ def megatron_alone(preset: str, *flags: str) -> Iterator[TrainingInputs]:
 
 @contextmanager
 def trainer_alone(preset: str, *flags: str) -> Iterator[tuple[Any, Any]]:
-    """A trainer as the command line makes it, for packs that no dataset holds, and the model that Megatron has of it."""
+    """A trainer as the command line makes it, for packs that no dataset holds; and its model as Megatron has it."""
     from megatron.vlm.pretrain import Trainer
 
     with megatron_alone(preset, *flags) as inputs, pytest.MonkeyPatch.context() as patch:

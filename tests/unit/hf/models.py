@@ -119,6 +119,15 @@ def randomised(model: torch.nn.Module, seed: int) -> torch.nn.Module:
     return model.eval()
 
 
+def with_random_adapters(model: Any) -> Any:
+    """Peft's model with random numbers in its adapters."""
+    generator = torch.Generator().manual_seed(2)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+    return model
+
+
 def _clamp(matrix: torch.nn.Module, name: str, generator: torch.Generator) -> None:
     """Ranges that bite, of every matrix its own; but what goes into the first layer's is clamped alike, as published.
 
