@@ -1,9 +1,12 @@
 """A command line that would not be obeyed is refused in a line for each flag, before anything starts."""
 
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from megatron.core import utils as core_utils
@@ -21,6 +24,8 @@ COMPLETE = "--preset tiny --lr 1e-3 --train-iters 3"
 HERE = Path(__file__).parent
 CASES = [json.loads(line) for line in (HERE / "refused.jsonl").read_text().splitlines()]
 """Flags, of which the last is refused, and words with which it is."""
+COMMANDS = [json.loads(line) for line in (HERE / "commands.jsonl").read_text().splitlines()]
+"""Whether Transformer Engine is there, a whole command line, and words of its refusal."""
 SCRIPT, SCRIPT_REFUSED = (HERE / "nvlm_sft.txt").read_text().split("\n\n")
 """Of Megatron-LM's examples/multimodal/nvlm/sft_qwen2p5_7b_internvit_6b_video.sh, with a model and a wrong number."""
 
@@ -60,23 +65,15 @@ def test_the_checks_before_a_start_find_a_fault_for_each_flag() -> None:
     assert named == ["--use-sharp", "--micro-batch-size", "--seed"]
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (f"{COMPLETE} stray", ("stray",)),
-        (f"{COMPLETE} --save a\x1b[31mb", (r"a\x1b[31mb: has characters that are not to be seen in a log",)),
-        ("--lr 1e-3", ("--model is missing", "--train-iters", "--epochs")),
-        ("--preset tiny --train-iters 3", ("--lr is missing",)),
-        (f"{COMPLETE} --min-lr 1", ("Megatron refuses", "min_lr <= lr")),
-        (f"{COMPLETE} --tensor-model-parallel-size 3", ("Megatron refuses", "not divisible")),
-        (f"{COMPLETE} --fp16 --bf16", ("Megatron refuses",)),
-        (f"{COMPLETE} --fp4-format e2m1 --seed x", ("--fp4-format e2m1: not obeyed", "--seed: invalid int value")),
-    ],
-)
-def test_what_argparse_and_megatron_refuse_is_a_line(command: str, words: tuple[str, ...]) -> None:
-    message = "; ".join(refusals(command))
-    assert len(message) < 300
-    assert [word for word in words if word not in message] == []
+@pytest.mark.parametrize("row", COMMANDS, ids=itemgetter(1))
+def test_a_run_that_cannot_be_is_refused_in_lines(row: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By argparse, by Megatron, by model, machine and ranks."""
+    engine, command, *words = row
+    monkeypatch.setattr(platform, "HAS_TRANSFORMER_ENGINE", engine)
+    with pytest.raises(UserError) as refused:
+        arguments.read_arguments(command.split())
+    assert max(map(len, refused.value.lines)) < 300
+    assert [word for word in words if word not in "; ".join(refused.value.lines)] == []
 
 
 def test_the_value_that_is_set_may_be_given_too_and_what_is_untested_is_named() -> None:

@@ -143,30 +143,7 @@ def test_routers_compute_in_the_precision_asked_for(inputs: TrainingInputs, flag
         assert router.gating(torch.randn(3, 1, MODEL.hidden_size).bfloat16()).dtype == dtype
 
 
-RESHARDABLE = "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable --save here --save-interval 2"
 COMPLETE = "--lr 1e-3 --train-iters 3 --global-batch-size 1"
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--model tiny --moe-aux-loss-coeff 0.1", ("--moe-aux-loss-coeff", "no experts")),
-        ("--model qwen3-vl-30b-a3b --expert-tensor-parallel-size 2", ("it is 1", "sharded over tensor-parallel ranks")),
-        ("--model qwen3-vl-30b-a3b --moe-token-dispatcher-type alltoall", ("not obeyed", "--model sets the experts")),
-        ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 3", ("3 does not divide the 128 experts",)),
-        ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 0", ("at least 1",)),
-        ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 2", ("2 does not divide the 1 ranks",)),
-        (f"--model qwen3-vl-30b-a3b {RESHARDABLE}", ("mixes up the experts", "leave it out")),
-        ("--model tiny --expert-model-parallel-size 2", ("2: model 'tiny' has no experts",)),
-        ("--model qwen3-vl-30b-a3b --moe-router-topk 4", ("it is 8", "--model")),
-        ("--model qwen3-vl-30b-a3b --moe-grouped-gemm", ("not obeyed", "--model sets the experts")),
-        ("--model qwen3-vl-30b-a3b --moe-router-load-balancing-type aux_loss", ("per sample",)),
-    ],
-)
-def test_what_experts_would_not_obey_is_refused(flags: str, words: tuple[str, ...]) -> None:
-    with pytest.raises(UserError) as refused:
-        read_arguments(f"{flags} {COMPLETE}".split())
-    assert all(word in str(refused.value) for word in words), refused.value
 
 
 def test_tensor_parallel_ranks_share_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

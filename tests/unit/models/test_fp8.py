@@ -7,17 +7,13 @@ import torch
 from megatron.core.fp8_utils import is_first_last_bf16_layer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from megatron.vlm import platform
-from megatron.vlm.arguments import TrainingInputs, read_arguments
+from megatron.vlm.arguments import TrainingInputs
 from megatron.vlm.models import language
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
-from omnibal_ext.errors import UserError
 from tests.distributed import harness
 from tests.distributed.conftest import run_program
 from tests.programs import ENGINE
-
-COMPLETE = "--preset tiny --lr 1e-3 --train-iters 3 --global-batch-size 1 --bf16"
 
 
 @pytest.mark.starts
@@ -57,20 +53,3 @@ def test_as_many_layers_at_each_end_stay_out_of_eight_bits_as_are_asked_for(
         stage.set_input_tensor(torch.zeros(chain.shape_before(first + cut, pack)))
         stage(pack)
         assert asked == wanted[cut:]
-
-
-@pytest.mark.parametrize(
-    ("flags", "engine", "words"),
-    [
-        ("--fp8-format hybrid --fp8-recipe tensorwise", False, ("Transformer Engine", "leave it out")),
-        ("--fp8-format hybrid", True, ("delayed", "--fp8-recipe tensorwise")),
-        ("--model qwen3.5-9b --fp8-format hybrid --fp8-recipe mxfp8", True, ("linear attention", "leave it out")),
-    ],
-)
-def test_fp8_that_reaches_no_layer_is_refused(
-    monkeypatch: pytest.MonkeyPatch, flags: str, engine: bool, words: tuple[str, ...]
-) -> None:
-    monkeypatch.setattr(platform, "HAS_TRANSFORMER_ENGINE", engine)
-    with pytest.raises(UserError) as refused:
-        read_arguments(f"{COMPLETE} {flags}".split())
-    assert all(word in str(refused.value) for word in words), refused.value

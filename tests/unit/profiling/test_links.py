@@ -66,9 +66,7 @@ def measured(
         assert here in group
         return Ring(network)
 
-    world: Any = SimpleNamespace(
-        get_world_size=lambda: ranks, get_rank=lambda: here, new_group=pair, all_reduce=reduce
-    )  # fmt: skip
+    world: Any = SimpleNamespace(get_world_size=lambda: ranks, get_rank=lambda: here, new_group=pair, all_reduce=reduce)
     stopwatch: Any = SimpleNamespace(
         measure=lambda runs: {s: {n: run() for n, run in named.items()} for s, named in runs.items()}
     )
