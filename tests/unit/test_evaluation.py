@@ -16,7 +16,6 @@ from omnibal_ext.sizes import Sizes
 
 @pytest.fixture(scope="module")
 def packs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """25 packs of one sample, in iterations of 4."""
     folder = tmp_path_factory.mktemp("packs")
     corpus = Corpus.of(Sizes.from_arrays(np.ones(25, int), np.full(25, 90)))
     options = PackOptions(vit_budget=4, llm_budget=100, micro_batches=2, data_parallel_size=2)

@@ -45,7 +45,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 @pytest.fixture
 def sizes(tmp_path: Path) -> Path:
-    """Of 600 samples; two are longer than 1000 tokens."""
     generator = np.random.default_rng(0)
     tiles, tokens = generator.integers(0, 6, 600), generator.integers(20, 300, 600)
     tokens[[5, 7]] = 5000
@@ -82,7 +81,6 @@ def chats(folder: Path, count: int = 40) -> list[tuple[list[str], list[tuple[str
 
 
 def swift(folder: Path) -> list[Path]:
-    """ms-swift's messages, images by whole paths."""
     roles = {"human": "user", "gpt": "assistant"}
     rows = [
         {"messages": [{"role": roles[who], "content": words} for who, words in turns],
@@ -94,7 +92,6 @@ def swift(folder: Path) -> list[Path]:
 
 
 def llama_factory(folder: Path) -> list[Path]:
-    """LLaMA-Factory's sharegpt, in two files."""
     rows = [
         {"conversations": [{"from": who, "value": words} for who, words in turns], "images": names}
         for names, turns in chats(folder)
@@ -130,7 +127,6 @@ def of_index(summary: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def obeyed(run: Run, shown: dict[str, Any]) -> dict[str, Any]:
-    """What the last of the printed commands says, after those before it."""
     for command in shown["commands"]:
         program, name, *words = shlex.split(command)
         assert program == "python"

@@ -62,7 +62,6 @@ def test_a_gpu_s_memory_is_its_own(cuda: pytest.MonkeyPatch) -> None:
 def test_a_host_of_gpus_has_room_for_a_save_alone(
     cuda: pytest.MonkeyPatch, save: str, available: int, enough: bool
 ) -> None:
-    """Of its own ranks: four of sixteen."""
     cuda.setenv("LOCAL_WORLD_SIZE", "4")
     cuda.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=available * GIB))
     args: Any = SimpleNamespace(save=save, world_size=16)

@@ -145,7 +145,6 @@ def test_a_tool_works_without_training_s_packages_or_names_their_extra(program: 
 
 
 def test_scripts_and_setup_agree_on_the_python() -> None:
-    """And the README says it."""
     setup = (ROOT / "setup.py").read_text()
     (low, high) = map(int, re.findall(r'python_requires=">=3\.(\d+),<3\.(\d+)"', setup)[0])
     minors = [str(minor) for minor in range(low, high)]

@@ -220,7 +220,6 @@ def test_a_plan_with_other_frozen_parts_is_refused() -> None:
 
 
 def test_a_plan_with_other_adapters_is_refused() -> None:
-    """Their scale is no matter of cost."""
     plan = single_stage_plan(CHAIN, frozen=tuple(PARTS), lora_rank=8, lora_targets=("vit", "llm"))
     plan.check_trained(tuple(PARTS), Adapters(8, 1.0, ("llm", "vit")))
     for other, said in ((NO_ADAPTERS, "no adapters"), (Adapters(4, 1.0, ("llm", "vit")), "rank 4 in llm vit"),

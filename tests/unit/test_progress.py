@@ -12,14 +12,11 @@ from omnibal_ext.schedules.actions import Action
 
 
 class Device:
-    """Behind which the host runs on: it has come so far as it is told."""
-
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.asked = self.reached = 0
         patch.setattr(module, "Moment", self.moment)
 
     def moment(self) -> "Moment":
-        """One more, behind all before it."""
         self.asked += 1
         return Moment(self, self.asked)
 
@@ -34,7 +31,6 @@ class Moment:
 
 @pytest.fixture
 def watched() -> Iterator["Watched"]:
-    """Makes progress with a limit in seconds, which says nothing in later tests."""
     made: list[Progress] = []
 
     def make(seconds: float) -> Progress:

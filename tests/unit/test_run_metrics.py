@@ -54,7 +54,6 @@ def test_a_whole_number_beyond_all_floats_is_refused_by_its_line(tmp_path: Path)
 
 
 def test_a_line_is_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
-    """Also where a reader goes on behind what it has read."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"iteration": 1, "loss": 1.0}\n{"iteration": 2, "loss": 1.0}\n')
     _, position = complete_lines(path)

@@ -51,7 +51,6 @@ def test_what_the_user_has_set_stays(script: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("given", "folder"), [({}, "home/.cache"), ({"XDG_CACHE_HOME": "/scratch/me"}, "/scratch/me")])
 def test_what_is_compiled_lies_where_all_nodes_find_it(given: dict[str, str], folder: str, tmp_path: Path) -> None:
-    """Not in /tmp, where a fresh node has nothing."""
     _, settings = called("scripts/slurm/train.sbatch", tmp_path, HOME="home", **{"XDG_CACHE_HOME": "", **given})
     assert settings["TORCHINDUCTOR_CACHE_DIR"] == f"{folder}/omnibal/torchinductor"
 

@@ -25,7 +25,6 @@ esac
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What the scripts read of the repository, and no other Python in reach."""
     folder = tmp_path / "checkout"
     for name in ("omnibal_ext", "megatron", "tools", "examples", "tests"):
         (folder / name).mkdir(parents=True)
@@ -42,7 +41,6 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def start(checkout: Path, script: str, *words: str, **settings: str) -> tuple[int, str, list[str]]:
-    """Its exit code, what it said, and what pip and programs were asked for."""
     home, said = checkout.parent, checkout.parent / "said"
     said.unlink(missing_ok=True)
     environment = {name: value for name, value in os.environ.items() if name != "OMNIBAL_TORCH"} | {

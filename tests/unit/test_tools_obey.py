@@ -36,8 +36,6 @@ class CaughtError(Exception):
 
 
 def given_to(function: Any, module: Any, run: Callable[[], object]) -> dict[str, Any]:
-    """What a run gives a function that a module calls."""
-
     def catch(*arguments: Any, **named: Any) -> None:
         raise CaughtError(function, arguments, named)
 

@@ -181,7 +181,6 @@ def test_a_folders_own_model_is_compared_beyond_its_shapes(checkpoint: Path, mon
 
 
 def test_of_given_weights_the_checks_take_the_save_that_is_tracked(tmp_path: Path) -> None:
-    """As the ranks do, which would refuse it later."""
     folder = saved(saved(tmp_path, "20"), "40")
     (folder / "iter_0000040/common.pt").write_bytes(b"")
     with pytest.raises(UserError, match=r"'common.pt' is none of the files .* iter_0000020 is whole: name it in"):

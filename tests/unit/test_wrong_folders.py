@@ -63,7 +63,6 @@ def _megatron(path: Path) -> None:
 
 
 def _old_megatron(path: Path) -> None:
-    """As it left them before."""
     (path / "iter_0000010/mp_rank_00").mkdir(parents=True)
     (path / "latest_checkpointed_iteration.txt").write_text("10")
     (path / "iter_0000010/mp_rank_00/model_optim_rng.pt").write_bytes(b"PK")
@@ -107,7 +106,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_here(*command: str, **_: Any) -> SimpleNamespace:
-    """In place of the process in which the launcher checks a run: the same here."""
     job, *words = command[command.index("megatron.vlm.preflight") + 1 :]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["preflight", *words])

@@ -52,7 +52,6 @@ def main() -> None:
 
 
 def difference(family: str, folder: Path, args: Namespace) -> float:
-    """The largest difference of logits, of a pack of all samples."""
     theirs: Any = models.build(family, seed=1)
     theirs.save_pretrained(folder / family / "theirs")
     from_hugging_face(folder / family / "theirs", folder / family / "ours")
@@ -75,7 +74,6 @@ def difference(family: str, folder: Path, args: Namespace) -> float:
 
 
 def records() -> list[dict[str, object]]:
-    """A line for each sample."""
     return [
         {"audio": [f"{number}.wav" for number in sounds], "image": "p.png" if "<image>" in question else None,
          "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": "A cat."}]}

@@ -266,7 +266,6 @@ def _heard(frames: Sequence[int], audio: AudioArchitecture, words: Callable[...,
 
 
 def with_sounds(batch: Microbatch, samples: Sequence[Sample]) -> Microbatch:
-    """The batch with what its samples hear."""
     return replace(
         batch,
         sounds=tuple(tuple(map(len, sample.sounds)) for sample in samples),

@@ -131,7 +131,6 @@ def test_what_must_be_off_is_refused_by_name(tmp_path: Path, name: str) -> None:
 
 
 def test_a_field_of_another_value_is_refused_by_name(tmp_path: Path) -> None:
-    """A start that changes the model, for one."""
     folder = saved(tmp_path / "peft")
     for name, value in (("peft_type", "IA3"), ("bias", "all"), ("fan_in_fan_out", "yes")):
         with pytest.raises(UserError, match=f"{name} is '{value}'; supported: "):

@@ -15,8 +15,6 @@ TILES, TOKENS = drawn(COUNT)
 
 
 class Samples(Dataset):
-    """Tokens are the sample's number."""
-
     def __len__(self) -> int:
         return COUNT
 
@@ -82,8 +80,6 @@ def test_accelerate_gives_each_process_its_ranks_packs(rank: int) -> None:
 
 
 class Mean(torch.nn.Module):
-    """A model that notes what it reads."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(1))

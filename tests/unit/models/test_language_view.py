@@ -75,6 +75,5 @@ def test_no_token_sees_another_sample(window: int | None) -> None:
     ids=["short words", "long words", "an image", "a model without"],
 )  # fmt: skip
 def test_packs_without_a_need_for_masks_have_none(model: Architecture, batch: Microbatch, masked: tuple) -> None:
-    """So that kernels for packs can take them."""
     view = LanguageViewer(model, torch.bfloat16)(batch)
     assert (bool(view.seen[None].masks), bool(near(view).masks)) == masked

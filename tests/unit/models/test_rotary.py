@@ -48,7 +48,6 @@ def test_frequencies_are_those_of_transformers(scaling: RopeScaling | None) -> N
 
 @pytest.mark.parametrize("lengths", [(3, 8), (9, 40, 5, 17)])
 def test_dynamic_scaling_turns_each_sample_by_its_own_length(lengths: tuple[int, ...]) -> None:
-    """Up to 8 tokens as without."""
     rope = {"rope_type": "dynamic", "rope_theta": LANGUAGE.rope_theta, "factor": 2.0}
     scaling = RopeScaling("dynamic", 2.0, original_positions=8)
     rotary = Rotary(replace(LANGUAGE, rope_scaling=scaling))

@@ -287,7 +287,6 @@ def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: 
 
 @pytest.fixture
 def metered(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The file to which the trainer's meters write an interval an iteration."""
     trainer, path = case[0], tmp_path / "metrics.jsonl"
     meter = TrainingMeter(("made up",), 1, Journal(str(path)))
     meter.start(None, 0, 1.0)

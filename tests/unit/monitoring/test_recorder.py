@@ -53,8 +53,6 @@ def test_iterations_are_spread_over_the_run_and_none_are_neighbours(iterations: 
 
 
 class Late(list[Microbatch]):
-    """A dataset of packs that are there already, the first of them late."""
-
     reads_images = False
 
     def __getitem__(self, pack: Any) -> Any:

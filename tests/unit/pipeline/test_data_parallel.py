@@ -11,8 +11,6 @@ from megatron.vlm.pipeline.data_parallel import Gathers, OrderedReductions
 
 
 class Group:
-    """A bucket group that notes when it starts."""
-
     def __init__(self, name: str, weights: list[torch.nn.Parameter], started: list[str]) -> None:
         self.buckets = [SimpleNamespace(params_list=weights)]
         self.start_grad_sync = lambda: started.append(name)
@@ -72,8 +70,6 @@ class Wrapped:
 
 
 class Rank:
-    """Two stages, and what happened to them."""
-
     def __init__(self) -> None:
         self.noted: list[str] = []
         self.stages = [Wrapped("ba", self.noted), Wrapped("dc", self.noted)]

@@ -37,8 +37,6 @@ class Done:
 
 
 class Neighbours(Communicator):
-    """Takes what is sent and gives what is waited for."""
-
     device = "cpu"
 
     def __init__(self, here: int) -> None:
@@ -50,14 +48,12 @@ class Neighbours(Communicator):
 
     @property
     def sent(self) -> list[str]:
-        """What has left, in order."""
         return [send.message for send in self.pending]
 
     def _send(self, tensor: Tensor, target: int, channel: Any) -> None:
         self.pending.append(Send(tensor, Done()))  # type: ignore[arg-type]
 
     def finish(self) -> None:
-        """Keeps what was sent, to be looked at."""
         sent = self.pending.copy()
         super().finish()
         self.pending = sent

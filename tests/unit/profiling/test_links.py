@@ -51,7 +51,6 @@ class Ring:
 def measured(
     network: Network, ranks: int, here: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[TransferCosts, list[list[int]]]:
-    """What a rank finds, and the pairs that were made."""
     pairs: list[list[int]] = []
 
     def pair(ranks: list[int]) -> list[int]:
