@@ -57,8 +57,7 @@ def test_what_is_compiled_lies_where_all_nodes_find_it(given: dict[str, str], fo
 
 def test_the_quickstart_shows_no_figures_of_other_epochs(tmp_path: Path) -> None:
     (tmp_path / ".epochs").write_text("3\n")
-    words = ["bash", "scripts/quickstart.sh", str(tmp_path)]
-    environment = {**os.environ, "EPOCHS": "6"}
+    words, environment = ["bash", "scripts/quickstart.sh", str(tmp_path)], {**os.environ, "EPOCHS": "6"}
     ended = subprocess.run(words, check=False, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert ended.stderr == f"error: {tmp_path} has runs of 3 epochs, not of 6: name another output folder\n"
+    said = f"error: {tmp_path} has runs of 3 epochs, not of 6: name another output folder\n"
+    assert (ended.returncode, ended.stderr) == (2, said)

@@ -63,18 +63,12 @@ def test_the_tracker_decides_where_it_can_else_the_saves(folder: Path, tracker: 
     assert believed(folder) == iteration
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
+def rewritten(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
-def flip(path: Path) -> None:
-    damaged = bytearray(path.read_bytes())
-    damaged[len(damaged) // 2] ^= 4
-    path.write_bytes(damaged)
-
-
-def grow(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
+cut, grow = rewritten(lambda whole: whole[:-2]), rewritten(lambda whole: whole + b"\0")
+flip = rewritten(lambda whole: bytes(byte ^ 4 * (2 * at // len(whole) == 1) for at, byte in enumerate(whole)))
 
 
 @pytest.mark.parametrize("damage", [flip, cut, grow, Path.unlink])

@@ -91,9 +91,8 @@ def test_a_table_of_contents_that_runs_code_is_refused(folder: Path, tmp_path: P
 def test_code_reached_through_a_module_that_is_allowed_is_refused(folder: Path, tmp_path: Path) -> None:
     """`filesystem` imports os: by its dotted name a pickle of protocol 4 could have it."""
     words = [b"torch.distributed.checkpoint.filesystem", b"os.mkdir", str(tmp_path / "ran").encode()]
-    push = b"".join(b"\x8c" + bytes([len(word)]) + word for word in words[:2])
-    argument = b"\x8c" + bytes([len(words[2])]) + words[2]
-    (folder / ".metadata").write_bytes(b"\x80\x04" + push + b"\x93" + argument + b"\x85R.")
+    module, name, argument = (b"\x8c" + bytes([len(word)]) + word for word in words)
+    (folder / ".metadata").write_bytes(b"\x80\x04" + module + name + b"\x93" + argument + b"\x85R.")
     with pytest.raises(UserError, match="no checkpoint needs"):
         read_contents(folder / ".metadata")
     assert not (tmp_path / "ran").exists()
