@@ -114,16 +114,13 @@ def energon(folder: Path) -> list[Path]:
     return [folder / "shard.tar"]
 
 
-def of_pack(shown: dict[str, Any]) -> tuple[Any, ...]:
-    """(batches, steps, wait, padding, largest) of balanced packs on the first number of ranks."""
+def assert_same(shown: dict[str, Any], summary: dict[str, Any]) -> None:
+    """Of balanced packs on the first number of ranks, and of an index."""
     way = shown["ways"][-1]
     on = next(iter(way["on_ranks"].values()))
-    return way["batches"], on["steps"], on["wait"], way["padding"], way["most_tiles"], way["most_tokens"]
-
-
-def of_index(summary: dict[str, Any]) -> tuple[Any, ...]:
+    found = way["batches"], on["steps"], on["wait"], way["padding"], way["most_tiles"], way["most_tokens"]
     names = ("packs", "iterations", "wait", "pad_ratio", "longest_tiles", "longest_tokens")
-    return tuple(summary[name] for name in names)
+    assert found == tuple(summary[name] for name in names)
 
 
 def obeyed(run: Run, shown: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +138,7 @@ def obeyed(run: Run, shown: dict[str, Any]) -> dict[str, Any]:
 def test_the_printed_command_makes_the_index_of_these_figures(run: Run, sizes: Path, words: str) -> None:
     shown = run(look, sizes, *words.split(), "--json")
     summary = obeyed(run, shown)
-    assert of_pack(shown) == of_index(summary)
+    assert_same(shown, summary)
     assert (shown["samples"], shown["left_out"]) == (600, 2 * bool(words))
     assert summary["rejected"] == shown["left_out"]
     assert (shown["llm_budget"], shown["vit_budget"]) == (summary["llm_budget"], summary["vit_budget"])
@@ -168,7 +165,7 @@ def test_words_alone_have_no_tiles(run: Run, tmp_path: Path) -> None:
     tokens = np.random.default_rng(0).integers(20, 300, 200)
     Sizes.from_arrays(np.zeros(200, np.int64), tokens).save(tmp_path / "words.npz")
     shown = run(look, "words.npz", "--tokens", 1000, "--json")
-    assert of_pack(shown) == of_index(obeyed(run, shown))
+    assert_same(shown, obeyed(run, shown))
     assert {way["most_tiles"] for way in shown["ways"]} == {0}
 
 
@@ -194,17 +191,16 @@ def test_conversations_of_peers_have_the_sizes_and_the_index_of_their_dataset(
     words = [*written(tmp_path), "--model", model, "--image-root", tmp_path / "images"]
     shown = run(look, *words, "--ranks", 2, "--save-sizes", "sizes.npz", "--json")
     assert not (tmp_path / "data").exists()
-    summary = obeyed(run, shown)
+    assert_same(shown, obeyed(run, shown))
     assert shown["samples"] == 40
-    assert of_pack(shown) == of_index(summary)
     measured, made = Sizes.load(tmp_path / "sizes.npz"), Sizes.load(tmp_path / "data/sizes.npz")
-    assert measured.tiles.tolist() == made.tiles.tolist()
-    assert measured.tokens.tolist() == made.tokens.tolist()
+    for one, other in ((measured.tiles, made.tiles), (measured.tokens, made.tokens)):
+        assert one.tolist() == other.tolist()
     assert sorted(set(made.tiles.tolist())) == [0, 1, 2]
     again = run(look, tmp_path / "sizes.npz", "--model", model, "--ranks", 2, "--json")
     of_folder = run(look, "data", "--model", model, "--ranks", 2, "--json")
     assert again["ways"] == of_folder["ways"] == shown["ways"]
-    assert of_pack(shown) == of_index(obeyed(run, {"commands": [of_folder["commands"][0].replace(" packs", " more")]}))
+    assert_same(shown, obeyed(run, {"commands": [of_folder["commands"][0].replace(" packs", " more")]}))
 
 
 def test_parts_that_end_in_another_order_change_nothing(

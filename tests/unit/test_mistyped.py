@@ -17,7 +17,7 @@ from tools import __main__ as omnibal
 from tools import launch
 
 MISTYPED = [json.loads(line) for line in Path(__file__).with_name("mistyped.jsonl").read_text().splitlines()]
-"""To launch.py or to the trainer, words, and what is answered."""
+"""To launch.py, to the trainer, or as a model, words, and what is answered."""
 
 
 def refusal(parse: Callable[[], object]) -> str:
@@ -28,12 +28,16 @@ def refusal(parse: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize(("who", "words", "answer"), MISTYPED)
-def test_a_mistyped_flag_is_told_the_right_word(
+def test_what_is_mistyped_is_told_the_right_word(
     who: str, words: str, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["launch.py", *words.split()])
-    (said,) = [refusal(launch._parsed)] if who == "launch" else Parser(add_vlm_arguments, words.split()).refused
+    if who == "trainer":
+        (said,) = Parser(add_vlm_arguments, words.split()).refused
+    else:
+        said = refusal(launch._parsed if who == "launch" else lambda: preset(words))
     assert re.search(answer, said), said
+    assert len(said) < 300
 
 
 @pytest.mark.starts
@@ -49,31 +53,6 @@ def test_what_is_behind_two_dashes_is_megatron_s() -> None:
     parsed = launch._parser().parse_args(["--model", "T", "--run-dir", "R", "--", "--lr", "1", "--modle"])
     assert (parsed.model, parsed.megatron) == ("T", ["--lr", "1", "--modle"])
     assert launch._parser().parse_args(["--model", "T", "--run-dir", "R"]).megatron == []
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("Qwen/Qwen2.5-VL-7B-Instruct", "`hf download Qwen/Qwen2.5-VL-7B-Instruct --local-dir Qwen2.5-VL-7B-Instruct`"),
-        ("OpenGVLab/InternVL3_5-8B-HF", "`hf download OpenGVLab/InternVL3_5-8B-HF --local-dir InternVL3_5-8B-HF`"),
-        ("internvl-3.5-8b", "'internvl-3.5-8b'; the nearest is internvl3.5-8b"),
-        ("qwen2.5-vl-7B-instruct", "the nearest is .*qwen2.5-vl-7b"),
-        *[
-            (f"https://{hub}/Qwen/Qwen3-VL-8B{page}", "`hf download Qwen/Qwen3-VL-8B --local-dir Qwen3-VL-8B`")
-            for hub in ("huggingface.co", "hf.co")
-            for page in ("", "/", "/tree/main")
-        ],
-        *[
-            (path, f"^{path}: no such folder; give one with Hugging Face's config.json")
-            for path in ("./nowhere", "../nowhere", "/no/where", "models/no/where", "~/nowhere", "https://x.org/a/b")
-        ],
-        ("something", "unknown preset 'something'; all are in docs/models.md"),
-    ],
-)
-def test_a_model_that_is_none_is_told_how_to_have_it(name: str, answer: str) -> None:
-    said = refusal(lambda: preset(name))
-    assert re.search(answer, said), said
-    assert len(said) < 300
 
 
 @pytest.mark.parametrize(("word", "nearest"), [("lauch", "launch"), ("packs", "pack"), ("preproces", "preprocess")])

@@ -136,9 +136,8 @@ def test_a_tool_works_without_training_s_packages_or_names_their_extra(program: 
     done = without_extras(program, *NEEDING.get(program, ("--help",)))
     if program in NEEDING:
         assert done.returncode == 2, done.stderr
-        assert re.fullmatch(
-            r"error: this needs \w+, which is not installed: pip install 'omnibal\[train\]'\n", done.stderr
-        )
+        lacks = r"error: this needs \w+, which is not installed: pip install 'omnibal\[train\]'\n"
+        assert re.fullmatch(lacks, done.stderr)
     else:
         assert done.returncode == 0, done.stderr
         assert "usage" in done.stdout
