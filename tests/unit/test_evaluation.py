@@ -37,13 +37,8 @@ def test_an_evaluation_is_a_whole_pass_whatever_the_ranks(packs: str, ranks: int
     assert (args.eval_iters, args.eval_global_batch_size) == (iterations, batch)
 
 
-@pytest.mark.parametrize(
-    ("given", "interval"),
-    [
-        ({}, 100), ({"eval_interval": 30}, 30), ({"train_iters": 4}, 1),
-        ({"train_iters": None, "train_samples": 1600}, 20),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "interval"), [({}, 100), ({"eval_interval": 30}, 30), ({"train_iters": 4}, 1),
+                                                 ({"train_iters": None, "train_samples": 1600}, 20)])  # fmt: skip
 def test_the_interval_is_obeyed_or_a_tenth_of_the_run(packs: str, given: dict[str, int], interval: int) -> None:
     args = arguments(eval_packs=packs, **given)
     set_evaluation(args)

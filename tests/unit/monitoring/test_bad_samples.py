@@ -5,6 +5,7 @@ import types
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -263,10 +264,16 @@ def test_an_iteration_lets_its_packs_go(case: Case, monkeypatch: pytest.MonkeyPa
     """The pixels of all of its microbatches would not fit beside the activations that are planned."""
     trainer, model, _ = case
     seen: list[weakref.ref[Microbatch]] = []
-    monkeypatch.setattr(trainer.recorder, "add_pack", lambda batch: seen.append(weakref.ref(batch)))
+
+    def watched(handle: Any, batch: Microbatch, *more: torch.Tensor) -> Any:
+        seen.append(weakref.ref(batch))
+        return handle(batch, *more)
+
+    for owner, name in ((trainer.recorder, "add_pack"), (trainer.bad_steps, "note_loss")):
+        monkeypatch.setattr(owner, name, partial(watched, getattr(owner, name)))
     run(trainer, model, packs())
     gc.collect()
-    assert [pack() for pack in seen] == [None] * 4
+    assert [pack() for pack in seen] == [None] * 8
 
 
 def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: Path) -> None:
