@@ -242,8 +242,7 @@ def test_a_persons_table_has_their_order_beside_ours(run: Run, sizes: Path) -> N
         assert text in page
     row = next(line.split() for line in said.splitlines() if line.strip().startswith("your order "))
     assert len(row) == 2 + 4 + 3  # of 16 ranks there is nothing to say
-    assert row[2] == "3.0"
-    assert row[6] == "24"
+    assert (row[2], row[6]) == ("3.0", "24")
     packed = run(look, sizes, "--tokens", 1000, "--order", "order.jsonl", "--order-packed", "--json")["ways"][0]
     assert (packed["name"], packed["padding"], list(packed["on_ranks"])) == ("your order", 0.0, ["4"])
 

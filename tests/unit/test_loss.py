@@ -57,5 +57,4 @@ def test_sum_normaliser_and_gradient_are_the_closed_form(reduction: str, order: 
 def test_the_flag_offers_the_reductions_that_there_are() -> None:
     parser = add_vlm_arguments(ArgumentParser())
     (flag,) = (action for action in parser._actions if "--loss-reduction" in action.option_strings)
-    assert set(flag.choices) == set(REDUCTIONS)
-    assert flag.default == "token"
+    assert (set(flag.choices), flag.default) == (set(REDUCTIONS), "token")

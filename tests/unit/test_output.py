@@ -71,8 +71,7 @@ def test_a_refusal_has_its_exit_code_whoever_reads_it(tmp_path: Path) -> None:
 
 def test_a_closed_number_is_given_to_no_file(tmp_path: Path) -> None:
     """Or what a child, or a library, prints would stand in it."""
-    assert speak(tmp_path, "opens", ">&-")[0] == 0
-    assert speak(tmp_path, "child", ">&- 2>&-")[0] == 0
+    assert (speak(tmp_path, "opens", ">&-")[0], speak(tmp_path, "child", ">&- 2>&-")[0]) == (0, 0)
 
 
 def test_text_of_others_is_one_line_that_steers_no_terminal() -> None:

@@ -14,8 +14,7 @@ def test_json_and_npz_are_one_corpus_in_the_order_given(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"vit_num": 3, "token_num": 800, "image_flags": 3}]))
     Sizes.from_arrays([0, 5], [20, 1300]).save(tmp_path / "b.npz")
     sizes = Sizes.load([tmp_path / "a.json", tmp_path / "b.npz"])
-    assert sizes.tiles.tolist() == [3, 0, 5]
-    assert sizes.tokens.tolist() == [800, 20, 1300]
+    assert (sizes.tiles.tolist(), sizes.tokens.tolist()) == ([3, 0, 5], [800, 20, 1300])
     assert (sizes.tiles.dtype, sizes.tokens.dtype) == (np.int32, np.int64)
 
 

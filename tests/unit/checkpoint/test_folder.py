@@ -59,8 +59,7 @@ def test_the_tracker_decides_where_it_can_else_the_saves(folder: Path, tracker: 
     if tracker is not None:
         (folder / TRACKER).write_text(tracker)
     assert Checkpoints(folder).exist
-    assert Checkpoints(folder).newest().iteration == iteration
-    assert believed(folder) == iteration
+    assert (Checkpoints(folder).newest().iteration, believed(folder)) == (iteration, iteration)
 
 
 def rewritten(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:

@@ -43,8 +43,7 @@ def test_what_torch_writes_is_read(folder: Path) -> None:
     assert read_contents(folder / ".metadata").state_dict_metadata["one"].size == (2, 3)
     with safe_unpickling(trust=False):
         found = load(folder)
-    assert found["one"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert found["object"] == {1, "b"}
+    assert (found["one"].tolist(), found["object"]) == ([[0, 1, 2], [3, 4, 5]], {1, "b"})
 
 
 class Python3112(pickle.Pickler):

@@ -221,8 +221,7 @@ def test_what_a_profile_says_beside_its_layers(t: int) -> None:
     """Packs without tiles pass the ViT by at no cost."""
     profile = analytic_profile(INTERNVL, "a100", 9, 4096, t)
     assert profile.transfer_seconds_per_byte == pytest.approx(1 / (25e9 * 0.8))
-    assert profile.transfer_latency_seconds == 2e-5
-    assert profile.overhead_bytes == 4 * 2**30
+    assert (profile.transfer_latency_seconds, profile.overhead_bytes) == (2e-5, 4 * 2**30)
     assert not any(cost.empty_seconds for cost in profile.layers.values())
 
 
@@ -288,8 +287,7 @@ def test_a_frozen_layer_saves_one_of_three_matrix_products_and_an_idle_one_its_b
         analytic_profile(INTERNVL, "a100", 9, 4096, frozen=frozen).layers for frozen in ((), ("vit",), ("llm",))
     )
     assert tower["vit"].backward_seconds == tower["vit"].kept_bytes == tower["vit"].step_seconds == 0.0
-    assert tower["vit"].forward_seconds == trained["vit"].forward_seconds
-    assert tower["llm"] == trained["llm"]
+    assert (tower["vit"].forward_seconds, tower["llm"]) == (trained["vit"].forward_seconds, trained["llm"])
     assert language["llm"].backward_seconds == pytest.approx(
         trained["llm"].backward_seconds - trained["llm"].weight_gradient_seconds
     )
@@ -321,6 +319,5 @@ def test_a_host_takes_its_time_for_a_layer_however_large(tiles: int, monkeypatch
     before, vit = plain.layers["vit"], asked.layers["vit"]
     assert replace(vit, host_forward_seconds=0.0, host_backward_seconds=0.0) == before
     assert (vit.host_forward_seconds, vit.host_backward_seconds) == (2e-3, 3e-3)
-    assert asked.layers["llm"] == plain.layers["llm"]
-    assert asked.bound_by_host == (("vit",) if tiles == 1 else ())
+    assert (asked.layers["llm"], asked.bound_by_host) == (plain.layers["llm"], ("vit",) if tiles == 1 else ())
     assert (idle.layers["vit"].backward_seconds, idle.layers["vit"].host_backward_seconds) == (0.0, 0.0)

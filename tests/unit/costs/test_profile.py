@@ -88,8 +88,7 @@ def test_where_some_tokens_are_learnt_the_head_has_no_others(fit: Fit | None) ->
     cost, ratio = share.layers["head"], share.layers["head"].backward_seconds / head.backward_seconds
     assert (cost.weight_gradient_seconds, cost.split_backward_seconds) == pytest.approx((0.5 * ratio, 2.5 * ratio))
     assert (cost.kept_bytes, cost.step_seconds) == (head.kept_bytes, head.step_seconds)
-    assert share.layers == profile.layers | {"head": cost}
-    assert share.with_supervised(0.25) == share
+    assert (share.layers, share.with_supervised(0.25)) == (profile.layers | {"head": cost}, share)
     again, once = (one.with_supervised(0.5).forward_seconds("head", packs) for one in (share, profile))
     assert again == pytest.approx(once)
     assert share.hash != profile.hash == profile.with_supervised(1.0).hash

@@ -50,8 +50,7 @@ def test_what_would_not_be_obeyed_is_refused_with_what_to_do() -> None:
 def test_a_script_of_megatron_s_examples_is_refused_in_one_go() -> None:
     done = run_alone("megatron.vlm.pretrain", *SCRIPT.split())
     lines = done.stderr.splitlines()
-    assert done.returncode == 2
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (2, "")
     assert [line for line in lines if not line.startswith("error: ")] == []
     assert [line.split()[1].rstrip(":") for line in lines] == SCRIPT_REFUSED.split()
 

@@ -84,8 +84,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def lengths_of(cu_seqlens: Tensor, chunk_indices: Tensor) -> list[int]:
         lengths = cu_seqlens.diff().tolist()
         chunks = [[sample, n] for sample, length in enumerate(lengths) for n in range(math.ceil(length / 64))]
-        assert chunk_indices.tolist() == chunks
-        assert chunk_indices.dtype == cu_seqlens.dtype
+        assert (chunk_indices.tolist(), chunk_indices.dtype) == (chunks, cu_seqlens.dtype)
         return lengths
 
     def rule(

@@ -48,8 +48,7 @@ def test_iterations_are_spread_over_the_run_and_none_are_neighbours(iterations: 
     if count and iterations > WARM_UP:
         assert chosen[0] == WARM_UP + 1
     if count > 1 and iterations > WARM_UP + 2:
-        assert chosen[-1] == iterations
-        assert len(chosen) == min(count, (iterations - WARM_UP - 1) // 2 + 1)
+        assert (chosen[-1], len(chosen)) == (iterations, min(count, (iterations - WARM_UP - 1) // 2 + 1))
 
 
 class Late(list[Microbatch]):
@@ -95,8 +94,7 @@ def test_every_action_is_there_once_in_the_order_of_the_schedule(record: dict[st
 def test_waits_for_packs_are_there_one_a_pack(record: dict[str, Any]) -> None:
     (lane,) = record["lanes"]
     waits = [end - start for start, end in lane["reads"]]
-    assert len(waits) == MICROBATCHES
-    assert waits[0] == pytest.approx(LATE, rel=0.1)
+    assert (len(waits), waits[0]) == (MICROBATCHES, pytest.approx(LATE, rel=0.1))
     assert 0 <= lane["reads"][0][0] < lane["reads"][0][1] <= lane["actions"][0][3]
     assert lane["actions"][0][4] <= lane["reads"][1][0]  # read ahead, behind the forward before
     shares = breakdown(recorded(record, Placement.interleaved(1)))
