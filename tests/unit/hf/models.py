@@ -48,8 +48,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
 }
 """name: (class prefix, vision, language, further fields)"""
 AT_ONE_RANK, OF_A_KIND, OF_AN_ENGINE = (tuple(names) for names in _TABLES["tried"].values())
-"""Families that parity tries at one rank too; one of every kind of layer: Transformer Engine has its own layers, all else
-is as without it; one of every kind that Transformer Engine has a layer for."""
+"""What parity tries at one rank too; one of every kind of layer (Transformer Engine has its own, all else is as
+without it); one of every kind that Transformer Engine has a layer for."""
 
 
 def __getattr__(name: str) -> dict[str, Any]:
