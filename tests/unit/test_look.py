@@ -21,6 +21,7 @@ from megatron.vlm.preprocessing import preprocess
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import ToolParser
 from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import mix
 from tests.unit.preprocessing.test_model_recipe import LLAVA_CONFIG
 from tools import look, pack_data, preprocess_data
 
@@ -167,6 +168,21 @@ def test_words_alone_have_no_tiles(run: Run, tmp_path: Path) -> None:
     shown = run(look, "words.npz", "--tokens", 1000, "--json")
     assert_same(shown, obeyed(run, shown))
     assert {way["most_tiles"] for way in shown["ways"]} == {0}
+
+
+def test_sounds_are_a_third_size_of_every_way(run: Run, tmp_path: Path) -> None:
+    """Packs of the printed command are those of the table, whose seconds count what is heard."""
+    sizes = mix(800)
+    sizes.save(tmp_path / "heard.npz")
+    Sizes(sizes.tiles, sizes.tokens).save(tmp_path / "seen.npz")
+    shown, seen = [run(look, f"{name}.npz", "--tokens", 8192, "--model", "qwen2.5-omni-3b", "--json")
+                   for name in ("heard", "seen")]  # fmt: skip
+    summary = obeyed(run, shown)
+    assert of_pack(shown) == of_index(summary)
+    assert summary["audio_budget"] > 0
+    for heard, deaf in zip(shown["ways"][:-1], seen["ways"][:-1], strict=True):
+        assert heard["on_ranks"]["8"]["seconds"] > 1.02 * deaf["on_ranks"]["8"]["seconds"], heard["name"]
+    assert "mel frames" in run(look, "heard.npz", "--tokens", 8192).splitlines()[0]
 
 
 @pytest.mark.long

@@ -19,7 +19,9 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packers.budgets import audio_budget_for, budgets_for
 from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import mix
 
 from .instances import make_profile
 
@@ -61,6 +63,25 @@ def test_outcomes_are_ranked_and_misfits_say_why() -> None:
     assert best.step_seconds == pytest.approx(everything.step_seconds(best.candidates[0].layout))
     assert best.samples_per_second == pytest.approx(64 / best.step_seconds, rel=0.1)
     assert best.noise == 0  # all iterations of this small corpus were judged
+
+
+def test_the_budget_of_mel_frames_follows_each_budget_of_tokens_unless_given() -> None:
+    sizes, tried = mix(300), {}
+    frames, tokens = sizes.more["frames"], sizes.tokens
+    usual = {llm: max(1.25 * llm * frames.sum() / tokens.sum() + 1, frames.max()) for llm in (6000, 12000)}
+    points = list(settings(2, (1,), (2,), (1,), ("1f1b",), ((5600, 6000), (20000, 12000))))
+
+    def source(vit: int, llm: int, tensor: int, data: int, _: int) -> Profile:
+        heard = audio_budget_for(sizes, llm)
+        return analytic_profile(preset("qwen2.5-omni-3b"), "h100", vit, llm, tensor, data, audio_budget=heard)
+
+    for given in (None, int(frames.max())):
+        for outcome in sweep(points, sizes, 48, 80e9, source, "parameters", audio_budget=given):
+            assert outcome.judged is not None, outcome.reason
+            assert outcome.judged.packs.frames is not None
+            tried[given, outcome.setting.llm_budget] = int(outcome.judged.packs.frames.max())
+    assert tried[None, 6000] <= usual[6000] < tried[None, 12000] <= usual[12000]
+    assert tried[frames.max(), 12000] <= frames.max() < tried[None, 12000]
 
 
 @pytest.mark.parametrize("seed", range(3))
