@@ -19,7 +19,7 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.packers.budgets import audio_budget_for, budgets_for
+from omnibal_ext.packing.packers.budgets import audio_budget_for
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import mix
 
