@@ -80,7 +80,6 @@ def test_every_tensor_parallel_rank_sends_all_audio_tokens(name: str) -> None:
 
 
 def test_a_budget_of_frames_is_for_models_that_hear() -> None:
-    """And absent from other models' files."""
     hears, sees = (analytic_profile(preset(name), "h100", 2304, 4096) for name in ("qwen2.5-omni-3b", "qwen2.5-vl-3b"))
     assert "audio_budget" not in sees.to_record()
     with pytest.raises(UserError, match="audio_budget is 0, but the chain needs a budget of mel frames"):

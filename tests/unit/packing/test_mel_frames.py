@@ -4,6 +4,8 @@ import json
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +42,7 @@ def test_packs_keep_three_budgets_and_ranks_wait_for_none_of_three_parts(tmp_pat
     assert summary.wait < 0.01
     assert summary.dist_ratio_audio < 0.05
     assert summary.longest_frames == heard.max()
-    packs = packs_of_index(index, _Budgets(index), 4)  # type: ignore[arg-type]
+    packs = packs_of_index(index, profiled(index), 4)
     assert packs.frames is not None
     assert packs.frames.shape == packs.tokens.shape
     assert packs.frames.max() <= 12000
@@ -48,10 +50,9 @@ def test_packs_keep_three_budgets_and_ranks_wait_for_none_of_three_parts(tmp_pat
     assert packs.frames.ravel()[0] == of_pack[packs.tokens.ravel()[0]]
 
 
-class _Budgets:
-    def __init__(self, index: PackedIndex, **budgets: int) -> None:
-        self.vit_budget, self.llm_budget, self.audio_budget = index.vit_budget, index.llm_budget, index.audio_budget
-        vars(self).update(budgets)
+def profiled(index: PackedIndex, **budgets: int) -> Any:
+    names = ("vit_budget", "llm_budget", "audio_budget")
+    return SimpleNamespace(**{name: getattr(index, name) for name in names} | budgets)
 
 
 def test_64_ranks_hardly_wait_for_any_of_three_parts(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_64_ranks_hardly_wait_for_any_of_three_parts(tmp_path: Path) -> None:
 def test_a_profile_of_fewer_frames_does_not_fit(tmp_path: Path) -> None:
     index, _ = packed(tmp_path / "packs", mix(500))
     with pytest.raises(UserError, match="packed for audio_budget 12000, but profiled at 3000"):
-        packs_of_index(index, _Budgets(index, audio_budget=3000), 4)  # type: ignore[arg-type]
+        packs_of_index(index, profiled(index, audio_budget=3000), 4)
 
 
 @pytest.mark.parametrize("method", ["isf", "random", "length_group", "device_group"])
