@@ -47,3 +47,13 @@ def write_frames(folder: Path, name: str, frames: np.ndarray) -> list[str]:
     for file, frame in zip(names, frames, strict=True):
         Image.fromarray(frame).save(folder / file)
     return names
+
+
+def roles_of_omni(markup: str) -> dict[str, str]:
+    """The tokens of a thinker by the names that its processor asks for."""
+    older = markup == "qwen2.5-omni"
+    kinds, begin, end = ("image", "video", "audio"), *(("bos", "eos") if older else ("start", "end"))
+    roles = {f"{kind}_token": f"<|{kind.upper()}|>" if older else f"<|{kind}_pad|>" for kind in kinds}
+    for kind in ("vision", "audio"):
+        roles |= {f"{kind}_bos_token": f"<|{kind}_{begin}|>", f"{kind}_eos_token": f"<|{kind}_{end}|>"}
+    return roles

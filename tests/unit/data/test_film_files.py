@@ -21,7 +21,7 @@ from omnibal_ext.reading.document import sealed
 from tests.long import short
 from tests.unit.data.clips import TURNS
 from tests.unit.data.films_made import FILMS, MadeFilm, even, passing, write_film
-from tests.unit.data.test_videos import RULES, SHOWN, assert_shown, made, oracle, written
+from tests.unit.data.test_videos import RULES, SECONDS, SHOWN, assert_shown, made, oracle, written
 from tests.unit.data.torchcodec_reading import chosen
 from tests.unit.preprocessing.test_processors import PATCH, written_tokenizer
 
@@ -121,8 +121,8 @@ def test_words_and_pixels_are_the_processor_s(film: MadeFilm, markup: str, oracl
     assert_shown(data.sample(0), expected, expected["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH))
     (video,) = data.sample(0).images
     assert (video.steps, video.rows, video.columns) == tuple(expected["video_grid_thw"][0])
-    if markup == "qwen-vl":
-        assert video.film.seconds == expected["second_per_grid_ts"][0]
+    if markup in SECONDS:
+        assert video.film.seconds == expected[SECONDS[markup]][0]
 
 
 def test_what_is_lost_of_a_film_is_seen_behind_an_edit_list_as_well(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.errors import UserError
-from tests.unit.data.clips import noise
+from tests.unit.data.clips import noise, roles_of_omni
 from tests.unit.data.noises import TURNS, chirp, write_wav
 from tests.unit.data.test_loader import pack_of
 from tests.unit.preprocessing.test_processors import PATCH, apart, fast, written_tokenizer
@@ -170,13 +170,8 @@ def test_tokens_and_frames_are_the_processors(markup: str, folder: Path) -> None
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
 
-    older = markup == "qwen2.5-omni"
-    processor, begin, end = (Qwen2_5OmniProcessor, "bos", "eos") if older else (Qwen3OmniMoeProcessor, "start", "end")
-    roles = {
-        f"{kind}_token": f"<|{kind.upper()}|>" if older else f"<|{kind}_pad|>" for kind in ("image", "video", "audio")
-    }
-    for kind in ("vision", "audio"):
-        roles |= {f"{kind}_bos_token": f"<|{kind}_{begin}|>", f"{kind}_eos_token": f"<|{kind}_{end}|>"}
+    older, roles = markup == "qwen2.5-omni", roles_of_omni(markup)
+    processor = Qwen2_5OmniProcessor if older else Qwen3OmniMoeProcessor
     data = made(
         folder,
         [

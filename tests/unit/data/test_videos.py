@@ -23,8 +23,9 @@ from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.families.glm_v.videos import ByLength, BySecond
 from megatron.vlm.families.media import VIDEO_RULES
+from megatron.vlm.families.qwen_omni.videos import Clocked
 from megatron.vlm.families.qwen_vl.videos import Even, Spread
-from megatron.vlm.models.vit.native import text_and_image_positions
+from megatron.vlm.models.attention.positions import text_and_image_positions
 from megatron.vlm.preprocessing.folder_files import FlagValue, video_rule
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import with_video
@@ -33,7 +34,7 @@ from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
-from tests.unit.data.clips import OF_IMAGE, OF_WORDS, TURNS, noise, tar_of, write_frames, write_video
+from tests.unit.data.clips import OF_IMAGE, OF_WORDS, TURNS, noise, roles_of_omni, tar_of, write_frames, write_video
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.torchvision_stand_in import stand_in
 from tests.unit.preprocessing.test_processors import PATCH, apart, fast, written_tokenizer
@@ -43,15 +44,22 @@ transformers = pytest.importorskip("transformers")
 
 _QWEN = {"image": "<|vision_start|><|image_pad|><|vision_end|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"}
 _GLM = {kind: f"<|begin_of_{kind}|><|{kind}|><|end_of_{kind}|>" for kind in ("image", "video")}
-SHOWN = {"qwen-vl": _QWEN, "qwen3-vl": _QWEN, "glm-4.1v": _GLM, "glm-4.6v": _GLM}
+_OMNI = {kind: f"<|vision_bos|><|{kind.upper()}|><|vision_eos|>" for kind in ("image", "video")}
+SHOWN = {
+    "qwen-vl": _QWEN, "qwen3-vl": _QWEN, "qwen2.5-omni": _OMNI, "qwen3-omni": _QWEN, "glm-4.1v": _GLM, "glm-4.6v": _GLM,
+}  # fmt: skip
 RULES = {
     "qwen-vl": Even(False, 16 * PATCH**2, 60 * PATCH**2, max_frames=9),
     "qwen3-vl": Spread(True, 64 * PATCH**2, 400 * PATCH**2, max_frames=9),
+    "qwen2.5-omni": Clocked(False, 16 * PATCH**2, 60 * PATCH**2, max_frames=9),
+    "qwen3-omni": Clocked(False, 16 * PATCH**2, 60 * PATCH**2, fps=1.0, max_frames=9),
     "glm-4.1v": BySecond(True, 64 * PATCH**2, 400 * PATCH**2),
     "glm-4.6v": ByLength(True, 64 * PATCH**2, 400 * PATCH**2),
 }
 CAPPED = ("qwen-vl", "qwen3-vl")
-NORMALIZATION = {"qwen-vl": "clip", "qwen3-vl": "half", "glm-4.1v": "clip", "glm-4.6v": "clip"}
+NORMALIZATION = dict.fromkeys(RULES, "clip") | {"qwen3-vl": "half", "qwen3-omni": "half"}
+SECONDS = {"qwen-vl": "second_per_grid_ts"} | dict.fromkeys(("qwen2.5-omni", "qwen3-omni"), "video_second_per_grid")
+"""What processors call the seconds between steps."""
 TILINGS = {markup: "native_grown" if markup.startswith("glm") else "native" for markup in RULES}
 
 
@@ -79,9 +87,11 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Any:
     from transformers.models.glm4v.video_processing_glm4v import Glm4vVideoProcessor
     from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
     from transformers.models.glm46v.video_processing_glm46v import Glm46VVideoProcessor
+    from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
     from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+    from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
@@ -89,6 +99,8 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Any:
         film, whole = {
             "qwen-vl": (Qwen2VLVideoProcessor, Qwen2_5_VLProcessor),
             "qwen3-vl": (Qwen3VLVideoProcessor, Qwen3VLProcessor),
+            "qwen2.5-omni": (Qwen2VLVideoProcessor, Qwen2_5OmniProcessor),
+            "qwen3-omni": (Qwen2VLVideoProcessor, Qwen3OmniMoeProcessor),
             "glm-4.1v": (Glm4vVideoProcessor, Glm4vProcessor),
             "glm-4.6v": (Glm46VVideoProcessor, Glm46VProcessor),
         }[markup]
@@ -103,6 +115,11 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Any:
         pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2, **half)
         capped = {"cap_pixels_per_frame": rule.capped} | ({"max_video_tokens": rule.max_tokens} if rule.capped else {})
         films = film(size=size, patch_size=PATCH, fps=rule.fps, max_frames=rule.max_frames, **half, **capped)
+        if markup.endswith("omni"):
+            extractor = transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=300)
+            processor = apart(whole)(pictures, films, extractor, fast(tokenizer, special, **roles_of_omni(markup)))
+            processor.videos_kwargs = {"size": size, "fps": rule.fps}  # else its own, whatever its parts say
+            return processor
         return apart(whole)(pictures, fast(tokenizer, special), films)
 
     return build
@@ -151,8 +168,8 @@ def test_frames_are_what_the_processor_makes_of_them(markup: str, capped: bool, 
         assert_shown(data.sample(sample), told, pixels)
         (video,) = data.sample(sample).images
         assert (video.steps, video.rows, video.columns) == tuple(told["video_grid_thw"][0])
-        if markup == "qwen-vl":
-            assert video.film.seconds == told["second_per_grid_ts"][0]
+        if markup in SECONDS:
+            assert video.film.seconds == told[SECONDS[markup]][0]
 
 
 @pytest.mark.parametrize("markup", RULES)
@@ -258,6 +275,21 @@ def test_a_folder_says_how_its_videos_are_shown(oracle: Any, tmp_path: Path) -> 
     assert saved == replace(RULES["qwen3-vl"], max_tokens=768)
 
 
+@pytest.mark.parametrize(
+    ("markup", "model"), [("qwen2.5-omni", "qwen2.5-omni-3b"), ("qwen3-omni", "qwen3-omni-30b-a3b")]
+)
+def test_a_thinker_s_processor_has_sizes_of_its_own(markup: str, model: str, oracle: Any, tmp_path: Path) -> None:
+    """It asks its part for them in every call, whatever the part's file says."""
+    default = VIDEO_RULES[markup]
+    said = {"size": {"shortest_edge": 4096, "longest_edge": 8192}, "min_pixels": 3136, "max_pixels": 9999, "fps": 4}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    assert video_rule(tmp_path, default, preset(model).vision).value == replace(default, fps=4)
+    processor = type(oracle(markup, written_tokenizer(tmp_path / "tokenizer.json"), RULES[markup]))
+    assert processor.videos_kwargs["size"] == {
+        "shortest_edge": default.min_pixels, "longest_edge": default.max_pixels,
+    }  # fmt: skip
+
+
 def rejected(tmp_path: Path, records: list[dict[str, Any]], **more: Any) -> list[tuple[int, str, str]]:
     made(tmp_path, "qwen-vl", [OF_WORDS, *records], max_rejects=len(records), **more)
     found = [json.loads(line) for line in (tmp_path / "dataset/rejected.jsonl").read_text().splitlines()]
@@ -342,7 +374,7 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     data = made(tmp_path, markup, records)
     index = pack_of(np.arange(3))
     pack = PackDataset(data, index, Needs(True, True, True))[0]
-    apart = markup != "qwen-vl"
+    apart = markup not in SECONDS
     video = data.sample(1).images[0]
     steps, grid = video.steps, (video.rows, video.columns)
     assert pack.grids == ((1, 8, 4), *([(1, *grid)] * steps if apart else [(steps, *grid)]))
@@ -351,7 +383,7 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     shown = [start + place for start, count in zip(pack.image_starts, tokens, strict=True) for place in range(count)]
     assert pack.image_positions.tolist() == shown
     assert pack.seconds == (1.0, *[video.film.seconds] * (len(pack.grids) - 1))
-    assert markup == "glm-4.1v" or video.film.seconds != 1.0  # which sees two frames a second
+    assert markup in ("glm-4.1v", "qwen2.5-omni") or video.film.seconds != 1.0  # which sees two frames a second
     assert text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, NativeResolution()).shape == (
         3,
         sum(pack.lengths),

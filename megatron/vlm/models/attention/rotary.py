@@ -8,8 +8,8 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.attention.positions import text_and_image_positions
 from megatron.vlm.models.attention.rotation import Rotation, rotation
-from megatron.vlm.models.vit.native import text_and_image_positions
 from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
