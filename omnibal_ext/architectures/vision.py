@@ -20,6 +20,10 @@ class VideoClock:
     two tokens at either end of both share one (Qwen2.5-Omni). None: each token of sound is behind the steps that have
     begun, and positions are fractions (Qwen3-Omni)."""
 
+    def __str__(self) -> str:
+        turns = "step by step" if self.chunk_seconds is None else f"in turns of {self.chunk_seconds:g} seconds"
+        return f"{self.per_second:g} positions a second, a video and its sound {turns}"
+
 
 @dataclass(frozen=True)
 class NativeResolution:

@@ -184,13 +184,13 @@ def _token_positions(pack: Pack) -> np.ndarray:
     if (ticks := getattr(config, "position_id_per_seconds", None)) is not None:
         clock = VideoClock(ticks, config.seconds_per_chunk if pack.how.chunks else None)
     seconds = [image.film.seconds if image.film else 1.0 for image in pack.images for _ in image.grids]
+    turns = [one for sample in pack.samples for one in sample.get("turns", ())]
+    native = NativeResolution(SQUARE, positions_per_second=pace, clock=clock)
     of_media = torch.isin(pack.ids, torch.tensor([config.image_token_id, config.video_token_id]))
     tokens = of_media.nonzero()[:, 0].tolist()
     counts = [steps * rows * columns // SQUARE**2 for steps, rows, columns in grids]
     starts = [tokens[before] for before in np.cumsum([0, *counts])[:-1]]
-    return text_and_image_positions(
-        pack.lengths, grids, starts, NativeResolution(SQUARE, positions_per_second=pace, clock=clock), seconds
-    )
+    return text_and_image_positions(pack.lengths, grids, starts, native, seconds, turns)
 
 
 SEEN: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = {

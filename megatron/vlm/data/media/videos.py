@@ -48,6 +48,7 @@ class VideoFacts(NamedTuple):
     size: tuple[int, int]  # width and height in pixels, as it is shown
     frames: int
     seconds: float  # from the start of the first frame to the end of the last one
+    has_sound: bool = False
 
     @property
     def rate(self) -> float:
@@ -83,7 +84,7 @@ def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
     try:
         with _opened(path, place) as container:
             scan = _scanned(container, max_pixels)
-            missing = _missing(scan, container)
+            missing, has_sound = _missing(scan, container), bool(container.streams.audio)
     except Exception as error:  # a broken file makes FFmpeg raise nearly anything
         raise Rejected("not_a_video", f"{path}: {str(error)[:200]}") from error
     (width, height), frames = scan.size, scan.frames
@@ -97,7 +98,7 @@ def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
         )
     if not scan.end > scan.begin:
         raise Rejected("not_a_video", f"{path}: nothing says when its {frames} frames are shown; encode it again")
-    return VideoFacts(scan.size, frames, scan.end - scan.begin)
+    return VideoFacts(scan.size, frames, scan.end - scan.begin, has_sound)
 
 
 @dataclass(slots=True)
