@@ -22,6 +22,7 @@ from tests.unit.data.noises import chirp, encoded, write_wav
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.test_sound_samples import HEARD
 from tests.unit.data.test_videos import RULES, SHOWN, made, oracle, written
+from tools import preprocess_data
 
 pytest.importorskip("soxr")
 __all__ = ["oracle"]
@@ -207,6 +208,11 @@ def test_only_models_that_see_and_hear_take_the_flag(films: Path) -> None:
     assert resolve_settings({"tokenizer-model": "x"}, "qwen2.5-omni-3b")["clock"].value == VideoClock(25, 2)
     assert "clock" not in resolve_settings({"tokenizer-model": "x"}, "qwen3-vl-4b")
     assert set(SOUND_RULES) == set(CLOCKS)
+    words = ["--input", "x", "--output-dir", "y", "--model", "qwen3-omni-30b-a3b", "--tokenizer-model", "z"]
+    for flag in (True, False):
+        given = preprocess_data._parser().parse_args([*words, *["--use-audio-in-video"] * flag])
+        recipe = preprocess_data.recipe_by(given, preprocess_data.choices_of(given))
+        assert (recipe.use_audio_in_video, recipe.clock) == (flag, VideoClock(13))
 
 
 def test_how_videos_are_heard_decides_a_dataset(films: Path) -> None:

@@ -29,56 +29,56 @@ def text_and_image_positions(
     video's tokens and its own sound's, which both begin at one position; () for all others.
     """
     seconds, turns = seconds or [1.0] * len(grids), turns or [()] * len(grids)
-    images, begin, found = list(zip(starts, grids, seconds, turns, strict=True)), 0, []
+    images, begin = list(zip(starts, grids, seconds, turns, strict=True)), 0
+    counts_fractions = native.clock is not None and native.clock.chunk_seconds is None
+    positions = np.zeros((3, sum(lengths)), np.float32 if counts_fractions else np.int64)
     for length in lengths:
-        sample = _Sample(native, length)
+        sample = _Sample(native, positions[:, begin : begin + length])
         while images and images[0][0] < begin + length:
             start, grid, interval, by_turns = images.pop(0)
             sample.image(start - begin, grid, interval, by_turns)
         sample.words(length)
-        found += sample.pieces
         begin += length
-    return np.concatenate(found, axis=1) if found else np.zeros((3, 0), np.int64)
+    return positions
 
 
 class _Sample:
-    """Positions of a sample's first tokens, piece by piece as transformers adds them up: fractions are rounded."""
+    """Writes a sample's positions, piece by piece as transformers adds them up: fractions are rounded."""
 
-    def __init__(self, native: NativeResolution, length: int) -> None:
-        clock = native.clock
-        self.native, self.clock, self.length = native, clock, length
-        self.kind: Any = np.float32 if clock is not None and clock.chunk_seconds is None else np.int64
-        self.pieces: list[NDArray[Any]] = []
+    def __init__(self, native: NativeResolution, positions: NDArray[Any]) -> None:
+        """`positions`: of all its tokens [3, tokens]; those of the first `tokens` are written."""
+        self.native, self.clock, self.positions = native, native.clock, positions
+        self.kind = positions.dtype.type
         self.tokens, self.next = 0, self.kind(0)
 
     def words(self, until: int) -> None:
         """Up to this token, one position each."""
-        if (count := min(until, self.length) - self.tokens) > 0:
-            self._add(np.broadcast_to(np.arange(count).astype(self.kind), (3, count)))
+        if (count := min(until, self.positions.shape[1]) - self.tokens) > 0:
+            self._add(np.arange(count, dtype=self.kind), count)
             self.next = self.next + self.kind(count)
 
     def image(self, start: int, grid: Grid, interval: float, turns: Sequence[int]) -> None:
         """The words before an image or video, and its tokens."""
         if self.clock is None:
             self.words(start)
-            self._add(self._steps_rows_columns(grid, interval))
+            self._show(grid, interval)
             self.next = self.next + self.kind(max(grid[1:]) // self.native.merge)
         elif turns:
             self.words(start - 2)
             self._two_marks()
-            self._add(self._by_turns(self._steps_rows_columns(grid, interval), turns))
+            self._show(grid, interval, turns)
             self._go_on_behind(turns[-1])
             self._two_marks()
         else:
             self.words(start - 1)
             self.words(start)
-            self._add(self._steps_rows_columns(grid, interval))
+            self._show(grid, interval)
             self._go_on_behind(self.tokens - start)
             self.words(self.tokens + 1)
 
     def _go_on_behind(self, tokens: int) -> None:
         """Behind the last of so many tokens on any axis: of a heard video, those of its last turn."""
-        self.next = self.pieces[-1][:, -tokens:].max() + self.kind(1)
+        self.next = self.positions[:, self.tokens - tokens : self.tokens].max() + self.kind(1)
 
     def _two_marks(self) -> None:
         """At either end of a video that is heard too."""
@@ -86,27 +86,32 @@ class _Sample:
         if self.clock.chunk_seconds is None:
             self.words(self.tokens + 2)
         else:
-            self._add(np.zeros((3, 2), self.kind))
+            self._add(np.zeros(2, self.kind), 2)
             self.next = self.next + self.kind(1)
 
-    def _by_turns(self, seen: NDArray[Any], turns: Sequence[int]) -> NDArray[Any]:
-        heard = np.broadcast_to(np.arange(sum(turns[1::2])).astype(self.kind), (3, sum(turns[1::2])))
+    def _add(self, places: NDArray[Any], count: int) -> None:
+        self.positions[:, self.tokens : self.tokens + count] = self.next + places
+        self.tokens += count
+
+    def _show(self, grid: Grid, interval: float, turns: Sequence[int] = ()) -> None:
+        """The tokens of an image or video, of a heard one those of its sound between them."""
+        steps, rows, columns = grid[0], grid[1] // self.native.merge, grid[2] // self.native.merge
+        seen = np.empty((3, steps, rows, columns), self.kind)
+        seen[0] = self._times(steps, interval)[:, None, None]
+        seen[1] = np.arange(rows)[:, None]
+        seen[2] = np.arange(columns)
+        if not turns:
+            self._add(seen.reshape(3, -1), seen[0].size)
+            return
         of_sound = np.arange(len(turns)).repeat(turns) % 2 == 1
-        both = np.empty((3, sum(turns)), self.kind)
-        both[:, ~of_sound], both[:, of_sound] = seen, heard
-        return both
+        both = np.empty((3, len(of_sound)), self.kind)
+        both[:, ~of_sound], both[:, of_sound] = seen.reshape(3, -1), np.arange(of_sound.sum())
+        self._add(both, len(of_sound))
 
-    def _add(self, places: NDArray[Any]) -> None:
-        self.pieces.append(self.next + places)
-        self.tokens += places.shape[1]
-
-    def _steps_rows_columns(self, grid: Grid, interval: float) -> NDArray[Any]:
-        steps, rows, columns = grid
-        merge, seconds, pace = self.native.merge, np.float32(interval), self.native.positions_per_second
-        step, row, column = np.indices((steps, rows // merge, columns // merge)).reshape(3, -1).astype(np.float32)
-        time = step
+    def _times(self, steps: int, interval: float) -> NDArray[Any]:
+        seconds, pace = np.float32(interval), self.native.positions_per_second
         if self.clock is not None:  # in the order, and the precision, in which transformers multiplies
-            time = step * seconds * np.float32(self.clock.per_second)
-        elif pace is not None:
-            time = step * (np.float32(pace) * seconds)
-        return np.stack([time, row, column]).astype(self.kind)
+            return (np.arange(steps, dtype=np.float32) * seconds * np.float32(self.clock.per_second)).astype(self.kind)
+        if pace is not None:
+            return (np.arange(steps, dtype=np.float32) * (np.float32(pace) * seconds)).astype(self.kind)
+        return np.arange(steps)

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding_bag, linear
 
