@@ -5,7 +5,8 @@ tokens.bin/.idx     int32   token ids of every sample, one image token for each 
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
 images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}; "place", its location inside the
                             input file; "film", a video's sampled frames; "crcs", CRC-32 of its file or frames' files
-sounds.bin/.idx     uint8   JSON list of {"path", "samples", "frames", "tokens", "place", "crcs"}: for models that hear
+sounds.bin/.idx     uint8   JSON list of {"path", "samples", "frames", "tokens", "place", "crcs"}: for models that hear;
+                            "video" and "turns", of a video's own sound which one it is and how their tokens take turns
 sizes.npz                   of every sample: tiles, tokens (all image and audio tokens counted), supervised tokens, its
                             line number in the input file, and mel frames for models that hear
 manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, checksums

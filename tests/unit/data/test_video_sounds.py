@@ -27,7 +27,7 @@ from tools import preprocess_data
 pytest.importorskip("soxr")
 __all__ = ["oracle"]
 CLOCKS = {"qwen2.5-omni": VideoClock(25, 2.0), "qwen3-omni": VideoClock(13)}
-LONG, SHORT, SECONDS = 6, 2, 5
+LONG, SHORT, SECONDS = 8, 2, 5
 """Seconds of the sound of two films, and of what is seen of them."""
 
 
@@ -162,7 +162,8 @@ REJECTED: dict[str, tuple[dict[str, Any], str]] = {
     "no yes or no": ({"video": "long.mkv", "use_audio_in_video": "yes"}, "malformed_line"),
     "a short sound": ({"video": "click.mkv"}, "too_short_audio"),
     "another container": ({"video": "said.ts"}, "not_audio"),
-    "cut": ({"video": "cut.mkv"}, "truncated_video"),
+    "a cut sound": ({"video": "cut.mkv"}, "truncated_audio"),
+    "cut": ({"video": "half.mkv"}, "truncated_video"),
 }
 
 
@@ -172,6 +173,7 @@ def test_what_cannot_be_heard_of_a_video_is_rejected_by_name(case: str, films: P
 
     write_talkie(films / "click.mkv", noise(8, 64, 48), 4, wave_of(0.01, 0))
     (films / "cut.mkv").write_bytes((films / "long.mkv").read_bytes()[:-20000])
+    (films / "half.mkv").write_bytes((films / "long.mkv").read_bytes()[:100000])
     with av.open(films / "said.ts", "w", format="mpegts") as container:
         film: Any = container.add_stream("mpeg2video", rate=25)
         film.height, film.width, film.pix_fmt = 48, 64, "yuv420p"

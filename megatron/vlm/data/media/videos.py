@@ -112,6 +112,8 @@ class _Scan:
     end: float = -inf
     last: float = -inf
     """End of the last packet; edit lists may show less."""
+    heard: float = -inf
+    """End of the last packet of a sound, which may be longer than what is shown."""
     cut: bool = False  # inside the last packet
 
 
@@ -120,7 +122,11 @@ def _scanned(container: "InputContainer", max_pixels: int) -> _Scan:
     stream = _video_stream(container)
     width, height = stream.width, stream.height
     scan = _Scan((width, height) if width * height > max_pixels else (0, 0))
-    for packet in container.demux(stream):
+    for packet in container.demux(stream, *container.streams.audio):
+        if packet.stream.index != stream.index:
+            ends = ((_start(packet) or 0) + (packet.duration or 0)) * (packet.time_base or 0)
+            scan.heard = max(scan.heard, float(ends))
+            continue
         if not any(scan.size):
             scan.size = next((_shown_size(frame) for frame in packet.decode()), scan.size)
         if (start := _start(packet)) is None:
@@ -144,8 +150,8 @@ def _missing(scan: _Scan, container: "InputContainer") -> str:
         if not long or scan.last <= long - FRAMES_LESS * (scan.end - scan.begin) / max(scan.frames, 1):
             return f"{scan.packets} frames where the file says {said}"
     first, long = ((ticks or 0) / 1e6 for ticks in (container.start_time, container.duration))
-    last = max(scan.last, 0)
-    if not said and last < first + SHORTEST_SHARE * long - 1:  # sound may be somewhat longer
+    last = max(scan.last, scan.heard, 0)
+    if not said and last < first + SHORTEST_SHARE * long - 1:  # subtitles may be somewhat longer
         return f"ends at {last:g} seconds of {first + long:g}"
     return ""
 
