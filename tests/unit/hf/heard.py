@@ -146,12 +146,10 @@ def known(ids: Tensor, data: ChatDataset) -> Tensor:
     words = ids % ORDINARY
     for mark, token in zip(marks, (models.IMAGE_TOKEN, models.VIDEO_TOKEN, models.AUDIO_TOKEN), strict=True):
         words = torch.where(ids == mark, token, words)
-    for name in ("<|vision_bos|>", "<|vision_start|>"):
-        if name in data.manifest["special_tokens"]:
-            words = torch.where(ids == data.manifest["special_tokens"][name], models.VISION_START, words)
-    for name in ("<|audio_bos|>", "<|audio_start|>"):
-        if name in data.manifest["special_tokens"]:
-            words = torch.where(ids == data.manifest["special_tokens"][name], models.AUDIO_START, words)
+    for kind, token in (("vision", models.VISION_START), ("audio", models.AUDIO_START)):
+        for name in (f"<|{kind}_bos|>", f"<|{kind}_start|>"):
+            if name in data.manifest["special_tokens"]:
+                words = torch.where(ids == data.manifest["special_tokens"][name], token, words)
     return words
 
 

@@ -3,6 +3,7 @@
 Each stage is planned by trying every number of layers recomputed in every way, and each tail by trying every cut.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise, product
 
@@ -20,23 +21,23 @@ Tail = tuple[float, float, float, float, float, float]
 """Time, warm-up, ending, pace, forward and backward of its first stage."""
 
 
+def means(problem: LayoutProblem) -> Iterator[np.ndarray]:
+    """Seconds of a layer forward, backward and again, over packs and ranks."""
+    tables = problem.tables
+    return (table.mean(axis=(1, 2)) for table in (tables.forward, tables.backward, tables.recompute))
+
+
 def stage(problem: LayoutProblem, s: int, first: int, end: int) -> tuple[float, float] | None:
     """Mean seconds forward and backward of the layers first .. end - 1 on rank s, recomputing the least that fits."""
-    tables = problem.tables
-    forward, backward, again = (
-        table.mean(axis=(1, 2)) for table in (tables.forward, tables.backward, tables.recompute)
-    )
+    tables, (forward, backward, again) = problem.tables, means(problem)
     held = problem.slices((first, end))[0]
     ways_here = WAYS[: len(tables.offered)]
     counts = [held[COLUMNS.index(kind)] if tables.offered[way] else 0 for way, (_, kind) in enumerate(ways_here)]
     best = None
     for numbers in product(*(range(count + 1) for count in counts)):
-        of_kind = {
-            kind: sum(n for n, (_, k) in zip(numbers, ways_here, strict=True) if k == kind) for _, kind in ways_here
-        }
-        if any(number > held[COLUMNS.index(kind)] for kind, number in of_kind.items()):
+        ways, kinds = np.array(numbers), np.array([kind for _, kind in ways_here])
+        if any(ways[kinds == kind].sum() > held[COLUMNS.index(kind)] for kind in kinds):
             continue
-        ways = np.array(numbers)
         if problem.rank_bytes(s, held[None], ways[None]) > problem.memory_bytes:
             continue
         seconds = float(held @ backward + ways @ again)
@@ -72,10 +73,7 @@ def least_time(problem: LayoutProblem) -> float | None:
 
 
 def time_of(problem: LayoutProblem, layout: Layout) -> float:
-    tables = problem.tables
-    forward, backward, again = (
-        table.mean(axis=(1, 2)) for table in (tables.forward, tables.backward, tables.recompute)
-    )
+    forward, backward, again = means(problem)
     held, ways = problem.counts(layout)
     tail: Tail = (0.0,) * 6
     for s in reversed(range(problem.ranks)):
