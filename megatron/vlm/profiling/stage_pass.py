@@ -134,7 +134,7 @@ def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int
     size, tokens = architecture.vision.image_size, sum(lengths)
     grids: tuple[Grid, ...] = ()
     if architecture.vision.native:
-        grids, starts = _images(architecture.vision.native, tiles, tokens)
+        grids, starts = _images(architecture.vision.native, tiles, lengths)
     else:
         starts = _tile_starts(architecture, tiles, lengths)
     if grids:
@@ -173,23 +173,29 @@ def _sounds(audio: AudioArchitecture, frames: int, tokens: int, samples: int) ->
 
 def _tile_starts(architecture: Architecture, tiles: int, lengths: Sequence[int]) -> tuple[int, ...]:
     """First token of each tile whose tokens are all in one sample."""
-    edges, per_tile = [sum(lengths[:n]) for n in range(len(lengths) + 1)], architecture.image_tokens_per_tile
+    per_tile = architecture.image_tokens_per_tile
     starts = (tile * per_tile for tile in range(tiles))
-    return tuple(start for start in starts if any(a <= start and start + per_tile <= b for a, b in pairwise(edges)))
+    return tuple(start for start in starts if _fits(start, per_tile, lengths))
 
 
-def _images(native: NativeResolution, patches: int, tokens: int) -> tuple[tuple[Grid, ...], tuple[int, ...]]:
-    """(grids, first token of each image); `tokens`, the sequence's end, for an image that does not fit."""
+def _fits(start: int, tokens: int, lengths: Sequence[int]) -> bool:
+    """Whether so many tokens from `start` on are all in one sample."""
+    edges = [sum(lengths[:n]) for n in range(len(lengths) + 1)]
+    return any(a <= start and start + tokens <= b for a, b in pairwise(edges))
+
+
+def _images(native: NativeResolution, patches: int, lengths: Sequence[int]) -> tuple[tuple[Grid, ...], tuple[int, ...]]:
+    """(grids, first token of each image); the sequence's end for the first that crosses samples, and all behind it."""
     merge, grids, starts, left, begin = native.merge, [], [], patches, 0
     while left >= merge**2:
         most = min(left, IMAGE_PATCHES)
         columns = isqrt(most) // merge * merge
         rows = most // columns // merge * merge
-        end = begin + rows * columns // merge**2
+        count = rows * columns // merge**2
         grids.append((1, rows, columns))
-        starts.append(begin if end <= tokens else tokens)
-        left -= rows * columns
-        begin = end
+        begin = begin if _fits(begin, count, lengths) else sum(lengths)
+        starts.append(begin)
+        left, begin = left - rows * columns, min(begin + count, sum(lengths))
     return tuple(grids), tuple(starts)
 
 
