@@ -97,11 +97,11 @@ def choice_in_words(said: Mapping[str, Any], tower: Tower | None) -> str:
     """Whether the vision tower is cut or replicated ("beside"), from `predicted["tower"]` of a plan, with either
     layout's predicted iteration and speed relative to the language model alone, or why it has no plan."""
     words, text_only = [], said.get("text_only_step_seconds")
-    for road in ("cut", "beside"):
-        if step := said.get(f"{road}_step_seconds"):
+    for layout in ("cut", "beside"):
+        if step := said.get(f"{layout}_step_seconds"):
             share = f", {text_only / step:.1%} of text-only speed" if text_only else ""
-            words.append(f"{road} {step * 1e3:,.2f} ms{share}")
-        elif reason := said.get(f"no_plan_{road}"):
-            words.append(f"{road}: {reason}")
+            words.append(f"{layout} {step * 1e3:,.2f} ms{share}")
+        elif reason := said.get(f"no_plan_{layout}"):
+            words.append(f"{layout}: {reason}")
     mode = f", {tower.mode}" if tower else ""
     return f"{said['road']}{mode} (predicted: {'; '.join(words)})"

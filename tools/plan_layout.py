@@ -22,9 +22,9 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Interval, Need, ToolParser, flag_name, refuse
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.roads import ROADS, plan_road
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, make_plan
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
+from omnibal_ext.layout.tower_layout import TOWER_LAYOUTS, plan_tower
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -70,7 +70,7 @@ def _planned(arguments: argparse.Namespace) -> Plan:
         arguments.memory_gib * GIB,
         packs,
     )
-    problem, candidates, said = plan_road(
+    problem, candidates, said = plan_tower(
         problem,
         arguments.tower,
         arguments.method,
@@ -304,7 +304,7 @@ def _parser() -> ToolParser:
     )
     add(
         "--tower",
-        choices=ROADS,
+        choices=TOWER_LAYOUTS,
         default="cut",
         help="the vision tower: cut into stages as all of the chain, whole on every rank beside the pipeline, or auto",
     )

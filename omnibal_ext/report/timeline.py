@@ -18,7 +18,7 @@ from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.tower import TowerCosts, language_profile
 from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import KIND_OF_WAY, KindTables, columns_of, kind_tables
+from omnibal_ext.layout.tables import KIND_OF_OPTION, KindTables, columns_of, kind_tables
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import VISION, Action, Beside, givers
 from omnibal_ext.schedules.placement import Placement
@@ -207,7 +207,7 @@ class _ActionSplit:
             return self._by_part(t.weight, self.held[stage], action, "weight", KINDS[::-1])
         seconds = t.backward - t.weight if self.split else t.backward
         by_kind = np.zeros_like(t.forward)
-        np.add.at(by_kind, KIND_OF_WAY[: len(t.recompute)], t.recompute * self.recomputed[stage][:, None, None])
+        np.add.at(by_kind, KIND_OF_OPTION[: len(t.recompute)], t.recompute * self.recomputed[stage][:, None, None])
         recompute = self._by_part(by_kind, 1, action, "recompute", KINDS[::-1])
         back = self._by_part(seconds, self.held[stage], action, "backward", KINDS[::-1])
         parts = dict.fromkeys(piece.part for piece in (*back, *recompute))

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnibal_ext.layout import roads
 from omnibal_ext.layout import sweep as sweeping
+from omnibal_ext.layout import tower_layout
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
@@ -66,7 +66,7 @@ OF_A_PLAN: dict[str, tuple[str, str, Any]] = {
     "memory_gib": ("--memory-gib 7.5", "memory_bytes", 7.5 * 2**30),
     "schedule": ("--schedule zb_h1", "schedule_name", "zb_h1"),
     "method": ("--method bmp", "method", "bmp"),
-    "tower": ("--tower auto", "road", "auto"),
+    "tower": ("--tower auto", "tower", "auto"),
     "recompute": ("--recompute full", "recompute", "full"),
     "radius": ("--radius 3", "radius", 3),
     "top_k": ("--top-k 5", "top_k", 5),
@@ -77,7 +77,7 @@ OF_A_PLAN: dict[str, tuple[str, str, Any]] = {
 
 def given_for(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the planner is asked: the problem's fields, and the search's."""
-    catches(monkeypatch, plan_layout, "plan_road", roads.plan_road)
+    catches(monkeypatch, plan_layout, "plan_tower", tower_layout.plan_tower)
     with pytest.raises(CaughtError) as caught:
         plan_layout._planned(planned(words, folder))
     found = caught.value.given

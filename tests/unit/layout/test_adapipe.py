@@ -1,6 +1,6 @@
 """AdaPipe, with which ours is compared, is the published dynamic program and no worse: its formulas, recursively.
 
-Each stage is planned by trying every number of layers recomputed in every way, and each tail by trying every cut.
+Each stage is planned by trying every number of layers recomputed in every option, and each tail by trying every cut.
 """
 
 from functools import cache
@@ -12,7 +12,7 @@ import pytest
 from benchmarks.adapipe import adapipe_layout
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import COLUMNS, WAYS
+from omnibal_ext.layout.tables import COLUMNS, OPTIONS
 
 from .instances import random_problem
 
@@ -27,8 +27,8 @@ def stage(problem: LayoutProblem, s: int, first: int, end: int) -> tuple[float, 
         table.mean(axis=(1, 2)) for table in (tables.forward, tables.backward, tables.recompute)
     )
     held = problem.slices((first, end))[0]
-    ways_here = WAYS[: len(tables.offered)]
-    counts = [held[COLUMNS.index(kind)] if tables.offered[way] else 0 for way, (_, kind) in enumerate(ways_here)]
+    ways_here = OPTIONS[: len(tables.offered)]
+    counts = [held[COLUMNS.index(kind)] if tables.offered[option] else 0 for option, (_, kind) in enumerate(ways_here)]
     best = None
     for numbers in product(*(range(count + 1) for count in counts)):
         of_kind = {
@@ -36,10 +36,10 @@ def stage(problem: LayoutProblem, s: int, first: int, end: int) -> tuple[float, 
         }
         if any(number > held[COLUMNS.index(kind)] for kind, number in of_kind.items()):
             continue
-        ways = np.array(numbers)
-        if problem.rank_bytes(s, held[None], ways[None]) > problem.memory_bytes:
+        options = np.array(numbers)
+        if problem.rank_bytes(s, held[None], options[None]) > problem.memory_bytes:
             continue
-        seconds = float(held @ backward + ways @ again)
+        seconds = float(held @ backward + options @ again)
         best = seconds if best is None else min(best, seconds)
     return None if best is None else (float(held @ forward), best)
 
@@ -76,10 +76,10 @@ def time_of(problem: LayoutProblem, layout: Layout) -> float:
     forward, backward, again = (
         table.mean(axis=(1, 2)) for table in (tables.forward, tables.backward, tables.recompute)
     )
-    held, ways = problem.counts(layout)
+    held, options = problem.counts(layout)
     tail: Tail = (0.0,) * 6
     for s in reversed(range(problem.ranks)):
-        tail = put_before(problem, s, float(held[s] @ forward), float(held[s] @ backward + ways[s] @ again), tail)
+        tail = put_before(problem, s, float(held[s] @ forward), float(held[s] @ backward + options[s] @ again), tail)
     return tail[0]
 
 

@@ -1,4 +1,4 @@
-"""A tower beside the pipeline, planned: what E and V take, bytes and owners by hand; the faster road is taken."""
+"""A tower beside the pipeline, planned: what E and V take, bytes and owners by hand; the faster layout is taken."""
 
 from dataclasses import replace
 
@@ -12,11 +12,11 @@ from omnibal_ext.costs.tower import TowerCosts, language_profile, owners_by_byte
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.anneal import judged
 from omnibal_ext.layout.beside import TowerBeside, largest_share
+from omnibal_ext.layout.insertion_search import insertion_costs
 from omnibal_ext.layout.lists import state_of
-from omnibal_ext.layout.place_search import place_costs
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.roads import _placed, _with_places, plan_beside, plan_road
 from omnibal_ext.layout.search import find_plan, make_plan
+from omnibal_ext.layout.tower_layout import _best_insertions, _with_insertions, plan_beside, plan_tower
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.report.timeline import layout_of, predicted, problem_of
@@ -146,15 +146,15 @@ def test_the_search_judges_places_as_the_simulator_plays_their_lists(schedule: s
         layout = find_plan(alone, "layers")[1][0].layout
         owners = owners_by_bytes(costs.owner_bytes(), 2)
         aside = TowerBeside(Tower(4, owners, ((0,),) * 5), costs, whole.profile, 2, whole.packs)
-        costs_of_places, state = place_costs(whole, alone, layout, aside, 0.0), state_of(alone, layout)
+        costs_of_insertions, state = insertion_costs(whole, alone, layout, aside, 0.0), state_of(alone, layout)
         beside = Beside(drawn_parts(2, 5, seed), not trained)
-        for places in (
+        for insertions in (
             first_and_last(alone.schedule, beside),
             in_time(alone.schedule, 5, alone.placement, beside),
             in_time(alone.schedule, 5, alone.placement, beside, 3, 2),
         ):
-            built = _with_places(whole, alone, aside, places)
-            found = judged(state._replace(places=places), costs_of_places)
+            built = _with_insertions(whole, alone, aside, insertions)
+            found = judged(state._replace(insertions=insertions), costs_of_insertions)
             if full:
                 assert found == pytest.approx(built.step_seconds(layout), rel=1e-9)
             assert found >= built.step_seconds(layout) * (1 - 1e-9)
@@ -163,7 +163,7 @@ def test_the_search_judges_places_as_the_simulator_plays_their_lists(schedule: s
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_auto"])
 def test_a_plan_beside_is_a_plan_that_the_report_reads_back(schedule: str, trained: bool) -> None:
-    """Of the fastest places: all links once, bytes within the memory, and what it is judged by is the same again."""
+    """Of the fastest: all links once, bytes within the memory, and what it is judged by is the same again."""
     whole = problem(3, 2, 6, trained, schedule_name=schedule)
     found, (best,) = plan_beside(whole, "joint", seconds=0.2)
     plan = make_plan(found, [best], "joint")
@@ -186,11 +186,11 @@ def test_a_plan_beside_is_a_plan_that_the_report_reads_back(schedule: str, train
     assert {piece.part for span in of_parts for piece in span.pieces} == {"vit", "other"}
 
 
-def test_the_faster_road_is_taken_and_said() -> None:
+def test_the_faster_layout_is_taken_and_said() -> None:
     whole = problem(1, 2, 6)
     cut = find_plan(whole, "joint", seconds=0.2)[1][0].step_seconds
     beside = plan_beside(whole, "joint", seconds=0.2)[1][0].step_seconds
-    found, candidates, said = plan_road(whole, "auto", "joint", seconds=0.2)
+    found, candidates, said = plan_tower(whole, "auto", "joint", seconds=0.2)
     tower = said["tower"]
     assert candidates[0].step_seconds == min(cut, beside)
     assert (tower["cut_step_seconds"], tower["beside_step_seconds"]) == (cut, beside)
@@ -198,16 +198,16 @@ def test_the_faster_road_is_taken_and_said() -> None:
     assert (found.beside is None) == (tower["road"] == "cut")
     text = find_plan(replace(whole, profile=language_profile(whole.profile)), "joint", seconds=0.2)[1][0].step_seconds
     assert tower["share_of_text_only"] == pytest.approx(text / min(cut, beside))
-    assert plan_road(whole, "cut", "joint", seconds=0.2)[2] == {}
+    assert plan_tower(whole, "cut", "joint", seconds=0.2)[2] == {}
 
 
-def test_a_road_that_has_no_plan_is_said_or_refused() -> None:
+def test_a_layout_that_has_no_plan_is_said_or_refused() -> None:
     alone = problem(1, 1, 4)
-    _, _, said = plan_road(alone, "auto", "joint", seconds=0.2)
+    _, _, said = plan_tower(alone, "auto", "joint", seconds=0.2)
     assert said["tower"]["road"] == "cut"
     assert "needs two pipeline ranks" in said["tower"]["no_plan_beside"]
     with pytest.raises(UserError, match="needs two pipeline ranks"):
-        plan_road(alone, "beside", "joint", seconds=0.2)
+        plan_tower(alone, "beside", "joint", seconds=0.2)
     full = problem(1, 2, 4, memory_bytes=100.0)
     with pytest.raises(
         UserError, match=r"pipeline rank 0 needs .* bytes for the tower beside .*, of 100 bytes: cut the chain"
@@ -216,7 +216,7 @@ def test_a_road_that_has_no_plan_is_said_or_refused() -> None:
 
 
 def test_places_that_take_more_bytes_than_there_are_are_left_out() -> None:
-    """Outputs that wait, which the search of places does not count, are large here."""
+    """Outputs that wait, which the search of insertions does not count, are large here."""
     whole = problem(2, 2, 6, memory_bytes=1e6, packs=None)
     layers = whole.profile.layers | {"projector": replace(whole.profile.layers["projector"], output_bytes=300.0)}
     whole = replace(whole, profile=replace(whole.profile, layers=layers, transfer_seconds_per_byte=0.0))
@@ -224,10 +224,10 @@ def test_places_that_take_more_bytes_than_there_are_are_left_out() -> None:
     aside = TowerBeside(Tower(4, (0, 1, 0, 1), ((0,),) * 6), costs, whole.profile, 2, None)
     alone = replace(whole, profile=language_profile(whole.profile))
     layout = find_plan(alone, "layers")[1][0].layout
-    found, *_ = _placed(whole, alone, layout, aside, 0.0, 0.05)
+    found, *_ = _best_insertions(whole, alone, layout, aside, 0.0, 0.05)
     assert found is not None
     most = max(found[0].stage_peak_bytes(layout))
-    less, short, fullest = _placed(replace(whole, memory_bytes=most - 1), alone, layout, aside, 0.0, 0.05)
+    less, short, fullest = _best_insertions(replace(whole, memory_bytes=most - 1), alone, layout, aside, 0.0, 0.05)
     if less is None:
         assert short > 0
         assert fullest in (0, 1)

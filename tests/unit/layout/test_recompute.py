@@ -54,7 +54,7 @@ def test_fewest_that_fit_is_the_fewest_of_all_for_one_stage_a_rank(seed: int) ->
         assert not again[rank] @ ~problem.whole, "whole layers are counted"
         better = (  # fewer, or as many that save more
             counts
-            for counts in product(*(range(n + 1) for n in held[rank, problem.kind_of_way] * problem.whole))
+            for counts in product(*(range(n + 1) for n in held[rank, problem.kind_of_option] * problem.whole))
             if (sum(counts), -np.array(counts) @ saved + 1e-9) < chosen
         )
         assert all(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omnibal_ext.layout.tables import KIND_OF_WAY, WHOLE, columns_of, kind_tables, kinds_of, ways_of
+from omnibal_ext.layout.tables import KIND_OF_OPTION, WHOLE, columns_of, kind_tables, kinds_of, options_of
 
 from .instances import make_profile
 
@@ -28,7 +28,7 @@ def test_without_packs_every_microbatch_fills_the_budgets() -> None:
     assert tables.forward.shape == (len(columns_of(PROFILE)), 1, 3)
     for kind, forward in zip(kinds_of(PROFILE.chain), tables.forward, strict=False):
         assert (forward == PROFILE.layers[kind].forward_seconds).all()
-    whole = WHOLE[: ways_of(PROFILE.chain)]
+    whole = WHOLE[: options_of(PROFILE.chain)]
     again = tables.recompute[whole]
-    assert np.allclose(again, tables.forward[KIND_OF_WAY[: len(whole)][whole]])  # no other figure was measured
+    assert np.allclose(again, tables.forward[KIND_OF_OPTION[: len(whole)][whole]])  # no other figure was measured
     assert not tables.offered[~whole].any()

@@ -1,4 +1,4 @@
-"""The report of a run whose tower stands beside the pipeline: every E and V drawn, shares whole, both roads said."""
+"""The report of a run whose tower stands beside the pipeline: every E and V drawn, shares whole, both layouts said."""
 
 import re
 from dataclasses import replace
@@ -96,7 +96,7 @@ def test_the_chain_is_cut_behind_the_tower(subject: Subject) -> None:
     assert len(re.findall("class='link (?:patch_embed|vit|projector) recomputed'", page)) == 1
 
 
-def test_both_roads_are_said_with_their_shares_of_text_only_speed(subject: Subject) -> None:
+def test_both_layouts_are_said_with_their_shares_of_text_only_speed(subject: Subject) -> None:
     assert subject.plan.tower is not None
     said = {"road": "beside", "beside_step_seconds": 1.25, "cut_step_seconds": 1.6, "text_only_step_seconds": 1.0}
     for given, words in (

@@ -25,8 +25,10 @@ def drawn(
     placement, random = placement_of(name, ranks, chunks), np.random.default_rng(seed)
     beside = Beside(drawn_parts(ranks, microbatches, seed), ahead)
     language = build_schedule(name, ranks, microbatches, chunks)
-    places = in_time(language, microbatches, placement, beside, early=int(random.integers(0, 9)), together=1 + seed % 3)
-    lists = woven(language, places if seed % 4 else first_and_last(language, beside))
+    insertions = in_time(
+        language, microbatches, placement, beside, early=int(random.integers(0, 9)), together=1 + seed % 3
+    )
+    lists = woven(language, insertions if seed % 4 else first_and_last(language, beside))
     shape = (placement.stages, microbatches)
     forward, backward, transfer, kept, late, transient = random.uniform(0.1, 2.0, (6, *shape))
     costs = StageCosts(

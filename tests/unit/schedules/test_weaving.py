@@ -29,8 +29,8 @@ def test_woven_lists_are_whole_run_and_leave_the_language_models_order(
 ) -> None:
     placement, schedule = placement_of(name, ranks, chunks), build_schedule(name, ranks, microbatches, chunks)
     beside = Beside(drawn_parts(ranks, microbatches, seed), ahead)
-    for places in (first_and_last(schedule, beside), in_time(schedule, microbatches, placement, beside)):
-        found = woven(schedule, places)
+    for insertions in (first_and_last(schedule, beside), in_time(schedule, microbatches, placement, beside)):
+        found = woven(schedule, insertions)
         check_schedule(found, microbatches, placement, beside)
         check_packs(found, chunks)
         assert language_of(found) == schedule
@@ -129,15 +129,15 @@ def test_first_and_last_is_the_pipeline_between(name: str, ranks: int, microbatc
 
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**31))
 def test_any_merging_that_keeps_what_waits_runs(ranks: int, microbatches: int, seed: int) -> None:
-    """Drawn places: what check_schedule takes is what an order of all actions exists for, tried out one by one."""
+    """Drawn insertions: what check_schedule takes is what an order of all actions exists for, tried out one by one."""
     draw = random.Random(seed)
     schedule = build_schedule("1f1b", ranks, microbatches)
     beside = Beside(drawn_parts(ranks, microbatches, seed))
-    places = first_and_last(schedule, beside)
+    insertions = first_and_last(schedule, beside)
     for rank, actions in enumerate(schedule):
-        for row in places[:, rank]:
+        for row in insertions[:, rank]:
             row[row >= 0] = sorted(draw.randint(0, len(actions)) for _ in row[row >= 0])
-    found = woven(schedule, places)
+    found = woven(schedule, insertions)
     if _runs(found, beside):
         check_schedule(found, microbatches, beside=beside)
     else:

@@ -1,11 +1,11 @@
 """Plans with a replicated tower: first the language model's chain as any chain, then E and V among its actions.
 
-1. Of a few ways to hold activations from E to V (all, of half of the ViT's layers inputs alone, of all layers), those
+1. Of a few choices of what is kept from E to V (all, of half of the ViT's layers inputs alone, of all layers), those
    with most bytes first: take the tower's bytes off the memory, and plan the chain from word_embed on as any chain.
-2. Search the ranks that encode each microbatch and the positions of E and V (`place_search`); what fits is simulated
-   on all packs.
+2. Search the ranks that encode each microbatch and the positions of E and V (`insertion_search`); what fits is
+   simulated on all packs.
 3. Where ranks are short of bytes with the outputs that wait there, plan once more with so much less memory.
-4. Take the fastest of all ways, and search its positions longer. Where a way recomputes nothing of the language model,
+4. Take the fastest of all, and search its positions longer. Where one recomputes nothing of the language model,
    no later one can be faster.
 """
 
@@ -21,7 +21,7 @@ from omnibal_ext.arrays import Ints
 from omnibal_ext.costs.tower import TowerCosts, language_profile, owners_by_bytes
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside, largest_share
-from omnibal_ext.layout.place_search import place_costs, searched_places
+from omnibal_ext.layout.insertion_search import insertion_costs, searched_insertions
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
 from omnibal_ext.plan_tower import Tower
@@ -30,17 +30,17 @@ from omnibal_ext.schedules.weaving import NONE, first_and_last, woven
 from omnibal_ext.units import in_bytes
 
 Planned = tuple[LayoutProblem, Candidate]
-Placing = Callable[[float], tuple[Planned | None, float, int]]
-"""Positions searched for so many seconds, as `_placed` gives them."""
-ROADS = ("cut", "beside", "auto")
+Search = Callable[[float], tuple[Planned | None, float, int]]
+"""Positions searched for so many seconds, as `_best_insertions` gives them."""
+TOWER_LAYOUTS = ("cut", "beside", "auto")
 JUDGED = 4
 """So many that fit, the fastest on some iterations, are simulated on all."""
 TRIES = 3
-"""A way is planned at most so many times, each time with less memory by the bytes that it was short of."""
+"""Each choice of what is kept is planned at most so often, each time with less memory by the bytes it was short of."""
 
 
 @dataclass(frozen=True)
-class Way:
+class Kept:
     """What is kept from E to V."""
 
     recompute: tuple[int, ...]
@@ -49,23 +49,23 @@ class Way:
     """That a rank has room for between E and V."""
 
 
-def plan_road(
-    problem: LayoutProblem, road: str, method: str, *, recompute: str = "fewest", radius: int = 1, top_k: int = 10,
+def plan_tower(
+    problem: LayoutProblem, tower: str, method: str, *, recompute: str = "fewest", radius: int = 1, top_k: int = 10,
     seconds: float = 4.0,
 ) -> tuple[LayoutProblem, list[Candidate], dict[str, Any]]:  # fmt: skip
-    """`find_plan` of one of `ROADS`; with "auto" of the faster one.
+    """`find_plan` of one of `TOWER_LAYOUTS`; with "auto" of the faster one.
 
-    Also what plan.json says of the choice: step seconds of each road (or why it has no plan), those of
+    Also what plan.json says of the choice: step seconds of each layout (or why it has no plan), those of
     the language model alone, the tower's work left out, and the share of that throughput that the plan reaches.
     Raises UserError where nothing fits.
     """
     options: dict[str, Any] = {"recompute": recompute, "radius": radius, "top_k": top_k}
-    if road == "cut":
+    if tower == "cut":
         return *find_plan(problem, method, seconds=seconds, **options), {}
     plans: dict[str, tuple[LayoutProblem, list[Candidate]]] = {}
     said: dict[str, Any] = {}
     for name, plan in (("cut", find_plan), ("beside", plan_beside)):
-        if road in (name, "auto"):
+        if tower in (name, "auto"):
             try:
                 plans[name] = plan(problem, method, seconds=seconds, **options)
             except UserError as error:
@@ -76,8 +76,8 @@ def plan_road(
     step = plans[chosen][1][0].step_seconds
     said |= {f"{name}_step_seconds": candidates[0].step_seconds for name, (_, candidates) in plans.items()}
     with suppress(UserError):
-        alone = replace(problem, profile=language_profile(problem.profile))
-        text = find_plan(alone, method, seconds=seconds, **options)[1][0].step_seconds
+        language = replace(problem, profile=language_profile(problem.profile))
+        text = find_plan(language, method, seconds=seconds, **options)[1][0].step_seconds
         said |= {"text_only_step_seconds": text, "share_of_text_only": text / step}
     return *plans[chosen], {"tower": {"road": chosen, **said}}
 
@@ -102,12 +102,12 @@ def plan_beside(
             "packs wider than a rank go with no tower beside the pipeline: --tower cut, or pack without --widths"
         )
     costs = TowerCosts.of(problem.profile)
-    found: list[tuple[Planned, Placing]] = []
+    found: list[tuple[Planned, Search]] = []
     refusal: UserError | None = None
-    ways = list(_ways(problem, costs))
-    for way in ways:
+    choices = list(_kept_choices(problem, costs))
+    for kept in choices:
         try:
-            found.append(_plan_way(problem, costs, way, method, seconds / len(ways), options))
+            found.append(_plan_kept(problem, costs, kept, method, seconds / len(choices), options))
         except UserError as error:
             refusal = refusal or error
             continue
@@ -117,47 +117,47 @@ def plan_beside(
     if not found:
         assert refusal is not None
         raise refusal
-    best, placing = min(found, key=lambda one: one[0][1].step_seconds)
-    longer, *_ = placing(seconds)
+    best, search = min(found, key=lambda one: one[0][1].step_seconds)
+    longer, *_ = search(seconds)
     whole, candidate = min((best, longer or best), key=lambda planned: planned[1].step_seconds)
     return whole, [candidate]
 
 
-def _ways(problem: LayoutProblem, costs: TowerCosts) -> Iterator[Way]:
+def _kept_choices(problem: LayoutProblem, costs: TowerCosts) -> Iterator[Kept]:
     if not costs.trained:
-        yield Way((), 0)
+        yield Kept((), 0)
         return
     share, vit = problem.microbatches / problem.ranks, costs.vit_links
-    yield from (Way((), packs) for packs in dict.fromkeys((np.ceil(share), min(share, 2.0))))
-    yield Way(vit[::2], min(share, 2.0))
-    yield Way(vit, min(share, 3.0))
+    yield from (Kept((), packs) for packs in dict.fromkeys((np.ceil(share), min(share, 2.0))))
+    yield Kept(vit[::2], min(share, 2.0))
+    yield Kept(vit, min(share, 3.0))
 
 
-def _plan_way(
-    problem: LayoutProblem, costs: TowerCosts, way: Way, method: str, seconds: float, options: dict[str, Any]
-) -> tuple[Planned, Placing]:
-    """The way's plan, and how places are searched for it."""
+def _plan_kept(
+    problem: LayoutProblem, costs: TowerCosts, kept: Kept, method: str, seconds: float, options: dict[str, Any]
+) -> tuple[Planned, Search]:
+    """The plan that keeps so much, and the search for its insertion points."""
     profile, budget = problem.profile, float(problem.profile.vit_budget)
     owners = owners_by_bytes(costs.owner_bytes(), problem.ranks * profile.tensor_model_parallel_size)
-    tower = Tower(costs.links, owners, ((0,),) * problem.microbatches, "bubbles", way.recompute)
-    aside = TowerBeside(tower, costs, profile, problem.ranks, problem.packs)
+    tower = Tower(costs.links, owners, ((0,),) * problem.microbatches, "bubbles", kept.recompute)
+    beside = TowerBeside(tower, costs, profile, problem.ranks, problem.packs)
     share = float(largest_share(np.array(budget), profile.tensor_model_parallel_size, costs.unit))
-    held = share * (costs.kept_bytes(way.recompute) * way.packs + costs.working_bytes(way.recompute))
+    held = share * (costs.kept_bytes(kept.recompute) * kept.packs + costs.working_bytes(kept.recompute))
     waiting = share * costs.output_bytes * min(problem.microbatches, 2 * problem.ranks)
-    less = float(aside.fixed_bytes.max()) + held + waiting
+    less = float(beside.fixed_bytes.max()) + held + waiting
     for _ in range(TRIES):
         if less >= problem.memory_bytes:
-            rank = aside.fixed_bytes.argmax()
+            rank = beside.fixed_bytes.argmax()
             raise UserError(
                 f"pipeline rank {rank} needs {in_bytes(less)} for the tower beside the pipeline (copies, sums, "
                 f"what is kept and waits), of {in_bytes(problem.memory_bytes)}: cut the chain, or use more memory"
             )
-        alone = replace(problem, profile=language_profile(profile), memory_bytes=problem.memory_bytes - less)
-        alone, candidates = find_plan(alone, method, seconds=seconds / 2, **options)
-        placing = partial(_placed, problem, alone, candidates[0].layout, aside, waiting)
-        found, short, fullest = placing(seconds / 2)
+        language = replace(problem, profile=language_profile(profile), memory_bytes=problem.memory_bytes - less)
+        language, candidates = find_plan(language, method, seconds=seconds / 2, **options)
+        search = partial(_best_insertions, problem, language, candidates[0].layout, beside, waiting)
+        found, short, fullest = search(seconds / 2)
         if found is not None:
-            return found, placing
+            return found, search
         less, waiting = less + short, waiting + short
     raise UserError(
         f"pipeline rank {fullest} is {in_bytes(short)} short of {in_bytes(problem.memory_bytes)} with the "
@@ -165,14 +165,16 @@ def _plan_way(
     )
 
 
-def _placed(
-    problem: LayoutProblem, alone: LayoutProblem, layout: Layout, aside: TowerBeside, waiting: float, seconds: float
+def _best_insertions(
+    problem: LayoutProblem, language: LayoutProblem, layout: Layout, beside: TowerBeside, waiting: float, seconds: float
 ) -> tuple[Planned | None, float, int]:
     """The fastest positions that fit, or None; the least bytes that positions are short of, and the pipeline rank."""
     fitting: list[Planned] = []
     least_short, fullest = np.inf, 0
-    for places in searched_places(alone, layout, place_costs(problem, alone, layout, aside, waiting), aside, seconds):
-        whole = _with_places(problem, alone, aside, places)
+    for insertions in searched_insertions(
+        language, layout, insertion_costs(problem, language, layout, beside, waiting), beside, seconds
+    ):
+        whole = _with_insertions(problem, language, beside, insertions)
         peaks = whole.stage_peak_bytes(layout)
         short = max(peaks) - problem.memory_bytes
         least_short, fullest = min((least_short, fullest), (short, peaks.index(max(peaks))))
@@ -183,11 +185,15 @@ def _placed(
     return min(fitting, key=lambda planned: planned[1].step_seconds, default=None), float(least_short), fullest
 
 
-def _with_places(problem: LayoutProblem, alone: LayoutProblem, aside: TowerBeside, places: Ints) -> LayoutProblem:
+def _with_insertions(
+    problem: LayoutProblem, language: LayoutProblem, beside: TowerBeside, insertions: Ints
+) -> LayoutProblem:
     """The problem with these lists, its memory whole again."""
-    parts = tuple(tuple(np.flatnonzero(places[0, :, m] != NONE).tolist()) for m in range(problem.microbatches))
-    mode = "bubbles" if aside.costs.trained else "ahead"
-    if mode == "bubbles" and np.array_equal(places, first_and_last(alone.schedule, Beside(parts))):
+    parts = tuple(tuple(np.flatnonzero(insertions[0, :, m] != NONE).tolist()) for m in range(problem.microbatches))
+    mode = "bubbles" if beside.costs.trained else "ahead"
+    if mode == "bubbles" and np.array_equal(insertions, first_and_last(language.schedule, Beside(parts))):
         mode = "first"
-    beside = replace(aside, tower=replace(aside.tower, parts=parts, mode=mode))
-    return replace(alone, lists=woven(alone.schedule, places), beside=beside, memory_bytes=problem.memory_bytes)
+    beside = replace(beside, tower=replace(beside.tower, parts=parts, mode=mode))
+    return replace(
+        language, lists=woven(language.schedule, insertions), beside=beside, memory_bytes=problem.memory_bytes
+    )
