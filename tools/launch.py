@@ -66,6 +66,7 @@ from omnibal_ext.output import say
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
+from omnibal_ext.plan_tower import tower_layout
 from omnibal_ext.schedules.schedule import OFFERED, offered
 from omnibal_ext.trainer_flags import FORWARDED_FLAGS
 from omnibal_ext.units import GIB
@@ -370,7 +371,7 @@ def _parser() -> ToolParser:
     add("--virtual-pipeline-model-parallel-size", type=int, default=1)
     add("--method", choices=METHODS, default="joint", help="see tools/plan_layout.py")
     add("--schedule", type=offered, choices=OFFERED, default="1f1b")
-    add("--tower", choices=TOWER_LAYOUTS, default="cut", help="the vision tower: see tools/plan_layout.py")
+    add("--tower", type=tower_layout, choices=TOWER_LAYOUTS, default="cut", help="see tools/plan_layout.py")
     add("--recompute", default="fewest", choices=("fewest", "full"))
     add("--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest")
     add("--memory-gib", type=float, help="of one device; no limit unless given")

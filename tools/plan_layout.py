@@ -30,7 +30,7 @@ from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.packers.budgets import budgets_for
 from omnibal_ext.plan import Plan, StagePlan, layer_ranges
-from omnibal_ext.plan_tower import Tower, choice_in_words
+from omnibal_ext.plan_tower import Tower, choice_in_words, tower_layout
 from omnibal_ext.schedules.schedule import OFFERED, offered
 from omnibal_ext.sizes import FRAMES, Sizes
 from omnibal_ext.units import GIB, in_bytes
@@ -240,7 +240,7 @@ def print_plan(plan: Plan) -> None:
 
 
 def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
-    """The replicated vision tower, as a row among the stages."""
+    """The replicated tower, as a row among the stages."""
     names = layer_names(plan.chain)
     recomputed = layer_ranges(names, tower.recompute) or "-"
     forward, backward = (f"{seconds * 1e3:.2f}" for seconds in plan.predicted["tower_seconds"])
@@ -304,9 +304,10 @@ def _parser() -> ToolParser:
     )
     add(
         "--tower",
+        type=tower_layout,
         choices=TOWER_LAYOUTS,
         default="cut",
-        help="the vision tower: cut into stages as all of the chain, whole on every rank beside the pipeline, or auto",
+        help="encoders: cut into stages as all of the chain, whole on every rank beside the pipeline, or auto",
     )
     add("--packs", help="packed index: judge layouts on the packs that training will run")
     add("--pack-iterations", type=int, default=4, help="how many iterations of them")

@@ -6,6 +6,7 @@ iterations.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -91,11 +92,15 @@ def insertion_costs(
     The room is what the language model leaves."""
     profile, tower, costs, counts = problem.profile, beside.tower, costs_of(language), np.arange(1, problem.ranks + 1)
     tensor = profile.tensor_model_parallel_size
-    loads = np.stack([largest_share(beside.tiles, int(k) * tensor, beside.costs.unit) for k in counts])
+    of_counts = [largest_share(beside.costs, beside.whole, int(k) * tensor) for k in counts]
+    loads = {size: np.stack([load[size] for load in of_counts]) for size in beside.whole}
     parts = part_seconds(beside.costs, loads, tower) + profile.action_seconds
-    hops = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * beside.costs.output_bytes * loads
-    full = largest_share(np.array(float(profile.vit_budget)), counts * tensor, beside.costs.unit)
-    working = full[0] * beside.costs.working_bytes(tower.recompute)
+    hops = profile.transfer_latency_seconds + beside.costs.transfer_seconds(loads)
+    full = largest_share(beside.costs, beside.costs.full_pack, counts * tensor)
+    kept, working = (
+        beside.costs.total(partial(of_unit, recompute=tower.recompute), full)
+        for of_unit in (beside.costs.kept_bytes, beside.costs.working_bytes)
+    )
     peaks = np.array(replace(language, memory_bytes=np.inf).stage_peak_bytes(layout))
     return costs._replace(
         parts=np.ascontiguousarray(parts.transpose(1, 0, 3, 2)),
@@ -103,8 +108,8 @@ def insertion_costs(
         bytes=np.zeros_like(costs.bytes),
         received=np.zeros_like(costs.received),
         saved=np.zeros_like(costs.saved),
-        encoded=full * beside.costs.kept_bytes(tower.recompute),
-        room=problem.memory_bytes - peaks - beside.fixed_bytes - working - waiting,
+        encoded=kept,
+        room=problem.memory_bytes - peaks - beside.fixed_bytes - working[0] - waiting,
         rank_step=costs.rank_step + beside.step,
         ahead=not beside.costs.trained,
     )

@@ -138,12 +138,12 @@ class LayoutProblem:
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of the first columns."""
-        return kinds_of(self.profile.chain)
+        return kinds_of(self.profile)
 
     @cached_property
     def kind_of_option(self) -> Ints:
         """[options] The column of each of the chain's options to recompute (`tables.OPTIONS`)."""
-        return KIND_OF_OPTION[: options_of(self.profile.chain)]
+        return KIND_OF_OPTION[: options_of(self.profile)]
 
     @cached_property
     def whole(self) -> NDArray[np.bool_]:

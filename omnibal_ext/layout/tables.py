@@ -9,7 +9,6 @@ What of a stage is recomputed is a row of counts too, one for each of `OPTIONS`:
     kept < cheap (outputs of norms and of the activation function) < whole (everything but the layer's input)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -64,19 +63,19 @@ class KindTables:
     """[options] What the profile has figures of; whole layers always."""
 
 
-def kinds_of(chain: Sequence[str]) -> tuple[str, ...]:
+def kinds_of(profile: Profile) -> tuple[str, ...]:
     """The kinds that have columns."""
-    return COLUMNS[:SEEING] if set(AUDIO_KINDS).isdisjoint(chain) else COLUMNS
+    return COLUMNS if any(profile.sounds_after) else COLUMNS[:SEEING]
 
 
-def options_of(chain: Sequence[str]) -> int:
+def options_of(profile: Profile) -> int:
     """The number of `OPTIONS` that the chain has."""
-    return SEEING_OPTIONS if set(AUDIO_KINDS).isdisjoint(chain) else len(OPTIONS)
+    return len(OPTIONS) if any(profile.sounds_after) else SEEING_OPTIONS
 
 
 def columns_of(profile: Profile) -> tuple[str, ...]:
     """The kind in the chain that each column of the tables is of."""
-    kinds = kinds_of(profile.chain)
+    kinds = kinds_of(profile)
     return (*kinds, *kinds, *map(chain_kind, profile.layers_apart))
 
 
@@ -87,7 +86,7 @@ def prefix_sums(per_layer: NDArray) -> NDArray:
 
 def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool) -> KindTables:
     """The tables for packs int64 [iterations, data-parallel ranks, microbatches]; without, all fill both budgets."""
-    profile, kinds = _alike(profile), kinds_of(profile.chain)
+    profile, kinds = _alike(profile), kinds_of(profile)
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in kinds]
     rows += [_received(profile, row, kind) for row, kind in zip(rows, kinds, strict=True)]
     plain = dict(zip(kinds, rows, strict=False))
@@ -98,7 +97,7 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
         rows[column] = (*rows[column][:-1], rows[column][-1] + again)
         rows.append(more)
     *by_column, again = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
-    options = [_option(profile.layers.get(kind), level) for level, kind in OPTIONS[: options_of(profile.chain)]]
+    options = [_option(profile.layers.get(kind), level) for level, kind in OPTIONS[: options_of(profile)]]
     shares, saved, saved_late, offered = (np.array(values) for values in zip(*options, strict=True))
     recompute = again[KIND_OF_OPTION[: len(options)]] * shares[:, None, None]
     figures: list[Any] = [*by_column, recompute, saved, saved_late, offered]

@@ -1,7 +1,7 @@
-"""Plans with a replicated tower: first the language model's chain as any chain, then E and V among its actions.
+"""Plans with a replicated tower: first the chain behind it as any chain, then E and V among its actions.
 
-1. Of a few choices of what is kept from E to V (all, of half of the ViT's layers inputs alone, of all layers), those
-   with most bytes first: take the tower's bytes off the memory, and plan the chain from word_embed on as any chain.
+1. Of a few choices of what is kept from E to V (all, of half of the tower's layers inputs alone, of all layers), those
+   with most bytes first: take the tower's bytes off the memory, and plan the chain behind it as any chain.
 2. Search the ranks that encode each microbatch and the positions of E and V (`insertion_search`); what fits is
    simulated on all packs.
 3. Where ranks are short of bytes with the outputs that wait there, plan once more with so much less memory.
@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.arrays import Ints
-from omnibal_ext.costs.tower import TowerCosts, language_profile, owners_by_bytes
+from omnibal_ext.costs.profile import Profile
+from omnibal_ext.costs.tower import TowerCosts, language_profile, owners_by_bytes, rest_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside, largest_share
 from omnibal_ext.layout.insertion_search import insertion_costs, searched_insertions
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
-from omnibal_ext.plan_tower import Tower
+from omnibal_ext.plan_tower import AUDIO_BESIDE, ENDS, Tower
 from omnibal_ext.schedules.actions import Beside
 from omnibal_ext.schedules.weaving import NONE, first_and_last, woven
 from omnibal_ext.units import in_bytes
@@ -32,7 +33,7 @@ from omnibal_ext.units import in_bytes
 Planned = tuple[LayoutProblem, Candidate]
 Search = Callable[[float], tuple[Planned | None, float, int]]
 """Positions searched for so many seconds, as `_best_insertions` gives them."""
-TOWER_LAYOUTS = ("cut", "beside", "auto")
+TOWER_LAYOUTS = ("cut", *ENDS, "auto")
 JUDGED = 4
 """So many that fit, the fastest on some iterations, are simulated on all."""
 TRIES = 3
@@ -44,7 +45,7 @@ class Kept:
     """What is kept from E to V."""
 
     recompute: tuple[int, ...]
-    """ViT layers of which only the input is."""
+    """Encoders' layers of which only the input is."""
     packs: float
     """That a rank has room for between E and V."""
 
@@ -64,12 +65,12 @@ def plan_tower(
         return *find_plan(problem, method, seconds=seconds, **options), {}
     plans: dict[str, tuple[LayoutProblem, list[Candidate]]] = {}
     said: dict[str, Any] = {}
-    for name, plan in (("cut", find_plan), ("beside", plan_beside)):
-        if tower in (name, "auto"):
-            try:
-                plans[name] = plan(problem, method, seconds=seconds, **options)
-            except UserError as error:
-                said[f"no_plan_{name}"] = str(error)
+    for name in _layouts_of(problem.profile) if tower == "auto" else (tower,):
+        plan: Callable[..., Any] = find_plan if name == "cut" else partial(plan_beside, layout=name)
+        try:
+            plans[name] = plan(problem, method, seconds=seconds, **options)
+        except UserError as error:
+            said[f"no_plan_{name}"] = str(error)
     if not plans:
         raise UserError(" | ".join(said.values()))
     chosen = min(plans, key=lambda name: plans[name][1][0].step_seconds)
@@ -82,26 +83,29 @@ def plan_tower(
     return *plans[chosen], {"tower": {"road": chosen, **said}}
 
 
+def _layouts_of(profile: Profile) -> tuple[str, ...]:
+    """Those that the profile's model can have."""
+    return tuple(name for name in ("cut", *ENDS) if name != AUDIO_BESIDE or profile.audio_budget)
+
+
 def plan_beside(
-    problem: LayoutProblem, method: str, *, seconds: float = 4.0, **options: Any
+    problem: LayoutProblem, method: str, *, layout: str = "beside", seconds: float = 4.0, **options: Any
 ) -> tuple[LayoutProblem, list[Candidate]]:
     """The fastest plan with a replicated tower, of a `problem` whose profile is of the whole chain.
 
-    The problem that comes back is of the chain from word_embed on, with lists and the tower; it has one candidate.
-    Raises UserError where nothing fits, as `find_plan` does, and for profiles that lack what whole layers cost.
+    The problem that comes back is of the chain behind the tower (`ENDS` of `layout`), with lists and the tower; it has
+    one candidate. Raises UserError where nothing fits, as `find_plan` does, and for profiles that lack what whole
+    layers cost.
     """
-    if problem.profile.audio_budget:
-        raise UserError(
-            f"--tower beside: {problem.profile.model} hears, and its audio encoder can only be cut into stages, with "
-            "the ViT behind it: plan with --tower cut"
-        )
+    if layout not in _layouts_of(problem.profile):
+        raise UserError(f"--tower {layout}: {problem.profile.model} does not hear; use --tower beside")
     if problem.ranks == 1:
         raise UserError("a replicated tower needs two pipeline ranks or more, got 1: use --tower cut")
     if problem.packs is not None and problem.packs.widths is not None:
         raise UserError(
             "packs wider than a rank go with no tower beside the pipeline: --tower cut, or pack without --widths"
         )
-    costs = TowerCosts.of(problem.profile)
+    costs = TowerCosts.of(problem.profile, problem.profile.chain.index(ENDS[layout]))
     found: list[tuple[Planned, Search]] = []
     refusal: UserError | None = None
     choices = list(_kept_choices(problem, costs))
@@ -111,8 +115,8 @@ def plan_beside(
         except UserError as error:
             refusal = refusal or error
             continue
-        layout = found[-1][0][1].layout
-        if not (any(layout.recompute) or any(layout.recompute_cheap)):
+        stages = found[-1][0][1].layout
+        if not (any(stages.recompute) or any(stages.recompute_cheap)):
             break
     if not found:
         assert refusal is not None
@@ -137,13 +141,23 @@ def _plan_kept(
     problem: LayoutProblem, costs: TowerCosts, kept: Kept, method: str, seconds: float, options: dict[str, Any]
 ) -> tuple[Planned, Search]:
     """The plan that keeps so much, and the search for its insertion points."""
-    profile, budget = problem.profile, float(problem.profile.vit_budget)
+    profile = problem.profile
     owners = owners_by_bytes(costs.owner_bytes(), problem.ranks * profile.tensor_model_parallel_size)
-    tower = Tower(costs.links, owners, ((0,),) * problem.microbatches, "bubbles", kept.recompute)
+    parts = ((0,),) * problem.microbatches
+    heard = tuple(costs.budgets), costs.tiles_per_frame
+    tower = Tower(costs.links, owners, parts, "bubbles", kept.recompute, *heard)
     beside = TowerBeside(tower, costs, profile, problem.ranks, problem.packs)
-    share = float(largest_share(np.array(budget), profile.tensor_model_parallel_size, costs.unit))
-    held = share * (costs.kept_bytes(kept.recompute) * kept.packs + costs.working_bytes(kept.recompute))
-    waiting = share * costs.output_bytes * min(problem.microbatches, 2 * problem.ranks)
+    share = largest_share(costs, costs.full_pack, profile.tensor_model_parallel_size)
+    held, given = (
+        float(costs.total(of_unit, share))
+        for of_unit in (
+            lambda size: (
+                costs.kept_bytes(size, kept.recompute) * kept.packs + costs.working_bytes(size, kept.recompute)
+            ),
+            costs.output_bytes,
+        )
+    )
+    waiting = given * min(problem.microbatches, 2 * problem.ranks)
     less = float(beside.fixed_bytes.max()) + held + waiting
     for _ in range(TRIES):
         if less >= problem.memory_bytes:
@@ -152,7 +166,8 @@ def _plan_kept(
                 f"pipeline rank {rank} needs {in_bytes(less)} for the tower beside the pipeline (copies, sums, "
                 f"what is kept and waits), of {in_bytes(problem.memory_bytes)}: cut the chain, or use more memory"
             )
-        language = replace(problem, profile=language_profile(profile), memory_bytes=problem.memory_bytes - less)
+        rest = rest_profile(profile, costs.links)
+        language = replace(problem, profile=rest, memory_bytes=problem.memory_bytes - less)
         language, candidates = find_plan(language, method, seconds=seconds / 2, **options)
         search = partial(_best_insertions, problem, language, candidates[0].layout, beside, waiting)
         found, short, fullest = search(seconds / 2)

@@ -15,7 +15,7 @@ import numpy as np
 from omnibal_ext.chain import KINDS, TIMED_PART_OF
 from omnibal_ext.costs.corrected import EXCHANGE, OTHER
 from omnibal_ext.costs.profile import PackSizes, Profile
-from omnibal_ext.costs.tower import TowerCosts, language_profile
+from omnibal_ext.costs.tower import TowerCosts, rest_profile
 from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_OPTION, KindTables, columns_of, kind_tables
@@ -133,9 +133,11 @@ def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutP
     memory = float("inf") if plan.memory_gib is None else plan.memory_gib * GIB
     beside = None
     if plan.tower:
-        beside = TowerBeside(plan.tower, TowerCosts.of(profile), profile, plan.pipeline_model_parallel_size, packs)
+        beside = TowerBeside(
+            plan.tower, TowerCosts.of(profile, plan.tower.links), profile, plan.pipeline_model_parallel_size, packs
+        )
     return LayoutProblem(
-        language_profile(profile) if beside else profile,
+        rest_profile(profile, plan.tower.links if plan.tower else 0),
         plan.pipeline_model_parallel_size,
         plan.num_microbatches,
         plan.virtual_pipeline_model_parallel_size,

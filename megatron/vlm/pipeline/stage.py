@@ -19,7 +19,7 @@ from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.vit.native import Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
-from omnibal_ext.chain import AUDIO_KINDS, VISION_KINDS
+from omnibal_ext.chain import TOWER_KINDS, VISION_KINDS
 from omnibal_ext.schedules.placement import Placement
 
 
@@ -48,7 +48,7 @@ class Stage(MegatronModule):
         self.chain, self.first, self.end = chain, first, end
         self.recompute = frozenset(recompute)
         self.kinds = chain.kinds[first:end]
-        self.has_tower_links = not {*AUDIO_KINDS, *VISION_KINDS}.isdisjoint(self.kinds)
+        self.has_tower_links = not set(TOWER_KINDS).isdisjoint(self.kinds)
         # What Megatron asks of the modules it trains.
         self.vp_stage = vp_stage
         self.pg_collection = pg_collection or ProcessGroupCollection.use_mpu_process_groups()

@@ -59,26 +59,26 @@ def problem(
 
 
 def test_what_a_tower_takes_by_hand() -> None:
-    costs = TowerCosts.of(small())
-    tiles = np.array([0.0, 1.0, 4.0])
+    costs = TowerCosts.of(small(), 4)
+    tiles = {"tiles": np.array([0.0, 1.0, 4.0])}
     # Light links take 0.1 and 0.2 at four tiles, in proportion; ViT layers as their fits say.
     assert costs.forward(tiles) == pytest.approx([0.0, 2 * 0.15 + 2 * 0.1 / 4, 2 * 0.3 + 2 * 0.1])
     assert costs.backward(tiles) == pytest.approx([0.0, 2 * 0.3 + 2 * 0.2 / 4, 2 * 0.6 + 2 * 0.2])
     assert costs.backward(tiles, (1,))[2] == pytest.approx(2 * 0.6 + 2 * 0.2 + 0.3)
-    assert costs.kept_bytes() == pytest.approx((2 * 8 + 2) / 4)
-    assert costs.kept_bytes((2,)) == pytest.approx((8 + 1 + 2) / 4)
-    assert (costs.working_bytes(), costs.working_bytes((2,))) == (0, 7 / 4)
-    assert costs.output_bytes == pytest.approx(1 / 4)
+    assert costs.kept_bytes("tiles") == pytest.approx((2 * 8 + 2) / 4)
+    assert costs.kept_bytes("tiles", (2,)) == pytest.approx((8 + 1 + 2) / 4)
+    assert (costs.working_bytes("tiles"), costs.working_bytes("tiles", (2,))) == (0, 7 / 4)
+    assert costs.output_bytes("tiles") == pytest.approx(1 / 4)
     assert costs.parameters == (1, 10, 10, 2)
     assert costs.copy_bytes == 23 * (2 + 4)
     assert costs.exchange_seconds == pytest.approx(23 * 6 * 0.001)
-    frozen = TowerCosts.of(small(trained=False))
-    assert (frozen.copy_bytes, frozen.exchange_seconds, frozen.kept_bytes()) == (23 * 2, 0.0, 0.0)
+    frozen = TowerCosts.of(small(trained=False), 4)
+    assert (frozen.copy_bytes, frozen.exchange_seconds, frozen.kept_bytes("tiles")) == (23 * 2, 0.0, 0.0)
 
 
 def test_features_travel_with_the_outputs_and_the_language_chain_has_none() -> None:
     profile = replace(small(), feature_layers=(0, 1))
-    assert TowerCosts.of(profile).output_bytes == pytest.approx(3 / 4)
+    assert TowerCosts.of(profile, 4).output_bytes("tiles") == pytest.approx(3 / 4)
     language = language_profile(profile)
     assert language.chain == ("word_embed", "llm", "llm", "llm", "llm", "head")
     assert set(language.features_after) == {0}
@@ -86,9 +86,10 @@ def test_features_travel_with_the_outputs_and_the_language_chain_has_none() -> N
 
 def test_whole_layers_are_needed_where_tensor_ranks_share_them() -> None:
     profile = small(tensor=2)
-    assert TowerCosts.of(profile).forward(np.array([4.0])) == TowerCosts.of(small()).forward(np.array([4.0]))
+    full = {"tiles": np.array([4.0])}
+    assert TowerCosts.of(profile, 4).forward(full) == TowerCosts.of(small(), 4).forward(full)
     with pytest.raises(UserError, match=r"layer patch_embed: .* tensor-parallel size 2, .* --tower-profile"):
-        TowerCosts.of(replace(profile, whole_layers={}))
+        TowerCosts.of(replace(profile, whole_layers={}), 4)
 
 
 def test_analytic_profiles_price_whole_layers_only_when_asked() -> None:
@@ -108,25 +109,26 @@ def test_owners_are_balanced_by_bytes() -> None:
 
 
 def test_the_largest_share_of_equal_images() -> None:
-    tiles = np.array([0.0, 3.0, 8.0, 9.0])
-    assert largest_share(tiles, 4, 1.0).tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert largest_share(tiles, 4, 3.0) == pytest.approx([0.0, 3.0, 8 / 3, 3.0])
+    costs, load = TowerCosts.of(small(), 4), {"tiles": np.array([0.0, 3.0, 8.0, 9.0])}
+    assert largest_share(costs, load, 4)["tiles"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    larger = replace(costs, profile=replace(costs.profile, image_tiles=3.0))
+    assert largest_share(larger, load, 4)["tiles"] == pytest.approx([0.0, 3.0, 8 / 3, 3.0])
 
 
 def test_encoding_by_hand() -> None:
     profile = small(tensor=2)
     tower = Tower(4, (0, 1, 2, 3), ((0, 1), (1,)), recompute=(1,))
     sizes = PackSizes(np.array([[[4, 3]]]), np.array([[[9, 9]]]), np.array([[[81, 81]]]))
-    beside = TowerBeside(tower, TowerCosts.of(profile), profile, 2, sizes)
-    assert beside.loads.tolist() == [[1.0, 2.0]]  # four tiles on four workers; three on two
+    beside = TowerBeside(tower, TowerCosts.of(profile, 4), profile, 2, sizes)
+    assert beside.loads["tiles"].tolist() == [[1.0, 2.0]]  # four tiles on four workers; three on two
     costs, found = beside.costs, beside.encoding(0)
-    expected = costs.forward(np.array([1.0, 2.0])) + 0.003
+    expected = costs.forward({"tiles": np.array([1.0, 2.0])}) + 0.003
     assert found.seconds[0] == pytest.approx(np.array([[expected[0], 0.0], expected]))
-    back = costs.backward(np.array([1.0, 2.0]), (1,)) + 0.003
+    back = costs.backward({"tiles": np.array([1.0, 2.0])}, (1,)) + 0.003
     assert found.seconds[1] == pytest.approx(np.array([[back[0], 0.0], back]))
     assert found.hops == pytest.approx([0.02 + 0.01 * 0.25, 0.02 + 0.01 * 0.5])
-    assert found.kept[1] == pytest.approx([costs.kept_bytes((1,)), 2 * costs.kept_bytes((1,))])
-    assert found.kept[0] == pytest.approx([costs.kept_bytes((1,)), 0.0])
+    assert found.kept[1] == pytest.approx([costs.kept_bytes("tiles", (1,)), 2 * costs.kept_bytes("tiles", (1,))])
+    assert found.kept[0] == pytest.approx([costs.kept_bytes("tiles", (1,)), 0.0])
     assert found.waiting == pytest.approx([0.25, 0.5])
     assert found.fixed_bytes == pytest.approx([10 + 138, 10 + 138])  # the fullest tensor rank's link, copies and sums
     assert found.step == pytest.approx([0.138, 0.138])
@@ -141,7 +143,7 @@ def test_the_search_judges_places_as_the_simulator_plays_their_lists(schedule: s
         # A pack without tiles costs an action all the same in the search, and nothing in the simulator.
         if full := seed % 2 == 0:
             whole = replace(whole, packs=replace(whole.packs, tiles=np.maximum(1, whole.packs.tiles)))
-        costs = TowerCosts.of(whole.profile)
+        costs = TowerCosts.of(whole.profile, 4)
         alone = replace(whole, profile=language_profile(whole.profile))
         layout = find_plan(alone, "layers")[1][0].layout
         owners = owners_by_bytes(costs.owner_bytes(), 2)
@@ -220,7 +222,7 @@ def test_places_that_take_more_bytes_than_there_are_are_left_out() -> None:
     whole = problem(2, 2, 6, memory_bytes=1e6, packs=None)
     layers = whole.profile.layers | {"projector": replace(whole.profile.layers["projector"], output_bytes=300.0)}
     whole = replace(whole, profile=replace(whole.profile, layers=layers, transfer_seconds_per_byte=0.0))
-    costs = TowerCosts.of(whole.profile)
+    costs = TowerCosts.of(whole.profile, 4)
     aside = TowerBeside(Tower(4, (0, 1, 0, 1), ((0,),) * 6), costs, whole.profile, 2, None)
     alone = replace(whole, profile=language_profile(whole.profile))
     layout = find_plan(alone, "layers")[1][0].layout

@@ -16,7 +16,7 @@ def test_only_trained_layers_have_weight_gradients_and_those_are_half_of_a_backw
     costs = PROFILE.layers | {"llm": replace(PROFILE.layers["llm"], weight_gradient_seconds=1.0)}
     frozen = replace(PROFILE, layers=costs, frozen=("vit", "projector"))
     weight = kind_tables(frozen, None, microbatches=2, split_backward=True).weight[:, 0, 0]
-    assert dict(zip(kinds_of(PROFILE.chain), weight.tolist(), strict=False)) == pytest.approx(
+    assert dict(zip(kinds_of(PROFILE), weight.tolist(), strict=False)) == pytest.approx(
         {"patch_embed": 0.0, "vit": 0.0, "projector": 0.0, "word_embed": 0.1, "llm": 1.0, "head": 0.1}
     )
     adapted = replace(frozen, frozen=("vit", "projector", "llm"), lora_rank=4, lora_targets=("vit", "llm"))
@@ -26,9 +26,9 @@ def test_only_trained_layers_have_weight_gradients_and_those_are_half_of_a_backw
 def test_without_packs_every_microbatch_fills_the_budgets() -> None:
     tables = kind_tables(PROFILE, None, microbatches=3, split_backward=False)
     assert tables.forward.shape == (len(columns_of(PROFILE)), 1, 3)
-    for kind, forward in zip(kinds_of(PROFILE.chain), tables.forward, strict=False):
+    for kind, forward in zip(kinds_of(PROFILE), tables.forward, strict=False):
         assert (forward == PROFILE.layers[kind].forward_seconds).all()
-    whole = WHOLE[: options_of(PROFILE.chain)]
+    whole = WHOLE[: options_of(PROFILE)]
     again = tables.recompute[whole]
     assert np.allclose(again, tables.forward[KIND_OF_OPTION[: len(whole)][whole]])  # no other figure was measured
     assert not tables.offered[~whole].any()
