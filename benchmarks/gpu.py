@@ -90,7 +90,14 @@ class Size:
     """Of an iteration."""
     adapted: str = "qwen2.5-vl-7b"
     adapted_tokens: int = 4096
-    waits: tuple[str, ...] = ("internvl-chat-1.5", "qwen2.5-vl-7b", "gemma-3-4b", "qwen3-vl-30b-a3b")
+    waits: tuple[str, ...] = (
+        "internvl-chat-1.5",
+        "qwen2.5-vl-7b",
+        "gemma-3-4b",
+        "qwen3-vl-30b-a3b",
+        "qwen2.5-omni-3b",
+        "qwen3-omni-30b-a3b",
+    )
     host: tuple[str, ...] = ("internvl3.5-8b",)
     linear: str = "qwen3.5-9b"
     attended: int = 2400

@@ -140,7 +140,9 @@ def one_of_each(name: str, layers: int = 1) -> Architecture:
     )
     if vision.native and vision.native.full_layers:
         vision = replace(vision, native=replace(vision.native, full_layers=(0,)))
-    few = replace(model, name=f"{name}, few layers", vision=vision, language=replace(model.language, layers=layers))
+    audio = model.audio and replace(model.audio, layers=layers)
+    language = replace(model.language, layers=layers)
+    few = replace(model, name=f"{name}, few layers", vision=vision, language=language, audio=audio)
     PRESETS[few.name] = few
     return few
 
@@ -150,7 +152,8 @@ def waits(name: str) -> dict[str, str]:
     found, few = {}, one_of_each(name)
     with single_process(few.name, ["--bf16"]) as inputs:
         chain = Chain.of(inputs.args, few)
-        pack = synthetic_pack(few, 256 if few.vision.native else 2, equal_lengths(1024, 4))
+        frames = 700 if few.audio else 0
+        pack = synthetic_pack(few, 256 if few.vision.native else 2, equal_lengths(1024, 4), frames)
         for kind in dict.fromkeys(chain.kinds):
             step = StagePass(chain, _all_of(chain, kind), pack)
             both = (step.forward, step.backward)

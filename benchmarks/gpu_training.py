@@ -159,7 +159,8 @@ def _forget_peak() -> None:
 
 
 def by_part(run: Run, profile: Profile) -> dict[str, dict[str, float]]:
-    """Milliseconds a pack, by part and phase: what the profile says of the recorded packs, and what was measured.
+    """Milliseconds a pack, by part and phase: what the profile says of the recorded packs, the host's where it takes
+    longer, and what was measured.
 
     The word embedding is one of the language layers forward; backward the projector is done with before it is.
     """
@@ -171,8 +172,10 @@ def by_part(run: Run, profile: Profile) -> dict[str, dict[str, float]]:
         packs += len(lane["packs"])
         for kind in profile.cost_kinds:
             for phase, seconds in (("forward", profile.forward_seconds), ("backward", profile.backward_seconds)):
-                name = f"{_part(kind, phase)} {phase}"
-                planned[name] = planned.get(name, 0.0) + float(seconds(kind, sizes).sum())
+                name, device = f"{_part(kind, phase)} {phase}", seconds(kind, sizes)
+                host = getattr(profile.layers[kind], f"host_{phase}_seconds")
+                taken = np.maximum(device, host)[device > 0]
+                planned[name] = planned.get(name, 0.0) + float(taken.sum())
         for *_, pieces in lane["actions"]:
             for part, phase, seconds in pieces:
                 name = f"{part} {phase}"

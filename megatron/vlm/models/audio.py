@@ -103,6 +103,8 @@ class AudioEmbed(MegatronModule):
             assert layer.bias is not None
             torch.nn.init.zeros_(layer.bias)
         self.convolutions = torch.nn.ModuleList(layers)
+        # No buffer: a model in half precision would round it.
+        self.positions = sinusoids(audio.rows(audio.chunk), width)
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
         """Mel frames of the pack's sounds -> rows, this rank's share."""
@@ -113,7 +115,9 @@ class AudioEmbed(MegatronModule):
         filled = batch.mels.new_zeros(len(layout.seen) * audio.chunk, audio.mel_bins).index_copy(0, frames, batch.mels)
         chunks = filled.view(-1, audio.chunk, audio.mel_bins).mT.to(dtype)
         chunks = self._over_both(chunks, seen) if audio.channels else self._over_time(chunks, seen)
-        chunks = chunks + sinusoids(chunks.shape[1], chunks.shape[2]).to(chunks)
+        if self.positions.device != chunks.device:  # once, and not waited for
+            self.positions = platform.to_device(self.positions)
+        chunks = chunks + self.positions.to(chunks)
         return share_rows(chunks.flatten(0, 1)[rows].unsqueeze(1), self.config)
 
     def _over_time(self, chunks: Tensor, seen: Tensor) -> Tensor:
@@ -137,16 +141,11 @@ def _within(chunks: Tensor, lengths: Tensor) -> Tensor:
     return chunks * inside.view(len(chunks), *[1] * (chunks.dim() - 2), -1)
 
 
-@lru_cache(maxsize=8)
-def _sinusoids(rows: int, width: int) -> Tensor:
+def sinusoids(rows: int, width: int) -> Tensor:
+    """Positions of Whisper's encoder, fp32 [rows, width], on the host."""
     step = np.log(LONGEST_WAVE) / (width // 2 - 1)
     turns = torch.arange(rows)[:, None] * torch.exp(-step * torch.arange(width // 2).float())
     return torch.cat([turns.sin(), turns.cos()], dim=1)
-
-
-def sinusoids(rows: int, width: int) -> Tensor:
-    """Positions of Whisper's encoder, fp32 [rows, width], on this rank's device."""
-    return platform.to_device(_sinusoids(rows, width))
 
 
 class AudioProjector(MegatronModule):
