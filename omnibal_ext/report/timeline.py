@@ -92,7 +92,7 @@ class Timeline:
     lanes: tuple[Lane, ...]
     placement: Placement
     beside: Beside | None = None
-    """Where the replicated vision tower is encoded; None: there is none."""
+    """Where the replicated tower is encoded; None: there is none."""
 
     @property
     def seconds(self) -> float:
