@@ -48,7 +48,8 @@ def test_the_causes_are_all_of_the_iteration_with_e_and_v_among_them(subject: Su
     again = replace(beside.tower, recompute=beside.costs.vit_links)
     rerun = predicted(replace(subject.problem, beside=replace(beside, tower=again)), subject.layout)
     more = breakdown(rerun)[RECOMPUTED] * rerun.seconds * len(rerun.lanes) - shares[RECOMPUTED] * every
-    parts = [beside.loads[r, m] for r in range(REPLICAS) for m, ranks in enumerate(beside.tower.parts) for _ in ranks]
+    encoded = [(r, m) for r in range(REPLICAS) for m, ranks in enumerate(beside.tower.parts) for _ in ranks]
+    parts = [{size: load[one] for size, load in beside.loads.items()} for one in encoded]
     backward, links = beside.costs.backward, beside.costs.vit_links
     assert more == pytest.approx(float(sum(backward(n, links) - backward(n, beside.tower.recompute) for n in parts)))
 
