@@ -26,7 +26,12 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
 
 with exit_on_user_error():
-    from transformers import AutoModelForImageTextToText, InternVLConfig, PreTrainedModel
+    from transformers import (
+        AutoModelForImageTextToText,
+        InternVLConfig,
+        PreTrainedModel,
+        Qwen2_5OmniThinkerConfig,
+    )
     from transformers.utils import is_flash_attn_2_available
 
 DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if HAS_CUDA else torch.device("cpu")
@@ -44,7 +49,7 @@ def parser(description: str | None, packs: bool = True) -> argparse.ArgumentPars
         flags.add_argument("--packs", type=Path, required=True, help="packed index of tools/pack_data.py over it")
         flags.add_argument("--lora", type=int, metavar="RANK", help="train adapters of language layers alone (peft)")
     flags.add_argument("--steps", type=int, default=20, help="optimizer steps")
-    flags.add_argument("--model", help="a folder of transformers' to start from; without, a small random InternVL")
+    flags.add_argument("--model", help="a folder of transformers' to start from; without, a small random model")
     flags.add_argument("--lr", type=float, default=1e-3, help="learning rate; for a trained model about 1e-5")
     return flags
 
@@ -76,7 +81,7 @@ def load_model(data: ChatDataset, arguments: argparse.Namespace) -> torch.nn.Mod
         dtype = "auto" if arguments.lora else torch.float32
         model = AutoModelForImageTextToText.from_pretrained(arguments.model, dtype=dtype)
     else:
-        model = small_internvl(data.manifest)
+        model = (small_thinker if "audio" in data.manifest else small_internvl)(data.manifest)
     if HAS_CUDA and is_flash_attn_2_available():  # PyTorch's own makes a mask of a pack, T x T
         model.set_attn_implementation(dict.fromkeys(packs_of(model.config).flash, "flash_attention_2"))
     return (with_adapters(model, arguments.lora) if arguments.lora else model).to(DEVICE)
@@ -98,6 +103,26 @@ def small_internvl(manifest: dict[str, Any]) -> PreTrainedModel:
     config = InternVLConfig(
         vision_config=vision, text_config=text, image_token_id=manifest["image_token_id"],
         image_seq_length=manifest["tokens_per_tile"], tie_word_embeddings=False,
+    )  # fmt: skip
+    return AutoModelForImageTextToText.from_config(config)
+
+
+def small_thinker(manifest: dict[str, Any]) -> PreTrainedModel:
+    """Random weights of Qwen2.5-Omni's thinker, which hears. Raises UserError for the sounds of another model."""
+    heard = manifest["audio"]["encoder"]
+    if heard["channels"]:
+        raise UserError("the small model hears as Qwen2.5-Omni does, these sounds are another model's: give --model")
+    audio = {"d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 128,
+             "output_dim": 128, "num_mel_bins": heard["mel_bins"], "n_window": heard["chunk"] // 2}  # fmt: skip
+    vision = {"depth": 2, "hidden_size": 64, "num_heads": 4, "intermediate_size": 128, "out_hidden_size": 128,
+              "patch_size": manifest["tile_size"], "window_size": 8 * manifest["tile_size"],
+              "fullatt_block_indexes": [1]}  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
+    text = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "intermediate_size": 256, "vocab_size": manifest["vocab_size"], "rope_parameters": rope}  # fmt: skip
+    config = Qwen2_5OmniThinkerConfig(
+        audio_config=audio, vision_config=vision, text_config=text, image_token_id=manifest["image_token_id"],
+        audio_token_id=manifest["audio_token_id"], video_token_id=manifest.get("video_token_id") or -1,
     )  # fmt: skip
     return AutoModelForImageTextToText.from_config(config)
 

@@ -45,6 +45,12 @@ class Sizes:
         more = {name: values[samples] for name, values in self.more.items()}
         return Sizes(self.tiles[samples], self.tokens[samples], more)
 
+    def without_silence(self) -> "Sizes":
+        """Return the same without `FRAMES` if no sample has sounds."""
+        if FRAMES not in self.more or self.more[FRAMES].any():
+            return self
+        return Sizes(self.tiles, self.tokens, {name: one for name, one in self.more.items() if name != FRAMES})
+
     @classmethod
     def from_arrays(cls, tiles: Any, tokens: Any, origin: str = "sizes", **more: Any) -> "Sizes":
         """Check integer arrays of one length and return them as sizes; `more` are further sizes by name.

@@ -1,5 +1,6 @@
 """Small datasets of demo conversations, and their packs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,25 @@ def preprocessed(
     raw: Path, conversations: Path, output: Path, max_rejects: int | None = None, **changed: Any
 ) -> ChatDataset:
     """Some of the demo's conversations, by such a recipe."""
-    preprocess(open_job([conversations], demo_recipe(raw, **changed), output), max_rejects=max_rejects)
+    return dataset_of(conversations, demo_recipe(raw, **changed), output, max_rejects)
+
+
+def dataset_of(records: Any, recipe: Recipe, output: Path, max_rejects: int | None = 0) -> ChatDataset:
+    """Of conversations, or of a file that holds them."""
+    file = records if isinstance(records, Path) else written(output.with_suffix(".jsonl"), *records)
+    preprocess(open_job([file], recipe, output), max_rejects=max_rejects)
     return ChatDataset(output)
+
+
+def written(path: Path, *records: Any) -> Path:
+    """A file with a line of JSON for each."""
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
+
+
+def turns(*words: str) -> list[dict[str, str]]:
+    """A question, its answer, and so on."""
+    return [{"from": ("human", "gpt")[number % 2], "value": text} for number, text in enumerate(words)]
 
 
 def demo_packs(data: ChatDataset, output: Path, options: PackOptions) -> PackedIndex:

@@ -11,7 +11,7 @@ table.
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +26,9 @@ from omnibal_ext.packing.comparison import Batching, Order, measure, ways
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.packers.budgets import choose_budgets
+from omnibal_ext.packing.packers.budgets import audio_budget_for, choose_budgets
 from omnibal_ext.report.page import comparison_page
-from omnibal_ext.sizes import sizes_files
+from omnibal_ext.sizes import FRAMES, sizes_files
 
 RANKS, BATCH = [8], [4]
 """Unless told otherwise: data-parallel ranks, and samples of a padded batch, and of a pack without --tokens."""
@@ -126,9 +126,9 @@ def read_input(arguments: argparse.Namespace) -> Input:
     paths: list[Path] = arguments.input
     names = [str(path) for path in paths]
     if all(is_sizes(path) for path in paths):
-        return Input(Corpus.load(sizes_files(paths)), ["--sizes", *names])
+        return Input(Corpus.load(sizes_files(paths), (FRAMES,)), ["--sizes", *names])
     if len(paths) == 1 and (paths[0] / "sizes.npz").exists():
-        return Input(Corpus.of_dataset(paths[0]), ["--data", *names])
+        return Input(Corpus.of_dataset(paths[0], (FRAMES,)), ["--data", *names])
     if missing := [path for path in paths if not path.exists()]:
         raise UserError(f"{missing[0]}: no such file or folder")
     if not arguments.model or any(map(is_sizes, paths)):
@@ -171,7 +171,7 @@ class Comparison(NamedTuple):
 
 def compare(given: Input, arguments: argparse.Namespace) -> Comparison:
     """Choose the budgets, batch in all ways, measure."""
-    corpus = given.corpus
+    corpus = replace(given.corpus, sizes=given.corpus.sizes.without_silence())
     order = Order.read(arguments.order, len(corpus.sizes)) if arguments.order else None
     if order and given.rejected:
         raise UserError(
@@ -183,12 +183,14 @@ def compare(given: Input, arguments: argparse.Namespace) -> Comparison:
     )
     ranks, micro_batches = order.iterations.shape[1:] if order else (RANKS[0], arguments.micro_batches)
     asked = list(dict.fromkeys([ranks, *(arguments.ranks or [])] if order else arguments.ranks or RANKS))
+    audio_budget = audio_budget_for(corpus.sizes, budgets.llm_budget)
     options = PackOptions(
-        vit_budget=budgets.vit_budget, llm_budget=budgets.llm_budget, micro_batches=micro_batches,
+        vit_budget=budgets.vit_budget, llm_budget=budgets.llm_budget,
+        budgets={FRAMES: audio_budget} if audio_budget else {}, micro_batches=micro_batches,
         pipeline_model_parallel_size=arguments.pipeline_model_parallel_size, seed=arguments.seed,
     )  # fmt: skip
     costs = PackCosts.asked_for(
-        arguments.costs, arguments.model, arguments.analytic, options.vit_budget, options.llm_budget
+        arguments.costs, arguments.model, arguments.analytic, options.vit_budget, options.llm_budget, audio_budget
     )
     others = ways(options, arguments.batch)
     measured = [measure(corpus, way, asked, costs) for way in track(others, "compare", total=len(others))]
@@ -243,6 +245,7 @@ def about(given: Input, found: Comparison) -> tuple[str, list[str]]:
     """The table's title, and what is to be known about it."""
     options, samples = found.options, len(given.corpus.sizes)
     title = f"{samples:,} samples; packs of at most {options.llm_budget:,} tokens and {options.vit_budget:,} tiles"
+    title += f", {options.budgets[FRAMES]:,} mel frames" if options.budgets else ""
     notes = [f"time: device seconds a sample, balanced packs = 1, by the costs of {found.costs.origin}", YOURS]
     if left_out := _left_out(given, found):
         notes.append(f"{left_out:,} samples ({left_out / samples:.1%}) exceed these limits: in no batch but --order's")

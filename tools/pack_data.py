@@ -3,7 +3,6 @@
 import argparse
 from dataclasses import asdict, astuple, fields, replace
 from itertools import chain
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from omnibal_ext.packing.index.histograms import bar_line, distributions, waste_
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary, shortfalls
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions
-from omnibal_ext.packing.packers.budgets import BudgetTrial, choose_budgets, read_budget
+from omnibal_ext.packing.packers.budgets import BudgetTrial, audio_budget_for, choose_budgets, read_budget
 from omnibal_ext.packing.widths import NODE_RANKS, read_widths, widths_for
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
@@ -36,8 +35,6 @@ SHOWN = (
     "samples", "packs", "lower_bound_packs", "vit_budget", "llm_budget", "iterations", "pad_ratio", "dist_ratio_vit",
     "dist_ratio_llm", "wait",
 )  # fmt: skip
-SPARE_FRAMES = 1.25
-"""Of mel frames that packs have on average."""
 SHOWN_OF_SOUNDS = ("audio_budget", "dist_ratio_audio")
 """Measures in the printed table; `--json` and `--report` have all."""
 
@@ -208,12 +205,12 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
 
 def without_silence(corpus: Corpus, arguments: argparse.Namespace) -> Corpus:
     """Return the corpus, without frames if it has no sounds. Raises UserError for --audio-budget without sounds."""
-    if corpus.sizes.more[FRAMES].any() or FRAMES in arguments.budgets:
+    if FRAMES in arguments.budgets:
         return corpus
-    if arguments.audio_budget:
+    sizes = corpus.sizes.without_silence()
+    if arguments.audio_budget and FRAMES not in sizes.more:
         raise UserError(f"--audio-budget {arguments.audio_budget}: no sample has sounds; leave it out")
-    more = {name: values for name, values in corpus.sizes.more.items() if name != FRAMES}
-    return replace(corpus, sizes=replace(corpus.sizes, more=more))
+    return replace(corpus, sizes=sizes)
 
 
 def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[BudgetTrial]:
@@ -241,13 +238,10 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Budget
 
 
 def settle_audio_budget(corpus: Corpus, arguments: argparse.Namespace) -> None:
-    """Put --audio-budget among the budgets; by default some more frames than a pack's tokens bring on average, and
-    enough for the longest sample."""
-    frames = corpus.sizes.more.get(FRAMES)
-    if frames is None or FRAMES in arguments.budgets:
-        return
-    usual = SPARE_FRAMES * int(frames.sum()) / int(corpus.sizes.tokens.sum()) * arguments.llm_budget
-    arguments.budgets[FRAMES] = arguments.audio_budget or max(int(frames.max()), ceil(usual))
+    """Put --audio-budget among the budgets, unless it is; the default follows from the tokens'."""
+    if FRAMES in corpus.sizes.more and FRAMES not in arguments.budgets:
+        fitting = audio_budget_for(corpus.sizes, arguments.llm_budget)
+        arguments.budgets[FRAMES] = arguments.audio_budget or fitting
 
 
 def settle_widths(corpus: Corpus, arguments: argparse.Namespace) -> None:

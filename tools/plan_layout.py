@@ -28,7 +28,7 @@ from omnibal_ext.layout.tower_layout import TOWER_LAYOUTS, plan_tower
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.packing.packers.budgets import budgets_for
+from omnibal_ext.packing.packers.budgets import audio_budget_for, budgets_for
 from omnibal_ext.plan import Plan, StagePlan, layer_ranges
 from omnibal_ext.plan_tower import Tower, choice_in_words, tower_layout
 from omnibal_ext.schedules.schedule import OFFERED, offered
@@ -98,17 +98,17 @@ def _swept(arguments: argparse.Namespace) -> list[Outcome]:
     """All settings, most samples a second first; prints them, and why some have no plan."""
     _refuse_missing(arguments, "sizes gpus global_batch_samples", "is needed by --sweep")
     source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)
-    orders, heard = (arguments.chunks, arguments.schedules), (FRAMES,) if arguments.audio_budget else ()
+    orders = arguments.chunks, arguments.schedules
     points = list(settings(arguments.gpus, tensor_sizes, arguments.pipeline_sizes, *orders, budgets, expert_sizes))
     outcomes = sweep(
         track(points, "planning settings", len(points)),
-        Sizes.load(arguments.sizes, heard),
+        _sizes(arguments),
         arguments.global_batch_samples,
         arguments.memory_gib * GIB,
         source,
         arguments.method,
         seconds=arguments.seconds,
-        budgets=dict.fromkeys(heard, arguments.audio_budget),
+        audio_budget=arguments.audio_budget,
     )
     if not arguments.json:
         _print_outcomes(outcomes)
@@ -132,10 +132,11 @@ def _profile_source(
     """What makes profiles, and the budgets, tensor- and expert-parallel sizes to make them for: analytic ones for all
     that flags name, or the file of --profile for its own."""
     if arguments.analytic:
-        budgets = arguments.budgets or budgets_for(Sizes.load(arguments.sizes))
         architecture = preset(arguments.model)
         if arguments.audio_budget and not architecture.audio:
             raise UserError(f"--audio-budget {arguments.audio_budget}: {architecture.name} does not hear; leave it out")
+        sizes = _sizes(arguments)
+        budgets = arguments.budgets or budgets_for(sizes)
 
         def source(vit: int, llm: int, t: int, d: int, e: int) -> Profile:
             device, ranks = arguments.analytic, 0
@@ -150,15 +151,22 @@ def _profile_source(
                 d,
                 expert_model_parallel_size=e,
                 replica_ranks=ranks,
-                audio_budget=arguments.audio_budget or 1,
+                audio_budget=arguments.audio_budget or audio_budget_for(sizes, llm) or 1,
             )
 
         return source, budgets, arguments.tensor_sizes, arguments.expert_sizes
     if not arguments.profile:
         raise UserError("--sweep needs --profile, or --analytic with --model")
     profile = Profile.load(arguments.profile)
-    sizes = [profile.tensor_model_parallel_size], [profile.expert_model_parallel_size]
-    return (lambda *_: profile), [(profile.vit_budget, profile.llm_budget)], *sizes
+    arguments.audio_budget = profile.audio_budget or None
+    parallel = [profile.tensor_model_parallel_size], [profile.expert_model_parallel_size]
+    return (lambda *_: profile), [(profile.vit_budget, profile.llm_budget)], *parallel
+
+
+def _sizes(arguments: argparse.Namespace) -> Sizes:
+    """The sizes of all samples, none without --sizes; with mel frames if the model hears them."""
+    hears = arguments.audio_budget or (arguments.model and preset(arguments.model).audio)
+    return Sizes.load(arguments.sizes or [], (FRAMES,) if hears else ()).without_silence()
 
 
 def _print_outcomes(outcomes: list[Outcome]) -> None:
@@ -325,8 +333,10 @@ def _parser() -> ToolParser:
     add(*MODEL_FLAGS, help="preset to price with --analytic")
     add("--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic; a sweep without them tries those that fit")
     add(
-        "--audio-budget", type=int, metavar="FRAMES", help="with --analytic: mel frames of a pack, for models that hear"
-    )
+        "--audio-budget", type=int, metavar="FRAMES",
+        help="with --analytic: mel frames of a pack, for models that hear; a sweep without it tries, with each budget "
+        "of tokens, what these bring",
+    )  # fmt: skip
     add("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
     add("--expert-sizes", type=_numbers, default=[1], help="with --analytic: ranks that experts lie on")
     add("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])

@@ -240,7 +240,7 @@ def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
         weight_bytes=sum(
             weights * (6 + 12 / (alike if ranks.distributed_optimizer else 1)) for weights, alike in ranks.weights(work)
         ),
-        output_bytes=stream / t,
+        output_bytes=stream / (1 if work.whole_output else t),
         weight_gradient_seconds=matrices if work.late else 0.0,
         late_bytes=work.late / share,
         recompute_cheap_seconds=work.cheap_passes * stream / share / bytes_a_second if work.cheap else None,

@@ -57,5 +57,5 @@ def _projector(architecture: Architecture, audio: AudioArchitecture, frames: int
     inner = 0 if audio.pooled else 2 * h
     return Work(
         weights + biases + 2 * h, weights, tokens, out, tokens * (2 * h * t + inner) * BYTES,
-        tokens * (late * t + shares) * BYTES,
+        tokens * (late * t + shares) * BYTES, whole_output=True,
     )  # fmt: skip

@@ -6,7 +6,7 @@
 4. Judged on as many more iterations as it takes for the noise to be small; ranked by predicted samples a second.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
@@ -21,7 +21,8 @@ from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
 from omnibal_ext.layout.workload import PackedCorpus, Workload, pack_corpus
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.packing.packers.budgets import audio_budget_for
+from omnibal_ext.sizes import FRAMES, Sizes
 
 SEARCHED, JUDGED = 6, 32
 """Iterations that layouts and lists are searched for, and that the best is judged on at least."""
@@ -116,17 +117,18 @@ def sweep(
     method: str = "joint",
     packing: str = "balanced",
     seconds: float = 1.0,
-    budgets: Mapping[str, int] | None = None,
+    audio_budget: int | None = None,
 ) -> list[Outcome]:
     """Outcomes of all settings, most samples a second first, those that cannot be planned last.
 
     `global_batch` counts samples of an iteration over all data-parallel ranks; `seconds` limits each joint search;
-    `budgets`: of further sizes of samples (`PackOptions.budgets`).
+    `audio_budget`: mel frames of a pack in all settings, where `sizes` have some; by default as its tokens bring.
     """
 
     @cache
     def packed(vit: int, llm: int, data_parallel: int, microbatches: int) -> PackedCorpus:
-        asked = PackOptions(packing, vit, llm, budgets or {}, microbatches, data_parallel)
+        heard = {FRAMES: audio_budget or audio_budget_for(sizes, llm)} if FRAMES in sizes.more else {}
+        asked = PackOptions(packing, vit, llm, heard, microbatches, data_parallel)
         return pack_corpus(sizes, asked)
 
     @cache

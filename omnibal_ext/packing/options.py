@@ -22,7 +22,7 @@ class PackOptions:
     vit_budget: int = 0
     """Most tiles of a pack, and of a sample."""
     llm_budget: int = 0
-    """Most tokens of a pack, and of a sample. Padded methods hold both budgets for samples, not for packs."""
+    """Most tokens of a pack, and of a sample. Padded methods hold all budgets for samples, not for packs."""
     budgets: Mapping[str, int] = field(default_factory=dict)
     """Most of each further size of a pack, and of a sample; 0: counted and spread over iterations, but not limited."""
     micro_batches: int = 1
@@ -55,8 +55,6 @@ class PackOptions:
             if getattr(self, name) not in choices:
                 flag = f"--{name.replace('_', '-')}"
                 raise UserError(f"{flag} {getattr(self, name)}: must be one of {', '.join(choices)}")
-        if any(self.budgets.values()) and self.method != "balanced":
-            raise UserError(f"--method {self.method} knows tiles and tokens only: leave --size out, or use balanced")
         least_one = ("llm_budget", "micro_batches", "data_parallel_size", "samples_per_pack", "epochs")
         for name in (*least_one, "pipeline_model_parallel_size"):
             if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:

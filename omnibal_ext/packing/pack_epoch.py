@@ -92,7 +92,7 @@ def pack(sizes: Sizes, options: PackOptions, seed: int | None = None) -> PackLis
     seed = options.seed if seed is None else seed
     packers: dict[str, Callable[[], PackList]] = {
         "balanced": lambda: pack_balanced(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=seed),
-        "isf": lambda: pack_isf(sizes, options.vit_budget, options.llm_budget, seed=seed),
+        "isf": lambda: pack_isf(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=seed),
         "random": lambda: pack_random(sizes, options.samples_per_pack, seed),
         "length_group": lambda: pack_length_group(sizes, options.samples_per_pack, seed),
         "device_group": lambda: pack_device_group(

@@ -18,7 +18,7 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import FRAMES, Sizes
 
 MOST_SAMPLES = 20_000
 """Most samples of a corpus that are packed at random for the comparison."""
@@ -27,9 +27,10 @@ STEPS = 200
 
 
 def sizes_of(index: PackedIndex) -> Sizes | None:
-    """The sizes that an index was packed from; None if the files are gone."""
+    """The sizes that an index was packed from, mel frames included; None if the files are gone."""
     paths = list(index.manifest["built_from"].get("sizes", ()))
-    return Sizes.load(paths) if paths and all(Path(path).exists() for path in paths) else None
+    more = (FRAMES,) if FRAMES in index.load_names else ()
+    return Sizes.load(paths, more) if paths and all(Path(path).exists() for path in paths) else None
 
 
 def random_index(index: PackedIndex, sizes: Sizes, folder: Path) -> PackedIndex:
@@ -43,6 +44,7 @@ def random_index(index: PackedIndex, sizes: Sizes, folder: Path) -> PackedIndex:
         "random",
         manifest["sample_vit_budget"],
         manifest["sample_llm_budget"],
+        {name: budget for name, budget in manifest.get("budgets", {}).items() if name in sizes.more},
         micro_batches=manifest["micro_batches"],
         data_parallel_size=manifest["data_parallel_size"],
         samples_per_pack=a_pack,
@@ -84,7 +86,8 @@ def _samples(index: PackedIndex, microbatches: int) -> float:
 
 def _wide_packs(random: PackedIndex, problem: LayoutProblem) -> PackSizes:
     """The packs of padded batches, which exceed the profile's budgets: those of a copy of the profile are raised."""
-    wide = replace(problem.profile, vit_budget=random.vit_budget, llm_budget=random.llm_budget)
+    budgets = {name: getattr(random, name) for name in ("vit_budget", "llm_budget", "audio_budget")}
+    wide = replace(problem.profile, **budgets)
     return packs_of_index(random, wide, problem.microbatches, 8)
 
 

@@ -163,9 +163,9 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
 CONFIGS = (
-    *(published.INTERNVL_HF, published.INTERNVL_CHAT, published.QWEN3_VL, published.QWEN3_5_MOE),
-    published.changed(published.LLAVA_1_6, "text_config.rope_scaling", LLAMA3),
-    published.changed(published.ONEVISION, "text_config.rope_scaling", YARN),
+    *(published.INTERNVL_HF, published.INTERNVL_CHAT, published.QWEN3_VL, published.CONFIGS["qwen3.5-35b-a3b"]),
+    published.changed(published.OWN["llava-1.6-mistral-7b"], {"text_config.rope_scaling": LLAMA3}),
+    published.changed(published.OWN["llava-onevision-7b"], {"text_config.rope_scaling": YARN}),
 )
 
 

@@ -26,7 +26,7 @@ ELSEWHERE = {
     r".*train_internvl_chat_1_5\.sh": "eight ranks: tests/unit/test_scripts.py",
     r"python benchmarks/gpu\.py": "needs a GPU: tests/unit/test_gpu_benchmark.py",
     r".*convert_checkpoint\.py --to-hf run/checkpoints --output-dir tuned --check": "of a run that saves",
-    r".*--download": "needs the hub: tests/unit/launch/test_download.py",
+    r".*--download": "needs the hub: tests/unit/launch/test_weights.py",
     r".*internvl_sft_1\.2M\.json": "needs their file: tests/unit/packing/test_corpus.py",
     r"python benchmarks/peer_waiting\.py|DIR/bin/python": "installs other trainers, and tests with them",
     r"\w+=\$\(sbatch|(\w+=\S+ )*sbatch|flags=\(": "needs Slurm: tests/system/test_slurm.py",

@@ -15,6 +15,7 @@ import torch
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.hf.packs import JoinPack
+from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
 from tests.long import short
@@ -214,6 +215,19 @@ def test_a_stream_that_nobody_packed_trains_alike_balanced(folder: Path) -> None
     assert len(shares) == 2
     assert all(0.4 < float(share) < 0.97 and int(left) < STEPS for share, left in shares)
     assert said.strip().splitlines()[-1].startswith("balanced / as they came, samples per second: ")
+
+
+def test_a_stream_of_another_model_is_refused(folder: Path, model: Any) -> None:
+    """Of one whose features are not those of tiles, and of sounds for which there is no small model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
+        import train_stream
+        import transformers_packs
+    other = Namespace(config=Namespace(model_type="llava_next"))
+    with pytest.raises(UserError, match=r"data and llava_next: features are sent apart of the images of an InternVL"):
+        train_stream.steps_of(ChatDataset(folder / "data"), other, None)
+    with pytest.raises(UserError, match=r"another model's: give --model"):
+        transformers_packs.small_thinker({"audio": {"encoder": {"channels": 480}}})
 
 
 @pytest.mark.parametrize(("reduction", "power"), [("token", 0.0), ("square", 0.5), ("sample", 1.0)])

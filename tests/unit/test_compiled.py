@@ -23,7 +23,6 @@ def said(folder: Path, code: str) -> str:
 
 @pytest.mark.slow
 def test_a_caller_is_compiled_again_with_a_changed_function_of_another_file(tmp_path: Path) -> None:
-    """Numba by itself runs the old one."""
     package = tmp_path / "pkg"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -65,10 +65,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", [*DOCUMENTS, *PROGRAMS], ids=lambda path: path.name)
 def test_commands_and_their_flags_exist(path: Path) -> None:
     for words in commands(path.read_text()) if path in DOCUMENTS else of_docstring(path):
-        programs = [
-            word for word in words if re.fullmatch(r"(tools|benchmarks|examples|scripts)/[\w./]+\.(py|sh|sbatch)", word)
-        ]
-        for program in programs:
+        for program in filter(PROGRAM.fullmatch, words):
             assert (ROOT / program).exists(), f"{path.name}: {program}"
             if not program.endswith(".py"):
                 continue

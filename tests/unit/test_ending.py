@@ -18,7 +18,7 @@ WAITS = (
     "import ctypes; print('ready', flush=True); mutex = ctypes.create_string_buffer(64); c = ctypes.CDLL(None); "
     "c.pthread_mutex_lock(mutex); c.pthread_mutex_lock(mutex)"
 )
-BROKEN = "raise ValueError('ours')"
+UNFINISHED = "from megatron.vlm.ending import UnfinishedError; raise UnfinishedError('after 3 of 8')"
 
 
 def start(folder: Path, code: str, **variables: str) -> subprocess.Popen[str]:
@@ -77,7 +77,7 @@ def test_a_signal_ends_waiting_ranks_with_one_line(tmp_path: Path, number: signa
 
 
 def test_our_own_fault_keeps_its_traceback(tmp_path: Path) -> None:
-    rank = start(tmp_path, BROKEN)
+    rank = start(tmp_path, "raise ValueError('ours')")
     _, said = rank.communicate(timeout=120)
     assert rank.returncode == 1
     assert "Traceback" in said
@@ -87,21 +87,11 @@ def test_our_own_fault_keeps_its_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "number", "line"),
     [
-        (
-            "import sys; sys.exit()",
-            1,
-            "error: Megatron ended the run without an exit code; why, if it has said so, is in",
-        ),
-        ("exit()", 1, "error: Megatron ended the run without an exit code"),
-        (
-            "from megatron.vlm.ending import UnfinishedError; raise UnfinishedError('after 3 of 8')",
-            1,
-            "error: after 3 of 8",
-        ),
-        ("import sys; sys.exit(0)", 0, ""),
-        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit()", 1, "error: Megatron ended the run without an exit code; why, if it has said so, is"),
+        ("exit()", 1, "error: Megatron ended the run without an exit code"), (UNFINISHED, 1, "error: after 3 of 8"),
+        ("import sys; sys.exit(0)", 0, ""), ("import sys; sys.exit(3)", 3, ""),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_stops_early_for_no_reason_has_failed(tmp_path: Path, code: str, number: int, line: str) -> None:
     ranks = as_ranks_of_one_job(code, 2, tmp_path)
     said = sorted(rank.communicate(timeout=120)[1] for rank in ranks)

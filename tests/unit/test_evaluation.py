@@ -16,7 +16,6 @@ from omnibal_ext.sizes import Sizes
 
 @pytest.fixture(scope="module")
 def packs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """25 packs of one sample, in iterations of 4."""
     folder = tmp_path_factory.mktemp("packs")
     corpus = Corpus.of(Sizes.from_arrays(np.ones(25, int), np.full(25, 90)))
     options = PackOptions(vit_budget=4, llm_budget=100, micro_batches=2, data_parallel_size=2)
@@ -38,15 +37,8 @@ def test_an_evaluation_is_a_whole_pass_whatever_the_ranks(packs: str, ranks: int
     assert (args.eval_iters, args.eval_global_batch_size) == (iterations, batch)
 
 
-@pytest.mark.parametrize(
-    ("given", "interval"),
-    [
-        ({}, 100),
-        ({"eval_interval": 30}, 30),
-        ({"train_iters": 4}, 1),
-        ({"train_iters": None, "train_samples": 1600}, 20),
-    ],
-)
+@pytest.mark.parametrize(("given", "interval"), [({}, 100), ({"eval_interval": 30}, 30), ({"train_iters": 4}, 1),
+                                                 ({"train_iters": None, "train_samples": 1600}, 20)])  # fmt: skip
 def test_the_interval_is_obeyed_or_a_tenth_of_the_run(packs: str, given: dict[str, int], interval: int) -> None:
     args = arguments(eval_packs=packs, **given)
     set_evaluation(args)

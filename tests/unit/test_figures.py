@@ -1,16 +1,12 @@
 """Every figure that a run writes has a test, which is there; what is drawn is among what is written."""
 
-import re
-
 from megatron.vlm.monitoring.journal import RATES
 from tests.figures import EVALUATION, ONLY_ON_GPUS, TRAINING
-from tests.programs import ROOT
+from tests.unit.test_mutations import is_there
 
 
 def test_the_tests_of_figures_are_there() -> None:
-    for test in {*TRAINING.values(), *EVALUATION.values()}:
-        path, _, name = test.partition("::")
-        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), test
+    assert [test for test in {*TRAINING.values(), *EVALUATION.values()} if not is_there(test)] == []
 
 
 def test_curves_are_figures_of_the_metrics() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron.vlm.models.flow import Carrier
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import PRESETS
 from omnibal_ext.flow import Extra
@@ -40,21 +41,16 @@ def test_presets_carry_what_has_come_and_is_still_asked_for(ranks: int) -> None:
 
 
 EXTRAS = (
-    Extra("sound", 0, (5,), (2, 3)),
-    Extra("like", 1, (2,), of_tower=True),
-    Extra("like", 2, (4,), of_tower=True, added=True),
-    Extra("shared", 2, (3, 4, 5)),
-    Extra("one", 2, (3, 5), (5,), rows=0),
-    Extra("more", 3, (5,), (1, 7), rows=2),
-)
+    Extra("sound", 0, (5,), (2, 3)), Extra("like", 1, (2,), of_tower=True),
+    Extra("like", 2, (4,), of_tower=True, added=True), Extra("shared", 2, (3, 4, 5)),
+    Extra("one", 2, (3, 5), (5,), rows=0), Extra("more", 3, (5,), (1, 7), rows=2),
+)  # fmt: skip
 """Of a chain of six links, of two towers if one likes, four numbers a row; `more` has two rows for each."""
 
 
 def run(cuts: tuple[int, ...], rows: int, texts_alone: bool = False) -> tuple[Tensor, list[Tensor], list[int]]:
     """Links that multiply what they read into what they give, in stages that begin at `cuts`: what comes out, gradients
     of their weights, rows of what went between stages."""
-    from megatron.vlm.models.flow import Carrier
-
     carrier = Carrier(tuple(one for one in EXTRAS if not (texts_alone and one.of_tower)))
     weights = [torch.tensor(1.0 + link / 7, requires_grad=True) for link in range(6)]
 
@@ -97,8 +93,6 @@ def test_a_stage_receives_whole_rows() -> None:
 
 def test_hidden_states_without_rows_are_split_and_joined_too() -> None:
     """Of a tower's link that has nothing to encode, or a stage of a rank whose team has the images."""
-    from megatron.vlm.models.flow import Carrier
-
     carrier = Carrier(EXTRAS[1:3])
     flow = carrier.split(2, torch.empty(0, 1, 4))
     assert flow.extras["like"].shape == (0, 1, 4)

@@ -13,7 +13,6 @@ BUDGETS, WIDTHS = (6, 1000), (1, 2, 4)
 
 
 def drawn(seed: int) -> tuple[Sizes, np.ndarray]:
-    """Samples, of all levels, and the level of each."""
     random = np.random.default_rng(seed)
     tokens = np.exp(random.uniform(np.log(20), np.log(4000), 300)).astype(np.int64)
     sizes = Sizes.from_arrays(random.integers(0, 7, 300), tokens)

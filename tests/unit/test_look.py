@@ -21,6 +21,7 @@ from megatron.vlm.preprocessing import preprocess
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import ToolParser
 from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import mix
 from tests.unit.preprocessing.test_model_recipe import LLAVA_CONFIG
 from tools import look, pack_data, preprocess_data
 
@@ -45,7 +46,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 @pytest.fixture
 def sizes(tmp_path: Path) -> Path:
-    """Of 600 samples; two are longer than 1000 tokens."""
     generator = np.random.default_rng(0)
     tiles, tokens = generator.integers(0, 6, 600), generator.integers(20, 300, 600)
     tokens[[5, 7]] = 5000
@@ -82,7 +82,6 @@ def chats(folder: Path, count: int = 40) -> list[tuple[list[str], list[tuple[str
 
 
 def swift(folder: Path) -> list[Path]:
-    """ms-swift's messages, images by whole paths."""
     roles = {"human": "user", "gpt": "assistant"}
     rows = [
         {"messages": [{"role": roles[who], "content": words} for who, words in turns],
@@ -94,7 +93,6 @@ def swift(folder: Path) -> list[Path]:
 
 
 def llama_factory(folder: Path) -> list[Path]:
-    """LLaMA-Factory's sharegpt, in two files."""
     rows = [
         {"conversations": [{"from": who, "value": words} for who, words in turns], "images": names}
         for names, turns in chats(folder)
@@ -117,20 +115,16 @@ def energon(folder: Path) -> list[Path]:
     return [folder / "shard.tar"]
 
 
-def of_pack(shown: dict[str, Any]) -> tuple[Any, ...]:
-    """(batches, steps, wait, padding, largest) of balanced packs on the first number of ranks."""
+def assert_same(shown: dict[str, Any], summary: dict[str, Any]) -> None:
+    """Of balanced packs on the first number of ranks, and of an index."""
     way = shown["ways"][-1]
     on = next(iter(way["on_ranks"].values()))
-    return way["batches"], on["steps"], on["wait"], way["padding"], way["most_tiles"], way["most_tokens"]
-
-
-def of_index(summary: dict[str, Any]) -> tuple[Any, ...]:
+    found = way["batches"], on["steps"], on["wait"], way["padding"], way["most_tiles"], way["most_tokens"]
     names = ("packs", "iterations", "wait", "pad_ratio", "longest_tiles", "longest_tokens")
-    return tuple(summary[name] for name in names)
+    assert found == tuple(summary[name] for name in names)
 
 
 def obeyed(run: Run, shown: dict[str, Any]) -> dict[str, Any]:
-    """What the last of the printed commands says, after those before it."""
     for command in shown["commands"]:
         program, name, *words = shlex.split(command)
         assert program == "python"
@@ -145,7 +139,7 @@ def obeyed(run: Run, shown: dict[str, Any]) -> dict[str, Any]:
 def test_the_printed_command_makes_the_index_of_these_figures(run: Run, sizes: Path, words: str) -> None:
     shown = run(look, sizes, *words.split(), "--json")
     summary = obeyed(run, shown)
-    assert of_pack(shown) == of_index(summary)
+    assert_same(shown, summary)
     assert (shown["samples"], shown["left_out"]) == (600, 2 * bool(words))
     assert summary["rejected"] == shown["left_out"]
     assert (shown["llm_budget"], shown["vit_budget"]) == (summary["llm_budget"], summary["vit_budget"])
@@ -172,8 +166,23 @@ def test_words_alone_have_no_tiles(run: Run, tmp_path: Path) -> None:
     tokens = np.random.default_rng(0).integers(20, 300, 200)
     Sizes.from_arrays(np.zeros(200, np.int64), tokens).save(tmp_path / "words.npz")
     shown = run(look, "words.npz", "--tokens", 1000, "--json")
-    assert of_pack(shown) == of_index(obeyed(run, shown))
+    assert_same(shown, obeyed(run, shown))
     assert {way["most_tiles"] for way in shown["ways"]} == {0}
+
+
+def test_sounds_are_a_third_size_of_every_way(run: Run, tmp_path: Path) -> None:
+    """Packs of the printed command are those of the table, whose seconds count what is heard."""
+    sizes = mix(800)
+    sizes.save(tmp_path / "heard.npz")
+    Sizes(sizes.tiles, sizes.tokens).save(tmp_path / "seen.npz")
+    shown, seen = [run(look, f"{name}.npz", "--tokens", 8192, "--model", "qwen2.5-omni-3b", "--json")
+                   for name in ("heard", "seen")]  # fmt: skip
+    summary = obeyed(run, shown)
+    assert_same(shown, summary)
+    assert summary["audio_budget"] > 0
+    for heard, deaf in zip(shown["ways"][:-1], seen["ways"][:-1], strict=True):
+        assert heard["on_ranks"]["8"]["seconds"] > 1.02 * deaf["on_ranks"]["8"]["seconds"], heard["name"]
+    assert "mel frames" in run(look, "heard.npz", "--tokens", 8192).splitlines()[0]
 
 
 @pytest.mark.long
@@ -198,17 +207,16 @@ def test_conversations_of_peers_have_the_sizes_and_the_index_of_their_dataset(
     words = [*written(tmp_path), "--model", model, "--image-root", tmp_path / "images"]
     shown = run(look, *words, "--ranks", 2, "--save-sizes", "sizes.npz", "--json")
     assert not (tmp_path / "data").exists()
-    summary = obeyed(run, shown)
+    assert_same(shown, obeyed(run, shown))
     assert shown["samples"] == 40
-    assert of_pack(shown) == of_index(summary)
     measured, made = Sizes.load(tmp_path / "sizes.npz"), Sizes.load(tmp_path / "data/sizes.npz")
-    assert measured.tiles.tolist() == made.tiles.tolist()
-    assert measured.tokens.tolist() == made.tokens.tolist()
+    for one, other in ((measured.tiles, made.tiles), (measured.tokens, made.tokens)):
+        assert one.tolist() == other.tolist()
     assert sorted(set(made.tiles.tolist())) == [0, 1, 2]
     again = run(look, tmp_path / "sizes.npz", "--model", model, "--ranks", 2, "--json")
     of_folder = run(look, "data", "--model", model, "--ranks", 2, "--json")
     assert again["ways"] == of_folder["ways"] == shown["ways"]
-    assert of_pack(shown) == of_index(obeyed(run, {"commands": [of_folder["commands"][0].replace(" packs", " more")]}))
+    assert_same(shown, obeyed(run, {"commands": [of_folder["commands"][0].replace(" packs", " more")]}))
 
 
 def test_parts_that_end_in_another_order_change_nothing(
@@ -250,8 +258,7 @@ def test_a_persons_table_has_their_order_beside_ours(run: Run, sizes: Path) -> N
         assert text in page
     row = next(line.split() for line in said.splitlines() if line.strip().startswith("your order "))
     assert len(row) == 2 + 4 + 3  # of 16 ranks there is nothing to say
-    assert row[2] == "3.0"
-    assert row[6] == "24"
+    assert (row[2], row[6]) == ("3.0", "24")
     packed = run(look, sizes, "--tokens", 1000, "--order", "order.jsonl", "--order-packed", "--json")["ways"][0]
     assert (packed["name"], packed["padding"], list(packed["on_ranks"])) == ("your order", 0.0, ["4"])
 
@@ -261,18 +268,16 @@ def test_a_persons_table_has_their_order_beside_ours(run: Run, sizes: Path) -> N
     [
         ("chat.jsonl", r"chat.jsonl: is no file of sizes .*; conversations are read with --model FOLDER"),
         ("sizes.npz chat.jsonl --model llava", "chat.jsonl: is no file of sizes .*, and apart from sizes"),
-        ("nowhere.jsonl", "nowhere.jsonl: no such file or folder"),
-        ("nowhere.npz", "nowhere.npz"),
+        ("nowhere.jsonl", "nowhere.jsonl: no such file or folder"), ("nowhere.npz", "nowhere.npz"),
         ("sizes.npz --tokens 10", "no sample fits"),
         ("sizes.npz --order order.jsonl", r"order.jsonl: line 1: \[0\]\[0\] must be a whole number from 0 to 599"),
-        ("sizes.npz --costs profile.json", "profile.json"),
-        ("sizes.npz --model nobody", "unknown preset 'nobody'"),
+        ("sizes.npz --costs profile.json", "profile.json"), ("sizes.npz --model nobody", "unknown preset 'nobody'"),
         ("sizes.npz --ranks 0", "--ranks must be at least 1 and at most 65536, got 0"),
         ("sizes.npz --batch 4,x", "--batch: invalid"),
         ("chat.jsonl --model llava --save-sizes sizes", "--save-sizes sizes needs a name that ends in .npz"),
         ("chat.jsonl --model llava --max-pixels 9", "--max-pixels 9: images become tiles"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_one_line(run: Run, sizes: Path, model: Path, words: str, message: str) -> None:
     Path("chat.jsonl").write_text("{}\n")
     Path("order.jsonl").write_text("[[600]]\n")

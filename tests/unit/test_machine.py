@@ -44,25 +44,21 @@ class Event:
 def test_what_is_read_from_a_device_is_waited_for_where_it_is_needed(cuda: pytest.MonkeyPatch) -> None:
     """And not before: the host goes on meanwhile."""
     cuda.setattr(torch.cuda, "Event", Event)
-    Event.waited = 0
+    cuda.setattr(Event, "waited", 0)
     reading = platform.Reading(torch.tensor([[1, 2], [3, 4]]))
-    assert Event.waited == 0
-    assert reading.numbers() == [[1, 2], [3, 4]]
-    assert Event.waited == 1
+    assert (Event.waited, reading.numbers(), Event.waited) == (0, [[1, 2], [3, 4]], 1)
 
 
 def test_a_gpu_s_memory_is_its_own(cuda: pytest.MonkeyPatch) -> None:
     cuda.setattr(torch.cuda, "memory_allocated", lambda: 7)
     cuda.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * GIB))
-    assert platform.allocated_bytes() == 7
-    assert platform.device_memory() == 80 * GIB
+    assert (platform.allocated_bytes(), platform.device_memory()) == (7, 80 * GIB)
 
 
 @pytest.mark.parametrize(("save", "available", "enough"), [("here", 11, False), ("here", 12, True), ("", 1, True)])
 def test_a_host_of_gpus_has_room_for_a_save_alone(
     cuda: pytest.MonkeyPatch, save: str, available: int, enough: bool
 ) -> None:
-    """Of its own ranks: four of sixteen."""
     cuda.setenv("LOCAL_WORLD_SIZE", "4")
     cuda.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=available * GIB))
     args: Any = SimpleNamespace(save=save, world_size=16)
@@ -105,12 +101,7 @@ def test_core_s_linear_layers_add_to_sums_with_apex_alone(
     config.gradient_accumulation_fusion = asked
     assert core_multiplies(config).gradient_accumulation_fusion == (asked and apex)
     assert config.gradient_accumulation_fusion == asked
-
-
-@pytest.mark.parametrize("apex", [False, True])
-def test_fused_sums_are_a_default_with_apex(monkeypatch: pytest.MonkeyPatch, apex: bool) -> None:
-    monkeypatch.setattr(platform, "HAS_APEX", apex)
-    assert ("gradient_accumulation_fusion" in platform.megatron_defaults()) == (not apex)
+    assert ("gradient_accumulation_fusion" in platform.megatron_defaults()) == (not apex), "a default with Apex"
 
 
 def test_what_works_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +114,8 @@ def test_what_works_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "installed", lambda _: False)
     for mend in (core_patches.patch_gradient_norm, core_patches.patch_distributed_optimizer, core_patches.patch_start):
         mend.__wrapped__()
-    assert clip_grads.l2_norm_impl is norm
-    assert optimizer.state_dict is before
-    assert dataset_utils.compile_helpers is compiles
+    found = (clip_grads.l2_norm_impl, optimizer.state_dict, dataset_utils.compile_helpers)
+    assert found == (norm, before, compiles)
 
 
 ASK = """

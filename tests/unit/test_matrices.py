@@ -34,7 +34,6 @@ def test_layers_in_front_of_experts_have_one_perceptron() -> None:
 
 
 def test_heads_are_filled_up_for_ranks_that_do_not_divide_them() -> None:
-    """InternViT-6B's 25 heads of 128 on 8 ranks are 32."""
     assert named("vit", "internvl-chat-1.5")["self_attention.linear_proj"].columns == 25 * 128
     assert named("vit", "internvl-chat-1.5", 8)["self_attention.linear_proj"].columns == 32 * 128
 

@@ -1,5 +1,6 @@
 """Commands that people mistype are answered in one line that names the right word, before anything is loaded."""
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -15,32 +16,8 @@ from tests.programs import run_tool
 from tools import __main__ as omnibal
 from tools import launch
 
-BASE = "--input J --image-root I --run-dir R"
-LAUNCH = [
-    (f"--modle T {BASE}", "--modle: no such flag; the nearest is --model"),
-    ("--model T --input J --image_root I --run-dir R", "--image_root: no such flag; the nearest is --image-root"),
-    (
-        f"--model T {BASE} --tensor-parallel-size 2",
-        "--tensor-parallel-size: .* the nearest is .*--tensor-model-parallel-size",
-    ),
-    (f"--model T {BASE} --adam-beta2 .95", "--adam-beta2: no such flag; .*flags of Megatron's follow --"),
-    (f"--model T {BASE} --freeze vision", "--freeze: invalid choice: 'vision' .*vit"),
-    (f"--model T {BASE} --learning-rate 1e-5", "--learning-rate: no such flag; here it is --lr$"),
-    (f"--model T {BASE} --micro-batch-size 4", "--micro-batch-size: no such flag; here it is --llm-budget and"),
-    (f"--modle T {BASE} --imput J", "--modle: no such flag; .*; --imput: no such flag; the nearest is --input"),
-    (f"--model T {BASE} --lr 1e-5 -- --lr 2e-5", "--lr is given twice .*; give it once"),
-    (f"--model T {BASE} --lr ten", "--lr: invalid float value: 'ten'"),
-    (f"--model T {BASE} --deepspeed ds.json", "--deepspeed: no such flag; .*--use-distributed-optimizer"),
-    (f"--model T {BASE} 8", "'8' belongs to no flag"),
-    (f"{BASE} --nproc-per-node", "--nproc-per-node: expected one argument"),
-    ("--model T --input J --image-root I", "required: --run-dir"),
-    (f"--model T {BASE} --nproc-per-node 0", "--nproc-per-node must be at least 1"),
-]
-TRAINER = [
-    ("--learning-rate 1e-4", "--learning-rate: no such flag; here it is --lr"),
-    ("--weight-deacy .1", "--weight-deacy: no such flag; the nearest is --weight-decay"),
-    ("--max-grad-norm 1", "--max-grad-norm: no such flag; here it is --clip-grad"),
-]
+MISTYPED = [json.loads(line) for line in Path(__file__).with_name("mistyped.jsonl").read_text().splitlines()]
+"""To launch.py, to the trainer, or as a model, words, and what is answered."""
 
 
 def refusal(parse: Callable[[], object]) -> str:
@@ -50,17 +27,17 @@ def refusal(parse: Callable[[], object]) -> str:
     return line
 
 
-@pytest.mark.parametrize(("words", "answer"), LAUNCH)
-def test_a_mistyped_launch_is_told_the_right_word(words: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("who", "words", "answer"), MISTYPED)
+def test_what_is_mistyped_is_told_the_right_word(
+    who: str, words: str, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["launch.py", *words.split()])
-    said = refusal(launch._parsed)
+    if who == "trainer":
+        (said,) = Parser(add_vlm_arguments, words.split()).refused
+    else:
+        said = refusal(launch._parsed if who == "launch" else lambda: preset(words))
     assert re.search(answer, said), said
-
-
-@pytest.mark.parametrize(("words", "answer"), TRAINER)
-def test_a_mistyped_flag_of_megatron_is_told_the_right_word(words: str, answer: str) -> None:
-    (said,) = Parser(add_vlm_arguments, words.split()).refused
-    assert re.search(answer, said), said
+    assert len(said) < 300
 
 
 @pytest.mark.starts
@@ -76,31 +53,6 @@ def test_what_is_behind_two_dashes_is_megatron_s() -> None:
     parsed = launch._parser().parse_args(["--model", "T", "--run-dir", "R", "--", "--lr", "1", "--modle"])
     assert (parsed.model, parsed.megatron) == ("T", ["--lr", "1", "--modle"])
     assert launch._parser().parse_args(["--model", "T", "--run-dir", "R"]).megatron == []
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("Qwen/Qwen2.5-VL-7B-Instruct", "`hf download Qwen/Qwen2.5-VL-7B-Instruct --local-dir Qwen2.5-VL-7B-Instruct`"),
-        ("OpenGVLab/InternVL3_5-8B-HF", "`hf download OpenGVLab/InternVL3_5-8B-HF --local-dir InternVL3_5-8B-HF`"),
-        ("internvl-3.5-8b", "'internvl-3.5-8b'; the nearest is internvl3.5-8b"),
-        ("qwen2.5-vl-7B-instruct", "the nearest is .*qwen2.5-vl-7b"),
-        *[
-            (f"https://{hub}/Qwen/Qwen3-VL-8B{page}", "`hf download Qwen/Qwen3-VL-8B --local-dir Qwen3-VL-8B`")
-            for hub in ("huggingface.co", "hf.co")
-            for page in ("", "/", "/tree/main")
-        ],
-        *[
-            (path, f"^{path}: no such folder; give one with Hugging Face's config.json")
-            for path in ("./nowhere", "../nowhere", "/no/where", "models/no/where", "~/nowhere", "https://x.org/a/b")
-        ],
-        ("something", "unknown preset 'something'; all are in docs/models.md"),
-    ],
-)
-def test_a_model_that_is_none_is_told_how_to_have_it(name: str, answer: str) -> None:
-    said = refusal(lambda: preset(name))
-    assert re.search(answer, said), said
-    assert len(said) < 300
 
 
 @pytest.mark.parametrize(("word", "nearest"), [("lauch", "launch"), ("packs", "pack"), ("preproces", "preprocess")])

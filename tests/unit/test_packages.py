@@ -136,16 +136,14 @@ def test_a_tool_works_without_training_s_packages_or_names_their_extra(program: 
     done = without_extras(program, *NEEDING.get(program, ("--help",)))
     if program in NEEDING:
         assert done.returncode == 2, done.stderr
-        assert re.fullmatch(
-            r"error: this needs \w+, which is not installed: pip install 'omnibal\[train\]'\n", done.stderr
-        )
+        lacks = r"error: this needs \w+, which is not installed: pip install 'omnibal\[train\]'\n"
+        assert re.fullmatch(lacks, done.stderr)
     else:
         assert done.returncode == 0, done.stderr
         assert "usage" in done.stdout
 
 
 def test_scripts_and_setup_agree_on_the_python() -> None:
-    """And the README says it."""
     setup = (ROOT / "setup.py").read_text()
     (low, high) = map(int, re.findall(r'python_requires=">=3\.(\d+),<3\.(\d+)"', setup)[0])
     minors = [str(minor) for minor in range(low, high)]

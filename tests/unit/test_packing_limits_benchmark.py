@@ -41,7 +41,6 @@ def cuts(samples: list[Sample], packs: int, budgets: tuple[int, int]) -> Iterato
 
 
 def orders(packs: list[int]) -> Iterator[list[tuple[int, int]]]:
-    """All ways to run packs two at a time."""
     if not packs:
         yield []
     for other in packs[1:]:

@@ -5,15 +5,8 @@ import importlib.util
 import numpy as np
 import pytest
 
-from benchmarks.peer_orders import (
-    WAYS,
-    Question,
-    batch_rebalance,
-    cut_by_wrapped,
-    group_by_length,
-    internvl_packed,
-    is_here,
-)
+from benchmarks import peer_orders
+from benchmarks.peer_orders import WAYS, Question
 from benchmarks.peers import OURS, cases_of, of_tokens, our_steps, row_of
 from benchmarks.two_ranks import Trained
 from omnibal_ext.packing.costs import PackCosts
@@ -40,7 +33,7 @@ def many() -> Question:
 @pytest.mark.parametrize("name", WAYS)
 def test_a_step_is_a_pack_a_rank_and_no_sample_comes_twice(name: str, many: Question) -> None:
     package, way = WAYS[name]
-    if not is_here(package):
+    if not peer_orders.is_here(package):
         pytest.skip(f"{package} is not installed here")
     steps = way(many)
     packs = [pack for step in steps for pack in step]
@@ -59,10 +52,10 @@ def test_trainers_ways_group_alike_lengths_or_level_ranks(many: Question) -> Non
     spread = {name: np.mean([np.ptp(tokens[list(pack)]) for step in WAYS[name][1](many) for pack in step])
               for name in ("Trainer, random", "Trainer, group_by_length")}  # fmt: skip
     assert spread["Trainer, group_by_length"] < 0.5 * spread["Trainer, random"]
-    assert {len(pack) for step in group_by_length(many) for pack in step} == {BATCH}
-    counts = {len(pack) for step in batch_rebalance(many) for pack in step}
-    assert len(counts) > 1  # of long samples fewer
-    assert {sum(map(len, step)) for step in batch_rebalance(many)} == {BATCH * RANKS}
+    assert {len(pack) for step in peer_orders.group_by_length(many) for pack in step} == {BATCH}
+    rebalanced = peer_orders.batch_rebalance(many)
+    assert len({len(pack) for step in rebalanced for pack in step}) > 1  # of long samples fewer
+    assert {sum(map(len, step)) for step in rebalanced} == {BATCH * RANKS}
 
 
 def test_a_pack_of_internvl_leaves_when_it_is_full_in_one_of_two_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +64,7 @@ def test_a_pack_of_internvl_leaves_when_it_is_full_in_one_of_two_limits(monkeypa
     monkeypatch.setattr(Question, "shuffled", lambda _, things: list(things))
     # First rank: 0 (4 tiles) stays open; 2 opens another (7 tiles would be too many); 4 fills 0 to 6 tiles, and leaves;
     # 6 fills 2 to 6 tiles and 100 tokens, and leaves. Second: 1 and 3 are 100 tokens; 5 and 7 do not fit together.
-    assert internvl_packed(asked) == [[[0, 4], [1, 3]], [[2, 6], [5]]]
+    assert peer_orders.internvl_packed(asked) == [[[0, 4], [1, 3]], [[2, 6], [5]]]
 
 
 def test_what_wrapped_cuts_is_counted() -> None:
@@ -79,7 +72,7 @@ def test_what_wrapped_cuts_is_counted() -> None:
     if importlib.util.find_spec("trl") is None:
         pytest.skip("trl is not installed here")
     asked = question([1, 1, 9, 0], [60, 60, 110, 70])
-    assert cut_by_wrapped(asked) == {"samples": 2, "images": 1}
+    assert peer_orders.cut_by_wrapped(asked) == {"samples": 2, "images": 1}
 
 
 def test_ours_keeps_both_budgets_and_takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,12 +82,10 @@ def test_ours_keeps_both_budgets_and_takes_all(monkeypatch: pytest.MonkeyPatch) 
     sizes = Sizes.from_arrays(random.integers(0, 4, 200), random.integers(40, 60, 200))
     costs = PackCosts({"vision": {"tiles": 3.0}, "language": {"tokens": 0.1}})
     steps = our_steps(sizes, costs, RANKS)
-    taken = [sample for step in steps for pack in step for sample in pack]
+    packs = [pack for step in steps for pack in step]
+    taken = [sample for pack in packs for sample in pack]
     assert len(set(taken)) == len(taken) > 190
-    for step in steps:
-        for pack in step:
-            assert sizes.tiles[pack].sum() <= 6
-            assert sizes.tokens[pack].sum() <= 100
+    assert all(sizes.tiles[pack].sum() <= 6 and sizes.tokens[pack].sum() <= 100 for pack in packs)
 
 
 def test_as_many_tokens_and_a_step_to_warm_up() -> None:

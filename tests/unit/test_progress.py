@@ -12,14 +12,11 @@ from omnibal_ext.schedules.actions import Action
 
 
 class Device:
-    """Behind which the host runs on: it has come so far as it is told."""
-
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.asked = self.reached = 0
         patch.setattr(module, "Moment", self.moment)
 
     def moment(self) -> "Moment":
-        """One more, behind all before it."""
         self.asked += 1
         return Moment(self, self.asked)
 
@@ -34,7 +31,6 @@ class Moment:
 
 @pytest.fixture
 def watched() -> Iterator["Watched"]:
-    """Makes progress with a limit in seconds, which says nothing in later tests."""
     made: list[Progress] = []
 
     def make(seconds: float) -> Progress:
@@ -91,15 +87,11 @@ def test_a_host_far_ahead_says_where_its_device_is_stuck(
         with progress.waiting("its activation from rank 1"):
             pass
     progress.at("what follows the schedule")
-    device.reached = 4  # of three moments an action: through with the first, at the second's message
-    place = "the forward of microbatch 1, chunk 0, waiting for its activation from rank 1"
-    assert said_after(capsys, " s\n").startswith(f"warning: rank 2 has been in {place} for ")
-    device.reached = 5
-    assert said_after(capsys, " s\n").startswith(
-        "warning: rank 2 has been in the forward of microbatch 1, chunk 0 for "
-    )
-    device.reached = device.asked
-    assert said_after(capsys, " s\n").startswith("warning: rank 2 has been in what follows the schedule for ")
+    action = "the forward of microbatch 1, chunk 0"
+    for device.reached, place in (  # of three moments an action: through with the first, at the second's message
+        (4, f"{action}, waiting for its activation from rank 1"), (5, action), (10, "what follows the schedule")
+    ):  # fmt: skip
+        assert said_after(capsys, " s\n").startswith(f"warning: rank 2 has been in {place} for ")
 
 
 def test_a_device_that_goes_on_says_nothing_and_is_not_remembered(

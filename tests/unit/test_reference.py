@@ -16,7 +16,6 @@ OURS = ("omnibal_ext", "megatron.vlm")
 
 
 def entries() -> list[tuple[str, str, str]]:
-    """Module, name and signature of everything on the page."""
     found, module = [], ""
     parts = re.split(r"^#{3,4} `(\S+)`$", PAGE.read_text(), flags=re.MULTILINE)
     for name, text in zip(parts[1::2], parts[2::2], strict=True):

@@ -12,14 +12,10 @@ from omnibal_ext.run_metrics import complete_lines, evaluations, profile_check, 
 
 def test_what_ran_again_after_a_resume_counts_as_it_last_ran(tmp_path: Path) -> None:
     lines = [
-        {"iteration": 1, "loss": 5.0},
-        {"iteration": 2, "loss": 4.0},
-        {"iteration": 2, "evaluation": {"loss": 4.5}},
+        {"iteration": 1, "loss": 5.0}, {"iteration": 2, "loss": 4.0}, {"iteration": 2, "evaluation": {"loss": 4.5}},
         {"iteration": 3, "loss": 3.0},  # lost: the checkpoint was of iteration 1
-        {"iteration": 2, "loss": 4.1},
-        {"iteration": 2, "evaluation": {"loss": 4.6}},
-        {"iteration": 3, "loss": 3.1},
-    ]
+        {"iteration": 2, "loss": 4.1}, {"iteration": 2, "evaluation": {"loss": 4.6}}, {"iteration": 3, "loss": 3.1},
+    ]  # fmt: skip
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"iteration": 4, "lo')
     assert [(line["iteration"], line["loss"]) for line in training_intervals(path)] == [(1, 5.0), (2, 4.1), (3, 3.1)]
@@ -54,7 +50,6 @@ def test_a_whole_number_beyond_all_floats_is_refused_by_its_line(tmp_path: Path)
 
 
 def test_a_line_is_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
-    """Also where a reader goes on behind what it has read."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"iteration": 1, "loss": 1.0}\n{"iteration": 2, "loss": 1.0}\n')
     _, position = complete_lines(path)

@@ -23,13 +23,8 @@ def called(script: str, folder: Path, **environment: str) -> tuple[list[str], di
         (folder / name).write_text(SPEAK)
         (folder / name).chmod(0o755)
     given = dict.fromkeys(("FROM", "DATA", "PACKS", "RUN_DIR", "SLURM_JOB_NODELIST"), "x")
-    given |= {
-        "SLURM_JOB_ID": "7",
-        "SLURM_NTASKS": "4",
-        "SLURM_JOB_NUM_NODES": "4",
-        "SAID": str(folder / "said"),
-        **environment,
-    }
+    given |= dict.fromkeys(("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES"), "4")
+    given |= {"SAID": str(folder / "said"), **environment}
     kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(["bash", script, "--seed", "5"], cwd=ROOT, check=True, env={**kept, **given, "PATH": path})
@@ -42,10 +37,7 @@ def test_its_flags_are_taken_and_overlap_what_can_be(script: str, tmp_path: Path
     words, settings = called(script, tmp_path)
     flags = words[words.index("--") + 1 :]
     args = read_arguments(["--preset", "tiny", "--train-iters", "9", *flags]).args
-    assert args.overlap_grad_reduce
-    assert args.overlap_param_gather
-    assert args.use_distributed_optimizer
-    assert args.bf16
+    assert all((args.overlap_grad_reduce, args.overlap_param_gather, args.use_distributed_optimizer, args.bf16))
     assert args.seed == 5
     assert "--sequence-parallel" in flags  # without meaning on the one tensor-parallel rank here
     assert set(settings) == set(SETTINGS if "slurm" in script else EVERYWHERE)
@@ -59,15 +51,13 @@ def test_what_the_user_has_set_stays(script: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("given", "folder"), [({}, "home/.cache"), ({"XDG_CACHE_HOME": "/scratch/me"}, "/scratch/me")])
 def test_what_is_compiled_lies_where_all_nodes_find_it(given: dict[str, str], folder: str, tmp_path: Path) -> None:
-    """Not in /tmp, where a fresh node has nothing."""
     _, settings = called("scripts/slurm/train.sbatch", tmp_path, HOME="home", **{"XDG_CACHE_HOME": "", **given})
     assert settings["TORCHINDUCTOR_CACHE_DIR"] == f"{folder}/omnibal/torchinductor"
 
 
 def test_the_quickstart_shows_no_figures_of_other_epochs(tmp_path: Path) -> None:
     (tmp_path / ".epochs").write_text("3\n")
-    words = ["bash", "scripts/quickstart.sh", str(tmp_path)]
-    environment = {**os.environ, "EPOCHS": "6"}
+    words, environment = ["bash", "scripts/quickstart.sh", str(tmp_path)], {**os.environ, "EPOCHS": "6"}
     ended = subprocess.run(words, check=False, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert ended.stderr == f"error: {tmp_path} has runs of 3 epochs, not of 6: name another output folder\n"
+    said = f"error: {tmp_path} has runs of 3 epochs, not of 6: name another output folder\n"
+    assert (ended.returncode, ended.stderr) == (2, said)

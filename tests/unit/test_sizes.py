@@ -14,8 +14,7 @@ def test_json_and_npz_are_one_corpus_in_the_order_given(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"vit_num": 3, "token_num": 800, "image_flags": 3}]))
     Sizes.from_arrays([0, 5], [20, 1300]).save(tmp_path / "b.npz")
     sizes = Sizes.load([tmp_path / "a.json", tmp_path / "b.npz"])
-    assert sizes.tiles.tolist() == [3, 0, 5]
-    assert sizes.tokens.tolist() == [800, 20, 1300]
+    assert (sizes.tiles.tolist(), sizes.tokens.tolist()) == ([3, 0, 5], [800, 20, 1300])
     assert (sizes.tiles.dtype, sizes.tokens.dtype) == (np.int32, np.int64)
 
 
@@ -26,14 +25,11 @@ def test_json_and_npz_are_one_corpus_in_the_order_given(tmp_path: Path) -> None:
         ('[{"vit_num": 1, "token_num": 5}, {"vit_num": -1, "token_num": 5}]', r"row 1: tiles is -1"),
         ('[{"vit_num": 1, "token_num": 0}]', r"row 0: tokens is 0"),
         ('[{"vit_num": 1.5, "token_num": 3}]', "whole numbers"),
-        ('[{"vit_num": null, "token_num": 3}]', "whole numbers"),
-        ('[{"vit_num": [1], "token_num": 3}]', "sizes"),
+        ('[{"vit_num": null, "token_num": 3}]', "whole numbers"), ('[{"vit_num": [1], "token_num": 3}]', "sizes"),
         ('[{"vit_num": 99999999999999999999999, "token_num": 3}]', "whole numbers|32 bits"),
-        ('{"vit_num": 1}', "list"),
-        ("[1, 2]", "row 0"),
-        ('[{"vit_num"', "not JSON"),
+        ('{"vit_num": 1}', "list"), ("[1, 2]", "row 0"), ('[{"vit_num"', "not JSON"),
     ],
-)
+)  # fmt: skip
 def test_a_fault_names_the_file_and_the_row(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "sizes.json"
     path.write_text(text)

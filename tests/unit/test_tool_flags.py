@@ -1,6 +1,7 @@
 """The command lines of our tools: every number has an interval; what is wrong is one line before anything is done."""
 
 import importlib
+import json
 import math
 import sys
 from argparse import Action
@@ -18,78 +19,7 @@ from tools.__main__ import COMMANDS
 TOOLS = sorted(path.stem for path in Path(flags.__file__).parents[1].glob("tools/[a-z]*.py"))
 CHECKED_AS_READ = {"budgets", "schedule", "tower", "schedules", "widths"}
 """What is checked, item by item, by what reads the text."""
-NEEDS: dict[str, dict[str, tuple[str, ...]]] = {
-    "launch": {
-        "needs to be given without --train-iters": ("--epochs 2 -- --train-iters 5", "--epochs 2 -- --train-iters=5"),
-        "needs --input": (
-            "--micro-batches 4", "--widths 1,2", "--chat-template mine", "--max-tiles 6", "--max-pixels 60000",
-            "--max-tokens 600", "--shorten truncate", "--vit-budget 6", "--llm-budget 600", "--audio-budget 9",
-            "--held-out .1",
-        ),
-        "needs --rdzv-endpoint HOST:PORT": ("--nnodes 2",),
-        "needs to be given without --plan": (
-            "--plan plan.json --repack", "--plan plan.json --replan", "--plan plan.json --analytic a100",
-            "--plan plan.json --schedule zb_h1", "--plan plan.json --method profile",
-            "--plan plan.json --recompute full", "--plan plan.json --tower auto",
-            "--plan plan.json --virtual-pipeline-model-parallel-size 2",
-        ),
-        "needs to be given without --repack": ("--repack --replan",),
-        "needs to be given without --profile": ("--profile profile.json --analytic a100",),
-        "needs to be given without --eval-data": ("--input chat.jsonl --held-out .1 --eval-data there",),
-        "needs to be given without --no-save": ("--no-save --save-hf",),
-        "needs to be given without --save": ("--no-save -- --save there",),
-    },
-    "pack_data": {
-        "needs --llm-budget auto": ("--max-llm-budget 9 --llm-budget 8", "--max-llm-budget 9 --method random"),
-        "needs to be given without --costs": (
-            "--costs profile.json --analytic a100", "--costs profile.json --model tiny",
-        ),
-        "needs --widths auto or of several ranks": ("--narrow-first 4",),
-        "needs --widths auto": ("--node-ranks 4", "--node-ranks 4 --widths 1,2"),
-        "needs to be given without --held-out-of": (
-            "--held-out .1 --held-out-of there", "--like here --held-out-of there",
-        ),
-    },
-    "look": {
-        "needs conversations, and --model": (
-            "--image-root there", "--max-tiles 6", "--max-pixels 60000", "--workers 2", "--save-sizes sizes.npz",
-            "--model tiny --max-tiles 6",
-        ),
-        "needs a name that ends in .npz": ("--save-sizes sizes",),
-        "needs to be given without --max-tiles": ("--max-pixels 60000 --max-tiles 9",),
-        "needs to be given without --order": ("--order order.jsonl --micro-batches 2",),
-        "needs --order": ("--order-packed",),
-        "needs to be given without --costs": ("--costs profile.json --analytic a100",),
-    },
-    "preprocess_data": {
-        "needs to be given without --max-tiles": ("--max-pixels 60000 --max-tiles 9",),
-        "needs to be given without --shard or --merge": ("--check --shard 0/2",),
-    },
-    "profile_layers": {
-        "needs to be given without --analytic": (
-            "--analytic a100 --steps 7", "--analytic a100 --tower-profile whole.json", "--analytic a100 --force",
-        ),
-        "needs --lora-rank": ("--lora-targets vit llm",),
-        "needs to be given without --lora-rank": ("--lora-rank 8 --freeze vit",),
-    },
-    "plan_layout": {
-        "needs --sweep": (
-            "--gpus 8", "--global-batch-samples 8", "--sizes 8", "--pipeline-sizes 8", "--chunks 8",
-            "--schedules zb_h1",
-        ),
-        "needs to be given without --sweep": (
-            "--sweep --pipeline-model-parallel-size 2", "--sweep --virtual-pipeline-model-parallel-size 2",
-            "--sweep --num-microbatches 2", "--sweep --schedule zb_h1", "--sweep --packs there",
-            "--sweep --recompute full", "--sweep --tower auto",
-        ),
-        "needs --packs": ("--pack-iterations 2",),
-        "needs --method bmp or joint": ("--radius 2 --method layers",),
-        "needs --analytic": ("--model tiny", "--budgets 9x4096", "--tensor-sizes 2", "--expert-sizes 2"),
-        "needs to be given without --profile": ("--profile profile.json --analytic a100",),
-        "needs --model": ("--analytic a100 --budgets 9x4096",),
-        "needs --budgets": ("--analytic a100 --model tiny",),
-    },
-}  # fmt: skip
+NEEDS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("tool_flags.json").read_text())
 """Of each tool what is said of a flag, and words in which one is refused so."""
 REQUIRED = {
     "launch": ["--model", "tiny", "--run-dir", "run", "--data", "data", "--packs", "packs"],

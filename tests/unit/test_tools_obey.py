@@ -3,7 +3,7 @@
 import inspect
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,11 +35,15 @@ class CaughtError(Exception):
         self.given = bound.arguments
 
 
-def catches(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, function: Any) -> None:
+def given_to(function: Any, module: Any, run: Callable[[], object]) -> dict[str, Any]:
     def catch(*arguments: Any, **named: Any) -> None:
         raise CaughtError(function, arguments, named)
 
-    monkeypatch.setattr(module, name, catch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, function.__name__, catch)
+        with pytest.raises(CaughtError) as caught:
+            run()
+    return dict(caught.value.given)
 
 
 @pytest.fixture(scope="module")
@@ -64,43 +68,25 @@ OF_A_PLAN: dict[str, tuple[str, str, Any]] = {
     "virtual_pipeline_model_parallel_size": ("--virtual-pipeline-model-parallel-size 2", "chunks", 2),
     "num_microbatches": ("--num-microbatches 6", "microbatches", 6),
     "memory_gib": ("--memory-gib 7.5", "memory_bytes", 7.5 * 2**30),
-    "schedule": ("--schedule zb_h1", "schedule_name", "zb_h1"),
-    "method": ("--method bmp", "method", "bmp"),
-    "tower": ("--tower auto", "tower", "auto"),
-    "recompute": ("--recompute full", "recompute", "full"),
-    "radius": ("--radius 3", "radius", 3),
-    "top_k": ("--top-k 5", "top_k", 5),
+    "schedule": ("--schedule zb_h1", "schedule_name", "zb_h1"), "method": ("--method bmp", "method", "bmp"),
+    "tower": ("--tower auto", "tower", "auto"), "recompute": ("--recompute full", "recompute", "full"),
+    "radius": ("--radius 3", "radius", 3), "top_k": ("--top-k 5", "top_k", 5),
     "seconds": ("--seconds 0.5", "seconds", 0.5),
-}
+}  # fmt: skip
 """Of each flag words, what it is for, and what that then is."""
 
 
-def given_for(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def given_for(words: str, folder: Path) -> dict[str, Any]:
     """What the planner is asked: the problem's fields, and the search's."""
-    catches(monkeypatch, plan_layout, "plan_tower", tower_layout.plan_tower)
-    with pytest.raises(CaughtError) as caught:
-        plan_layout._planned(planned(words, folder))
-    found = caught.value.given
-    return {**vars(found["problem"]), **{name: value for name, value in found.items() if name != "problem"}}
-
-
-@pytest.mark.parametrize("name", OF_A_PLAN)
-def test_every_flag_of_a_plan_reaches_the_planner(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words, what, value = OF_A_PLAN[name]
-    before, found = (given_for(text, folder, monkeypatch) for text in (A_PLAN, f"{A_PLAN} {words}"))
-    assert found[what] == value
-    assert {other for other in OF_A_PLAN if (it := OF_A_PLAN[other][1]) != what and found[it] != before[it]} == set()
-    assert before[what] != value
-    assert before["packs"] is None
+    found = given_to(tower_layout.plan_tower, plan_layout, lambda: plan_layout._planned(planned(words, folder)))
+    return vars(found.pop("problem")) | found
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 1000, None])
-def test_layouts_are_judged_on_as_many_iterations_as_are_asked_for(
-    count: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layouts_are_judged_on_as_many_iterations_as_are_asked_for(count: int | None, folder: Path) -> None:
     """From the middle of equal parts of the epoch, all where there are no more; four unless told."""
     words = f"{A_PLAN} --packs PACKS" + (f" --pack-iterations {count}" if count else "")
-    found = given_for(words, folder, monkeypatch)["packs"]
+    found = given_for(words, folder)["packs"]
     there = -(-PackedIndex.open(folder / "packs").num_packs // 4)
     assert there > 8
     assert found.tiles.shape == (min(count or 4, there), 1, 4)
@@ -109,68 +95,54 @@ def test_layouts_are_judged_on_as_many_iterations_as_are_asked_for(
 A_SWEEP = "--sweep --gpus 8 --global-batch-samples 64 --sizes SIZES"
 ANALYTIC = f"{A_SWEEP} --analytic h100 --model tiny --budgets 9x4096"
 OF_A_SWEEP: dict[str, tuple[str, str, Any]] = {
-    "gpus": ("--gpus 16", "gpus", 16),
-    "tensor_sizes": ("--tensor-sizes 2,4", "tensor_sizes", [2, 4]),
-    "pipeline_sizes": ("--pipeline-sizes 2", "pipeline_sizes", [2]),
-    "chunks": ("--chunks 3", "chunks", [3]),
+    "gpus": ("--gpus 16", "gpus", 16), "tensor_sizes": ("--tensor-sizes 2,4", "tensor_sizes", [2, 4]),
+    "pipeline_sizes": ("--pipeline-sizes 2", "pipeline_sizes", [2]), "chunks": ("--chunks 3", "chunks", [3]),
     "schedules": ("--schedules zb_h1,zb_v", "schedules", ["zb_h1", "zb_v"]),
     "budgets": ("--budgets 5x512,6x640", "budgets", [(5, 512), (6, 640)]),
     "expert_sizes": ("--expert-sizes 2", "expert_sizes", [2]),
     "global_batch_samples": ("--global-batch-samples 128", "global_batch", 128),
     "memory_gib": ("--memory-gib 7.5", "memory_bytes", 7.5 * 2**30),
-    "method": ("--method layers", "method", "layers"),
-    "seconds": ("--seconds 0.5", "seconds", 0.5),
-}
+    "method": ("--method layers", "method", "layers"), "seconds": ("--seconds 0.5", "seconds", 0.5),
+}  # fmt: skip
 
 
-def swept(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What is asked for the settings, and of the sweep over them."""
-    with monkeypatch.context() as patch:
-        catches(patch, plan_layout, "settings", sweeping.settings)
-        with pytest.raises(CaughtError) as asked:
-            plan_layout._swept(planned(words, folder))
-    with monkeypatch.context() as patch:
-        catches(patch, plan_layout, "sweep", sweeping.sweep)
-        with pytest.raises(CaughtError) as ran:
-            plan_layout._swept(planned(words, folder))
-    return {**ran.value.given, **asked.value.given}
+def swept(words: str, folder: Path) -> dict[str, Any]:
+    """What is asked of the sweep, and for the settings that it goes over."""
+    ran, asked = (given_to(function, plan_layout, lambda: plan_layout._swept(planned(words, folder)))
+                  for function in (sweeping.sweep, sweeping.settings))  # fmt: skip
+    return ran | asked
 
 
-@pytest.mark.parametrize("name", OF_A_SWEEP)
-def test_every_flag_of_a_sweep_reaches_it(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words, what, value = OF_A_SWEEP[name]
-    before, found = (swept(text, folder, monkeypatch) for text in (ANALYTIC, f"{ANALYTIC} {words}"))
-    assert found[what] == value
-    assert {other for other in OF_A_SWEEP if (it := OF_A_SWEEP[other][1]) != what and found[it] != before[it]} == set()
-    assert before[what] != value
-    assert found["sizes"].tokens.tolist() == SIZES.tokens.tolist()
+ASKED: dict[str, tuple[Callable[[str, Path], dict[str, Any]], str, dict[str, tuple[str, str, Any]]]] = {
+    "plan": (given_for, A_PLAN, OF_A_PLAN), "sweep": (swept, ANALYTIC, OF_A_SWEEP)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("way", "name"), [(way, name) for way, (_, _, table) in ASKED.items() for name in table])
+def test_every_flag_of_the_planner_reaches_what_it_is_for_and_nothing_else(way: str, name: str, folder: Path) -> None:
+    ask, base, table = ASKED[way]
+    words, what, value = table[name]
+    before, found = ask(base, folder), ask(f"{base} {words}", folder)
+    assert found[what] == value != before[what]
+    assert {other for other in table if (it := table[other][1]) != what and found[it] != before[it]} == set()
+    assert before["packs"] is None if way == "plan" else found["sizes"].tokens.tolist() == SIZES.tokens.tolist()
 
 
 def test_the_planner_has_no_other_flags() -> None:
     """But those that say where things lie, what prices them, and how it is told."""
     others = {
-        "profile",
-        "packs",
-        "pack_iterations",
-        "sweep",
-        "sizes",
-        "analytic",
-        "model",
-        "output",
-        "json",
+        "profile", "packs", "pack_iterations", "sweep", "sizes", "analytic", "model", "output", "json",
         "audio_budget",
-    }
+    }  # fmt: skip
     assert {*OF_A_PLAN, *OF_A_SWEEP, *others} == set(vars(plan_layout._parser().parse_args(["--output", "plan.json"])))
 
 
 A_CHOICE = ["--sizes", "SIZES", "--output-dir", "packs"]
 OF_BUDGETS: dict[str, tuple[list[str], Any]] = {
-    "vit_budget": (["--vit-budget", "7"], 7),
-    "llm_budget": (["--llm-budget", "640"], 640),
-    "max_llm_budget": (["--max-llm-budget", "512"], 512),
-    "samples_per_pack": (["--samples-per-pack", "9"], 9),
+    "vit_budget": (["--vit-budget", "7"], 7), "llm_budget": (["--llm-budget", "640"], 640),
+    "max_llm_budget": (["--max-llm-budget", "512"], 512), "samples_per_pack": (["--samples-per-pack", "9"], 9),
     "seed": (["--seed", "3"], 3),
-}
+}  # fmt: skip
 
 
 def packed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Namespace:
@@ -181,16 +153,13 @@ def packed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Namespace:
 @pytest.mark.parametrize("name", OF_BUDGETS)
 def test_every_flag_of_the_choice_of_budgets_reaches_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words, value = OF_BUDGETS[name]
-    catches(monkeypatch, pack_data, "choose_budgets", budgets.choose_budgets)
     corpus: Any = SimpleNamespace(sizes=SIZES)
-    found = []
-    for given in ([], words):
-        with pytest.raises(CaughtError) as caught:
-            pack_data.settle_budgets(corpus, packed(given, monkeypatch))
-        found.append(caught.value.given)
-    assert found[0] == {"sizes": SIZES, "vit_budget": None, "llm_budget": None, "max_llm_budget": None,
-                        "samples_per_pack": 4, "seed": 0}  # fmt: skip
-    assert found[1] == found[0] | {name: value}
+    usual, found = (given_to(budgets.choose_budgets, pack_data,
+                             lambda given=given: pack_data.settle_budgets(corpus, packed(given, monkeypatch)))
+                    for given in ([], words))  # fmt: skip
+    assert usual == {"sizes": SIZES, "vit_budget": None, "llm_budget": None, "max_llm_budget": None,
+                     "samples_per_pack": 4, "seed": 0}  # fmt: skip
+    assert found == usual | {name: value}
 
 
 def test_chosen_budgets_are_packed_with_and_given_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:

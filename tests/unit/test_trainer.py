@@ -1,8 +1,10 @@
 """The trainer obeys its flags and the plan: what is frozen, how losses are weighed, what is recomputed; one rank."""
 
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from megatron.core.distributed import finalize_model_grads
-from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.utils import get_model_config
 
 from megatron.vlm import pretrain
 from megatron.vlm.ending import UnfinishedError
@@ -22,43 +21,30 @@ from megatron.vlm.models import again
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
-from omnibal_ext.plan import Plan, StagePlan
+from omnibal_ext.plan import StagePlan, single_stage_plan
 from omnibal_ext.schedules.actions import Action
 from tests.distributed import harness
-from tests.distributed.harness import get_model
-from tests.unit.alone import megatron_alone
+from tests.unit.alone import trainer_alone
 from tests.unit.test_loss import closed_form
 
 CHAIN = harness.SMALL.chain
 RECOMPUTED, CHEAP = (1, 8), (4, 7)  # a ViT and an LLM layer each
 CASES = {
-    "vit": (("vit",), "token"),
-    "projector": (("projector",), "sample"),
-    "llm": (("llm",), "square"),
+    "vit": (("vit",), "token"), "projector": (("projector",), "sample"), "llm": (("llm",), "square"),
     "nothing": ((), "square"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Trainer, Any]]:
-    """A trainer as the command line makes it, and the model that Megatron gets from it."""
     frozen, reduction = CASES[request.param]
     path = tmp_path_factory.mktemp("plan") / "plan.json"
+    plan = single_stage_plan(CHAIN, model="small", model_hash=harness.SMALL.hash, frozen=frozen)
     stage = StagePlan((0, len(CHAIN)), RECOMPUTED, CHEAP)
-    Plan(
-        chain=CHAIN,
-        stages=(stage,),
-        num_microbatches=4,
-        pipeline_model_parallel_size=1,
-        model="small",
-        model_hash=harness.SMALL.hash,
-        frozen=frozen,
-    ).save(path)
+    replace(plan, stages=(stage,), num_microbatches=4).save(path)
     flags = ["--plan", str(path), "--loss-reduction", reduction, *(["--freeze", *frozen] if frozen else [])]
-    with megatron_alone("small", *flags) as inputs, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain.Trainer, "sources", staticmethod(lambda _: ("made up",)))  # packs that no dataset holds
-        trainer = Trainer(inputs)
-        yield trainer, get_model(trainer.model, ModelType.encoder_or_decoder)
+    with trainer_alone("small", *flags) as made:
+        yield made
 
 
 def frozen_links(frozen: tuple[str, ...]) -> set[str]:
@@ -79,22 +65,24 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(case: tuple[Trainer
     optimizer = get_megatron_optimizer(config, model)
     optimizer.zero_grad()
     run(trainer, model, harness.sample_packs())
-    done, _, _ = optimizer.step()
-    assert done
+    assert optimizer.step()[0]
     for name, weight in model[0].named_parameters():
         held = link_of(name) in frozen
         assert weight.requires_grad != held, name
         assert torch.equal(weight, before[name]) == held, name
 
 
-def run(trainer: Trainer, model: Any, packs: list[Microbatch]) -> list[Any]:
-    for module in model:
-        module.zero_grad_buffer()
-    get_model_config(model[0]).finalize_model_grads_func = finalize_model_grads
+def execute(trainer: Trainer, model: Any, packs: Iterator[Microbatch], count: int, **how: bool) -> list[Any]:
     records: list[Any] = trainer.executor(
-        forward_step_func=trainer.forward_step, data_iterator=iter(packs), model=model, num_microbatches=len(packs)
+        forward_step_func=trainer.forward_step, data_iterator=packs, model=model, num_microbatches=count, **how
     )
     return records
+
+
+def run(trainer: Trainer, model: Any, packs: list[Microbatch]) -> None:
+    for module in model:
+        module.zero_grad_buffer()
+    execute(trainer, model, iter(packs), len(packs))
 
 
 def test_the_loss_is_weighed_as_the_flag_says(case: tuple[Trainer, Any]) -> None:
@@ -102,13 +90,8 @@ def test_the_loss_is_weighed_as_the_flag_says(case: tuple[Trainer, Any]) -> None
     pack = harness.sample_packs()[7]
     losses, weigh = trainer.forward_step(iter([pack]), model[0])
     total, normaliser, _ = weigh(losses)
-    samples = list(
-        zip(
-            [part.tolist() for part in losses.detach().split(pack.lengths)],
-            [part.int().tolist() for part in pack.loss_mask.split(pack.lengths)],
-            strict=True,
-        )
-    )
+    parts = zip(losses.detach().split(pack.lengths), pack.loss_mask.int().split(pack.lengths), strict=True)
+    samples = [(of_tokens.tolist(), mask.tolist()) for of_tokens, mask in parts]
     wanted_total, wanted_normaliser, _ = closed_form(trainer.args.loss_reduction, samples)
     assert total.item() == pytest.approx(wanted_total, rel=1e-5)
     assert normaliser.item() == pytest.approx(wanted_normaliser, rel=1e-5)
@@ -117,15 +100,14 @@ def test_the_loss_is_weighed_as_the_flag_says(case: tuple[Trainer, Any]) -> None
 def test_what_the_plan_recomputes_runs_twice_and_the_rest_once(case: tuple[Trainer, Any]) -> None:
     """Counted where the work is done: forwards of a layer."""
     trainer, model = case
-    counts = [0] * len(CHAIN)
-    links = model[0].module.links.values()
-    hooks = [module.register_forward_hook(counter(counts, link)) for link, module in enumerate(links)]
+    counts, links = Counter[int](), enumerate(model[0].module.links.values())
+    hooks = [module.register_forward_hook(lambda *_, link=link: counts.update([link])) for link, module in links]
     run(trainer, model, [harness.sample_packs()[0]])
     for hook in hooks:
         hook.remove()
     # Nothing before the first trained part has a backward pass, so there is nothing to recompute for.
     idle = {"vit"} if trainer.args.freeze == ["vit"] else set()
-    assert counts == [2 if link in RECOMPUTED and kind not in idle else 1 for link, kind in enumerate(CHAIN)]
+    assert counts == {link: 1 + (link in RECOMPUTED and kind not in idle) for link, kind in enumerate(CHAIN)}
 
 
 def test_cheap_outputs_are_computed_again_where_the_plan_says(
@@ -144,13 +126,6 @@ def test_cheap_outputs_are_computed_again_where_the_plan_says(
     assert sum(ran) == 3 * len(CHEAP) - 3 * (trainer.args.freeze == ["vit"])
 
 
-def counter(counts: list[int], link: int) -> Any:
-    def count(*_: Any) -> None:
-        counts[link] += 1
-
-    return count
-
-
 def test_a_pack_is_read_while_the_one_before_is_computed(case: tuple[Trainer, Any]) -> None:
     trainer, model = case
     happened: list[str] = []
@@ -167,7 +142,7 @@ def test_a_pack_is_read_while_the_one_before_is_computed(case: tuple[Trainer, An
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.executor, "watch", watch)
-        trainer.executor(forward_step_func=trainer.forward_step, data_iterator=read(), model=model, num_microbatches=3)
+        execute(trainer, model, read(), 3)
     assert happened == ["read 0", "F 0", "read 1", "B 0", "F 1", "read 2", "B 1", "F 2", "B 2"]
 
 
@@ -178,18 +153,11 @@ def test_evaluation_computes_no_gradient(case: tuple[Trainer, Any]) -> None:
     weights = [weight for weight in model[0].parameters() if weight.requires_grad]
     for weight in weights:
         weight.main_grad.fill_(7.0)
-    calls = []
-    backward = torch.autograd.backward
+    calls, backward = [], torch.autograd.backward
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.autograd, "backward", lambda *a, **k: calls.append(a) or backward(*a, **k))
         model[0].eval()
-        records = trainer.executor(
-            forward_step_func=trainer.forward_step,
-            data_iterator=iter(packs),
-            model=model,
-            num_microbatches=2,
-            forward_only=True,
-        )
+        records = execute(trainer, model, iter(packs), 2, forward_only=True)
         model[0].train()
     assert not calls
     assert len(records) == 2

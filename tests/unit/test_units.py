@@ -26,7 +26,6 @@ def test_gib_are_as_flags_have_them() -> None:
 
 @pytest.mark.parametrize("each", [0.0, 1e-10])
 def test_a_profile_without_transfers_prints_no_infinite_rate(each: float, capsys: pytest.CaptureFixture[str]) -> None:
-    """One rank hands nothing on."""
     profile_layers._show(replace(make_profile(), transfer_seconds_per_byte=each), "profile.json")
     said = capsys.readouterr().out
     assert not re.search(r"\b(inf|nan)\b", said)

@@ -161,9 +161,8 @@ def test_adapters_of_a_checkpoint_are_those_of_the_run(checkpoint: Path, tmp_pat
         with pytest.raises(UserError, match="has adapters; give --lora-rank 4 --lora-targets llm --lora-alpha 8, or"):
             check_weights(Weights("given", tmp_path), TINY, adapters=other)
     check_weights(Weights("given", checkpoint), TINY, adapters=adapters)  # new ones are added
-    write_release(
-        tmp_path / "own", {n: shapes[n] for n in sizes}, lambda n: torch.zeros(shapes[n].shape), {"flags": {}}
-    )
+    own = {name: shapes[name] for name in sizes}
+    write_release(tmp_path / "own", own, lambda name: torch.zeros(own[name].shape), {"flags": {}})
     with pytest.raises(UserError, match="has trained no adapters so far; leave them out, or begin another run"):
         check_weights(Weights("own", tmp_path / "own", 4), TINY, adapters=adapters)
 
@@ -181,7 +180,6 @@ def test_a_folders_own_model_is_compared_beyond_its_shapes(checkpoint: Path, mon
 
 
 def test_of_given_weights_the_checks_take_the_save_that_is_tracked(tmp_path: Path) -> None:
-    """As the ranks do, which would refuse it later."""
     folder = saved(saved(tmp_path, "20"), "40")
     (folder / "iter_0000040/common.pt").write_bytes(b"")
     with pytest.raises(UserError, match=r"'common.pt' is none of the files .* iter_0000020 is whole: name it in"):

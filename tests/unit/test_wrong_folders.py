@@ -63,7 +63,6 @@ def _megatron(path: Path) -> None:
 
 
 def _old_megatron(path: Path) -> None:
-    """As it left them before."""
     (path / "iter_0000010/mp_rank_00").mkdir(parents=True)
     (path / "latest_checkpointed_iteration.txt").write_text("10")
     (path / "iter_0000010/mp_rank_00/model_optim_rng.pt").write_bytes(b"PK")
@@ -78,85 +77,21 @@ def _packs(path: Path) -> None:
 
 
 KINDS: Mapping[str, Callable[[Path], object]] = {
-    "nowhere": lambda _: None,
-    "empty": Path.mkdir,
-    "a file": lambda path: path.write_text("no folder\n"),
-    "weights alone": lambda path: (path.mkdir(), _weights(path)),
-    "no JSON": _model('{"model_type": '),
-    "a list": _model("[]"),
-    "no model type": _model("{}"),
-    "a number for a type": _model('{"model_type": 7}'),
+    "nowhere": lambda _: None, "empty": Path.mkdir, "a file": lambda path: path.write_text("no folder\n"),
+    "weights alone": lambda path: (path.mkdir(), _weights(path)), "no JSON": _model('{"model_type": '),
+    "a list": _model("[]"), "no model type": _model("{}"), "a number for a type": _model('{"model_type": 7}'),
     "unsupported type": _model('{"model_type": "kimi_vl"}'),
     "a language model": _model('{"model_type": "qwen3", "hidden_size": 8}'),
-    "no weights": _with("config.json", '{"model_type": "internvl"}'),
-    "adapters": _adapters,
-    "megatron": _megatron,
-    "old megatron": _old_megatron,
-    "a dataset": _dataset,
-    "packs": _packs,
-}
+    "no weights": _with("config.json", '{"model_type": "internvl"}'), "adapters": _adapters, "megatron": _megatron,
+    "old megatron": _old_megatron, "a dataset": _dataset, "packs": _packs,
+}  # fmt: skip
 
 
-PACKED = "--data DATA --packs PACKS --plan PLAN --run-dir OUT --check"
-RANDOM = "--model tiny --from-scratch"
-LAUNCHED = "-- --lr 1e-3 --train-iters 1"
-HALVES = "--pipeline-model-parallel-size 2 --num-microbatches 2"
-BARE = ("no weights",)
-"""A model too, where nobody asks for weights."""
 USUAL = {"nowhere", "empty", "a file", "no JSON", "old megatron", "owner/model"}
-NO_MODELS = tuple(KINDS.keys() - USUAL)
+GROUPS = {"models": KINDS.keys() - USUAL}
 """Left out where the launcher takes no model: each try takes its time."""
-CHAT = "--input CHAT --image-root DEMO"
-COMMANDS: list[tuple[str, str, tuple[str, ...]]] = [
-    ("convert_checkpoint", "--from-hf X --output-dir OUT", ()),
-    ("convert_checkpoint", "--from-hf X --output-dir OUT --check", ()),
-    ("convert_checkpoint", "--from-hf X --output-dir OUT --check --data DATA --json", ()),
-    ("convert_checkpoint", "--from-hf X --adapters X --output-dir OUT --check", ()),
-    ("convert_checkpoint", "--to-hf X --output-dir OUT", ()),
-    ("convert_checkpoint", "--to-hf X --output-dir OUT --check", ()),
-    ("convert_checkpoint", "--to-hf X --output-dir OUT --like X", ()),
-    ("convert_checkpoint", "--to-peft X --output-dir OUT", ()),
-    ("convert_checkpoint", "--to-peft X --output-dir OUT --like X", ()),
-    ("examples.demo.evaluate", "--model X --load X --data DATA --tokenizer-model TOKENIZER", ()),
-    ("examples.demo.evaluate", "--model tiny --load X --data DATA --tokenizer-model TOKENIZER", ()),
-    ("examples.demo.evaluate", "--model tiny --load X --data X --tokenizer-model X", ()),
-    ("level_packs", "X --data-parallel-size 2", ()),
-    ("report", "--run X --output OUT", ()),
-    ("report", "--run X --trace OUT --json", ()),
-    ("report", "--plan X --output OUT", ()),
-    ("report", "--plan PLAN --profile X --output OUT", ()),
-    ("report", "--plan PLAN --profile PROFILE --packs X --output OUT", ("packs",)),
-    ("profile_layers", "--model X --vit-budget 4 --llm-budget 64 --analytic h100 --output OUT", BARE),
-    ("profile_layers", "--model X --vit-budget 4 --llm-budget 64 --output OUT", BARE),
-    ("plan_layout", f"--analytic h100 --model X --budgets 4x64 --tensor-sizes 1 {HALVES} --output OUT", BARE),
-    ("plan_layout", f"--profile PROFILE --packs X {HALVES} --output OUT", ("packs",)),
-    ("plan_layout", f"--profile X {HALVES} --output OUT", ()),
-    (
-        "plan_layout",
-        "--sweep --gpus 2 --global-batch-samples 8 --sizes X --analytic h100 --model tiny --output OUT",
-        (),
-    ),
-    ("pack_data", "--data X --output-dir OUT", ("a dataset",)),
-    ("pack_data", "--sizes X --output-dir OUT", ()),
-    ("pack_data", "--data DATA --held-out-of X --output-dir OUT", ()),
-    ("pack_data", "--data DATA --like X --output-dir OUT", ("packs",)),
-    ("pack_data", "--data DATA --costs X --output-dir OUT", ()),
-    ("pack_data", "--data DATA --analytic h100 --model X --output-dir OUT", BARE),
-    ("preprocess_data", f"{CHAT} --model X --output-dir OUT", ()),
-    ("preprocess_data", f"{CHAT} --tokenizer-model X --chat-template internlm2-chat --output-dir OUT", ()),
-    ("preprocess_data", "--input X --tokenizer-model TOKENIZER --chat-template internlm2-chat --output-dir OUT", ()),
-    ("launch", f"--model X {PACKED} {LAUNCHED}", ()),
-    ("launch", f"--model X {CHAT} --run-dir OUT --check {LAUNCHED}", ()),
-    ("launch", f"--model tiny --from X {PACKED} {LAUNCHED}", ()),
-    ("launch", f"--model tiny {PACKED} {LAUNCHED} --load X", NO_MODELS),
-    ("launch", f"{RANDOM} --data X --packs PACKS --plan PLAN --run-dir OUT --check {LAUNCHED}", NO_MODELS),
-    ("launch", f"{RANDOM} --data DATA --packs X --plan PLAN --run-dir OUT --check {LAUNCHED}", NO_MODELS),
-    ("launch", f"{RANDOM} --data DATA --packs PACKS --plan X --run-dir OUT --check {LAUNCHED}", NO_MODELS),
-    ("launch", f"{RANDOM} --data DATA --packs PACKS --profile X --run-dir OUT --check {LAUNCHED}", NO_MODELS),
-    ("launch", f"{RANDOM} --eval-data X --eval-packs PACKS {PACKED} {LAUNCHED}", NO_MODELS),
-    ("launch", f"{RANDOM} --eval-data DATA --eval-packs X {PACKED} {LAUNCHED}", NO_MODELS),
-]
-"""A tool, what it is told (X is the folder), and the kinds that are right there, or left out."""
+COMMANDS = Path(__file__).with_name("wrong_folders.txt").read_text().splitlines()
+"""A tool and what it is told (X is the folder); behind # the kinds that are right there, or left out."""
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +106,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_here(*command: str, **_: Any) -> SimpleNamespace:
-    """In place of the process in which the launcher checks a run: the same here."""
     job, *words = command[command.index("megatron.vlm.preflight") + 1 :]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["preflight", *words])
@@ -199,17 +133,14 @@ def answer(tool: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys:
     return "wrong: it is taken"
 
 
-@pytest.mark.parametrize(("tool", "words", "right"), COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_any_wrong_folder_is_refused_in_a_line(
-    tool: str,
-    words: str,
-    right: tuple[str, ...],
-    folders: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: str, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    told, _, right = command.partition("  # ")
+    tool, *words = told.split()
+    left_out = GROUPS.get(right, right.split(", "))
     known = {
         "DATA": folders / "a dataset", "PACKS": folders / "packs", "PLAN": folders / "plan.json",
         "PROFILE": folders / "profile.json", "DEMO": folders / "demo", "CHAT": folders / "demo/train.jsonl",
@@ -217,9 +148,8 @@ def test_any_wrong_folder_is_refused_in_a_line(
     }  # fmt: skip
     answers = {}
     for number, kind in enumerate([*KINDS, "owner/model"]):
-        if kind in right:
+        if kind in left_out:
             continue
         given = {**known, "X": kind if kind == "owner/model" else folders / kind, "OUT": tmp_path / f"out {number}"}
-        told = [str(given.get(word, word)) for word in words.split()]
-        answers[kind] = answer(tool, told, monkeypatch, capsys)
+        answers[kind] = answer(tool, [str(given.get(word, word)) for word in words], monkeypatch, capsys)
     assert not {kind: line for kind, line in answers.items() if line.startswith("wrong") or "\n" in line}

@@ -1,6 +1,7 @@
 """Online balancing for loops without packing: the samples of a step are redistributed over ranks before each phase.
 
     read       each rank reads its own, at random            0: a b | 1: c d
+    audio      balanced in mel frames: these are sent        0: a b | 1: c d     of models that hear
     vision     balanced in tiles: pixels are sent            0: a d | 1: b c
     language   balanced in tokens: features are sent once    0: b d | 1: a c     one sequence, attention per sample
 
@@ -21,13 +22,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron.vlm.data.batches import IGNORED, boundaries, join_words
-from omnibal_ext.arrays import Ints
+from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.errors import UserError
 from omnibal_ext.rebalance.phases import Phase
 from omnibal_ext.rebalance.plan import PhaseInput, PhasePlacement, plan_step
 
-VISION, LANGUAGE = "vision", "language"
+AUDIO, VISION, LANGUAGE = "audio", "vision", "language"
+INPUTS = {
+    AUDIO: ("input_features", "feature_lengths"),
+    VISION: ("pixel_values", "image_grid_thw"),
+    LANGUAGE: ("input_ids", "labels", "position_ids"),
+}
+"""Tensors of a sample that a phase takes, as far as samples have them; the first has a row for each unit of work."""
+NAMES = [name for names in INPUTS.values() for name in names]
 BYTES_A_NUMBER = 4.0
-BYTES_A_TOKEN = 16.0  # and its label
 
 
 class Route:
@@ -84,10 +92,11 @@ def _rows_of(order: Ints, rows: Ints) -> Tensor:
 class StreamStep:
     """One rank's work in a step, and where its features go between the phases."""
 
-    pixels: Tensor
-    """[tiles, 3, size, size] of this rank's samples in the vision phase."""
-    route: Route
-    """From each sample's rank in the vision phase to its rank in the language phase, in features."""
+    inputs: Mapping[str, Mapping[str, Tensor]]
+    """Of `AUDIO`, for models that hear, and `VISION`: tensors of this rank's samples there, end to end, by their names
+    in a sample."""
+    routes: Mapping[str, Route]
+    """From each sample's rank in these phases to its rank in the language phase, in features."""
     group: Any
     """A process group for features only: gradient reductions run concurrently, in another order."""
     batch: dict[str, Any] | None
@@ -98,35 +107,50 @@ class StreamStep:
     """Of all ranks."""
     placed: Mapping[str, PhasePlacement]
 
-    def send(self, features: Tensor) -> Tensor:
-        """Features [image tokens, width] of `pixels` -> those of `batch`. Collective, as `Route.send` says."""
-        return self.route.send(features, self.group)
+    @property
+    def pixels(self) -> Tensor:
+        """[tiles, 3, size, size] of this rank's samples in the vision phase."""
+        return self.inputs[VISION]["pixel_values"]
+
+    def send(self, features: Tensor, phase: str = VISION) -> Tensor:
+        """Features [tokens, width] of a phase's inputs -> those of `batch`. Collective, as `Route.send` says: all ranks
+        send those of all phases, in the same order."""
+        return self.routes[phase].send(features, self.group)
 
 
 class StreamSteps:
     """Iterates over steps, each of `each` samples of every rank, until a rank has fewer left.
 
-    A thread reads ahead, exchanges sizes, plans, and sends pixels and tokens over a process group of its own.
+    A thread reads ahead, exchanges sizes, plans, and sends inputs over a process group of its own.
     """
 
     def __init__(
         self,
         samples: Iterable[Mapping[str, Tensor]],
         each: int,
-        tokens_per_tile: int,
+        tokens_per_tile: float,
         feature_width: int,
         phases: Mapping[str, Phase] | None,
         ranks_per_node: int | None = None,
+        audio_token: int | None = None,
     ) -> None:
-        """Samples are those of a `ChatDataset`. Collective: it makes process groups.
+        """Samples are those of a `ChatDataset`, with `position_ids` [T, 4] for M-RoPE and `image_grid_thw` [images, 3]
+        for native resolution. Collective: it makes process groups.
 
         Args:
-            phases: cost of a sample by tiles (`VISION`) and by tokens (`LANGUAGE`); None: samples stay where they were
-                read.
+            phases: cost of a sample by mel frames (`AUDIO`), tiles (`VISION`) and tokens (`LANGUAGE`); None: samples
+                stay where they were read.
             ranks_per_node: ranks between which sending is cheap; default: all.
+            audio_token: the id that features of sounds replace; None: the model does not hear.
+
+        Raises:
+            UserError: a phase has no cost.
         """
-        self.samples, self.each, self.phases = samples, each, phases
+        self.samples, self.each, self.phases, self.audio_token = samples, each, phases, audio_token
         self.tokens_per_tile, self.feature_width = tokens_per_tile, feature_width
+        self.names = (*((AUDIO,) if audio_token is not None else ()), VISION, LANGUAGE)
+        if phases is not None and (lacking := [name for name in self.names if name not in phases]):
+            raise UserError(f"phases have no cost of {lacking[0]}: take them of a model that has it (phases_of)")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.ranks_per_node = ranks_per_node or self.ranks
         self.group, self.of_features = dist.new_group(backend="gloo"), dist.new_group()
@@ -145,50 +169,79 @@ class StreamSteps:
         sizes = self._sizes_of_all(own)
         if sizes is None:
             return None
-        tiles, tokens, counted = sizes.T
+        heard, counted, *columns = sizes.T
+        rows = dict(zip(NAMES, columns, strict=True))
+        features = {AUDIO: heard, VISION: np.rint(rows["pixel_values"] * self.tokens_per_tile).astype(np.int64)}
         home = np.repeat(np.arange(self.ranks), self.each)
-        placed = self._place(home, own, tiles, tokens)
-        seen, read = placed[VISION].rank_of, placed[LANGUAGE].rank_of
-        pixels = self._send(torch.cat([sample["pixel_values"] for sample in own]), home, seen, tiles)
-        words = torch.cat([torch.stack([sample["input_ids"], sample["labels"]], dim=1) for sample in own])
-        here = self._send(words, home, read, tokens)
-        route = Route(seen, read, tiles * self.tokens_per_tile, self.rank, self.ranks)
-        parts = here.split(tokens[read == self.rank].tolist())
-        batch = [{"input_ids": part[:, 0], "labels": part[:, 1]} for part in parts]
-        joined = join_words(batch) | boundaries(batch) if batch else None
-        return StreamStep(pixels, route, self.of_features, joined, int(counted.sum()), len(home), placed)
+        placed = self._place(home, own[0], rows, features)
+        inputs = {phase: self._send(own, phase, home, placed[phase].rank_of, rows) for phase in self.names}
+        reads = placed[LANGUAGE].rank_of
+        routes = {
+            phase: Route(placed[phase].rank_of, reads, features[phase], self.rank, self.ranks)
+            for phase in self.names[:-1]
+        }
+        batch = _joined(inputs.pop(LANGUAGE), rows["input_ids"][reads == self.rank].tolist())
+        return StreamStep(inputs, routes, self.of_features, batch, int(counted.sum()), len(home), placed)
 
     def _sizes_of_all(self, own: list[Mapping[str, Tensor]]) -> Ints | None:
-        """Tiles, tokens and counted tokens of all ranks' samples, [ranks * each, 3]; None if a rank has too few."""
-        mine = torch.full((self.each, 3), -1)
+        """Audio tokens, counted tokens and rows of `NAMES` of all ranks' samples, [ranks * each, 2 + names]; None if a
+        rank has too few samples."""
+        mine = torch.full((self.each, 2 + len(NAMES)), -1)
         for row, sample in zip(mine, own, strict=False):
-            labels = sample["labels"][1:]
-            sizes = len(sample["pixel_values"]), len(sample["input_ids"]), int((labels != IGNORED).sum())
-            row[:] = torch.tensor(sizes)
+            heard = int((sample["input_ids"] == self.audio_token).sum()) if self.audio_token is not None else 0
+            counted = int((sample["labels"][1:] != IGNORED).sum())
+            row[:] = torch.tensor([heard, counted, *(len(sample.get(name, ())) for name in NAMES)])
         found = [torch.empty_like(mine) for _ in range(self.ranks)]
         dist.all_gather(found, mine, group=self.group)
         sizes_of_all = torch.cat(found).numpy()
         return sizes_of_all if (sizes_of_all >= 0).all() else None
 
     def _place(
-        self, home: Ints, own: list[Mapping[str, Tensor]], tiles: Ints, tokens: Ints
+        self, home: Ints, sample: Mapping[str, Tensor], rows: Mapping[str, Ints], features: Mapping[str, Ints]
     ) -> dict[str, PhasePlacement]:
+        """Place samples of so many `rows`, of which one is this `sample`, with so many `features` of each phase."""
         if self.phases is None:
-            return {name: PhasePlacement(home, 1.0, 1.0, True) for name in (VISION, LANGUAGE)}
-        a_tile = BYTES_A_NUMBER * math.prod(own[0]["pixel_values"].shape[1:])
-        features = BYTES_A_NUMBER * self.feature_width * self.tokens_per_tile
+            return {name: PhasePlacement(home, 1.0, 1.0, True) for name in self.names}
+        a_feature = BYTES_A_NUMBER * self.feature_width
+        outputs = {phase: a_feature * features[phase].astype(np.float64) for phase in self.names[:-1]}
         needs = {
-            VISION: PhaseInput(self.phases[VISION], tiles, a_tile * tiles.astype(np.float64)),
-            LANGUAGE: PhaseInput(
-                self.phases[LANGUAGE],
-                tokens,
-                BYTES_A_TOKEN * tokens.astype(np.float64),
-                {VISION: features * tiles.astype(np.float64)},
-            ),
+            phase: PhaseInput(
+                self.phases[phase],
+                rows[INPUTS[phase][0]],
+                _input_bytes(phase, sample, rows),
+                outputs if phase == LANGUAGE else {},
+            )
+            for phase in self.names
         }
         return plan_step(home, needs, self.ranks, self.ranks_per_node)
 
-    def _send(self, rows: Tensor, source: Ints, target: Ints, counts: Ints) -> Tensor:
-        if np.array_equal(source, target):
-            return rows
-        return Route(source, target, counts, self.rank, self.ranks).send(rows, self.group)
+    def _send(
+        self, own: list[Mapping[str, Tensor]], phase: str, home: Ints, target: Ints, rows: Mapping[str, Ints]
+    ) -> dict[str, Tensor]:
+        """The tensors of a phase of the samples that are this rank's there, end to end."""
+        found = {name: torch.cat([sample[name] for sample in own]) for name in INPUTS[phase] if name in own[0]}
+        if np.array_equal(home, target):
+            return found
+        routes = {name: Route(home, target, rows[name], self.rank, self.ranks) for name in found}
+        return {name: routes[name].send(tensor, self.group) for name, tensor in found.items()}
+
+
+def _input_bytes(phase: str, sample: Mapping[str, Tensor], rows: Mapping[str, Ints]) -> Floats:
+    """Bytes of each sample's inputs to a phase, [N]; `sample` is one of those with so many `rows`."""
+    total = np.zeros(len(rows["input_ids"]))
+    for name in INPUTS[phase]:
+        if (tensor := sample.get(name)) is not None:
+            total += rows[name] * float(tensor.element_size() * math.prod(tensor.shape[1:]))
+    return total
+
+
+def _joined(words: Mapping[str, Tensor], lengths: list[int]) -> dict[str, Any] | None:
+    """Samples of so many tokens as one sequence with boundaries; None: there are none."""
+    if not lengths:
+        return None
+    parts = zip(words["input_ids"].split(lengths), words["labels"].split(lengths), strict=True)
+    samples = [{"input_ids": ids, "labels": labels} for ids, labels in parts]
+    batch = join_words(samples) | boundaries(samples)
+    if "position_ids" in words:
+        batch["position_ids"] = words["position_ids"].T[:, None]
+    return batch

@@ -1,19 +1,21 @@
 """Choose a pack's budgets: the pair that wastes least, near the corpus' ratio of tokens to tiles."""
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.ordering.metrics import lower_bound_packs
 from omnibal_ext.packing.packers.balanced import pack_balanced
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import FRAMES, Sizes
 
 STEP = 64  # token budgets are multiples of this
 TRIED_SAMPLES = 20_000  # packed to try a pair; more hardly change the waste
 ROOM = (1.0, 1.02, 1.06)  # ratios of the token budget to the mean tokens of as many tiles
 MOST_TILE_BUDGETS = 8
 TIMES = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # token budgets of a sweep, as multiples of the longest sample
+SPARE_FRAMES = 1.25  # ratio of the budget of mel frames to the mean frames of as many tokens
 NEAR_BOUND = 1.004  # ratio of packs to the lower bound; pairs above it only if none is below
 
 
@@ -74,6 +76,15 @@ def budgets_for(sizes: Sizes) -> list[tuple[int, int]]:
     longest = int(sizes.tokens.max())
     tokens = [_in_steps(longest * times) for times in TIMES]
     return [(choose_budgets(sizes, llm_budget=budget)[0].vit_budget, budget) for budget in tokens]
+
+
+def audio_budget_for(sizes: Sizes, llm_budget: int) -> int:
+    """Return mel frames for packs of `llm_budget` tokens: some more than these bring on average, and enough for the
+    longest sample; 0 without sounds."""
+    frames = sizes.more.get(FRAMES)
+    if frames is None or not frames.any():
+        return 0
+    return max(int(frames.max()), ceil(SPARE_FRAMES * int(frames.sum()) / int(sizes.tokens.sum()) * llm_budget))
 
 
 def _in_steps(tokens: float) -> int:

@@ -42,8 +42,7 @@ def test_layers_take_what_transformers_lets_them(seed: int) -> None:
         if mode == "store":
             stored[kind] = number
         layer, wide = language.each_layer[number], mode == "reuse"
-        assert layer.keys_from == (stored[kind] if wide else None)
-        assert layer.ffn_hidden_size == 96 * (1 + wide)
+        assert (layer.keys_from, layer.ffn_hidden_size) == (stored[kind] if wide else None, 96 * (1 + wide))
         assert layer.attention.reads_keys == wide
 
 

@@ -180,7 +180,6 @@ def test_other_rates_take_the_weights_alone(args: Namespace, name: str, word: st
 
 @pytest.mark.parametrize("name", ["lr_vit", "lr_projector", "weight_decay_vit", "weight_decay_projector"])
 def test_the_state_of_parts_with_other_rates_is_refused(args: Namespace, name: str) -> None:
-    """Core finds groups of weights in a save by their rates."""
     own = changed(args, **{name: 1e-5})
     check_resumable(saved(own), own, TINY, PLAN)
     for before, now in ((args, own), (own, args)):

@@ -43,8 +43,7 @@ def test_what_torch_writes_is_read(folder: Path) -> None:
     assert read_contents(folder / ".metadata").state_dict_metadata["one"].size == (2, 3)
     with safe_unpickling(trust=False):
         found = load(folder)
-    assert found["one"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert found["object"] == {1, "b"}
+    assert (found["one"].tolist(), found["object"]) == ([[0, 1, 2], [3, 4, 5]], {1, "b"})
 
 
 class Python3112(pickle.Pickler):
@@ -91,9 +90,8 @@ def test_a_table_of_contents_that_runs_code_is_refused(folder: Path, tmp_path: P
 def test_code_reached_through_a_module_that_is_allowed_is_refused(folder: Path, tmp_path: Path) -> None:
     """`filesystem` imports os: by its dotted name a pickle of protocol 4 could have it."""
     words = [b"torch.distributed.checkpoint.filesystem", b"os.mkdir", str(tmp_path / "ran").encode()]
-    push = b"".join(b"\x8c" + bytes([len(word)]) + word for word in words[:2])
-    argument = b"\x8c" + bytes([len(words[2])]) + words[2]
-    (folder / ".metadata").write_bytes(b"\x80\x04" + push + b"\x93" + argument + b"\x85R.")
+    module, name, argument = (b"\x8c" + bytes([len(word)]) + word for word in words)
+    (folder / ".metadata").write_bytes(b"\x80\x04" + module + name + b"\x93" + argument + b"\x85R.")
     with pytest.raises(UserError, match="no checkpoint needs"):
         read_contents(folder / ".metadata")
     assert not (tmp_path / "ran").exists()

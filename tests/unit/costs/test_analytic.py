@@ -64,15 +64,6 @@ def test_layers_whose_images_see_both_ways_compute_whole_squares(name: str, far:
     assert all(times[kind] == (2 if layers[kind].attention.window else far) for kind in times)
 
 
-def test_gemma_4_without_towers_has_the_weights_that_its_card_says() -> None:
-    """To the last one, but for those of sounds, a number a layer that is not trained, and the last norm."""
-    model = PRESETS["gemma-4-12b"]
-    of = analytic_profile(model, "h100", 280, 4096).parameters
-    counted = sum(of[kind] for kind in model.cost_kinds if kind != "head")
-    assert counted == 11_959_730_224 - 640 * 3840 - 48 - 3840
-    assert "vit" not in of
-
-
 @pytest.mark.parametrize(
     ("name", "weights", "active"),
     [("qwen3-vl-30b-a3b", 30_532_122_624, 3.35e9), ("internvl3.5-241b-a28b", 235_093_634_560, 22.2e9)],
@@ -97,16 +88,9 @@ def test_experts_weigh_all_and_work_by_the_chosen(name: str, weights: int, activ
 @pytest.mark.parametrize(
     ("name", "theirs", "sizes"),
     [
-        ("qwen3.5-9b", "Qwen3_5", {}),
-        ("qwen3.5-35b-a3b", "Qwen3_5Moe", {}),
-        (
-            "qwen3.5-27b",
-            "Qwen3_5",
-            {
-                "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24, "intermediate_size": 17408,
-                "linear_num_value_heads": 48,
-            },
-        ),
+        ("qwen3.5-9b", "Qwen3_5", {}), ("qwen3.5-35b-a3b", "Qwen3_5Moe", {}),
+        ("qwen3.5-27b", "Qwen3_5", {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24,
+                                    "intermediate_size": 17408, "linear_num_value_heads": 48}),
     ],
 )  # fmt: skip
 def test_linear_layers_weigh_what_those_of_transformers_do(name: str, theirs: str, sizes: dict[str, int]) -> None:
@@ -237,20 +221,18 @@ def test_what_a_profile_says_beside_its_layers(t: int) -> None:
     """Packs without tiles pass the ViT by at no cost."""
     profile = analytic_profile(INTERNVL, "a100", 9, 4096, t)
     assert profile.transfer_seconds_per_byte == pytest.approx(1 / (25e9 * 0.8))
-    assert profile.transfer_latency_seconds == 2e-5
-    assert profile.overhead_bytes == 4 * 2**30
+    assert (profile.transfer_latency_seconds, profile.overhead_bytes) == (2e-5, 4 * 2**30)
     assert not any(cost.empty_seconds for cost in profile.layers.values())
 
 
-def test_experts_are_dealt_alike_or_not_at_all() -> None:
-    for model, d, e, words in (
-        (INTERNVL, 8, 2, "has no experts"),
-        (MOE, 6, 3, "does not divide the 128 experts"),
-        (MOE, 6, 4, "does not divide the 6 ranks"),
-        (MOE, 1, 0, "at least 1"),
-    ):
+def test_unknown_devices_and_sizes_are_refused_and_experts_dealt_alike_or_not_at_all() -> None:
+    for model, device, tiles, d, e, words in (
+        (INTERNVL, "tpu", 9, 1, 1, "'tpu' is not known"), (INTERNVL, "a100", 0, 1, 1, "at least 1, got 0"),
+        (INTERNVL, "h100", 4, 8, 2, "has no experts"), (MOE, "h100", 4, 6, 3, "does not divide the 128 experts"),
+        (MOE, "h100", 4, 6, 4, "does not divide the 6 ranks"), (MOE, "h100", 4, 1, 0, "at least 1"),
+    ):  # fmt: skip
         with pytest.raises(UserError, match=words):
-            analytic_profile(model, "h100", 4, 4096, 1, d, expert_model_parallel_size=e)
+            analytic_profile(model, device, tiles, 4096, 1, d, expert_model_parallel_size=e)
 
 
 @pytest.mark.parametrize(("ranks", "groups"), [(1, 2), (2, 2), (4, 4), (8, 8)])
@@ -296,9 +278,8 @@ def test_capped_scores_are_read_and_written(ranks: int) -> None:
 def test_cuts_carry_what_was_published() -> None:
     """REFERENCE section 1, bf16: 9 x 1025 x 3200 in the ViT, 9 x 256 x 6144 after the projector, 4096 x 6144 later."""
     layers = analytic_profile(INTERNVL, "a100", 9, 4096).layers
-    assert layers["vit"].output_bytes == 2 * 9 * 1025 * 3200
-    assert layers["projector"].output_bytes == 2 * 9 * 256 * 6144
-    assert layers["llm"].output_bytes == 2 * 4096 * 6144
+    numbers = {"vit": 9 * 1025 * 3200, "projector": 9 * 256 * 6144, "llm": 4096 * 6144}
+    assert {kind: layers[kind].output_bytes / 2 for kind in numbers} == numbers
 
 
 def test_a_frozen_layer_saves_one_of_three_matrix_products_and_an_idle_one_its_backward() -> None:
@@ -306,21 +287,13 @@ def test_a_frozen_layer_saves_one_of_three_matrix_products_and_an_idle_one_its_b
         analytic_profile(INTERNVL, "a100", 9, 4096, frozen=frozen).layers for frozen in ((), ("vit",), ("llm",))
     )
     assert tower["vit"].backward_seconds == tower["vit"].kept_bytes == tower["vit"].step_seconds == 0.0
-    assert tower["vit"].forward_seconds == trained["vit"].forward_seconds
-    assert tower["llm"] == trained["llm"]
+    assert (tower["vit"].forward_seconds, tower["llm"]) == (trained["vit"].forward_seconds, trained["llm"])
     assert language["llm"].backward_seconds == pytest.approx(
         trained["llm"].backward_seconds - trained["llm"].weight_gradient_seconds
     )
     assert language["llm"].kept_bytes == trained["llm"].kept_bytes
     assert language["llm"].weight_bytes == pytest.approx(trained["llm"].weight_bytes / 9)
     assert trained["llm"].late_bytes > 0.0 == language["llm"].late_bytes == tower["vit"].late_bytes
-
-
-def test_unknown_devices_and_sizes_are_refused() -> None:
-    with pytest.raises(UserError, match="'tpu' is not known"):
-        analytic_profile(INTERNVL, "tpu", 9, 4096)
-    with pytest.raises(UserError, match="at least 1, got 0"):
-        analytic_profile(INTERNVL, "a100", 0, 4096)
 
 
 def test_cheap_outputs_are_those_of_two_norms_and_the_activation_where_a_weight_would_keep_them() -> None:
@@ -346,6 +319,5 @@ def test_a_host_takes_its_time_for_a_layer_however_large(tiles: int, monkeypatch
     before, vit = plain.layers["vit"], asked.layers["vit"]
     assert replace(vit, host_forward_seconds=0.0, host_backward_seconds=0.0) == before
     assert (vit.host_forward_seconds, vit.host_backward_seconds) == (2e-3, 3e-3)
-    assert asked.layers["llm"] == plain.layers["llm"]
-    assert asked.bound_by_host == (("vit",) if tiles == 1 else ())
+    assert (asked.layers["llm"], asked.bound_by_host) == (plain.layers["llm"], ("vit",) if tiles == 1 else ())
     assert (idle.layers["vit"].backward_seconds, idle.layers["vit"].host_backward_seconds) == (0.0, 0.0)

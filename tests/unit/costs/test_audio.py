@@ -68,8 +68,18 @@ def test_seconds_and_bytes_grow_with_frames_alone(tmp_path: Path) -> None:
     assert all(profile.forward_seconds(kind, deaf).any() for kind in VISION_KINDS)
 
 
+@pytest.mark.parametrize("name", HEARING)
+def test_every_tensor_parallel_rank_sends_all_audio_tokens(name: str) -> None:
+    """Behind the projector they are not sharded as rows are, nor where they pass by the ViT."""
+    model, frames = preset(name), 6000
+    assert model.audio is not None
+    for ranks in (1, 2, 4):
+        layers = analytic_profile(model, "h100", 2304, 4096, ranks, audio_budget=frames).layers
+        assert layers["audio_projector"].output_bytes == 2 * model.audio.tokens(frames) * model.language.hidden_size
+        assert layers["audio"].output_bytes == 2 * model.audio.rows(frames) * model.audio.hidden_size / ranks
+
+
 def test_a_budget_of_frames_is_for_models_that_hear() -> None:
-    """And absent from other models' files."""
     hears, sees = (analytic_profile(preset(name), "h100", 2304, 4096) for name in ("qwen2.5-omni-3b", "qwen2.5-vl-3b"))
     assert "audio_budget" not in sees.to_record()
     with pytest.raises(UserError, match="audio_budget is 0, but the chain needs a budget of mel frames"):

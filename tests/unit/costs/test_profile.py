@@ -75,32 +75,20 @@ def test_a_pack_without_tiles_costs_the_vision_kinds_zeros_for_their_gradients(f
     assert profile.backward_seconds("llm", packs)[0] == profile.backward_seconds("llm", packs)[1]
 
 
-def test_a_pack_without_tiles_costs_the_vision_kinds_nothing() -> None:
-    profile = _profile(layers={**_profile().layers, "vit": _cost(forward_fit=(0.5, 2.0, 0.0))})
-    packs = PackSizes(np.array([0, 1]), np.array([10, 10]), np.array([40, 40]))
-    assert profile.forward_seconds("vit", packs).tolist() == [0.0, 2.5]
-
-
 @pytest.mark.parametrize("fit", [None, (0.1, 0.2, 0.0)])
 def test_where_some_tokens_are_learnt_the_head_has_no_others(fit: Fit | None) -> None:
     """Its seconds are of these, and what it takes once; bytes, and all other layers, stay. Said once."""
     head = _cost(forward_fit=fit, backward_fit=fit, weight_gradient_seconds=0.5, split_backward_seconds=2.5)
     profile = _profile(layers={**_profile().layers, "head": head})
     packs = PackSizes(*(np.array(column) for column in ([0, 1], [8, 3], [64, 9])))
-    share = profile.with_supervised(0.25)
-    for seconds, plain in (
-        (share.forward_seconds("head", packs), profile.forward_seconds("head", packs)),
-        (share.backward_seconds("head", packs), profile.backward_seconds("head", packs)),
-    ):
-        once = fit[0] if fit else 0.0
-        assert seconds == pytest.approx(once + 0.25 * (plain - once))
+    share, once = profile.with_supervised(0.25), fit[0] if fit else 0.0
+    for way in (Profile.forward_seconds, Profile.backward_seconds):
+        plain = way(profile, "head", packs)
+        assert way(share, "head", packs) == pytest.approx(once + 0.25 * (plain - once))
     cost, ratio = share.layers["head"], share.layers["head"].backward_seconds / head.backward_seconds
     assert (cost.weight_gradient_seconds, cost.split_backward_seconds) == pytest.approx((0.5 * ratio, 2.5 * ratio))
     assert (cost.kept_bytes, cost.step_seconds) == (head.kept_bytes, head.step_seconds)
-    assert {k: c for k, c in share.layers.items() if k != "head"} == {
-        k: c for k, c in profile.layers.items() if k != "head"
-    }
-    assert share.with_supervised(0.25) == share
+    assert (share.layers, share.with_supervised(0.25)) == (profile.layers | {"head": cost}, share)
     again, once = (one.with_supervised(0.5).forward_seconds("head", packs) for one in (share, profile))
     assert again == pytest.approx(once)
     assert share.hash != profile.hash == profile.with_supervised(1.0).hash
@@ -148,6 +136,6 @@ def test_costs_of_packs_without_fit_scale_with_their_units() -> None:
 def test_costs_of_packs_with_fit_follow_it_and_vision_has_no_squares() -> None:
     fitted = replace(COST, forward_fit=(0.5, 2.0, 0.25))
     profile = _profile(layers={**_profile().layers, "vit": fitted, "llm": fitted})
-    packs = PackSizes(np.array([3]), np.array([10]), np.array([40]))
-    assert profile.forward_seconds("vit", packs).tolist() == [0.5 + 2.0 * 3]
-    assert profile.forward_seconds("llm", packs).tolist() == [0.5 + 2.0 * 10 + 0.25 * 40]
+    packs = PackSizes(np.array([3, 0]), np.array([10, 10]), np.array([40, 40]))
+    assert profile.forward_seconds("vit", packs).tolist() == [0.5 + 2.0 * 3, 0.0]
+    assert profile.forward_seconds("llm", packs).tolist() == [0.5 + 2.0 * 10 + 0.25 * 40] * 2

@@ -1,16 +1,21 @@
 """Short videos, as files and as frames, and words about them."""
 
+import base64
 import io
+import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
-TURNS = [{"from": "human", "value": "<video>\nWhat happens?"}, {"from": "gpt", "value": "A cat jumps."}]
+from tests.demo import turns, written
 
-OF_IMAGE = {"image": "b.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]}
-OF_WORDS = {"conversations": [{"from": "human", "value": "Hi"}, TURNS[1]]}
+TURNS = turns("<video>\nWhat happens?", "A cat jumps.")
+OF_IMAGE = {"image": "b.png", "conversations": turns("<image>What?", "A cat jumps.")}
+OF_WORDS = {"conversations": turns("Hi", "A cat jumps.")}
 
 
 def noise(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
@@ -47,3 +52,31 @@ def write_frames(folder: Path, name: str, frames: np.ndarray) -> list[str]:
     for file, frame in zip(names, frames, strict=True):
         Image.fromarray(frame).save(folder / file)
     return names
+
+
+def write_picture(path: Path, width: int, height: int) -> None:
+    Image.fromarray(noise(1, width, height)[0]).save(path)
+
+
+def film_and_image(folder: Path, frames: int) -> list[dict[str, Any]]:
+    """Conversations about frames of 56 x 84 pixels and about a picture of 56 x 112."""
+    film = {"video": write_frames(folder, "f", noise(frames, 56, 84)), "fps": 2, "conversations": TURNS}
+    write_picture(folder / "b.png", 56, 112)
+    return [film, OF_IMAGE]
+
+
+def inside(kind: str, folder: Path, field: str, contents: list[bytes], said: list[dict[str, str]]) -> Path:
+    """A file of conversations about an image or a video each, with the bytes of these in it."""
+    ending = {"image": "png", "video": "mp4"}[field]
+    if kind == "tar":
+        numbered = [(f"{number:03}", content) for number, content in enumerate(contents)]
+        words = json.dumps({"conversations": said}).encode()
+        files = [((f"{name}.json", words), (f"{name}.{ending}", content)) for name, content in numbered]
+        return tar_of(folder / "set.tar", ("000.txt", b"no film"), *(member for pair in files for member in pair))
+    if kind == "base64":
+        urls = [f"data:{field}/{ending};base64,{base64.b64encode(content).decode()}" for content in contents]
+        return written(folder / "set.jsonl", *({field: url, "conversations": said} for url in urls))
+    table, parquet = pytest.importorskip("pyarrow").Table, pytest.importorskip("pyarrow.parquet")
+    rows = [{field: {"bytes": content, "path": f"x.{ending}"}, "conversations": said} for content in contents]
+    parquet.write_table(table.from_pylist(rows), folder / "set.parquet", compression="none", use_dictionary=False)
+    return folder / "set.parquet"

@@ -156,78 +156,41 @@ def uneven(frames: int, seed: int, longest: int = 500) -> tuple[int, ...]:
     return tuple(int(number) for number in np.cumsum(gaps) - gaps[0])
 
 
-def _at_rates() -> list[MadeFilm]:
-    kinds = (("mp4", "libx264"), ("mkv", "mpeg4"), ("webm", "libvpx-vp9"))
-    films = [
-        MadeFilm(f"rate-{rate}.{kind}", codec, even(30, rate), says)
-        for rate, says in ((0.5, 30), (10, 10), (23.976, 24), (29.97, 1000), (119.88, 60))
-        for kind, codec in kinds
-    ]
-    return films + [
-        MadeFilm(f"rate-{rate}-{codec}.avi", codec, even(20, rate), rate)
-        for rate, codec in ((1, "mjpeg"), (5, "mpeg4"), (24, "ffv1"))
-    ]
-
-
-def _uneven() -> list[MadeFilm]:
-    kinds = (("mp4", "libx264"), ("mkv", "libx264"), ("webm", "libvpx"))
-    says = (25, 1000, 90, 15)
-    films = [
-        MadeFilm(f"uneven-{seed}.{kind}", codec, uneven(25, seed), says[seed])
-        for seed in range(4)
-        for kind, codec in kinds
-    ]
-    return [*films, MadeFilm("gaps.avi", "mpeg4", uneven(25, 5)), MadeFilm("gaps-mjpeg.avi", "mjpeg", uneven(9, 6))]
-
-
-def _turned() -> list[MadeFilm]:
-    kinds = (("mp4", "libx264"), ("mp4", "mpeg4"), ("mkv", "libx264"))
-    return [
-        MadeFilm(f"turned-{turned}-{codec}.{kind}", codec, even(12, 8), turned=turned)
-        for turned in (90, 180, 270)
-        for kind, codec in kinds
-    ]
-
-
-def _cut() -> list[MadeFilm]:
-    edits: list[dict[str, Any]] = [
-        {"shift": -1550}, {"shift": -1550, "mux": {"movflags": "faststart"}}, {"edits": ((1500, 0),)},
-        {"edits": ((1250, 1333),)}, {"edits": ((800, 300), (700, 2000))}, {"edits": ((500, -1), (1000, 1000))},
-        {"edits": ((800, 2000), (800, 300))},
-    ]  # fmt: skip
-    return [
-        *(MadeFilm(f"cut-{number}-{b}.mp4", bframes=b, **edit) for number, edit in enumerate(edits) for b in (0, 3)),
-        MadeFilm("cut-uneven.mp4", times=uneven(30, 8, 200), shift=-1550),
-        MadeFilm("cut-turned.mp4", turned=90, bframes=2, edits=((1250, 1333),)),
-    ]
-
-
-def _between() -> list[MadeFilm]:
-    """B-frames, whose packets come in another order than they are shown."""
-    kinds = (("mp4", "libx264"), ("mp4", "mpeg4"), ("mkv", "libx265"), ("avi", "mpeg4"), ("avi", "libx264"))
-    return [MadeFilm(f"between-{codec}.{kind}", codec, even(30, 25), bframes=3) for kind, codec in kinds]
-
-
-def _unsaid() -> list[MadeFilm]:
-    """Files that were written while somebody watched, and lack what is known at the end only."""
-    live = {"live": "1"}
-    pieces = {"movflags": "frag_keyframe+empty_moov"}
-    return [
-        MadeFilm("live.webm", "libvpx-vp9", says=1000, mux=live),
-        MadeFilm("live.mkv", times=uneven(30, 7), says=1000, mux=live), MadeFilm("no-rate.mkv", without=("rate",)),
-        MadeFilm("no-rate.webm", "libvpx", uneven(30, 9), without=("rate",)),
-        MadeFilm("no-length.webm", "libvpx-vp9", without=("length",)),
-        MadeFilm("nothing.mkv", bframes=2, without=("rate", "length")), MadeFilm("pieces.mp4", mux=pieces),
-        MadeFilm("pieces-between.mp4", times=uneven(30, 3), bframes=3, mux=pieces),
-    ]  # fmt: skip
-
-
-COLOURED = [
+EDITS: list[dict[str, Any]] = [
+    {"shift": -1550}, {"shift": -1550, "mux": {"movflags": "faststart"}}, {"edits": ((1500, 0),)},
+    {"edits": ((1250, 1333),)}, {"edits": ((800, 300), (700, 2000))}, {"edits": ((500, -1), (1000, 1000))},
+    {"edits": ((800, 2000), (800, 300))},
+]  # fmt: skip
+LIVE, PIECES = {"live": "1"}, {"movflags": "frag_keyframe+empty_moov"}
+FILMS = [
+    *(MadeFilm(f"rate-{rate}.{kind}", codec, even(30, rate), says)
+      for rate, says in ((0.5, 30), (10, 10), (23.976, 24), (29.97, 1000), (119.88, 60))
+      for kind, codec in (("mp4", "libx264"), ("mkv", "mpeg4"), ("webm", "libvpx-vp9"))),
+    *(MadeFilm(f"rate-{rate}-{codec}.avi", codec, even(20, rate), rate)
+      for rate, codec in ((1, "mjpeg"), (5, "mpeg4"), (24, "ffv1"))),
+    *(MadeFilm(f"uneven-{seed}.{kind}", codec, uneven(25, seed), says)
+      for seed, says in enumerate((25, 1000, 90, 15))
+      for kind, codec in (("mp4", "libx264"), ("mkv", "libx264"), ("webm", "libvpx"))),
+    MadeFilm("gaps.avi", "mpeg4", uneven(25, 5)), MadeFilm("gaps-mjpeg.avi", "mjpeg", uneven(9, 6)),
+    *(MadeFilm(f"turned-{turned}-{codec}.{kind}", codec, even(12, 8), turned=turned)
+      for turned in (90, 180, 270) for kind, codec in (("mp4", "libx264"), ("mp4", "mpeg4"), ("mkv", "libx264"))),
+    *(MadeFilm(f"cut-{number}-{b}.mp4", bframes=b, **edit) for number, edit in enumerate(EDITS) for b in (0, 3)),
+    MadeFilm("cut-uneven.mp4", times=uneven(30, 8, 200), shift=-1550),
+    MadeFilm("cut-turned.mp4", turned=90, bframes=2, edits=((1250, 1333),)),
+    # B-frames, whose packets come in another order than they are shown.
+    *(MadeFilm(f"between-{codec}.{kind}", codec, even(30, 25), bframes=3) for kind, codec in (
+        ("mp4", "libx264"), ("mp4", "mpeg4"), ("mkv", "libx265"), ("avi", "mpeg4"), ("avi", "libx264"))),
+    # Files that were written while somebody watched, and lack what is known at the end only.
+    MadeFilm("live.webm", "libvpx-vp9", says=1000, mux=LIVE),
+    MadeFilm("live.mkv", times=uneven(30, 7), says=1000, mux=LIVE), MadeFilm("no-rate.mkv", without=("rate",)),
+    MadeFilm("no-rate.webm", "libvpx", uneven(30, 9), without=("rate",)),
+    MadeFilm("no-length.webm", "libvpx-vp9", without=("length",)),
+    MadeFilm("nothing.mkv", bframes=2, without=("rate", "length")), MadeFilm("pieces.mp4", mux=PIECES),
+    MadeFilm("pieces-between.mp4", times=uneven(30, 3), bframes=3, mux=PIECES),
+    # Of other pixels, and sizes that are odd.
     MadeFilm("colours-709.mp4", colours=(1, 1)), MadeFilm("colours-601.mp4", colours=(6, 1)),
     MadeFilm("colours-full.mp4", colours=(1, 2)), MadeFilm("colours-444.mkv", pixels="yuv444p"),
     MadeFilm("colours-10.mkv", "libx265", pixels="yuv420p10le", colours=(9, 1)),
     MadeFilm("colours-grey.mkv", "ffv1", pixels="gray"), MadeFilm("colours-rgb.mkv", "ffv1", pixels="bgr0"),
     MadeFilm("odd.mkv", "ffv1", size=(97, 61)), MadeFilm("odd-turned.mp4", "mpeg4", size=(98, 62), turned=90),
 ]  # fmt: skip
-"""Of other pixels, and sizes that are odd."""
-FILMS = [*_at_rates(), *_uneven(), *_turned(), *_cut(), *_between(), *_unsaid(), *COLOURED]

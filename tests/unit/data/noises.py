@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.demo import turns
+
 LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1"}
-TURNS = [{"from": "human", "value": "<audio>\nWhat is said?"}, {"from": "gpt", "value": "A cat."}]
+TURNS = turns("<audio>\nWhat is said?", "A cat.")
 
 
 def chirp(samples: int, rate: int = 16000, channels: int = 1, seed: int = 0) -> np.ndarray:
@@ -18,7 +20,6 @@ def chirp(samples: int, rate: int = 16000, channels: int = 1, seed: int = 0) -> 
 
 
 def encoded(wave: np.ndarray, rate: int, codec: str, container: str, faststart: bool = False, **options: str) -> bytes:
-    """A file of a sound [channels, samples]."""
     import av
 
     layout, moved = LAYOUTS[len(wave)], {"movflags": "faststart"} if faststart else {}
@@ -38,5 +39,4 @@ def encoded(wave: np.ndarray, rate: int, codec: str, container: str, faststart: 
 
 
 def write_wav(path: Path, wave: np.ndarray, rate: int = 16000) -> None:
-    """A WAV file of 16 bits."""
     path.write_bytes(encoded(wave, rate, "pcm_s16le", "wav"))

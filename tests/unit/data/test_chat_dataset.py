@@ -1,6 +1,7 @@
-"""The dataset folder gives back what the conversations and pictures were, sample by sample."""
+"""The dataset folder gives back what conversations and pictures were; too many rejects are told what mends them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.rejects import REMEDIES, RejectCount
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import sha256_of, verify_checksums
 from omnibal_ext.reading.document import sealed
 from tests.demo import demo_dataset
+from tests.programs import ROOT
 
 SAMPLES = 60
 
@@ -84,16 +87,37 @@ def test_a_column_has_as_many_bytes_as_its_index_says(dataset: ChatDataset, tmp_
         ChatDataset(mine)
 
 
-def test_the_last_word_of_the_vocabulary_is_one_and_the_next_is_none(dataset: ChatDataset) -> None:
+def test_the_last_word_of_the_vocabulary_is_one_and_the_next_is_none(
+    dataset: ChatDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens, _ = dataset.sample(0).text
-    largest, manifest = int(tokens.max()), dataset.manifest
-    try:
-        for size, fits in ((largest + 1, True), (largest, False)):
-            dataset.manifest = {**manifest, "vocab_size": size}
-            if fits:
-                assert dataset.sample(0).text[0].tolist() == tokens.tolist()
-            else:
-                with pytest.raises(UserError, match="sample 0 has token ids behind the vocabulary"):
-                    _ = dataset.sample(0).text
-    finally:
-        dataset.manifest = manifest
+    manifest = dataset.manifest
+    monkeypatch.setattr(dataset, "manifest", {**manifest, "vocab_size": int(tokens.max()) + 1})
+    assert dataset.sample(0).text[0].tolist() == tokens.tolist()
+    monkeypatch.setattr(dataset, "manifest", {**manifest, "vocab_size": int(tokens.max())})
+    with pytest.raises(UserError, match="sample 0 has token ids behind the vocabulary"):
+        _ = dataset.sample(0).text
+
+
+def documented() -> set[str]:
+    page = (ROOT / "docs/data.md").read_text().partition("## What is rejected")[2].partition("\n##")[0]
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    return {reason for row in rows for reason in re.findall(r"`(\w+)`", row)}
+
+
+def test_every_reason_has_a_remedy() -> None:
+    assert documented()
+    assert documented() == set(REMEDIES)
+
+
+@pytest.mark.parametrize("reason", sorted(REMEDIES))
+def test_the_remedy_is_that_of_most_rejects(reason: str) -> None:
+    """Of images that are not found it names where paths start."""
+    other, count = "bad_roles" if reason != "bad_roles" else "not_utf8", RejectCount()
+    rows = [{"file": "chat.jsonl", "line": 1, "reason": one, "detail": "it"} for one in (reason, other, reason)]
+    count.add(rows)
+    with pytest.raises(UserError, match="--max-rejects 3") as refused:
+        count.check(1, 130, Path("rejected.jsonl"))
+    assert REMEDIES[reason] in str(refused.value)
+    if reason in ("missing_image", "missing_video", "path_outside_root"):
+        assert "--image-root" in str(refused.value)

@@ -5,12 +5,10 @@ import io
 import json
 import random
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -23,11 +21,13 @@ from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
-from tests.demo import demo_recipe
-from tests.unit.data.clips import tar_of
+from tests.demo import dataset_of, demo_recipe, turns, written
+from tests.unit.data.clips import inside
 
 COUNT, SIDE = 6, 64
 FORMATS = ("JPEG", "PNG", "BMP")
+OLD = {"path": "a.png", "columns": 1, "rows": 1, "thumbnail": False}
+SAID = turns("<image>\nabc?", "abc")
 
 
 @pytest.fixture(scope="module")
@@ -37,49 +37,19 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def encoded(seed: int, kind: str) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+def encoded(seed: int, kind: str = "PNG") -> bytes:
+    """Noise: files of a kind are of one length."""
     content = io.BytesIO()
-    Image.fromarray(pixels).save(content, kind)
+    Image.frombytes("RGB", (SIDE, SIDE), random.Random(seed).randbytes(3 * SIDE**2)).save(content, kind)
     return content.getvalue()
-
-
-def turns(image: object) -> dict[str, Any]:
-    text = [{"from": "human", "value": "<image>\nabc?"}, {"from": "gpt", "value": "abc"}]
-    return {"image": image, "conversations": text}
 
 
 def loose(folder: Path) -> Path:
     for number in range(COUNT):
         (folder / f"{number}.img").write_bytes(encoded(number, FORMATS[number % 3]))
-    path = folder / "chat.jsonl"
-    path.write_text("\n".join(json.dumps(turns(f"{number}.img")) for number in range(COUNT)))
-    return path
-
-
-def in_tar(folder: Path) -> Path:
-    path = folder / "chat.tar"
-    return tar_of(path, *(
-        member for number in range(COUNT) for member in (
-            (f"{number:03}.json", json.dumps(turns("png")).encode()), (f"{number:03}.png", encoded(number, "PNG")),
-        )
-    ))  # fmt: skip
-
-
-def in_base64(folder: Path) -> Path:
-    path = folder / "chat.jsonl"
-    urls = (f"data:image/png;base64,{base64.b64encode(encoded(number, 'PNG')).decode()}" for number in range(COUNT))
-    path.write_text("\n".join(json.dumps(turns(url)) for url in urls))
-    return path
-
-
-def in_parquet(folder: Path) -> Path:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    rows = [{**turns(None), "image": {"bytes": encoded(number, "PNG"), "path": "x.png"}} for number in range(COUNT)]
-    path = folder / "chat.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path, compression="none", use_dictionary=False)
-    return path
+    return written(
+        folder / "chat.jsonl", *({"image": f"{number}.img", "conversations": SAID} for number in range(COUNT))
+    )
 
 
 def recipe(words: Path, root: Path, **more: Any) -> Recipe:
@@ -87,8 +57,7 @@ def recipe(words: Path, root: Path, **more: Any) -> Recipe:
 
 
 def dataset(words: Path, file: Path, **more: Any) -> ChatDataset:
-    preprocess(open_job([file], recipe(words, file.parent, **more), file.parent / "data"))
-    return ChatDataset(file.parent / "data")
+    return dataset_of(file, recipe(words, file.parent, **more), file.parent / "data")
 
 
 def faults(data: ChatDataset) -> list[int]:
@@ -101,22 +70,19 @@ def faults(data: ChatDataset) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("file", [loose, in_tar, in_base64, in_parquet])
-def test_another_picture_is_found_wherever_it_lies(words: Path, tmp_path: Path, file: Callable[[Path], Path]) -> None:
-    path = file(tmp_path)
+@pytest.mark.parametrize("kind", ["loose", "tar", "base64", "parquet"])
+def test_another_picture_is_found_wherever_it_lies(words: Path, tmp_path: Path, kind: str) -> None:
+    contents = [encoded(number) for number in range(COUNT)]
+    path = loose(tmp_path) if kind == "loose" else inside(kind, tmp_path, "image", contents, SAID)
     data = dataset(words, path)
     assert faults(data) == []
-    if file is loose:
-        changed = tmp_path / "1.img"
-        one, other = changed.read_bytes(), encoded(99, "PNG")
-    else:
-        changed = path
-        one, other = encoded(1, "PNG"), encoded(99, "PNG")
-        if file is in_base64:
-            one, other = base64.b64encode(one), base64.b64encode(other)
+    changed = tmp_path / "1.img" if kind == "loose" else path
+    one, other = changed.read_bytes() if kind == "loose" else contents[1], encoded(99)
+    if kind == "base64":
+        one, other = base64.b64encode(one), base64.b64encode(other)
     content = changed.read_bytes()
-    assert len(one) == len(other) or file is loose
     assert content.count(one) == 1
+    assert len(one) == len(other) or kind == "loose"
     changed.write_bytes(content.replace(one, other))
     table._open.cache_clear()  # another process opens the file anew
     assert faults(ChatDataset(data.folder)) == [1]
@@ -139,17 +105,15 @@ def test_datasets_without_numbers_are_read_as_they_are(words: Path, tmp_path: Pa
     """Made with the flag, or before there were any."""
     data = dataset(words, loose(tmp_path), image_checksums=False)
     assert [image.crcs for sample in range(COUNT) for image in data.sample(sample).images] == [()] * COUNT
-    (tmp_path / "1.img").write_bytes(encoded(99, "PNG"))
+    (tmp_path / "1.img").write_bytes(encoded(99))
     assert faults(data) == []
-    old = {"path": "a.png", "columns": 1, "rows": 1, "thumbnail": False}
-    assert read_images(json.dumps([old]).encode())[0].crcs == ()
+    assert read_images(json.dumps([OLD]).encode())[0].crcs == ()
 
 
 @pytest.mark.parametrize("crcs", [[1, 2], [-1], [2**32], ["1"], 7, [True]])
 def test_numbers_that_make_no_sense_are_refused(crcs: object) -> None:
-    image = {"path": "a.png", "columns": 1, "rows": 1, "thumbnail": False, "crcs": crcs}
     with pytest.raises(UserError, match=r"crcs|CRCs"):
-        read_images(json.dumps([image]).encode())
+        read_images(json.dumps([{**OLD, "crcs": crcs}]).encode())
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -19,11 +19,10 @@ from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.document import sealed
 from tests.long import short
-from tests.unit.data.clips import TURNS
 from tests.unit.data.films_made import FILMS, MadeFilm, even, passing, write_film
-from tests.unit.data.test_videos import RULES, SHOWN, assert_shown, made, oracle, written
+from tests.unit.data.test_videos import RULES, SHOWN, assert_film_shown, film_of, made, oracle, theirs, written
 from tests.unit.data.torchcodec_reading import chosen
-from tests.unit.preprocessing.test_processors import PATCH, written_tokenizer
+from tests.unit.preprocessing.test_processors import written_tokenizer
 
 av = pytest.importorskip("av")
 
@@ -31,6 +30,7 @@ __all__ = ["oracle"]
 ANY = 10**9
 RECORDED = MadeFilm("recorded.mkv", times=even(60, 10), says=1000)
 """As browsers record: a frame lasts a millisecond, says the header."""
+BOTH = MadeFilm("both.mp4", turned=90, bframes=3, edits=((2950, 333),))
 UNEVEN = MadeFilm("uneven.mkv", times=tuple(int(time) for time in np.cumsum([0, *[40] * 20, *[400] * 19])))
 
 
@@ -98,11 +98,7 @@ def test_films_are_what_torchcodec_reads(libraries: Any, films: dict[str, Path],
 
 
 @pytest.mark.parametrize("markup", RULES)
-@pytest.mark.parametrize(
-    "film",
-    [RECORDED, UNEVEN, MadeFilm("both.mp4", turned=90, bframes=3, edits=((2950, 333),))],
-    ids=lambda film: film.name,
-)
+@pytest.mark.parametrize("film", [RECORDED, UNEVEN, BOTH], ids=lambda film: film.name)
 def test_words_and_pixels_are_the_processor_s(film: MadeFilm, markup: str, oracle: Any, tmp_path: Path) -> None:
     """It is told what torchcodec says of the film, and chooses among its frames."""
     processor = oracle(markup, written_tokenizer(tmp_path / "tokenizer.json"), RULES[markup])
@@ -111,18 +107,9 @@ def test_words_and_pixels_are_the_processor_s(film: MadeFilm, markup: str, oracl
         shown = [packet for packet in container.demux(video=0) if packet.size and not packet.is_discard]
         begin = float(min(packet.pts for packet in shown) * shown[0].time_base)
         seconds = float(max(packet.pts + packet.duration for packet in shown) * shown[0].time_base) - begin
-    frames = np.stack(list(read_frames(path, (), range(len(shown)))))
-    told = {"total_num_frames": len(shown), "fps": len(shown) / seconds, "duration": seconds}
-    expected = processor(
-        text=written(SHOWN[markup]["video"] + "\nWhat happens?"), videos=[frames], video_metadata=[told],
-        do_sample_frames=True, return_tensors="np",
-    )  # fmt: skip
-    data = made(tmp_path, markup, [{"video": film.name, "conversations": TURNS}])
-    assert_shown(data.sample(0), expected, expected["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH))
-    (video,) = data.sample(0).images
-    assert (video.steps, video.rows, video.columns) == tuple(expected["video_grid_thw"][0])
-    if markup == "qwen-vl":
-        assert video.film.seconds == expected["second_per_grid_ts"][0]
+    clip = np.stack(list(read_frames(path, (), range(len(shown))))), len(shown) / seconds
+    expected = theirs(processor, written(SHOWN[markup]["video"] + "\nWhat happens?"), [clip], [])
+    assert_film_shown(made(tmp_path, markup, [film_of(film.name)]).sample(0), expected, markup)
 
 
 def test_what_is_lost_of_a_film_is_seen_behind_an_edit_list_as_well(tmp_path: Path) -> None:
@@ -167,7 +154,7 @@ def test_a_film_that_begins_between_key_frames_shows_the_first_that_can_be_seen(
 
 def test_a_dataset_whose_frames_were_counted_otherwise_is_refused(tmp_path: Path) -> None:
     write_film(tmp_path, RECORDED)
-    film = [{"video": RECORDED.name, "conversations": TURNS}]
+    film = [film_of(RECORDED.name)]
     manifest = made(tmp_path, "qwen-vl", film).manifest
     path = tmp_path / "dataset/manifest.json"
     old = {name: value for name, value in manifest.items() if name not in ("video_reading", "manifest_sha256")}

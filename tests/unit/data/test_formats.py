@@ -152,20 +152,16 @@ def web_tar(raw: Path, folder: Path, mark: bytes = b"", turns_alone: bool = Fals
 
 FORMATS: dict[str, Callable[[Path, Path], Path]] = {
     "a list": llava_list,
-    "messages with paths": partial(openai, inside=False),
-    "messages with images": partial(openai, inside=True),
-    "messages beside images": partial(sharegpt, whole_paths=False),
-    "messages beside whole paths": partial(sharegpt, whole_paths=True),
-    "parquet": partial(parquet, inside=True),
-    "parquet of paths": partial(parquet, inside=False),
-    "arrow": arrow,
-    "tar": web_tar,
-    "tar of turns alone": partial(web_tar, turns_alone=True),
+    **{f"messages with images {'inside' if inside else 'as paths'}": partial(openai, inside=inside)
+       for inside in (False, True)},
+    **{f"messages beside {'whole ' * whole}paths": partial(sharegpt, whole_paths=whole) for whole in (False, True)},
+    **{f"parquet of {'images' if inside else 'paths'}": partial(parquet, inside=inside) for inside in (False, True)},
+    "arrow": arrow, "tar": web_tar, "tar of turns alone": partial(web_tar, turns_alone=True),
+    "tar with marks": partial(web_tar, mark=codecs.BOM_UTF8),
     "lines with marks": lambda raw, folder: marked(openai(raw, folder, inside=True)),
     "a list with a mark": lambda raw, folder: marked(llava_list(raw, folder)),
-    "tar with marks": partial(web_tar, mark=codecs.BOM_UTF8),
     "a meta file with a mark": lambda raw, folder: marked(meta_of_all(raw, folder)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("written", FORMATS.values(), ids=FORMATS)
@@ -192,20 +188,15 @@ def meta(raw: Path, folder: Path, **changed: Any) -> Path:
 
 
 def test_a_meta_file_is_its_sets_each_with_root_limit_and_weight(raw: Path, tmp_path: Path) -> None:
-    data = made(raw, [meta(raw, tmp_path, max_dynamic_patch=31)], tmp_path / "data", None)
+    """A limit of a set counts for its own conversations alone."""
+    data = made(raw, [meta(raw, tmp_path, max_dynamic_patch=1)], tmp_path / "data", None)
     assert len(data) == 2 * SAMPLES
     assert [source["weight"] for source in data.manifest["sources"]] == [2.0, 0.5]
     assert [source.weight for source in Corpus.of_dataset(data.folder).sources] == [2.0, 0.5]
-    np.testing.assert_array_equal(data.sample(0).read_all(), data.sample(SAMPLES).read_all())
-    assert {part.max_tiles for file in read_inputs([tmp_path / "meta.json"]) for part in file.parts} == {32, 31}
-
-
-def test_a_limit_of_a_set_counts_for_its_own_conversations_alone(raw: Path, tmp_path: Path) -> None:
-    path = meta(raw, tmp_path, max_dynamic_patch=1)
-    data = made(raw, [path], tmp_path / "data", None)
     images = [len(paths(record)) for record in records(raw)]
     assert data.sizes.tiles[SAMPLES:].tolist() == images  # a tile each
     assert data.sizes.tiles[:SAMPLES].sum() > sum(images)
+    assert {part.max_tiles for file in read_inputs([tmp_path / "meta.json"]) for part in file.parts} == {32, 1}
 
 
 @pytest.mark.parametrize(

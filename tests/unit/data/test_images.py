@@ -117,14 +117,12 @@ def test_files_that_cannot_be_opened_have_their_reason(tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "file").touch()
-    assert verdict_on(tmp_path / "nowhere.png") == "missing_image"
-    assert verdict_on(tmp_path / "file" / "below.png") == "missing_image"
-    assert verdict_on(tmp_path / "loop.png") == "unreadable_image"
-    assert verdict_on(tmp_path / "folder.png") == "unreadable_image"
-    assert verdict_on(tmp_path / "pipe.png") == "unreadable_image"
+    for name in ("nowhere.png", "file/below.png"):
+        assert verdict_on(tmp_path / name) == "missing_image"
+    for name in ("loop.png", "folder.png", "pipe.png", "x" * 300):
+        assert verdict_on(tmp_path / name) == "unreadable_image"
     with pytest.raises(UserError, match="no regular file"):
         load_rgb(tmp_path / "pipe.png")
-    assert verdict_on(tmp_path / ("x" * 300)) == "unreadable_image"
 
 
 def test_a_reference_stays_below_the_root() -> None:
@@ -133,13 +131,6 @@ def test_a_reference_stays_below_the_root() -> None:
             path_below_root(reference)
     for reference, path in (("a.png", "a.png"), ("./a//b/../c.png", "a/c.png"), ("..a", "..a")):
         assert path_below_root(reference) == path
-
-
-def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
-    path = tmp_path / "deep.png"
-    Image.fromarray(np.array([[0, 257, 32_896, 65_535]], dtype=np.uint16)).save(path)
-    image_size(path)
-    assert np.asarray(load_rgb(path))[0, :, 0].tolist() == [0, 1, 128, 255]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -214,8 +205,8 @@ def test_the_orientation_of_a_png_is_read_though_it_stands_behind_the_pixels(tmp
     assert image_size(path) == load_rgb(path).size == (30, 40)
 
 
-def test_sixteen_bits_are_turned_too(tmp_path: Path) -> None:
-    path = tmp_path / "deep.png"
-    values = np.arange(0, 65_536, 8192, dtype=np.uint16).reshape(2, 4)
-    Image.fromarray(values).save(path, exif=with_orientation(6))
-    assert np.asarray(load_rgb(path))[..., 0].tolist() == np.rot90(values // 257, -1).tolist()
+def test_sixteen_bits_are_scaled_not_clipped_and_turned_too(tmp_path: Path) -> None:
+    values = np.array([[0, 257, 32_896, 65_535], [511, 513, 8192, 65_279]], np.uint16)
+    Image.fromarray(values).save(tmp_path / "deep.png", exif=with_orientation(6))
+    assert image_size(tmp_path / "deep.png") == (2, 4)
+    assert np.asarray(load_rgb(tmp_path / "deep.png"))[..., 0].tolist() == np.rot90(values // 257, -1).tolist()

@@ -17,6 +17,7 @@ import torch
 
 from examples.demo import evaluate
 from examples.demo.evaluate import answers_of
+from megatron.vlm.data.batches import IGNORED, boundaries, join_words
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, first_iteration, microbatches
 from megatron.vlm.data.media.tiles import Tiling
@@ -36,7 +37,7 @@ ALL = Needs(pixels=True, tokens=True, labels=True)
 
 
 class OnePack:
-    """An index of one pack, the samples given, in their order."""
+    """An index of one pack, the samples given, in their order. It was made here: there is nothing to check."""
 
     pad, wide = False, None
 
@@ -49,17 +50,15 @@ class OnePack:
     def width(self, _: int) -> int:
         return 1
 
-    def check(self, _: object) -> None:
-        """It was made here."""
+    def check(self, *_: object) -> None: ...
 
-    check_samples = check
-
-    def verify(self) -> None:
-        """It was made here."""
+    check_samples = verify = check
 
 
-def pack_of(samples: np.ndarray) -> PackedIndex:
-    return cast(PackedIndex, OnePack(samples))
+def pack_of(samples: np.ndarray, pad: bool = False) -> PackedIndex:
+    index = OnePack(samples)
+    index.pad = pad
+    return cast(PackedIndex, index)
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +76,7 @@ def index(dataset: ChatDataset, tmp_path: Path) -> PackedIndex:
 def test_stages_with_experts_know_what_each_sample_weighs(dataset: ChatDataset, pad: bool) -> None:
     """Wherever the head is: its tokens to be predicted, by the dataset itself; padding has none."""
     samples = np.arange(5)
-    index = pack_of(samples)
-    index.pad = pad
+    index = pack_of(samples, pad)
     needs = Needs.of(("llm", "llm"), preset("qwen3-vl-30b-a3b").language)
     batch = PackDataset(dataset, index, needs, sequence_multiple=64)[0]
     assert (batch.labels, batch.loss_mask, batch.input_ids) == (None, None, None)
@@ -109,6 +107,16 @@ def test_every_label_is_the_next_token_and_those_of_the_answers_count(dataset: C
     following, counts = (np.concatenate([[*text[part][1:], 0] for text in texts]) for part in (0, 1))
     assert batch.loss_mask.tolist() == counts.tolist()
     assert batch.labels.numpy()[counts == 1].tolist() == following[counts == 1].tolist()
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_what_is_useful_of_a_pack_is_its_samples_own(dataset: ChatDataset, pad: bool) -> None:
+    """Padded to the longest, or to a multiple, it computes more."""
+    samples = np.arange(6)
+    batch = PackDataset(dataset, pack_of(samples, pad), ALL, sequence_multiple=64)[0]
+    lengths = dataset.sizes.tokens[samples]
+    assert batch.useful_tokens == lengths.sum() < sum(batch.lengths)
+    assert batch.useful_squares == (lengths**2).sum() < sum(length**2 for length in batch.lengths)
 
 
 def test_pixels_are_the_bytes_of_the_samples_tiles_in_order(dataset: ChatDataset) -> None:
@@ -148,8 +156,7 @@ def test_a_pack_of_paligemmas_says_where_each_answer_begins(tmp_path: Path, pad:
     data = demo_dataset(tmp_path, tmp_path / "dataset", 30, 0, max_rejects=30, **paligemma)
     samples = np.random.default_rng(0).permutation(len(data))
     assert {len(data.sample(sample).images) for sample in samples} >= {1, 2}
-    index = pack_of(samples)
-    index.pad = pad
+    index = pack_of(samples, pad)
     batch = PackDataset(data, index, ALL, sequence_multiple=64)[0]
     words, counts = (part.split(batch.lengths) for part in (batch.input_ids, batch.loss_mask))
     first = [int(part.nonzero()[0]) + 1 for part in counts[: len(samples)]]
@@ -324,13 +331,35 @@ def test_workers_end_with_their_rank_however_it_ended(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("pad", [False, True])
-def test_what_is_useful_of_a_pack_is_its_samples_own(dataset: ChatDataset, pad: bool) -> None:
-    """Padded to the longest, or to a multiple, it computes more."""
-    samples = np.arange(6)
-    index = pack_of(samples)
-    index.pad = pad
-    batch = PackDataset(dataset, index, ALL, sequence_multiple=64)[0]
-    lengths = dataset.sizes.tokens[samples]
-    assert batch.useful_tokens == lengths.sum() < sum(batch.lengths)
-    assert batch.useful_squares == (lengths**2).sum() < sum(length**2 for length in batch.lengths)
+FILES = [
+    [("a", 3)], [("a", 3), ("b", 1), ("c", 4)], [("a", 2), ("b", 2), ("a", 2)],  # one of them twice
+    [("a", 0), ("b", 2), ("c", 0), ("d", 0), ("e", 1), ("f", 0)],  # empty ones
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("files", FILES)
+def test_every_sample_is_of_the_input_that_holds_it(files: list[tuple[str, int]]) -> None:
+    """At both ends of every input file."""
+    entries = [
+        {"file": f"{file}.jsonl", "samples": count, "image_root": f"root {number}"}
+        for number, (file, count) in enumerate(files)
+    ]
+    sources = Sources({"sources": entries})
+    of = [entry for entry in entries for _ in range(int(str(entry["samples"])))]
+    assert [sources.entry(sample) for sample in range(len(of))] == of
+    numbers = sources.of(np.arange(len(of)))
+    assert [f"{sources.names[number]}.jsonl" for number in numbers] == [entry["file"] for entry in of]
+
+
+def test_words_of_a_pack_begin_with_each_sample_and_none_predicts_anothers() -> None:
+    samples = [{"input_ids": torch.tensor(ids), "labels": torch.tensor(ids)} for ids in ([5, 6], [7, 8, 9])]
+    batch, edges = join_words(samples), boundaries(samples)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9]]
+    assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED, 8, 9]]
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
+    assert batch["use_cache"] is False
+    assert edges["cu_seq_lens_q"].tolist() == edges["cu_seq_lens_k"].tolist() == [0, 2, 5]
+    assert edges["cu_seq_lens_q"].dtype == torch.int32
+    assert edges["max_length_q"] == edges["max_length_k"] == 3
+    with pytest.raises(UserError, match="ask for fewer ranks or micro-batches"):
+        join_words([])

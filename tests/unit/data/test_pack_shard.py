@@ -1,27 +1,32 @@
-"""What places of a team hold of a wide pack: together all of it, every token and sample once, every feature."""
+"""What ranks read of packs that they run or encode together: all of it, every token, tile and sample once."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice, product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from megatron.vlm.data import dataset as reading
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.image_shard import ImageShardDataset, numbered
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.pack_shard import shard_of, with_filler
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.microbatch import Microbatch, segment_ids
+from omnibal_ext.image_assignment import EncoderRank, assign_units
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.shards import shard_tokens
 from omnibal_ext.sizes import Sizes
-from tests.unit.data.clips import OF_IMAGE, TURNS, noise, write_frames
-from tests.unit.data.test_loader import pack_of
+from tests.unit.data.clips import film_and_image
+from tests.unit.data.test_loader import ALL, dataset, pack_of  # noqa: F401 (a fixture)
 from tests.unit.data.test_videos import made
 from tests.unit.preprocessing.test_processors import PATCH
 
@@ -100,10 +105,7 @@ def test_features_come_to_the_tokens_that_show_them(seed: int, joined: bool) -> 
 @pytest.mark.parametrize("markup", ["qwen-vl", "qwen3-vl"])
 def test_no_place_reads_what_another_shows(markup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long film and an image over four ranks: every frame is opened by one, and all tiles are there once."""
-    names = write_frames(tmp_path, "f", noise(18, 56, 84))
-    Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
-    records = [{"video": names, "fps": 2, "conversations": TURNS}, OF_IMAGE]
-    data = made(tmp_path, markup, records)
+    data = made(tmp_path, markup, film_and_image(tmp_path, 18))
     index: Any = pack_of(np.arange(2))
     index.width = lambda _: 1
     whole = PackDataset(data, index, Needs(True, True, True))[0]
@@ -134,11 +136,9 @@ def as_film(pixels: torch.Tensor) -> np.ndarray:
 
 
 def test_a_place_without_images_has_rows_of_none(tmp_path: Path) -> None:
-    Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
-    records = [OF_IMAGE]
     index: Any = pack_of(np.arange(1))
     index.width = lambda _: 2
-    data = made(tmp_path, "qwen-vl", records)
+    data = made(tmp_path, "qwen-vl", film_and_image(tmp_path, 2)[1:])
     shares = [PackDataset(data, index, Needs(True, True, True), rank=rank)[0] for rank in range(2)]
     assert sorted(share.tiles for share in shares) == [0, 32]
     assert all(share.has_images and share.pixels.shape[-2] == PATCH for share in shares)
@@ -163,3 +163,102 @@ def test_samples_of_wide_packs_count_once(tmp_path: Path) -> None:
     alone = [pack for own in ranks for pack in own if pack >= 0 and pack not in shared]
     assert sorted([*alone, *shared]) == list(range(index.num_packs))
     assert all((one in shared) == (other in shared) for one, other in zip(*ranks, strict=True))
+
+
+PARTS = ((0, 1), (1,), (0, 1, 2))
+"""Of three microbatches the pipeline ranks, of three, that encode it."""
+TENSOR = 2
+
+
+def parts_of(data: ChatDataset, samples: np.ndarray, microbatch: int) -> dict[tuple[int, int], Microbatch]:
+    """By (pipeline, tensor) rank, what it reads of the pack of these samples."""
+    readers = {rank: EncoderRank(PARTS, *rank, TENSOR) for rank in product(range(3), range(TENSOR))}
+    return {rank: ImageShardDataset(data, pack_of(samples), one)[5, microbatch] for rank, one in readers.items()}
+
+
+def put_together(parts: dict[tuple[int, int], Microbatch]) -> Iterator[torch.Tensor]:
+    """The tiles of each unit of the pack, from the one rank whose own it is."""
+    rows = {rank: iter(part.pixels if part.pixels is not None else ()) for rank, part in parts.items()}
+    units = next(iter(parts.values())).units
+    for number, size in enumerate(units):
+        (rank,) = (rank for rank, part in parts.items() if part.encodes[number])
+        yield torch.stack([*islice(rows[rank], size)])
+    assert not any(list(left) for left in rows.values())
+
+
+@pytest.mark.parametrize("microbatch", range(4))
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ranks_read_every_tile_once_and_in_order(dataset: ChatDataset, seed: int, microbatch: int) -> None:  # noqa: F811
+    samples = np.random.default_rng(seed).permutation(len(dataset))[:9]
+    whole, parts = PackDataset(dataset, pack_of(samples), ALL)[5], parts_of(dataset, samples, microbatch)
+    assert whole.pixels is not None
+    assert torch.equal(torch.cat([*put_together(parts)]), whole.pixels)
+    encode = PARTS[microbatch % 3]
+    units = tuple(map(prod, whole.grids)) or (1,) * whole.tiles
+    dealt = assign_units(units, microbatch, encode, TENSOR)
+    for (rank, tensor), part in parts.items():
+        place = encode.index(rank) * TENSOR + tensor if rank in encode else -1
+        assert part.encodes == tuple(worker == place for worker in dealt)
+        assert part.units == units
+        assert (part.pack, part.samples, part.sample_ids) == (whole.pack, whole.samples, whole.sample_ids)
+        assert part.pixel_statistics == whole.pixel_statistics
+        assert part.tiles == sum(part.encodes)
+        assert rank in encode or not part.tiles
+    counts = [part.tiles for (rank, _), part in parts.items() if rank in encode]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_steps_of_films_and_images_go_with_their_grids(tmp_path: Path) -> None:
+    data, samples = made(tmp_path, "qwen3-vl", film_and_image(tmp_path, 10)), np.arange(2)
+    whole, parts = PackDataset(data, pack_of(samples), ALL)[5], parts_of(data, samples, 0)
+    assert len({part.units for part in parts.values()}) == 1
+    assert len(parts[0, 0].units) > 4
+    assert np.array_equal(np.concatenate([as_film(one) for one in put_together(parts)]), as_film(whole.pixels))
+    for part in parts.values():
+        own = [size for size, encodes in zip(part.units, part.encodes, strict=True) if encodes]
+        assert [prod(grid) for grid in part.grids] == own
+    assert sum(bool(part.tiles) for part in parts.values()) == 4
+
+
+def test_a_rank_opens_its_own_images_alone_and_says_which_are_broken(
+    dataset: ChatDataset, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """Broken ones are black tiles to whoever encodes them."""
+    samples = np.flatnonzero(dataset.sizes.tiles > 0)[:6]
+    images = {Path(image.path).name for sample in samples for image in dataset.sample(sample).images}
+    broken = Path(dataset.sample(samples[2]).images[0].path).name
+    opened, original = [], reading.load_rgb
+
+    def load(path: Path, *more: object, **named: object) -> object:
+        opened.append(path.name)
+        if path.name == broken:
+            raise reading.UserError(f"{path}: is no image")
+        return original(path, *more, **named)
+
+    monkeypatch.setattr(reading, "load_rgb", load)
+    found = ImageShardDataset(dataset, pack_of(samples), EncoderRank(((0,),), 1, 0, 1))[5, 0]
+    assert not found.tiles
+    assert not opened
+    parts = [ImageShardDataset(dataset, pack_of(samples), EncoderRank(((0, 1),), rank, 0, 1))[5, 0] for rank in (0, 1)]
+    assert set(opened) == images
+    assert len(opened) <= len(images) + 1  # one may lie on either side
+    said = [part for part in parts if part.broken]
+    assert said
+    for part in said:
+        ((sample, why),) = part.broken
+        assert sample == samples[2]
+        assert "is no image" in why
+        assert bool((part.pixels == 0).flatten(1).all(1).any())
+
+
+def test_a_pack_without_images_and_an_empty_one_are_parts_of_nothing(dataset: ChatDataset) -> None:  # noqa: F811
+    texts = np.flatnonzero(dataset.sizes.tiles == 0)[:2]
+    worker = EncoderRank(((0,),), 0, 0, 1)
+    for pack in (5, -1):
+        found = ImageShardDataset(dataset, pack_of(texts), worker)[pack, 0]
+        assert (found.tiles, found.units, found.encodes, found.pixels) == (0, (), (), None)
+        assert found.samples == (len(texts) if pack == 5 else 0)
+
+
+def test_packs_are_numbered_within_their_iteration() -> None:
+    assert list(numbered((7, 3, 9, 4, 8), 2)) == [(7, 0), (3, 1), (9, 0), (4, 1), (8, 0)]

@@ -3,7 +3,6 @@
 import base64
 import json
 import sys
-import tarfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -34,10 +33,19 @@ from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.chain import Size
 from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import EncoderRank, assign_units
-from tests.unit.data.clips import noise
+from tests.demo import dataset_of, turns
+from tests.unit.data.clips import noise, tar_of
 from tests.unit.data.noises import TURNS, chirp, write_wav
 from tests.unit.data.test_loader import pack_of
-from tests.unit.preprocessing.test_processors import PATCH, apart, fast, written_tokenizer
+from tests.unit.data.test_videos import written
+from tests.unit.preprocessing.test_processors import (
+    PATCH,
+    fast,
+    omni_class,
+    omni_roles,
+    qwen_pictures,
+    written_tokenizer,
+)
 
 pytest.importorskip("av")
 pytest.importorskip("soxr")
@@ -45,18 +53,18 @@ pytest.importorskip("soxr")
 ENCODER = AudioArchitecture(1, 8, 1, 8, chunk=100, channels=4, pooled=False)
 HEARD = {"qwen3-omni": SoundRule(ENCODER), "qwen2.5-omni": SoundRule(AudioArchitecture(1, 8, 1, 8), longest=300)}
 LENGTHS = {"a.wav": 16000, "b.wav": 5000, "c.wav": 33333}
+ONE, TWO = {"audio": "a.wav", "conversations": TURNS}, turns("<audio> and <audio>?", "Cats.")
+TEXT = {"conversations": turns("What?", "Yes.")}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tokenizer, sounds and pictures."""
     for seed, (name, length) in enumerate(LENGTHS.items()):
         write_wav(tmp_path / name, chirp(length, seed=seed))
     return with_pictures(tmp_path)
 
 
 def with_pictures(folder: Path) -> Path:
-    """The folder, with a tokenizer and pictures."""
     written_tokenizer(folder / "tokenizer.json")
     for number, name in enumerate(("p.png", "q.png")):
         Image.fromarray(np.full((56, 84, 3), 100 + number, np.uint8)).save(folder / name)
@@ -70,55 +78,35 @@ def recipe_of(folder: Path, markup: str = "qwen3-omni", **flags: Any) -> Recipe:
 
 
 def made(folder: Path, records: Any, name: str = "dataset", max_rejects: int = 0, **flags: Any) -> ChatDataset:
-    """The dataset of records, or of a file that holds them."""
-    file = records if isinstance(records, Path) else folder / f"{name}.jsonl"
-    if not isinstance(records, Path):
-        file.write_text("\n".join(map(json.dumps, records)))
-    preprocess(open_job([file], recipe_of(folder, **flags), folder / name), max_rejects=max_rejects)
-    return ChatDataset(folder / name)
+    return dataset_of(records, recipe_of(folder, **flags), folder / name, max_rejects)
 
 
 def parts(*content: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [*content]}, {"role": "assistant", "content": "A cat."}]}
 
 
-def inline(folder: Path, name: str) -> str:
-    return base64.b64encode((folder / name).read_bytes()).decode()
-
-
-QUESTION = {"type": "text", "text": "What is said?"}
-FORMS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "a path": lambda _: {"audio": "a.wav", "conversations": TURNS},
+ASKED = {"type": "text", "text": "\nWhat is said?"}
+FORMS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "a path": lambda _: ONE,
     "a list": lambda _: {"audios": ["a.wav"], "conversations": TURNS},
     "LLaVA's field": lambda _: {"sound": "a.wav", "conversations": TURNS},
-    "VILA's mark": lambda _: {
-        "sound": "a.wav",
-        "conversations": [{"from": "human", "value": "<sound>\nWhat is said?"}, TURNS[1]],
-    },
+    "VILA's mark": lambda _: {"sound": "a.wav", "conversations": turns("<sound>\nWhat is said?", "A cat.")},
     "an object": lambda _: {"audio": {"path": "a.wav", "bytes": None}, "conversations": TURNS},
-    "messages": lambda _: {
-        "audios": ["a.wav"],
-        "messages": [{"role": "user", "content": "<audio>\nWhat is said?"}, {"role": "assistant", "content": "A cat."}],
-    },
-    "a part": lambda _: parts({"type": "audio", "audio": "a.wav"}, {"type": "text", "text": "\nWhat is said?"}),
-    "a part's address": lambda _: parts(
-        {"type": "audio_url", "audio_url": {"url": "file://a.wav"}}, {"type": "text", "text": "\nWhat is said?"}
-    ),
-    "base64": lambda folder: parts(
-        {"type": "audio", "audio": f"data:audio/wav;base64,{inline(folder, 'a.wav')}"},
-        {"type": "text", "text": "\nWhat is said?"},
-    ),
-    "OpenAI's part": lambda folder: parts(
-        {"type": "input_audio", "input_audio": {"data": inline(folder, "a.wav"), "format": "wav"}},
-        {"type": "text", "text": "\nWhat is said?"},
-    ),
-}
+    "messages": lambda _: {"audios": ["a.wav"], "messages": [
+        {"role": "user", "content": "<audio>\nWhat is said?"}, {"role": "assistant", "content": "A cat."}]},
+    "a part": lambda _: parts({"type": "audio", "audio": "a.wav"}, ASKED),
+    "a part's address": lambda _: parts({"type": "audio_url", "audio_url": {"url": "file://a.wav"}}, ASKED),
+    "base64": lambda inside: parts({"type": "audio", "audio": f"data:audio/wav;base64,{inside}"}, ASKED),
+    "OpenAI's part": lambda inside: parts(
+        {"type": "input_audio", "input_audio": {"data": inside, "format": "wav"}}, ASKED),
+}  # fmt: skip
+"""Ways to name a sound; some have the file inside."""
 
 
 @pytest.mark.parametrize("form", list(FORMS))
 def test_every_way_to_name_a_sound_gives_the_same_sample(form: str, folder: Path) -> None:
-    wanted = made(folder, [FORMS["a path"](folder)], "wanted")[0]
-    found = made(folder, [FORMS[form](folder)])[0]
+    wanted = made(folder, [ONE], "wanted")[0]
+    found = made(folder, [FORMS[form](base64.b64encode((folder / "a.wav").read_bytes()).decode())])[0]
     for name in ("input_ids", "labels", "input_features", "feature_lengths"):
         assert torch.equal(found[name], wanted[name]), name
     assert found["feature_lengths"].tolist() == [100]
@@ -130,7 +118,11 @@ def test_sounds_inside_files_are_heard_in_their_place(kind: str, folder: Path) -
     wanted = made(folder, [{"audios": ["a.wav", "b.wav"], "conversations": TWO}], "wanted")[0]
     contents = [(folder / name).read_bytes() for name in ("a.wav", "b.wav")]
     path = folder / f"chat.{kind}"
-    if not kind.endswith("tar"):
+    if kind.endswith("tar"):
+        named = {"audios": ["1.a.wav", "b.wav"]} if kind.startswith("named") else {}
+        said = json.dumps({"conversations": TWO, **named}).encode()
+        tar_of(path, ("1.json", said), ("1.a.wav", contents[0]), ("1.b.wav", contents[1]))
+    else:
         pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         rows = [{"bytes": content, "path": None} for content in contents]
         table = pyarrow.table({"audios": [rows], "conversations": [TWO]})
@@ -139,13 +131,6 @@ def test_sounds_inside_files_are_heard_in_their_place(kind: str, folder: Path) -
         else:
             with pyarrow.ipc.new_file(path, table.schema) as file:
                 file.write_table(table)
-    else:
-        named = {"audios": ["1.a.wav", "b.wav"]} if kind.startswith("named") else {}
-        (folder / "chat.json").write_text(json.dumps({"conversations": TWO, **named}))
-        with tarfile.open(path, "w") as tar:
-            tar.add(folder / "chat.json", "1.json")
-            tar.add(folder / "a.wav", "1.a.wav")
-            tar.add(folder / "b.wav", "1.b.wav")
     data = made(folder, path)
     for name in ("input_ids", "input_features", "feature_lengths"):
         assert torch.equal(data[0][name], wanted[name]), name
@@ -163,85 +148,45 @@ def test_a_cell_is_one_sound(folder: Path) -> None:
     assert not data.sample(1).sounds[0].place
 
 
-TWO = [{"from": "human", "value": "<audio> and <audio>?"}, {"from": "gpt", "value": "Cats."}]
-
-
 @pytest.mark.parametrize("markup", list(HEARD))
 def test_tokens_and_frames_are_the_processors(markup: str, folder: Path) -> None:
     """Images and sounds among each other, as marked."""
     transformers = pytest.importorskip("transformers")
-    from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-    from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
-
     older = markup == "qwen2.5-omni"
-    processor, begin, end = (Qwen2_5OmniProcessor, "bos", "eos") if older else (Qwen3OmniMoeProcessor, "start", "end")
-    roles = {
-        f"{kind}_token": f"<|{kind.upper()}|>" if older else f"<|{kind}_pad|>" for kind in ("image", "video", "audio")
-    }
-    for kind in ("vision", "audio"):
-        roles |= {f"{kind}_bos_token": f"<|{kind}_{begin}|>", f"{kind}_eos_token": f"<|{kind}_{end}|>"}
-    data = made(
-        folder,
-        [
-            {
-                "image": ["p.png", "q.png"],
-                "audio": ["c.wav", "a.wav", "b.wav"],
-                "conversations": [
-                    {"from": "human", "value": "<audio><image> x <audio>"},
-                    {"from": "gpt", "value": "A."},
-                    {"from": "human", "value": "<image> y <audio>?"},
-                    {"from": "gpt", "value": "B."},
-                ],
-            }
-        ],
-        markup=markup,
-    )
-    special = sorted(data.manifest["special_tokens"], key=data.manifest["special_tokens"].__getitem__)
-    pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2)
+    said = turns("<audio><image> x <audio>", "A.", "<image> y <audio>?", "B.")
+    record = {"image": ["p.png", "q.png"], "audio": ["c.wav", "a.wav", "b.wav"], "conversations": said}
+    data = made(folder, [record], markup=markup)
+    ids, roles = data.manifest["special_tokens"], omni_roles(older)
+    tokenizer = fast(folder / "tokenizer.json", sorted(ids, key=ids.__getitem__), **roles)
     extractor = transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=300)
-    whole = apart(processor)(pictures, None, extractor, fast(folder / "tokenizer.json", special, **roles))
-    image = roles["vision_bos_token"] + roles["image_token"] + roles["vision_eos_token"]
-    sound = roles["audio_bos_token"] + roles["audio_token"] + roles["audio_eos_token"]
-    text = (
-        f"<|im_start|>user\n{sound}{image} x {sound}<|im_end|>\n<|im_start|>assistant\nA.<|im_end|>\n"
-        f"<|im_start|>user\n{image} y {sound}?<|im_end|>\n<|im_start|>assistant\nB.<|im_end|>\n"
+    whole = omni_class(older)(qwen_pictures(), None, extractor, tokenizer)
+    image, sound = (
+        roles[f"{around}_bos_token"] + roles[f"{kind}_token"] + roles[f"{around}_eos_token"]
+        for around, kind in (("vision", "image"), ("audio", "audio"))
     )
+    text = written(f"{sound}{image} x {sound}", "A.") + written(f"{image} y {sound}?", "B.")
     sample = data.sample(0)
-    waves = [
-        np.round(chirp(LENGTHS[one.path], seed=list(LENGTHS).index(one.path))[0] * 2**15) / 2**15
-        for one in sample.sounds
-    ]
-    assert [one.path for one in sample.sounds] == ["c.wav", "a.wav", "b.wav"]
-    alone = [
-        whole(text=sound, audio=[wave.astype(np.float32)], return_tensors="np")["feature_attention_mask"].sum()
-        for wave in waves
-    ]
+    assert [one.path for one in sample.sounds] == record["audio"]
+    seeds = {name: (length, seed) for seed, (name, length) in enumerate(LENGTHS.items())}
+    waves = [chirp(seeds[name][0], seed=seeds[name][1])[0] for name in record["audio"]]
+    waves = [(np.round(wave * 2**15) / 2**15).astype(np.float32) for wave in waves]
+    alone = [whole(text=sound, audio=[wave], return_tensors="np")["feature_attention_mask"].sum() for wave in waves]
     assert [one.frames for one in sample.sounds] == alone
-    theirs = whole(
-        text=text, images=[str(folder / name) for name in ("p.png", "q.png")],
-        audio=[wave.astype(np.float32) for wave in waves], return_tensors="np",
-    )  # fmt: skip
-    ours = sample.text[0].tolist()
+    shown = [str(folder / name) for name in record["image"]]
+    theirs = whole(text=text, images=shown, audio=waves, return_tensors="np")["input_ids"][0].tolist()
+    ours, token, seen = sample.text[0].tolist(), data.manifest["audio_token_id"], data.manifest["image_token_id"]
     if older:  # of sounds in a batch Qwen3-Omni's extractor counts the frame of a rest, alone it does not
-        assert ours == theirs["input_ids"][0].tolist()
-    token = data.manifest["audio_token_id"]
+        assert ours == theirs
     assert ours.count(token) == sum(HEARD[markup].encoder.tokens(frames) for frames in alone)
-    assert [one for one in ours if one != token] == [one for one in theirs["input_ids"][0].tolist() if one != token]
+    assert [one for one in ours if one != token] == [one for one in theirs if one != token]
     assert sample.length == len(ours)
-    assert sample.image_starts == [
-        at for at, one in enumerate(ours)
-        if one == data.manifest["image_token_id"] and ours[at - 1] != data.manifest["image_token_id"]
-    ]  # fmt: skip
+    starts = [at for at, one in enumerate(ours) if one == seen and ours[at - 1] != seen]
+    assert sample.image_starts == starts
 
 
 def test_a_dataset_keeps_what_training_reads(folder: Path) -> None:
-    records = [
-        {"audios": ["a.wav", "b.wav"], "conversations": TWO},
-        {"conversations": [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "Yes."}]},
-        {"image": "p.png", "audio": "c.wav", "conversations": [{"from": "human", "value": "<image><audio>"}, TURNS[1]]},
-    ]
-    data = made(folder, records)
+    both = {"image": "p.png", "audio": "c.wav", "conversations": turns("<image><audio>", "A cat.")}
+    data = made(folder, [{"audios": ["a.wav", "b.wav"], "conversations": TWO}, TEXT, both])
     assert data.frames.tolist() == [131, 0, 208]
     assert data.sound_rule == HEARD["qwen3-omni"]
     assert [sound.samples for sound in data.sample(0).sounds] == [16000, 5000]
@@ -256,17 +201,11 @@ def test_a_dataset_keeps_what_training_reads(folder: Path) -> None:
 
 def test_data_for_a_model_that_does_not_hear_is_as_before(folder: Path) -> None:
     """No file, array or field more; sounds are rejected as they were."""
-    records = [
-        {"image": "p.png", "conversations": [{"from": "human", "value": "<image>\nWhat?"}, TURNS[1]]},
-        {"audio": "a.wav", "conversations": TURNS},
-        {"conversations": TURNS},
-        {"messages": parts({"type": "audio", "audio": "a.wav"}, QUESTION)["messages"]},
-    ]
+    seen = {"image": "p.png", "conversations": turns("<image>\nWhat?", "A cat.")}
+    records = [seen, ONE, {"conversations": TURNS}, parts({"type": "audio", "audio": "a.wav"}, ASKED)]
     data = made(folder, records, max_rejects=9, audio=None)
-    names = {path.name for path in data.folder.iterdir()}
-    assert names == {f"{one}.{kind}" for one in ("tokens", "loss_mask", "images") for kind in ("bin", "idx")} | {
-        "sizes.npz", "manifest.json", "rejected.jsonl",
-    }  # fmt: skip
+    names = {f"{one}.{kind}" for one in ("tokens", "loss_mask", "images") for kind in ("bin", "idx")}
+    assert {path.name for path in data.folder.iterdir()} == names | {"sizes.npz", "manifest.json", "rejected.jsonl"}
     with np.load(folder / "dataset" / "sizes.npz") as sizes:
         assert sorted(sizes) == ["lines", "supervised", "tiles", "tokens"]
     manifest = json.loads((data.folder / "manifest.json").read_text())
@@ -277,59 +216,44 @@ def test_data_for_a_model_that_does_not_hear_is_as_before(folder: Path) -> None:
 
 def test_hearing_decides_a_dataset(folder: Path) -> None:
     """Another rule makes another one."""
-    made(folder, [{"audio": "a.wav", "conversations": TURNS}])
+    made(folder, [ONE])
     for rule in (None, SoundRule(ENCODER, longest=30), SoundRule(replace(ENCODER, chunk=200))):
         job = open_job([folder / "dataset.jsonl"], recipe_of(folder, audio=rule), folder / "dataset")
         with pytest.raises(UserError, match="holds a dataset made otherwise"):
             job.finished()
 
 
-ONE = {"audio": "a.wav", "conversations": TURNS}
-REJECTED: dict[str, tuple[dict[str, Any], str]] = {
-    "no mark": ({**ONE, "conversations": [{"from": "human", "value": "What?"}, TURNS[1]]}, "audio_mark_mismatch"),
-    "a mark too many": ({**ONE, "conversations": TWO}, "audio_mark_mismatch"),
-    "a mark of the assistant": (
-        {**ONE, "conversations": [{"from": "human", "value": "Sing."}, {"from": "gpt", "value": "<audio>"}]},
-        "audio_mark_mismatch",
-    ),
-    "a mark in a part": (parts({"type": "text", "text": "<audio>"}), "image_mark_mismatch"),
-    "two fields": ({**ONE, "audios": ["a.wav"]}, "malformed_line"),
-    "no path": ({**ONE, "audio": 7}, "malformed_line"),
-    "parts of some": (
-        parts({"type": "audio", "audio": "a.wav"}, {"type": "audio"}),
-        "malformed_line",
-    ),
-    "not there": ({**ONE, "audio": "z.wav"}, "missing_audio"),
-    "outside": ({**ONE, "audio": "../a.wav"}, "path_outside_root"),
-    "far away": ({**ONE, "audio": "https://host/a.wav"}, "remote_audio"),
-    "a picture": ({**ONE, "audio": "p.png"}, "not_audio"),
-    "too short": ({**ONE, "audio": "short.wav"}, "too_short_audio"),
-    "its own token": (
-        {**ONE, "conversations": [{"from": "human", "value": "<audio><|audio_pad|>"}, TURNS[1]]}, "unsupported_media",
-    ),
-    "speech": ({**ONE, "speech": "a.wav"}, "unsupported_media"),
-    "a video": (
-        {**ONE, "conversations": [{"from": "human", "value": "<audio><video>"}, TURNS[1]]}, "unsupported_media",
-    ),
-}  # fmt: skip
+REJECTED: list[tuple[str, dict[str, Any]]] = [
+    ("audio_mark_mismatch", {**ONE, "conversations": turns("What?", "A cat.")}),
+    ("audio_mark_mismatch", {**ONE, "conversations": TWO}),  # a mark too many
+    ("audio_mark_mismatch", {**ONE, "conversations": turns("Sing.", "<audio>")}),
+    ("image_mark_mismatch", parts({"type": "text", "text": "<audio>"})),
+    ("malformed_line", {**ONE, "audios": ["a.wav"]}),
+    ("malformed_line", {**ONE, "audio": 7}),
+    ("malformed_line", parts({"type": "audio", "audio": "a.wav"}, {"type": "audio"})),
+    ("missing_audio", {**ONE, "audio": "z.wav"}),
+    ("path_outside_root", {**ONE, "audio": "../a.wav"}),
+    ("remote_audio", {**ONE, "audio": "https://host/a.wav"}),
+    ("not_audio", {**ONE, "audio": "p.png"}),
+    ("too_short_audio", {**ONE, "audio": "short.wav"}),
+    ("unsupported_media", {**ONE, "conversations": turns("<audio><|audio_pad|>", "A cat.")}),
+    ("unsupported_media", {**ONE, "speech": "a.wav"}),
+    ("unsupported_media", {**ONE, "conversations": turns("<audio><video>", "A cat.")}),
+]
 
 
-@pytest.mark.parametrize("case", list(REJECTED))
-def test_what_cannot_be_heard_is_rejected_by_name(case: str, folder: Path) -> None:
-    record, reason = REJECTED[case]
+def test_what_cannot_be_heard_is_rejected_by_name(folder: Path) -> None:
     write_wav(folder / "short.wav", chirp(200))
-    data = made(folder, [ONE, record], max_rejects=1)
-    (rejected,) = map(json.loads, (data.folder / "rejected.jsonl").read_text().splitlines())
-    assert (rejected["line"], rejected["reason"]) == (2, reason)
+    data = made(folder, [ONE, *(record for _, record in REJECTED)], max_rejects=len(REJECTED))
+    rejected = [json.loads(line) for line in (data.folder / "rejected.jsonl").read_text().splitlines()]
+    wanted = [(number, reason) for number, (reason, _) in enumerate(REJECTED, start=2)]
+    assert [(one["line"], one["reason"]) for one in rejected] == wanted
 
 
 def test_what_is_too_long_loses_answers_with_their_sounds(folder: Path) -> None:
-    turns = [
-        {"from": "human", "value": "<audio>\nWhat?"}, {"from": "gpt", "value": "A."},
-        {"from": "human", "value": "<image><audio>\nAnd?"}, {"from": "gpt", "value": "B."},
-    ]  # fmt: skip
-    record = {"audio": ["b.wav", "c.wav"], "image": "p.png", "conversations": turns}
-    first = {"audio": "b.wav", "conversations": turns[:2]}
+    said = turns("<audio>\nWhat?", "A.", "<image><audio>\nAnd?", "B.")
+    record = {"audio": ["b.wav", "c.wav"], "image": "p.png", "conversations": said}
+    first = {"audio": "b.wav", "conversations": said[:2]}
     whole, wanted = made(folder, [record], "whole"), made(folder, [first], "wanted")
     data = made(folder, [record], max_tokens=whole.sample(0).length - 1, shorten=("truncate",))
     assert data.sample(0).text[0].tolist() == wanted.sample(0).text[0].tolist()
@@ -342,14 +266,8 @@ ALL = Needs(pixels=True, tokens=True, labels=True, mels=True)
 
 @pytest.fixture
 def spoken(folder: Path) -> ChatDataset:
-    """Sounds and images, none, and sounds alone."""
-    mixed = [{"from": "human", "value": "<audio><image> <audio>"}, TURNS[1]]
-    text = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "Yes."}]
-    return made(
-        folder,
-        [{"audio": ["a.wav", "b.wav"], "image": "p.png", "conversations": mixed}, {"conversations": text},
-         {"audio": "c.wav", "conversations": TURNS}],
-    )  # fmt: skip
+    mixed = {"audio": ["a.wav", "b.wav"], "image": "p.png", "conversations": turns("<audio><image> <audio>", "A cat.")}
+    return made(folder, [mixed, TEXT, {"audio": "c.wav", "conversations": TURNS}])
 
 
 def test_a_pack_has_the_sounds_of_its_samples(spoken: ChatDataset) -> None:
@@ -477,17 +395,10 @@ def test_what_is_not_installed_is_named(package: str, spoken: ChatDataset, monke
 def test_a_list_of_sounds_is_checked() -> None:
     good: dict[str, Any] = {"path": "a.wav", "samples": 1, "frames": 1, "tokens": 1, "place": [], "crcs": [1]}
     assert read_sounds(json.dumps([good]).encode())[0].crcs == (1,)
-    wrong: list[dict[str, Any]] = [
-        {"path": "/a.wav"},
-        {"samples": 0},
-        {"frames": -1},
-        {"tokens": "1"},
-        {"place": ["x"]},
-        {"crcs": [1, 2]},
-    ]
-    for change in wrong:
+    wrong = {"path": "/a.wav", "samples": 0, "frames": -1, "tokens": "1", "place": ["x"], "crcs": [1, 2]}
+    for field, value in wrong.items():
         with pytest.raises(UserError):
-            read_sounds(json.dumps([{**good, **change}]).encode())
+            read_sounds(json.dumps([{**good, field: value}]).encode())
 
 
 def test_a_folder_says_how_sounds_are_heard(tmp_path: Path) -> None:
@@ -507,14 +418,9 @@ def test_a_folder_says_how_sounds_are_heard(tmp_path: Path) -> None:
         write(chunk_length=30, hop_length=80)
         assert sound_rule(tmp_path, rule).value == replace(rule, longest=30, hop=80)
         assert sound_rule(tmp_path, newer).value == replace(newer, hop=80)
-        for change in (
-            {"feature_size": 80},
-            {"dither": 0.1},
-            {"do_normalize": True},
-            {"hop_length": 0},
-            {"n_fft": "4"},
-        ):
-            write(**change)
+        wrong = {"feature_size": 80, "dither": 0.1, "do_normalize": True, "hop_length": 0, "n_fft": "4"}
+        for field, value in wrong.items():
+            write(**{field: value})
             with pytest.raises(UserError, match=name):
                 sound_rule(tmp_path, rule)
         (tmp_path / name).unlink()
@@ -538,9 +444,8 @@ def test_a_models_folder_says_all_that_sounds_need(whole: bool, folder: Path) ->
     assert recipe.audio is not None
     assert (recipe.audio.longest, recipe.audio.encoder.chunk, recipe.audio.encoder.hidden_size) == (20, 100, 32)
     check_tokenizer(open_recipe(recipe), str(folder))
-    (folder / "chat.jsonl").write_text(json.dumps({"audio": "c.wav", "conversations": TURNS}))
-    preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "dataset"))
-    assert ChatDataset(folder / "dataset")[0]["feature_lengths"].tolist() == [209]
+    data = dataset_of([{"audio": "c.wav", "conversations": TURNS}], recipe, folder / "dataset")
+    assert data[0]["feature_lengths"].tolist() == [209]
     config["audio_token_index"] = ids["<|VIDEO|>"]
     (folder / "config.json").write_text(json.dumps(told))
     with pytest.raises(UserError, match=rf"'<\|AUDIO\|>' is token .* has it at {ids['<|VIDEO|>']}"):

@@ -13,14 +13,6 @@ from megatron.vlm.preprocessing.samples import tokenize
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from omnibal_ext.errors import UserError
 
-INTERNVL = MARKUPS["internvl"]
-
-
-def test_words_of_images_are_reserved() -> None:
-    words = {"gemma": {"<start_of_image>"}, "mistral": {"[IMG]", "[IMG_BREAK]", "[IMG_END]"}}
-    words["idefics3"] = {"<fake_token_around_image>"}
-    assert all(some <= set(MARKUPS[name].reserved) for name, some in words.items())
-
 
 def test_paligemmas_text_begins_behind_the_last_image() -> None:
     question = Message(USER, "<image>\n<image>Which? ")
@@ -44,11 +36,6 @@ def test_no_token_reaches_across_a_cut(tmp_path: Path) -> None:
     image, bos, eos = (loaded.token_id(token) for token in ("<image>", "<bos>", "<eos>"))
     assert ids.tolist() == [image, bos, 2, 0, 0, 3, eos]
     assert mask.tolist() == [0, 0, 0, 0, 1, 1, 1]
-
-
-def test_an_unknown_template_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match="internlm2-chat"):
-        chat_template("alpaca")
 
 
 RENDERED = [json.loads(line) for line in (Path(__file__).parent / "rendered_chats.jsonl").read_text().splitlines()]
@@ -89,12 +76,17 @@ def test_transformers_runs_each_as_it_is_run_here(name: str) -> None:
         if case["messages"][0].get("parts") and name == "gemma4":
             messages[0]["content"] = [{"type": "text", "text": part} for part in case["messages"][0]["parts"]]
         texts, ranges = utils.render_jinja_template(
-            [messages],
-            tools=[json.loads(tool) for tool in case["tools"]] or None,
-            chat_template=TEMPLATES[name].read_text(),
-            return_assistant_tokens_mask=True,
-            no_default_system=not case["default_system"],
-        )
+            [messages], tools=[json.loads(tool) for tool in case["tools"]] or None, return_assistant_tokens_mask=True,
+            chat_template=TEMPLATES[name].read_text(), no_default_system=not case["default_system"],
+        )  # fmt: skip
         now = rendered_now({**case, "messages": [{**one, "trained": True} for one in case["messages"]]})
         assert now.text == texts[0]
         assert list(now.trained) == [tuple(one) for one in ranges[0]]
+
+
+def test_words_of_images_are_reserved_and_unknown_templates_refused_with_the_known_ones() -> None:
+    words = {"gemma": {"<start_of_image>"}, "mistral": {"[IMG]", "[IMG_BREAK]", "[IMG_END]"}}
+    words["idefics3"] = {"<fake_token_around_image>"}
+    assert all(some <= set(MARKUPS[name].reserved) for name, some in words.items())
+    with pytest.raises(UserError, match="internlm2-chat"):
+        chat_template("alpaca")

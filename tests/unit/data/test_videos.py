@@ -1,6 +1,5 @@
 """Videos are what transformers' own processors make of them; what cannot be shown is refused with its reason."""
 
-import base64
 import json
 import shutil
 import sys
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset
@@ -26,17 +24,23 @@ from megatron.vlm.families.media import VIDEO_RULES
 from megatron.vlm.families.qwen_vl.videos import Even, Spread
 from megatron.vlm.models.vit.native import text_and_image_positions
 from megatron.vlm.preprocessing.folder_files import FlagValue, video_rule
-from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import with_video
-from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
-from tests.unit.data.clips import OF_IMAGE, OF_WORDS, TURNS, noise, tar_of, write_frames, write_video
+from tests.demo import dataset_of, turns
+from tests.unit.data.clips import OF_IMAGE, OF_WORDS, TURNS, inside, noise, write_frames, write_picture, write_video
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.torchvision_stand_in import stand_in
-from tests.unit.preprocessing.test_processors import PATCH, apart, fast, written_tokenizer
+from tests.unit.preprocessing.test_processors import (
+    PATCH,
+    fast,
+    glm_pictures,
+    of_transformers,
+    qwen_pictures,
+    written_tokenizer,
+)
 
 pytest.importorskip("av")
 transformers = pytest.importorskip("transformers")
@@ -60,60 +64,43 @@ def made(
 ) -> ChatDataset:
     if not (folder / "tokenizer.json").exists():
         written_tokenizer(folder / "tokenizer.json")
-    file = records if isinstance(records, Path) else folder / "chat.jsonl"
-    if not isinstance(records, Path):
-        file.write_text("\n".join(map(json.dumps, records)))
     flags = {"tokens_per_tile": 0.25, "normalization": NORMALIZATION[markup], "system_message": ""}
     flags |= {"tiling": Tiling(PATCH, 16, 120, False, TILINGS[markup]), "video": RULES[markup], **more}
     recipe = Recipe(folder, folder / "tokenizer.json", "hermes-2", markup=markup, **flags)
-    preprocess(open_job([file], recipe, folder / "dataset"), max_rejects=max_rejects)
-    return ChatDataset(folder / "dataset")
+    return dataset_of(records, recipe, folder / "dataset", max_rejects)
 
 
 @pytest.fixture
 def oracle(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Builds transformers' processor of a markup, with the limits of our rule."""
     stand_in(monkeypatch)
-    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
-    from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
-    from transformers.models.glm4v.video_processing_glm4v import Glm4vVideoProcessor
-    from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
-    from transformers.models.glm46v.video_processing_glm46v import Glm46VVideoProcessor
-    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
-    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
-    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
     def build(markup: str, tokenizer: Path, rule: VideoRule) -> Any:
         film, whole = {
-            "qwen-vl": (Qwen2VLVideoProcessor, Qwen2_5_VLProcessor),
-            "qwen3-vl": (Qwen3VLVideoProcessor, Qwen3VLProcessor),
-            "glm-4.1v": (Glm4vVideoProcessor, Glm4vProcessor),
-            "glm-4.6v": (Glm46VVideoProcessor, Glm46VProcessor),
-        }[markup]
-
+            "qwen-vl": (("Qwen2VL", "qwen2_vl"), ("Qwen2_5_VL", "qwen2_5_vl")),
+            "qwen3-vl": (("Qwen3VL", "qwen3_vl"),) * 2, "glm-4.1v": (("Glm4v", "glm4v"),) * 2,
+            "glm-4.6v": (("Glm46V", "glm46v"),) * 2,
+        }[markup]  # fmt: skip
         half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if NORMALIZATION[markup] == "half" else {}
         size = {"shortest_edge": rule.min_pixels, "longest_edge": rule.max_pixels}
-        special = ["<|im_start|>", "<|im_end|>", *MARKUPS[markup].tokens]
+        how: dict[str, Any] = {"size": size, "fps": rule.fps, "patch_size": PATCH}
         if markup.startswith("glm"):
-            edges = {"shortest_edge": 2 * 16 * PATCH**2, "longest_edge": 2 * 120 * PATCH**2}
-            films = film(size=size, patch_size=PATCH, fps=rule.fps, max_duration=rule.max_seconds)
-            return apart(whole)(Glm4vImageProcessorPil(size=edges), fast(tokenizer, special), films)
-        pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2, **half)
-        capped = {"cap_pixels_per_frame": rule.capped} | ({"max_video_tokens": rule.max_tokens} if rule.capped else {})
-        films = film(size=size, patch_size=PATCH, fps=rule.fps, max_frames=rule.max_frames, **half, **capped)
-        return apart(whole)(pictures, fast(tokenizer, special), films)
+            pictures, how = glm_pictures(), how | {"max_duration": rule.max_seconds}
+        else:
+            pictures, how = qwen_pictures(**half), how | {"max_frames": rule.max_frames, **half}
+            how |= {"cap_pixels_per_frame": rule.capped}
+            how |= {"max_video_tokens": rule.max_tokens} if rule.capped else {}
+        films = of_transformers(f"{film[0]}VideoProcessor", film[1], "video_processing")(**how)
+        special = fast(tokenizer, ["<|im_start|>", "<|im_end|>", *MARKUPS[markup].tokens])
+        return of_transformers(f"{whole[0]}Processor", whole[1])(pictures, special, films)
 
     return build
 
 
 def theirs(processor: Any, text: str, videos: list[tuple[np.ndarray, float]], images: list[str]) -> Any:
     told = [{"total_num_frames": len(frames), "fps": rate, "duration": len(frames) / rate} for frames, rate in videos]
-    return processor(
-        text=text, images=images or None, videos=[frames for frames, _ in videos], video_metadata=told,
-        do_sample_frames=True, return_tensors="np",
-    )  # fmt: skip
+    frames = {"videos": [frames for frames, _ in videos], "video_metadata": told, "do_sample_frames": True}
+    return processor(text=text, images=images or None, **frames, return_tensors="np")
 
 
 def assert_shown(sample: Any, told: Any, pixels: np.ndarray) -> None:
@@ -122,8 +109,16 @@ def assert_shown(sample: Any, told: Any, pixels: np.ndarray) -> None:
     np.testing.assert_allclose(sample.pixels().numpy(), pixels, atol=1e-5)
 
 
-def written(words: str) -> str:
-    return f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\nA cat jumps.<|im_end|>\n"
+def assert_film_shown(sample: Any, told: Any, markup: str) -> None:
+    assert_shown(sample, told, told["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH))
+    (video,) = sample.images
+    assert (video.steps, video.rows, video.columns) == tuple(told["video_grid_thw"][0])
+    if markup == "qwen-vl":
+        assert video.film.seconds == told["second_per_grid_ts"][0]
+
+
+def written(words: str, answer: str = "A cat jumps.") -> str:
+    return f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
 
 
 CLIPS = [
@@ -146,13 +141,8 @@ def test_frames_are_what_the_processor_makes_of_them(markup: str, capped: bool, 
     data = made(tmp_path, markup, records, video=rule)
     for sample, clip in enumerate(clips):
         told = theirs(processor, written(SHOWN[markup]["video"] + "\nWhat happens?"), [clip], [])
-        pixels = told["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH)
-        assert data.sizes.tiles[sample] == len(pixels)
-        assert_shown(data.sample(sample), told, pixels)
-        (video,) = data.sample(sample).images
-        assert (video.steps, video.rows, video.columns) == tuple(told["video_grid_thw"][0])
-        if markup == "qwen-vl":
-            assert video.film.seconds == told["second_per_grid_ts"][0]
+        assert_film_shown(data.sample(sample), told, markup)
+        assert data.sizes.tiles[sample] == len(data.sample(sample).pixels())
 
 
 @pytest.mark.parametrize("markup", RULES)
@@ -163,24 +153,22 @@ def test_files_are_read_as_transformers_reads_them(markup: str, oracle: Any, tmp
     processor = oracle(markup, written_tokenizer(tmp_path / "tokenizer.json"), RULES[markup])
     write_video(tmp_path / "a.mp4", noise(25, 64, 48), 10)
     write_video(tmp_path / "b.mkv", noise(11, 80, 32), 5, "ffv1")
-    Image.fromarray(noise(1, 50, 70)[0]).save(tmp_path / "c.png")
+    write_picture(tmp_path / "c.png", 50, 70)
     words = "<video>First<image>then<video>what?"
-    turns = [{"from": "human", "value": words}, TURNS[1]]
     parts = [
         {"type": "video", "video": "a.mp4"}, {"type": "text", "text": "First"},
         {"type": "image", "image": "c.png"}, {"type": "text", "text": "then"},
         {"type": "video_url", "video_url": {"url": f"file://{tmp_path}/b.mkv"}}, {"type": "text", "text": "what?"},
     ]  # fmt: skip
     records = [
-        {"videos": ["a.mp4", {"video": "b.mkv"}], "image": "c.png", "conversations": turns},
+        {"videos": ["a.mp4", {"video": "b.mkv"}], "image": "c.png", "conversations": turns(words, "A cat jumps.")},
         {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "A cat jumps."}]},
     ]
     data = made(tmp_path, markup, records)
     clips = []
     for name, rate in (("a.mp4", 10.0), ("b.mkv", 5.0)):
-        frames, told = read_video_pyav(
-            str(tmp_path / name), lambda metadata: np.arange(metadata.total_num_frames or 11)
-        )
+        every = lambda metadata: np.arange(metadata.total_num_frames or 11)  # noqa: E731
+        frames, told = read_video_pyav(str(tmp_path / name), every)
         assert told.fps == rate
         clips.append((frames, rate))
     text = written(words.replace("<video>", SHOWN[markup]["video"]).replace("<image>", SHOWN[markup]["image"]))
@@ -264,36 +252,31 @@ def rejected(tmp_path: Path, records: list[dict[str, Any]], **more: Any) -> list
     return [(row["line"], row["reason"], row["detail"]) for row in found]
 
 
+def film_of(name: str | list[str]) -> dict[str, Any]:
+    return {"video": name, "conversations": TURNS}
+
+
 def test_what_is_no_whole_video_is_rejected_with_file_row_and_reason(tmp_path: Path) -> None:
-    write_video(tmp_path / "whole.mp4", noise(30, 64, 48), 10)
-    content = (tmp_path / "whole.mp4").read_bytes()
-    write_video(tmp_path / "start.avi", noise(30, 64, 48), 10)
-    start = (tmp_path / "start.avi").read_bytes()
     write_video(tmp_path / "one.mp4", noise(1, 64, 48), 10)
     (tmp_path / "empty.mp4").touch()
     (tmp_path / "words.mp4").write_text("no video")
-    (tmp_path / "cut.mp4").write_bytes(content[:-200])
-    (tmp_path / "cut.avi").write_bytes(start[: len(start) // 2])
-    write_video(tmp_path / "start.mkv", noise(30, 64, 48), 10)
-    start = (tmp_path / "start.mkv").read_bytes()
-    (tmp_path / "cut.mkv").write_bytes(start[: len(start) // 2])
+    for name, left in (("cut.mp4", -200), ("cut.avi", None), ("cut.mkv", None)):
+        write_video(tmp_path / name, noise(30, 64, 48), 10)
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: left or len(content) // 2])
     files = {
         "gone.mp4": "missing_video", "empty.mp4": "empty_video", "words.mp4": "not_a_video", "cut.mp4": "not_a_video",
         "cut.avi": "truncated_video", "cut.mkv": "truncated_video", "one.mp4": "too_few_frames",
         "../out.mp4": "path_outside_root", "http://x.y/a.mp4": "remote_video",
     }  # fmt: skip
     names = write_frames(tmp_path, "f", noise(4, 56, 56))
-    Image.fromarray(noise(1, 40, 56)[0]).save(tmp_path / "f2.png")
-    records = [{"video": name, "conversations": TURNS} for name in files]
-    frames = [{"video": names, "fps": 2}, {"video": ["gone.png", *names[:2]], "fps": 2}]
-    found = rejected(tmp_path, [*records, *({**one, "conversations": TURNS} for one in frames)])
+    write_picture(tmp_path / "f2.png", 40, 56)
+    frames = [{**film_of(of), "fps": 2} for of in (names, ["gone.png", *names[:2]])]
+    found = rejected(tmp_path, [*map(film_of, files), *frames])
     wanted = [*files.values(), "frames_differ", "missing_image"]
     assert [(line, reason) for line, reason, _ in found] == list(enumerate(wanted, start=2))
-    assert all(
-        name.rpartition("/")[2] in detail
-        for name, (_, _, detail) in zip(files, found, strict=False)
-        if "one" not in name
-    )
+    for name, (_, _, detail) in zip(files, found, strict=False):
+        assert name.rpartition("/")[2] in detail or "one" in name
 
 
 def test_decoding_at_once_finds_what_headers_do_not_say(tmp_path: Path) -> None:
@@ -301,45 +284,41 @@ def test_decoding_at_once_finds_what_headers_do_not_say(tmp_path: Path) -> None:
     content = bytearray((tmp_path / "a.mp4").read_bytes())
     content[len(content) // 4 : len(content) // 4 + 400] = bytes(range(200)) * 2
     (tmp_path / "a.mp4").write_bytes(content)
-    assert len(made(tmp_path, "qwen-vl", [{"video": "a.mp4", "conversations": TURNS}])) == 1
+    assert len(made(tmp_path, "qwen-vl", [film_of("a.mp4")])) == 1
     shutil.rmtree(tmp_path / "dataset")
-    ((_, reason, detail),) = rejected(tmp_path, [{"video": "a.mp4", "conversations": TURNS}], decode_images=True)
+    ((_, reason, detail),) = rejected(tmp_path, [film_of("a.mp4")], decode_images=True)
     assert reason == "truncated_video"
     assert "a.mp4" in detail
 
 
 def test_a_rule_that_is_not_honoured_refuses_videos_by_name_and_images_pass(tmp_path: Path) -> None:
-    Image.fromarray(noise(1, 56, 56)[0]).save(tmp_path / "b.png")
+    write_picture(tmp_path / "b.png", 56, 56)
     rule = replace(RULES["qwen-vl"], refused="x.json: num_frames is 8; supported for videos: None")
-    data = made(tmp_path, "qwen-vl", [OF_IMAGE, {"video": "a.mp4", "conversations": TURNS}], max_rejects=1, video=rule)
+    data = made(tmp_path, "qwen-vl", [OF_IMAGE, film_of("a.mp4")], max_rejects=1, video=rule)
     assert len(data) == 1
     assert "num_frames is 8" in (tmp_path / "dataset/rejected.jsonl").read_text()
 
 
 def test_without_a_decoder_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames as files need none."""
     write_video(tmp_path / "a.mp4", noise(8, 56, 56), 4)
-    names = write_frames(tmp_path, "f", noise(4, 56, 56))
-    film = {"video": names, "fps": 2, "conversations": TURNS}
-    made(tmp_path, "qwen-vl", [{"video": "a.mp4", "conversations": TURNS}])
+    made(tmp_path, "qwen-vl", [film_of("a.mp4")])
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(UserError, match=r"pip install 'omnibal\[video\]'"):
         ChatDataset(tmp_path / "dataset")
-    (tmp_path / "other").mkdir()
-    for name in (*names, "tokenizer.json"):
-        (tmp_path / name).rename(tmp_path / "other" / name)
-    assert made(tmp_path / "other", "qwen-vl", [film]).manifest["video_files"] == 0
-    (tmp_path / "tokenizer.json").symlink_to(tmp_path / "other/tokenizer.json")
     shutil.rmtree(tmp_path / "dataset")
     with pytest.raises(UserError, match=r"pip install 'omnibal\[video\]'"):
-        made(tmp_path, "qwen-vl", [{"video": "a.mp4", "conversations": TURNS}])
+        made(tmp_path, "qwen-vl", [film_of("a.mp4")])
+    (tmp_path / "other").mkdir()
+    film = {"video": write_frames(tmp_path / "other", "f", noise(4, 56, 56)), "fps": 2, "conversations": TURNS}
+    assert made(tmp_path / "other", "qwen-vl", [film]).manifest["video_files"] == 0
 
 
 @pytest.mark.parametrize("markup", RULES)
 def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, tmp_path: Path) -> None:
     write_video(tmp_path / "a.mp4", noise(20, 84, 56), 4)
-    Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
-    records = [OF_IMAGE, {"video": "a.mp4", "conversations": TURNS}, OF_WORDS]
-    data = made(tmp_path, markup, records)
+    write_picture(tmp_path / "b.png", 56, 112)
+    data = made(tmp_path, markup, [OF_IMAGE, film_of("a.mp4"), OF_WORDS])
     index = pack_of(np.arange(3))
     pack = PackDataset(data, index, Needs(True, True, True))[0]
     apart = markup != "qwen-vl"
@@ -352,10 +331,8 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     assert pack.image_positions.tolist() == shown
     assert pack.seconds == (1.0, *[video.film.seconds] * (len(pack.grids) - 1))
     assert markup == "glm-4.1v" or video.film.seconds != 1.0  # which sees two frames a second
-    assert text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, NativeResolution()).shape == (
-        3,
-        sum(pack.lengths),
-    )
+    positions = text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, NativeResolution())
+    assert positions.shape == (3, sum(pack.lengths))
     other = PackDataset(data, index, Needs(True, True, True), decodes=False)[0]
     assert other.pixels.is_meta
     assert other.pixels.shape == pack.pixels.shape
@@ -368,40 +345,17 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     assert not broken.pixels[32:].any()
 
 
-def members_of(folder: Path, _: bytes) -> Path:
-    words = [{"from": "human", "value": "<video>What happens?"}, TURNS[1]]
-    (folder / "0.json").write_text(json.dumps({"conversations": words}))
-    return tar_of(folder / "set.tar", *((name, (folder / name).read_bytes()) for name in ("0.json", "0.mp4", "0.txt")))
-
-
-def table_of(folder: Path, content: bytes) -> Path:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    rows = [{"video": {"bytes": content, "path": "0.mp4"}, "conversations": TURNS}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "set.parquet")
-    return folder / "set.parquet"
-
-
-def lines_of(folder: Path, content: bytes) -> Path:
-    url = "data:video/mp4;base64," + base64.b64encode(content).decode()
-    (folder / "set.jsonl").write_text(json.dumps({"video": url, "conversations": TURNS}))
-    return folder / "set.jsonl"
-
-
-@pytest.mark.parametrize("pack_up", [members_of, table_of, lines_of])
-def test_a_video_inside_the_input_is_read_where_it_is(pack_up: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["tar", "parquet", "base64"])
+def test_a_video_inside_the_input_is_read_where_it_is(kind: str, tmp_path: Path) -> None:
     write_video(tmp_path / "0.mp4", noise(12, 64, 48), 4)
-    (tmp_path / "0.txt").write_text("no video")
-    beside = made(tmp_path, "qwen-vl", [{"video": "0.mp4", "conversations": TURNS}])
+    beside = made(tmp_path, "qwen-vl", [film_of("0.mp4")])
     pixels, tiles = beside.sample(0).pixels(), beside.sample(0).images[0].tiles
     shutil.rmtree(tmp_path / "dataset")
-    file = pack_up(tmp_path, (tmp_path / "0.mp4").read_bytes())
+    found = made(tmp_path, "qwen-vl", inside(kind, tmp_path, "video", [(tmp_path / "0.mp4").read_bytes()], TURNS))
+    assert found.sample(0).images[0].tiles == tiles
+    assert found.sample(0).images[0].place
     (tmp_path / "0.mp4").unlink()
-    inside = made(tmp_path, "qwen-vl", file)
-    assert inside.sample(0).images[0].tiles == tiles
-    assert inside.sample(0).images[0].place
-    assert torch.equal(inside.sample(0).pixels(), pixels)
+    assert torch.equal(found.sample(0).pixels(), pixels)
 
 
 def test_flags_override_the_model_s_rule() -> None:
@@ -417,10 +371,10 @@ def test_flags_override_the_model_s_rule() -> None:
 
 def test_a_conversation_made_shorter_keeps_the_videos_of_what_is_left(tmp_path: Path) -> None:
     write_video(tmp_path / "a.mp4", noise(12, 64, 48), 4)
-    Image.fromarray(noise(1, 56, 56)[0]).save(tmp_path / "b.png")
+    write_picture(tmp_path / "b.png", 56, 56)
     write_video(tmp_path / "c.mp4", noise(24, 90, 90), 4)
-    turns = [{"from": "human", "value": "<image>and<video>?"}, TURNS[1], *TURNS]
-    record = {"videos": ["a.mp4", "c.mp4"], "image": "b.png", "conversations": turns}
+    said = [*turns("<image>and<video>?", "A cat jumps."), *TURNS]
+    record = {"videos": ["a.mp4", "c.mp4"], "image": "b.png", "conversations": said}
     whole = made(tmp_path, "qwen-vl", [record])
     shutil.rmtree(tmp_path / "dataset")
     limit = int(whole.sizes.tokens[0]) - 1
@@ -439,12 +393,11 @@ def test_films_are_held_to_the_crcs_of_all_their_files(tmp_path: Path) -> None:
     """Of a video file its own; of frames each one's. Only frames that are seen are kept, and looked at."""
     write_video(tmp_path / "a.avi", noise(8, 56, 56), 2, "mjpeg")
     names = write_frames(tmp_path, "f", noise(4, 56, 56, seed=1))
-    records = [{"video": "a.avi", "conversations": TURNS}, {"video": names, "fps": 2, "conversations": TURNS}]
-    data = made(tmp_path, "qwen3-vl", records)
+    data = made(tmp_path, "qwen3-vl", [film_of("a.avi"), {**film_of(names), "fps": 2}])
+    crcs = {name: zlib.crc32((tmp_path / name).read_bytes()) for name in ("a.avi", *names)}
     assert [image.crcs for sample in (0, 1) for image in data.sample(sample).images] == [
-        (zlib.crc32((tmp_path / "a.avi").read_bytes()),),
-        tuple(zlib.crc32((tmp_path / name).read_bytes()) for name in names),
-    ]
+        (crcs.pop("a.avi"),), tuple(crcs.values())
+    ]  # fmt: skip
     before = [data.sample(sample).read_all() for sample in (0, 1)]
     write_video(tmp_path / "a.avi", noise(8, 56, 56, seed=2), 2, "mjpeg")
     write_frames(tmp_path, "other", noise(4, 56, 56, seed=3))

@@ -1,6 +1,5 @@
 """A flag of the installed Megatron may be given, is set, or is refused in a line that says what to do instead."""
 
-import ast
 import re
 from collections import Counter
 from fnmatch import fnmatchcase
@@ -11,6 +10,7 @@ from megatron.vlm.flags.lists import ALLOWED, INSTEAD, OBEYED, ONLY, SET, SET_BY
 from megatron.vlm.flags.parser import Parser
 from omnibal_ext.flags import SYNONYMS
 from tests.flag_page import document, megatron_actions
+from tests.unit.test_mutations import is_there
 
 ROOT = Path(__file__).parents[3]
 LISTED = Counter(flag for table in (OBEYED, SET, UNTESTED) for flags in table.values() for flag in flags.split())
@@ -42,13 +42,7 @@ def test_what_is_said_instead_names_flags_that_there_are() -> None:
 
 
 def test_what_is_obeyed_names_a_test_that_exists() -> None:
-    missing = []
-    for place in OBEYED:
-        path, _, function = place.partition("::")
-        tree = ast.parse((ROOT / path).read_text())
-        if function not in [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
-            missing.append(place)
-    assert missing == []
+    assert [test for test in OBEYED if not is_there(test)] == []
 
 
 def test_the_documentation_is_printed_from_the_lists() -> None:

@@ -30,7 +30,6 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def half_cosine(step: int, steps: int) -> float:
-    """From 1e-2 to 2e-3."""
     return 2e-3 + 8e-3 * (1 + math.cos(math.pi * step / steps)) / 2
 
 
@@ -60,14 +59,12 @@ def assert_adamw(
 
 
 def test_adam_takes_the_steps_that_the_flags_say(traces: dict[str, Trace]) -> None:
-    """After a linear warm-up along half a cosine."""
     rates = [1e-3, 5.5e-3, 1e-2, *(half_cosine(step, 3) for step in (1, 2, 3))]
     assert traces["adam"]["rates"] == pytest.approx(rates)
     assert assert_adamw(traces["adam"], rates[:-1], (0.8, 0.95), 1e-3, clip=0.5)
 
 
 def test_parts_take_steps_at_their_own_rates(traces: dict[str, Trace]) -> None:
-    """Each at its share of the run's half cosine, and with its own decay."""
     shares, decays = {"vit": 0.1, "projector": 3.0}, {"vit": 0.1, "projector": 0.0}
     assert_adamw(traces["parts"], [half_cosine(step, 5) for step in range(5)], shares=shares, decays=decays)
 
@@ -114,12 +111,10 @@ def test_weights_start_as_the_flags_say(traces: dict[str, Trace]) -> None:
     embedding = start["word_embed.embedding.weight"]
     assert embedding.shape[0] == 144  # 128 words, filled up to a multiple of 48
     deviations = {
-        "word_embed.embedding.weight": 0.3,
-        "head.linear.weight": 0.05,
+        "word_embed.embedding.weight": 0.3, "head.linear.weight": 0.05,
         "llm_0.self_attention.linear_qkv.weight": 0.05,
-        "llm_0.self_attention.linear_proj.weight": 0.05 / math.sqrt(2 * 4),
-        "vit_3.mlp.linear_fc1.weight": 0.05,
-    }
+        "llm_0.self_attention.linear_proj.weight": 0.05 / math.sqrt(2 * 4), "vit_3.mlp.linear_fc1.weight": 0.05,
+    }  # fmt: skip
     for name, deviation in deviations.items():
         assert start[name].std().item() == pytest.approx(deviation, rel=0.08), name
     other = traces["other seed"]["weights"][0]

@@ -9,15 +9,12 @@ peft's format bit by bit.
 
 import re
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
-from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from safetensors.torch import load_file
-from torch import Tensor
 
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face, to_peft
 from megatron.vlm.hf.folder import WeightFolder
@@ -27,7 +24,7 @@ from omnibal_ext.adapters import Adapters, adapted_matrices
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import PARTS
 from tests.unit.hf import models
-from tests.unit.hf.parity import compare_all, load, local_part, packed, padded, reference, save
+from tests.unit.hf.parity import compare_all, compared_gradient, computed, load, packed, reference, save
 
 RANK, ALPHA = 3, 7.0
 WITHOUT = ("lm_head", "input_proj", "embedding_projection", "merging_layer", "merger.proj", "patch_dense", "conv_out")
@@ -50,31 +47,25 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
     adapters = Adapters(RANK, ALPHA, targets)
     stage = load(architecture, folder / "ours", args, frozen=tuple(PARTS), adapters=adapters)
     batch, samples = packed(architecture)
-    batch = padded(batch, torch.distributed.get_world_size())
     expected_logits, expected_loss = reference(model, samples)
-    with torch.no_grad():
-        logits = gather_from_tensor_model_parallel_region(stage(replace(batch, labels=None)))[:, : models.VOCABULARY]
-    loss = (stage(batch) * batch.loss_mask).sum() / batch.loss_mask.sum()
-    loss.backward()
+    logits, loss = computed(stage, batch)
     found = {
-        "logits": (logits[: len(expected_logits)] - expected_logits).abs().max().item()
-        / max(1.0, expected_logits.abs().max().item()),
-        "loss": abs(loss.item() - expected_loss),
-        "gradients": gradient_difference(stage, model, folder),
-        "scale": (expected_logits - reference(theirs_alone(family), samples)[0]).abs().max().item(),
+        "logits": (logits - expected_logits).abs().max().item() / max(1.0, expected_logits.abs().max().item()),
+        "loss": abs(loss - expected_loss), "gradients": gradient_difference(stage, model, folder),
+        "scale": (expected_logits - reference(models.build(family, seed=1), samples)[0]).abs().max().item(),
         **dict.fromkeys(("bits lost", "merged", "by peft"), 0.0),
-    }
+    }  # fmt: skip
     save(stage, folder, args, adapters=adapters.to_record())
     if torch.distributed.get_rank() == 0:
         to_peft(folder / "saved", folder / "back", like=folder / "theirs")
         before, after = (load_file(folder / name / "adapter_model.safetensors") for name in ("peft", "back"))
         same = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-        back = peft.PeftModel.from_pretrained(theirs_alone(family), folder / "back", torch_device="cpu").eval()
         found |= {"bits lost": float(not same)}
-        found |= {"by peft": (reference_logits(back, samples) - expected_logits).abs().max().item()}
+        back = peft.PeftModel.from_pretrained(models.build(family, seed=1), folder / "back", torch_device="cpu")
         to_hugging_face(folder / "saved", folder / "merged", like=folder / "theirs")
-        merged = type(theirs).from_pretrained(folder / "merged").eval()
-        found |= {"merged": (reference_logits(merged, samples) - expected_logits).abs().max().item()}
+        for name, other in (("by peft", back), ("merged", type(theirs).from_pretrained(folder / "merged"))):
+            logits, _ = reference(other.eval().requires_grad_(True), samples)
+            found |= {name: (logits - expected_logits).abs().max().item()}
     torch.distributed.barrier()
     return found
 
@@ -85,22 +76,9 @@ def adapted(theirs: torch.nn.Module) -> Any:
         name for name, layer in theirs.named_modules()
         if type(layer) is torch.nn.Linear and not name.endswith(WITHOUT) and not re.search(NEVER, name)
     ]  # fmt: skip
-    model = peft.get_peft_model(theirs, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=layers))
-    generator = torch.Generator().manual_seed(2)
-    for name, weight in model.named_parameters():
-        if "lora_" in name:
-            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=generator))
-    return model
-
-
-def theirs_alone(family: str) -> torch.nn.Module:
-    return models.build(family, seed=1)
-
-
-@torch.no_grad()
-def reference_logits(model: torch.nn.Module, samples: Any) -> Tensor:
-    with torch.enable_grad():
-        return reference(model.requires_grad_(True), samples)[0]
+    return models.with_random_adapters(
+        peft.get_peft_model(theirs, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=layers))
+    )
 
 
 def gradient_difference(stage: Stage, model: torch.nn.Module, folder: Path) -> float:
@@ -120,13 +98,8 @@ def gradient_difference(stage: Stage, model: torch.nn.Module, folder: Path) -> f
         parts = [expected.pop(f"{name}.lora_B.weight") for name in layer.theirs]
         b = keys.join(f"{layer.name}.weight", parts)
         for one, whole in (("a", a), ("b", b)):
-            weight = mine.pop(f"{layer.adapter_name}.{one}")
-            if getattr(weight, "sequence_parallel", False):  # each rank has that of its tokens
-                torch.distributed.all_reduce(weight.grad)
-            wanted = local_part(whole, weight)
-            worst = max(worst, ((weight.grad - wanted).abs().max() / whole.abs().max()).item())
-            padding = local_part(torch.ones_like(whole), weight) == 0
-            assert not weight.grad[padding].any(), f"{layer.name}: what fills up the ranks has a gradient"
+            difference, _ = compared_gradient(layer.name, mine.pop(f"{layer.adapter_name}.{one}"), whole)
+            worst = max(worst, difference)
     assert not mine, f"adapters of ours that come from nowhere: {list(mine)}"
     assert not expected, f"adapters of theirs that we lack: {list(expected)}"
     return worst

@@ -52,7 +52,6 @@ def main() -> None:
 
 
 def difference(family: str, folder: Path, args: Namespace) -> float:
-    """The largest difference of logits, of a pack of all samples."""
     theirs: Any = models.build(family, seed=1)
     theirs.save_pretrained(folder / family / "theirs")
     from_hugging_face(folder / family / "theirs", folder / family / "ours")
@@ -75,15 +74,11 @@ def difference(family: str, folder: Path, args: Namespace) -> float:
 
 
 def records() -> list[dict[str, object]]:
-    """A line for each sample."""
     return [
-        {
-            "audio": [f"{number}.wav" for number in sounds],
-            "image": "p.png" if "<image>" in question else None,
-            "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": "A cat."}],
-        }
+        {"audio": [f"{number}.wav" for number in sounds], "image": "p.png" if "<image>" in question else None,
+         "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": "A cat."}]}
         for sounds, question in SAMPLES
-    ]
+    ]  # fmt: skip
 
 
 def known(ids: Tensor, data: ChatDataset) -> Tensor:
@@ -92,12 +87,10 @@ def known(ids: Tensor, data: ChatDataset) -> Tensor:
     words = ids % ORDINARY
     for mark, token in zip(marks, (models.IMAGE_TOKEN, models.AUDIO_TOKEN), strict=True):
         words = torch.where(ids == mark, token, words)
-    for name in ("<|vision_bos|>", "<|vision_start|>"):
-        if name in data.manifest["special_tokens"]:
-            words = torch.where(ids == data.manifest["special_tokens"][name], models.VISION_START, words)
-    for name in ("<|audio_bos|>", "<|audio_start|>"):
-        if name in data.manifest["special_tokens"]:
-            words = torch.where(ids == data.manifest["special_tokens"][name], models.AUDIO_START, words)
+    for kind, token in (("vision", models.VISION_START), ("audio", models.AUDIO_START)):
+        for name in (f"<|{kind}_bos|>", f"<|{kind}_start|>"):
+            if name in data.manifest["special_tokens"]:
+                words = torch.where(ids == data.manifest["special_tokens"][name], token, words)
     return words
 
 

@@ -10,22 +10,8 @@ from torch import Tensor
 from tests.unit.hf.models import EXPERTS, QWEN3, SIDE, TEXT, TILE
 
 HEADS, GROUPS, WIDTH = TEXT["num_attention_heads"], TEXT["num_key_value_heads"], 12
-RENAMED = {
-    "vision_tower.embeddings.cls_token": "vision_model.embeddings.class_embedding",
-    "vision_tower.embeddings.position_embeddings": "vision_model.embeddings.position_embedding",
-    "vision_tower.embeddings.patch_embeddings.projection": "vision_model.embeddings.patch_embedding",
-    "vision_tower.encoder.layer.": "vision_model.encoder.layers.", ".layernorm_before.": ".norm1.",
-    ".layernorm_after.": ".norm2.", ".attention.projection_layer.": ".attn.proj.",
-    ".attention.q_norm.": ".attn.q_norm.", ".attention.k_norm.": ".attn.k_norm.", ".lambda_1": ".ls1",
-    ".lambda_2": ".ls2", "multi_modal_projector.layer_norm.": "mlp1.0.", "multi_modal_projector.linear_1.": "mlp1.1.",
-    "multi_modal_projector.linear_2.": "mlp1.3.",
-}  # fmt: skip
-INTERNLM2 = {
-    "model.embed_tokens.": "model.tok_embeddings.", ".self_attn.o_proj.": ".attention.wo.",
-    ".input_layernorm.": ".attention_norm.", ".post_attention_layernorm.": ".ffn_norm.",
-    ".mlp.gate_proj.": ".feed_forward.w1.", ".mlp.up_proj.": ".feed_forward.w3.",
-    ".mlp.down_proj.": ".feed_forward.w2.", "language_model.lm_head.": "language_model.output.",
-}  # fmt: skip
+NAMES: dict[str, dict[str, str]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+"""Parts of transformers' names, and what they are in InternVL's files, and in those with InternLM2."""
 
 
 def write_original(weights: dict[str, Tensor], folder: Path, internlm2: bool, qk_norm: bool) -> None:
@@ -55,11 +41,11 @@ def original_weights(weights: dict[str, Tensor], internlm2: bool) -> dict[str, T
             parts = [left.pop(name.replace(".q_proj.", f".{one}_proj.")) for one in "qkv"]
             if name.startswith("vision_tower"):
                 # One linear layer gives queries of all heads, then keys, then values: reshape(tokens, 3, heads, width).
-                found[renamed(name.replace(".attention.q_proj.", ".attn.qkv."), RENAMED)] = torch.cat(parts)
+                found[renamed(name.replace(".attention.q_proj.", ".attn.qkv."), NAMES["internvl"])] = torch.cat(parts)
             else:
                 found[name.replace(".self_attn.q_proj.", ".attention.wqkv.")] = packed_wqkv(*parts)
     for name, tensor in left.items():
-        found[renamed(name, RENAMED | (INTERNLM2 if internlm2 else {}))] = tensor.clone()
+        found[renamed(name, NAMES["internvl"] | (NAMES["internlm2"] if internlm2 else {}))] = tensor.clone()
     return found
 
 

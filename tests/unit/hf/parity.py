@@ -105,21 +105,24 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
     architecture = preset(str(folder / "ours"))
     stage = load(architecture, folder / "ours", args)
     batch, samples = packed(architecture)
-    batch = padded(batch, torch.distributed.get_world_size())
     expected_logits, expected_loss = reference(theirs, samples)
-    with torch.no_grad():
-        logits = gather_from_tensor_model_parallel_region(stage(replace(batch, labels=None)))[:, : models.VOCABULARY]
-    loss = (stage(batch) * batch.loss_mask).sum() / batch.loss_mask.sum()
-    loss.backward()
-    logits = logits[: len(expected_logits)]
+    logits, loss = computed(stage, batch)
     return {
-        "logits": (logits - expected_logits).abs().max().item(),
-        "loss": abs(loss.item() - expected_loss),
-        "gradients": gradient_difference(stage, theirs, keys),
-        "scale": expected_logits.abs().max().item(),
+        "logits": (logits - expected_logits).abs().max().item(), "loss": abs(loss - expected_loss),
+        "gradients": gradient_difference(stage, theirs, keys), "scale": expected_logits.abs().max().item(),
         "bits lost": float(torch.distributed.get_world_size() > 1 and bits_lost(stage, folder, args)),
         "frozen otherwise": float(len(frozen_otherwise(stage.chain, theirs, keys))),
-    }
+    }  # fmt: skip
+
+
+def computed(stage: Stage, batch: Microbatch) -> tuple[Tensor, float]:
+    """Logits of the pack's tokens, and the mean loss, whose gradients weights have then."""
+    batch, tokens = padded(batch, torch.distributed.get_world_size()), batch.tokens
+    with torch.no_grad():
+        logits = gather_from_tensor_model_parallel_region(stage(replace(batch, labels=None)))
+    loss = (stage(batch) * batch.loss_mask).sum() / batch.loss_mask.sum()
+    loss.backward()
+    return logits[:tokens, : models.VOCABULARY], loss.item()
 
 
 def frozen_otherwise(chain: Chain, theirs: torch.nn.Module, keys: KeyMap) -> set[str]:
@@ -130,12 +133,8 @@ def frozen_otherwise(chain: Chain, theirs: torch.nn.Module, keys: KeyMap) -> set
         return set()  # there is no ViT
     of_tower = {id(weight) for tower in towers for weight in tower.parameters()}
     of_tower = {table_name(name) for name, weight in theirs.named_parameters() if id(weight) in of_tower}
-    there = {
-        name
-        for name, source in keys.sources.items()
-        for part in map(table_name, source.theirs)
-        if part in of_tower and not re.search(JOINTS, part)
-    }
+    there = {name for name, source in keys.sources.items() for part in map(table_name, source.theirs)
+             if part in of_tower and not re.search(JOINTS, part)}  # fmt: skip
     joint = {name for name in keys.sources if name.startswith(("links.projector.", "links.audio_projector."))} - there
     wrong = set()
     for part, wanted in (("vit", there), ("projector", joint)):
@@ -220,18 +219,14 @@ def padded(batch: Microbatch, multiple: int) -> Microbatch:
 
 
 def packed_at_native_resolution(
-    native: NativeResolution,
-    per_sample: Sequence[Sequence[tuple[float, ...]]],
-    apart: bool = False,
-    audio: AudioArchitecture | None = None,
-) -> tuple[Microbatch, list[Sample]]:
+    native: NativeResolution, per_sample: Sequence[Sequence[tuple[float, ...]]], apart: bool,
+    audio: AudioArchitecture | None,
+) -> tuple[Microbatch, list[Sample]]:  # fmt: skip
     """The same of images and videos of the sizes given, in squares. Between a video's steps Qwen3-VL has words, and so
     have models that are told `apart`. Models that hear get `SOUNDS`, in front of a sample's images and behind them."""
     generator, samples, places, begin = torch.Generator().manual_seed(5), [], [], 0
-    apart, filmed = (
-        apart or native.learned_positions is not None,
-        any(len(size) == 4 for sizes in per_sample for size in sizes),
-    )
+    apart |= native.learned_positions is not None
+    filmed = any(len(size) == 4 for sizes in per_sample for size in sizes)
     for number, sizes in enumerate(per_sample):
         shown = tuple(_shown(size, native.merge) for size in sizes)
         words = partial(torch.randint, 0, AUDIO_START if audio else VIDEO_TOKEN, generator=generator)
@@ -271,7 +266,6 @@ def _heard(frames: Sequence[int], audio: AudioArchitecture, words: Callable[...,
 
 
 def with_sounds(batch: Microbatch, samples: Sequence[Sample]) -> Microbatch:
-    """The batch with what its samples hear."""
     return replace(
         batch,
         sounds=tuple(tuple(map(len, sample.sounds)) for sample in samples),
@@ -298,39 +292,41 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
     count = sum(len(sample.ids) - 1 for sample in samples)
     logits, total = [], 0.0
     for sample in samples:
-        images: dict[str, Tensor] = {}
-        if sample.shown and theirs.config.model_type == "gemma4":
-            images = _with_positions(sample, theirs.config.vision_config.pooling_kernel_size)
-        elif sample.shown and theirs.config.model_type == "gemma4_unified":
-            images = _with_positions(sample, 1, half=False)
-        elif sample.shown and theirs.config.model_type in ("mistral3", "lighton_ocr"):
-            images = _whole_pictures(sample)
-        elif sample.shown and theirs.config.model_type == "paddleocr_vl":
-            images = _row_by_row(sample)
-        elif sample.shown:
-            images = _at_native_resolution(sample, theirs.config.model_type)
-        elif len(sample.pixels):
-            several = theirs.config.model_type in ("idefics3", "smolvlm")
-            images["pixel_values"] = sample.pixels[None] if several else sample.pixels
-            if theirs.config.model_type == "gemma3":
-                images["token_type_ids"] = (sample.ids == IMAGE_TOKEN).long()[None]
-            if theirs.config.model_type in ("llava_next", "llava_next_video", "llava_onevision"):
-                images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
-            if theirs.config.model_type == "llava_onevision":
-                images["batch_num_images"] = torch.tensor([len(sample.sizes)])
-        images |= padded_sounds(sample.sounds)
-        if theirs.config.model_type == "paligemma":
-            images["token_type_ids"] = (torch.arange(len(sample.ids)) >= prefix_of(sample)).long()[None]
         ids = sample.ids
         if theirs.config.model_type.startswith("glm"):  # whose videos have the images' token
             ids = ids.masked_fill(ids == VIDEO_TOKEN, IMAGE_TOKEN)
         _forget_longer_samples(theirs)
-        out = theirs(input_ids=ids[None], **images).logits[0]
+        given = _seen(sample, theirs.config) | padded_sounds(sample.sounds)
+        out = theirs(input_ids=ids[None], **given).logits[0]
         loss = cross_entropy(out[:-1], sample.ids[1:], reduction="sum") / count
         loss.backward()
         logits.append(out.detach())
         total += loss.item()
     return torch.cat(logits), total
+
+
+def _seen(sample: Sample, config: Any) -> dict[str, Tensor]:
+    """A sample's images as the model's processor makes them, and what it says of its words."""
+    kind = config.model_type
+    if kind == "gemma4" and sample.shown:
+        return _with_positions(sample, config.vision_config.pooling_kernel_size)
+    if kind == "gemma4_unified" and sample.shown:
+        return _with_positions(sample, 1, half=False)
+    if sample.shown:
+        ways = {"mistral3": _whole_pictures, "lighton_ocr": _whole_pictures, "paddleocr_vl": _row_by_row}
+        return ways[kind](sample) if kind in ways else _at_native_resolution(sample, kind)
+    images: dict[str, Tensor] = {}
+    if len(sample.pixels):
+        images["pixel_values"] = sample.pixels[None] if kind in ("idefics3", "smolvlm") else sample.pixels
+        if kind == "gemma3":
+            images["token_type_ids"] = (sample.ids == IMAGE_TOKEN).long()[None]
+        if kind in ("llava_next", "llava_next_video", "llava_onevision"):
+            images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
+        if kind == "llava_onevision":
+            images["batch_num_images"] = torch.tensor([len(sample.sizes)])
+    if kind == "paligemma":
+        images["token_type_ids"] = (torch.arange(len(sample.ids)) >= prefix_of(sample)).long()[None]
+    return images
 
 
 def _forget_longer_samples(theirs: torch.nn.Module) -> None:
@@ -406,17 +402,22 @@ def gradient_difference(stage: Stage, theirs: torch.nn.Module, keys: KeyMap) -> 
     worst = 0.0
     for name, whole in wanted_gradients(expected, keys):
         weight = mine.pop(name)
-        wanted = local_part(whole, weight)
-        assert weight.grad is not None, name
-        if getattr(weight, "sequence_parallel", False):  # each rank has that of its tokens
-            torch.distributed.all_reduce(weight.grad)
-        worst = max(worst, ((weight.grad - wanted).abs().max() / whole.abs().max()).item())
-        padding = local_part(torch.ones_like(whole), weight) == 0
-        assert not weight.grad[padding].any(), f"{name}: what fills up the ranks has a gradient"
+        difference, padding = compared_gradient(name, weight, whole)
+        worst = max(worst, difference)
         assert "self_attention" not in name or not weight[padding].any(), f"{name}: heads that fill up are not zero"
     assert not mine, f"weights of ours that come from nowhere: {list(mine)}"
     assert not expected, f"weights of theirs with a gradient that we lack: {list(expected)}"
     return worst
+
+
+def compared_gradient(name: str, weight: Tensor, whole: Tensor) -> tuple[float, Tensor]:
+    """How far a weight's gradient is from the whole one, of whose largest; and which of its numbers fill up ranks."""
+    assert weight.grad is not None, name
+    if getattr(weight, "sequence_parallel", False):  # each rank has that of its tokens
+        torch.distributed.all_reduce(weight.grad)
+    padding = local_part(torch.ones_like(whole), weight) == 0
+    assert not weight.grad[padding].any(), f"{name}: what fills up the ranks has a gradient"
+    return ((weight.grad - local_part(whole, weight)).abs().max() / whole.abs().max()).item(), padding
 
 
 def wanted_gradients(expected: dict[str, Tensor], keys: KeyMap) -> Iterator[tuple[str, Tensor]]:
@@ -431,11 +432,9 @@ def wanted_gradients(expected: dict[str, Tensor], keys: KeyMap) -> Iterator[tupl
             yield name, keys.join(name, (take(table_name(part)) for part in source.theirs))
             continue
         layer, kind = table_name(source.theirs[0]).partition(".experts.")[0], name.split(".")[-2]
+        # In memory theirs are fused, however they are stored.
         fused = expected.pop(f"{layer}.experts.{'gate_up_proj' if kind == 'linear_fc1' else 'down_proj'}")
-        yield (
-            name.replace(".experts.experts.", ".experts."),
-            fused,
-        )  # in memory theirs are fused, however they are stored
+        yield name.replace(".experts.experts.", ".experts."), fused
 
 
 def local_part(whole: Tensor, weight: Tensor) -> Tensor:

@@ -107,15 +107,11 @@ def test_one_a_of_a_packed_matrix_serves_query_key_and_value(tmp_path: Path) -> 
     read = read_peft(tmp_path, PACKED, TINY)
     assert read.adapters == Adapters(2, 4.0, ("llm",))
     ours = read.ours
-    found = layer.merged(
-        torch.zeros(layer.matrix.rows, layer.matrix.columns),
-        *(ours[f"{layer.adapter_name}.{one}"] for one in "ab"),
-        2.0,
-    )
+    mine = [ours.pop(f"{layer.adapter_name}.{one}") for one in "ab"]
+    found = layer.merged(torch.zeros(layer.matrix.rows, layer.matrix.columns), *mine, 2.0)
     assert torch.allclose(found, 2 * b @ a, atol=1e-5)  # InternLM2's rows lie as ours
-    others = [tensor for name, tensor in ours.items() if not name.startswith(layer.adapter_name)]
-    assert others
-    assert not any(tensor.any() for tensor in others), "what peft did not adapt stays as it is"
+    assert ours
+    assert not any(tensor.any() for tensor in ours.values()), "what peft did not adapt stays as it is"
 
 
 @pytest.mark.parametrize(
@@ -126,10 +122,7 @@ def test_one_a_of_a_packed_matrix_serves_query_key_and_value(tmp_path: Path) -> 
         ({"r": 3}, "has rank 2, r or rank_pattern says 3"),
         ({"rank_pattern": {"q_proj": 4}}, r"q_proj has rank 2, r or rank_pattern says 4"),
         ({"alpha_pattern": {"q_proj": 4}}, r"scale \S+q_proj by 2, r and lora_alpha by 3; .* merge it with peft"),
-        (
-            {"use_rslora": True, "alpha_pattern": {"q_proj": 4}},
-            r"scale \S+q_proj by 2.82843, r and lora_alpha by 4.24264",
-        ),
+        ({"use_rslora": True, "alpha_pattern": {"q_proj": 4}}, r"scale \S+q_proj by 2.82843, r and .* by 4.24264"),
         ({"rank_pattern": {"(.*)_proj": 2}}, r"rank_pattern has '\(\.\*\)_proj'"),
         ({"alpha_pattern": {}}, r"scale \S+qkv by 1, r and lora_alpha by 3"),
     ],
@@ -150,7 +143,5 @@ def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mlp\.gate_proj.*of another model"):
         read_peft(tmp_path, adapted_layers(wider, sources(wider, "internvl", "llama")), wider)
     few = {name: layer for name, layer in LAYERS.items() if "llm_0" not in name}
-    with pytest.raises(
-        UserError, match=r"adapters of language_model.model.layers.0.mlp.down_proj, which has none here"
-    ):
+    with pytest.raises(UserError, match=r"adapters of language_model.model.layers.0.mlp.down_proj, which has none"):
         read_peft(tmp_path, few, TINY)

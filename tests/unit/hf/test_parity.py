@@ -7,30 +7,13 @@ import pytest
 from tests.distributed.conftest import run_program
 from tests.long import short
 from tests.programs import ENGINE, PLAIN
-from tests.unit.hf.models import CLAMPING, FAMILIES
+from tests.unit.hf.models import AT_ONE_RANK, FAMILIES, OF_A_KIND, OF_AN_ENGINE
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.starts
 TOLERANCE = 2e-5  # seen: 2e-6
 OF_DECAY = 2e-4
 """Of gradients of models with linear attention: that of what a state keeps is a small difference of large sums."""
-
-
-OF_A_KIND = (
-    "internvl", "internvl qk-norm rmsnorm", "internvl qk-norm layernorm, biases, last norm", "internvl 3.5-38b",
-    "internvl yarn, groups of heads that two ranks do not share evenly", "internvl qwen3-moe", "llava",
-    "llava-onevision tied", "gemma 3", "gemma 4", "gemma 4 moe", "gemma 4 with inputs of layers", "gemma 4 unified",
-    CLAMPING, "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3.5", "qwen3.5-moe", "qwen2.5-omni",
-    "qwen3-omni", "idefics 3", "mistral 3", "glm-4.1v", "glm-4.5v, groups of experts, two dense layers", "paligemma 2",
-)  # fmt: skip
-"""One family of every kind of layer: Transformer Engine has its own layers, all else is as without it."""
-OF_AN_ENGINE = (
-    "internvl", "llava", "gemma 3", "gemma 4 moe", "qwen2.5-vl", "qwen3-vl-moe", "qwen3.5-moe",
-    "glm-4.5v, groups of experts, two dense layers",
-)  # fmt: skip
-"""One of every kind that Transformer Engine has a layer for."""
-AT_ONE_RANK = ("internvl", "gemma 4", "qwen3-vl", "qwen3-vl-moe", "qwen3.5")
-"""Of those that two ranks try, the ones that a single rank does too."""
 WAYS = {
     "one rank": (
         1, PLAIN, tuple(one for one in FAMILIES if one in AT_ONE_RANK or one not in OF_A_KIND), tuple(FAMILIES),

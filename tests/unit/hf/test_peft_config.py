@@ -22,6 +22,7 @@ from tests.unit.hf import models
 
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
+
 OTHERS = {one.name for one in fields(peft.LoraConfig)} - {*NEEDED, *OPTIONAL, *ALLOWED_VALUES, *IGNORED_FIELDS}
 IDLE = "model.vision_tower.encoder.layers.2.mlp.fc1"
 """In the last layer of CLIP, of which LLaVA takes the one before."""
@@ -39,11 +40,7 @@ def saved(folder: Path, **changed: Any) -> Path:
     layers = [name for name in layers if "lm_head" not in name]
     config = peft.LoraConfig(**{"r": 2, "lora_alpha": 6, "target_modules": layers, **changed})
     with warnings.catch_warnings(action="ignore"):
-        model = peft.get_peft_model(models.build("llava", seed=1), config)
-    generator = torch.Generator().manual_seed(2)
-    for name, weight in model.named_parameters():
-        if "lora_" in name:
-            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+        model = models.with_random_adapters(peft.get_peft_model(models.build("llava", seed=1), config))
     model.save_pretrained(folder)
     return folder
 
@@ -134,7 +131,6 @@ def test_what_must_be_off_is_refused_by_name(tmp_path: Path, name: str) -> None:
 
 
 def test_a_field_of_another_value_is_refused_by_name(tmp_path: Path) -> None:
-    """A start that changes the model, for one."""
     folder = saved(tmp_path / "peft")
     for name, value in (("peft_type", "IA3"), ("bias", "all"), ("fan_in_fan_out", "yes")):
         with pytest.raises(UserError, match=f"{name} is '{value}'; supported: "):

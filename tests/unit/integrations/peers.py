@@ -12,7 +12,6 @@ from benchmarks.level import PUBLISHED, corpus_of
 
 
 def needs(module: str, package: str) -> None:
-    """Skip a module's tests where the trainer is not installed."""
     if importlib.util.find_spec(module) is None:
         reason = f"{package} is not installed here: docs/integrations.md says how to run these tests"
         pytest.skip(reason, allow_module_level=True)
@@ -57,7 +56,6 @@ def assert_no_more_packs_and_less_waiting(
 
 
 def check(packs: Sequence[Sequence[int]], tiles: np.ndarray, tokens: np.ndarray, budgets: tuple[int, int]) -> None:
-    """Each sample is in one pack, and packs are within both budgets."""
     assert sorted(number for pack in packs for number in pack) == list(range(len(tiles)))
     assert max(tiles[list(pack)].sum() for pack in packs) <= budgets[0]
     assert max(tokens[list(pack)].sum() for pack in packs) <= budgets[1]

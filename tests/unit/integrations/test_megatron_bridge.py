@@ -27,8 +27,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> PackedIndex:
 
 
 class Numbers:
-    """Sample n is n."""
-
     def __getitem__(self, number: int) -> int:
         return number
 

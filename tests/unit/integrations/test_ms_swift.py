@@ -8,17 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.integrations.peers import (
-    CORPORA,
-    assert_no_more_packs_and_less_waiting,
-    check,
-    drawn,
-    lengths,
-    needs,
-    sample,
-)
+from tests.unit.integrations import peers
+from tests.unit.integrations.peers import check, drawn, sample
 
-needs("swift", "ms-swift")
+peers.needs("swift", "ms-swift")
 
 from datasets import Dataset  # noqa: E402
 from swift.dataset import packing  # noqa: E402
@@ -31,8 +24,6 @@ COUNT, BUDGETS = 2300, (12, 300)
 
 
 class Template:
-    """What ms-swift's data sets ask of a template."""
-
     max_length = BUDGETS[1]
     packing = padding_free = False
 
@@ -62,10 +53,10 @@ def test_a_data_set(start: str, workers: int) -> None:
     assert [row["number"] for row in packs[0]] == packs.packed_idx[0]
 
 
-@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("name", peers.CORPORA)
 def test_no_more_packs_than_theirs_and_less_waiting(name: str) -> None:
     """By a thousand samples; tiles are limited to those of their fullest pack."""
-    tiles, tokens, packing_length = lengths(name, 1000)
+    tiles, tokens, packing_length = peers.lengths(name, 1000)
     theirs, _ = THEIRS(list(enumerate(tokens.tolist())), packing_length)
     packs = [[number for number, _ in pack] for pack in theirs]
     random.Random(0).shuffle(packs)
@@ -74,12 +65,10 @@ def test_no_more_packs_than_theirs_and_less_waiting(name: str) -> None:
     ours, _ = TwoBudgets(fullest).calculate_matched_group(items, packing_length)
     numbers = [[item[0] for item in pack] for pack in ours]
     check(numbers, tiles, tokens, (fullest, packing_length))
-    assert_no_more_packs_and_less_waiting(numbers, packs, tiles, tokens)
+    peers.assert_no_more_packs_and_less_waiting(numbers, packs, tiles, tokens)
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """Rows that can be read again."""
-
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows = rows
 

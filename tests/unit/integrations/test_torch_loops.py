@@ -15,8 +15,6 @@ TILES, TOKENS = drawn(COUNT)
 
 
 class Samples(Dataset):
-    """Tokens are the sample's number."""
-
     def __len__(self) -> int:
         return COUNT
 
@@ -34,8 +32,7 @@ def test_ranks_read_equally_many_packs_and_together_every_sample_once(ranks: int
     assert {len(packs) for packs in of_ranks} == {len(sampler(ranks, 0))}
     check([pack for packs in of_ranks for pack in packs], TILES, TOKENS, BUDGETS)
     in_turn = [pack for step in zip(*of_ranks, strict=True) for pack in step]
-    assert list(sampler(ranks)) == in_turn
-    assert len(sampler(ranks)) == len(in_turn)
+    assert (list(sampler(ranks)), len(sampler(ranks))) == (in_turn, len(in_turn))
 
 
 def test_epochs_are_packed_anew_and_repeat_after_a_restart() -> None:
@@ -61,8 +58,7 @@ def test_ranks_and_samples_that_do_not_suffice_are_refused() -> None:
 def test_a_batch_is_what_transformers_reads_of_a_pack() -> None:
     batch = collate([sample(3, 1, 2), sample(4, 0, 3)])
     assert batch["input_ids"].tolist() == [[3, 3, 4, 4, 4]]
-    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
-    assert batch["cu_seq_lens_q"].tolist() == [0, 2, 5]
+    assert (batch["position_ids"].tolist(), batch["cu_seq_lens_q"].tolist()) == ([[0, 1, 0, 1, 2]], [0, 2, 5])
     assert batch["max_length_k"] == 3
     assert batch["pixel_values"].shape == (1, 3, 2, 2)
     assert batch["use_cache"] is False
@@ -82,8 +78,6 @@ def test_accelerate_gives_each_process_its_ranks_packs(rank: int) -> None:
 
 
 class Mean(torch.nn.Module):
-    """A model that notes what it reads."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(1))

@@ -29,11 +29,9 @@ def test_the_fastest_that_ran_is_kept_with_all_figures(plan: Plan, tmp_path: Pat
     best = keep_fastest([(first, 2.0), (second, 1.5), (third, None)])
     assert best.stages == second.stages
     assert best.predicted["stage_seconds"] == second.predicted["stage_seconds"]
-    assert [trial["measured_step_seconds"] for trial in best.trials] == [2.0, 1.5, None]
-    assert [trial["predicted_step_seconds"] for trial in best.trials] == [
-        p.predicted["step_seconds"] for p in (first, second, third)
-    ]
-    assert [trial["kept"] for trial in best.trials] == [False, True, False]
+    predicted = [plan.predicted["step_seconds"] for plan in (first, second, third)]
+    figures = [(one["measured_step_seconds"], one["predicted_step_seconds"], one["kept"]) for one in best.trials]
+    assert figures == [*zip((2.0, 1.5, None), predicted, (False, True, False), strict=True)]
     best.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == best
     with pytest.raises(UserError, match="none of 2 layouts ran 3 steps"):

@@ -15,8 +15,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.launch import check
 from omnibal_ext.launch.folder import number_old_files, refuse_used, remove_unused
 from omnibal_ext.launch.weights import converted_folder
-
-ROOT = Path(__file__).parents[3]
+from tests.programs import ROOT
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "train.log", "tensorboard", "timeline.jsonl"])
@@ -89,12 +88,10 @@ def test_versions_are_those_that_are_installed_with_us(monkeypatch: pytest.Monke
     with pytest.raises(UserError, match=r"torch is 0\.18\.0; >=2.8,<3 is needed"):
         check.check_versions()
 
-
-def test_what_is_not_installed_is_said_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
+    def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(check, "version", version)
+    monkeypatch.setattr(check, "version", missing)
     monkeypatch.setattr(errors, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"torch, which is not installed: pip install 'omnibal\[train\]'; in a clone"):
         check.check_versions()
@@ -110,19 +107,22 @@ def model(tmp_path: Path) -> Path:
     return source
 
 
-def replaced(path: Path, text: str, nanoseconds: int) -> None:
-    times = path.stat()
-    path.write_text(text)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + nanoseconds))
+def replaced(name: str, text: str, nanoseconds: int) -> Callable[[Path], object]:
+    def change(source: Path) -> None:
+        times = (source / name).stat()
+        (source / name).write_text(text)
+        os.utime(source / name, ns=(times.st_atime_ns, times.st_mtime_ns + nanoseconds))
+
+    return change
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
-    "weights of the same size": lambda source: replaced(source / "model.safetensors", "[]", 1_000_000_000),
-    "weights of the same second": lambda source: replaced(source / "model.safetensors", "[]", 1_000),
-    "weights that are older": lambda source: replaced(source / "model.safetensors", "[]", -1_000_000_000),
-    "weights of the same time": lambda source: replaced(source / "model.safetensors", "{} ", 0),
-    "tokenizer": lambda source: replaced(source / "tokenizer.json", "[]", 1_000),
-    "contents of the configuration": lambda source: replaced(source / "config.json", "[]", 0),
+    "weights of the same size": replaced("model.safetensors", "[]", 1_000_000_000),
+    "weights of the same second": replaced("model.safetensors", "[]", 1_000),
+    "weights that are older": replaced("model.safetensors", "[]", -1_000_000_000),
+    "weights of the same time": replaced("model.safetensors", "{} ", 0),
+    "tokenizer": replaced("tokenizer.json", "[]", 1_000),
+    "contents of the configuration": replaced("config.json", "[]", 0),
     "a file more": lambda source: (source / "model-2.safetensors").write_text("{}"),
     "a file less": lambda source: (source / "tokenizer.json").unlink(),
     "a name": lambda source: (source / "tokenizer.json").rename(source / "words.json"),
@@ -130,18 +130,17 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_conversion_is_used_again_until_its_source_changes(change: str, model: Path) -> None:
+def test_a_conversion_is_used_again_until_its_source_changes(
+    change: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = converted_folder(model, Path("run"))
     assert first.parent == model.parent
     assert first == converted_folder(model, Path("other"))
+    with monkeypatch.context() as patch:  # in the run's folder where it must
+        patch.setattr(os, "access", lambda *_: False)
+        assert converted_folder(model, Path("run")) == Path("run") / first.name
     CHANGES[change](model)
     assert converted_folder(model, Path("run")) != first
-
-
-def test_a_conversion_is_in_the_runs_folder_where_it_must(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = converted_folder(model, Path("run"))
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert converted_folder(model, Path("run")) == Path("run") / beside.name
 
 
 def test_packs_make_way_unless_a_run_was_started_on_them(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from omnibal_ext.launch.processes import descendants
+from tests.programs import ROOT
 
 pytestmark = pytest.mark.starts
-ROOT = Path(__file__).parents[3]
 RANK = """
 import os, signal, sys, time
 from pathlib import Path

@@ -11,6 +11,7 @@ from benchmarks.recipes import RECIPES, predicted
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.conversations import check_conversation_flags
 from omnibal_ext.launch.recipe import recipe_of, with_recipe
+from tests.long import short
 from tools import launch
 
 NAMES = st.text("abcdefgh-", min_size=1, max_size=8).filter(lambda name: not name.startswith("-"))
@@ -52,25 +53,23 @@ def test_the_command_line_comes_before_the_file_and_says_where_the_run_is(tmp_pa
     assert recipe_of(["--model", "a", "--run-dir", "new", "--dry-run"]) == {"flags": {"model": "a"}}
 
 
-@pytest.mark.parametrize("value", [False, None, {}, [], [["a"]], [True]])
-def test_a_value_that_no_flag_has_is_named(tmp_path: Path, value: object) -> None:
-    with pytest.raises(UserError, match=r"recipe\.json: flags\.freeze must be text, a number"):
-        with_recipe(["--config", recipe(tmp_path, {"flags": {"freeze": value}})])
-
-
-@pytest.mark.parametrize("content", [[], {}, {"flags": 3}, {"flags": {}, "megatron": [1]}])
-def test_a_file_that_is_no_recipe_is_named(tmp_path: Path, content: object) -> None:
-    with pytest.raises(UserError, match=r"recipe\.json: .*give a JSON object"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *(({"flags": {"freeze": value}}, r"flags\.freeze must be text, a number")
+          for value in (False, None, {}, [], [["a"]], [True])),
+        *((content, ".*give a JSON object") for content in ([], {}, {"flags": 3}, {"flags": {}, "megatron": [1]})),
+    ],
+)  # fmt: skip
+def test_what_is_no_recipe_or_no_value_of_a_flag_is_named(tmp_path: Path, content: object, message: str) -> None:
+    with pytest.raises(UserError, match=rf"recipe\.json: {message}"):
         with_recipe(["--config", recipe(tmp_path, content)])
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=() if number == 0 else pytest.mark.long)
-        for number, path in enumerate(sorted(RECIPES.glob("*.json")))
-    ],
-)
+FILES = sorted(RECIPES.glob("*.json"))
+
+
+@pytest.mark.parametrize("path", short(FILES, FILES[:1]), ids=lambda path: path.stem)
 @pytest.mark.slow
 def test_the_planner_says_today_what_a_recipe_predicts(path: Path) -> None:
     """Without data or a GPU: `--config FILE --dry-run`, from its budgets alone."""

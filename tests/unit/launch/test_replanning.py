@@ -1,8 +1,10 @@
-"""--replan takes the seconds of the run in the folder, for the profile that this run was planned from, or nothing."""
+"""--replan takes the seconds of the run in the folder, for the profile that this run was planned from, or nothing;
+what a run notes for those who read its folder later."""
 
 import json
 from argparse import Namespace
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,15 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.planning import Planning
 from omnibal_ext.launch.replanning import corrected_profile
+from omnibal_ext.launch.reporting import note_inputs, write_report
 from tests.unit.layout.instances import make_profile
 
 MODEL = "aa"
 
 
-def planning(folder: Path, model: str = MODEL, **flags: Any) -> Planning:
-    given = {"run_dir": str(folder), "profile": None, "check": False, "json": False, **flags}
+def planning(folder: Path, model: str = MODEL, index: Any = None, **flags: Any) -> Planning:
+    given = {"run_dir": str(folder), "plan": None, "profile": None, "check": False, "json": False, **flags}
     model_of_run: Any = Namespace(name="tiny", hash=model)
-    index: Any = None
     return Planning(Namespace(**given), Namespace(), model_of_run, index, 1, 1, Path("tools"))
 
 
@@ -96,3 +98,24 @@ def test_what_cannot_be_planned_again_is_refused(tmp_path: Path, case: str, mess
     with pytest.raises(UserError, match=message):
         corrected_profile(planning(tmp_path, "bb" if case == "another model" else MODEL))
     assert not (tmp_path / "profile.corrected.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "profile"),
+    [({}, "run/profile.json"), ({"plan": "R/plan.json"}, "R/profile.json"),
+     ({"plan": "R/plan.json", "profile": "other.json"}, "other.json")],
+    ids=["its own", "a plan given", "both given"],
+)  # fmt: skip
+def test_the_profile_noted_is_that_of_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: dict[str, str], profile: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    given = {name: str(tmp_path / value) for name, value in flags.items()}
+    start = planning(tmp_path / "run", index=Namespace(folder=tmp_path / "packs"), **given)
+    note_inputs(start, ["--metrics-file", str(tmp_path / "m.jsonl")], {"flags": {"model": "tiny"}})
+    noted = json.loads((tmp_path / "run/inputs.json").read_text())
+    paths = {"plan": flags.get("plan", "run/plan.json"), "profile": profile, "packs": "packs", "metrics": "m.jsonl"}
+    assert {name: noted[name] for name in paths} == {name: str(tmp_path / path) for name, path in paths.items()}
+    assert f"megatron-core {version('megatron-core')}" in noted["versions"]
+    write_report(Path("tools/report.py"), start, quiet=False)
+    assert f"no report: {tmp_path / profile} is not there" in capsys.readouterr().out

@@ -51,14 +51,17 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         if "--like" in flags:
             pack(Path(flags["--output-dir"]))
         if tool.name == "preprocess_data.py" or "--held-out-of" in flags:
-            manifest = Path(flags["--output-dir"]) / "manifest.json"
-            manifest.parent.mkdir(parents=True, exist_ok=True)
-            if not manifest.exists():
-                manifest.write_text("{}")
+            note(Path(flags["--output-dir"]), over=False)
 
-    monkeypatch.setattr(planning, "run_our_tool", run)
-    monkeypatch.setattr(conversations, "run_our_tool", run)
+    for module in (planning, conversations):
+        monkeypatch.setattr(module, "run_our_tool", run)
     return found
+
+
+def note(folder: Path, content: str = "{}", over: bool = True) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if over or not (folder / "manifest.json").exists():
+        (folder / "manifest.json").write_text(content)
 
 
 def launched(*words: object) -> argparse.Namespace:
@@ -76,26 +79,24 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planning:
     return Planning(flags, job, TINY, pack(tmp_path / "packs-first"), 1, 4, Path("tools"))
 
 
-def with_flag(start: Planning, name: str, value: Any) -> Planning:
-    return replace(start, flags=argparse.Namespace(**{**vars(start.flags), name: value}))
+def with_flags(start: Planning, **flags: Any) -> Planning:
+    return replace(start, flags=argparse.Namespace(**vars(start.flags) | flags))
 
 
-def with_job(start: Planning, name: str, value: Any) -> Planning:
-    return replace(start, job=argparse.Namespace(**{**vars(start.job), name: value}))
+def with_job(start: Planning, **flags: Any) -> Planning:
+    return replace(start, job=argparse.Namespace(**vars(start.job) | flags))
 
 
 def with_packs(start: Planning, folder: str, **options: Any) -> Planning:
     return replace(start, index=pack(start.run_dir / folder, **options))
 
 
-def with_profile(start: Planning) -> Planning:
+def with_profile(start: Planning, layers: bool = False) -> Planning:
     profile = Profile.load(start.profile_path)
-    replace(profile, action_seconds=profile.action_seconds + 1e-3).save(start.profile_path)
+    llm = replace(profile.layers["llm"], forward_fit=(0.0, 1e-3, 0.0))
+    other = {"layers": {**profile.layers, "llm": llm}} if layers else {"action_seconds": profile.action_seconds + 1e-3}
+    replace(profile, **other).save(start.profile_path)
     return start
-
-
-def with_model(start: Planning) -> Planning:
-    return replace(start, architecture=replace(TINY, language=replace(TINY.language, vocab_size=1024)))
 
 
 OTHER_FLAGS = {
@@ -106,13 +107,13 @@ OTHER_FLAGS = {
 OF_A_JOB = {"bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True, "freeze": ["vit"],
             "lora_rank": 4, "lora_targets": ["vit"]}  # fmt: skip
 OF_A_PLAN: dict[str, Callable[[Planning], Planning]] = {
-    **{name: partial(with_flag, name=name, value=value) for name, value in OTHER_FLAGS.items()},
-    **{name: partial(with_job, name=name, value=value) for name, value in OF_A_JOB.items()},
+    **{name: partial(with_flags, **{name: value}) for name, value in OTHER_FLAGS.items()},
+    **{name: partial(with_job, **{name: value}) for name, value in OF_A_JOB.items()},
     "num_microbatches": lambda s: replace(s, micro_batches=2),
     "data_parallel_size": lambda s: replace(s, data_parallel=2),
     "packs": lambda s: with_packs(s, "packs-other", seed=1),
     "profile_hash": with_profile,
-    "model_hash": with_model,
+    "model_hash": lambda s: replace(s, architecture=replace(TINY, language=replace(TINY.language, vocab_size=1024))),
 }
 """Every input of a plan, and another start in which it alone is different."""
 NOT_OF_A_PLAN = {
@@ -165,9 +166,8 @@ def test_every_flag_of_the_launcher_is_an_input_of_plans_or_known_to_be_none() -
 
 
 def test_the_planner_is_asked_for_what_was_asked(start: Planning, calls: Calls) -> None:
-    flags = argparse.Namespace(**{**vars(start.flags), "memory_gib": 7.5, "method": "bmp", "schedule": "zb_h1",
-                                  "recompute": "full", "virtual_pipeline_model_parallel_size": 2})  # fmt: skip
-    replace(start, flags=flags, micro_batches=3)._plan()
+    asked = {"memory_gib": 7.5, "method": "bmp", "schedule": "zb_h1", "recompute": "full"}
+    replace(with_flags(start, **asked, virtual_pipeline_model_parallel_size=2), micro_batches=3)._plan()
     ((tool, found, _),) = calls
     assert tool == "plan_layout.py"
     assert found == {
@@ -179,12 +179,8 @@ def test_the_planner_is_asked_for_what_was_asked(start: Planning, calls: Calls) 
 
 
 def test_the_profiler_is_asked_for_the_run(start: Planning, calls: Calls) -> None:
-    other = with_job(
-        with_flag(with_flag(start, "analytic", "h100"), "tensor_model_parallel_size", 2), "freeze", ["vit"]
-    )
-    other = with_flag(replace(with_job(with_job(other, "bf16", True), "sequence_parallel", True), data_parallel=3),
-                      "expert_model_parallel_size", 2)  # fmt: skip
-    other._ensure_profile()
+    other = with_flags(start, analytic="h100", tensor_model_parallel_size=2, expert_model_parallel_size=2)
+    replace(with_job(other, freeze=["vit"], bf16=True, sequence_parallel=True), data_parallel=3)._ensure_profile()
     ((tool, found, switches),) = calls
     assert tool == "profile_layers.py"
     assert found == {
@@ -193,19 +189,19 @@ def test_the_profiler_is_asked_for_the_run(start: Planning, calls: Calls) -> Non
         "--analytic": "h100", "--supervised-share": "0.250",
     }  # fmt: skip
     assert switches == ["--bf16", "--sequence-parallel", "--freeze", "vit"]
-    with_flag(start, "profile", "given.json")._ensure_profile()
+    with_flags(start, profile="given.json")._ensure_profile()
     assert len(calls) == 1
-    with_job(with_job(start, "lora_rank", 4), "lora_targets", ["vit"])._ensure_profile()
+    with_job(start, lora_rank=4, lora_targets=["vit"])._ensure_profile()
     assert calls[1][2] == ["--lora-rank", "4", "--lora-targets", "vit"]
 
 
 def test_whole_layers_are_profiled_too_where_the_tower_may_stand_beside(start: Planning, calls: Calls) -> None:
     """Priced, they come along; measured, from a profile at tensor-parallel size 1 that is made first."""
-    beside = with_flag(with_flag(start, "tower", "auto"), "pipeline_model_parallel_size", 2)
+    beside = with_flags(start, tower="auto", pipeline_model_parallel_size=2)
     beside._ensure_profile()
     assert [found.get("--replica-ranks") for _, found, _ in calls] == ["2"]
-    of_two = with_flag(beside, "tensor_model_parallel_size", 2)
-    with_flag(of_two, "analytic", "h100")._ensure_profile()
+    of_two = with_flags(beside, tensor_model_parallel_size=2)
+    with_flags(of_two, analytic="h100")._ensure_profile()
     assert calls[1][1]["--replica-ranks"] == "4"
     assert "--tower-profile" not in calls[1][1]
     of_two._ensure_profile()
@@ -230,23 +226,16 @@ def test_a_given_profile_of_something_else_is_refused(change: dict[str, Any], st
     given = start.run_dir / "given.json"
     profile = analytic_profile(TINY, "a100", *BUDGETS)
     profile.save(given)
-    asks = with_flag(start, "profile", str(given))
+    asks = with_flags(start, profile=str(given))
     asks.check_profile()
     replace(profile, **change).save(given)
     with pytest.raises(UserError, match=r"given\.json: is of .* not of"):
         asks.check_profile()
 
 
-def with_profile_of_layers(start: Planning) -> Planning:
-    profile = Profile.load(start.profile_path)
-    llm = replace(profile.layers["llm"], forward_fit=(0.0, 1e-3, 0.0))
-    replace(profile, layers={**profile.layers, "llm": llm}).save(start.profile_path)
-    return start
-
-
 OF_PACKS: dict[str, Callable[[Planning], Planning]] = {
-    "profile": with_profile_of_layers,
-    "pipeline": lambda s: with_flag(s, "pipeline_model_parallel_size", 1),
+    "profile": partial(with_profile, layers=True),
+    "pipeline": lambda s: with_flags(s, pipeline_model_parallel_size=1),
     "data parallel": lambda s: replace(s, data_parallel=2),
     "micro batches": lambda s: replace(s, micro_batches=2),
     **{name: partial(with_packs, folder="given-2", **{name: value}) for name, value in (
@@ -336,23 +325,18 @@ def test_every_flag_of_the_profiler_is_an_input_of_profiles_or_known_to_be_none(
     assert others == NOT_OF_A_PROFILE, "do figures depend on it?"
 
 
-@pytest.mark.usefixtures("one_device")
-def test_a_profile_is_measured_again_for_another_audio_budget(tmp_path: Path) -> None:
-    hears = ("--model", "qwen2.5-omni-3b", "--audio-budget")
-    starts = asked_for(tmp_path, *hears, 200), asked_for(tmp_path, *hears, 400)
-    for before, now in (starts, starts[::-1]):
-        leave(tmp_path, before)
-        assert measured_before(before)
-        assert not measured_before(now)
-
-
 @pytest.mark.parametrize("tensor", [1, 4])
-@pytest.mark.parametrize("name", OF_A_PROFILE)
+@pytest.mark.parametrize("name", [*OF_A_PROFILE, "audio_budget"])
 @pytest.mark.usefixtures("one_device")
 def test_a_profile_is_measured_again_for_another_flag(name: str, tensor: int, tmp_path: Path) -> None:
     """And the other way round. The sequence is shared among two ranks or more, or not at all."""
-    ranks = ("--tensor-model-parallel-size", tensor)
-    starts = asked_for(tmp_path, *ranks), asked_for(tmp_path, *ranks, *OF_A_PROFILE[name])
+    common: tuple[object, ...] = ("--tensor-model-parallel-size", tensor)
+    if name == "audio_budget":
+        common = (*common, "--model", "qwen2.5-omni-3b", "--audio-budget", 200)
+    starts = (
+        asked_for(tmp_path, *common),
+        asked_for(tmp_path, *common, *OF_A_PROFILE.get(name, ("--audio-budget", 400))),
+    )
     for before, now in (starts, starts[::-1]):
         leave(tmp_path, before)
         assert measured_before(before)
@@ -411,8 +395,7 @@ def conversation(folder: Path, *words: object) -> argparse.Namespace:
 def make(folder: Path, calls: Calls, *words: object, data_parallel: int = 1) -> list[str]:
     before = len(calls)
     conversations.make_packs(conversation(folder, *words), Path("tools"), data_parallel)
-    (folder / "packs-by-size").mkdir(exist_ok=True)
-    (folder / "packs-by-size/manifest.json").write_text("{}")
+    note(folder / "packs-by-size")
     return [tool for tool, _, _ in calls[before:]]
 
 
@@ -423,13 +406,12 @@ LIMITS_OF_PACKS = {"vit budget": ("--vit-budget", "7"), "llm budget": ("--llm-bu
     "change", ["pipeline", "micro batches", "data parallel", "dataset", "packs gone", "inputs gone", *LIMITS_OF_PACKS]
 )
 def test_packs_of_conversations_are_made_again_for_another_input(change: str, tmp_path: Path, calls: Calls) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/manifest.json").write_text('{"of": 1}')
+    note(tmp_path / "data", '{"of": 1}')
     both = ["preprocess_data.py", "pack_data.py"]  # the first knows by itself what is there
     assert make(tmp_path, calls) == both
     assert make(tmp_path, calls) == both[:1]
     if change == "dataset":
-        (tmp_path / "data/manifest.json").write_text('{"of": 2}')
+        note(tmp_path / "data", '{"of": 2}')
     if change.endswith("gone"):
         (tmp_path / {"packs gone": "packs-by-size/manifest.json"}.get(change, "packs.inputs.json")).unlink()
     counts = {"pipeline": ("--pipeline-model-parallel-size", 2), "micro batches": ("--micro-batches", 3)}
@@ -448,8 +430,7 @@ def test_packs_of_conversations_are_made_again_for_another_input(change: str, tm
 
 def test_packs_of_conversations_are_as_wide_as_the_launcher_is_told(tmp_path: Path, calls: Calls) -> None:
     """And ranks that are no whole teams are refused before conversations are read."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/manifest.json").write_text("{}")
+    note(tmp_path / "data")
     budget = ("--llm-budget", 900)
     make(tmp_path, calls, *budget, data_parallel=4)
     assert "--widths" not in calls[-1][1]
@@ -477,8 +458,7 @@ def test_packs_of_conversations_are_as_wide_as_the_launcher_is_told(tmp_path: Pa
 )
 def test_packs_are_known_to_be_made_before_tools_run(other: tuple[object, ...], tmp_path: Path, calls: Calls) -> None:
     """Until then all else is checked first: what is wrong behind -- is not said after hours of preprocessing."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/manifest.json").write_text("{}")
+    note(tmp_path / "data")
     assert not conversations.are_made(conversation(tmp_path), 1)
     make(tmp_path, calls)
     before = len(calls)

@@ -1,13 +1,16 @@
-"""Weights of Hugging Face's are converted, and compared with transformers where that can be done."""
+"""Weights of Hugging Face's are fetched once, converted, and compared with transformers where that can be done."""
 
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
-from omnibal_ext.launch.weights import convert, converted_folder
+from omnibal_ext.errors import UserError
+from omnibal_ext.launch.weights import convert, converted_folder, downloaded
 
 TOOL = """import json, pathlib, sys
 folder = pathlib.Path(sys.argv[sys.argv.index("--output-dir") + 1])
@@ -39,36 +42,27 @@ def test_logits_are_compared_on_the_data_unless_turned_off(source: Path) -> None
     assert "--check" not in words(source, None)
 
 
-def _own_code(source: Path, patch: pytest.MonkeyPatch) -> None:
-    (source / "config.json").write_text(json.dumps({"model_type": "internvl_chat"}))
-
-
-def _no_transformers(source: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(importlib.util, "find_spec", lambda name: None)
-
-
-def _a_tebibyte(source: Path, patch: pytest.MonkeyPatch) -> None:
-    """Two files of 512 GiB, of each of which there are many weights; sparse, so they take no room."""
-    names = [f"model-{number}.safetensors" for number in (0, 1)]
-    for name in names:
-        with (source / name).open("wb") as file:
-            file.truncate(2**39)
-    index = {"weight_map": {f"weight_{number}": names[number % 2] for number in range(9)}}
-    (source / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 @pytest.mark.parametrize(
     ("spoilt", "reason"),
     [
-        (_own_code, "its code is in its repository"),
-        (_no_transformers, "transformers is not installed"),
-        (_a_tebibyte, "it takes up to 4096 GiB of memory, "),
+        ("own code", "its code is in its repository"), ("no transformers", "transformers is not installed"),
+        ("a tebibyte", "it takes up to 4096 GiB of memory, "),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_compared_is_converted_and_said(
-    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spoilt: Any, reason: str
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spoilt: str, reason: str
 ) -> None:
-    spoilt(source, monkeypatch)
+    if spoilt == "own code":
+        (source / "config.json").write_text(json.dumps({"model_type": "internvl_chat"}))
+    if spoilt == "no transformers":
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    if spoilt == "a tebibyte":  # two files of 512 GiB, of each of which there are many weights; they take no room
+        names = [f"model-{number}.safetensors" for number in (0, 1)]
+        for name in names:
+            with (source / name).open("wb") as file:
+                file.truncate(2**39)
+        index = {"weight_map": {f"weight_{number}": names[number % 2] for number in range(9)}}
+        (source / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "--check" not in words(source, Path("data"))
     assert f"converted without comparing logits with transformers': {reason}" in capsys.readouterr().out
     words(source, Path("data"), quiet=True)
@@ -89,3 +83,35 @@ def test_nothing_is_put_into_the_cache_of_the_hub(source: Path, tmp_path: Path) 
         found = converted_folder(named, run)
         assert found.parent == run
         assert found.name.startswith("Qwen3-VL-4B-converted-")
+
+
+hub = pytest.importorskip("huggingface_hub")
+
+
+def test_a_model_is_fetched_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The hub's own function, with its arguments, answers from here."""
+    there: dict[str, int] = {"config.json": 2, "model.safetensors": 7_000_000_000, "pytorch_model.bin": 9}
+    fetched: list[str] = []
+
+    def answer(name: str, allow_patterns: list[str], dry_run: bool = False) -> Any:
+        if name != "owner/small":
+            raise OSError("404\nnot found")
+        wanted = [*hub.utils.filter_repo_objects(there, allow_patterns=allow_patterns)]
+        if not dry_run:
+            assert capsys.readouterr().out.count("owner/small: 7.00 GB are downloaded") == (not fetched)
+            fetched.extend(set(wanted) - {*fetched})
+            return "/cache/small"
+        return [SimpleNamespace(file_size=there[one], will_download=one not in fetched) for one in wanted]
+
+    monkeypatch.setattr(hub, "snapshot_download", create_autospec(hub.snapshot_download, side_effect=answer))
+    for _ in range(2):
+        assert downloaded("owner/small", quiet=False) == "/cache/small"
+    assert sorted(fetched) == ["config.json", "model.safetensors"]
+    with pytest.raises(UserError, match=r"owner/other: not to be had from the hub \(404 not found\)"):
+        downloaded("owner/other", quiet=False)
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl-8b", "None", "."])
+def test_what_is_no_name_of_the_hub_is_not_fetched(name: str) -> None:
+    with pytest.raises(UserError, match=r"--download fetches OWNER/MODEL"):
+        downloaded(name, quiet=True)

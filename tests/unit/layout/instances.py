@@ -1,18 +1,13 @@
 """Small layout problems for tests."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
-from omnibal_ext.chain import (
-    AUDIO_KINDS,
-    KINDS,
-    LANGUAGE_KINDS,
-    RECOMPUTABLE_KINDS,
-    VISION_KINDS,
-    layer_chain,
-)
+from omnibal_ext.chain import AUDIO_KINDS, KINDS, LANGUAGE_KINDS, RECOMPUTABLE_KINDS, VISION_KINDS, layer_chain
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.layout.problem import LayoutProblem
 
@@ -24,12 +19,9 @@ LANGUAGE = [LINEAR, "llm.1", "llm.2"]
 
 
 def make_profile(
-    vit: int = 3,
-    llm: int = 3,
-    costs: dict[str, LayerCost] | None = None,
-    parameters: dict[str, int] | None = None,
+    vit: int = 3, llm: int = 3, costs: dict[str, LayerCost] | None = None, parameters: dict[str, int] | None = None,
     audio: int | None = None,
-) -> Profile:
+) -> Profile:  # fmt: skip
     """ViT layers of 1 s and LLM layers of 2 s forward (backward twice that) unless told; the rest is light."""
     usual = {kind: LayerCost(0.1, 0.2, 1.0, 1.0, 10.0, 1.0) for kind in KINDS}
     usual["vit"] = LayerCost(1.0, 2.0, 8.0, 1.0, 10.0, 4.0)
@@ -73,14 +65,12 @@ def random_problem(seed: int, hears: bool = False, **changes: Any) -> LayoutProb
             )  # fmt: skip
     layers_heard = int(of_audio.integers(1, 3)) if hears else None
     profile = make_profile(int(random.integers(1, 4)), int(random.integers(1, 4)), costs, audio=layers_heard)
-    ranks = int(random.integers(1, 4))
-    layers = len(profile.chain)
+    ranks, layers = int(random.integers(1, 4)), len(profile.chain)
     settings: dict[str, Any] = {
-        "ranks": ranks,
-        "microbatches": int(random.integers(1, 6)),
+        "ranks": ranks, "microbatches": int(random.integers(1, 6)),
         "chunks": int(random.integers(1, 3)) if 2 * ranks <= min(layers, 4) else 1,
-        "memory_bytes": float(layers / ranks * random.uniform(1.0, 8.0)),
-    } | changes
+        "memory_bytes": float(layers / ranks * random.uniform(1.0, 8.0)), **changes,
+    }  # fmt: skip
     profile = replace(profile, transfer_seconds_per_byte=float(random.choice([0.0, 0.3])))
     if seed % 4 == 3:
         profile = replace(profile, feature_layers=_some_layers(profile.chain, seed))
@@ -102,3 +92,8 @@ def random_problem(seed: int, hears: bool = False, **changes: Any) -> LayoutProb
         frames = of_audio.integers(0, FRAMES + 1, shape) if hears else None
         settings["packs"] = PackSizes(random.integers(0, 5, shape), tokens, tokens**2, frames=frames)
     return LayoutProblem(profile, **settings)
+
+
+def refuse_clocks(patch: pytest.MonkeyPatch) -> None:
+    for name in ("time", "monotonic", "perf_counter", "process_time"):
+        patch.setattr(time, name, lambda: pytest.fail("a clock was read"))

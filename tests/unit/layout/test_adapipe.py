@@ -1,8 +1,9 @@
 """AdaPipe, with which ours is compared, is the published dynamic program and no worse: its formulas, recursively.
 
-Each stage is planned by trying every number of layers recomputed in every option, and each tail by trying every cut.
+Each stage is planned by trying every number of layers recomputed in every way, and each tail by trying every cut.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise, product
 
@@ -20,26 +21,26 @@ Tail = tuple[float, float, float, float, float, float]
 """Time, warm-up, ending, pace, forward and backward of its first stage."""
 
 
+def means(problem: LayoutProblem) -> Iterator[np.ndarray]:
+    """Seconds of a layer forward, backward and again, over packs and ranks."""
+    tables = problem.tables
+    return (table.mean(axis=(1, 2)) for table in (tables.forward, tables.backward, tables.recompute))
+
+
 def stage(problem: LayoutProblem, s: int, first: int, end: int) -> tuple[float, float] | None:
     """Mean seconds forward and backward of the layers first .. end - 1 on rank s, recomputing the least that fits."""
-    tables = problem.tables
-    forward, backward, again = (
-        table.mean(axis=(1, 2)) for table in (tables.forward, tables.backward, tables.recompute)
-    )
+    tables, (forward, backward, again) = problem.tables, means(problem)
     held = problem.slices((first, end))[0]
     ways_here = OPTIONS[: len(tables.offered)]
-    counts = [held[COLUMNS.index(kind)] if tables.offered[option] else 0 for option, (_, kind) in enumerate(ways_here)]
+    counts = [held[COLUMNS.index(kind)] if tables.offered[way] else 0 for way, (_, kind) in enumerate(ways_here)]
     best = None
     for numbers in product(*(range(count + 1) for count in counts)):
-        of_kind = {
-            kind: sum(n for n, (_, k) in zip(numbers, ways_here, strict=True) if k == kind) for _, kind in ways_here
-        }
-        if any(number > held[COLUMNS.index(kind)] for kind, number in of_kind.items()):
+        ways, kinds = np.array(numbers), np.array([kind for _, kind in ways_here])
+        if any(ways[kinds == kind].sum() > held[COLUMNS.index(kind)] for kind in kinds):
             continue
-        options = np.array(numbers)
-        if problem.rank_bytes(s, held[None], options[None]) > problem.memory_bytes:
+        if problem.rank_bytes(s, held[None], ways[None]) > problem.memory_bytes:
             continue
-        seconds = float(held @ backward + options @ again)
+        seconds = float(held @ backward + ways @ again)
         best = seconds if best is None else min(best, seconds)
     return None if best is None else (float(held @ forward), best)
 
@@ -72,14 +73,11 @@ def least_time(problem: LayoutProblem) -> float | None:
 
 
 def time_of(problem: LayoutProblem, layout: Layout) -> float:
-    tables = problem.tables
-    forward, backward, again = (
-        table.mean(axis=(1, 2)) for table in (tables.forward, tables.backward, tables.recompute)
-    )
-    held, options = problem.counts(layout)
+    forward, backward, again = means(problem)
+    held, ways = problem.counts(layout)
     tail: Tail = (0.0,) * 6
     for s in reversed(range(problem.ranks)):
-        tail = put_before(problem, s, float(held[s] @ forward), float(held[s] @ backward + options[s] @ again), tail)
+        tail = put_before(problem, s, float(held[s] @ forward), float(held[s] @ backward + ways[s] @ again), tail)
     return tail[0]
 
 

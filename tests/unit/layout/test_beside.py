@@ -1,6 +1,7 @@
 """A tower beside the pipeline, planned: what E and V take, bytes and owners by hand; the faster layout is taken."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,23 +25,23 @@ from omnibal_ext.schedules.actions import Beside
 from omnibal_ext.schedules.weaving import first_and_last, in_time
 from tests.unit.drawn import drawn_parts
 from tests.unit.layout.instances import make_profile
+from tests.unit.report.subjects import assert_whole
 
 VIT = LayerCost(0.3, 0.6, 8.0, 1.0, 10.0, 4.0, forward_fit=(0.1, 0.05, 0.0), backward_fit=(0.2, 0.1, 0.0))
 
 
 def small(trained: bool = True, tensor: int = 1) -> Profile:
     """Two ViT layers of a fit, four language layers; four tiles fill the budget."""
-    profile = make_profile(
-        2, 4, {"vit": VIT}, {"patch_embed": 1, "vit": 10, "projector": 2, "word_embed": 5, "llm": 9, "head": 5}
-    )
-    frozen = () if trained else ("vit", "projector")
+    sizes = {"patch_embed": 1, "vit": 10, "projector": 2, "word_embed": 5, "llm": 9, "head": 5}
+    profile = make_profile(2, 4, {"vit": VIT}, sizes)
+    tower = {kind: profile.layers[kind] for kind in ("patch_embed", "vit", "projector")}
     if not trained:
-        idle = {k: replace(profile.layers[k], backward_seconds=0.0, kept_bytes=0.0, recompute_kept_bytes=0.0,
-                           backward_fit=None) for k in ("patch_embed", "vit", "projector")}  # fmt: skip
-        profile = replace(profile, layers=profile.layers | idle)
-    whole = {kind: profile.layers[kind] for kind in ("patch_embed", "vit", "projector")} if tensor > 1 else {}
+        idle: dict[str, Any] = dict.fromkeys(("backward_seconds", "kept_bytes", "recompute_kept_bytes"), 0.0)
+        tower = {kind: replace(cost, **idle, backward_fit=None) for kind, cost in tower.items()}
+    whole = tower if tensor > 1 else {}
     return replace(
-        profile, frozen=frozen, tensor_model_parallel_size=tensor, whole_layers=whole, transfer_seconds_per_byte=0.01,
+        profile, layers=profile.layers | tower, frozen=() if trained else ("vit", "projector"),
+        tensor_model_parallel_size=tensor, whole_layers=whole, transfer_seconds_per_byte=0.01,
         transfer_latency_seconds=0.02, replica_seconds_per_byte=0.001, action_seconds=0.003,
     )  # fmt: skip
 
@@ -72,6 +73,12 @@ def test_what_a_tower_takes_by_hand() -> None:
     assert costs.parameters == (1, 10, 10, 2)
     assert costs.copy_bytes == 23 * (2 + 4)
     assert costs.exchange_seconds == pytest.approx(23 * 6 * 0.001)
+    shared = small(tensor=2)
+    assert TowerCosts.of(shared, 4).forward(tiles).tolist() == costs.forward(tiles).tolist()
+    with pytest.raises(UserError, match=r"layer patch_embed: .* tensor-parallel size 2, .* --tower-profile"):
+        TowerCosts.of(replace(shared, whole_layers={}), 4)
+    assert owners_by_bytes([5, 1, 4, 4, 2], 2) == (0, 0, 1, 1, 0)
+    assert owners_by_bytes([1, 1, 1], 4) == (0, 1, 2)
     frozen = TowerCosts.of(small(trained=False), 4)
     assert (frozen.copy_bytes, frozen.exchange_seconds, frozen.kept_bytes("tiles")) == (23 * 2, 0.0, 0.0)
 
@@ -84,14 +91,6 @@ def test_features_travel_with_the_outputs_and_the_language_chain_has_none() -> N
     assert set(language.features_after) == {0}
 
 
-def test_whole_layers_are_needed_where_tensor_ranks_share_them() -> None:
-    profile = small(tensor=2)
-    full = {"tiles": np.array([4.0])}
-    assert TowerCosts.of(profile, 4).forward(full) == TowerCosts.of(small(), 4).forward(full)
-    with pytest.raises(UserError, match=r"layer patch_embed: .* tensor-parallel size 2, .* --tower-profile"):
-        TowerCosts.of(replace(profile, whole_layers={}), 4)
-
-
 def test_analytic_profiles_price_whole_layers_only_when_asked() -> None:
     model = preset("qwen2.5-vl-7b")
     plain, asked = (analytic_profile(model, "h100", 4096, 4096, 2, 4, replica_ranks=ranks) for ranks in (0, 8))
@@ -101,11 +100,6 @@ def test_analytic_profiles_price_whole_layers_only_when_asked() -> None:
     assert set(asked.whole_layers) == {"patch_embed", "vit", "vit.7", "projector"}
     assert all(cost == one.layers[kind] for kind, cost in asked.whole_layers.items())
     assert Profile.from_record(asked.to_record()) == asked
-
-
-def test_owners_are_balanced_by_bytes() -> None:
-    assert owners_by_bytes([5, 1, 4, 4, 2], 2) == (0, 0, 1, 1, 0)
-    assert owners_by_bytes([1, 1, 1], 4) == (0, 1, 2)
 
 
 def test_the_largest_share_of_equal_images() -> None:
@@ -150,11 +144,8 @@ def test_the_search_judges_places_as_the_simulator_plays_their_lists(schedule: s
         aside = TowerBeside(Tower(4, owners, ((0,),) * 5), costs, whole.profile, 2, whole.packs)
         costs_of_insertions, state = insertion_costs(whole, alone, layout, aside, 0.0), state_of(alone, layout)
         beside = Beside(drawn_parts(2, 5, seed), not trained)
-        for insertions in (
-            first_and_last(alone.schedule, beside),
-            in_time(alone.schedule, 5, alone.placement, beside),
-            in_time(alone.schedule, 5, alone.placement, beside, 3, 2),
-        ):
+        early = [in_time(alone.schedule, 5, alone.placement, beside, *how) for how in ((), (3, 2))]
+        for insertions in (first_and_last(alone.schedule, beside), *early):
             built = _with_insertions(whole, alone, aside, insertions)
             found = judged(state._replace(insertions=insertions), costs_of_insertions)
             if full:
@@ -181,9 +172,7 @@ def test_a_plan_beside_is_a_plan_that_the_report_reads_back(schedule: str, train
     assert plan.predicted["step_seconds"] == pytest.approx(best.step_seconds)
     assert max(again.stage_peak_bytes(layout_of(read))) <= whole.memory_bytes
     timeline = predicted(again, layout_of(read))
-    for lane in timeline.lanes:
-        for span in lane.spans:
-            assert sum(piece.seconds for piece in span.pieces) == pytest.approx(span.end - span.start)
+    assert_whole(timeline)
     of_parts = [span for lane in timeline.lanes for span in lane.spans if span.action.kind in "EV"]
     assert {piece.part for span in of_parts for piece in span.pieces} == {"vit", "other"}
 
@@ -211,14 +200,13 @@ def test_a_layout_that_has_no_plan_is_said_or_refused() -> None:
     with pytest.raises(UserError, match="needs two pipeline ranks"):
         plan_tower(alone, "beside", "joint", seconds=0.2)
     full = problem(1, 2, 4, memory_bytes=100.0)
-    with pytest.raises(
-        UserError, match=r"pipeline rank 0 needs .* bytes for the tower beside .*, of 100 bytes: cut the chain"
-    ):
+    needs = r"pipeline rank 0 needs .* bytes for the tower beside .*, of 100 bytes: cut the chain"
+    with pytest.raises(UserError, match=needs):
         plan_beside(full, "joint", seconds=0.2)
 
 
 def test_places_that_take_more_bytes_than_there_are_are_left_out() -> None:
-    """Outputs that wait, which the search of insertions does not count, are large here."""
+    """Outputs that wait, which the search of places does not count, are large here."""
     whole = problem(2, 2, 6, memory_bytes=1e6, packs=None)
     layers = whole.profile.layers | {"projector": replace(whole.profile.layers["projector"], output_bytes=300.0)}
     whole = replace(whole, profile=replace(whole.profile, layers=layers, transfer_seconds_per_byte=0.0))

@@ -5,7 +5,7 @@ The reference adds up layer by layer, in plain Python; the profile has a figure 
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,14 @@ LAYOUT = Layout((0, 3, 7, len(CHAIN)), ((1,), (), (7,)), ((2,), (), (8,)))
 WORDS = {"model", "model_hash", "device", "dtype", "measured_with", "corrected_by", "notes", "schema_version"}
 """Fields of a profile that are no costs."""
 ELSEWHERE = {
-    "audio_budget": "of models that hear: test_hearing.py",
+    "audio_budget": "of models that hear: test_layers_apart.py",
     "parameters": "of the cut by parameters alone: test_partition.py",
-    "expert_model_parallel_size": "chooses what is measured", "tensor_model_parallel_size": "chooses what is measured",
-    "frozen": "modes: test_tables.py", "lora_rank": "chooses what is measured", "lora_targets": "modes: test_tables.py",
-    "features_joined": "test_features.py", "layers_apart": "test_layers_apart.py",
-    "whole_layers": "of a tower beside the pipeline: test_beside.py", "image_tiles": "likewise",
-    "replica_seconds_per_byte": "likewise",
+    **dict.fromkeys(("expert_model_parallel_size", "tensor_model_parallel_size", "lora_rank"),
+                    "chooses what is measured"),
+    **dict.fromkeys(("frozen", "lora_targets"), "modes: test_predictions.py"),
+    **dict.fromkeys(("features_joined", "layers_apart"), "test_layers_apart.py"),
+    **dict.fromkeys(("whole_layers", "image_tiles", "replica_seconds_per_byte"),
+                    "of a tower beside the pipeline: test_beside.py"),
     "supervised_share": "what the head's figures are of: test_profile.py",
 }  # fmt: skip
 
@@ -75,9 +76,8 @@ def some_packs(seed: int) -> PackSizes:
 
 def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.ndarray]:
     """What `LayoutProblem.stage_costs` gives for `LAYOUT`, one stage a rank; and the seconds of each part of packs."""
-    found = {
-        name: np.zeros((3, MICROBATCHES)) for name in ("forward", "backward", "weight", "transfer", "kept", "late")
-    }
+    each = ("forward", "backward", "weight", "transfer", "kept", "late")
+    found = {name: np.zeros((3, MICROBATCHES)) for name in each}
     found |= {name: np.zeros(3) for name in ("fixed_bytes", "step")}
     found["host"] = np.full((3, 3), profile.host_action_seconds)
     assert packs.exchanged is not None
@@ -103,17 +103,14 @@ def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.n
             features = len(profile.feature_layers) * (end == 3)  # that of ViT layer 1, until the first language layer
             carried = profile.carried_after[end - 1] if profile.carried_after else 0
             bytes_behind = last.output_bytes * units * (1 + features + carried)
-            found["transfer"][s, m] = (
-                profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * bytes_behind if s < 2 else 0.0
-            )
+            hop = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * bytes_behind
+            found["transfer"][s, m] = hop * (s < 2)
             if first == 3:  # the feature is held beside what enters
                 held = profile.layers["vit"].output_bytes * load(profile, "vit", pack)
                 found["kept"][s, m] += held * len(profile.feature_layers)
             if s and profile.carried_after:
-                kind = CHAIN[first - 1]
-                found["kept"][s, m] += (
-                    profile.layers[kind].output_bytes * load(profile, kind, pack) * profile.carried_after[first - 1]
-                )
+                enters = profile.layers[CHAIN[first - 1]].output_bytes * load(profile, CHAIN[first - 1], pack)
+                found["kept"][s, m] += enters * profile.carried_after[first - 1]
     return found
 
 
@@ -197,13 +194,10 @@ def with_more(profile: Profile, kind: str, name: str) -> Profile:
 
 
 def cost_fields() -> Iterator[tuple[str, str]]:
-    for kind in ("vit", "llm"):
-        for field in fields(LayerCost):
-            vision_only = field.name == "empty_seconds" and kind == "llm"
-            if not vision_only:
-                yield kind, field.name
-    for name in sorted({field.name for field in fields(Profile)} - WORDS - set(ELSEWHERE) - {"chain", "layers"}):
-        yield "", name
+    yield from ((kind, field.name) for kind in ("vit", "llm") for field in fields(LayerCost)
+                if (kind, field.name) != ("llm", "empty_seconds"))  # fmt: skip
+    own = {field.name for field in fields(Profile)} - WORDS - set(ELSEWHERE) - {"chain", "layers"}
+    yield from (("", name) for name in sorted(own))
 
 
 @pytest.mark.parametrize(("kind", "name"), cost_fields())
@@ -253,15 +247,10 @@ def test_an_iteration_is_its_last_end_and_the_step() -> None:
 def test_ideal_seconds_are_the_needed_work_shared_evenly() -> None:
     """Of a mean iteration: these two are not alike."""
     profile, both = measured_profile(5), (some_packs(5), some_packs(6))
-    packs = PackSizes(
-        *(np.concatenate([getattr(one, name) for one in both]) for name in ("tiles", "tokens", "squares"))
-    )
-    needed = sum(
-        seconds(profile, kind, name, pack) / 2
-        for pack in zip(packs.tiles.ravel(), packs.tokens.ravel(), packs.squares.ravel(), strict=True)
-        for kind in CHAIN
-        for name in ("forward", "backward")
-    )
+    sizes = [np.concatenate([getattr(one, name) for one in both]) for name in ("tiles", "tokens", "squares")]
+    packs, ways = PackSizes(*sizes), [*product(CHAIN, ("forward", "backward"))]
+    each = zip(*(size.ravel() for size in sizes), strict=True)
+    needed = sum(seconds(profile, kind, name, pack) / 2 for pack in each for kind, name in ways)
     for ranks in (1, 3):
         assert LayoutProblem(profile, ranks, MICROBATCHES, packs=packs).ideal_seconds() == pytest.approx(needed / ranks)
 

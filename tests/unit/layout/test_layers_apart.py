@@ -1,24 +1,30 @@
-"""Layers of other kinds than the rest of their part: each costs what it does, wherever the cut lies.
-
-ViT layers that see whole images among those that see windows; language layers of every kind among those of attention.
+"""Layers of other kinds than the rest of their part, features that travel beside the hidden states, and chains with an
+audio encoder in front: what each costs, wherever the cut lies.
 """
 
 from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.chain import layer_chain
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.works import IMAGE_PATCHES
 from omnibal_ext.errors import UserError
+from omnibal_ext.flow import features_after
+from omnibal_ext.layout.frontier import minimal
+from omnibal_ext.layout.partition import cut_bytes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
+from omnibal_ext.layout.tables import SEEING, SEEING_OPTIONS, columns_of
+from omnibal_ext.layout.tower_layout import plan_tower
 from omnibal_ext.packing.costs import PackCosts
 
-from .instances import FULL, LANGUAGE, make_profile
+from .instances import FRAMES, FULL, LANGUAGE, make_profile, random_problem
 
 KINDS = (FULL, *LANGUAGE)
 OTHERS = (0, 1, 3)
@@ -118,9 +124,7 @@ def test_linear_layers_grow_with_length_and_others_with_its_square() -> None:
     profile = analytic_profile(model, "h100", 4096, 16384)
     assert profile.cost_kinds.count("llm") == 48, "the first layer is linear"
     assert profile.cost_kinds.count("llm.3") == 16
-    long, short = (
-        PackSizes(np.array([0]), np.array([16384]), np.array([squares])) for squares in (16384**2, 4 * 4096**2)
-    )
+    long, short = (PackSizes(*np.array([[0], [16384], [squares]])) for squares in (16384**2, 4 * 4096**2))
     assert profile.forward_seconds("llm", long) == profile.forward_seconds("llm", short)
     square = 2 * 24 * 256 / (989e12 * 0.45)  # operations a pair of tokens under the causal mask
     full = profile.forward_seconds("llm.3", long) - profile.forward_seconds("llm.3", short)
@@ -137,3 +141,133 @@ def test_their_costs_are_read_again_and_missed(kind: str, tmp_path: Path) -> Non
     layers = {name: cost for name, cost in profile.layers.items() if name != kind}
     with pytest.raises(UserError, match=f"layer {kind}: no costs, but the chain has one"):
         replace(profile, layers=layers).validate()
+
+
+def test_features_travel_from_their_vit_layer_to_their_language_layer() -> None:
+    """Of layers 1 and 2: the first enters behind llm.0, the second behind llm.1; side by side they go to the projector.
+    Links: patch_embed, vit.0 to vit.3, projector, word_embed, llm.0 to llm.2, head."""
+    chain = layer_chain(4, 3)
+    assert features_after(chain, (1, 2)) == (0, 0, 1, 2, 2, 2, 2, 1, 0, 0, 0)
+    assert features_after(chain, (1, 2), joined=True) == (0, 0, 1, 2, 2, 0, 0, 0, 0, 0, 0)
+    assert set(features_after(chain, ())) == {0}
+    alone = replace(make_profile(4, 3), transfer_seconds_per_byte=0.5, feature_layers=(1,))
+    assert not LayoutProblem(alone, 1, 2).transfers.any()
+
+
+def test_analytic_features_side_by_side_are_those_of_the_model() -> None:
+    """ViP-LLaVA-7B: a LayerNorm, 5 x 1024 to 4096 and 4096 to 4096; one tensor of image tokens goes on."""
+    profile = analytic_profile(preset("vip-llava-7b"), "h100", 16, 2048)
+    assert profile.parameters["projector"] == 5 * 1024 * 4096 + 4096 * 4096
+    assert [profile.features_after[1 + layer] for layer in (4, 5, 13, 16, 19, 22)] == [0, 1, 2, 3, 4, 4]
+    assert not any(profile.features_after[24:])
+    image = profile.layers["projector"].output_bytes
+    assert image == 16 * 576 * 4096 * 2
+    assert cut_bytes(profile)[24] == image
+
+
+@pytest.mark.parametrize(
+    ("edge", "features", "output"), [(3, 1, 4.0), (5, 2, 4.0), (6, 2, 1.0), (7, 2, 1.0), (8, 1, 2.0)]
+)
+def test_a_cut_carries_and_keeps_them(edge: int, features: int, output: float) -> None:
+    """Outputs of ViT layers are 4 bytes, of projector and word embedding 1, of language layers 2."""
+    plain = replace(make_profile(4, 3), transfer_seconds_per_byte=0.5, transfer_latency_seconds=0.25)
+    profile = replace(plain, feature_layers=(1, 2))
+    layout = Layout((0, edge, 11), ((), ()))
+    with_them, without = (LayoutProblem(one, ranks=2, microbatches=3) for one in (profile, plain))
+    assert with_them.stage_costs(layout).transfer[0].tolist() == [0.25 + 0.5 * output * (1 + features)] * 3
+    assert without.stage_costs(layout).transfer[0].tolist() == [0.25 + 0.5 * output] * 3
+    assert cut_bytes(profile)[edge - 1] == output * (1 + features)
+    more = np.subtract(with_them.stage_peak_bytes(layout), without.stage_peak_bytes(layout))
+    assert more.tolist() == [0.0, features * output]  # the last rank has one microbatch in flight
+    assert with_them.step_seconds(layout) > without.step_seconds(layout)
+
+
+def test_analytic_mergers_are_those_of_the_model() -> None:
+    """Qwen3-VL-8B: four mergers of 4608 x 4608 and 4608 x 4096; a token's features are as wide as its state."""
+    profile = analytic_profile(preset("qwen3-vl-8b"), "h100", 4096, 2048)
+    assert profile.parameters["projector"] == 4 * (4608 * 4608 + 4608 * 4096)
+    assert profile.parameters["patch_embed"] == 3 * 16 * 16 * 2 * 1152 + 2304 * 1152
+    assert profile.features_after[28] == 3
+    assert cut_bytes(profile)[profile.chain.index("llm") - 1] == 4 * 2048 * 4096 * 2
+
+
+PROFILE = replace(make_profile(2, 2, audio=2), transfer_seconds_per_byte=0.5)
+"""audio_embed audio audio audio_projector | patch_embed vit vit projector | word_embed llm llm head"""
+
+
+def packs(*frames: int) -> PackSizes:
+    """One microbatch of 2 tiles of 4 and 64 tokens of 128 for each of these frames of 32."""
+    heard = np.array(frames, dtype=np.int64)[None, None]
+    return PackSizes(0 * heard + 2, 0 * heard + 64, 0 * heard, frames=heard)
+
+
+def test_seconds_and_bytes_are_those_of_three_sizes_and_of_sounds_that_pass() -> None:
+    """Stages audio_embed audio | audio audio_projector patch_embed vit | vit projector | the rest. Sounds, of
+    `output_bytes` of the audio projector, enter the third and the fourth stage beside the hidden states."""
+    problem = LayoutProblem(PROFILE, 4, 3, packs=packs(0, FRAMES, FRAMES // 2))
+    layout = Layout((0, 2, 6, 8, 12), ((1,), (2, 5), (), ()))
+    found, heard, one = problem.stage_costs(layout), np.array([0, 1, 0.5]), np.ones(3)
+    audio, other, vit, llm = (PROFILE.layers[kind] for kind in ("audio", "audio_embed", "vit", "llm"))
+    light = other.forward_seconds  # of every other kind, at the budgets
+    assert audio.forward_seconds == light == 0.1
+    assert found.forward[0] == pytest.approx(heard * 2 * light)
+    assert found.forward[1] == pytest.approx(heard * 2 * light + one * (light + vit.forward_seconds) / 2)
+    assert found.forward[3] == pytest.approx(one * (2 * light + 2 * llm.forward_seconds) / 2)
+    assert found.backward[0] == pytest.approx(heard * (2 * 0.2 + light))  # one is run again
+    at_budget = PROFILE.transfer_seconds_per_byte
+    sounds = PROFILE.layers["audio_projector"].output_bytes * heard
+    assert found.transfer[0] == pytest.approx(at_budget * audio.output_bytes * heard)
+    assert found.transfer[1] == pytest.approx(at_budget * (vit.output_bytes * one / 2 + sounds))
+    assert found.transfer[2] == pytest.approx(at_budget * (PROFILE.layers["projector"].output_bytes * one / 2 + sounds))
+    kept = {kind: cost.kept_bytes for kind, cost in PROFILE.layers.items()}
+    assert found.kept[2] == pytest.approx((kept["vit"] + kept["projector"]) * one / 2 + sounds)
+    assert found.kept[3] == pytest.approx((kept["word_embed"] + 2 * kept["llm"] + kept["head"]) * one / 2 + sounds)
+    assert PROFILE.sounds_after == (0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0)
+    assert cut_bytes(PROFILE)[[3, 5]].tolist() == [1.0, vit.output_bytes + 1.0]
+
+
+def test_chains_that_do_not_hear_have_no_columns_for_it() -> None:
+    deaf, hears = make_profile(2, 2), make_profile(2, 2, audio=1)
+    assert len(columns_of(deaf)) == 2 * SEEING == len(columns_of(hears)) - 6
+    tables = LayoutProblem(deaf, 1, 1).tables
+    assert len(tables.forward) == 2 * SEEING
+    assert len(tables.offered) == SEEING_OPTIONS == len(LayoutProblem(hears, 1, 1).tables.offered) - 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_recompute_counts_of_three_kinds_are_all_those_worth_looking_at(seed: int) -> None:
+    """Against all counts: each that fits has one among them that takes no longer in any of the kinds."""
+    problem = replace(random_problem(seed, True, chunks=1, ranks=1), memory_bytes=1.0)
+    held = problem.slices((0, len(problem.profile.chain)))
+    kinds, offered, seconds = problem.kind_of_option, problem.tables.offered, problem.tables.recompute.sum(axis=(1, 2))
+    counts = [
+        np.array(one)
+        for one in product(*(range(held[0, kind] * ok + 1) for kind, ok in zip(kinds, offered, strict=True)))
+        if all(sum(np.array(one)[kinds == kind]) <= held[0, kind] for kind in set(kinds.tolist()))
+    ]
+    needs = problem.bytes_of_counts(0, held, np.array(counts)[:, None])
+    for memory in np.quantile(needs, [0.02, 0.2, 0.6]):
+        limited = replace(problem, memory_bytes=float(memory * (1 + 1e-9)))
+        found = minimal(limited.stage_bytes[0], held[0], seconds, offered)
+        assert (limited.bytes_of_counts(0, held, found[:, None]) <= limited.memory_bytes).all()
+        groups = [kinds == kind for kind in dict.fromkeys(kinds.tolist())]
+        taken = np.stack([found[:, group] @ seconds[group] for group in groups], axis=1)
+        for one, need in zip(counts, needs, strict=True):
+            if need <= memory:
+                mine = np.array([one[group] @ seconds[group] for group in groups])
+                assert (taken <= mine + 1e-9).all(axis=1).any()
+        for number, mine in enumerate(taken):
+            others = np.delete(taken, number, axis=0)
+            assert not ((others <= mine).all(axis=1) & (others < mine - 1e-9).any(axis=1)).any()
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-omni-3b", "qwen3-omni-30b-a3b"])
+def test_the_joint_search_cuts_through_both_towers(name: str) -> None:
+    """On packs that are mostly sounds the audio encoder takes more than a stage."""
+    profile = analytic_profile(preset(name), "h100", 1024, 4096, 2, audio_budget=100_000)
+    heard = np.array([0, 90_000, 100_000, 95_000] * 2, dtype=np.int64)[None, None]
+    sizes = PackSizes(0 * heard + 1024, 0 * heard + 4096, 0 * heard + 4096**2 // 4, frames=heard)
+    problem, candidates, _ = plan_tower(LayoutProblem(profile, 8, 8, packs=sizes), "cut", "joint", seconds=1)
+    stages = [set(profile.chain[a:b]) for a, b in pairwise(candidates[0].layout.edges)]
+    assert sum("audio" in stage for stage in stages) > 1
+    assert problem.fits(candidates[0].layout)

@@ -1,6 +1,8 @@
-"""The sweep uses all GPUs, ranks by samples a second, and keeps what cannot be planned with its reason."""
+"""The sweep uses all GPUs and ranks by samples a second, on packs of an index in the order training runs them."""
 
 from dataclasses import replace
+from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,11 +10,20 @@ import pytest
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
+from omnibal_ext.errors import UserError
+from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.layout.sweep import Setting, _noise, judge_setting, settings, sweep
-from omnibal_ext.layout.workload import pack_corpus
+from omnibal_ext.layout.workload import pack_corpus, packs_of_index, packs_of_loads
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.packers.budgets import budgets_for
+from omnibal_ext.packing.packers.budgets import audio_budget_for
 from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import mix
+
+from .instances import make_profile
 
 
 def _profile(vit: int, llm: int, tensor: int, data: int, _: int) -> Profile:
@@ -21,9 +32,8 @@ def _profile(vit: int, llm: int, tensor: int, data: int, _: int) -> Profile:
 
 def test_settings_use_every_gpu_once() -> None:
     points = list(settings(8, (1, 2, 3), (1, 2, 4), (1, 2), ("1f1b", "zb_h1"), ((9, 4096),)))
-    assert all(
-        p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.data_parallel_size == 8 for p in points
-    )
+    sizes = [(p.tensor_model_parallel_size, p.pipeline_model_parallel_size, p.data_parallel_size) for p in points]
+    assert set(map(prod, sizes)) == {8}
     assert len(points) == len(set(points)) == 2 * (1 + 4 + 4)
 
 
@@ -55,6 +65,25 @@ def test_outcomes_are_ranked_and_misfits_say_why() -> None:
     assert best.noise == 0  # all iterations of this small corpus were judged
 
 
+def test_the_budget_of_mel_frames_follows_each_budget_of_tokens_unless_given() -> None:
+    sizes, tried = mix(300), {}
+    frames, tokens = sizes.more["frames"], sizes.tokens
+    usual = {llm: max(1.25 * llm * frames.sum() / tokens.sum() + 1, frames.max()) for llm in (6000, 12000)}
+    points = list(settings(2, (1,), (2,), (1,), ("1f1b",), ((5600, 6000), (20000, 12000))))
+
+    def source(vit: int, llm: int, tensor: int, data: int, _: int) -> Profile:
+        heard = audio_budget_for(sizes, llm)
+        return analytic_profile(preset("qwen2.5-omni-3b"), "h100", vit, llm, tensor, data, audio_budget=heard)
+
+    for given in (None, int(frames.max())):
+        for outcome in sweep(points, sizes, 48, 80e9, source, "parameters", audio_budget=given):
+            assert outcome.judged is not None, outcome.reason
+            assert outcome.judged.packs.frames is not None
+            tried[given, outcome.setting.llm_budget] = int(outcome.judged.packs.frames.max())
+    assert tried[None, 6000] <= usual[6000] < tried[None, 12000] <= usual[12000]
+    assert tried[frames.max(), 12000] <= frames.max() < tried[None, 12000]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_noise_is_how_far_samples_a_second_lie_from_those_of_the_whole_epoch(seed: int) -> None:
     """The standard error against the spread of many draws without putting back."""
@@ -81,9 +110,63 @@ def test_as_many_iterations_are_judged_as_the_noise_asks_for(method: str, few: b
     assert outcome.noise <= 0.003
 
 
-def test_budgets_to_try_hold_every_sample() -> None:
-    sizes = Sizes.from_arrays(np.array([1, 2, 9] * 50), np.array([300, 900, 2500] * 50))
-    found = budgets_for(sizes)
-    assert [tokens for _, tokens in found] == [2560, 3136, 3776, 5056, 7552, 10048]
-    assert all(tiles >= 9 for tiles, _ in found)
-    assert found[-1][0] > found[0][0]
+@pytest.fixture
+def index(tmp_path: Path) -> PackedIndex:
+    random = np.random.default_rng(0)
+    sizes = Sizes.from_arrays(random.integers(0, 4, 200), random.integers(1, 60, 200))
+    options = PackOptions("isf", 4, 128, micro_batches=3, data_parallel_size=2)
+    return build_index(sizes, tmp_path / "index", options)[0]
+
+
+def test_packs_are_those_the_stream_runs(index: PackedIndex) -> None:
+    packs = packs_of_index(index, make_profile(), 3, iterations=2)
+    stream = PackStream(index, 2, 3)
+    first, last = (stream.iteration(stream.iterations_per_epoch * part // 4) for part in (1, 3))
+    assert packs.tiles.shape == (2, 2, 3)
+    assert packs.tokens[0].tolist() == index.loads[first, 1].tolist()
+    assert packs.squares[1].tolist() == index.loads[last, 2].tolist()
+
+
+def test_empty_packs_cost_nothing() -> None:
+    packs = packs_of_loads(np.array([[1, 2, 4], [3, 5, 25]]), np.array([[[1, -1]]]))
+    found = [size.tolist() for size in (packs.tiles, packs.tokens, packs.squares)]
+    assert found == [[[[3, 0]]], [[[5, 0]]], [[[25, 0]]]]
+
+
+def test_other_microbatches_and_larger_budgets_are_refused(index: PackedIndex) -> None:
+    with pytest.raises(UserError, match="--num-microbatches 4 does not divide"):
+        packs_of_index(index, make_profile(), 4)
+    for budget, packed, less in (("vit_budget", 4, 2), ("llm_budget", 128, 127)):
+        with pytest.raises(UserError, match=f"packed for {budget} {packed}, but profiled at {less}"):
+            packs_of_index(index, replace(make_profile(), **{budget: less}), 3)
+
+
+def test_step_time_is_the_mean_over_iterations_of_the_slowest_rank(index: PackedIndex) -> None:
+    packs = packs_of_index(index, make_profile(), 3, iterations=3)
+    problem = LayoutProblem(make_profile(), 2, 3, packs=packs)
+    layout = find_layouts(problem, "profile")[0].layout
+    cases = np.array([problem.simulate(layout, case).step_seconds for case in range(6)]).reshape(3, 2)
+    assert problem.step_seconds(layout) == pytest.approx(cases.max(axis=1).mean())
+
+
+def test_padding_runs_but_is_not_needed() -> None:
+    random = np.random.default_rng(0)
+    sizes = Sizes.from_arrays(random.integers(0, 4, 240), random.integers(1, 60, 240))
+    options = PackOptions("random", 4, 128, micro_batches=3, data_parallel_size=2, samples_per_pack=4)
+    corpus = pack_corpus(sizes, options)
+    work = corpus.workload(10)
+    assert (work.packs.tokens.shape, corpus.mean_samples) == ((10, 2, 3), 24)
+    assert work.needed.tokens.sum() == sizes.tokens.sum()  # ten iterations are all there are
+    assert work.needed.squares.sum() == (sizes.tokens**2).sum()
+    assert (work.packs.tokens >= work.needed.tokens).all()
+    assert work.packs.tokens.sum() > 1.2 * work.needed.tokens.sum()
+
+
+def test_iterations_are_taken_out_of_equal_parts_of_the_epoch() -> None:
+    """Forty iterations of one pack of one sample of its own length: the middle ones of four times ten."""
+    sizes = Sizes.from_arrays(np.zeros(40, dtype=np.int64), np.arange(65, 105))
+    corpus = pack_corpus(sizes, PackOptions("balanced", 0, 128))
+    order = corpus.loads[corpus.iterations, 1].ravel()
+    assert sorted(order) == list(range(65, 105))
+    assert corpus.workload(4).packs.tokens.ravel().tolist() == order[[5, 15, 25, 35]].tolist()
+    assert corpus.workload(100).packs.tokens.ravel().tolist() == order.tolist()

@@ -1,7 +1,5 @@
 """Adapters in a stage: trained alone, the same where layers are recomputed, left out where a checkpoint has none."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,25 +8,11 @@ from megatron.vlm.loss import token_loss
 from megatron.vlm.models.adapters import adapters_in, left_out
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients
-from omnibal_ext.chain import PARTS, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import PARTS
 from tests.distributed import harness
-from tests.unit.alone import megatron_alone
+from tests.unit.models.test_again import WAYS, build, different, gradients_of
 
-ROUNDING = 5e-6
-WAYS = ("full", "cheap")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def megatron() -> Iterator[None]:
-    with megatron_alone("small"):
-        yield
-
-
-def build(name: str, targets: tuple[str, ...], way: str = "") -> Stage:
-    """The whole model, all layers recomputed in one way or none, with numbers in B."""
-    chain = harness.build_chain(harness.get_args(), harness.MODELS[name], (), targets)
-    layers = tuple(link for link, kind in enumerate(chain.kinds) if kind in RECOMPUTABLE_KINDS)
-    return harness.stirred(Stage(chain, 0, len(chain.kinds), *(layers if way == one else () for one in WAYS)))
+pytestmark = pytest.mark.usefixtures("inputs")
 
 
 def gradients(stage: Stage, late: list[Late] | None = None) -> dict[str, Tensor]:
@@ -38,25 +22,23 @@ def gradients(stage: Stage, late: list[Late] | None = None) -> dict[str, Tensor]
     for pack in harness.sample_packs(model=stage.chain.architecture.name):
         with aside.delaying(late if late is not None else []):
             token_loss("token", pack, stage(pack))[0].backward()
-    return {name: weight.grad for name, weight in stage.named_parameters() if weight.grad is not None}
+    return gradients_of(stage)
 
 
-@pytest.mark.parametrize("targets", [("llm",), ("vit",), PARTS])
+@pytest.mark.parametrize("targets", [("llm",), ("vit",), tuple(PARTS)])
 @pytest.mark.parametrize("name", ["small", "mixture"])
 def test_adapters_alone_have_gradients_which_no_recomputation_changes(name: str, targets: tuple[str, ...]) -> None:
-    kept = gradients(build(name, tuple(targets)))
-    adapters = [adapter for adapter, _ in adapters_in(build(name, tuple(targets)))]
+    kept = gradients(build(name, targets=targets))
+    adapters = [adapter for adapter, _ in adapters_in(build(name, targets=targets))]
     assert kept.keys() == {f"{adapter}.{one}" for adapter in adapters for one in "ab"}
     assert all(gradient.any() for gradient in kept.values())
     for way in WAYS:
-        found = gradients(build(name, tuple(targets), way))
-        assert found.keys() == kept.keys(), way
-        assert [n for n in kept if (kept[n] - found[n]).abs().max() > ROUNDING * kept[n].abs().max()] == [], way
+        assert different(kept, gradients(build(name, way, targets=targets))) == [], way
 
 
 def test_zero_bubble_schedules_leave_nothing_for_later() -> None:
     late: list[Late] = []
-    found, kept = gradients(build("small", ("llm",)), late), gradients(build("small", ("llm",)))
+    found, kept = gradients(build("small", targets=("llm",)), late), gradients(build("small", targets=("llm",)))
     assert not late
     assert all(torch.equal(found[name], kept[name]) for name in kept)
 
@@ -75,7 +57,7 @@ def test_b_begins_as_zero_and_a_is_drawn_by_the_place_in_the_chain() -> None:
 
 
 def test_a_checkpoint_without_adapters_leaves_them_as_they_are() -> None:
-    stage = build("small", ("llm",))
+    stage = build("small", targets=("llm",))
     before = {name: weight.clone() for name, weight in stage.named_parameters()}
     base = {name: weight + 1 for name, weight in before.items() if "_adapter." not in name}
     with pytest.raises(RuntimeError, match="Missing key"):

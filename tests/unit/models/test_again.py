@@ -1,7 +1,5 @@
 """What is computed again instead of kept: the same gradients from fewer bytes, each once more."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,23 +12,28 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from omnibal_ext.chain import PARTS, RECOMPUTABLE_KINDS
 from tests.distributed import harness
-from tests.unit.alone import megatron_alone
 
-NUMBER = 4  # bytes, fp32
+pytestmark = pytest.mark.usefixtures("inputs")
 ROUNDING = 5e-6
+WAYS = ("full", "cheap")
 MODELS = ("small", "wide_norm", "features", "gemma", "gemma_4", "experts")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def megatron() -> Iterator[None]:
-    with megatron_alone("small"):
-        yield
-
-
-def build(name: str, cheap: bool, frozen: tuple[str, ...] = ()) -> Stage:
-    chain = harness.build_chain(harness.get_args(), harness.MODELS[name], frozen)
+def build(name: str, way: str = "", frozen: tuple[str, ...] = (), targets: tuple[str, ...] = ()) -> Stage:
+    """The whole model, all layers recomputed in one way or none, with numbers in B of adapters."""
+    chain = harness.build_chain(harness.get_args(), harness.MODELS[name], frozen, targets)
     layers = tuple(link for link, kind in enumerate(chain.kinds) if kind in RECOMPUTABLE_KINDS)
-    return harness.stirred(Stage(chain, 0, len(chain.kinds), recompute_cheap=layers if cheap else ()))
+    return harness.stirred(Stage(chain, 0, len(chain.kinds), *(layers if way == one else () for one in WAYS)))
+
+
+def gradients_of(stage: Stage) -> dict[str, Tensor]:
+    return {name: weight.grad for name, weight in stage.named_parameters() if weight.grad is not None}
+
+
+def different(kept: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+    """Names of gradients that differ by more than rounding."""
+    assert found.keys() == kept.keys()
+    return [name for name, one in kept.items() if (one - found[name]).abs().max() > ROUNDING * one.abs().max()]
 
 
 def forward(stage: Stage, pack: Microbatch) -> Tensor:
@@ -47,7 +50,7 @@ def gradients(stage: Stage, packs: list[Microbatch], split: bool) -> tuple[dict[
             forward(stage, pack).backward()
     held = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for one in aside for t in one.held}
     accumulate(aside)
-    return {n: w.grad for n, w in stage.named_parameters() if w.grad is not None}, sum(held.values())
+    return gradients_of(stage), sum(held.values())
 
 
 @pytest.mark.parametrize(
@@ -56,29 +59,27 @@ def gradients(stage: Stage, packs: list[Microbatch], split: bool) -> tuple[dict[
 )
 def test_gradients_are_those_of_keeping_everything(name: str, split: bool, frozen: tuple[str, ...]) -> None:
     packs = harness.sample_packs(model=name)
-    kept, held = gradients(build(name, False, frozen), packs, split)
-    found, held_again = gradients(build(name, True, frozen), packs, split)
-    assert found.keys() == kept.keys()
+    kept, held = gradients(build(name, "", frozen), packs, split)
+    found, held_again = gradients(build(name, "cheap", frozen), packs, split)
     # Where a norm is many operations, its input's gradients are added up in another order.
-    assert [n for n in kept if (kept[n] - found[n]).abs().max() > ROUNDING * kept[n].abs().max()] == []
+    assert different(kept, found) == []
     assert held_again == held, "from B to W nothing changes"
     assert (held > 0) == split
 
 
 def test_outside_of_b_gradients_wait_for_no_w() -> None:
-    packs, stage = harness.sample_packs(model="small")[:1], build("small", False)
-    plain, _ = gradients(build("small", False), packs, False)
+    packs, stage = harness.sample_packs(model="small")[:1], build("small")
+    plain, _ = gradients(build("small"), packs, False)
     WeightGradients().attach(stage)
     forward(stage, packs[0]).backward()
-    found = {name: weight.grad for name, weight in stage.named_parameters() if weight.grad is not None}
+    found = gradients_of(stage)
     assert found.keys() == plain.keys()
     assert all(torch.allclose(found[name], plain[name], rtol=1e-4, atol=1e-6) for name in plain)
 
 
 def test_each_is_computed_once_more_and_only_for_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, pack, ran = build("small", True), harness.sample_packs()[7], []
-    for link in list(stage.links.values())[1:5]:
-        config = link.mlp.config
+    stage, pack, ran = build("small", "cheap"), harness.sample_packs()[7], []
+    config = list(stage.links.values())[4].mlp.config
     activation = config.activation_func
     monkeypatch.setattr(config, "activation_func", lambda x: ran.append(torch.is_grad_enabled()) or activation(x))
     with torch.no_grad():

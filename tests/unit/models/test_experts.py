@@ -1,7 +1,6 @@
 """Experts: their routers are balanced sample by sample, by an independent formula; what would differ is refused."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -12,11 +11,11 @@ from megatron.vlm.arguments import TrainingInputs, read_arguments
 from megatron.vlm.defaults import expert_defaults
 from megatron.vlm.loss import REDUCTIONS, weigh_samples
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.language import LanguageLayer
 from megatron.vlm.models.mixture import router as module
 from megatron.vlm.models.mixture.experts import Experts
 from megatron.vlm.models.mixture.router import Balance
 from megatron.vlm.pipeline.executor import Executor
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import single_stage_plan
 from tests.distributed import harness
@@ -24,7 +23,6 @@ from tests.unit.alone import megatron_alone
 
 COEFFICIENT = 0.7
 MODEL = harness.EXPERTS.language
-LLM = harness.EXPERTS.chain.index("llm")
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +31,13 @@ def inputs() -> Iterator[TrainingInputs]:
         yield inputs
 
 
-def experts_of(inputs: TrainingInputs) -> Experts:
-    layer = harness.Chain.of(inputs.args, harness.EXPERTS).build(LLM)
-    assert isinstance(layer, LanguageLayer)
-    assert isinstance(layer.mlp, Experts)
-    layer.mlp.router.weight.data.normal_()
-    return layer.mlp
+def experts_of(inputs: TrainingInputs, model: Architecture = harness.EXPERTS, number: int = 0) -> Experts:
+    """Of a language layer."""
+    chain = harness.Chain.of(inputs.args, model)
+    experts = chain.build(chain.kinds.index("llm") + number).mlp
+    assert isinstance(experts, Experts)
+    experts.router.weight.data.normal_()
+    return experts
 
 
 def balance_by_hand(rows: Tensor, weight: Tensor) -> Tensor:
@@ -135,38 +134,13 @@ def test_nothing_is_balanced_where_nothing_is_trained(inputs: TrainingInputs) ->
 @pytest.mark.parametrize(("flag", "dtype"), [(None, torch.float32), ("fp64", torch.float64)])
 def test_routers_compute_in_the_precision_asked_for(inputs: TrainingInputs, flag: str | None, dtype: object) -> None:
     assert expert_defaults(MODEL)["moe_router_dtype"] == inputs.args.moe_router_dtype == "fp32"
-    with ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        if flag:
-            patch.setattr(inputs.args, "moe_router_dtype", flag)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs.args, "moe_router_dtype", flag or "fp32")
         router = experts_of(inputs).router.bfloat16()
         assert router.gating(torch.randn(3, 1, MODEL.hidden_size).bfloat16()).dtype == dtype
 
 
-RESHARDABLE = "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable --save here --save-interval 2"
 COMPLETE = "--lr 1e-3 --train-iters 3 --global-batch-size 1"
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--model tiny --moe-aux-loss-coeff 0.1", ("--moe-aux-loss-coeff", "no experts")),
-        ("--model qwen3-vl-30b-a3b --expert-tensor-parallel-size 2", ("it is 1", "sharded over tensor-parallel ranks")),
-        ("--model qwen3-vl-30b-a3b --moe-token-dispatcher-type alltoall", ("not obeyed", "--model sets the experts")),
-        ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 3", ("3 does not divide the 128 experts",)),
-        ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 0", ("at least 1",)),
-        ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 2", ("2 does not divide the 1 ranks",)),
-        (f"--model qwen3-vl-30b-a3b {RESHARDABLE}", ("mixes up the experts", "leave it out")),
-        ("--model tiny --expert-model-parallel-size 2", ("2: model 'tiny' has no experts",)),
-        ("--model qwen3-vl-30b-a3b --moe-router-topk 4", ("it is 8", "--model")),
-        ("--model qwen3-vl-30b-a3b --moe-grouped-gemm", ("not obeyed", "--model sets the experts")),
-        ("--model qwen3-vl-30b-a3b --moe-router-load-balancing-type aux_loss", ("per sample",)),
-    ],
-)
-def test_what_experts_would_not_obey_is_refused(flags: str, words: tuple[str, ...]) -> None:
-    with pytest.raises(UserError) as refused:
-        read_arguments(f"{flags} {COMPLETE}".split())
-    assert all(word in str(refused.value) for word in words), refused.value
 
 
 def test_tensor_parallel_ranks_share_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,14 +166,11 @@ def test_a_bias_of_choices_stays_as_it_is(inputs: TrainingInputs) -> None:
     """Core would change it after a step."""
     from megatron.core.distributed.finalize_model_grads import _update_router_expert_bias
 
-    chain = harness.build_chain(inputs.args, harness.GLM)
-    layer = chain.build(chain.kinds.index("llm") + 2)
-    assert isinstance(layer, LanguageLayer)
-    assert isinstance(layer.mlp, Experts)
-    router = layer.mlp.router
+    experts = experts_of(inputs, harness.GLM, 2)
+    router = experts.router
     router.expert_bias.copy_(torch.randn(8))
     before = router.expert_bias.clone()
     router(torch.randn(30, 1, 48))
     assert router.local_tokens_per_expert.std() > 0
-    _update_router_expert_bias([layer], layer.config)
+    _update_router_expert_bias([experts], experts.config)
     assert torch.equal(router.expert_bias, before)

@@ -1,6 +1,5 @@
 """FP8 through Megatron's flags: in language layers of Transformer Engine, and refused where it would reach none."""
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
@@ -8,18 +7,13 @@ import torch
 from megatron.core.fp8_utils import is_first_last_bf16_layer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from megatron.vlm import platform
-from megatron.vlm.arguments import TrainingInputs, read_arguments
+from megatron.vlm.arguments import TrainingInputs
 from megatron.vlm.models import language
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
-from omnibal_ext.errors import UserError
 from tests.distributed import harness
 from tests.distributed.conftest import run_program
 from tests.programs import ENGINE
-from tests.unit.alone import megatron_alone
-
-COMPLETE = "--preset tiny --lr 1e-3 --train-iters 3 --global-batch-size 1 --bf16"
 
 
 @pytest.mark.starts
@@ -36,15 +30,9 @@ def test_language_layers_multiply_in_eight_bits() -> None:
     assert [found[f"tower beside: {what}"] for what in ("layers", "difference")] == [0.0, 0.0]
 
 
-@pytest.fixture
-def small() -> Iterator[TrainingInputs]:
-    with megatron_alone("small") as inputs:
-        yield inputs
-
-
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (1, 1), (2, 1), (1, 2), (0, 2), (3, 0), (2, 2)])
 def test_as_many_layers_at_each_end_stay_out_of_eight_bits_as_are_asked_for(
-    start: int, end: int, small: TrainingInputs, monkeypatch: pytest.MonkeyPatch
+    start: int, end: int, inputs: TrainingInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four, wherever a stage begins: core is asked for each by its place in the whole model."""
     asked: list[bool] = []
@@ -54,9 +42,9 @@ def test_as_many_layers_at_each_end_stay_out_of_eight_bits_as_are_asked_for(
         return nullcontext()
 
     monkeypatch.setattr(language, "get_fp8_context", context)
-    small.args.first_last_layers_bf16 = True
-    small.args.num_layers_at_start_in_bf16, small.args.num_layers_at_end_in_bf16 = start, end
-    chain, pack = Chain.of(small.args, small.architecture), harness.sample_packs()[7]
+    for name, value in (("first_last_layers", True), ("num_layers_at_start_in", start), ("num_layers_at_end_in", end)):
+        monkeypatch.setattr(inputs.args, f"{name}_bf16", value)
+    chain, pack = Chain.of(inputs.args, inputs.architecture), harness.sample_packs()[7]
     first, layers = chain.kinds.index("llm"), chain.kinds.count("llm")
     wanted = [number < start or number >= layers - end for number in range(layers)]
     for cut in range(layers):
@@ -65,20 +53,3 @@ def test_as_many_layers_at_each_end_stay_out_of_eight_bits_as_are_asked_for(
         stage.set_input_tensor(torch.zeros(chain.shape_before(first + cut, pack)))
         stage(pack)
         assert asked == wanted[cut:]
-
-
-@pytest.mark.parametrize(
-    ("flags", "engine", "words"),
-    [
-        ("--fp8-format hybrid --fp8-recipe tensorwise", False, ("Transformer Engine", "leave it out")),
-        ("--fp8-format hybrid", True, ("delayed", "--fp8-recipe tensorwise")),
-        ("--model qwen3.5-9b --fp8-format hybrid --fp8-recipe mxfp8", True, ("linear attention", "leave it out")),
-    ],
-)
-def test_fp8_that_reaches_no_layer_is_refused(
-    monkeypatch: pytest.MonkeyPatch, flags: str, engine: bool, words: tuple[str, ...]
-) -> None:
-    monkeypatch.setattr(platform, "HAS_TRANSFORMER_ENGINE", engine)
-    with pytest.raises(UserError) as refused:
-        read_arguments(f"{COMPLETE} {flags}".split())
-    assert all(word in str(refused.value) for word in words), refused.value

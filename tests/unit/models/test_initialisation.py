@@ -1,7 +1,6 @@
 """Initial weights: every link and tensor-parallel rank draws its own numbers, of the size asked for."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -13,18 +12,11 @@ from megatron.vlm.arguments import TrainingInputs
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from tests.distributed import harness
-from tests.unit.alone import megatron_alone
 
 RANKS, STD = 4, 0.02
 ALIKE_ON_ALL_RANKS = ("patch_embed", "newline")
 OUTPUT_LAYERS = ("linear_proj.weight", "linear_fc2.weight", "input.projection.weight")
 """How the names of those in transformer layers end that write to the residual stream."""
-
-
-@pytest.fixture(scope="module")
-def inputs() -> Iterator[TrainingInputs]:
-    with megatron_alone("small") as inputs:
-        yield inputs
 
 
 @pytest.fixture(params=["host", "device"])
@@ -94,29 +86,26 @@ def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, 
     layers_of = {"vit": layers, "llm": chain.architecture.language.layers}
     layers_of |= {"audio": known.audio.layers} if known.audio else {}
     for link, name in enumerate(chain.names):
-        for weight_name, weight in chain.build(link).named_parameters():
-            if weight_name.endswith(("a_log", "dt_bias")):
-                least, most = (0.01, 16) if weight_name.endswith("a_log") else (1e-3, 1e-1)
-                drawn = weight.exp() if weight_name.endswith("a_log") else torch.nn.functional.softplus(weight)
+        for inside, weight in chain.build(link).named_parameters():
+            whole, part = f"{name}.{inside}", name.partition(".")[0]
+            if inside.endswith(("a_log", "dt_bias")):
+                least, most = (0.01, 16) if inside.endswith("a_log") else (1e-3, 1e-1)
+                drawn = weight.exp() if inside.endswith("a_log") else torch.nn.functional.softplus(weight)
                 assert len(set(drawn.tolist())) == len(drawn)
                 assert ((least <= drawn) & (drawn <= most)).all()
-                continue
-            if weight_name.endswith(".ranges"):  # nothing is clamped
+            elif inside.endswith(".ranges"):  # nothing is clamped
                 assert all(row == [-math.inf, math.inf] * 2 for row in weight.tolist())
-                continue
-            if weight.dim() == 1:
-                whole = f"{name}.{weight_name}"
-                norms = ("llm", "head") if weight_name != "self_attention.norm_weight" else ()
+            elif weight.dim() == 1:
+                norms = ("llm", "head") if inside != "self_attention.norm_weight" else ()
                 centred = known.language.centred_norms and whole.startswith((*norms, *["projector.norm"] * known.pools))
-                wanted = 0.0 if centred or weight_name.endswith(("bias", "shift")) else 1.0
-                assert torch.equal(weight, torch.full_like(weight, wanted)), f"{name}.{weight_name}"
-                continue
-            writes = name.partition(".")[0] in layers_of and weight_name.endswith(OUTPUT_LAYERS)
-            spread = STD / math.sqrt(2 * layers_of[name.partition(".")[0]]) if writes else STD
-            spread = (3 * weight.shape[1]) ** -0.5 if weight_name.endswith("convolution") else spread
-            count = weight.numel()
-            assert weight.std().item() == pytest.approx(spread, rel=4 / math.sqrt(2 * count)), f"{name}.{weight_name}"
-            assert abs(weight.mean().item()) < 4.5 * spread / math.sqrt(count), f"{name}.{weight_name}"
+                wanted = 0.0 if centred or inside.endswith(("bias", "shift")) else 1.0
+                assert torch.equal(weight, torch.full_like(weight, wanted)), whole
+            else:
+                writes, count = part in layers_of and inside.endswith(OUTPUT_LAYERS), weight.numel()
+                spread = STD / math.sqrt(2 * layers_of[part]) if writes else STD
+                spread = (3 * weight.shape[1]) ** -0.5 if inside.endswith("convolution") else spread
+                assert weight.std().item() == pytest.approx(spread, rel=4 / math.sqrt(2 * count)), whole
+                assert abs(weight.mean().item()) < 4.5 * spread / math.sqrt(count), whole
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch, Segments
 from megatron.vlm.models.language_view import LanguageView, LanguageViewer
@@ -34,13 +35,16 @@ def test_a_prompt_is_seen_in_both_directions_and_its_answer_in_one(window: int |
     batch = pack((6, 9, 1, 4), (0, 6), (4, 8, 1))
     view = LanguageViewer(replace(PALIGEMMA, language=language), torch.float32)(batch)
     for length, prefix, mask in zip(batch.lengths, (4, 8, 1, 0), near(view).masks, strict=True):
-        wanted = [
+        assert seen_by(mask, length).tolist() == [
             [max(q, k) < prefix or (k <= q and (window is None or k > q - window)) for k in range(length)]
             for q in range(length)
         ]
-        found = torch.ones(length, length).tril().bool() if mask is None else mask == 0
-        assert found.tolist() == wanted
     assert [mask is None for mask in view.seen[None].masks] == [False, False, True, True]
+
+
+def seen_by(mask: Tensor | None, length: int) -> Tensor:
+    """Of a sample's tokens by each; without a mask those before it."""
+    return torch.ones(length, length).tril().bool() if mask is None else mask == 0
 
 
 def near(view: LanguageView) -> Segments:
@@ -54,12 +58,9 @@ def test_no_token_sees_another_sample(window: int | None) -> None:
     view = LanguageViewer(replace(GEMMA, language=language), torch.float32)(pack(LENGTHS, STARTS))
     begin, segments = 0, near(view)
     for length, mask in zip(LENGTHS, segments.masks, strict=True):
-        images = [
-            range(start - begin, start - begin + PER_IMAGE) for start in STARTS if begin <= start < begin + length
-        ]
-        rows = [[may_see(q, k, images, window) for k in range(length)] for q in range(length)]
-        found = torch.ones(length, length).tril().bool() if mask is None else mask == 0
-        assert found.tolist() == rows
+        here = [start - begin for start in STARTS if begin <= start < begin + length]
+        images, found = [range(start, start + PER_IMAGE) for start in here], seen_by(mask, length)
+        assert found.tolist() == [[may_see(q, k, images, window) for k in range(length)] for q in range(length)]
         assert mask is None or (mask[~found] == -torch.inf).all()
         begin += length
     assert len(view.seen[None].masks) == len(LENGTHS)
@@ -68,14 +69,11 @@ def test_no_token_sees_another_sample(window: int | None) -> None:
 @pytest.mark.parametrize(
     ("model", "batch", "masked"),
     [
-        (GEMMA, pack((3, 2), ()), (False, False)),
-        (GEMMA, pack((5, 2), ()), (False, True)),
-        (GEMMA, pack((6,), (1,)), (True, True)),
-        (SMALL, pack((6,), (1,)), (False, False)),
+        (GEMMA, pack((3, 2), ()), (False, False)), (GEMMA, pack((5, 2), ()), (False, True)),
+        (GEMMA, pack((6,), (1,)), (True, True)), (SMALL, pack((6,), (1,)), (False, False)),
     ],
     ids=["short words", "long words", "an image", "a model without"],
-)
+)  # fmt: skip
 def test_packs_without_a_need_for_masks_have_none(model: Architecture, batch: Microbatch, masked: tuple) -> None:
-    """So that kernels for packs can take them."""
     view = LanguageViewer(model, torch.bfloat16)(batch)
     assert (bool(view.seen[None].masks), bool(near(view).masks)) == masked

@@ -61,8 +61,6 @@ def test_chunks_of_a_pack_are_its_samples_token_by_token(size: int) -> None:
     (out * weights).sum().backward()
     (wanted * weights).sum().backward()
     for found, exact in zip(mine, theirs, strict=True):
-        assert found.grad is not None
-        assert exact.grad is not None
         assert (found.grad - exact.grad).abs().max() < 2e-6 * max(1.0, exact.grad.abs().max().item())
 
 
@@ -86,8 +84,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def lengths_of(cu_seqlens: Tensor, chunk_indices: Tensor) -> list[int]:
         lengths = cu_seqlens.diff().tolist()
         chunks = [[sample, n] for sample, length in enumerate(lengths) for n in range(math.ceil(length / 64))]
-        assert chunk_indices.tolist() == chunks
-        assert chunk_indices.dtype == cu_seqlens.dtype
+        assert (chunk_indices.tolist(), chunk_indices.dtype) == (chunks, cu_seqlens.dtype)
         return lengths
 
     def rule(
@@ -120,9 +117,7 @@ def test_the_verdict_on_a_gpu_tells_kernels_from_torch(kernels: None, monkeypatc
     monkeypatch.setattr(gpu_probes, "SEGMENTS", (1, 30))
     monkeypatch.setattr(platform, "HAS_LINEAR_ATTENTION", True)
     found = gpu_probes.linear_attention(320)
-    assert found.keys() == {
-        f"{name}, {count} samples" for name in ("delta rule", "convolution") for count in gpu_probes.SEGMENTS
-    }
+    assert found.keys() == {f"{name}, {count} samples" for name in ("delta rule", "convolution") for count in (1, 30)}
     assert max(found.values()) < 0.1, "of 30 samples the stand-in adds up gradients in half precision"
     sound = delta_rule.by_kernel
     monkeypatch.setattr(delta_rule, "by_kernel", lambda *given: sound(*given) * 1.1)

@@ -1,6 +1,7 @@
 """Angles are transformers', scaled or not, and count from the start of each sample."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,11 +23,14 @@ SCALINGS = [
 ]  # fmt: skip
 
 
+def of_transformers(rope: dict[str, Any], most: int = 2048) -> Any:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    sizes = {"hidden_size": 512, "num_attention_heads": 4, "max_position_embeddings": most}
+    return llama.LlamaRotaryEmbedding(llama.LlamaConfig(**sizes, rope_parameters=rope))
+
+
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_frequencies_are_those_of_transformers(scaling: RopeScaling | None) -> None:
-    transformers = pytest.importorskip("transformers")
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
     rope = {"rope_type": scaling.kind if scaling else "default", "rope_theta": LANGUAGE.rope_theta}
     if scaling:
         rope["factor"] = scaling.factor
@@ -36,8 +40,7 @@ def test_frequencies_are_those_of_transformers(scaling: RopeScaling | None) -> N
     if scaling and scaling.kind == "yarn":
         rope |= {"beta_slow": scaling.low_frequency_factor, "beta_fast": scaling.high_frequency_factor}
         rope |= {"original_max_position_embeddings": scaling.original_positions, "truncate": scaling.whole_dimensions}
-    config = transformers.LlamaConfig(hidden_size=512, num_attention_heads=4, rope_parameters=rope)
-    theirs = LlamaRotaryEmbedding(config)
+    theirs = of_transformers(rope)
     ours = rotary_frequencies(replace(LANGUAGE, rope_scaling=scaling))
     assert torch.allclose(ours, theirs.inv_freq, rtol=1e-6, atol=0)
     assert (scaling.attention_factor if scaling else 1.0) == pytest.approx(theirs.attention_scaling)
@@ -45,18 +48,11 @@ def test_frequencies_are_those_of_transformers(scaling: RopeScaling | None) -> N
 
 @pytest.mark.parametrize("lengths", [(3, 8), (9, 40, 5, 17)])
 def test_dynamic_scaling_turns_each_sample_by_its_own_length(lengths: tuple[int, ...]) -> None:
-    """Up to 8 tokens as without."""
-    transformers = pytest.importorskip("transformers")
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
     rope = {"rope_type": "dynamic", "rope_theta": LANGUAGE.rope_theta, "factor": 2.0}
-    config = transformers.LlamaConfig(
-        hidden_size=512, num_attention_heads=4, rope_parameters=rope, max_position_embeddings=8
-    )
     scaling = RopeScaling("dynamic", 2.0, original_positions=8)
     rotary = Rotary(replace(LANGUAGE, rope_scaling=scaling))
     ours = rotary.angles(Microbatch(0, lengths, len(lengths), sum(lengths))).flatten(1)
-    theirs = [LlamaRotaryEmbedding(config)(ours, torch.arange(length)[None])[0][0] for length in lengths]
+    theirs = [of_transformers(rope, 8)(ours, torch.arange(length)[None])[0][0] for length in lengths]
     assert torch.allclose(ours.cos(), torch.cat(theirs), atol=2e-6)
 
 

@@ -5,16 +5,14 @@ import types
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from megatron.core.distributed import finalize_model_grads
-from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.utils import get_model_config
 
 from megatron.vlm import pretrain
 from megatron.vlm.data.loader import Needs, PackDataset
@@ -31,20 +29,15 @@ from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.run_metrics import training_intervals
 from tests.demo import demo_dataset, demo_packs
 from tests.distributed import harness
-from tests.distributed.harness import get_model
-from tests.unit.alone import megatron_alone
+from tests.unit.alone import trainer_alone
 
 Case = tuple[Trainer, Any, list[str]]
 
 
 @pytest.fixture(scope="module")
 def trained() -> Iterator[tuple[Trainer, Any]]:
-    with megatron_alone("small") as inputs, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain.Trainer, "sources", staticmethod(lambda _: ("made up",)))
-        trainer = Trainer(inputs)
-        model = get_model(trainer.model, ModelType.encoder_or_decoder)
-        get_model_config(model[0]).finalize_model_grads_func = finalize_model_grads
-        yield trainer, model
+    with trainer_alone("small") as made:
+        yield made
 
 
 @pytest.fixture
@@ -74,14 +67,12 @@ def opened(trainer: Trainer, training: bool, batches: list[Microbatch]) -> Itera
     return trainer.packs[training].add(Written(batches), lambda: cycle(range(len(batches))), len(batches))  # type: ignore[arg-type]
 
 
-def run(
-    trainer: Trainer, model: Any, batches: list[Microbatch], training: bool = True, iteration: int = 7
-) -> torch.Tensor:
+def run(trainer: Trainer, model: Any, batches: list[Microbatch], iteration: int = 7, **evaluates: bool) -> torch.Tensor:
     for module in model:
         module.zero_grad_buffer()
-    source = opened(trainer, training, batches)
-    arguments = {"model": model, "num_microbatches": len(batches), "forward_step_func": trainer.forward_step}
-    trainer._run_iteration({**arguments, "data_iterator": source}, training, iteration)
+    given = {"model": model, "num_microbatches": len(batches), "forward_step_func": trainer.forward_step, **evaluates}
+    source = opened(trainer, not evaluates, batches)
+    trainer._run_iteration({**given, "data_iterator": source}, not evaluates, iteration)
     return torch.cat([buffer.grad_data.clone() for buffer in model[0].buffers])
 
 
@@ -91,6 +82,13 @@ def optimizer_of(trainer: Trainer, model: Any, lr: float = 0.0, **settings: Any)
         trainer.bad_steps.install(trainer.end_training_iteration)
         config = OptimizerConfig(lr=lr, params_dtype=torch.float32, clip_grad=0.0, **settings)
         return bad_samples.training.get_megatron_optimizer(config, model)
+
+
+def spoilt(batch: Microbatch) -> Microbatch:
+    """The pack with pixels that are no numbers."""
+    assert batch.pixels is not None
+    assert batch.tiles
+    return replace(batch, pixels=torch.full_like(batch.pixels, float("nan")))
 
 
 def by_hand(batch: Microbatch, segment: int) -> Microbatch:
@@ -147,9 +145,7 @@ def test_an_evaluation_leaves_broken_samples_out_too(case: Case) -> None:
     for batches in ([by_hand(whole[0], 0), whole[1]], [replace(whole[0], broken=((0, "gone"),)), whole[1]]):
         model[0].eval()
         trainer.evaluation.tally = pretrain.Tally(1)
-        source = opened(trainer, False, batches)
-        arguments = {"model": model, "num_microbatches": 2, "forward_step_func": trainer.forward_step}
-        trainer._run_iteration({**arguments, "data_iterator": source, "forward_only": True}, False, 0)
+        run(trainer, model, batches, 0, forward_only=True)
         losses.append(trainer.evaluation.tally.losses.clone())
         model[0].train()
     assert torch.equal(*losses)
@@ -160,10 +156,7 @@ def test_a_step_that_is_not_finite_is_left_out_named_and_limited(case: Case, mon
     optimizer, tallies = optimizer_of(trainer, model, 1e-2), []
     monkeypatch.setattr(trainer.meter, "end_iteration", lambda *_: tallies.append(trainer.meter.tally))
     whole = packs()
-    pixels = whole[1].pixels.clone() if whole[1].pixels is not None and whole[1].tiles else None
-    assert pixels is not None, "the pack must have tiles"
-    pixels[0] = float("nan")
-    bad = [whole[0], replace(whole[1], pixels=pixels), *whole[2:]]
+    bad = [whole[0], spoilt(whole[1]), *whole[2:]]
 
     def steps(batches: list[Microbatch]) -> bool:
         before = [weight.detach().clone() for weight in model[0].parameters()]
@@ -214,8 +207,7 @@ def test_gradients_that_overflow_alone_are_seen(case: Case, monkeypatch: pytest.
 
     monkeypatch.setattr(trainer, "executor", overflowing)
     whole = packs()
-    assert whole[1].pixels is not None
-    whole[1].pixels[:] *= float("nan") if at == "loss" else 1.0
+    whole = [whole[0], spoilt(whole[1]), *whole[2:]] if at == "loss" else whole
     run(trainer, model, whole)
     assert not optimizer.step()[0]
     assert ("gradients are not finite, though all losses are" in said[0]) == (at == "gradient")
@@ -260,17 +252,11 @@ def test_steps_that_a_scaler_leaves_out_count(case: Case, config: OptimizerConfi
     for left_out in range(2):
         run(trainer, model, packs(), iteration=falls + left_out + 1)
         assert optimizer.prepare_grads()
-    assert len(said) == 2
-    assert said[1].startswith(
-        f"warning: iteration {falls + 2}: gradients overflow under a loss scale of 0.1, which falls"
-    )
-    assert f"(2 in a row, {falls + 2} since the start)" in said[1]
-    assert not optimizer.prepare_grads()
-    assert optimizer.prepare_grads()
-    assert optimizer.prepare_grads()
-    with pytest.raises(
-        UserError, match=rf"3 steps in a row were not finite, limit 2 \(--max-bad-steps\): lower {remedy}"
-    ):
+    _, second = said
+    assert second.startswith(f"warning: iteration {falls + 2}: gradients overflow under a loss scale of 0.1, which")
+    assert f"(2 in a row, {falls + 2} since the start)" in second
+    assert [optimizer.prepare_grads() for _ in range(3)] == [False, True, True]
+    with pytest.raises(UserError, match=rf"3 steps in a row were .*, limit 2 \(--max-bad-steps\): lower {remedy}"):
         optimizer.prepare_grads()
 
 
@@ -278,10 +264,16 @@ def test_an_iteration_lets_its_packs_go(case: Case, monkeypatch: pytest.MonkeyPa
     """The pixels of all of its microbatches would not fit beside the activations that are planned."""
     trainer, model, _ = case
     seen: list[weakref.ref[Microbatch]] = []
-    monkeypatch.setattr(trainer.recorder, "add_pack", lambda batch: seen.append(weakref.ref(batch)))
+
+    def watched(handle: Any, batch: Microbatch, *more: torch.Tensor) -> Any:
+        seen.append(weakref.ref(batch))
+        return handle(batch, *more)
+
+    for owner, name in ((trainer.recorder, "add_pack"), (trainer.bad_steps, "note_loss")):
+        monkeypatch.setattr(owner, name, partial(watched, getattr(owner, name)))
     run(trainer, model, packs())
     gc.collect()
-    assert [pack() for pack in seen] == [None] * 4
+    assert [pack() for pack in seen] == [None] * 8
 
 
 def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: Path) -> None:
@@ -292,8 +284,6 @@ def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: 
     sample = next(sample for sample in whole.sample_ids if data.sizes.tiles[sample])
     (tmp_path / data.sample(sample).images[0].path).unlink()
     broken = dataset[0]
-    assert broken.pixels is not None
-    assert whole.pixels is not None
     assert broken.pixels.shape == whole.pixels.shape
     assert [number for number, _ in broken.broken] == [sample]
     assert data.sample(sample).images[0].path in broken.broken[0][1]
@@ -304,7 +294,6 @@ def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: 
 
 @pytest.fixture
 def metered(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The file to which the trainer's meters write an interval an iteration."""
     trainer, path = case[0], tmp_path / "metrics.jsonl"
     meter = TrainingMeter(("made up",), 1, Journal(str(path)))
     meter.start(None, 0, 1.0)
@@ -316,11 +305,8 @@ def metered(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path
 def test_what_went_wrong_stands_in_the_metrics(case: Case, metered: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A step that was left out has no loss, which is another thing than a loss of 0."""
     trainer, model, _ = case
-    optimizer, whole = optimizer_of(trainer, model), packs()
-    assert whole[1].pixels is not None
-    bad = replace(whole[1], pixels=torch.full_like(whole[1].pixels, float("nan")))
-    broken = replace(whole[2], broken=((21, "x.png: cannot be decoded"),))
-    first, second, third, fourth = whole
+    optimizer, (first, second, third, fourth) = optimizer_of(trainer, model), packs()
+    bad, broken = spoilt(second), replace(third, broken=((21, "x.png: cannot be decoded"),))
     iterations = ((second, third), (bad, third), (bad, broken), (second, broken))
     for iteration, middle in enumerate(iterations, start=1):
         run(trainer, model, [first, *middle, fourth], iteration=iteration)

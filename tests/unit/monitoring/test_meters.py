@@ -129,12 +129,12 @@ def test_an_interval_is_reported_over_all_ranks(run: list, ranks: list, clock: l
     assert (first["iteration"], second["iteration"], first["iterations"]) == (4, 6, 7)
     packs = [batch for rank in run for iteration in rank[:2] for batch, _ in iteration]
     samples, useful = sum(p.samples for p in packs), sum(p.useful_tokens for p in packs)
-    assert first["samples"] == samples
-    assert first["samples_per_second"] == samples / 4.0
-    assert first["useful_tokens_per_second"] == useful / 4.0
-    assert first["padding"] == pytest.approx(1 - useful / sum(p.tokens for p in packs))
-    assert first["consumed_samples"] == 1000 + samples
-    assert first["epoch"] == (1000 + samples) / 500
+    wanted = {
+        "samples": samples, "samples_per_second": samples / 4.0, "useful_tokens_per_second": useful / 4.0,
+        "padding": pytest.approx(1 - useful / sum(p.tokens for p in packs)), "consumed_samples": 1000 + samples,
+        "epoch": (1000 + samples) / 500,
+    }  # fmt: skip
+    assert wanted.items() <= first.items()
     assert second["consumed_samples"] == 1000 + samples + second["samples"]
     assert second["epoch"] == second["consumed_samples"] / 500
     later = sum(batch.samples for rank in run for iteration in rank[2:] for batch, _ in iteration)
@@ -151,11 +151,9 @@ def test_dist_ratio_is_the_mean_share_of_waiting(run: list, ranks: list, name: s
         work = [sum(count(batch) for batch, _ in of_rank) for of_rank in of_ranks]
         ratios.append(sum(max(work) - each for each in work) / (max(work) * len(work)))
     field = {
-        "tiles": "dist_ratio_vit",
-        "tokens": "dist_ratio_llm",
-        "squares": "dist_ratio_attention",
+        "tiles": "dist_ratio_vit", "tokens": "dist_ratio_llm", "squares": "dist_ratio_attention",
         "frames": "dist_ratio_audio",
-    }[name]
+    }[name]  # fmt: skip
     assert line[field] == pytest.approx(sum(ratios) / len(ratios))
 
 
@@ -215,17 +213,14 @@ def test_evaluating_takes_nothing_from_the_training_rates(ranks: list, clock: li
     for number in (1, 2):
         feed(meter.tally, run[0][0])
         clock[0] += 3.0
+        meter.end_iteration(number)
         if number == 1:
-            for iteration in run[0][:2]:
+            for iteration, last in zip(run[0][:2], (False, True), strict=True):
                 evaluation.begin_iteration()
                 feed(evaluation.tally, iteration)
                 clock[0] += 50.0
-                done = evaluation.end_iteration()
-            assert done
-            meter.end_iteration(number)
+                assert evaluation.end_iteration() == last
             meter.exclude(evaluation.end_pass(number))
-        else:
-            meter.end_iteration(number)
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert line["seconds"] == 6.0
     assert line["samples"] == 2 * sum(batch.samples for rank in run for batch, _ in rank[0])

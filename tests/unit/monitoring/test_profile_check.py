@@ -72,9 +72,7 @@ def test_it_is_said_once_and_written_for_replan(run: Path, tmp_path: Path, capsy
     assert (ratios["vit"], ratios["llm"], ratios["head"]) == ("1.00", "2.00", "1.00")
     assert "--replan" not in said  # the step itself took as long as planned
     found = profile_check(tmp_path / "metrics.jsonl")
-    assert found
-    plan = check.plan
-    assert (found["iterations"], found["profile_hash"]) == ([4, 6, 8], plan.profile_hash)
+    assert (found["iterations"], found["profile_hash"]) == ([4, 6, 8], check.plan.profile_hash)
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
     longer = [{**line, "lanes": [{**lane, "end": 1.06 * lane["end"]} for lane in line["lanes"]]} for line in lines]
     check = check_of(run, tmp_path / "metrics.jsonl")

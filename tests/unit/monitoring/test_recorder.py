@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from megatron.vlm import pretrain
@@ -18,14 +18,13 @@ from megatron.vlm.data.loader import microbatches
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring.recorder import WARM_UP, Recorder, Timed, aligned, recorded_iterations
 from megatron.vlm.platform import Moment
-from megatron.vlm.pretrain import Trainer
-from omnibal_ext.plan import Plan, StagePlan
+from omnibal_ext.plan import StagePlan, single_stage_plan
 from omnibal_ext.report.breakdown import breakdown
 from omnibal_ext.report.timeline import packs_of_record, recorded
 from omnibal_ext.schedules.actions import Action
 from omnibal_ext.schedules.placement import Placement
 from tests.distributed import harness
-from tests.unit.alone import megatron_alone
+from tests.unit.alone import trainer_alone
 
 CHAIN = harness.SMALL.chain
 MICROBATCHES = 3
@@ -49,13 +48,10 @@ def test_iterations_are_spread_over_the_run_and_none_are_neighbours(iterations: 
     if count and iterations > WARM_UP:
         assert chosen[0] == WARM_UP + 1
     if count > 1 and iterations > WARM_UP + 2:
-        assert chosen[-1] == iterations
-        assert len(chosen) == min(count, (iterations - WARM_UP - 1) // 2 + 1)
+        assert (chosen[-1], len(chosen)) == (iterations, min(count, (iterations - WARM_UP - 1) // 2 + 1))
 
 
 class Late(list[Microbatch]):
-    """A dataset of packs that are there already, the first of them late."""
-
     reads_images = False
 
     def __getitem__(self, pack: Any) -> Any:
@@ -67,15 +63,11 @@ class Late(list[Microbatch]):
 def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Iterations 4 to 8 of a trainer of one stage, of which 5 and 7 are recorded; the line of 5."""
     folder = tmp_path_factory.mktemp("recorder")
-    Plan(
-        chain=CHAIN, stages=(StagePlan((0, len(CHAIN)), request.param),), num_microbatches=MICROBATCHES,
-        pipeline_model_parallel_size=1, model="small", model_hash=harness.SMALL.hash,
-    ).save(folder / "plan.json")  # fmt: skip
-    with megatron_alone("small", "--plan", str(folder / "plan.json")) as inputs, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain.Trainer, "sources", staticmethod(lambda _: ("made up",)))
-        trainer = Trainer(inputs)
+    plan = single_stage_plan(CHAIN, model="small", model_hash=harness.SMALL.hash)
+    stages = (StagePlan((0, len(CHAIN)), request.param),)
+    replace(plan, stages=stages, num_microbatches=MICROBATCHES).save(folder / "plan.json")
+    with trainer_alone("small", "--plan", str(folder / "plan.json")) as (trainer, model):
         trainer.recorder = Recorder(folder / "timeline.jsonl", (RECORDED, 7))
-        model = harness.get_model(trainer.model, ModelType.encoder_or_decoder)
         optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-2, params_dtype=torch.float32), model)
         for number in range(4, 9):
             pretrain.get_args().curr_iteration = number - 1
@@ -94,17 +86,15 @@ def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_every_action_is_there_once_in_the_order_of_the_schedule(record: dict[str, Any]) -> None:
     (lane,) = record["lanes"]
     assert [(kind, m) for kind, m, *_ in lane["actions"]] == [(k, m) for m in range(MICROBATCHES) for k in "FB"]
-    times = [edge for _, _, _, start, end, _ in lane["actions"] for edge in (start, end)]
+    times = [0, *(edge for _, _, _, start, end, _ in lane["actions"] for edge in (start, end)), lane["end"]]
     assert times == sorted(times)
-    assert times[0] >= 0
-    assert lane["end"] > times[-1]  # the optimizer's step is in it
+    assert times[-1] > times[-2]  # the optimizer's step is in it
 
 
 def test_waits_for_packs_are_there_one_a_pack(record: dict[str, Any]) -> None:
     (lane,) = record["lanes"]
     waits = [end - start for start, end in lane["reads"]]
-    assert len(waits) == MICROBATCHES
-    assert waits[0] == pytest.approx(LATE, rel=0.1)
+    assert (len(waits), waits[0]) == (MICROBATCHES, pytest.approx(LATE, rel=0.1))
     assert 0 <= lane["reads"][0][0] < lane["reads"][0][1] <= lane["actions"][0][3]
     assert lane["actions"][0][4] <= lane["reads"][1][0]  # read ahead, behind the forward before
     shares = breakdown(recorded(record, Placement.interleaved(1)))
@@ -119,10 +109,7 @@ def test_parts_come_in_the_order_of_the_chain_and_add_up(record: dict[str, Any])
         parts = [f"{part} {phase}" for part, phase, _ in pieces if part != "other"]
         if harness.sample_packs()[microbatch].tiles == 0:
             continue  # passes the vision links by
-        if kind == "F":
-            assert parts == FORWARDS
-        else:
-            assert parts == (AGAIN if record["recomputes"] else PLAIN)
+        assert parts == (FORWARDS if kind == "F" else AGAIN if record["recomputes"] else PLAIN)
 
 
 def test_it_reads_as_a_timeline_of_these_packs_and_leaves_no_hook(record: dict[str, Any]) -> None:

@@ -97,9 +97,8 @@ def test_figures_of_all_ranks_are_gathered_by_replica_and_rank(monkeypatch: pyte
         other = [torch.cat([timed[1, rank].flatten(), torch.tensor([float(peaks[1][rank])])]) for rank in range(3)]
         return torch.stack([mine, torch.stack(other)])
 
-    for name in ("pipeline_model", "data"):
-        group = name.partition("_")[0]
-        monkeypatch.setattr(stage_meter.parallel_state, f"get_{name}_parallel_group", lambda group=group: group)
+    monkeypatch.setattr(stage_meter.parallel_state, "get_pipeline_model_parallel_group", lambda: "pipeline")
+    monkeypatch.setattr(stage_meter.parallel_state, "get_data_parallel_group", lambda: "data")
     monkeypatch.setattr(stage_meter, "all_gathered", all_gathered)
     worked, spans, most = stage_meter.gather_timings(timed[0, 1], peaks[0][1])
     assert worked.tolist() == timed[..., :2].tolist()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from omnibal_ext.packing.packs import PackList
+from omnibal_ext.packing.packs import PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 
 REPOSITORY = Path(__file__).parents[3]
@@ -44,13 +44,7 @@ def mix(samples: int, seed: int = 0) -> Sizes:
 
 def made_up_manifest(**fields: Any) -> dict[str, Any]:
     """What an index says of packs that no packer made; the files' own counts come with writing it."""
-    usual: dict[str, Any] = {
-        "method": "balanced",
-        "pad": False,
-        "last_iteration": "next_epoch",
-        "seed": 3,
-        "rejected": 0,
-    }
+    usual: dict[str, Any] = {"method": "balanced", "pad": False, "last_iteration": "next_epoch", "seed": 3}
     budgets = ("vit_budget", "llm_budget", "sample_vit_budget", "sample_llm_budget")
     return {**usual, **dict.fromkeys(budgets, 1), "rejected": 0, "sources": [], "built_from": {}, **fields}
 
@@ -61,6 +55,32 @@ def assert_partition(packs: PackList, samples: int) -> None:
     assert packs.pack_offsets[0] == 0
     assert packs.pack_offsets[-1] == samples
     assert (packs.counts > 0).all()
+
+
+def assert_packed(packs: PackList, sizes: Sizes, *budgets: int) -> None:
+    """And none is beyond the budgets of tiles and tokens."""
+    assert_partition(packs, len(sizes))
+    assert (pack_loads(packs, sizes)[:, :2] <= budgets).all()
+
+
+def samples_of(packs: PackList) -> list[NDArray[np.int64]]:
+    """Those of each pack."""
+    return np.split(packs.sample_ids, packs.pack_offsets[1:-1])
+
+
+def drawn(samples: int, tiles: int, tokens: tuple[int, int], seed: int = 0) -> Sizes:
+    """Tiles below `tiles`, tokens from one number to below the other."""
+    random = np.random.default_rng(seed)
+    return Sizes.from_arrays(random.integers(0, tiles, samples), random.integers(*tokens, samples))
+
+
+def first_fit_packs(sizes: NDArray[np.int64], budgets: NDArray[np.int64]) -> int:
+    """Packs of first-fit-decreasing by the larger share of a budget, every pack looked at."""
+    rooms: list[NDArray[np.int64]] = []
+    for sample in np.argsort(-(sizes / np.maximum(1, budgets)).max(axis=1), kind="stable"):
+        place = next((i for i, room in enumerate(rooms) if (room >= sizes[sample]).all()), len(rooms))
+        rooms[place:] = [(budgets if place == len(rooms) else rooms[place]) - sizes[sample], *rooms[place + 1 :]]
+    return len(rooms)
 
 
 def spread_against_random(iterations: NDArray[np.int64], values: NDArray[Any]) -> NDArray[np.float64]:

@@ -13,19 +13,9 @@ from tests.unit.packing.corpora import published_files
 
 def test_published_lengths_reach_the_lower_bound() -> None:
     sizes = Sizes.load(published_files())
-    best, trials = choose_budgets(sizes)
+    best, _ = choose_budgets(sizes)
     packs = len(pack_balanced(sizes, best.vit_budget, best.llm_budget, seed=0))
     assert packs <= 1.005 * lower_bound_packs(sizes, best.vit_budget, best.llm_budget)
-    assert best.waste == min(trial.waste for trial in trials if trial.packs_over_bound <= 1.004)
-
-
-@pytest.mark.parametrize("limit", [2048, 3000, 4096, 16384])
-def test_limits_hold_and_every_sample_fits(limit: int) -> None:
-    sizes = single_tiles(3000)
-    best, trials = choose_budgets(sizes, max_llm_budget=limit, samples_per_pack=8)
-    assert all(trial.llm_budget <= limit for trial in trials)
-    assert best.vit_budget >= sizes.tiles.max()
-    assert best.llm_budget >= sizes.tokens.max()
 
 
 def test_a_budget_that_is_given_is_kept() -> None:

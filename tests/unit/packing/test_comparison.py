@@ -16,9 +16,9 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import drawn, samples_of
 
-GENERATOR = np.random.default_rng(0)
-SIZES = Sizes.from_arrays(GENERATOR.integers(0, 6, 700), GENERATOR.integers(20, 400, 700))
+SIZES = drawn(700, 6, (20, 400))
 OPTIONS = PackOptions(vit_budget=12, llm_budget=1024, micro_batches=2, pipeline_model_parallel_size=1, seed=3)
 COSTS = PackCosts.of_model("tiny", "h100", 12, 1024)
 NAMES = [
@@ -56,18 +56,12 @@ def test_packs_by_tokens_hold_every_sample_once_and_are_as_few_as_best_fit_makes
     reasons = (SIZES.tokens > 390).astype(np.int8)
     packs = pack_by_tokens(Corpus.of(SIZES), reasons, OPTIONS, COSTS, 0).packs
     assert sorted(packs.sample_ids.tolist()) == np.flatnonzero(reasons == 0).tolist()
-    tokens = [SIZES.tokens[packs.between(pack, pack + 1).sample_ids].sum() for pack in range(len(packs))]
-    tiles = [SIZES.tiles[packs.between(pack, pack + 1).sample_ids].sum() for pack in range(len(packs))]
-    assert max(tokens) <= 1024
-    assert max(tiles) > 12
+    assert max(SIZES.tokens[own].sum() for own in samples_of(packs)) <= 1024
+    assert max(SIZES.tiles[own].sum() for own in samples_of(packs)) > 12
     room: list[int] = []  # best fit decreasing, as TRL packs
     for size in sorted(SIZES.tokens[reasons == 0].tolist(), reverse=True):
-        fits = [pack for pack in range(len(room)) if room[pack] >= size]
-        best = min(fits, key=room.__getitem__, default=None)
-        if best is None:
-            room.append(1024 - size)
-        else:
-            room[best] -= size
+        best = min((left for left in room if left >= size), default=1024)
+        room = [*(room if best == 1024 else room[: (at := room.index(best))] + room[at + 1 :]), best - size]
     assert len(packs) == pytest.approx(len(room), abs=1)
     # In random order: first fit makes packs of ever more and smaller samples.
     assert abs(np.corrcoef(packs.counts, np.arange(len(packs)))[0, 1]) < 0.3

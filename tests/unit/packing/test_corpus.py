@@ -1,8 +1,8 @@
-"""Mixed corpora: weights, groups, oversize samples and separate epochs; every sample is accounted for."""
+"""Mixed corpora: weights, groups, oversize, held-out samples and separate epochs; every sample is accounted for."""
 
 import json
+from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -15,9 +15,9 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.held_out import HeldOut
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.histograms import bar_line
-from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import METHODS, PackOptions
 from omnibal_ext.packing.pack_epoch import pack_epoch
 from omnibal_ext.reading.document import sealed
@@ -25,7 +25,8 @@ from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import report
 from omnibal_ext.sizes import Sizes, sizes_files
 from tests.long import short
-from tests.unit.packing.corpora import corpora
+from tests.unit.packing.corpora import corpora, drawn, samples_of
+from tools import pack_data
 
 OPTIONS = PackOptions(vit_budget=9, llm_budget=300, data_parallel_size=2, micro_batches=2)
 
@@ -53,8 +54,7 @@ def test_packed_and_rejected_are_the_input(folder: Path, sizes: Sizes, method: s
 
 
 def sizes_of(samples: int) -> Sizes:
-    generator = np.random.default_rng(samples)
-    return Sizes.from_arrays(generator.integers(0, 8, samples), generator.integers(10, 290, samples))
+    return drawn(samples, 8, (10, 290), seed=samples)
 
 
 @pytest.mark.slow
@@ -136,17 +136,10 @@ def test_the_report_draws_what_was_packed(tmp_path: Path) -> None:
     corpus = Corpus(sizes_of(80), (CorpusSource("<a&b>", 80),))
     index, summary = build_index(corpus, tmp_path / "index", OPTIONS)
     page = report([], [PackingView.of_summary(index, corpus, summary, [])])
-    (tmp_path / "report.html").write_text(page)
-    page = (tmp_path / "report.html").read_text()
     assert page.count("<figure>") == 5
     assert "&lt;a&amp;b&gt;" in page
     assert "<a&b>" not in page
-    for said in (
-        "Waste by kind",
-        "ranks waiting: attention",
-        "tokens per rank",
-        "Left out",
-    ):
+    for said in ("Waste by kind", "ranks waiting: attention", "tokens per rank", "Left out"):
         assert said in page
 
 
@@ -154,13 +147,6 @@ def test_a_line_of_bars_shows_where_values_lie() -> None:
     bars = bar_line(np.repeat([0, 16, 31], [8, 1, 4]))
     assert bars == "█" + " " * 15 + "▁" + " " * 14 + "▄"
     assert bar_line(np.array([5, 5])).strip() == "█"
-
-
-def test_opening_reads_no_array(tmp_path: Path) -> None:
-    index, _ = build_index(sizes_of(80), tmp_path / "index", OPTIONS)
-    opened = PackedIndex.open(index.folder)
-    assert isinstance(opened.sample_ids, np.memmap)
-    assert isinstance(opened.loads, np.memmap)
 
 
 def test_a_file_that_names_the_sizes_files_of_its_sets_stands_for_them(tmp_path: Path) -> None:
@@ -186,7 +172,74 @@ def test_copies_of_a_sample_and_groups_share_no_pack(seed: int) -> None:
     options = PackOptions(vit_budget=12, llm_budget=600, data_parallel_size=4, micro_batches=12, seed=seed)
     packs = pack_epoch(corpus, np.zeros(200, np.int8), options, PackCosts.of_model(), 0).packs
     assert np.array_equal(np.bincount(packs.sample_ids), np.full(200, 4))
-    for first, end in pairwise(packs.pack_offsets):
-        held = packs.sample_ids[first:end]
+    for held in samples_of(packs):
         assert len(np.unique(held)) == len(held)
         assert len(np.unique(groups[held])) == 1
+
+
+IN_STEPS = PackOptions(vit_budget=9, llm_budget=300, data_parallel_size=2, micro_batches=2, last_iteration="empty")
+
+
+def weighted(count: int = 200, weights: tuple[float, float] = (1.0, 1.0)) -> Corpus:
+    sizes, first = drawn(count, 11, (10, 290), seed=count), count // 3
+    return Corpus(sizes, (CorpusSource("a", first, weights[0]), CorpusSource("b", count - first, weights[1])))
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (2.0, 0.5)])
+@pytest.mark.parametrize("oversize", ["reject", "alone"])
+def test_what_is_held_out_and_the_rest_are_the_corpus(
+    tmp_path: Path, weights: tuple[float, float], oversize: str
+) -> None:
+    """Weights say how often the rest is trained on; an evaluation has each sample once."""
+    whole, options = weighted(weights=weights), replace(IN_STEPS, oversize=oversize)
+    fits = (whole.sizes.tiles <= 9) | (oversize == "alone")
+    drawn = HeldOut(0.1, 7).draw(200)
+    assert drawn.sum() == 20
+    rest, rest_summary = build_index(HeldOut(0.1, 7).of(whole), tmp_path / "rest", options)
+    held, held_summary = build_index(HeldOut(0.1, 7, packed=True).of(whole), tmp_path / "held", options)
+    assert Counter(held.sample_ids.tolist()) == Counter(np.flatnonzero(drawn & fits).tolist())
+    assert set(rest.sample_ids.tolist()) == set(np.flatnonzero(~drawn & fits).tolist())
+    assert rest_summary.rejected == np.count_nonzero(~drawn & ~fits)
+    assert held_summary.rejected == np.count_nonzero(drawn & ~fits)
+
+
+def test_the_draw_is_by_seed_and_of_the_share(tmp_path: Path) -> None:
+    draws = [HeldOut(0.25, seed).draw(1000) for seed in range(40)]
+    assert {int(drawn.sum()) for drawn in draws} == {250}
+    often = np.sum(draws, axis=0)
+    assert often.min() > 0
+    assert often.max() < 25, "no sample is preferred"
+    assert np.array_equal(HeldOut(0.25, 3).draw(1000), draws[3])
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.02, 20), (0.99, 20), (0.5, 0)])
+def test_a_share_that_leaves_nothing_is_refused(share: float, count: int) -> None:
+    with pytest.raises(UserError, match="must be 1 or more, and leave some"):
+        HeldOut(share, 0).draw(count)
+
+
+def packed(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr("sys.argv", ["pack_data", *map(str, words), "--json"])
+    pack_data.main()
+
+
+def test_the_tool_packs_what_an_index_left_out_within_its_budgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = weighted().sizes
+    np.savez(tmp_path / "sizes.npz", tiles=sizes.tiles, tokens=sizes.tokens)
+    common = ("--sizes", tmp_path / "sizes.npz")
+    how = ("--vit-budget", 12, "--llm-budget", 400, "--micro-batches", 2, "--seed", 5, "--weights", 2)
+    packed(monkeypatch, *common, *how, "--held-out", 0.1, "--output-dir", tmp_path / "rest")
+    packed(monkeypatch, *common, "--held-out-of", tmp_path / "rest", "--output-dir", tmp_path / "held")
+    packed(monkeypatch, *common, "--like", tmp_path / "rest", "--wait", 0.01, "--output-dir", tmp_path / "again")
+    rest, held, again = (pack_data.PackedIndex.open(tmp_path / name) for name in ("rest", "held", "again"))
+    assert (held.vit_budget, held.llm_budget, held.global_batch) == (12, 400, 2)
+    drawn = np.flatnonzero(HeldOut(0.1, 5).draw(200)).tolist()
+    assert sorted(held.sample_ids.tolist()) == drawn
+    assert sorted(again.sample_ids.tolist()) == sorted(rest.sample_ids.tolist())
+    assert Counter(rest.sample_ids.tolist()) == Counter({n: 2 for n in range(200) if n not in drawn})
+    for wrong in ("held", "plain"):
+        packed(monkeypatch, *common, *how, "--output-dir", tmp_path / "plain")
+        with pytest.raises(UserError, match="leaves no samples out; pack it with --held-out SHARE"):
+            packed(monkeypatch, *common, "--held-out-of", tmp_path / wrong, "--output-dir", tmp_path / "x")

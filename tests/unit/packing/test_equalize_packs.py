@@ -21,7 +21,7 @@ from omnibal_ext.packing.packers.first_fit import pack_first_fit
 from omnibal_ext.packing.packs import LOADS, PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 from tests.long import short
-from tests.unit.packing.corpora import assert_partition
+from tests.unit.packing.corpora import assert_partition, samples_of
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ def evened(
 
 
 def sums_of(packs: PackList, values: NDArray[np.generic]) -> NDArray[np.generic]:
-    return np.stack([values[own].sum(axis=0) for own in np.split(packs.sample_ids, packs.pack_offsets[1:-1])])
+    return np.stack([values[own].sum(axis=0) for own in samples_of(packs)])
 
 
 @given(
@@ -64,10 +64,6 @@ def test_exchanges_keep_samples_budgets_groups_and_the_number_of_packs(
     again = equalize_packs(before, sizes, budgets, seconds, ranks, exchange_groups, seed)
     assert np.array_equal(again.sample_ids, after.sample_ids)
     assert np.array_equal(again.pack_offsets, after.pack_offsets)
-
-
-def samples_of(packs: PackList) -> list[NDArray[np.int64]]:
-    return np.split(packs.sample_ids, packs.pack_offsets[1:-1])
 
 
 def group_of(packs: PackList, exchange_groups: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -117,12 +113,10 @@ def test_one_large_sample_goes_for_many_small_ones() -> None:
 
 def test_no_pack_is_left_empty() -> None:
     """The ranks would be even if the one gave all of a pack away: 3 + 1 | 1 + 1 to 3 | 1 + 1 + 1."""
-    sizes, seconds = np.array([[3], [1], [1], [1]]), np.array([[3.0], [1.0], [1.0], [1.0]])
-    packs = PackList(np.array([0, 1, 2, 3, 4]), np.arange(4))
+    sizes, packs = np.array([[3], [1], [1], [1]]), PackList(np.arange(5), np.arange(4))
+    ranks, groups = np.array([0, 0, 1, 1]), np.zeros(4, np.int64)
     for seed in range(5):
-        after = equalize_packs(
-            packs, sizes, np.array([9]), seconds, np.array([0, 0, 1, 1]), np.zeros(4, np.int64), seed
-        )
+        after = equalize_packs(packs, sizes, np.array([9]), sizes.astype(float), ranks, groups, seed)
         assert after.counts.tolist() == [1, 1, 1, 1]
 
 
@@ -178,9 +172,7 @@ def test_an_index_has_equalized_packs_and_no_time_leaves_them_as_built(tmp_path:
     make, budgets = UNTUNED["independent"]
     sizes, spreads = make(2_000), []
     for seconds in (0.0, 1.0):
-        options = PackOptions(
-            vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=4, micro_batches=4, seconds=seconds
-        )
+        options = PackOptions("balanced", *budgets, data_parallel_size=4, micro_batches=4, seconds=seconds)
         index, summary = build_index(sizes, f"{tmp_path}/{seconds}", options)
         assert (np.asarray(index.loads)[:, :2] <= budgets).all()
         spreads.append((len(index.loads), index.seconds(np.arange(summary.packs)).sum(axis=1).std()))

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,19 +11,7 @@ from benchmarks.corpora import UNTUNED
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing import pack
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.sizes import Sizes
-
-ROOT = Path(__file__).parents[3]
-
-
-def bins_of_first_fit(sizes: Sizes, vit_budget: int, llm_budget: int) -> int:
-    """First-fit-decreasing by the larger fraction of a budget, sample by sample."""
-    each = np.column_stack([sizes.tiles / max(1, vit_budget), sizes.tokens / llm_budget])
-    bins: list[np.ndarray] = []
-    for size in each[np.argsort(-each.max(axis=1), kind="stable")]:
-        at = next((at for at, used in enumerate(bins) if (used + size <= 1 + 1e-9).all()), len(bins))
-        bins[at:] = [size + bins[at] if at < len(bins) else size, *bins[at + 1 :]]
-    return len(bins)
+from tests.unit.packing.corpora import REPOSITORY, first_fit_packs
 
 
 @pytest.mark.parametrize("name", UNTUNED)
@@ -34,7 +22,8 @@ def test_each_sample_is_in_one_pack_within_both_budgets(name: str) -> None:
     assert sorted(sample for group in packs for sample in group) == list(range(700))
     assert max(sizes.tiles[group].sum() for group in packs) <= vit_budget
     assert max(sizes.tokens[group].sum() for group in packs) <= llm_budget
-    assert len(packs) <= bins_of_first_fit(sizes, vit_budget, llm_budget)
+    matrix = np.column_stack([sizes.tiles.astype(np.int64), sizes.tokens])
+    assert len(packs) <= first_fit_packs(matrix, np.array([vit_budget, llm_budget]))
 
 
 def test_random_buffers_of_any_length() -> None:
@@ -46,12 +35,6 @@ def test_random_buffers_of_any_length() -> None:
         assert sorted(sample for group in packs for sample in group) == list(range(count))
         assert all(tiles[group].sum() <= vit_budget and tokens[group].sum() <= llm_budget for group in packs)
         assert all(packs)
-
-
-@pytest.mark.parametrize(("tiles", "tokens", "fit"), [(3, 100, 4), (0, 333, 3), (1, 7, 12)])
-def test_equal_samples_fill_packs_of_as_many_as_fit(tiles: int, tokens: int, fit: int) -> None:
-    packs = pack([tiles] * 50, [tokens] * 50, 12, 1000)
-    assert len(packs) == -(-50 // fit)
 
 
 def test_equal_inputs_give_equal_packs_and_seeds_others() -> None:
@@ -69,7 +52,6 @@ def test_packs_come_in_random_order() -> None:
 
 
 def deviation(values: np.ndarray) -> float:
-    """Standard deviation over the mean."""
     return float(values.std() / values.mean())
 
 
@@ -105,36 +87,23 @@ def test_a_sample_beyond_a_budget_is_refused_left_out_or_alone(capsys: pytest.Ca
     assert "2 of 4" in said
     assert sorted(sorted(group) for group in pack(tiles, tokens, 4, 100, beyond="alone")) == [[0, 2], [1], [3]]
     assert capsys.readouterr().err == ""
-    assert pack([9], [1], 4, 100, beyond="drop") == []
+    assert pack([9], [1], 4, 100, beyond="drop") == pack([], [], 4, 100) == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "more", "said"),
     [
-        (([1], [1, 2], 1, 1), "two lists of one length"),
-        (([1.5], [1], 1, 1), "whole numbers"),
-        (([0], [0], 1, 1), "row 0: tokens is 0"),
-        (([0], [1], -1, 1), "budgets of -1 tiles"),
-        (([0], [1], 0, 0), "0 tokens"),
-        (([1], [1], 0, 1), "raise the budgets"),
+        (([1], [1, 2], 1, 1), {}, "two lists of one length"), (([1.5], [1], 1, 1), {}, "whole numbers"),
+        (([0], [0], 1, 1), {}, "row 0: tokens is 0"), (([0], [1], -1, 1), {}, "budgets of -1 tiles"),
+        (([0], [1], 0, 0), {}, "0 tokens"), (([1], [1], 0, 1), {}, "raise the budgets"),
+        (([1], [1], 1, 1), {"beyond": "skip"}, "beyond='skip': must be one of error, drop, alone"),
+        *((([1], [1], 1, 1), {"seconds": seconds}, "seconds=") for seconds in (-1, float("inf"), float("nan"))),
     ],
-)
-def test_bad_input_is_refused_in_one_line(arguments: tuple[list[int], list[int], int, int], said: str) -> None:
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_line(arguments: Any, more: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
-        pack(*arguments)
+        pack(*arguments, **more)
     assert "\n" not in str(caught.value)
-
-
-def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(UserError, match="beyond='skip': must be one of error, drop, alone"):
-        pack([1], [1], 1, 1, beyond="skip")
-    for seconds in (-1, float("inf"), float("nan")):
-        with pytest.raises(UserError, match="seconds="):
-            pack([1], [1], 1, 1, seconds=seconds)
-
-
-def test_no_samples_are_no_packs() -> None:
-    assert pack([], [], 4, 100) == []
 
 
 def test_importing_a_module_of_the_package_loads_no_packer() -> None:
@@ -143,4 +112,4 @@ import sys, omnibal_ext.packing.packs, omnibal_ext.packing
 assert "numba" not in sys.modules
 assert callable(omnibal_ext.packing.pack) and not hasattr(omnibal_ext.packing, "unpack")
 """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)

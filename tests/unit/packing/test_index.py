@@ -29,6 +29,7 @@ def index(tmp_path: Path) -> PackedIndex:
 
 
 def test_packs_come_back_as_written(index: PackedIndex) -> None:
+    assert all(isinstance(array, np.memmap) for array in (index.sample_ids, index.loads)), "opening reads no array"
     packs = [index.samples(pack) for pack in range(index.num_packs)]
     assert sorted(np.concatenate(packs).tolist()) == [0, 1, 2, 3, 5, 6]
     for pack, samples in enumerate(packs):
@@ -119,14 +120,11 @@ def test_an_index_of_other_content_is_not_written_over(index: PackedIndex, chang
 
 
 def test_packs_that_come_out_otherwise_are_not_written_over_either(index: PackedIndex, tmp_path: Path) -> None:
-    """From the same request, by another version of the packer."""
+    """From the same request, by another version of the packer; nor is an index that cannot be read."""
     epoch = pack_epoch(CORPUS, np.zeros(8, np.int8), replace(OPTIONS, epochs=1), index.costs, 0)
     with pytest.raises(UserError, match=r"holds an index whose (packs|checksums|samples)"):
         write_index(index.folder, epoch.packs, epoch.loads, index.manifest, [])
     index.verify()
-
-
-def test_an_index_that_cannot_be_read_is_not_written_over(index: PackedIndex) -> None:
     (index.folder / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match=r"choose another --output-dir, or remove this one"):
         build_index(CORPUS, index.folder, OPTIONS, {"corpus": "eight"})

@@ -1,7 +1,11 @@
 """Packs of a corpus with sounds: a third budget, a third part of the model to wait for; without sounds nothing new."""
 
 import json
+from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import TOKENS
+from omnibal_ext.report.against_random import _wide_packs, random_index, sizes_of
 from omnibal_ext.sizes import FRAMES, Sizes
 from tests.programs import refusal, tool
 from tests.unit.packing.corpora import mix
@@ -37,7 +42,7 @@ def test_packs_keep_three_budgets_and_ranks_wait_for_none_of_three_parts(tmp_pat
     assert summary.wait < 0.01
     assert summary.dist_ratio_audio < 0.05
     assert summary.longest_frames == heard.max()
-    packs = packs_of_index(index, _Budgets(index), 4)  # type: ignore[arg-type]
+    packs = packs_of_index(index, profiled(index), 4)
     assert packs.frames is not None
     assert packs.frames.shape == packs.tokens.shape
     assert packs.frames.max() <= 12000
@@ -45,10 +50,9 @@ def test_packs_keep_three_budgets_and_ranks_wait_for_none_of_three_parts(tmp_pat
     assert packs.frames.ravel()[0] == of_pack[packs.tokens.ravel()[0]]
 
 
-class _Budgets:
-    def __init__(self, index: PackedIndex, **budgets: int) -> None:
-        self.vit_budget, self.llm_budget, self.audio_budget = index.vit_budget, index.llm_budget, index.audio_budget
-        vars(self).update(budgets)
+def profiled(index: PackedIndex, **budgets: int) -> Any:
+    names = ("vit_budget", "llm_budget", "audio_budget")
+    return SimpleNamespace(**{name: getattr(index, name) for name in names} | budgets)
 
 
 def test_64_ranks_hardly_wait_for_any_of_three_parts(tmp_path: Path) -> None:
@@ -59,7 +63,46 @@ def test_64_ranks_hardly_wait_for_any_of_three_parts(tmp_path: Path) -> None:
 def test_a_profile_of_fewer_frames_does_not_fit(tmp_path: Path) -> None:
     index, _ = packed(tmp_path / "packs", mix(500))
     with pytest.raises(UserError, match="packed for audio_budget 12000, but profiled at 3000"):
-        packs_of_index(index, _Budgets(index, audio_budget=3000), 4)  # type: ignore[arg-type]
+        packs_of_index(index, profiled(index, audio_budget=3000), 4)
+
+
+@pytest.mark.parametrize("method", ["isf", "random", "length_group", "device_group"])
+def test_other_methods_count_mel_frames_and_leave_out_what_is_too_long(tmp_path: Path, method: str) -> None:
+    """ISF fills packs within three budgets; padded batches hold all three for samples alone."""
+    sizes = mix(3_000)
+    index, summary = packed(tmp_path / "packs", sizes, method=method, budgets={FRAMES: 4000})
+    heard, fits = index.loads[:, index.load_names.index(FRAMES)], sizes.more[FRAMES] <= 4000
+    assert summary.rejected_by_reason == {"too many frames": int((~fits).sum())}
+    assert heard[: summary.packs].sum() == sizes.more[FRAMES][fits].sum()
+    assert summary.longest_frames == heard.max()
+    assert (heard.max() <= 4000) == (method == "isf")
+    assert "audio" in index.costs.parts
+    assert 0.01 < summary.dist_ratio_audio < 0.5
+
+
+def test_random_batches_of_a_report_hear_the_same_sounds(tmp_path: Path) -> None:
+    """Their audio encoder's time is counted, and samples that packs leave out are left out of them too."""
+    sizes = mix(600)
+    sizes.save(tmp_path / "sizes.npz")
+    budgets = ("--vit-budget", 5600, "--llm-budget", 8192, "--audio-budget", 3000)
+    tool("pack_data.py", "--sizes", tmp_path / "sizes.npz", *budgets, "--output-dir", tmp_path / "packs")
+    index = PackedIndex.open(tmp_path / "packs")
+    known = sizes_of(index)
+    assert known is not None
+    random = random_index(index, known, tmp_path / "random")
+    fits = sizes.more[FRAMES] <= 3000
+    assert not fits.all()
+    assert random.loads[:, random.load_names.index(FRAMES)].sum() == sizes.more[FRAMES][fits].sum()
+    packs = _wide_packs(random, Namespace(profile=_Profile(0, 0, 3000), microbatches=1))  # type: ignore[arg-type]
+    assert packs.frames is not None
+    assert packs.frames.any()
+
+
+@dataclass(frozen=True)
+class _Profile:
+    vit_budget: int
+    llm_budget: int
+    audio_budget: int
 
 
 def test_samples_with_too_long_sounds_are_named(tmp_path: Path) -> None:

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from omnibal_ext.packing.ordering.metrics import (
-    dist_ratio,
-    lower_bound_packs,
-    pad_ratio,
-    rank_loads,
-    wait,
-)
+from omnibal_ext.packing.ordering.metrics import dist_ratio, lower_bound_packs, pad_ratio, rank_loads, wait
 from omnibal_ext.packing.packs import PackList, pack_loads, sample_loads
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import corpora
@@ -25,25 +19,15 @@ def test_balanced_ranks_have_ratio_zero_and_one_idle_rank_of_two_has_a_half() ->
     assert dist_ratio(np.array([[8, 4], [5, 5], [0, 0]])) == pytest.approx(0.25 / 3)
 
 
-def test_pad_ratio_is_the_share_of_padding_in_a_pack() -> None:
-    assert pad_ratio(PACKS, SIZES, pad=True) == pytest.approx(((30 + 20) / (40 * 3) + 0) / 2)
-    assert pad_ratio(PACKS, SIZES, pad=False) == 0.0
-
-
 def test_loads_are_what_runs() -> None:
     assert pack_loads(PACKS, SIZES).tolist() == [[6, 70, 1600 + 100 + 400], [0, 40, 1600]]
+    assert pad_ratio(PACKS, SIZES, pad=True) == pytest.approx(((30 + 20) / (40 * 3) + 0) / 2)
+    assert pad_ratio(PACKS, SIZES, pad=False) == 0.0
+    bounds = [lower_bound_packs(SIZES, *budgets) for budgets in ((2, 1000), (100, 50), (0, 110))]
+    assert bounds == [3, 3, 1], "of the scarcer of tiles and tokens"
+    ranks = rank_loads(np.array([[[0, 1], [1, -1]]]), np.array([5, 7]))  # empty packs are free
+    assert ranks.tolist() == [[12, 7]]
     assert pack_loads(PACKS, SIZES, pad=True).tolist() == [[6, 120, 4800], [0, 40, 1600]]
-
-
-def test_ranks_add_their_micro_batches_and_empty_packs_are_free() -> None:
-    iterations = np.array([[[0, 1], [1, -1]]])
-    assert rank_loads(iterations, np.array([5, 7])).tolist() == [[12, 7]]
-
-
-def test_lower_bound_is_the_scarcer_of_tiles_and_tokens() -> None:
-    assert lower_bound_packs(SIZES, 2, 1000) == 3
-    assert lower_bound_packs(SIZES, 100, 50) == 3
-    assert lower_bound_packs(SIZES, 0, 110) == 1
 
 
 def test_reordering_moves_whole_packs() -> None:

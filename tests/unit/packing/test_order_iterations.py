@@ -77,9 +77,8 @@ def test_every_pack_is_dispatched_once(packs: int, ranks: int, micro: int, seed:
 def test_nobody_waits_and_iterations_mix_what_a_random_order_mixes(name: str) -> None:
     model = "internvl-chat-1.5" if name in ("published", "single tiles") else "internvl2.5-8b"
     if name == "published":
-        files = published_files()
+        files, budgets = published_files(), (18, 5376)
         sizes, sources = Sizes.load(files), [len(Sizes.load(path)) for path in files]
-        budgets = (18, 5376)
     else:
         make, budgets = UNTUNED[name]
         sizes, sources = make(12_000), [4_000, 2_000, 6_000]

@@ -50,8 +50,7 @@ def test_more_ranks_wait_no_longer_than_may_be(index: PackedIndex, ranks: int, s
 
 
 @pytest.mark.parametrize(
-    ("since", "last_iteration"),
-    [(0, "next_epoch"), (1, "empty"), (17, "empty"), (40, "next_epoch"), (75, "empty")],
+    ("since", "last_iteration"), [(0, "next_epoch"), (1, "empty"), (17, "empty"), (40, "next_epoch"), (75, "empty")]
 )
 def test_each_epoch_runs_each_pack_once_and_what_ran_before_is_as_it_was(
     index: PackedIndex, since: int, last_iteration: str

@@ -8,29 +8,26 @@ from omnibal_ext.packing.shards import PackShards, TokenSpan, shard_tokens
 
 def _cases(count: int, most_documents: int, widths: tuple[int, ...]) -> list[tuple[list[int], int, int]]:
     draw = np.random.default_rng(0)
-    return [
-        (
-            draw.integers(1, draw.choice([6, 30, 300]), draw.integers(1, most_documents + 1)).tolist(),
-            int(draw.choice(widths)),
-            int(draw.choice([1, 4, 16])),
-        )
-        for _ in range(count)
-    ]
+    lengths = (
+        draw.integers(1, draw.choice([6, 30, 300]), draw.integers(1, most_documents + 1)).tolist() for _ in range(count)
+    )
+    return [(own, int(draw.choice(widths)), int(draw.choice([1, 4, 16]))) for own in lengths]
 
 
 def _most(lengths: list[int], width: int, multiple: int) -> int:
     return int(np.ceil(np.ceil(sum(lengths) / width) / multiple)) * multiple
 
 
-def test_the_picture_of_the_docstring() -> None:
+def test_small_packs_written_out() -> None:
+    """The picture of the docstring; a document that fits only on the fullest rank; equal ones in any run."""
     shares = shard_tokens([9, 2, 2, 3], 4)
     assert shares.spans == (
-        (TokenSpan(0, 0, 1), TokenSpan(3, 0, 3)),
-        (TokenSpan(0, 1, 3), TokenSpan(1, 0, 2)),
-        (TokenSpan(0, 3, 5), TokenSpan(2, 0, 2)),
-        (TokenSpan(0, 5, 9),),
-    )
+        (TokenSpan(0, 0, 1), TokenSpan(3, 0, 3)), (TokenSpan(0, 1, 3), TokenSpan(1, 0, 2)),
+        (TokenSpan(0, 3, 5), TokenSpan(2, 0, 2)), (TokenSpan(0, 5, 9),),
+    )  # fmt: skip
     assert (shares.tokens, shares.cut, shares.exchanged) == ((4, 4, 4, 4), (0,), 9)
+    assert shard_tokens([50, 50, 34, 33, 33], 2).exchanged == 0
+    assert shard_tokens((7, 7, 7, 1), 2) == shard_tokens([7, 7, 7, 1], 2)
 
 
 def test_every_token_is_on_one_rank_and_no_rank_has_more_than_its_part() -> None:
@@ -51,14 +48,10 @@ def test_every_token_is_on_one_rank_and_no_rank_has_more_than_its_part() -> None
         assert all((count == 1).all() for count in seen)
         over = [d for d in range(len(lengths)) if sum(d == s.document for own in shares.spans for s in own) > 1]
         assert shares.cut == tuple(over)
-        assert shares.exchanged == sum(lengths[document] for document in over)
-
-
-def test_parts_of_a_document_follow_each_other_from_rank_to_rank() -> None:
-    for lengths, width, multiple in _cases(200, 12, (2, 4, 8)):
-        for document in shard_tokens(lengths, width, multiple).cut:
-            parts = [s for own in shard_tokens(lengths, width, multiple).spans for s in own if s.document == document]
+        for document in over:  # its parts follow each other from rank to rank
+            parts = [span for own in shares.spans for span in own if span.document == document]
             assert [part.begin for part in parts] == [0, *(part.end for part in parts[:-1])]
+        assert shares.exchanged == sum(lengths[document] for document in over)
 
 
 def _least_cut(lengths: list[int], width: int, most: int) -> int:
@@ -87,11 +80,3 @@ def test_at_most_one_short_document_more_is_cut_than_must_be() -> None:
 def test_width_1_cuts_nothing(lengths: list[int]) -> None:
     whole = tuple(TokenSpan(document, 0, length) for document, length in enumerate(lengths))
     assert shard_tokens(lengths, 1, 8) == PackShards((whole,), (-(-sum(lengths) // 8) * 8,), (), 0)
-
-
-def test_equal_packs_have_equal_shards_in_any_run() -> None:
-    assert shard_tokens((7, 7, 7, 1), 2) == shard_tokens([7, 7, 7, 1], 2)
-
-
-def test_a_document_that_fits_only_on_the_fullest_rank_is_not_cut() -> None:
-    assert shard_tokens([50, 50, 34, 33, 33], 2).exchanged == 0

@@ -4,9 +4,10 @@ What orders teach has tests of its own (`ELSEWHERE`); no figure is without one.
 """
 
 import json
+import re
 import time
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil
@@ -23,18 +24,15 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.histograms import distributions, waste_by_kind
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.packing.index.summary import Summary
+from omnibal_ext.packing.index.summary import HELPS, MISSING, RANDOM, TOO_LONG, Summary, shortfalls
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.pack_epoch import pack_epoch
 from omnibal_ext.sizes import Sizes
 
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4, "pack": 1.0}})
-ELSEWHERE = {
-    **dict.fromkeys(
-        ("spread_sizes", "spread_sources", "kinds_missing", "kinds_missing_random"), "test_order_iterations.py"
-    ),
-    **dict.fromkeys(("audio_budget", "dist_ratio_audio", "longest_frames"), "test_sounds.py"),
-}
+ELSEWHERE = ("spread_sizes", "spread_sources", "kinds_missing", "kinds_missing_random",
+             "audio_budget", "dist_ratio_audio", "longest_frames")  # fmt: skip
+"""test_order_iterations.py, test_mel_frames.py."""
 
 
 def a_corpus(seed: int) -> Corpus:
@@ -79,18 +77,12 @@ def reckoned(folder: Path, corpus: Corpus, iterations: np.ndarray, one_sum: bool
     first = [sample for pack in packs[:count] for sample in pack]
     seen = Counter(first)
     rejects = [json.loads(line) for line in (folder / "rejected.jsonl").read_text().splitlines()]
-    sources = []
-    for (name, weight), rows in zip((("a.jsonl", 1.0), ("b.jsonl", 0.5)), (range(90), range(90, 150)), strict=True):
-        sources.append(
-            {
-                "source": name, "weight": weight, "samples": len(rows),
-                "text_only": sum(tiles[row] == 0 for row in rows),
-                "rejected": sum(line["sample"] in rows for line in rejects),
-                "packed": sum(seen[row] for row in rows),
-                "tiles": sum(seen[row] * tiles[row] for row in rows),
-                "tokens": sum(seen[row] * tokens[row] for row in rows),
-            }
-        )  # fmt: skip
+    sources = [
+        {"source": name, "weight": weight, "samples": len(rows), "text_only": sum(tiles[row] == 0 for row in rows),
+         "rejected": sum(line["sample"] in rows for line in rejects), "packed": sum(seen[row] for row in rows),
+         "tiles": sum(seen[row] * tiles[row] for row in rows), "tokens": sum(seen[row] * tokens[row] for row in rows)}
+        for name, weight, rows in (("a.jsonl", 1.0, range(90)), ("b.jsonl", 0.5, range(90, 150)))
+    ]  # fmt: skip
     bound = max(
         ceil(Fraction(sum(tiles[sample] for sample in first), manifest["vit_budget"])),
         ceil(Fraction(sum(tokens[sample] for sample in first), manifest["llm_budget"])),
@@ -142,7 +134,7 @@ def test_every_figure_is_that_of_the_files(
         assert values.min() >= least
     assert sum(distributions(index, corpus, summary)[4][1]) == summary.samples
     timed = {"seconds", "samples_per_second", "compile_seconds"}
-    assert set(expected) | timed | set(ELSEWHERE) == {field.name for field in fields(Summary)}
+    assert set(expected) | timed | {*ELSEWHERE} == {field.name for field in fields(Summary)}
     if last_iteration == "empty":
         assert (iterations < 0).sum() == summary.filled_packs
 
@@ -181,3 +173,30 @@ def test_a_source_is_seen_as_often_as_its_weight_says(weight: float, tmp_path: P
     index, summary = build_index(corpus, tmp_path / "index", PackOptions("isf", 9, 400, epochs=1))
     assert summary.sources[0]["packed"] == round(1000 * weight)
     assert summary.sources[0]["weight"] == index.manifest["sources"][0]["weight"] == weight
+
+
+OPTIONS = PackOptions(vit_budget=8, llm_budget=4096, data_parallel_size=8, wait=0.004)
+FINE = replace(
+    Summary(**{field.name: 0 for field in fields(Summary)}),  # type: ignore[arg-type]
+    iterations=20, wait=TOO_LONG * 0.004, spread_sizes=RANDOM, spread_sources=RANDOM, kinds_missing=0.3 + MISSING,
+    kinds_missing_random=0.3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("beyond", "words"),
+    [
+        ({"wait": 0.00409, "wait_last": 0.0123}, "ranks wait for 0.0041 of the time, more than --wait 0.004 .* 0.0123"),
+        ({"spread_sizes": 1.11}, "1.11 times as much in sizes and 1.10 in sources"),
+        ({"spread_sources": 1.12}, "1.10 times as much in sizes and 1.12 in sources"),
+        ({"kinds_missing": 0.32}, r"32.0% of iterations .* \(in a random order 30.0%\)"),
+    ],
+)
+def test_what_an_index_falls_short_of_is_said_beyond_a_limit(beyond: dict[str, float], words: str) -> None:
+    """And not at it."""
+    assert shortfalls(FINE, OPTIONS) == []
+    said, helps = shortfalls(replace(FINE, **beyond), OPTIONS)
+    assert helps == HELPS
+    assert re.search(words, said)
+    assert shortfalls(replace(FINE, **beyond), replace(OPTIONS, method="isf")) == []
+    assert shortfalls(replace(FINE, **beyond, iterations=1), OPTIONS) == []

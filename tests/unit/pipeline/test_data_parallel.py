@@ -11,8 +11,6 @@ from megatron.vlm.pipeline.data_parallel import Gathers, OrderedReductions
 
 
 class Group:
-    """A bucket group that notes when it starts."""
-
     def __init__(self, name: str, weights: list[torch.nn.Parameter], started: list[str]) -> None:
         self.buckets = [SimpleNamespace(params_list=weights)]
         self.start_grad_sync = lambda: started.append(name)
@@ -40,12 +38,10 @@ def test_reductions_of_experts_have_their_turns_among_the_others() -> None:
         stage, order = Stage(started), OrderedReductions()
         order.attach(stage)
         groups = [*stage.bucket_groups, *stage.expert_parallel_bucket_groups]
-        for place in ready:
-            groups[place].start_grad_sync()
-        assert started == wanted
-        for group in (*stage.bucket_groups, *stage.expert_parallel_bucket_groups):
-            group.start_grad_sync()
-        assert started == 2 * wanted
+        for times, places in ((1, ready), (2, range(4))):
+            for place in places:
+                groups[place].start_grad_sync()
+            assert started == times * wanted
 
 
 class Bucket:
@@ -74,8 +70,6 @@ class Wrapped:
 
 
 class Rank:
-    """Two stages, and what happened to them."""
-
     def __init__(self) -> None:
         self.noted: list[str] = []
         self.stages = [Wrapped("ba", self.noted), Wrapped("dc", self.noted)]

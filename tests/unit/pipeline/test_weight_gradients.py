@@ -76,8 +76,6 @@ def test_late_gradients_of_experts_are_autograds(seed: int, ends: tuple[int, ...
 
 @dataclass
 class Step:
-    """Says when it is asked for what."""
-
     name: str
     said: list[str]
     held: list[Tensor] = field(default_factory=list)

@@ -26,13 +26,12 @@ TINY, GIB = preset("tiny"), 2**30
 
 
 def arguments(**changes: Any) -> Namespace:
-    values = {"save": None, "save_interval": None, "save_retain_interval": None, "train_iters": 100, "freeze": [],
-              "lora_rank": 0,
-              "tensorboard_dir": None, "metrics_file": None, "bf16": False, "fp16": False, "no_save_optim": False,
-              "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "data_parallel_size": 1,
-              "expert_model_parallel_size": 1, "use_distributed_optimizer": False, "world_size": 1,
-              "data": None, "packs": None, "eval_data": None, "eval_packs": None}  # fmt: skip
-    return Namespace(**values | changes)
+    sizes = ("tensor_model_parallel", "pipeline_model_parallel", "data_parallel", "expert_model_parallel", "world")
+    nothing = ("save", "save_interval", "save_retain_interval", "tensorboard_dir", "metrics_file",
+               "data", "packs", "eval_data", "eval_packs")  # fmt: skip
+    off = ("bf16", "fp16", "no_save_optim", "use_distributed_optimizer")
+    values = {**dict.fromkeys(nothing), **dict.fromkeys(off, False), **{f"{name}_size": 1 for name in sizes}}
+    return Namespace(**values | {"train_iters": 100, "freeze": [], "lora_rank": 0} | changes)
 
 
 def test_every_check_is_made_whatever_the_others_find() -> None:
@@ -54,11 +53,10 @@ def test_every_check_is_made_whatever_the_others_find() -> None:
     [
         ("gemma-4-e2b", 3, r"numbers of each layer's own input 256 do not divide by --tensor-model-parallel-size 3"),
         ("gemma-4-31b", 3, r"width of the ViT's MLP 4304 do not divide by --tensor-model-parallel-size 3"),
-        ("gemma-4-31b", 5, r"width of the MLP 21504 do not divide by"),
-        ("gemma-4-e2b", 2, None),
+        ("gemma-4-31b", 5, r"width of the MLP 21504 do not divide by"), ("gemma-4-e2b", 2, None),
         ("gemma-4-31b", 2, None),
     ],
-)
+)  # fmt: skip
 def test_widths_no_ranks_share(monkeypatch: pytest.MonkeyPatch, model: str, ranks: int, message: str | None) -> None:
     for config in ("language_config", "vision_config"):
         monkeypatch.setattr(run, config, lambda *_: None)
@@ -276,9 +274,8 @@ def test_what_another_run_has_written_is_not_mixed_with(tmp_path: Path) -> None:
         (mine / "inputs.json").write_text(json.dumps({"metrics": str((other / name).resolve())}))
         saving.check_run_folder(arguments(**{flag: str(other / name)}), mine)
         (mine / "inputs.json").write_text("{}")
-    with pytest.raises(
-        UserError, match=r"--save .*other: is another run's folder; choose another, such as .*mine/check"
-    ):
+    said = r"--save .*other: is another run's folder; choose another, such as .*mine/check"
+    with pytest.raises(UserError, match=said):
         saving.check_run_folder(arguments(save=str(other)), mine)
     for save in (mine, mine / "saves", other / "saves"):
         saving.check_run_folder(arguments(save=str(save)), mine)
@@ -305,10 +302,15 @@ def test_what_is_frozen_needs_its_weights_alone(
     args = arguments(freeze=freeze, tensor_model_parallel_size=4, pipeline_model_parallel_size=2, data_parallel_size=4,
                      use_distributed_optimizer=distributed, **({half: True} if half else {}))  # fmt: skip
     needs = (total * weight + trained * (gradient + state / (4 if distributed else 1))) / 8
-    bare = Plan.from_cuts(huge.chain, (5,))
-    assert machine.check_memory(args, huge, bare, needs / GIB)
+    assert_memory_needed(args, Plan.from_cuts(huge.chain, (5,)), needs)
+
+
+def assert_memory_needed(args: Namespace, plan: Plan, needs: float) -> None:
+    """Of InternVL2-76B, which fits it and nothing less."""
+    huge = preset("internvl2-76b")
+    assert machine.check_memory(args, huge, plan, needs / GIB)
     with pytest.raises(UserError, match="weights, gradients and optimizer state need at least"):
-        machine.check_memory(args, huge, bare, (needs - 64) / GIB)
+        machine.check_memory(args, huge, plan, (needs - 64) / GIB)
 
 
 @pytest.mark.parametrize(("given", "replicas", "offered"), [(False, 2, True), (True, 2, False), (False, 1, False)])
@@ -325,16 +327,11 @@ def test_adapters_alone_need_gradients_and_state(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(platform, "device_memory", lambda: 2**50)
     huge = preset("internvl2-76b")
     a_layer = 16 * ((8192 + 8192) + 2 * (8192 + 1024) + (8192 + 8192) + 3 * (8192 + 28672))
-    base, _ = machine.parameters(huge, ())
-    assert machine.parameters(huge, (), Adapters(16, 32.0, ("llm",))) == (base + 80 * a_layer, 80 * a_layer)
-    args = arguments(lora_rank=16, lora_targets=None, tensor_model_parallel_size=4, bf16=True,
-                     use_distributed_optimizer=False)  # fmt: skip
-    needs = ((base + 80 * a_layer) * 2 + 80 * a_layer * 16) / 4
-    bare = Plan.from_cuts(huge.chain, ())
-    assert machine.check_memory(args, huge, bare, needs / GIB)
-    with pytest.raises(UserError, match="weights, gradients and optimizer state need at least"):
-        machine.check_memory(args, huge, bare, (needs - 64) / GIB)
-    assert saving.checkpoint_bytes(args, huge) == (base + 80 * a_layer) * 2 + 80 * a_layer * 12
+    base, trained = machine.parameters(huge, ())[0], 80 * a_layer
+    assert machine.parameters(huge, (), Adapters(16, 32.0, ("llm",))) == (base + trained, trained)
+    args = arguments(lora_rank=16, lora_targets=None, tensor_model_parallel_size=4, bf16=True)
+    assert_memory_needed(args, Plan.from_cuts(huge.chain, ()), ((base + trained) * 2 + trained * 16) / 4)
+    assert saving.checkpoint_bytes(args, huge) == (base + trained) * 2 + trained * 12
 
 
 @pytest.mark.parametrize(("more", "refused"), [(0, False), (1, True), (-1, False)])
@@ -349,3 +346,23 @@ def test_a_plan_is_held_to_the_memory_at_its_edge(more: int, refused: bool, monk
         assert not isinstance(machine.check_memory(arguments(), TINY, plan, 80.0), Note)
     assert isinstance(machine.check_memory(arguments(), TINY, plan, 80.1), Note)
     assert isinstance(machine.check_memory(arguments(), TINY, replace(plan, predicted={}), 80.1), Note)
+
+
+ADAPTERS: Any = dict(run.CHECKS)["adapters"]
+
+
+@pytest.mark.parametrize(
+    ("model", "rank", "targets", "numbers", "none"),
+    [
+        # 3 layers, 128 wide, 352 inside: query and output of 128, key and value of 64 rows
+        ("tiny", 4, None, 3 * 4 * (2 * 256 + 2 * 192 + 3 * 480), ""),
+        # 48 layers, 2048 wide, 32 heads and 4 groups of 128; of the mixture the attention alone
+        ("internvl3.5-30b-a3b", 2, ["llm"], 48 * 2 * (2 * 6144 + 2 * 2560), "; experts and their routers have none"),
+        ("internvl3.5-30b-a3b", 2, ["projector"], 2 * (4096 + 2048 + 2048 + 2048), ""),
+    ],
+)
+def test_numbers_that_adapters_train_are_said(model: str, rank: int, targets: Any, numbers: int, none: str) -> None:
+    said = f"rank {rank} in {(targets or ['llm'])[0]}: {numbers:,} numbers are trained, nothing else{none}"
+    for given, expected in (((rank, targets), said), ((None, None), None)):
+        args = Namespace(lora_rank=given[0], lora_alpha=None, lora_targets=given[1])
+        assert ADAPTERS(SimpleNamespace(inputs=SimpleNamespace(args=args, architecture=preset(model)))) == expected

@@ -35,23 +35,15 @@ def tokenizer(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def manifest(tokenizer: Path) -> dict[str, Any]:
-    opened = load_tokenizer(tokenizer, SPECIAL)
+    opened, content = load_tokenizer(tokenizer, SPECIAL), tokenizer.read_bytes()
+    vocabulary = {"size": opened.vocabulary_size, "sha256": opened.vocabulary_hash()}
+    file = {"path": str(tokenizer), "sha256": hashlib.sha256(content).hexdigest(), "vocabulary": vocabulary}
     return {
-        "samples": 3,
-        "tokenizer": {
-            "path": str(tokenizer),
-            "sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
-            "vocabulary": {"size": opened.vocabulary_size, "sha256": opened.vocabulary_hash()},
-        },
-        "image_markup": "internvl",
-        "special_tokens": {token: opened.token_id(token) for token in SPECIAL},
-        "vocab_size": opened.vocab_size,
-        "image_token_id": opened.token_id("<IMG_CONTEXT>"),
-        "tile_size": 32,
-        "tokens_per_tile": 4,
-        "normalization": "imagenet",
+        "samples": 3, "tokenizer": file, "image_markup": "internvl", "vocab_size": opened.vocab_size,
+        "special_tokens": {token: opened.token_id(token) for token in SPECIAL}, "tile_size": 32, "tokens_per_tile": 4,
+        "image_token_id": opened.token_id("<IMG_CONTEXT>"), "normalization": "imagenet",
         "tiling": {"rule": "internvl", "min_tiles": 1, "max_tiles": 32, "thumbnail": False},
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -171,17 +163,13 @@ def test_only_samples_in_the_packs_count_against_the_positions(tmp_path: Path) -
 
 
 def test_positions_end_where_the_model_or_its_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limited = replace(TINY, language=replace(TINY.language, max_positions=100))
-    monkeypatch.setattr("megatron.vlm.preflight.dataset.read_architecture", lambda _: limited)
-    assert longest_positions(TINY, None) is None
-    assert longest_positions(TINY, tmp_path) == 100
-    assert longest_positions(replace(TINY, language=replace(TINY.language, max_positions=70)), tmp_path) == 70
-
-
-def test_dynamic_scaling_known_to_the_run_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamic scaling that the run knows of is no limit."""
+    limited, shorter = (replace(TINY, language=replace(TINY.language, max_positions=most)) for most in (100, 70))
     scaling = RopeScaling("dynamic", 2.0, original_positions=64)
     dynamic = replace(TINY, language=replace(TINY.language, rope_scaling=scaling))
-    monkeypatch.setattr("megatron.vlm.preflight.dataset.read_architecture", lambda _: dynamic)
-    assert longest_positions(dynamic, tmp_path) is None
+    assert longest_positions(TINY, None) is None
+    for folder, model, longest in ((limited, TINY, 100), (limited, shorter, 70), (dynamic, dynamic, None),
+                                   (dynamic, TINY, 64)):  # fmt: skip
+        monkeypatch.setattr("megatron.vlm.preflight.dataset.read_architecture", lambda _, folder=folder: folder)
+        assert longest_positions(model, tmp_path) == longest
     assert longest_positions(dynamic, tmp_path, padded=True) == 64
-    assert longest_positions(TINY, tmp_path) == 64  # a preset that does not have it

@@ -11,12 +11,9 @@ from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.record_media import Senses
+from tests.demo import turns
 
 RESERVED = (*chat_template("internlm2-chat").tokens, *MARKUPS["internvl"].reserved)
-
-
-def turns(*words: str) -> list[dict[str, str]]:
-    return [{"from": ("human", "gpt")[number % 2], "value": text} for number, text in enumerate(words)]
 
 
 def parse(record: Any, sees_videos: bool = False) -> Any:
@@ -68,19 +65,6 @@ FAULTS: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("reason", "record"), [(reason, one) for reason, many in FAULTS.items() for one in many])
-def test_every_fault_has_its_reason(reason: str, record: Any) -> None:
-    assert_rejected(record, reason, "")
-
-
-def assert_rejected(record: Any, reason: str, word: str, sees_videos: bool = False) -> None:
-    with pytest.raises(Rejected) as verdict:
-        parse(record, sees_videos)
-    assert verdict.value.reason == reason
-    assert word in verdict.value.detail
-    assert len(verdict.value.detail) < 300
-
-
 GOOD, SHOWN = turns("Hi", "Hello"), turns("<image>", "Hello")
 
 
@@ -95,28 +79,6 @@ MEANT: dict[str, dict[str, Any]] = {
     "malformed_line": {"tools": "[{}]", "system": 3},
 }  # fmt: skip
 """By reason, fields beside a good conversation."""
-
-
-@pytest.mark.parametrize(
-    ("reason", "field", "record"),
-    [
-        *((reason, field, {field: value, "conversations": GOOD})
-          for reason, fields in MEANT.items() for field, value in fields.items()),
-        *(("unsupported_media", mark, {"conversations": turns(f"{mark} What happens?", "Hello")})
-          for mark in ("<video>", "<audio>", "<image_1>", "<|video_pad|>")),
-        ("unsupported_field", "weight", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0.5}]}),
-        ("unsupported_field", "train", {"conversations": [{**GOOD[0], "train": True}, GOOD[1]]}),
-        ("malformed_line", "tool_calls", {"conversations": [GOOD[0], {**GOOD[1], "tool_calls": [{}]}]}),
-        ("unsupported_media", "video", {"conversations": [{**GOOD[0], "video": "a.mp4"}, GOOD[1]]}),
-        ("bad_roles", "tool's", {"conversations": [*GOOD, {"from": "observation", "value": "4"}, GOOD[1]]}),
-        ("malformed_line", "images", {"images": [{"bytes": "..."}], "conversations": SHOWN}),
-        ("malformed_line", "images", {"image": "a.png", "images": ["a.png"], "conversations": SHOWN}),
-        ("bad_roles", "system", {"system": "Be", "conversations": [{"from": "system", "value": "Go"}, *GOOD]}),
-        ("empty_conversation", "no words", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0}]}),
-    ],
-)  # fmt: skip
-def test_what_would_change_the_meaning_is_rejected_by_name(reason: str, field: str, record: dict[str, Any]) -> None:
-    assert_rejected(record, reason, field)
 
 
 def test_what_says_nothing_to_the_model_passes() -> None:
@@ -148,10 +110,6 @@ def test_a_turn_can_be_left_out_of_the_loss(field: str) -> None:
     assert [message.trained for message in parse({"conversations": said}).messages] == [False, False, False, True]
 
 
-def seen(record: Any) -> Any:
-    return parse(record, sees_videos=True)
-
-
 FILM = turns("<video>\nWhat happens?", "A cat jumps.")
 FRAMES = ["1.png", "2.png", "3.png"]
 
@@ -169,20 +127,17 @@ FRAMES = ["1.png", "2.png", "3.png"]
     ],
 )
 def test_a_video_is_a_file_or_its_frames(record: dict[str, Any], expected: list[Any]) -> None:
-    (video,) = seen({**record, "conversations": FILM}).videos
+    (video,) = parse({**record, "conversations": FILM}, sees_videos=True).videos
     assert [video.files, video.times, video.rate][: len(expected)] == expected
 
 
 def test_marks_of_images_and_videos_are_apart_and_llava_has_one_for_both() -> None:
-    both = {"image": "a.png", "video": "a.mp4"}
-    chat = seen({**both, "conversations": turns("<video> and <image>", "Yes")})
+    both = {"image": "a.png", "video": "a.mp4", "conversations": turns("<video> and <image>", "Yes")}
+    chat = parse(both, sees_videos=True)
     assert (chat.images, [video.files for video in chat.videos]) == (("a.png",), [("a.mp4",)])
-    assert (
-        seen({"video": "a.mp4", "conversations": turns("<image>\nWhat?", "Yes")}).messages[0].words == "<video>\nWhat?"
-    )
-    part = [{"type": "video"}, {"type": "text", "text": "What?"}]
-    asked = [{"role": "user", "content": part}, {"role": "assistant", "content": "Yes"}]
-    assert seen({"messages": asked, "videos": ["a.mp4"]}).messages[0].words == "<video>\nWhat?"
+    llava = {"video": "a.mp4", "conversations": turns("<image>\nWhat?", "Yes")}
+    for record in (llava, {**asked(), "videos": ["a.mp4"]}):
+        assert parse(record, sees_videos=True).messages[0].words == "<video>\nWhat?"
 
 
 def asked(**part: Any) -> dict[str, Any]:
@@ -190,29 +145,51 @@ def asked(**part: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "Yes"}]}
 
 
+BY_NAME: list[tuple[str, str, Any]] = [
+    *((reason, "", record) for reason, many in FAULTS.items() for record in many),
+    *((reason, field, {field: value, "conversations": GOOD})
+      for reason, fields in MEANT.items() for field, value in fields.items()),
+    *(("unsupported_media", mark, {"conversations": turns(f"{mark} What happens?", "Hello")})
+      for mark in ("<video>", "<audio>", "<image_1>", "<|video_pad|>")),
+    ("unsupported_field", "weight", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0.5}]}),
+    ("unsupported_field", "train", {"conversations": [{**GOOD[0], "train": True}, GOOD[1]]}),
+    ("malformed_line", "tool_calls", {"conversations": [GOOD[0], {**GOOD[1], "tool_calls": [{}]}]}),
+    ("unsupported_media", "video", {"conversations": [{**GOOD[0], "video": "a.mp4"}, GOOD[1]]}),
+    ("bad_roles", "tool's", {"conversations": [*GOOD, {"from": "observation", "value": "4"}, GOOD[1]]}),
+    ("malformed_line", "images", {"images": [{"bytes": "..."}], "conversations": SHOWN}),
+    ("malformed_line", "images", {"image": "a.png", "images": ["a.png"], "conversations": SHOWN}),
+    ("bad_roles", "system", {"system": "Be", "conversations": [{"from": "system", "value": "Go"}, *GOOD]}),
+    ("empty_conversation", "no words", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0}]}),
+]  # fmt: skip
+OF_VIDEOS: list[tuple[str, str, Any]] = [
+    ("video_mark_mismatch", "1 <video>", {"conversations": FILM}),
+    ("video_mark_mismatch", "0 <video>", {"video": "a.mp4", "conversations": turns("Hi", "Yes")}),
+    ("video_mark_mismatch", "1 elsewhere", {"video": "a.mp4", "conversations": turns("Hi", "<video>")}),
+    ("image_mark_mismatch", "0 images", {"video": "a.mp4", "conversations": turns("<video><image>", "Yes")}),
+    *(("malformed_line", word, {**fields, "conversations": FILM}) for word, fields in (
+        ("'fps' or 'times'", {"video": FRAMES}), ("'fps' or 'times'", {"video": FRAMES, "fps": 2, "times": [1, 2, 3]}),
+        ("above 0", {"video": FRAMES, "fps": 0}), ("above 0", {"video": FRAMES, "fps": "2"}),
+        ("as many", {"video": {"video": FRAMES, "times": [1, 2]}}),
+        ("grow", {"video": {"video": FRAMES, "times": [1, 3, 2]}}), ("neither a path", {"video": 7}),
+        ("neither a path", {"video": [], "videos": [[]]}), ("leave one", {"video": "a.mp4", "videos": ["a.mp4"]}),
+        ("no list of videos", {"videos": "a.mp4"}),
+    )),
+    ("malformed_line", "elsewhere", {**asked(video="a.mp4"), "video": "a.mp4"}),
+    ("unsupported_field", "'nframes'", asked(video="a.mp4", nframes=8)),
+    ("unsupported_field", "'fps'", asked(video="a.mp4", fps=1)),
+    ("unsupported_media", "<|video_pad|>", {"conversations": turns("<|video_pad|>", "Yes")}),
+    ("unsupported_media", "frames", {"frames": FRAMES, "conversations": FILM}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("reason", "word", "record"),
-    [
-        ("video_mark_mismatch", "1 <video>", {"conversations": FILM}),
-        ("video_mark_mismatch", "0 <video>", {"video": "a.mp4", "conversations": turns("Hi", "Yes")}),
-        ("video_mark_mismatch", "1 elsewhere", {"video": "a.mp4", "conversations": turns("Hi", "<video>")}),
-        ("image_mark_mismatch", "0 images", {"video": "a.mp4", "conversations": turns("<video><image>", "Yes")}),
-        ("malformed_line", "'fps' or 'times'", {"video": FRAMES, "conversations": FILM}),
-        ("malformed_line", "'fps' or 'times'", {"video": FRAMES, "fps": 2, "times": [1, 2, 3], "conversations": FILM}),
-        ("malformed_line", "above 0", {"video": FRAMES, "fps": 0, "conversations": FILM}),
-        ("malformed_line", "above 0", {"video": FRAMES, "fps": "2", "conversations": FILM}),
-        ("malformed_line", "as many", {"video": {"video": FRAMES, "times": [1, 2]}, "conversations": FILM}),
-        ("malformed_line", "grow", {"video": {"video": FRAMES, "times": [1, 3, 2]}, "conversations": FILM}),
-        ("malformed_line", "neither a path", {"video": 7, "conversations": FILM}),
-        ("malformed_line", "neither a path", {"video": [], "videos": [[]], "conversations": FILM}),
-        ("malformed_line", "leave one", {"video": "a.mp4", "videos": ["a.mp4"], "conversations": FILM}),
-        ("malformed_line", "elsewhere", {**asked(video="a.mp4"), "video": "a.mp4"}),
-        ("malformed_line", "no list of videos", {"videos": "a.mp4", "conversations": FILM}),
-        ("unsupported_field", "'nframes'", asked(video="a.mp4", nframes=8)),
-        ("unsupported_field", "'fps'", asked(video="a.mp4", fps=1)),
-        ("unsupported_media", "<|video_pad|>", {"conversations": turns("<|video_pad|>", "Yes")}),
-        ("unsupported_media", "frames", {"frames": FRAMES, "conversations": FILM}),
-    ],
+    ("sees_videos", "reason", "word", "record"),
+    [*((False, *case) for case in BY_NAME), *((True, *case) for case in OF_VIDEOS)],
 )
-def test_every_fault_of_a_video_has_its_reason(reason: str, word: str, record: Any) -> None:
-    assert_rejected(record, reason, word, sees_videos=True)
+def test_every_fault_has_its_reason(sees_videos: bool, reason: str, word: str, record: Any) -> None:
+    """And so has what would change the meaning."""
+    with pytest.raises(Rejected) as verdict:
+        parse(record, sees_videos)
+    assert verdict.value.reason == reason
+    assert word in verdict.value.detail
+    assert len(verdict.value.detail) < 300

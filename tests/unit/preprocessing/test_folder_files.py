@@ -14,11 +14,9 @@ from tests.unit.hf.models import GEMMA_JINJA
 pytest.importorskip("jinja2")
 
 INTERNVL = {
-    "model_type": "internvl",
-    "image_token_id": 9,
-    "text_config": {"model_type": "qwen2", "vocab_size": 600},
+    "model_type": "internvl", "image_token_id": 9, "text_config": {"model_type": "qwen2", "vocab_size": 600},
     "vision_config": {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]},
-}
+}  # fmt: skip
 PROCESSOR = {
     "image_processor_type": "GotOcr2ImageProcessor", "image_mean": [0.485, 0.456, 0.406],
     "image_std": [0.229, 0.224, 0.225], "do_resize": True, "resample": 3, "rescale_factor": 0.00392156862745098,
@@ -64,24 +62,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_enough_and_every_value_has_its_file(folder: Path) -> None:
-    chosen = resolve_settings({}, str(folder))
-    assert {flag: (choice.value, choice.origin) for flag, choice in chosen.items()} == {
-        "tiling": ("internvl", "config.json"),
-        "tile-size": (28, "config.json"),
-        "tokens-per-tile": (1, "config.json"),
-        "image-markup": ("internvl", "config.json"),
-        "normalize": ("imagenet", "preprocessor_config.json"),
-        "min-tiles": (2, "preprocessor_config.json"),
-        "max-tiles": (6, "preprocessor_config.json"),
-        "thumbnail": (True, "usual"),
-        "chat-template": ("hermes-2", "chat_template.jinja"),
-        "tokenizer-model": (folder / "tokenizer.json", "tokenizer.json"),
-    }
+    wanted = {
+        "config.json": {"tiling": "internvl", "tile-size": 28, "tokens-per-tile": 1, "image-markup": "internvl"},
+        "preprocessor_config.json": {"normalize": "imagenet", "min-tiles": 2, "max-tiles": 6},
+        "usual": {"thumbnail": True}, "chat_template.jinja": {"chat-template": "hermes-2"},
+        "tokenizer.json": {"tokenizer-model": folder / "tokenizer.json"},
+    }  # fmt: skip
+    found: dict[str, dict[str, Any]] = {}
+    for flag, choice in resolve_settings({}, str(folder)).items():
+        found.setdefault(choice.origin, {})[flag] = choice.value
+    assert found == wanted
     assert resolve_settings({"max-tiles": 3, "chat-template": "llama3"}, str(folder))["max-tiles"].value == 3
-
-
-def test_newer_folders_keep_the_processor_in_one_file(folder: Path) -> None:
-    (folder / "preprocessor_config.json").unlink()
+    (folder / "preprocessor_config.json").unlink()  # newer folders keep the processor in one file
     write(folder, processor_config={"image_processor": PROCESSOR, "image_seq_length": 1})
     assert resolve_settings({}, str(folder))["max-tiles"].origin == "processor_config.json"
 
@@ -153,6 +145,11 @@ def test_a_processor_that_gives_other_pixels_is_refused_by_its_field(
         (DEEPSEEK, {"normalize": "half"}), (EDGE, {"max-tiles": 110**2}),
         (GEMMA_3, {"tiling": "gemma", "image-markup": "gemma", "normalize": "half"}),
         (UNIFIED, {"tile-size": 48, "min-tiles": 1, "max-tiles": 560}),
+        *(((PADDLE[0], PADDLE[1] | pixels, {}), {"min-tiles": least, "max-tiles": most}) for pixels, least, most in (
+            ({"min_pixels": 112896, "max_pixels": 1003520}, 576, 5120),
+            ({"min_pixels": 147384, "max_pixels": 2822400}, 751, 14400),  # limits may be no whole patches
+            ({"size": {"shortest_edge": 384**2, "longest_edge": 1536**2}}, 752, 12037), ({}, 752, 12037),
+        )),
     ],
 )  # fmt: skip
 def test_a_processor_s_file_says_how_images_are_seen(tmp_path: Path, model: Any, wanted: dict[str, Any]) -> None:
@@ -196,21 +193,6 @@ def test_a_template_that_ends_no_answer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(INTERNVL_JINJA.replace("<|im_end|>", "<|end|>"))
     with pytest.raises(UserError, match="writes no special token of the tokenizer behind an answer"):
         folder_template(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("pixels", "tiles"),
-    [
-        ({"min_pixels": 112896, "max_pixels": 1003520}, (576, 5120)),
-        ({"min_pixels": 147384, "max_pixels": 2822400}, (751, 14400)),
-        ({"size": {"shortest_edge": 384**2, "longest_edge": 1536**2}}, (752, 12037)),
-        ({}, (752, 12037)),
-    ],
-)
-def test_paddleocr_vls_limits_may_be_no_patches(tmp_path: Path, pixels: dict[str, Any], tiles: tuple[int, int]) -> None:
-    write(tmp_path, config=PADDLE[0], preprocessor_config=PADDLE[1] | pixels)
-    found = settled(tmp_path, "hermes-2")
-    assert (found["min-tiles"], found["max-tiles"]) == tiles
 
 
 @pytest.mark.parametrize(("kind", "processor", "markup"), [

@@ -19,7 +19,7 @@ from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
-from tests.demo import byte_level
+from tests.demo import byte_level, turns, written
 from tests.unit.preprocessing.test_tool_turns import FAMILIES, drawn
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -127,9 +127,8 @@ def test_marks_find_what_tags_say(name: str) -> None:
     for seed in range(60):
         record = drawn(seed, thinks, False)
         if name not in FAMILIES:
-            record = {
-                "messages": [one for one in record["messages"] if "tool_calls" not in one and one["role"] != TOOL]
-            }
+            said = [one for one in record["messages"] if "tool_calls" not in one and one["role"] != TOOL]
+            record = {"messages": said}
         if "<tool_response>" in json.dumps([one for one in record["messages"] if one["role"] == USER]):
             continue  # Qwen's programs look for it at the beginning
         if name == "mistral":
@@ -182,19 +181,15 @@ def test_a_program_that_is_not_understood_is_named(opened: Opened, tmp_path: Pat
 
 
 def test_a_conversation_that_would_be_changed_is_rejected(opened: Opened) -> None:
-    template = opened(
-        EACH + "{% if loop.index < 5 %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}"
-    )
+    said = "{{ '<|' + m.role + '|>' + m.content + MORE'<|end|>' }}"
+    template = opened(EACH + "{% if loop.index < 5 %}" + said.replace("MORE", "") + "{% endif %}{% endfor %}")
     longer = (*ASKED, Message(ASSISTANT, "Yes."), ASKED[2], Message(ASSISTANT, "No."))
     with pytest.raises(Rejected, match=r"unsupported_field: .* leaves out turn 4"):
         render_chat(longer, template, MARKUPS["llava"])
     marked = (*ASKED, Message(ASSISTANT, "\U00100001"))
     with pytest.raises(Rejected, match="reserved_words"):
         render_chat(marked, template, MARKUPS["llava"])
-    twice = opened(
-        EACH
-        + "{{ '<|' + m.role + '|>' + m.content + (m.content if 'image' in m.content else '') + '<|end|>' }}{% endfor %}"
-    )
+    twice = opened(EACH + said.replace("MORE", "(m.content if 'image' in m.content else '') + ") + "{% endfor %}")
     with pytest.raises(Rejected, match=r"unsupported_media: .* writes other images"):
         render_chat((*ASKED, Message(ASSISTANT, "Yes.")), twice, MARKUPS["llava"])
 
@@ -221,8 +216,7 @@ def test_a_dataset_says_which_program_wrote_it(opened: Opened, tmp_path: Path) -
     tokenizer = byte_level(["Yes."])
     tokenizer.add_special_tokens(["<s>", "</s>", *SPECIAL])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    turns = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "Yes."}]
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"conversations": turns}))
+    written(tmp_path / "chat.jsonl", {"conversations": turns("What?", "Yes.")})
     opened(CHATML.replace("WORDS", "m.content"))
     program = tmp_path / "chat_template.jinja"
     made = dataset(tmp_path, "a", str(program))

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker, tokenize
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
-from tests.demo import byte_level
+from tests.demo import byte_level, turns
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -35,25 +34,19 @@ CHATS = [
     [(USER, "def f(x):\n    return x"), (ASSISTANT, "```python\nf(1)\n```")],
     [(USER, "1234567 + 1"), (ASSISTANT, "8"), (USER, "assistant user system USER: ASSISTANT:"), (ASSISTANT, "</b>")],
 ]
-# ASCII alone, so that the other characters fall back to bytes.
-TEXTS = [words for chat in CHATS for _, words in chat if words.isascii()] * 5 + [
-    "system user assistant USER: ASSISTANT:"
+TEXTS = [
+    *(words for chat in CHATS for _, words in chat if words.isascii()),
+    "system user assistant USER: ASSISTANT:",
 ] * 5
-
-
-def of_bytes() -> Any:
-    """As GPT-2's, Llama 3's and Qwen's: bytes, split by words first."""
-    return byte_level(TEXTS, 500, ignore_merges=True)
+"""ASCII alone, so that the other characters fall back to bytes."""
 
 
 def metaspace() -> Any:
     """As Llama 2's and Vicuna's: spaces are written out, what is unknown falls back to bytes."""
-    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     tokenizer.normalizer = written_spaces(True)
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=700, special_tokens=["<unk>", "<s>", "</s>", *fallback], show_progress=False
-    )
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
     return tokenizer
 
@@ -79,9 +72,8 @@ def converted(model: bytes, dummy_prefix: bool) -> Any:
         for cut in range(1, len(piece))
         if piece[:cut] in vocabulary and piece[cut:] in vocabulary
     ]
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
-    )
+    how = {"byte_fallback": True, "fuse_unk": True, "unk_token": "<unk>"}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, **how))
     tokenizer.normalizer = written_spaces(dummy_prefix)
     return tokenizer
 
@@ -93,8 +85,7 @@ def written_spaces(dummy_prefix: bool) -> Any:
 
 def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> None:
     """Ours, opened from `ours_file`, does what Hugging Face does with `tokenizer`."""
-    template = chat_template(name)
-    markup = MARKUPS[MARKUP_OF.get(name, "internvl")]
+    template, markup = chat_template(name), MARKUPS[MARKUP_OF.get(name, "internvl")]
     special = [*template.tokens, *markup.tokens]
     ours = load_tokenizer(ours_file, special)
     tokenizer.add_special_tokens(special)
@@ -104,12 +95,9 @@ def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> N
         if chat[0][0] == SYSTEM and name == "mistral":
             continue
         expected = theirs.apply_chat_template(
-            [{"role": role, "content": words} for role, words in chat],
-            chat_template=TEMPLATES[name].read_text(),
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            no_default_system=True,
-        )
+            [{"role": role, "content": words} for role, words in chat], chat_template=TEMPLATES[name].read_text(),
+            return_dict=True, return_assistant_tokens_mask=True, no_default_system=True,
+        )  # fmt: skip
         rendered = render_chat([Message(role, words) for role, words in chat], template, markup, default_system=False)
         ids, mask = tokenize(rendered, ours)
         assert ids.tolist() == expected["input_ids"]
@@ -117,17 +105,15 @@ def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> N
         assert 0 < mask.sum() < len(mask)
 
 
-@pytest.mark.parametrize(
-    "build", [of_bytes, metaspace, True, False], ids=["bytes", "metaspace", "Llama 2", "InternLM2"]
-)
+@pytest.mark.parametrize("build", ["bytes", "metaspace", True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_and_masks_are_hugging_faces(name: str, build: Callable[[], Any] | bool, tmp_path: Path) -> None:
-    """Of a tokenizer.json; of a sentencepiece file with a dummy prefix or without."""
+def test_tokens_and_masks_are_hugging_faces(name: str, build: str | bool, tmp_path: Path) -> None:
+    """Of a tokenizer.json; of a sentencepiece file with a dummy prefix, as Llama 2's, or without, as InternLM2's."""
     if isinstance(build, bool):
         (tmp_path / "tokenizer.model").write_bytes(model := sentencepiece_model(build))
         assert_parity(name, converted(model, build), tmp_path / "tokenizer.model", tmp_path)
         return
-    tokenizer = build()
+    tokenizer = metaspace() if build == "metaspace" else byte_level(TEXTS, 500, ignore_merges=True)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert_parity(name, tokenizer, tmp_path / "tokenizer.json", tmp_path)
 
@@ -156,7 +142,7 @@ def test_gemma_4s_template_is_known(chat: list[tuple[str, str]], as_parts: tuple
 def test_words_that_are_tokens_become_what_hugging_face_makes_of_them(special: bool, tmp_path: Path) -> None:
     """Boxes and references of Qwen's, and a token that a user added; in answers they are trained."""
     own, template, markup = ("<|object_ref_start|>", "<|box_start|>", "<mine>"), chat_template("qwen-vl"), "qwen-vl"
-    tokenizer = of_bytes()
+    tokenizer = byte_level(TEXTS, 500, ignore_merges=True)
     for token in own:
         tokenizer.add_tokens([tokenizers.AddedToken(token, special=special, normalized=False)])
     tokenizer.add_special_tokens([*template.tokens, *MARKUPS[markup].tokens, "<|endoftext|>"])
@@ -167,8 +153,7 @@ def test_words_that_are_tokens_become_what_hugging_face_makes_of_them(special: b
     words = "A <|object_ref_start|>cat<mine><|box_start|>(1,2),(3, 4) <mine>"
     tiling = Tiling(14, 4, 64, False, "native")
     maker = SampleMaker(Recipe(tmp_path, tmp_path / "tokenizer.json", "qwen-vl", tiling, 1 / 4, markup=markup))
-    chat = [{"from": "human", "value": f"Where is {words}?"}, {"from": "gpt", "value": words}]
-    sample = maker.make(Row(1, json.dumps({"conversations": chat}).encode()))
+    sample = maker.make(Row(1, {"conversations": turns(f"Where is {words}?", words)}))
     text = f"<|im_start|>user\nWhere is {words}?<|im_end|>\n<|im_start|>assistant\n{words}<|im_end|>\n"
     wanted = theirs(f"<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{text}")["input_ids"]
     assert sample.tokens.tolist() == wanted
@@ -176,4 +161,4 @@ def test_words_that_are_tokens_become_what_hugging_face_makes_of_them(special: b
     assert set(theirs.convert_tokens_to_ids(list(own))) <= set(trained.tolist())
     for word in ("<|im_end|>", "<|im_start|>", "<|vision_end|>", "<|endoftext|>"):
         with pytest.raises(Rejected, match="reserved_words"):
-            maker.make(Row(1, json.dumps({"conversations": [chat[0], {"from": "gpt", "value": f"A {word}"}]}).encode()))
+            maker.make(Row(1, {"conversations": turns("Where?", f"A {word}")}))

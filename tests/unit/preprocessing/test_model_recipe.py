@@ -31,10 +31,9 @@ TOKENIZER = Path("tokenizer.model")
 SIDES = {"qwen2-vl-7b": 14, "qwen2.5-vl-7b": 14, "qwen3-vl-8b": 16}
 """Of a patch, in pixels."""
 LLAVA_CONFIG: dict[str, Any] = {
-    "model_type": "llava",
-    "text_config": {"model_type": "llama", "vocab_size": 32064},
+    "model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064},
     "vision_config": {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14},
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -168,18 +167,19 @@ def test_most_pixels_of_an_image_are_those_of_the_processor(model: str, patches:
 
 
 def test_pixels_that_are_no_limit_of_a_model_are_refused() -> None:
-    choices = {
-        model: settle_with_origins({"tokenizer-model": TOKENIZER}, model) for model in ("qwen2-vl-7b", "internvl3-8b")
-    }
-    assert with_pixels(choices["internvl3-8b"], None) == choices["internvl3-8b"]
+    given = {"tokenizer-model": TOKENIZER}
+    native, tiled = (settle_with_origins(given, model) for model in ("qwen2-vl-7b", "internvl3-8b"))
+    assert with_pixels(tiled, None) == tiled
     with pytest.raises(UserError, match="images become tiles of 448 pixels a side here; give --max-tiles"):
-        with_pixels(choices["internvl3-8b"], 10**6)
-    assert with_pixels(choices["qwen2-vl-7b"], 16 * 14**2)["max-tiles"].value == 16
+        with_pixels(tiled, 10**6)
+    assert with_pixels(native, 16 * 14**2)["max-tiles"].value == 16
     with pytest.raises(UserError, match="--max-pixels 3135: must be at least 3136"):
-        with_pixels(choices["qwen2-vl-7b"], 16 * 14**2 - 1)
+        with_pixels(native, 16 * 14**2 - 1)
 
 
 def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:
+    of_folder = resolve_settings({"chat-template": "vicuna"}, str(folder))
+    assert (of_folder["tokenizer-model"], of_folder["tiling"]) == (folder / "tokenizer.model", "pad")
     strange = {**LLAVA_CONFIG, "text_config": {"model_type": "llama", "vocab_size": 64064}}
     (folder / "config.json").write_text(json.dumps(strange))
     with pytest.raises(UserError, match=r"--chat-template is missing, and model '.*' does not say which"):
@@ -190,12 +190,6 @@ def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:
     assert resolve_settings({"chat-template": "vicuna", "tokenizer-model": TOKENIZER}, str(folder))["tile-size"] == 336
     with pytest.raises(UserError, match="--tokenizer-model is missing, and --model would say which"):
         resolve_settings({"chat-template": "chatml"}, None)
-
-
-def test_a_folder_brings_its_tokenizer(folder: Path) -> None:
-    given = {"chat-template": "vicuna"}
-    assert resolve_settings(given, str(folder))["tokenizer-model"] == folder / "tokenizer.model"
-    assert resolve_settings(given, str(folder))["tiling"] == "pad"
 
 
 SIGLIP = {"image_processor_type": "SiglipImageProcessor"}
@@ -210,12 +204,9 @@ def test_llavas_square_is_its_processors_or_refused(folder: Path, seed: int) -> 
 
     draw = random.Random(seed)
     side = draw.choice([28, 224])
-    choices: dict[str, list[Any]] = {
-        "size": [{"shortest_edge": side}, {"height": side, "width": side}, side],
-        "crop_size": [{"height": side, "width": side}, side],
-        "do_center_crop": [True, False, None],
-        "do_pad": [True, False, None],
-    }
+    square, kinds = {"height": side, "width": side}, [True, False, None]
+    choices: dict[str, list[Any]] = {"size": [{"shortest_edge": side}, square, side], "crop_size": [square, side],
+                                     "do_center_crop": kinds, "do_pad": kinds}  # fmt: skip
     fields = {name: draw.choice(values) for name, values in choices.items() if draw.random() < 0.7}
     theirs, kind = draw.choice([(LlavaImageProcessorPil, {}), (SiglipImageProcessorPil, SIGLIP)])
     (folder / "preprocessor_config.json").write_text(json.dumps({**fields, **kind}))
@@ -235,31 +226,21 @@ def test_llavas_square_is_its_processors_or_refused(folder: Path, seed: int) -> 
     assert np.array_equal(made["pixel_values"][0], ours)
 
 
-def test_special_tokens_behind_the_models_vocabulary_are_refused(folder: Path) -> None:
+def test_tokens_that_the_model_has_otherwise_are_refused(folder: Path) -> None:
+    """Ids behind its vocabulary, the image token at another place, all of another model's."""
     opened = maker(folder / "tokenizer.model", markup="llava")
-    words = opened.tokenizer.vocab_size
-    config = {**LLAVA_CONFIG, "image_token_index": opened.image_token_id}
+    with pytest.raises(UserError, match=f"'<image>' is token {opened.image_token_id}, model .* has it at 32000"):
+        check_tokenizer(opened, str(folder))
+    words, config = opened.tokenizer.vocab_size, {**LLAVA_CONFIG, "image_token_index": opened.image_token_id}
     for size, refused in ((words, False), (words - 1, True)):
         text = {"model_type": "llama", "vocab_size": size}
         (folder / "config.json").write_text(json.dumps({**config, "text_config": text}))
         said = f"ids reach {words - 1} .*'<image>' is {words - 1}.* has {size} words"
         with pytest.raises(UserError, match=said) if refused else nullcontext():
             check_tokenizer(opened, str(folder))
-
-
-def test_an_image_token_at_another_place_is_refused(folder: Path) -> None:
-    opened = maker(folder / "tokenizer.model", markup="llava")
-    with pytest.raises(UserError, match=f"'<image>' is token {opened.image_token_id}, model .* has it at 32000"):
-        check_tokenizer(opened, str(folder))
-
-
-def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    pieces = {f"p{number}": number for number in range(1000)}
-    other = folder / "other.json"
-    tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [])).save(str(other))
+    tokenizers, other = pytest.importorskip("tokenizers"), folder / "other.json"
+    tokenizers.Tokenizer(tokenizers.models.BPE({f"p{number}": number for number in range(1000)}, [])).save(str(other))
     opened = maker(other, markup="llava")
-    config = {**LLAVA_CONFIG, "image_token_index": opened.image_token_id}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({**LLAVA_CONFIG, "image_token_index": opened.image_token_id}))
     with pytest.raises(UserError, match=r"other\.json: not the tokenizer .*tokenizer\.model of model"):
         check_tokenizer(opened, str(folder))

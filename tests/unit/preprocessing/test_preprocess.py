@@ -23,11 +23,14 @@ from PIL import Image
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.rejects import reject_limit
+from megatron.vlm.preprocessing import inputs
+from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.job import PreprocessJob, Shard, open_job
 from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard, preview
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from tests.demo import demo_recipe as recipe
+from tests.demo import turns, written
 
 Files = dict[str, bytes]
 SAMPLES = 240
@@ -62,22 +65,19 @@ def test_workers_change_nothing(raw: Path, tmp_path: Path, reference: Files, wor
 
 def test_every_sample_knows_its_input_file_and_line(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
-    inputs = [raw / "mixed.jsonl", tmp_path / "empty.jsonl", raw / "train.jsonl"]
-    preprocess(open_job(inputs, recipe(raw), tmp_path / "dataset", lines_per_part=70))
-    corpus = Corpus.of_dataset(tmp_path / "dataset")
-    assert [(source.name, source.samples) for source in corpus.sources] == [
-        (str(path), samples) for path, samples in zip(inputs, (SAMPLES, 0, SAMPLES), strict=True)
-    ]
-    assert ChatDataset(tmp_path / "dataset").manifest["sources"][0]["rejected"] == 2
-    lines = {str(path): path.read_text().splitlines() for path in inputs}
-    dataset = ChatDataset(tmp_path / "dataset")
+    paths = [raw / "mixed.jsonl", tmp_path / "empty.jsonl", raw / "train.jsonl"]
+    preprocess(open_job(paths, recipe(raw), tmp_path / "dataset", lines_per_part=70))
+    corpus, dataset = Corpus.of_dataset(tmp_path / "dataset"), ChatDataset(tmp_path / "dataset")
+    wanted = zip(map(str, paths), (SAMPLES, 0, SAMPLES), strict=True)
+    assert [(source.name, source.samples) for source in corpus.sources] == list(wanted)
+    assert dataset.manifest["sources"][0]["rejected"] == 2
+    lines = {str(path): path.read_text().splitlines() for path in paths}
     for sample in range(2 * SAMPLES):
         place = corpus.origin_of(sample)
         record = json.loads(lines[place["file"]][place["line"] - 1])
         images = record.get("image") or []
-        assert [image.path for image in dataset.sample(sample).images] == (
-            [images] if isinstance(images, str) else images
-        )
+        images = [images] if isinstance(images, str) else images
+        assert [image.path for image in dataset.sample(sample).images] == images
 
 
 def _die(*arguments: Any, **_: Any) -> None:
@@ -222,10 +222,8 @@ def test_one_line_in_a_hundred_may_be_bad() -> None:
 
 
 def test_nobody_waits_for_the_end_of_an_input_that_is_all_wrong(raw: Path, tmp_path: Path) -> None:
-    lines = ['{"image": "nowhere.png", "conversations": [{"from": "human", "value": "<image>"}, '
-             '{"from": "gpt", "value": "a5"}]}'] * 100  # fmt: skip
-    (raw / "nowhere.jsonl").write_text("\n".join(lines))
-    job = open_job([raw / "nowhere.jsonl"], recipe(raw), tmp_path / "dataset", lines_per_part=20)
+    lines = [{"image": "nowhere.png", "conversations": turns("<image>", "a5")}] * 100
+    job = open_job([written(raw / "nowhere.jsonl", *lines)], recipe(raw), tmp_path / "dataset", lines_per_part=20)
     with pytest.raises(UserError, match="20 of 20 lines rejected, limit 10: 20 missing_image") as refusal:
         preprocess(job)
     assert len(job.missing()) == 4
@@ -280,3 +278,21 @@ def test_samples_and_rejects_are_the_input(raw: Path, tmp_path: Path, lines: lis
         manifest = json.loads((output / "manifest.json").read_text())
         assert manifest["samples"] == samples
         assert sum(manifest["rejected_by_reason"].values()) == manifest["rejected"] == len(rejected)
+
+
+def test_what_one_shard_has_read_the_others_need_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job's inputs are read once, however many shards it has, and anew when they have changed."""
+    path, notes = tmp_path / "chat.jsonl", tmp_path / "work/inputs"
+    path.write_bytes(b"".join(b"%d\n" % number for number in range(1203)))
+    first = read_inputs([path], 500, notes)
+    assert first == read_inputs([path], 500)
+    assert [part.lines for part in first[0].parts] == [500, 500, 203]
+    monkeypatch.setattr(inputs, "read_input", None)
+    assert read_inputs([path], 500, notes) == first
+    monkeypatch.undo()
+    assert read_inputs([path], 600, notes)[0].parts != first[0].parts
+    path.write_bytes(path.read_bytes().replace(b"7", b"8"))  # as long as before
+    assert read_inputs([path], 500, notes)[0].sha256 != first[0].sha256
+    path.unlink()
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        read_inputs([path], 500, notes)

@@ -4,11 +4,14 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from megatron.vlm.data.chat_program import GENERATION
@@ -16,11 +19,9 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.templates import TEMPLATES, chat_template
-from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import resolve_settings
-from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
-from tests.demo import byte_level
+from tests.demo import byte_level, dataset_of, turns
 from tests.unit.data.torchvision_stand_in import stand_in
 
 transformers = pytest.importorskip("transformers")
@@ -32,6 +33,7 @@ HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 EDGES = {"shortest_edge": 16 * PATCH**2, "longest_edge": 120 * PATCH**2}
 CLIP, SIGLIP = ({"model_type": f"{kind}_vision_model", "image_size": TILE} for kind in ("clip", "siglip"))
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+CHATML = ["<|im_start|>", "<|im_end|>"]
 INTERNVL_TOKENS = ["<img>", "</img>", "<IMG_CONTEXT>", "<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>"]
 
 
@@ -47,134 +49,116 @@ def fast(path: Path, special: list[str], **roles: str) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=roles)
 
 
-def apart(processor: type) -> Any:
-    """The processor, which does not look for its parts: those of videos, sounds or tensors need other packages."""
-    return type("Processor", (processor,), {"check_argument_for_proper_class": lambda *_: None})
+def of_transformers(name: str, model: str, kind: str = "processing") -> Any:
+    """A class of transformers; a processor's does not look for its parts: those of videos or sounds need packages."""
+    found = getattr(import_module(f"transformers.models.{model}.{kind}_{model}"), name)
+    return type(name, (found,), {"check_argument_for_proper_class": lambda *_: None}) if kind == "processing" else found
 
 
-def internvl(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-    from transformers.models.internvl.processing_internvl import InternVLProcessor
+def pictures_of(name: str, model: str, **how: Any) -> Any:
+    return of_transformers(f"{name}ImageProcessorPil", model, "image_processing_pil")(**how)
 
+
+# Of each model its processor, and the mark of an image in its prompts.
+
+
+def internvl(path: Path) -> tuple[Any, str]:
     roles = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
     tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *INTERNVL_TOKENS], **roles, video_token="<video>")
-    pictures = GotOcr2ImageProcessorPil(size=SQUARE, crop_to_patches=True, max_patches=12, **IMAGENET)
-    return apart(InternVLProcessor)(pictures, tokenizer, None, image_seq_length=1), "<IMG_CONTEXT>"
+    pictures = pictures_of("GotOcr2", "got_ocr2", size=SQUARE, crop_to_patches=True, max_patches=12, **IMAGENET)
+    whole = of_transformers("InternVLProcessor", "internvl")(pictures, tokenizer, None, image_seq_length=1)
+    return whole, "<IMG_CONTEXT>"
 
 
-def llava(path: Path, pad: bool) -> tuple[Any, str]:
-    from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
-    from transformers.models.llava.processing_llava import LlavaProcessor
-
-    pictures = LlavaImageProcessorPil(size={"shortest_edge": TILE}, crop_size=SQUARE, do_pad=pad)
-    return LlavaProcessor(pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
-
-
-def llava_next(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
-    from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
-
-    grids = [[rows * TILE, columns * TILE] for rows, columns in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
-    pictures = LlavaNextImageProcessorPil(size={"shortest_edge": TILE}, crop_size=SQUARE, image_grid_pinpoints=grids)
-    return LlavaNextProcessor(pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
-
-
-def llava_next_video(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.llava_next_video.processing_llava_next_video import LlavaNextVideoProcessor
-
-    pictures = llava_next(path, False)[0].image_processor
+def llava(path: Path, pad: bool = False) -> tuple[Any, str]:
+    pictures = pictures_of("Llava", "llava", size={"shortest_edge": TILE}, crop_size=SQUARE, do_pad=pad)
     tokenizer = fast(path, ["<s>", "</s>", "<image>"])
-    return apart(LlavaNextVideoProcessor)(None, pictures, tokenizer, **CLIP_FEATURES), "<image>"
+    return of_transformers("LlavaProcessor", "llava")(pictures, tokenizer, **CLIP_FEATURES), "<image>"
 
 
-def llava_onevision(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
-    from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+def llava_next(path: Path, films: bool = False) -> tuple[Any, str]:
+    grids = [[rows * TILE, columns * TILE] for rows, columns in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
+    sizes: dict[str, Any] = {"size": {"shortest_edge": TILE}, "crop_size": SQUARE, "image_grid_pinpoints": grids}
+    parts = [pictures_of("LlavaNext", "llava_next", **sizes), fast(path, ["<s>", "</s>", "<image>"])]
+    if films:
+        whole = of_transformers("LlavaNextVideoProcessor", "llava_next_video")(None, *parts, **CLIP_FEATURES)
+    else:
+        whole = of_transformers("LlavaNextProcessor", "llava_next")(*parts, **CLIP_FEATURES)
+    return whole, "<image>"
 
+
+def llava_onevision(path: Path) -> tuple[Any, str]:
     grids = [[rows * TILE, columns * TILE] for rows in range(1, 7) for columns in range(1, 7)]
-    pictures = LlavaOnevisionImageProcessorPil(size=SQUARE, image_grid_pinpoints=grids, resample=3, **HALF)
-    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", "<image>"])
-    return apart(LlavaOnevisionProcessor)(pictures, tokenizer, None, 4, "full"), "<image>"
+    sizes: dict[str, Any] = {"size": SQUARE, "image_grid_pinpoints": grids, "resample": 3, **HALF}
+    pictures, tokenizer = pictures_of("LlavaOnevision", "llava_onevision", **sizes), fast(path, [*CHATML, "<image>"])
+    whole = of_transformers("LlavaOnevisionProcessor", "llava_onevision")
+    return whole(pictures, tokenizer, None, 4, "full"), "<image>"
 
 
-def qwen_vl(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks])
-    pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2)
-    return apart(Qwen2_5_VLProcessor)(pictures, tokenizer, None), SHOWN_BY_QWEN
+def qwen_pictures(**more: Any) -> Any:
+    return pictures_of("Qwen2VL", "qwen2_vl", **{"min_pixels": 16 * PATCH**2, "max_pixels": 120 * PATCH**2, **more})
 
 
-def qwen3_vl(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
-
-    pictures = Qwen2VLImageProcessorPil(size=EDGES, patch_size=PATCH, **HALF)
-    return apart(Qwen3VLProcessor)(pictures, qwen_vl(path, False)[0].tokenizer, None), SHOWN_BY_QWEN
-
-
-def qwen2_5_omni(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
-
-    roles = {f"{kind}_token": f"<|{kind.upper()}|>" for kind in ("image", "video", "audio")}
-    return omni(path, Qwen2_5OmniProcessor, "bos", "eos", **roles)
+def qwen_vl(path: Path, newer: bool = False) -> tuple[Any, str]:
+    tokenizer = fast(path, [*CHATML, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"])
+    if newer:
+        pictures = pictures_of("Qwen2VL", "qwen2_vl", size=EDGES, patch_size=PATCH, **HALF)
+        return of_transformers("Qwen3VLProcessor", "qwen3_vl")(pictures, tokenizer, None), SHOWN_BY_QWEN
+    return of_transformers("Qwen2_5_VLProcessor", "qwen2_5_vl")(qwen_pictures(), tokenizer, None), SHOWN_BY_QWEN
 
 
-def qwen3_omni(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
-
-    roles = {f"{kind}_token": f"<|{kind}_pad|>" for kind in ("image", "video", "audio")}
-    return omni(path, Qwen3OmniMoeProcessor, "start", "end", **roles)
-
-
-def omni(path: Path, processor: type, begin: str, end: str, **roles: str) -> tuple[Any, str]:
-    """With the same pictures as Qwen2.5-VL's, without the parts that hear."""
+def omni_roles(older: bool) -> dict[str, str]:
+    """Tokens of Qwen2.5-Omni or Qwen3-Omni, as their tokenizers name them."""
+    kinds, (begin, end) = ("image", "video", "audio"), ("bos", "eos") if older else ("start", "end")
+    roles = {f"{kind}_token": f"<|{kind.upper()}|>" if older else f"<|{kind}_pad|>" for kind in kinds}
     for kind in ("vision", "audio"):
         roles |= {f"{kind}_bos_token": f"<|{kind}_{begin}|>", f"{kind}_eos_token": f"<|{kind}_{end}|>"}
+    return roles
+
+
+def omni_class(older: bool) -> Any:
+    if older:
+        return of_transformers("Qwen2_5OmniProcessor", "qwen2_5_omni")
+    return of_transformers("Qwen3OmniMoeProcessor", "qwen3_omni_moe")
+
+
+def omni(path: Path, older: bool) -> tuple[Any, str]:
+    """With the same pictures as Qwen2.5-VL's, without the parts that hear."""
+    roles = omni_roles(older)
     order = ("vision_bos", "vision_eos", "image", "video", "audio", "audio_bos", "audio_eos")
-    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *(roles[f"{name}_token"] for name in order)], **roles)
+    tokenizer = fast(path, [*CHATML, *(roles[f"{name}_token"] for name in order)], **roles)
     mark = "".join(roles[name] for name in ("vision_bos_token", "image_token", "vision_eos_token"))
-    return apart(processor)(qwen_vl(path, False)[0].image_processor, None, None, tokenizer), mark
+    return omni_class(older)(qwen_pictures(), None, None, tokenizer), mark
 
 
-def gemma(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-    from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
-
+def gemma(path: Path) -> tuple[Any, str]:
     roles = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-    special = ["<bos>", "<start_of_turn>", "<end_of_turn>", *roles.values()]
-    pictures = Gemma3ImageProcessorPil(size=SQUARE, **HALF)
-    tokenizer = fast(path, special, **roles)
+    tokenizer = fast(path, ["<bos>", "<start_of_turn>", "<end_of_turn>", *roles.values()], **roles)
     tokenizer.bos_token = "<bos>"
-    return Gemma3Processor(pictures, tokenizer, image_seq_length=4), "<start_of_image>"
+    pictures = pictures_of("Gemma3", "gemma3", size=SQUARE, **HALF)
+    return of_transformers("Gemma3Processor", "gemma3")(pictures, tokenizer, image_seq_length=4), "<start_of_image>"
 
 
-def gemma4(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
-    from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
-
+def gemma4(path: Path, pictures: Any = None) -> tuple[Any, str]:
     roles = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
-    tokenizer = fast(
-        path, ["<bos>", "<|turn>", "<turn|>", *roles.values()], **roles, boa_token="<|turn>", eoa_token="<turn|>"
-    )
-    tokenizer.bos_token = "<bos>"
-    tokenizer.pad_token = "<bos>"
-    pictures = Gemma4ImageProcessorPil(patch_size=PATCH, max_soft_tokens=70)
-    return apart(Gemma4Processor)(None, pictures, tokenizer, None), "<|image|>"
+    special = ["<bos>", "<|turn>", "<turn|>", *roles.values()]
+    tokenizer = fast(path, special, **roles, boa_token="<|turn>", eoa_token="<turn|>")
+    tokenizer.bos_token = tokenizer.pad_token = "<bos>"
+    if pictures is not None:
+        whole = of_transformers("Gemma4UnifiedProcessor", "gemma4_unified")
+    else:
+        pictures = pictures_of("Gemma4", "gemma4", patch_size=PATCH, max_soft_tokens=70)
+        whole = of_transformers("Gemma4Processor", "gemma4")
+    return whole(None, pictures, tokenizer, None), "<|image|>"
 
 
-def gemma4_unified(path: Path, _: bool) -> tuple[Any, str]:
+def gemma4_unified(path: Path) -> tuple[Any, str]:
     """Gemma 4's, whose patches are then merged by the function of this one's image processor, which needs torchvision
     for all else."""
-    import torch
-
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)
         from transformers.models.gemma4_unified.image_processing_gemma4_unified import patches_merge
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
-    from transformers.models.gemma4_unified.processing_gemma4_unified import Gemma4UnifiedProcessor
 
     class Merged(Gemma4ImageProcessorPil):
         def _preprocess(self, *arguments: Any, **options: Any) -> Any:
@@ -186,68 +170,55 @@ def gemma4_unified(path: Path, _: bool) -> tuple[Any, str]:
             merged, at = patches_merge(patches[None], places[None], len(patches) // 9)
             return {**found, "pixel_values": merged.numpy(), "image_position_ids": at.numpy()}
 
-    tokenizer = gemma4(path, False)[0].tokenizer
-    pictures = Merged(patch_size=PATCH, max_soft_tokens=70)
-    return apart(Gemma4UnifiedProcessor)(None, pictures, tokenizer, None), "<|image|>"
+    return gemma4(path, Merged(patch_size=PATCH, max_soft_tokens=70))
 
 
-def pixtral(path: Path, _: bool) -> tuple[Any, str]:
+def pixtral(path: Path) -> tuple[Any, str]:
     from transformers.models.pixtral import image_processing_pil_pixtral as on_pillow
 
     # The processor imports a function from beside the image processor that needs torchvision.
     sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", on_pillow)
-    from transformers.models.pixtral.processing_pixtral import PixtralProcessor
-
-    marks = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
-    tokenizer = fast(path, ["<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", *marks])
+    marks = ["[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+    tokenizer = fast(path, ["<s>", "</s>", *marks])
     tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
     pictures = on_pillow.PixtralImageProcessorPil(size={"longest_edge": 10 * PATCH}, patch_size=PATCH)
-    return apart(PixtralProcessor)(pictures, tokenizer, patch_size=PATCH, spatial_merge_size=2), "[IMG]"
+    whole = of_transformers("PixtralProcessor", "pixtral")
+    return whole(pictures, tokenizer, patch_size=PATCH, spatial_merge_size=2), "[IMG]"
 
 
-def glm(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
-    from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
+def glm_pictures() -> Any:
+    return pictures_of("Glm4v", "glm4v", size={name: 2 * pixels for name, pixels in EDGES.items()})
 
+
+def glm(path: Path) -> tuple[Any, str]:
     tokenizer = fast(path, [*chat_template("glm-4.1v").tokens, *MARKUPS["glm-4.1v"].tokens])
-    edges = {"shortest_edge": 2 * 16 * PATCH**2, "longest_edge": 2 * 120 * PATCH**2}
-    return apart(Glm4vProcessor)(Glm4vImageProcessorPil(size=edges), tokenizer, None), SHOWN_BY_GLM
+    return of_transformers("Glm4vProcessor", "glm4v")(glm_pictures(), tokenizer, None), SHOWN_BY_GLM
 
 
-def paddleocr(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
-    from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
-
+def paddleocr(path: Path) -> tuple[Any, str]:
     marks = MARKUPS["paddleocr-vl"]
-    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks.tokens], image_token=marks.context)
-    pictures = PaddleOCRVLImageProcessorPil(size=EDGES, **HALF)
-    return PaddleOCRVLProcessor(pictures, tokenizer), "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
+    tokenizer = fast(path, [*CHATML, *marks.tokens], image_token=marks.context)
+    pictures = pictures_of("PaddleOCRVL", "paddleocr_vl", size=EDGES, **HALF)
+    whole = of_transformers("PaddleOCRVLProcessor", "paddleocr_vl")(pictures, tokenizer)
+    return whole, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
 
 
-def idefics3(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
-
+def idefics3(path: Path) -> tuple[Any, str]:
     tokenizer = fast(path, ["<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>"])
     sides = {"size": {"longest_edge": 4 * TILE}, "max_image_size": {"longest_edge": TILE}}
-    return Idefics3Processor(Idefics3ImageProcessorPil(**sides), tokenizer, image_seq_len=4), "<image>"
+    pictures = pictures_of("Idefics3", "idefics3", **sides)
+    return of_transformers("Idefics3Processor", "idefics3")(pictures, tokenizer, image_seq_len=4), "<image>"
 
 
-def deepseek_vl(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.deepseek_vl.image_processing_pil_deepseek_vl import DeepseekVLImageProcessorPil
-    from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
-
+def deepseek_vl(path: Path) -> tuple[Any, str]:
     tokenizer = fast(path, [*chat_template("deepseek-vl").tokens, MARK], image_token=MARK)
     # It leaves do_convert_rgb out by default: a palette's transparent colour would then keep its red, green and blue.
-    pictures = DeepseekVLImageProcessorPil(size=SQUARE, do_convert_rgb=True, **HALF)
-    return DeepseekVLProcessor(pictures, tokenizer, num_image_tokens=4), MARK
+    pictures = pictures_of("DeepseekVL", "deepseek_vl", size=SQUARE, do_convert_rgb=True, **HALF)
+    return of_transformers("DeepseekVLProcessor", "deepseek_vl")(pictures, tokenizer, num_image_tokens=4), MARK
 
 
-def paligemma(path: Path, _: bool) -> tuple[Any, str]:
-    from transformers.models.paligemma.processing_paligemma import PaliGemmaProcessor
-    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
-
-    class WithSuffix(PaliGemmaProcessor):
+def paligemma(path: Path) -> tuple[Any, str]:
+    class WithSuffix(of_transformers("PaliGemmaProcessor", "paligemma")):  # type: ignore[misc]
         def __call__(self, text: str, **more: Any) -> Any:
             """A prompt and, behind a bar, its answer."""
             prompt, _, answer = text.partition("|")
@@ -255,7 +226,7 @@ def paligemma(path: Path, _: bool) -> tuple[Any, str]:
 
     tokenizer = fast(path, ["<bos>", "<eos>", "<image>"], image_token="<image>")
     tokenizer.bos_token, tokenizer.eos_token = "<bos>", "<eos>"
-    pictures = SiglipImageProcessorPil(size=SQUARE)
+    pictures = pictures_of("Siglip", "siglip", size=SQUARE)
     pictures.image_seq_length = 4
     return WithSuffix(pictures, tokenizer), "<image>"
 
@@ -271,7 +242,7 @@ CLIP_FEATURES = {"patch_size": PATCH, "vision_feature_select_strategy": "default
 class Case:
     """A processor, what a recipe is given for it, and the model's config.json."""
 
-    build: Callable[[Path, bool], tuple[Any, str]]
+    build: Callable[[Path], tuple[Any, str]]
     template: str
     markup: str
     tokens_per_tile: float
@@ -297,20 +268,21 @@ CASES = {
     "internvl": Case(internvl, "hermes-2", "internvl", 1, "imagenet", "internvl", "qwen2",
                      {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
     "anyres": Case(llava_next, "mistral", "llava", 4, "clip", "llava_next", "mistral", CLIP),
-    "anyres, LLaVA-NeXT-Video": Case(llava_next_video, "mistral", "llava", 4, "clip", "llava_next_video", "mistral",
-                                     CLIP),
-    "pad": Case(llava, "vicuna", "llava", 4, "clip", "llava", "llama", CLIP),
-    "pad, ViP-LLaVA": Case(llava, "llava-v1", "llava", 4, "clip", "vipllava", "llama", CLIP),
+    "anyres, LLaVA-NeXT-Video": Case(partial(llava_next, films=True), "mistral", "llava", 4, "clip", "llava_next_video",
+                                     "mistral", CLIP),
+    "pad": Case(partial(llava, pad=True), "vicuna", "llava", 4, "clip", "llava", "llama", CLIP),
+    "pad, ViP-LLaVA": Case(partial(llava, pad=True), "llava-v1", "llava", 4, "clip", "vipllava", "llama", CLIP),
     "crop": Case(llava, "vicuna", "llava", 4, "clip", "llava", "llama", CLIP),
     "native": Case(qwen_vl, "hermes-2", "qwen-vl", 0.25, "clip", "qwen2_5_vl", "qwen2_5_vl_text",
                    {"out_hidden_size": 8192}),
-    "native, Qwen3-VL": Case(qwen3_vl, "hermes-2", "qwen3-vl", 0.25, "half", "qwen3_vl", "qwen3_vl_text",
-                             {"out_hidden_size": 4096}),
-    "native, Qwen2.5-Omni": Case(qwen2_5_omni, "hermes-2", "qwen2.5-omni", 0.25, "clip", "qwen2_5_omni_thinker",
-                                 "qwen2_5_omni_text", own={"audio_config": {"output_dim": 3584}}),
-    "native, Qwen3-Omni": Case(qwen3_omni, "hermes-2", "qwen3-omni", 0.25, "clip", "qwen3_omni_moe_thinker",
-                               "qwen3_omni_moe_text", {"out_hidden_size": 2048}, {"head_dim": 128},
-                               {"audio_config": {"output_dim": 2048}}),
+    "native, Qwen3-VL": Case(partial(qwen_vl, newer=True), "hermes-2", "qwen3-vl", 0.25, "half", "qwen3_vl",
+                             "qwen3_vl_text", {"out_hidden_size": 4096}),
+    "native, Qwen2.5-Omni": Case(partial(omni, older=True), "hermes-2", "qwen2.5-omni", 0.25, "clip",
+                                 "qwen2_5_omni_thinker", "qwen2_5_omni_text",
+                                 own={"audio_config": {"output_dim": 3584}}),
+    "native, Qwen3-Omni": Case(partial(omni, older=False), "hermes-2", "qwen3-omni", 0.25, "clip",
+                               "qwen3_omni_moe_thinker", "qwen3_omni_moe_text", {"out_hidden_size": 2048},
+                               {"head_dim": 128}, {"audio_config": {"output_dim": 2048}}),
     "anyres_max_9": Case(llava_onevision, "qwen-vl", "llava", 4, "half", "llava_onevision", "qwen2", SIGLIP),
     "gemma": Case(gemma, "gemma", "gemma", 4, "half", "gemma3", "gemma3_text", SIGLIP,
                   own={"mm_tokens_per_image": 4}),
@@ -337,15 +309,13 @@ TILINGS = {
 }
 QUESTION = "<|im_start|>user\n{0}\nWhat is in the picture?<|im_end|>\n<|im_start|>assistant\nA cat.<|im_end|>\n"
 PROMPTS = {  # what their chat templates write for one question and answer
-    "hermes-2": QUESTION,
-    "qwen-vl": QUESTION,  # without the system message, which the dataset is made without
+    **dict.fromkeys(("hermes-2", "qwen-vl"), QUESTION),  # without the system message, as the dataset is made
     "mistral": "<s>[INST] {0}\nWhat is in the picture? [/INST] A cat.</s>",
-    "llava-v1": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
+    **dict.fromkeys(("llava-v1", "vicuna"), "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>"),
     "glm-4.1v": "[gMASK]<sop><|user|>\n{0}\nWhat is in the picture?<|assistant|>\nA cat.<|user|>",
     "glm-4.5v": "[gMASK]<sop><|user|>\n{0}\nWhat is in the picture?<|assistant|>\n<think></think>\nA cat.<|user|>",
     "mistral-v7": "<s>[INST]{0}\nWhat is in the picture?[/INST]A cat.</s>",
     "smolvlm": "<|im_start|>User:{0}\nWhat is in the picture?<end_of_utterance>\nAssistant: A cat.<end_of_utterance>\n",
-    "vicuna": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
     "gemma": "<bos><start_of_turn>user\n{0}\nWhat is in the picture?<end_of_turn>\n<start_of_turn>model\nA cat."
     "<end_of_turn>\n",
     "deepseek-vl": "<\uff5cbegin\u2581of\u2581sentence\uff5c>User: {0}\nWhat is in the picture?\n\n"
@@ -362,20 +332,20 @@ def draw_pictures(folder: Path) -> list[str]:
     def noise(width: int, height: int) -> Image.Image:
         return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
+    def turned(by: int) -> Image.Exif:
+        exif = Image.Exif()
+        exif[0x0112] = by
+        return exif
+
     sizes = [(28, 28), (90, 50), (31, 200), (300, 41), (57, 57), (13, 9)]
     pictures = {f"size{width}.png": (noise(width, height), {}) for width, height in sizes}
-    for turned in range(1, 9):
-        exif = Image.Exif()
-        exif[0x0112] = turned
-        pictures[f"turned{turned}.jpg"] = (noise(90, 40), {"exif": exif})
+    pictures |= {f"turned{by}.jpg": (noise(90, 40), {"exif": turned(by)}) for by in range(1, 9)}
     glass = noise(60, 40)
     glass.putalpha(Image.fromarray(generator.integers(0, 256, (40, 60), dtype=np.uint8)))
-    pictures["glass.png"] = (glass, {})
-    pictures["grey_glass.png"] = (glass.convert("LA"), {})
+    kinds = {"grey.png": "L", "bits.png": "1", "print.jpg": "CMYK"}
+    pictures |= {name: (noise(60, 40).convert(kind), {}) for name, kind in kinds.items()}
+    pictures |= {"glass.png": (glass, {}), "grey_glass.png": (glass.convert("LA"), {})}
     pictures["palette.png"] = (noise(60, 40).quantize(16), {"transparency": 3})
-    pictures["grey.png"] = (noise(60, 40).convert("L"), {})
-    pictures["bits.png"] = (noise(60, 40).convert("1"), {})
-    pictures["print.jpg"] = (noise(60, 40).convert("CMYK"), {})
     for name, (picture, options) in pictures.items():
         picture.save(folder / name, **options)
     return list(pictures)
@@ -389,11 +359,10 @@ def tiling_of(rule: str) -> Tiling:
 
 
 def dataset(folder: Path, rule: str, case: Case, asked: str, images: Sequence[str | list[str]]) -> ChatDataset:
-    turns = [{"from": "human", "value": asked}, {"from": "gpt", "value": "A cat."}]
-    (folder / "chat.jsonl").write_text("\n".join(json.dumps({"image": one, "conversations": turns}) for one in images))
     recipe = Recipe(folder, folder / "tokenizer.json", tiling=tiling_of(rule), system_message="", **case.flags)
-    preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "dataset"), max_rejects=0)
-    return ChatDataset(folder / "dataset")
+    return dataset_of(
+        [{"image": one, "conversations": turns(asked, "A cat.")} for one in images], recipe, folder / "dataset"
+    )
 
 
 WITH_PROGRAMS = ("hermes-2", "mistral", "gemma", "gemma4", "smolvlm", "mistral-v7", "glm-4.1v", "glm-4.5v")
@@ -405,7 +374,7 @@ JINJA = {name: GENERATION.sub("", TEMPLATES[name].read_text()) for name in WITH_
 def test_the_processors_own_files_say_all_that_a_recipe_needs(name: str, tmp_path: Path) -> None:
     """What `test_tokens_and_pixels_are_the_processors` was given by hand is in the folder that transformers saves."""
     case, rule = CASES[name], name.partition(",")[0]
-    processor, _ = case.build(written_tokenizer(tmp_path / "made.json"), rule == "pad")
+    processor, _ = case.build(written_tokenizer(tmp_path / "made.json"))
     processor.image_processor.save_pretrained(tmp_path)
     processor.tokenizer.save_pretrained(tmp_path)
     if name == "native_edge":  # the words around an image go by patches that the processor itself knows
@@ -427,7 +396,7 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(name: str, tmp_pat
 @pytest.mark.parametrize(("name", "rule"), [("anyres_max_9", "anyres_max_9"), ("internvl", "internvl_each")])
 def test_images_among_others_are_the_processors(name: str, rule: str, tmp_path: Path) -> None:
     """In LLaVA-OneVision one padded tile each; in InternVL's of transformers each as it would be alone."""
-    processor, mark = CASES[name].build(written_tokenizer(tmp_path / "tokenizer.json"), False)
+    processor, mark = CASES[name].build(written_tokenizer(tmp_path / "tokenizer.json"))
     names = draw_pictures(tmp_path)[:3]
     sample = dataset(tmp_path, rule, CASES[name], "<image>" * 3 + "\nWhat is in the picture?", [names]).sample(0)
     theirs = processor(
@@ -448,7 +417,7 @@ def square_by_square(patches: np.ndarray, places: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("of", CASES)
 def test_tokens_and_pixels_are_the_processors(of: str, tmp_path: Path) -> None:
     case, rule = CASES[of], of.partition(",")[0]
-    processor, mark = case.build(written_tokenizer(tmp_path / "tokenizer.json"), rule == "pad")
+    processor, mark = case.build(written_tokenizer(tmp_path / "tokenizer.json"))
     names = draw_pictures(tmp_path)
     data, prompt = dataset(tmp_path, rule, case, "<image>\nWhat is in the picture?", names), PROMPTS[case.template]
     for sample, name in enumerate(names):

@@ -1,6 +1,5 @@
 """One line to one sample: limits hold to the token, and system messages come from where they should."""
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker, locate
 from omnibal_ext.errors import UserError
-from tests.demo import byte_level, demo_recipe, preprocessed
+from tests.demo import byte_level, demo_recipe, preprocessed, turns, written
 
 
 @pytest.fixture
@@ -39,15 +38,8 @@ def made(root: Path, record: dict[str, Any], **changed: Any) -> Any:
 
 
 def short(images: int, question: str = "Read", system: str | None = None) -> dict[str, Any]:
-    turns = [{"from": "human", "value": "<image>" * images + question}, {"from": "gpt", "value": "a5"}]
-    if system is not None:
-        turns.insert(0, {"from": "system", "value": system})
-    return {"image": ["two_tiles.png"] * images, "conversations": turns}
-
-
-def write(root: Path, *records: dict[str, Any]) -> Path:
-    (root / "chat.jsonl").write_text("\n".join(map(json.dumps, records)))
-    return root / "chat.jsonl"
+    said = [{"from": "system", "value": system}] * (system is not None) + turns("<image>" * images + question, "a5")
+    return {"image": ["two_tiles.png"] * images, "conversations": said}
 
 
 def test_every_image_token_is_repeated_for_its_own_image() -> None:
@@ -72,9 +64,6 @@ def test_a_pair_is_one_question_with_images_and_its_answer(root: Path, images: i
     record = {field: values * turns for field, values in short(images).items()}
     with pytest.raises(Rejected, match=reason) if reason else nullcontext():
         assert made(root, record, **PALIGEMMA).tiles == images
-
-
-def test_a_system_message_has_no_place_beside_a_pair(root: Path) -> None:
     with pytest.raises(Rejected, match="bad_roles"):
         made(root, short(images=1, system="Be brief."), **PALIGEMMA)
 
@@ -94,12 +83,9 @@ def test_the_token_limit_counts_image_tokens_and_is_exact(root: Path) -> None:
 
 
 def long(answers: int) -> dict[str, Any]:
-    turns: list[dict[str, Any]] = []
-    for number in range(answers):
-        turns.append({"from": "human", "value": f"<image>Read {number}"})
-        turns.append({"from": "gpt", "value": f"a{number}"})
+    words = [text for number in range(answers) for text in (f"<image>Read {number}", f"a{number}")]
     images = [("two_tiles.png", "1.png")[number % 2] for number in range(answers)]
-    return {"image": images, "conversations": turns}
+    return {"image": images, "conversations": turns(*words)}
 
 
 @pytest.mark.parametrize(("rule", "most"), [("internvl", 8), ("internvl_each", 4)])
@@ -141,17 +127,12 @@ def test_a_longer_sample_ends_with_its_last_answer_that_fits(root: Path) -> None
             assert cut.loss_mask.tolist() == same.loss_mask.tolist()
             assert cut.images == same.images
             assert cut.length == same.length <= limit
-    with pytest.raises(Rejected, match="too_many_tokens"):
-        made(root, long(4), tiling=tiling, max_tokens=lengths[0] - 1, shorten=("truncate",))
-
-
-def test_nothing_is_kept_of_a_conversation_whose_beginning_teaches_nothing(root: Path) -> None:
-    record = long(3)
+    untaught = long(3)  # but for its last answer
     for number in (1, 3):
-        record["conversations"][number]["loss"] = False
-    whole = made(root, record).length
-    with pytest.raises(Rejected, match="too_many_tokens"):
-        made(root, record, max_tokens=whole - 1, shorten=("truncate",))
+        untaught["conversations"][number]["loss"] = False
+    for record, limit in ((long(4), lengths[0] - 1), (untaught, made(root, untaught, tiling=tiling).length - 1)):
+        with pytest.raises(Rejected, match="too_many_tokens"):
+            made(root, record, tiling=tiling, max_tokens=limit, shorten=("truncate",))
 
 
 def test_ways_are_tried_in_the_order_given_and_counted(root: Path) -> None:
@@ -160,7 +141,7 @@ def test_ways_are_tried_in_the_order_given_and_counted(root: Path) -> None:
     flags: dict[str, Any] = {"tiling": tiling, "max_tokens": limit}
     for first, second in (("fewer-tiles", "truncate"), ("truncate", "fewer-tiles")):
         assert made(root, long(2), shorten=(first, second), **flags).shortened == first
-    lines = write(root, long(2), long(1), long(4), long(2))
+    lines = written(root / "chat.jsonl", long(2), long(1), long(4), long(2))
     data = preprocessed(root, lines, root / "short", shorten=("fewer-tiles", "truncate"), **flags)
     assert data.manifest["shortened"] == {"fewer-tiles": 2, "truncate": 1}
     assert data.manifest["samples"] == 4
@@ -197,7 +178,7 @@ def test_system_messages(root: Path, template: str, own: str | None, flag: str |
 def test_a_hugging_face_tokenizer_serves_several_workers(root: Path) -> None:
     pytest.importorskip("tokenizers")
     byte_level(["Read a5"]).save(str(root / "tokenizer.json"))
-    lines = write(root, *[short(1), short(2)] * 20)
+    lines = written(root / "chat.jsonl", *[short(1), short(2)] * 20)
     recipe = Recipe(root, root / "tokenizer.json", "llama3", Tiling(32), 4)
     one = preprocess(open_job([lines], recipe, root / "one", lines_per_part=5))
     two = preprocess(open_job([lines], recipe, root / "two", lines_per_part=5), workers=2)

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,10 @@ def test_tokens_missing_in_the_file_follow_its_vocabulary_and_are_one_id_each(mo
     assert encoding.ends.tolist() == [1, 2, 9, 10, 11]
 
 
+def declared(model: Path, decoder: dict[str, Any], **named: Any) -> None:
+    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder} | named))
+
+
 def test_of_tokens_that_begin_alike_the_longest_is_read(model: Path) -> None:
     for tokens in (["<a>", "<a><b>"], ["<a><b>", "<a>"]):
         tokenizer = load_tokenizer(model, tokens)
@@ -41,24 +46,18 @@ def test_of_tokens_that_begin_alike_the_longest_is_read(model: Path) -> None:
 def test_tokens_that_the_models_folder_declares_keep_their_ids(model: Path) -> None:
     size = load_tokenizer(model, []).vocab_size
     (model.parent / "added_tokens.json").write_text(json.dumps({"<other>": size + 4}))
-    decoder = {"5": {"content": "<renamed>", "special": True}}
-    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
-    tokenizer = load_tokenizer(model, ["<renamed>", "<other>", "<new>"])
-    assert tokenizer.token_id("<renamed>") == 5
-    assert tokenizer.token_id("<other>") == size + 4
-    assert tokenizer.token_id("<new>") == size + 5
-    assert tokenizer.vocab_size == size + 6
+    declared(model, {"5": {"content": "<renamed>", "special": True}})
+    tokenizer = load_tokenizer(model, special := ["<renamed>", "<other>", "<new>"])
+    assert [*map(tokenizer.token_id, special), tokenizer.vocab_size] == [5, size + 4, size + 5, size + 6]
     assert tokenizer.encode("a<renamed>").ids.tolist()[1:] == [5]
 
 
 def test_a_range_covers_the_tokens_that_hold_a_character_of_it() -> None:
     # "ab" as one token, a character in three bytes (its range on the last of them), "c".
     encoding = TokenizedText.of([1, 2, 3, 4, 5], [(0, 2), (2, 2), (2, 2), (2, 3), (3, 4)])
-    assert np.flatnonzero(encoding.covers(0, 1)).tolist() == [0]
-    assert np.flatnonzero(encoding.covers(1, 2)).tolist() == [0]
-    assert np.flatnonzero(encoding.covers(2, 3)).tolist() == [1, 2, 3]
-    assert np.flatnonzero(encoding.covers(1, 4)).tolist() == [0, 1, 2, 3, 4]
-    assert np.flatnonzero(encoding.covers(3, 4)).tolist() == [4]
+    wanted = {(0, 1): [0], (1, 2): [0], (2, 3): [1, 2, 3], (1, 4): [0, 1, 2, 3, 4], (3, 4): [4]}
+    for (begin, end), tokens in wanted.items():
+        assert np.flatnonzero(encoding.covers(begin, end)).tolist() == tokens
 
 
 @pytest.mark.parametrize(("name", "content"), [("x.model", b"no model"), ("x.json", b"{}"), ("x.json", b"no JSON")])
@@ -70,30 +69,22 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path, name: st
 
 
 def test_a_vocabulary_has_one_name_in_every_file_format(model: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    vocabulary = {pieces.id_to_piece(number): number for number in range(pieces.vocab_size())}
-    tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [])).save(str(model.with_name("tokenizer.json")))
-    ours, theirs = (load_tokenizer(model.with_name(name), ["<x>"]) for name in ("tokenizer.model", "tokenizer.json"))
-    assert ours.vocabulary_size == theirs.vocabulary_size == len(vocabulary)
-    assert ours.vocabulary_hash() == theirs.vocabulary_hash()
-
-
-def test_two_pieces_exchanged_make_another_vocabulary(model: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    hashes = set()
-    for pieces in ({"a": 0, "b": 1}, {"a": 1, "b": 0}):
-        tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [])).save(str(model.with_name("tokenizer.json")))
-        hashes.add(load_tokenizer(model.with_name("tokenizer.json"), []).vocabulary_hash())
-    assert len(hashes) == 2
+    """And another one where two pieces are exchanged."""
+    tokenizers, beside = pytest.importorskip("tokenizers"), model.with_name("tokenizer.json")
+    pieces, ours = sentencepiece.SentencePieceProcessor(model_file=str(model)), load_tokenizer(model, ["<x>"])
+    names = [pieces.id_to_piece(number) for number in range(pieces.vocab_size())]
+    for order, same in ((names, True), ([names[1], names[0], *names[2:]], False)):
+        tokenizers.Tokenizer(tokenizers.models.BPE({name: n for n, name in enumerate(order)}, [])).save(str(beside))
+        theirs = load_tokenizer(beside, ["<x>"])
+        assert ours.vocabulary_size == theirs.vocabulary_size == len(names)
+        assert (ours.vocabulary_hash() == theirs.vocabulary_hash()) == same
 
 
 def test_what_begins_ends_and_fills_a_text_is_reserved_and_other_tokens_are_words(model: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     added = [("<|tool|>", True), ("<plain>", False), ("  ", True), ("<|end|>", True), ("<|pad|>", True), ("e", False)]
     decoder = {str(300 + i): {"content": token, "special": special} for i, (token, special) in enumerate(added)}
-    named = {"eos_token": "<|end|>", "pad_token": {"content": "<|pad|>"}, "bos_token": "e"}
-    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder} | named))
+    declared(model, decoder, eos_token="<|end|>", pad_token={"content": "<|pad|>"}, bos_token="e")
     assert load_tokenizer(model, []).reserved == {"<|end|>", "<|pad|>"}
     theirs = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
     for token, special in added:
@@ -106,8 +97,7 @@ def test_what_begins_ends_and_fills_a_text_is_reserved_and_other_tokens_are_word
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
 def test_a_token_that_takes_more_than_its_characters_is_reserved_in_sentencepiece_files(model: Path, flag: str) -> None:
-    decoder = {"300": {"content": "<mask>", flag: True}, "301": {"content": "<mine>", flag: False}}
-    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    declared(model, {"300": {"content": "<mask>", flag: True}, "301": {"content": "<mine>", flag: False}})
     assert load_tokenizer(model, []).reserved == {"<mask>"}
 
 
@@ -127,8 +117,7 @@ def test_a_special_tokens_second_name_is_reserved_too(model: Path) -> None:
     )  # fmt: skip
     model.write_bytes(written.getvalue())
     number = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue()).piece_to_id("[UNUSED_TOKEN_145]")
-    decoder = {str(number): {"content": "<|im_end|>", "special": True}, "1": {"content": "<word>"}}
-    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    declared(model, {str(number): {"content": "<|im_end|>", "special": True}, "1": {"content": "<word>"}})
     tokenizer = load_tokenizer(model, ["<|im_end|>"])
     assert number in tokenizer.encode("[UNUSED_TOKEN_145]").ids
     assert tokenizer.reserved == {"[UNUSED_TOKEN_145]"}

@@ -47,13 +47,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def maker(root: Path, name: str, **changed: Any) -> SampleMaker:
     tiling = Tiling(14, 4, 64, False, "native")
-    recipe = Recipe(root, root / "tokenizer.json", name, tiling, 0.25, markup="qwen-vl", **changed)
-    return SampleMaker(recipe)
+    return SampleMaker(Recipe(root, root / "tokenizer.json", name, tiling, 0.25, markup="qwen-vl", **changed))
 
 
 def made(opened: SampleMaker, record: dict[str, Any]) -> tuple[list[int], list[int]]:
     sample = opened.make(Row(1, json.dumps(record).encode()))
     return sample.tokens.tolist(), sample.loss_mask.tolist()
+
+
+def trained(opened: SampleMaker, ids: list[int], mask: list[int]) -> tuple[str, str]:
+    """All words, and those that are trained."""
+    kept = [one for one, counts in zip(ids, mask, strict=True) if counts]
+    decode = opened.tokenizer._model.decode  # type: ignore[attr-defined]
+    return decode(ids, skip_special_tokens=False), decode(kept, skip_special_tokens=False)
 
 
 def call(draw: random.Random) -> dict[str, Any]:
@@ -75,9 +81,8 @@ def drawn(seed: int, thinks: bool, pictures: bool) -> dict[str, Any]:
 
     def said(content: str | None, **more: Any) -> dict[str, Any]:
         thought = draw.choice([None, None, "", "Let me see.", "\n\nOne\n\ntwo\n"]) if thinks else None
-        return {"role": "assistant", "content": content, **more} | (
-            {} if thought is None else {"reasoning_content": thought}
-        )
+        more |= {} if thought is None else {"reasoning_content": thought}
+        return {"role": "assistant", "content": content, **more}
 
     messages = [{"role": "system", "content": "Be brief."}] if draw.random() < 0.5 else []
     for _ in range(draw.randint(1, 3)):
@@ -96,11 +101,8 @@ def test_tokens_and_masks_are_those_of_the_family_s_own_template(root: Path, nam
     template = chat_template(name)
     assert template.has_tools
     opened, calls, thoughts, crc = maker(root, name), 0, 0, 0
-    decode = opened.tokenizer._model.decode  # type: ignore[attr-defined]
     for seed in range(60):
-        ids, mask = made(opened, drawn(seed, template.has_reasoning, template.shows_results))
-        trained = [one for one, counts in zip(ids, mask, strict=True) if counts]
-        text, said = (decode(some, skip_special_tokens=False) for some in (ids, trained))
+        text, said = trained(opened, *made(opened, drawn(seed, template.has_reasoning, template.shows_results)))
         crc = crc32(f"{text}\0{said}".encode(), crc)
         calls, thoughts = calls + text.count("</tool_call>"), thoughts + text.count("</think>")
     assert crc == FAMILIES[name]
@@ -117,15 +119,12 @@ OPENAI = [
     {"role": "tool", "tool_call_id": "2", "content": "Done."},
     {"role": "assistant", "content": "A cat."},
 ]  # fmt: skip
-SHAREGPT = [
-    {"from": "human", "value": "What?"},
-    {"from": "gpt", "value": "I look."},
-    {"from": "function_call", "value": '{"name": "look", "arguments": {"at":3, "of": "\\u00e9"}}'},
-    {"from": "function_call", "value": '[{"name": "wait", "arguments": "{}"}]'},
-    {"from": "observation", "value": "A cat."},
-    {"from": "observation", "value": "Done."},
-    {"from": "gpt", "value": "A cat."},
-]
+SHAREGPT = [{"from": role, "value": words} for role, words in (
+    ("human", "What?"), ("gpt", "I look."),
+    ("function_call", '{"name": "look", "arguments": {"at":3, "of": "\\u00e9"}}'),
+    ("function_call", '[{"name": "wait", "arguments": "{}"}]'), ("observation", "A cat."), ("observation", "Done."),
+    ("gpt", "A cat."),
+)]  # fmt: skip
 
 
 def test_a_call_of_no_weight_is_not_trained(root: Path) -> None:
@@ -133,9 +132,7 @@ def test_a_call_of_no_weight_is_not_trained(root: Path) -> None:
     untrained = [*OPENAI[:1], {**OPENAI[1], "weight": 0}, *OPENAI[2:]]
     ids, mask = made(opened, {"tools": [LOOK], "messages": untrained})
     assert ids == made(opened, {"tools": [LOOK], "messages": OPENAI})[0]
-    decode = opened.tokenizer._model.decode  # type: ignore[attr-defined]
-    said = decode([one for one, counts in zip(ids, mask, strict=True) if counts], skip_special_tokens=False)
-    assert said == "<think>\n\n</think>\n\nA cat.<|im_end|>"
+    assert trained(opened, ids, mask)[1] == "<think>\n\n</think>\n\nA cat.<|im_end|>"
 
 
 def test_every_way_of_saying_it_is_one(root: Path) -> None:
@@ -144,9 +141,14 @@ def test_every_way_of_saying_it_is_one(root: Path) -> None:
     as_text = json.loads(json.dumps(OPENAI))
     for one in as_text[1]["tool_calls"]:
         one["function"]["arguments"] = json.dumps(one["function"]["arguments"], separators=(",", ":"))
-    swift = [{"role": {"human": "user", "gpt": "assistant", "function_call": "tool_call",
-                       "observation": "tool_response"}[turn["from"]], "content": turn["value"]}
-             for turn in SHAREGPT]  # fmt: skip
+    of_swift = {"human": "user", "gpt": "assistant", "function_call": "tool_call", "observation": "tool_response"}
+    swift = [{"role": of_swift[turn["from"]], "content": turn["value"]} for turn in SHAREGPT]
+    padded = {  # as a table's cells have it: every field of the column
+        "tools": [{**LOOK, "strict": None}],
+        "messages": [{"tool_calls": None, "reasoning_content": None, "name": None, **turn} for turn in OPENAI],
+    }
+    sample = opened.make(Row(1, padded))
+    assert (sample.tokens.tolist(), sample.loss_mask.tolist()) == expected
     for record in (
         {"tools": json.dumps([LOOK]), "messages": as_text},
         {"tools": [LOOK["function"]], "messages": OPENAI},
@@ -154,22 +156,14 @@ def test_every_way_of_saying_it_is_one(root: Path) -> None:
         {"tools": [LOOK], "messages": swift},
     ):
         assert made(opened, record) == expected
-    padded = {  # as a table's cells have it: every field of the column
-        "tools": [{**LOOK, "strict": None}],
-        "messages": [{"tool_calls": None, "reasoning_content": None, "name": None, **turn} for turn in OPENAI],
-    }
-    sample = opened.make(Row(1, padded))
-    assert (sample.tokens.tolist(), sample.loss_mask.tolist()) == expected
 
 
 def test_a_shorter_conversation_is_written_as_if_the_rest_had_never_been_said(root: Path) -> None:
     """Also where the model is shown its thoughts for the last question alone."""
     turns = [
-        {"role": "user", "content": "One?"},
-        {"role": "assistant", "content": "Two.", "reasoning_content": "1 + 1"},
-        {"role": "user", "content": "More?" * 50},
-        {"role": "assistant", "content": "No."},
-    ]
+        {"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two.", "reasoning_content": "1 + 1"},
+        {"role": "user", "content": "More?" * 50}, {"role": "assistant", "content": "No."},
+    ]  # fmt: skip
     record = {"tools": [LOOK], "messages": turns}
     whole = maker(root, "qwen3-vl-thinking")
     shorter = maker(root, "qwen3-vl-thinking", max_tokens=len(made(whole, record)[0]) - 1, shorten=("truncate",))
@@ -240,9 +234,7 @@ def test_a_result_shows_images_where_the_family_has_a_form_for_it(root: Path) ->
     seen = {"role": "tool", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "Here."}]}
     record = {"messages": [*OPENAI[:2], seen, OPENAI[4]]}
     assert maker(root, "qwen3-vl").make(Row(1, record)).images
-    with pytest.raises(
-        Rejected, match=r"unsupported_media: chat template 'qwen2\.5-vl' has no form for images in tool"
-    ):
+    with pytest.raises(Rejected, match=r"unsupported_media: .* 'qwen2\.5-vl' has no form for images in tool"):
         made(maker(root, "qwen2.5-vl"), record)
 
 

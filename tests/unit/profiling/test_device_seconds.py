@@ -15,8 +15,6 @@ from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
 
 
 class Device:
-    """Its clock, and its host's."""
-
     def __init__(self, compiling: float) -> None:
         self.host = self.free = 0.0
         self.compiling = compiling
@@ -29,18 +27,14 @@ class Device:
         self.free = max(self.free, self.host) + runs
 
     def synchronise(self) -> float:
-        """The host waits until all is done; its clock."""
         self.host = max(self.host, self.free)
         return self.host
 
     def moment(self) -> "Moment":
-        """A point in what the device does."""
         return Moment(max(self.free, self.host))
 
 
 class Moment:
-    """When the device comes to it."""
-
     def __init__(self, at: float) -> None:
         self.at = at
 
@@ -98,8 +92,6 @@ def test_parts_take_what_the_device_takes(device: Device, times: float, busy: bo
 
 
 def test_a_part_that_waits_for_its_device_does_not_make_it_sleep_ever_longer(device: Device) -> None:
-    """As an optimizer's step does, for the norm of the gradients."""
-
     def waits() -> None:
         device.kernel(1e-3, 1e-3)
         device.synchronise()

@@ -51,7 +51,6 @@ class Ring:
 def measured(
     network: Network, ranks: int, here: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[TransferCosts, list[list[int]]]:
-    """What a rank finds, and the pairs that were made."""
     pairs: list[list[int]] = []
 
     def pair(ranks: list[int]) -> list[int]:
@@ -66,9 +65,7 @@ def measured(
         assert here in group
         return Ring(network)
 
-    world: Any = SimpleNamespace(
-        get_world_size=lambda: ranks, get_rank=lambda: here, new_group=pair, all_reduce=reduce
-    )  # fmt: skip
+    world: Any = SimpleNamespace(get_world_size=lambda: ranks, get_rank=lambda: here, new_group=pair, all_reduce=reduce)
     stopwatch: Any = SimpleNamespace(
         measure=lambda runs: {s: {n: run() for n, run in named.items()} for s, named in runs.items()}
     )

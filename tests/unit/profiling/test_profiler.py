@@ -214,14 +214,12 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
     assert {k: tuple(getattr(c, name) for name in figures) for k, c in found.layers.items()} == layers
     wanted = {
         "model": "small", "model_hash": model.hash, "chain": model.chain, "vit_budget": 5, "llm_budget": 7,
-        "audio_budget": 0,
-        "parameters": {kind: 10 * weights for kind, weights in WEIGHTS.items()}, "tensor_model_parallel_size": 2,
-        "expert_model_parallel_size": 1, "frozen": ("vit",),
-        "lora_rank": 0, "lora_targets": (), "layers_apart": {},
-        "feature_layers": (), "features_joined": False, "carried_after": (),
+        "audio_budget": 0, "parameters": {kind: 10 * weights for kind, weights in WEIGHTS.items()},
+        "tensor_model_parallel_size": 2, "expert_model_parallel_size": 1, "frozen": ("vit",), "lora_rank": 0,
+        "lora_targets": (), "layers_apart": {}, "feature_layers": (), "features_joined": False, "carried_after": (),
         "device": "a device", "dtype": "bfloat16" if half else "float32", "transfer_seconds_per_byte": 0.002,
-        "transfer_latency_seconds": 0.01, "overhead_bytes": 77, "action_seconds": 0.5,
-        "host_action_seconds": 0.125, "supervised_share": 0.0,
+        "transfer_latency_seconds": 0.01, "overhead_bytes": 77, "action_seconds": 0.5, "host_action_seconds": 0.125,
+        "supervised_share": 0.0,
         "iteration_seconds": pytest.approx(0.75 + A_STEP), "measured_with": {"device": "a device", "torch": "2"},
         "notes": {"disturbed": {"vit": "1 of 9"}, "reduction_seconds_per_byte": 0.0003},
         "whole_layers": {}, "image_tiles": 0.0, "replica_seconds_per_byte": 0.0, "corrected_by": {},
@@ -241,12 +239,8 @@ def test_gradients_are_reduced_by_a_ring(ranks: int, share: float) -> None:
 def test_vit_layers_with_windows_and_without_are_measured_apart() -> None:
     """Of four ViT layers, links 1 to 4, the second sees whole images; two are measured where two follow each other."""
     kinds = harness.MODELS["native"].cost_kinds
-    assert [_consecutive(kind, kinds) for kind in ("vit.1", "vit", "projector", "llm")] == [
-        (2, 1),
-        (3, 2),
-        (5, 1),
-        (9, 2),
-    ]
+    found = [_consecutive(kind, kinds) for kind in ("vit.1", "vit", "projector", "llm")]
+    assert found == [(2, 1), (3, 2), (5, 1), (9, 2)]
     assert _consecutive("vit", harness.MODELS["small"].cost_kinds) == (1, 2)
 
 
@@ -298,28 +292,23 @@ def test_what_layers_keep_is_measured_with_shared_tokens() -> None:
 def test_what_layers_read_of_others_is_no_part_of_what_they_keep(chain: Chain) -> None:
     """Layers of Gemma 4 E2B, recomputed, keep the hidden states; not what came beside these, of which a stage holds one
     tensor, keys and values in it. What goes out is counted without what is carried on."""
-    from megatron.training import get_args  # which loads where megatron.vlm has been before
-
     language, number = chain.architecture.language, 4  # bytes, fp32
     kinds = [kind for kind in dict.fromkeys(chain.architecture.cost_kinds) if kind.startswith("llm")]
     assert len(kinds) == 4
     for kind in kinds:
-        measured = KindMeasurement(get_args(), chain, kind, (16, 8))
+        measured = KindMeasurement(harness.get_args(), chain, kind, (16, 8))
         tokens = measured.packs[0].tokens
-        assert measured.count == 1, kind
-        assert measured.kept["recompute"] == tokens * language.hidden_size * number, kind
-        assert measured.output_bytes == tokens * language.hidden_size * number, kind
+        sizes = (measured.count, measured.kept["recompute"], measured.output_bytes)
+        assert sizes == (1, *[tokens * language.hidden_size * number] * 2), kind
 
 
 @pytest.mark.parametrize("chain", ["hearing"], indirect=True)
 def test_links_that_hear_are_measured_on_sounds_alone(chain: Chain) -> None:
     """Half as many frames for the fit, and a pack without any; what goes by the vision tower is nothing of its own."""
-    from megatron.training import get_args  # which loads where megatron.vlm has been before
-
     audio = chain.architecture.audio
     assert audio is not None
     for kind in ("audio_embed", "audio", "audio_projector", "patch_embed", "vit", "word_embed"):
-        measured = KindMeasurement(get_args(), chain, kind, (16, 64, 80))
+        measured = KindMeasurement(harness.get_args(), chain, kind, (16, 64, 80))
         frames, tiles = (80 * (kind not in VISION_KINDS), 16 * (kind not in AUDIO_KINDS))
         sizes = [(pack.tiles, pack.frames) for pack in measured.packs[:2]]
         assert sizes == [(tiles, frames), (tiles // 2, frames // 2)], kind

@@ -1,34 +1,24 @@
 """Nothing but the reading room decodes a file of anyone: what bypasses it bypasses its limits."""
 
 import ast
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
-FILES = [
-    path
-    for room in ("omnibal_ext", "megatron/vlm", "tools")
-    for path in sorted((ROOT / room).rglob("*.py"))
-    if "omnibal_ext/reading" not in path.as_posix()
-]
+from tests.programs import ROOT
+
+FILES = [path for room in ("omnibal_ext", "megatron/vlm", "tools") for path in sorted((ROOT / room).rglob("*.py"))
+         if "omnibal_ext/reading" not in path.as_posix()]  # fmt: skip
 DECODERS = {"json.load", "np.load", "np.fromfile", "np.memmap", "pickle.load", "pickle.loads", "torch.load"}
 OWN_TEXT = {
     "json.loads(done.stdout.splitlines()[-1])",  # a child's answer
     "json.loads(sys.argv.pop(1))",  # of the launcher
     "json.loads(line.decode('utf-8-sig'))",  # chat lines: every fault is a reject there, not an error
-    "json.loads(text)",
-    "json.loads(json.dumps(run))",
-    "json.loads(json.dumps(record))",
-    "json.loads(note.read_text(encoding='utf-8'))",
-    "json.loads((folder / 'dataset_dict.json').read_text())",
-    "json.loads(content)",
-    "json.loads(path.read_bytes())",
-    "json.loads(path.read_text())",
     "torch.load(value, weights_only=True)",  # builds tensors and plain values alone
-    "json.loads(json.dumps(self._asked()))",
-    "json.loads(json.dumps(self.identity))",
+    *(f"json.loads({text})" for text in (
+        "text", "json.dumps(run)", "json.dumps(record)", "note.read_text(encoding='utf-8')", "content",
+        "(folder / 'dataset_dict.json').read_text()", "path.read_bytes()", "path.read_text()",
+        "json.dumps(self._asked())", "json.dumps(self.identity)",
+    )),
     "[json.loads(line) for line in self.rejected.tobytes().splitlines()]",
-}
-"""Texts that are no files of anyone's."""
+}  # fmt: skip
 
 
 def test_files_are_decoded_by_the_one_reader() -> None:

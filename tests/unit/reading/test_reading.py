@@ -1,6 +1,5 @@
 """What others wrote is bounded and checked before it is believed; everything else is one line with the file's name."""
 
-import io
 import json
 import os
 import struct
@@ -30,24 +29,19 @@ def refused(read: Callable[[Path], Any], path: Path, message: str) -> None:
     assert str(refusal.value).isprintable()
 
 
-READERS: list[Callable[[Path], Any]] = [
-    Plan.load,
-    Sizes.load,
-    read_config,
-    lambda path: list(read_lines(path, lambda _, value: value, "mend it")),
-]
+LINES: Callable[[Path], Any] = lambda path: list(read_lines(path, lambda _, value: value, "mend it"))  # noqa: E731
+READERS: list[Callable[[Path], Any]] = [Plan.load, Sizes.load, read_config, LINES]
 
 
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize(
-    "content", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b'"\xed\xa0\x80"', b"1" * 5000, b"", b"nul"]
+    "content", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b'"\xed\xa0\x80"', b"1" * 5000, b"\0", b"nul"]
 )
 def test_what_is_no_json_is_refused_by_every_reader(
     tmp_path: Path, read: Callable[[Path], Any], content: bytes
 ) -> None:
-    path = tmp_path / "file.json"
-    path.write_bytes(content or b"\0")
-    refused(read, path, "not JSON|must be|is a text")
+    (tmp_path / "file.json").write_bytes(content)
+    refused(read, tmp_path / "file.json", "not JSON|must be|is a text")
 
 
 @pytest.mark.parametrize("read", [*READERS, read_tensor_entries, lambda path: map_array(path, "mend it")])
@@ -57,15 +51,13 @@ def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path, read: Callab
     refused(read, tmp_path, "no regular file|Is a directory")
 
 
-def test_depth_is_counted_and_strings_do_not_count() -> None:
+def test_a_document_is_as_deep_and_as_large_as_it_may_be(tmp_path: Path) -> None:
+    """Strings do not count as depth."""
     decode(b"[" * MOST_DEPTH + b"]" * MOST_DEPTH)
     decode(json.dumps({"words": "[" * 1000}).encode())
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
         with pytest.raises(UserError, match="nested deeper"):
             decode(opening * (MOST_DEPTH + 1) + b"1" + closing * (MOST_DEPTH + 1))
-
-
-def test_a_file_is_as_large_as_it_may_be(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[1]")
     assert read_json(tmp_path / "a.json", lambda _, value: value, "", 3) == [1]
     refused(lambda path: read_json(path, lambda _, value: value, "", 2), tmp_path / "a.json", "3 bytes, at most 2")
@@ -207,12 +199,11 @@ def test_texts_among_sizes_do_not_widen_an_array(tmp_path: Path) -> None:
 
 
 def test_lines_are_read_one_at_a_time_and_named(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_bytes(b'{"a": 1}\n{"a": 2}\n{"a":\n')
-    found = []
+    (tmp_path / "lines.jsonl").write_bytes(b'{"a": 1}\n{"a": 2}\n{"a":\n')
+    lines = iter(read_lines(tmp_path / "lines.jsonl", lambda _, value: value, "mend it"))
+    assert [next(lines), next(lines)] == [{"a": 1}, {"a": 2}]
     with pytest.raises(UserError, match="line 3: not JSON"):
-        found += read_lines(path, lambda _, value: value, "mend it")
-    assert io.BytesIO(path.read_bytes()).readline() == b'{"a": 1}\n'
+        next(lines)
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\0", "a\ud800", 7, None, ["a"], "a" * (2**16 + 1)])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
@@ -17,7 +18,7 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.report.subject import Subject
-from omnibal_ext.report.timeline import Lane
+from omnibal_ext.report.timeline import Lane, Timeline
 from omnibal_ext.sizes import Sizes
 
 RANKS, REPLICAS, MICROBATCHES = 4, 2, 6
@@ -57,14 +58,11 @@ def ran(folder: Path, late: float = 0.0) -> Path:
     noted = {name.removesuffix(".json"): path for name, path in paths.items()}
     (run / "inputs.json").write_text(json.dumps({**noted, "versions": "python 3.11.4, megatron-core 0.19.2"}))
     packs = np.stack([kind[0] for kind in vars_of(subject)], axis=-1).tolist()
-    records = []
-    for number in (4, 6, 8):
-        lanes = [lane_of(lane, late, packs[lane.data_parallel_rank]) for lane in subject.predicted.lanes]
-        records.append({"iteration": number, "lanes": lanes})
-    (run / "timeline.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    lanes = [lane_of(lane, late, packs[lane.data_parallel_rank]) for lane in subject.predicted.lanes]
+    write_lines(run / "timeline.jsonl", *({"iteration": number, "lanes": lanes} for number in (4, 6, 8)))
     lines = [{"iteration": n, "seconds": 2.0 + n, "samples": 10 * n, "samples_per_second": 10 * n / (2.0 + n),
               "loss": 9.0 / n, "model_tflops": 100.0 * n, "mfu": 0.1 * n} for n in (1, 2, 3)]  # fmt: skip
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(run / "metrics.jsonl", *lines)
     return run
 
 
@@ -87,3 +85,13 @@ def lane_of(lane: Lane, late: float, packs: list[list[int]]) -> dict[str, Any]:
         "reads": [[0.0, late]] if lane.rank == 0 else [], "held": [[at, held] for at, held in lane.held],
         "packs": packs,
     }  # fmt: skip
+
+
+def assert_whole(timeline: Timeline) -> None:
+    """Each action is as long as what it is made of."""
+    for span in (span for lane in timeline.lanes for span in lane.spans):
+        assert sum(piece.seconds for piece in span.pieces) == pytest.approx(span.end - span.start)
+
+
+def write_lines(path: Path, *records: Any) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -12,7 +12,7 @@ from omnibal_ext.report.breakdown import EXECUTOR, NEEDED, RECOMPUTED, breakdown
 from omnibal_ext.report.page import heading, report
 from omnibal_ext.report.subject import Subject
 from omnibal_ext.report.timeline import predicted
-from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned, ran
+from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, assert_whole, planned, ran
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,7 @@ def test_the_causes_are_all_of_the_iteration_with_e_and_v_among_them(subject: Su
     """Of predictions each action is as long as what it is made of; what V runs again is no needed work."""
     timeline, beside = subject.predicted, subject.problem.beside
     assert beside is not None
-    for lane in timeline.lanes:
-        for span in lane.spans:
-            assert sum(piece.seconds for piece in span.pieces) == pytest.approx(span.end - span.start)
+    assert_whole(timeline)
     shares, every = breakdown(timeline), timeline.seconds * len(timeline.lanes)
     assert sum(shares.values()) == pytest.approx(1)
     assert all(share > -1e-9 for share in shares.values())
@@ -114,11 +112,9 @@ def test_both_layouts_are_said_with_their_shares_of_text_only_speed(subject: Sub
 def test_a_plan_is_predicted_on_other_packs_than_it_was_made_for(subject: Subject) -> None:
     """E and V too."""
     folder = Path(subject.name).parent
-    plan = Plan.load(folder / "plan.json")
-    on_packs = Subject.of_plan(folder / "plan.json", None, folder / "packs")
-    full = Subject.of_plan(folder / "plan.json", None, None)
+    on_packs, full = (Subject.of_plan(folder / "plan.json", None, packs) for packs in (folder / "packs", None))
     assert on_packs.problem.step_seconds(on_packs.layout) > 0
     longest = max(lane.end for lane in predicted(full.problem, full.layout).lanes)
     assert longest == pytest.approx(full.problem.step_seconds(full.layout))
     assert longest > max(lane.end for lane in on_packs.predicted.lanes)
-    assert plan.tower is not None
+    assert Plan.load(folder / "plan.json").tower is not None

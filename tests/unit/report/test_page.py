@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +26,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.report.page import heading, report
 from omnibal_ext.report.subject import Subject
 from tests.programs import tool
-from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned, ran
+from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned, ran, write_lines
 
 pytestmark = pytest.mark.slow
 ACTIONS = RANKS * REPLICAS * MICROBATCHES * 2
@@ -152,31 +153,22 @@ def test_a_run_says_what_it_was(runs: Path) -> None:
     """As far as its files do: seconds weigh the pace of its intervals."""
     first, second = (dict(heading(Subject.of_run(path))) for path in (runs / "late-0.0", runs / "late-1.0"))
     pace = (100 * 3 + 200 * 4 + 300 * 5) / 12, (0.1 * 3 + 0.2 * 4 + 0.3 * 5) / 12
-    assert (
-        first
-        == second
-        == {
-            "model": "internvl-chat-1.5",
-            "profile": "a100, bf16, counted, not measured",
-            "ranks": "tensor 4, pipeline 4, data 2",
-            "iteration": "6 microbatches a rank, schedule 1f1b",
-            "pack": "at most 6 tiles and 4,096 tokens",
-            "run": first["run"],
-            "versions": "python 3.11.4, megatron-core 0.19.2",
-            "model's own work": f"{pace[0]:,.4g} TFLOP/s a device, MFU {pace[1]:.1%}",
-        }
-    )
+    assert first == second
+    assert first == {
+        "model": "internvl-chat-1.5", "profile": "a100, bf16, counted, not measured",
+        "ranks": "tensor 4, pipeline 4, data 2", "iteration": "6 microbatches a rank, schedule 1f1b",
+        "pack": "at most 6 tiles and 4,096 tokens", "run": first["run"],
+        "versions": "python 3.11.4, megatron-core 0.19.2",
+        "model's own work": f"{pace[0]:,.4g} TFLOP/s a device, MFU {pace[1]:.1%}",
+    }  # fmt: skip
     assert datetime.now().astimezone().strftime("%Y-%m-") in first["run"]
     said = (runs / "report.html").read_text()
     assert all(f"<dt>{name}</dt><dd>{value}</dd>" in html.unescape(said) for name, value in first.items())
-    assert Subject.of_run(runs / "late-0.0").samples_per_second() == pytest.approx(60 / 12)
-
-
-def test_a_run_of_adapters_says_which(runs: Path) -> None:
     subject = Subject.of_run(runs / "late-0.0")
+    assert subject.samples_per_second() == pytest.approx(60 / 12)
     plan = replace(subject.plan, frozen=("vit", "llm"), lora_rank=8, lora_targets=("projector", "llm"))
-    said = dict(heading(replace(subject, plan=plan)))["model"]
-    assert said == "internvl-chat-1.5, vit frozen, llm frozen, adapters of rank 8 on projector and llm"
+    of_adapters = dict(heading(replace(subject, plan=plan)))["model"]
+    assert of_adapters == "internvl-chat-1.5, vit frozen, llm frozen, adapters of rank 8 on projector and llm"
 
 
 def test_a_late_run_says_so_first_and_a_plan_without_packs_says_what_it_fills(runs: Path) -> None:
@@ -225,15 +217,13 @@ def test_runs_side_by_side_say_which_is_faster(folder: Path, tmp_path: Path) -> 
     for name, samples in (("slow", 40), ("fast", 100)):
         lines = [{"iteration": n, "seconds": 4.0, "samples": samples * n, "samples_per_second": samples * n / 4,
                   "loss": 1.0} for n in (1, 2)]  # fmt: skip
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(tmp_path / name, *lines)
         runs.append(replace(plan, name=name, metrics=tmp_path / name))
     page = report([*runs, plan])
     assert "<tr><td>samples/s, whole run</td><td>15.0</td><td>37.5</td><td>-</td></tr>" in page
     assert "<tr><td>against the slowest</td><td>1.00x</td><td>2.50x</td><td>-</td></tr>" in page
-    shares = re.findall(
-        r"<dt>(?:needed work|recomputation|waiting for other ranks|waiting for data or host|the rest)</dt><dd>(\d+)%",
-        page,
-    )
+    causes = "needed work|recomputation|waiting for other ranks|waiting for data or host|the rest"
+    shares = re.findall(rf"<dt>(?:{causes})</dt><dd>(\d+)%", page)
     assert len(shares) == 3 * 5
     assert abs(sum(map(int, shares)) - 300) <= 6  # each is rounded
 
@@ -255,23 +245,20 @@ def timelines(page: str) -> list[str]:
 class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.counts: dict[str, int] = {}
+        self.counts = Counter[str]()
         self.loads: list[str] = []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.counts[tag] = self.counts.get(tag, 0) + 1
-        self.loads += [
-            v for name, v in attributes if name in ("src", "href") and v and not v.startswith(("#", "data:"))
-        ]
+        self.counts[tag] += 1
+        values = [value for name, value in attributes if name in ("src", "href") and value]
+        self.loads += [value for value in values if not value.startswith(("#", "data:"))]
 
 
 def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
     """Also where no browser is installed: a name of a model cannot become a script."""
-    plan = planned(tmp_path)
-    record = json.loads(plan.read_text())
     strange = tmp_path / "<script>alert(1)<"
     strange.mkdir()
-    (strange / "plan.json").write_text(json.dumps(record))
+    shutil.copy(planned(tmp_path), strange)
     subject = Subject.of_plan(strange / "plan.json", tmp_path / "profile.json", None)
     tags = Tags()
     tags.feed(report([subject]))

@@ -1,24 +1,30 @@
-"""Timelines: pieces make up their actions, shares their whole; the bubble is that of closed forms; the trace nests."""
+"""Timelines: pieces make up their actions, shares their whole; the bubble is that of closed forms; the trace nests.
+What ranks that run a pack together send each other is a cause of its own, and their packs are marked.
+"""
 
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from omnibal_ext.costs.corrected import EXCHANGE
+from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts, find_plan, make_plan
 from omnibal_ext.plan import Plan
-from omnibal_ext.report.breakdown import CAUSES, EXECUTOR, FILL, NEEDED, RECOMPUTED, breakdown
-from omnibal_ext.report.timeline import Timeline, layout_of, predicted, problem_of, waits
+from omnibal_ext.report.breakdown import CAUSES, EXECUTOR, FILL, NEEDED, RECOMPUTED, _twice, breakdown
+from omnibal_ext.report.draw import timeline_svg
+from omnibal_ext.report.timeline import Timeline, layout_of, packs_of_record, predicted, problem_of, recorded, waits
 from omnibal_ext.report.trace import trace
+from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, V_SHAPED
 from tests.unit.layout.instances import make_profile, random_problem
+from tests.unit.report.subjects import assert_whole
 
 SEEDS = range(12)
 
@@ -34,9 +40,8 @@ def timeline_of(seed: int, **changes: object) -> tuple[LayoutProblem, Layout, Ti
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pieces_make_up_actions_and_shares_the_whole(seed: int, schedule: str) -> None:
     problem, layout, timeline = timeline_of(seed, schedule_name=schedule)
+    assert_whole(timeline)
     for lane in timeline.lanes:
-        for span in lane.spans:
-            assert sum(piece.seconds for piece in span.pieces) == pytest.approx(span.end - span.start)
         assert lane.work_seconds + sum(end - start for start, end in waits(lane)) == pytest.approx(lane.last_end)
     shares = breakdown(timeline)
     assert tuple(shares) == CAUSES
@@ -130,16 +135,15 @@ def test_the_trace_has_every_action_once_with_its_pieces_inside(seed: int) -> No
     assert Counter((e["pid"], e["tid"], e["name"], e["args"]["stage"]) for e in actions) == wanted
     for a, b in pairwise(sorted(actions, key=lambda e: (e["pid"], e["tid"], e["ts"]))):
         assert (a["pid"], a["tid"]) != (b["pid"], b["tid"]) or a["ts"] + a["dur"] <= b["ts"]
-    inside = covered_by(actions)
     pieces = [event for event in slices if event["cat"] not in ("action", "step", "read")]
     assert pieces
-    assert all(inside(piece) for piece in pieces)
+    assert all(len(around(actions, piece)) == 1 for piece in pieces)
     arrows = Counter((event["id"], event["ph"]) for event in events if event["ph"] in "sf")
     assert set(arrows.values()) <= {1}
     assert len({number for number, _ in arrows}) * 2 == len(arrows)
     ends: dict[tuple[int, str], tuple[str, int]] = {}
     for event in (event for event in events if event["ph"] in "sf"):
-        (met,) = [e for e in actions if (e["pid"], e["tid"]) == (event["pid"], event["tid"]) and begins_in(e, event)]
+        (met,) = around(actions, {**event, "dur": 1})
         ends[event["id"], event["ph"]] = met["name"], met["args"]["stage"]
     for number in {number for number, _ in ends}:
         (made, stage), (taken, next_stage) = ends[number, "s"], ends[number, "f"]
@@ -149,20 +153,100 @@ def test_the_trace_has_every_action_once_with_its_pieces_inside(seed: int) -> No
     assert work == pytest.approx(sum(lane.work_seconds for lane in timeline.lanes), abs=1e-6 * len(pieces))
 
 
-def begins_in(action: dict, event: dict) -> bool:
-    """Whether an event lies in an action, its end left out."""
-    return bool(action["ts"] <= event["ts"] < action["ts"] + action["dur"])
+def around(actions: list[dict], event: dict) -> list[dict]:
+    """Actions of an event's thread in which it lies."""
+    own = [action for action in actions if (action["pid"], action["tid"]) == (event["pid"], event["tid"])]
+    end = event["ts"] + event["dur"]
+    return [action for action in own if action["ts"] <= event["ts"] and end <= action["ts"] + action["dur"]]
 
 
-def covered_by(actions: list[dict]) -> Callable[[dict], bool]:
-    """Whether an event lies in an action of its thread."""
-    spans: dict[tuple[int, int], np.ndarray] = {}
-    for key in {(e["pid"], e["tid"]) for e in actions}:
-        own = [(e["ts"], e["ts"] + e["dur"]) for e in actions if (e["pid"], e["tid"]) == key]
-        spans[key] = np.array(own)
+MICROBATCHES = 4
+SENT = np.array([[[7, 0, 3, 0], [7, 2, 0, 0]]])
+WIDTHS = np.array([[[4, 1, 2, 1], [4, 2, 1, 2]]])
+EACH = 0.013
+"""Seconds of a token in a layer, forward."""
 
-    def inside(event: dict) -> bool:
-        own = spans[event["pid"], event["tid"]]
-        return bool(((own[:, 0] <= event["ts"]) & (event["ts"] + event["dur"] <= own[:, 1])).any())
 
-    return inside
+def team_problem(schedule: str) -> tuple[LayoutProblem, Layout]:
+    """Two replicas, two ranks; some language layers of the second are recomputed, whole or what is cheap of them."""
+    profile = make_profile()
+    llm = replace(profile.layers["llm"], exchange_seconds=EACH, recompute_seconds=None)
+    profile = replace(profile, layers={**profile.layers, "llm": llm}, action_seconds=0.01)
+    tokens = np.random.default_rng(0).integers(4, 17, SENT.shape)
+    packs = PackSizes(tokens // 4, tokens, tokens**2, SENT, WIDTHS)
+    language = [number for number, kind in enumerate(profile.chain) if kind == "llm"]
+    layout = Layout((0, language[1], len(profile.chain)), ((), (language[1],)))
+    return LayoutProblem(profile, 2, MICROBATCHES, schedule_name=schedule, packs=packs), layout
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_exchange_is_a_cause_of_its_own_and_takes_from_no_other(schedule: str) -> None:
+    problem, layout = team_problem(schedule)
+    layers = problem.profile.chain.count("llm")
+    forwards_and_backwards, again = 2 * layers, 1
+    seconds = float(SENT.sum()) * EACH * (forwards_and_backwards + again)
+    timeline = predicted(problem, layout)
+    shares, whole = breakdown(timeline), timeline.seconds * len(timeline.lanes)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["exchange"] * whole == pytest.approx(seconds)
+    assert problem.packs is not None
+    alone = predicted(replace(problem, packs=replace(problem.packs, exchanged=None)), layout)
+    others, rest = breakdown(alone), alone.seconds * len(alone.lanes)
+    assert others["exchange"] == 0
+    for cause in ("needed", "recomputation", "executor", "update"):
+        assert shares[cause] * whole == pytest.approx(others[cause] * rest), cause
+    assert_whole(timeline)
+    for lane in timeline.lanes:
+        for span in lane.spans:
+            sent = SENT[0, lane.data_parallel_rank, span.action.microbatch]
+            has = any(piece.part == EXCHANGE for piece in span.pieces)
+            assert has == (sent > 0 and span.action.kind != "W"), span
+
+
+def test_packs_of_several_ranks_are_marked_wherever_they_are_shown() -> None:
+    problem, layout = team_problem("1f1b")
+    timeline = predicted(problem, layout)
+    for lane in timeline.lanes:
+        widths = WIDTHS[0, lane.data_parallel_rank]
+        assert all(span.width == widths[span.action.microbatch] for span in lane.spans)
+    drawing = str(timeline_svg(timeline, timeline.seconds))
+    actions = 2 * 2  # forwards and backwards on two ranks
+    for width in (2, 4):
+        count = int((width == WIDTHS).sum()) * actions
+        assert drawing.count(f"; a pack of {width} ranks</title>") == count
+    assert drawing.count("class='team'") == int((WIDTHS > 1).sum()) * actions
+    assert "a pack of 1" not in drawing
+    marked = [event["args"]["ranks"] for event in trace([timeline])["traceEvents"] if "ranks" in event.get("args", {})]
+    assert sorted(marked) == sorted(WIDTHS[WIDTHS > 1].tolist() * actions)
+
+
+def test_twice_the_microbatches_have_all_that_packs_have() -> None:
+    problem, _ = team_problem("1f1b")
+    assert problem.packs is not None
+    found = _twice(problem.packs)
+    assert found is not None
+    for name in (entry.name for entry in fields(PackSizes) if getattr(found, entry.name) is not None):
+        assert np.array_equal(getattr(found, name), np.tile(getattr(problem.packs, name), 2)), name
+
+
+@pytest.mark.parametrize("columns", [3, 5, 6])
+def test_recorded_packs_say_what_was_sent_and_older_ones_nothing(columns: int) -> None:
+    """Mel frames are said of packs with sounds alone."""
+    packs = [[[1, 10, 60, 4, 2, 500], [2, 8, 64, 0, 1]], [[1, 10, 60, 4, 2], [0, 9, 81, 0, 1]]]
+    lanes = [
+        {"data_parallel_rank": replica, "rank": 0, "end": 3.0, "held": [], "reads": [],
+         "packs": [pack[:columns] for pack in packs[replica]],
+         "actions": [["F", m, 0, m, m + 1, [["llm", "forward", 0.75], ["exchange", "forward", 0.25]]] for m in (0, 1)]}
+        for replica in (0, 1)
+    ]  # fmt: skip
+    record = json.loads(json.dumps({"iteration": 4, "lanes": lanes}))
+    timeline = recorded(record, Placement.interleaved(1))
+    wide = columns > 3
+    assert [[span.width for span in lane.spans] for lane in timeline.lanes] == [[1 + wide, 1]] * 2
+    assert breakdown(timeline)["exchange"] == pytest.approx(4 * 0.25 / 6)
+    found = packs_of_record(record)
+    assert found.tokens.tolist() == [[[10, 8], [10, 9]]]
+    assert found.of("frames").tolist() == [[[500 * (columns == 6), 0], [0, 0]]]
+    assert (found.exchanged is None, found.widths is None) == (not wide, not wide)
+    if found.exchanged is not None and found.widths is not None:
+        assert (found.exchanged.tolist(), found.widths.tolist()) == ([[[4, 0], [4, 0]]], [[[2, 1], [2, 1]]])

@@ -1,5 +1,6 @@
 """Receives are posted so early that transfers overlap, and never so early that a synchronisation could hang."""
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import product
 
@@ -7,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibal_ext.schedules.actions import Action, Beside
+from omnibal_ext.schedules.actions import Action, Beside, check_packs
 from omnibal_ext.schedules.placement import Placement
-from omnibal_ext.schedules.program import Post, Postings, with_posts
+from omnibal_ext.schedules.program import Post, Postings, check_schedule, with_posts
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
 from omnibal_ext.schedules.weaving import first_and_last, in_time, woven
 from tests.unit.drawn import drawn_lists, drawn_parts, placements
@@ -22,6 +23,8 @@ def test_every_schedule_ends_though_each_rank_waits_at_every_step_for_all_it_has
     """So does an evaluation, which runs only the forwards. Actions stay in order, and each tensor from elsewhere is
     posted once, before its action."""
     schedule, placement = build_schedule(name, ranks, microbatches, chunks), placement_of(name, ranks, chunks)
+    check_schedule(schedule, microbatches, placement)
+    check_packs(schedule, chunks)
     postings = with_posts(schedule, microbatches, placement)
     assert ends_when_everything_blocks(postings, placement)
     assert ends_when_everything_blocks([[item for item in items if item.kind == "F"] for items in postings], placement)
@@ -34,8 +37,7 @@ def test_every_schedule_ends_though_each_rank_waits_at_every_step_for_all_it_has
                 assert number < items.index(item.action)
                 giver, given = item.giver
                 assert giver != rank
-                assert given.kind == item.action.kind
-                assert given.microbatch == item.action.microbatch
+                assert (given.kind, given.microbatch) == (item.action.kind, item.action.microbatch)
                 assert given in schedule[giver]
 
 
@@ -93,9 +95,8 @@ def test_lists_with_a_tower_end_too_and_each_part_is_posted_once(
 def test_posting_one_action_ahead_would_hang(ranks: int) -> None:
     """The check itself can fail: what the executor did before."""
     schedule, placement = build_schedule("1f1b", ranks, 8), Placement.interleaved(ranks)
-    assert not ends_when_everything_blocks(
-        [one_ahead(actions, rank, placement) for rank, actions in enumerate(schedule)], placement
-    )
+    early = [one_ahead(actions, rank, placement) for rank, actions in enumerate(schedule)]
+    assert not ends_when_everything_blocks(early, placement)
 
 
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
@@ -128,26 +129,23 @@ def ends_when_everything_blocks(postings: Postings, placement: Placement, beside
 
     A rank at a send is stuck until the receiver stands at the matching post, and the other way round.
     """
-    ranks = len(postings)
-    words = [_words(items, rank, placement, beside) for rank, items in enumerate(postings)]
-    at = [0] * ranks
+    left = [deque(_words(items, rank, placement, beside)) for rank, items in enumerate(postings)]
     moved = True
     while moved:
         moved = False
-        for rank in range(ranks):
-            while at[rank] < len(words[rank]) and words[rank][at[rank]] is None:
-                at[rank] += 1
+        for words in left:
+            while words and words[0] is None:
+                words.popleft()
                 moved = True
-        for rank in range(ranks):
-            here = words[rank][at[rank]] if at[rank] < len(words[rank]) else None
+        for rank, words in enumerate(left):
+            here = words[0] if words else None
             if here is None or here[0] != "send":
                 continue
-            other = here[1]
-            if at[other] < len(words[other]) and words[other][at[other]] == ("take", rank, here[2]):
-                at[rank] += 1
-                at[other] += 1
+            if left[here[1]] and left[here[1]][0] == ("take", rank, here[2]):
+                words.popleft()
+                left[here[1]].popleft()
                 moved = True
-    return all(position == len(words[rank]) for rank, position in enumerate(at))
+    return not any(left)
 
 
 Word = tuple[str, int, tuple[str, int, int]]
