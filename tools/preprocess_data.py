@@ -75,6 +75,7 @@ def _parser() -> ToolParser:
     add("--no-thumbnail", dest="thumbnail", action="store_const", const=False, help="no tile of the whole image")
     add("--video-fps", type=float, help="frames a second of a video that are seen (default: the model's)")
     add("--video-max-frames", type=int, help="most frames of a video that are seen (default: the model's)")
+    add("--use-audio-in-video", action="store_true", help="hear the sound of videos, for models that see and hear them")
     add("--normalize", choices=list(NORMALIZATIONS), help=usual["normalize"])
     add("--max-tokens", type=int, help="reject longer samples, unless --shorten makes them fit")
     add("--shorten", nargs="+", choices=METHODS, default=(), help="ways to shorten them, tried in this order")
@@ -108,6 +109,7 @@ def recipe_by(arguments: argparse.Namespace, choices: Mapping[str, FlagValue]) -
         decode_images=arguments.decode_images,
         image_checksums=arguments.image_checksums,
         system_message=arguments.system_message,
+        use_audio_in_video=arguments.use_audio_in_video,
     )
 
 

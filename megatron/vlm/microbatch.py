@@ -193,6 +193,8 @@ class Microbatch:
     image_starts: tuple[int, ...] = ()  # first token of each image, if the model needs it
     prefixes: tuple[int, ...] = ()  # [samples], tokens before each one's answer, if the model needs it
     seconds: tuple[float, ...] = ()  # of each of `grids` between two temporal steps; (): no video
+    turns: tuple[tuple[int, ...], ...] = ()  # of each of `grids`: alternating runs of a video's tokens and its sound's;
+    # (): no video is heard
     sounds: tuple[tuple[int, ...], ...] = ()  # [samples], mel frames of each sample's sounds; (): no sound
     mels: Tensor | None = None  # fp32 [frames, mel bins], all sounds end to end
     audio_positions: Tensor | None = None  # [audio tokens], into input_ids

@@ -5,14 +5,17 @@ from typing import Any
 
 LATER = {"later": True}
 """Metadata of a field added later: its default does not enter the hash, so that hashes of older models stay."""
+UNPRICED = {"unpriced": True}
+"""Metadata of a field that affects no cost: it never enters the hash."""
 
 
 def hashed(value: Any) -> Any:
-    """Return fields by name, without `LATER` ones that have their default."""
+    """Return fields by name, without `UNPRICED` ones and `LATER` ones that have their default."""
     if not dataclasses.is_dataclass(value):
         return value
     fields = [(one, getattr(value, one.name)) for one in dataclasses.fields(value)]
-    return {one.name: hashed(found) for one, found in fields if not (one.metadata and found == one.default)}
+    kept = ((one, found) for one, found in fields if "unpriced" not in one.metadata)
+    return {one.name: hashed(found) for one, found in kept if not (one.metadata and found == one.default)}
 
 
 def filled_up(count: int, ranks: int) -> int:

@@ -2,8 +2,27 @@
 
 from dataclasses import dataclass, field
 
-from omnibal_ext.architectures.fields import LATER, filled_up
+from omnibal_ext.architectures.fields import LATER, UNPRICED, filled_up
 from omnibal_ext.errors import UserError
+
+
+@dataclass(frozen=True)
+class VideoClock:
+    """TMRoPE (Qwen2.5-Omni, arXiv 2503.20215): a video's positions in time and its sound's are of one clock.
+
+    Text continues behind the last position of all three axes.
+    """
+
+    per_second: float
+    """Positions a second; a token of sound takes one."""
+    chunk_seconds: float | None = None
+    """A video and its sound take turns in chunks of so many seconds, positions are rounded down to integers, and the
+    two tokens at either end of both share one (Qwen2.5-Omni). None: each token of sound is behind the steps that have
+    begun, and positions are fractions (Qwen3-Omni)."""
+
+    def __str__(self) -> str:
+        turns = "step by step" if self.chunk_seconds is None else f"in turns of {self.chunk_seconds:g} seconds"
+        return f"{self.per_second:g} positions a second, a video and its sound {turns}"
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,8 @@ class NativeResolution:
     """Bilinearly, but with align_corners=False (PaddleOCR-VL)."""
     positions_per_second: float | None = None
     """Temporal M-RoPE positions per second of video; None: one per temporal patch."""
+    clock: VideoClock | None = field(default=None, metadata=UNPRICED)
+    """Of videos that may be heard too; None: `positions_per_second` decides."""
 
     @property
     def around(self) -> int:

@@ -21,6 +21,8 @@ class Packs:
     """Its layers of linear attention take them, with kernels alone, and each token's sample (`seq_idx`)."""
     videos_as_images: bool = False
     """A video's token is an image's, and of the two it takes one kind a batch: a video is given as its steps."""
+    chunks: bool = False
+    """A video and its sound take turns in chunks (`VideoClock`)."""
     flash: tuple[str, ...] = ("text_config", "vision_config")
     """Parts of its configuration that may have flash-attention; others 'sdpa' alone, which reads masks."""
 

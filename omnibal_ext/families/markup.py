@@ -50,6 +50,13 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
+class HeardTurns:
+    """A video that is heard too: so many runs of its tokens and of its sound's, by turns."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ImageMarkup:
     """`context` stands for one image feature; `tokens` are the special tokens the model has for images.
 
@@ -82,6 +89,11 @@ class ImageMarkup:
         """The text that replaces a `<video>` mark; `times`: seconds of the steps."""
         step = self.before + self.video + self.after
         return self.steps.text(step, times) if self.steps else step
+
+    def heard_video_text(self, turns: HeardTurns) -> str:
+        """The same for a video that is heard too."""
+        said = "".join(self.audio if turn % 2 else self.video for turn in range(turns.count))
+        return self.before + said.join(self.around_audio) + self.after
 
     @property
     def audio_text(self) -> str:

@@ -5,7 +5,8 @@ tokens.bin/.idx     int32   token ids of every sample, one image token for each 
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
 images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}; "place", its location inside the
                             input file; "film", a video's sampled frames; "crcs", CRC-32 of its file or frames' files
-sounds.bin/.idx     uint8   JSON list of {"path", "samples", "frames", "tokens", "place", "crcs"}: for models that hear
+sounds.bin/.idx     uint8   JSON list of {"path", "samples", "frames", "tokens", "place", "crcs"}: for models that hear;
+                            "video" and "turns", of a video's own sound which one it is and how their tokens take turns
 sizes.npz                   of every sample: tiles, tokens (all image and audio tokens counted), supervised tokens, its
                             line number in the input file, and mel frames for models that hear
 manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, checksums
@@ -83,8 +84,8 @@ class ChatDataset(Dataset):
     def __getitem__(self, number: int) -> dict[str, Any]:
         """input_ids and labels int64 [T] (-100: no loss), pixel_values (`Sample.pixels`) and images (`Sample.images`).
 
-        For models that hear also input_features fp32 [frames, mel bins] of all sounds, and feature_lengths int64
-        [sounds], the frames of each. Raises as these do.
+        For models that hear also input_features fp32 [frames, mel bins] of all sounds, feature_lengths int64 [sounds],
+        the frames of each, and turns (`Sample.turns`). Raises as these do.
         """
         sample = self.sample(number)
         tokens, mask = sample.text
@@ -93,7 +94,7 @@ class ChatDataset(Dataset):
         read = {"input_ids": ids, "labels": labels, "pixel_values": sample.pixels(), "images": tuple(sample.images)}
         if self.hears:
             lengths = torch.tensor([sound.frames for sound in sample.sounds], dtype=torch.long)
-            read |= {"input_features": sample.hear_all(), "feature_lengths": lengths}
+            read |= {"input_features": sample.hear_all(), "feature_lengths": lengths, "turns": tuple(sample.turns)}
         return read
 
     def verify(self) -> None:
@@ -172,7 +173,7 @@ class Sample:
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.data.manifest["vocab_size"]:
             raise UserError(f"{self} has token ids behind the vocabulary; {REMEDY}")
         if self.tiles or self.frames:
-            heard = [sound.tokens for sound in self.sounds]
+            heard = [run for sound in self.sounds for run in sound.turns[1::2] or (sound.tokens,)]
             images = (self.data.image_tokens, self.runs if self.tiles else [], "images")
             for ids, runs, what in (images, (self.data.audio_tokens, heard, "sounds")):
                 if len(runs) != (marks := int(np.isin(tokens, ids).sum())):
@@ -208,6 +209,8 @@ class Sample:
             sounds = read_sounds(self._column(SOUNDS).tobytes())
             if (frames := sum(sound.frames for sound in sounds)) != self.frames:
                 raise UserError(f"sounds have {frames} frames, sizes.npz says {self.frames}")
+            if any(sound.turns and sum(sound.turns[1::2]) != sound.tokens for sound in sounds):
+                raise UserError("the turns of a sound have other tokens than the sound")
         except UserError as error:
             raise UserError(f"{self}: {error}; {REMEDY}") from None
         return sounds
@@ -219,15 +222,31 @@ class Sample:
         return [rule.order(image, each) for image in self.images]
 
     @cached_property
-    def runs(self) -> list[int]:
-        """The length of each run of image tokens: of an image, of each of its rows or tiles, or of a video's step."""
+    def turns(self) -> list[tuple[int, ...]]:
+        """For each image, the `Sound.turns` of a video that is heard too, else ()."""
+        heard = {sound.video: sound.turns for sound in self.sounds if sound.turns}
+        return [heard.get(number, ()) for number in range(len(self.images))]
+
+    @cached_property
+    def _whole_runs(self) -> list[int]:
+        """As `runs`, but a video that is heard too is one."""
         places = [self.data.rule.places(image).count for image in self.images]
         return [len(order) // count for order, count in zip(self.orders, places, strict=True) for _ in range(count)]
 
     @property
+    def runs(self) -> list[int]:
+        """The length of each run of image tokens: of an image, of each of its rows or tiles, of a video's step, or of
+        each turn of a video that is heard too."""
+        if not any(self.turns):
+            return self._whole_runs
+        pairs = zip(self._whole_runs, self.turns, strict=True)  # of such models each image and video is one
+        return [run for whole, turns in pairs for run in turns[::2] or (whole,)]
+
+    @property
     def image_starts(self) -> list[int]:
-        """The index in `text` of the first token of each run of image tokens."""
-        shown, runs = np.flatnonzero(np.isin(self.text[0], self.data.image_tokens)), np.array(self.runs, dtype=np.int64)
+        """The index in `text` of the first token of each run of image tokens, of a heard video of its first."""
+        shown = np.flatnonzero(np.isin(self.text[0], self.data.image_tokens))
+        runs = np.array(self._whole_runs, dtype=np.int64)
         return shown[np.cumsum(runs) - runs].tolist()
 
     @property

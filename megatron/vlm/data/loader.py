@@ -156,18 +156,21 @@ class PackDataset(Dataset):
         return found
 
     def _images(self, samples: Sequence[Sample], lengths: Sequence[int]) -> dict[str, Any]:
-        """For all stages: where each run of image tokens starts and, at native resolution, its grid and the seconds
-        between a video's steps. If tiles are joined, which features each image token is."""
+        """For all stages: where each run of image tokens starts and, at native resolution, its grid, the seconds
+        between a video's steps, and how it and its own sound take turns. If tiles are joined, which features each image
+        token is."""
         rule, begins = self.data.rule, accumulate(lengths, initial=0)
         shown = [pair for pair in zip(begins, samples, strict=False) if pair[1].tiles]
         starts = [begin + one for begin, sample in shown if rule.needs_image_starts for one in sample.image_starts]
         images = [image for _, sample in shown if rule.native for image in sample.images]
+        turns = [one for _, sample in shown if rule.native for one in sample.turns]
         pairs = (pair for one in samples for pair in zip(one.images, one.orders, strict=True))
         each, joins = self.data.manifest["tokens_per_tile"], rule.joins_tiles and self.needs.tokens
         return {
             "grids": tuple(grid for image in images for grid in image.grids),
             "image_starts": tuple(starts),
             "seconds": tuple(image.film.seconds if image.film else 1.0 for image in images for _ in image.grids),
+            "turns": tuple(turns) if any(turns) else (),
             **(order_tensors((image.tiles * each, order) for image, order in pairs) if joins else {}),
         }
 

@@ -201,7 +201,8 @@ _SOUNDS: Check[list[dict[str, Any]]] = listing(
             "tokens": integer(1, MOST_SAMPLES),
             "place": _place,
             "crcs": listing(integer(0, LARGEST), most=1),
-        }
+        },
+        {"video": integer(-1, MOST_IMAGES), "turns": listing(integer(1, MOST_SAMPLES), most=MOST_SAMPLES)},
     ),
     most=MOST_IMAGES,
 )
@@ -211,10 +212,10 @@ def read_sounds(content: bytes) -> list[Sound]:
     """A sample's sounds, from their JSON list in the dataset. Raises UserError if it is damaged."""
     sounds = _SOUNDS("sounds", decode(content))
     for number, sound in enumerate(sounds):
-        sound |= {name: tuple(sound[name]) for name in ("place", "crcs")}
+        sound |= {name: tuple(sound[name]) for name in ("place", "crcs", "turns") if name in sound}
         if not sound["place"]:  # else the path is a name inside the input file
             _image_path(f"sounds[{number}].path", sound["path"])
-    return [Sound(**{name: sound[name] for name in Sound.__slots__}) for sound in sounds]
+    return [Sound(**{name: sound[name] for name in Sound.__slots__ if name in sound}) for sound in sounds]
 
 
 def _film(place: str, film: dict[str, Any] | None) -> VideoFrames | None:

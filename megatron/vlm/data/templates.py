@@ -27,7 +27,7 @@ from megatron.vlm.data.chat_program import DATE, TAG, ChatProgram
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, ImageMarkup, Places
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, HeardTurns, ImageMarkup, Places
 
 FILES = Path(omnibal_ext.families.registry.__file__).parent.glob("*/*.jinja")
 TEMPLATES = {file.stem: file for file in sorted(FILES)}
@@ -222,13 +222,14 @@ def render_chat(
     messages: Sequence[Message],
     template: ChatTemplate,
     markup: ImageMarkup,
-    shown: Iterable[Places | Sequence[float]] = (),
+    shown: Iterable[Places | HeardTurns | Sequence[float]] = (),
     tools: Sequence[str] = (),
     default_system: bool = True,
 ) -> RenderedChat:
     """Render a conversation by `template`, with marks of images, videos and sounds replaced by `markup`.
 
-    `shown`: for images and videos in order, an image's `Places` or the seconds of a video's steps; default: one place.
+    `shown`: for images and videos in order, an image's `Places`, the seconds of a video's steps, or the `HeardTurns` of
+    one that is heard too; default: one place.
     `tools`: JSON texts. `default_system`: a template's own system message is written where there is none. Raises
     `Rejected` if the template has no form for something.
     """
@@ -239,6 +240,8 @@ def render_chat(
         if mark == AUDIO_MARK:
             return markup.audio_text
         place = next(left, Places())
+        if isinstance(place, HeardTurns):
+            return markup.heard_video_text(place)
         return markup.image_text(place) if isinstance(place, Places) else markup.video_text(place)
 
     def as_words(mark: re.Match[str]) -> str:

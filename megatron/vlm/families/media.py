@@ -18,6 +18,7 @@ from megatron.vlm.families.mistral3.tiling import NativeEdge
 from megatron.vlm.families.paddleocr_vl.tiling import NativeWidened
 from megatron.vlm.families.paligemma.tiling import Paligemma
 from megatron.vlm.families.qwen_omni.sounds import SOUND_RULES as QWEN_OMNI
+from megatron.vlm.families.qwen_omni.videos import VIDEO_RULES as QWEN_OMNI_VIDEOS
 from megatron.vlm.families.qwen_vl.videos import VIDEO_RULES as QWEN_VL
 from megatron.vlm.families.towers.tiling import Native
 
@@ -26,6 +27,6 @@ _RULES: tuple[TilingRule, ...] = (
     Native(), Gemma4(), Gemma4Unified(), NativeGrown(), NativeEdge(), Split(), Letterbox(), NativeWidened(),
 )  # fmt: skip
 TILINGS: Mapping[str, TilingRule] = {rule.name: rule for rule in _RULES}
-VIDEO_RULES: Mapping[str, VideoRule] = {**QWEN_VL, **GLM_V}
+VIDEO_RULES: Mapping[str, VideoRule] = {**QWEN_VL, **QWEN_OMNI_VIDEOS, **GLM_V}
 SOUND_RULES: Mapping[str, Callable[..., SoundRule]] = QWEN_OMNI
 """Of an encoder: each makes the rule by which a model hears with it."""

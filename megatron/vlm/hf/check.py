@@ -19,8 +19,8 @@ from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.pack_inputs import by_rows, padded_patches, padded_sounds, whole_images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.adapters import merge
+from megatron.vlm.models.attention.positions import text_and_image_positions
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.vit.native import text_and_image_positions
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.adapters import Adapters

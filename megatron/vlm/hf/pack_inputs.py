@@ -26,8 +26,9 @@ from megatron.vlm.data.media.images import Normalization
 from megatron.vlm.data.media.tiling import FRAMES, SQUARE, TiledImage, TilingRule
 from megatron.vlm.families.media import TILINGS
 from megatron.vlm.microbatch import Grid, segment_ids
-from megatron.vlm.models.vit.native import row_layout, text_and_image_positions
-from omnibal_ext.architectures.vision import NativeResolution
+from megatron.vlm.models.attention.positions import text_and_image_positions
+from megatron.vlm.models.vit.native import row_layout
+from omnibal_ext.architectures.vision import NativeResolution, VideoClock
 from omnibal_ext.families.family import Packs
 
 Batch = dict[str, Any]
@@ -177,17 +178,19 @@ def _media_of(sample: Mapping[str, Any]) -> list[tuple[TiledImage, Tensor]]:
 
 
 def _token_positions(pack: Pack) -> np.ndarray:
-    """M-RoPE positions (time, row, column) of every token in its sample: int64 [3, T]."""
+    """M-RoPE positions (time, row, column) of every token in its sample, as of `text_and_image_positions`."""
     config, grids = pack.config, pack.grids
-    pace = getattr(config.vision_config, "tokens_per_second", None)
+    pace, clock = getattr(config.vision_config, "tokens_per_second", None), None
+    if (ticks := getattr(config, "position_id_per_seconds", None)) is not None:
+        clock = VideoClock(ticks, config.seconds_per_chunk if pack.how.chunks else None)
     seconds = [image.film.seconds if image.film else 1.0 for image in pack.images for _ in image.grids]
+    turns = [one for sample in pack.samples for one in sample.get("turns", ())]
+    native = NativeResolution(SQUARE, positions_per_second=pace, clock=clock)
     of_media = torch.isin(pack.ids, torch.tensor([config.image_token_id, config.video_token_id]))
     tokens = of_media.nonzero()[:, 0].tolist()
     counts = [steps * rows * columns // SQUARE**2 for steps, rows, columns in grids]
     starts = [tokens[before] for before in np.cumsum([0, *counts])[:-1]]
-    return text_and_image_positions(
-        pack.lengths, grids, starts, NativeResolution(SQUARE, positions_per_second=pace), seconds
-    )
+    return text_and_image_positions(pack.lengths, grids, starts, native, seconds, turns)
 
 
 SEEN: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = {

@@ -18,8 +18,8 @@ qwen3_5, qwen3_5_moe        the same; boundaries of samples; seq_idx [1, T], the
 glm4v, glm46v, glm4v_moe,   pixel_values, image_grid_thw and position_ids; each step of a video is an image
 glm_ocr
 paddleocr_vl                pixel_values [patches, 3, size, size]; image_grid_thw; position_ids
-thinkers of Qwen-Omni       pixel_values [patches, numbers], image_grid_thw and position_ids; input_features [sounds,
-                            bins, frames], padded; feature_attention_mask
+thinkers of Qwen-Omni       the same of images and videos, which may be heard; input_features [sounds, bins, frames],
+                            padded; feature_attention_mask
 
 Boundaries of samples (`cu_seq_lens_q` and so on) go to models whose ViT does not apply them to patches. Other models
 find the samples by `position_ids`.

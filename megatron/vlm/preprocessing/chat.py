@@ -27,6 +27,7 @@ from megatron.vlm.preprocessing.record_media import (
     SIGHT,
     Senses,
     VideoReference,
+    hears_videos,
     images_of,
     sounds_of,
     videos_of,
@@ -62,6 +63,8 @@ class Conversation:
     videos: tuple[VideoReference, ...] = ()
     tools: tuple[str, ...] = ()
     sounds: tuple[str, ...] = ()
+    hears_videos: bool | None = None
+    """Whether the sound of its videos is heard; None: it does not say."""
 
 
 def parse_conversation(
@@ -91,7 +94,8 @@ def parse_conversation(
     _check_marks(messages, IMAGE_MARK, len(images))
     _check_marks(messages, VIDEO_MARK, len(videos))
     _check_marks(messages, AUDIO_MARK, len(sounds))
-    return Conversation(messages, images, videos, tools, sounds)
+    heard = hears_videos(fields) if senses.videos and senses.sounds else None
+    return Conversation(messages, images, videos, tools, sounds, heard)
 
 
 def _marked(messages: tuple[Message, ...], other: str, mark: str) -> tuple[Message, ...]:

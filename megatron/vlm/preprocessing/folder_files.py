@@ -119,7 +119,8 @@ def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Fla
     """
     name, fields = _video_processor(folder)
     size, limits = _section(fields, "size"), {}
-    for limit, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+    edges = (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+    for limit, edge in () if rule.has_own_sizes else edges:
         found = size.get(edge)
         if not rule.whole:  # whose processor prefers min_pixels and max_pixels
             found = fields.get(limit) or found

@@ -26,6 +26,8 @@ PARTS = 2
 """Version of the files of parts: those of another one are not used."""
 CHECK_FIELDS = ("decode_images", "image_checksums")
 """Fields of a recipe that only decide how closely images are checked."""
+OF_HEARING = ("audio", "clock", "use_audio_in_video")
+"""Fields of a recipe for models that hear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def open_job(
 def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
     maker, fields = open_recipe(recipe), asdict(recipe)
     if recipe.audio is None:  # as in datasets made before models could hear
-        del fields["audio"]
+        fields = {name: value for name, value in fields.items() if name not in OF_HEARING}
     return {
         "schema_version": SCHEMA_VERSION,
         "inputs": [_input_identity(file) for file in files],

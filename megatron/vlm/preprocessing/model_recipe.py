@@ -56,6 +56,7 @@ def model_settings(architecture: Architecture, folder: Path | None, with_templat
         **TILINGS[prompt.tiling].usual,
         "video": VIDEO_RULES.get(prompt.image_markup),
         "audio": SOUND_RULES[prompt.image_markup](architecture.audio) if architecture.audio else None,
+        "clock": architecture.vision.native.clock if architecture.vision.native else None,
     }
     by_model = {flag: FlagValue(value, origin) for flag, value in known.items() if value is not None}
     # A template in config.json takes precedence: InternVL's tokenizers came with others, LLaVA's processors with one
@@ -128,6 +129,7 @@ def recipe_of(choices: Mapping[str, FlagValue], **further: Any) -> Recipe:
         markup=chosen["image-markup"],
         video=chosen.get("video"),
         audio=chosen.get("audio"),
+        clock=chosen.get("clock"),
         **further,
     )
 

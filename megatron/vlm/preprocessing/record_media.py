@@ -7,6 +7,8 @@
 
     {"audio": "a.wav"}, {"audios": ["a.wav", "b.wav"]}      sounds, also "sound" and "sounds"
 
+    {"video": "a.mp4", "use_audio_in_video": true}          the sound of this record's videos is heard, or it is not
+
 The same as parts of messages: {"type": "image", "image": "a.png"}, {"type": "video", "video": ..., "fps": 2},
 {"type": "audio", "audio": "a.wav"}, {"type": "input_audio", "input_audio": {"data": "UklGR...", "format": "wav"}}.
 """
@@ -26,6 +28,7 @@ VIDEO_PARTS = ("video", "video_url")
 AUDIO_PARTS = ("audio", "audio_url", "input_audio")
 AUDIO_FIELDS = frozenset({"audio", "audios", "sound", "sounds"})
 VIDEO_FIELDS = frozenset({"video", "videos"})
+HEARS_VIDEOS = "use_audio_in_video"
 OF_A_VIDEO = frozenset({"type", "video", "video_url", "frames", "url", "path", "fps", "times"})
 MOST_A_SECOND = 1e4
 LONGEST = 1e6  # seconds
@@ -57,7 +60,8 @@ class Senses:
     @property
     def fields(self) -> frozenset[str]:
         """Fields of a record that name them."""
-        return (VIDEO_FIELDS if self.videos else frozenset()) | (AUDIO_FIELDS if self.sounds else frozenset())
+        of_both = {HEARS_VIDEOS} if self.videos and self.sounds else frozenset()
+        return (VIDEO_FIELDS if self.videos else frozenset()) | (AUDIO_FIELDS if self.sounds else frozenset()) | of_both
 
 
 SIGHT = Senses()
@@ -87,6 +91,14 @@ def images_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ..
     """The images of a record, in the order of their marks. Raises `Rejected` (malformed_line)."""
     references = [_inside(_first(part, "image_url", "image", "url", "path")) for part in _parts(turns, IMAGE_PARTS)]
     return _paths(*_given(record, ("image", "images"), references, "images"))
+
+
+def hears_videos(record: Mapping[str, Any]) -> bool | None:
+    """Whether the sound of its videos is heard; None: it does not say. Raises `Rejected` (malformed_line)."""
+    said = record.get(HEARS_VIDEOS)
+    if said is not None and not isinstance(said, bool):
+        raise Rejected("malformed_line", f"{HEARS_VIDEOS!r} is {str(said)[:40]!r}, must be true or false")
+    return said
 
 
 def sounds_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from megatron.vlm.data.media.sounds import sound_length
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_grid
+from megatron.vlm.data.media.video_sounds import token_turns
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES, ChatTemplate, RenderedChat, render_chat
@@ -27,11 +28,12 @@ from megatron.vlm.families.media import TILINGS
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import open_template
 from megatron.vlm.preprocessing.record_media import Senses, VideoReference
-from megatron.vlm.preprocessing.shorten import Content, ImageFile, shorter
+from megatron.vlm.preprocessing.shorten import Content, HeardVideo, ImageFile, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
+from omnibal_ext.architectures.vision import VideoClock
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, HeardTurns, Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Recipe:
     markup: str = "internvl"  # a name of `MARKUPS`
     video: VideoRule | None = None  # None: the model does not see videos
     audio: SoundRule | None = None  # None: the model does not hear
+    clock: VideoClock | None = None  # how a video and its own sound take turns; None: the model does not hear videos
+    use_audio_in_video: bool = False  # hear the sound of videos, where a record does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Sample:
     """The stored sample of a line."""
 
     tokens: NDArray[np.int32]
-    """[T], one image (video, audio) token for each run of them."""
+    """[T], one image (video, audio) token for each run of them, several for a video that is heard too."""
     loss_mask: NDArray[np.uint8]
     """[T], 1 = this token is to be predicted."""
     images: tuple[TiledImage, ...]
@@ -107,6 +111,8 @@ class SampleMaker:
             raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")
         if recipe.audio and not self.markup.audio:
             raise UserError(f"image markup {recipe.markup!r} has no sounds")
+        if recipe.use_audio_in_video and not (recipe.video and recipe.audio and recipe.clock):
+            raise UserError("--use-audio-in-video is for models that see and hear videos; name one with --model")
         if self.rule.native and "fewer-tiles" in recipe.shorten:
             raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")
         if self.template.pair != self.rule.prefix_attention:
@@ -138,7 +144,8 @@ class SampleMaker:
         if self.recipe.system_message and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, self.recipe.system_message), *messages)
         measured = (self._measure(reference, row, source) for reference in conversation.images)
-        filmed = (self._film(reference, row, source) for reference in conversation.videos)
+        heard = self.recipe.use_audio_in_video if conversation.hears_videos is None else conversation.hears_videos
+        filmed = (self._film(reference, row, source, heard) for reference in conversation.videos)
         marks = [mark for message in conversation.messages for mark in MARKS.findall(message.words)]
         images = tuple(next(measured) if mark == IMAGE_MARK else next(filmed) for mark in marks if mark != AUDIO_MARK)
         sounds = tuple(self._hear(reference, row, source) for reference in conversation.sounds)
@@ -171,9 +178,12 @@ class SampleMaker:
         except (OSError, UserError, ValueError) as error:  # changed since it was measured
             raise Rejected(f"unreadable_{what}", str(error)[:200]) from error
 
-    def _film(self, reference: VideoReference, row: Row, source: PartSource | None) -> TiledImage:
-        """A video with its sampled frames and grid, which do not depend on other images."""
-        recipe = self.recipe
+    def _film(
+        self, reference: VideoReference, row: Row, source: PartSource | None, heard: bool
+    ) -> TiledImage | HeardVideo:
+        """A video with its sampled frames and grid, which do not depend on other images, and, if it has some and that
+        is to be `heard`, its sound."""
+        recipe, has_sound = self.recipe, False
         assert recipe.video is not None
         if recipe.video.refused:
             raise Rejected("unsupported_media", recipe.video.refused)
@@ -192,22 +202,38 @@ class SampleMaker:
             file = source.file if source and place else root / path
             facts = video_facts(file, place, recipe.max_pixels)
             film, size = choose_frames(recipe.video, facts.times, facts.rate, facts.seconds), facts.size
+            has_sound = facts.has_sound
             files = [file]
             if recipe.decode_images:
                 _decode(file, place, film.frames)
         columns, rows = frame_grid(recipe.video, len(film.frames), size, recipe.tiling.tile_size)
-        return TiledImage(path, columns, rows, False, place=place, film=film, crcs=self._crcs(files, place, "video"))
+        video = TiledImage(path, columns, rows, False, place=place, film=film, crcs=self._crcs(files, place, "video"))
+        return self._with_sound(video, files[0]) if heard and has_sound else video
+
+    def _with_sound(self, video: TiledImage, file: Path) -> HeardVideo:
+        clock, film = self.recipe.clock, video.film
+        assert clock is not None
+        assert film is not None
+        sound = self._sound(video.path, file, video.place, video.crcs)
+        seen = len(self.rule.order(video, self.recipe.tokens_per_tile)) // video.steps
+        turns = token_turns(clock, video.steps, seen, film.seconds, sound.tokens)
+        return HeardVideo(video, replace(sound, turns=turns))
 
     def _hear(self, reference: str, row: Row, source: PartSource | None) -> Sound:
-        recipe, rule = self.recipe, self.recipe.audio
-        assert rule is not None
-        root = (source and source.root) or recipe.image_root or Path()
+        root = (source and source.root) or self.recipe.image_root or Path()
         path, place = locate(reference, row, root, "audio")
         file = source.file if source and place else root / path
-        samples = sound_length(file, place, rule.rate, recipe.decode_images)
+        return self._sound(path, file, place)
+
+    def _sound(self, path: str, file: Path, place: Place, crcs: tuple[int, ...] | None = None) -> Sound:
+        """`crcs`: of the file, if they are known."""
+        rule = self.recipe.audio
+        assert rule is not None
+        samples = sound_length(file, place, rule.rate, self.recipe.decode_images)
         if not (tokens := rule.tokens(samples)):
             raise Rejected("too_short_audio", f"{file}: {samples / rule.rate:.3f} seconds are too short to be heard")
-        return Sound(path, samples, rule.frames(samples), tokens, place, self._crcs([file], place, "audio"))
+        crcs = self._crcs([file], place, "audio") if crcs is None else crcs
+        return Sound(path, samples, rule.frames(samples), tokens, place, crcs)
 
     def _size_of_frames(self, files: Sequence[Path]) -> tuple[int, int]:
         sizes = {image_size(file, self.recipe.max_pixels, self.recipe.decode_images): file for file in files}
@@ -219,15 +245,22 @@ class SampleMaker:
         return next(iter(sizes))
 
     def _prepare(self, content: Content) -> Sample:
-        images = content.tiled()
-        places = [self.rule.places(image) for image in images]
-        shown = [image.film.times if image.film else place for image, place in zip(images, places, strict=True)]
+        images, sounds = content.tiled(), content.heard()
+        places: list[Places | HeardTurns] = [self.rule.places(image) for image in images]
+        for sound in sounds:
+            if sound.turns:
+                places[sound.video] = HeardTurns(len(sound.turns))
+        shown = [
+            image.film.times if image.film and isinstance(place, Places) else place
+            for image, place in zip(images, places, strict=True)
+        ]
         adds_system = self.recipe.system_message is None
         chat = render_chat(content.messages, self.template, self.markup, shown, content.tools, adds_system)
         tokens, loss_mask = tokenize(chat, self.tokenizer)
         features = sum(len(self.rule.order(image, self.recipe.tokens_per_tile)) for image in images)
-        added = features - sum(place.count for place in places) + sum(sound.tokens - 1 for sound in content.sounds)
-        return Sample(tokens, loss_mask, images, len(tokens) + added, content.sounds)
+        written = sum(place.count for place in places) + sum(not sound.turns for sound in sounds)
+        added = features + sum(sound.tokens for sound in sounds) - written
+        return Sample(tokens, loss_mask, images, len(tokens) + added, sounds)
 
 
 def _check_pair(messages: Sequence[Message], images: Sequence[str], template: ChatTemplate) -> None:

@@ -31,11 +31,19 @@ class ImageFile:
 
 
 @dataclass(frozen=True, slots=True)
+class HeardVideo:
+    """A video, and its own sound."""
+
+    video: TiledImage
+    sound: Sound
+
+
+@dataclass(frozen=True, slots=True)
 class Content:
     """Messages, an image, (already cut) video or sound for each mark, the tiling, and tools as JSON texts."""
 
     messages: tuple[Message, ...]
-    images: tuple[ImageFile | TiledImage, ...]
+    images: tuple[ImageFile | TiledImage | HeardVideo, ...]
     tiling: Tiling
     tools: tuple[str, ...] = ()
     sounds: tuple[Sound, ...] = ()
@@ -44,7 +52,21 @@ class Content:
         """All images and videos, cut."""
         return tuple(self._tiled(image) for image in self.images)
 
-    def _tiled(self, image: ImageFile | TiledImage) -> TiledImage:
+    def heard(self) -> tuple[Sound, ...]:
+        """All sounds in the order of their marks, those of videos too."""
+        sounds, images, found = iter(self.sounds), enumerate(self.images), []
+        for mark in (mark for message in self.messages for mark in MARKS.findall(message.words)):
+            if mark == AUDIO_MARK:
+                found.append(next(sounds))
+                continue
+            number, image = next(images)
+            if isinstance(image, HeardVideo):
+                found.append(replace(image.sound, video=number))
+        return tuple(found)
+
+    def _tiled(self, image: ImageFile | TiledImage | HeardVideo) -> TiledImage:
+        if isinstance(image, HeardVideo):
+            return image.video
         if isinstance(image, TiledImage):
             return image
         return tile_image(image.path, image.size, len(self.images), self.tiling, image.place, image.crcs)

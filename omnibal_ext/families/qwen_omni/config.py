@@ -3,11 +3,16 @@
 Its ViT is Qwen2.5-VL's, or Qwen3-VL's.
 """
 
+from dataclasses import replace
+
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.vision import VideoClock
 from omnibal_ext.families.qwen_omni.audio import read_audio
 from omnibal_ext.families.qwen_vl.config import Generation, with_tower
 from omnibal_ext.families.section import Section
-from omnibal_ext.reading.checks import anything, integer, mapping
+from omnibal_ext.reading.checks import anything, finite, integer, mapping
+
+PACE = finite(1e-3, 1e4)
 
 
 def read_thinker(name: str, config: Section, code: Generation) -> Architecture:
@@ -25,7 +30,11 @@ def read_thinker(name: str, config: Section, code: Generation) -> Architecture:
     prompt = PromptFormat(code.markup, image, code.template, "native", audio_token_id=sound)
     audio = read_audio(hearing, language.hidden_size)
     types, tied = (config["model_type"], f"{stem}_text"), config.take("tie_word_embeddings")
-    return with_tower(name, tower, language, code, prompt=prompt, types=types, tied=tied, audio=audio)
+    model = with_tower(name, tower, language, code, prompt=prompt, types=types, tied=tied, audio=audio)
+    chunk = config.take("seconds_per_chunk", PACE) if code.windows else None
+    assert model.vision.native is not None
+    native = replace(model.vision.native, clock=VideoClock(config.take("position_id_per_seconds", PACE), chunk))
+    return replace(model, vision=replace(model.vision, native=native))
 
 
 def read_whole(name: str, config: Section, code: Generation) -> Architecture:

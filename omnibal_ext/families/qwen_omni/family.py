@@ -25,9 +25,8 @@ from omnibal_ext.families.weights import Weight, llama_of_experts
 
 HEARD = names(
     """
-    audio_end_token_id audio_start_token_id ignore_index init_std
-    position_id_per_seconds seconds_per_chunk user_token_id video_token_id video_token_index vision_end_token_id
-    vision_start_token_id vision_token_id
+    audio_end_token_id audio_start_token_id ignore_index init_std user_token_id video_token_id video_token_index
+    vision_end_token_id vision_start_token_id vision_token_id
     """
 )
 SPOKEN = names(
@@ -75,7 +74,7 @@ def _models(stem: str, prefix: str, code: Generation, fields: Part) -> dict[str,
         fields,
         partial(read_thinker, code=code),
         takes=("image_grid_thw", "position_ids", "input_features"),
-        packs=Packs("native"),
+        packs=Packs("native", chunks=code.windows),
         transformers=f"{prefix}ThinkerForConditionalGeneration",
     )
     whole = replace(fields, defaults={}, without_effect=GENERAL | SPOKEN)
@@ -96,15 +95,15 @@ def _preset(kind: str, vision: dict[str, Any], words: dict[str, Any], **fields: 
     )
 
 
-THINKER = {"tie_word_embeddings": False}
+THINKER = {"tie_word_embeddings": False, "position_id_per_seconds": 25}
 THINKER_2_5 = Part(
-    {**THINKER, "image_token_index": 151655, "audio_token_index": 151646},
+    {**THINKER, "seconds_per_chunk": 2, "image_token_index": 151655, "audio_token_index": 151646},
     GENERAL | HEARD,
     (*over_time(), *_apart(qwen2_weights(later=True))),
 )
 THINKER_3 = Part(
     {**THINKER, "image_token_id": 151655, "audio_token_id": 151646},
-    GENERAL | HEARD,
+    GENERAL | HEARD | {"seconds_per_chunk"},
     (*over_both(), *_renamed(WEIGHTS_3)),
 )
 READ_3 = partial(
@@ -117,15 +116,14 @@ MARKUP = ImageMarkup(
     before="<|vision_bos|>",
     after="<|vision_eos|>",
     gap="",
+    video="<|VIDEO|>",
     audio="<|AUDIO|>",
     around_audio=("<|audio_bos|>", "<|audio_eos|>"),
 )
 CODE_2_5 = Generation("qwen-vl", TEXT, MARKUP.name, learned=False, windows=True)
 CODE_3 = Generation("qwen3-vl", READ_3, "qwen3-omni", featured=True)
 AUDIO = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
-MARKUP_3 = replace(
-    QWEN, name="qwen3-omni", tokens=(*QWEN.tokens, *AUDIO), video="", audio=AUDIO[0], around_audio=AUDIO[1:]
-)
+MARKUP_3 = replace(QWEN, name="qwen3-omni", tokens=(*QWEN.tokens, *AUDIO), audio=AUDIO[0], around_audio=AUDIO[1:])
 FAMILY = Family(
     models={
         **_models("qwen2_5_omni", "Qwen2_5Omni", CODE_2_5, THINKER_2_5),
@@ -154,6 +152,7 @@ FAMILY = Family(
             {},
             {**LANGUAGE_MODELS["qwen3-30b-a3b"], "rope_theta": 1e6, "vocab_size": 152064},
             audio_token_id=151675,
+            position_id_per_seconds=13,
         ),
     },
     markups=(MARKUP, MARKUP_3),

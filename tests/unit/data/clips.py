@@ -80,3 +80,22 @@ def inside(kind: str, folder: Path, field: str, contents: list[bytes], said: lis
     rows = [{field: {"bytes": content, "path": f"x.{ending}"}, "conversations": said} for content in contents]
     parquet.write_table(table.from_pylist(rows), folder / "set.parquet", compression="none", use_dictionary=False)
     return folder / "set.parquet"
+
+
+def write_talkie(path: Path, frames: np.ndarray, rate: float, wave: np.ndarray, sound_rate: int = 16000) -> None:
+    """A video with a sound, both lossless; the wave is [channels, samples]."""
+    import av
+
+    with av.open(path, "w") as container:
+        film: Any = container.add_stream("ffv1", rate=round(rate))
+        film.height, film.width, film.pix_fmt = *frames.shape[1:3], "bgr0"
+        layout = {1: "mono", 2: "stereo"}[len(wave)]
+        sound: Any = container.add_stream("pcm_s16le", rate=sound_rate, layout=layout)
+        for frame in frames:
+            container.mux(film.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(film.encode())
+        samples = np.round(wave * 2**15).astype(np.int16).T.reshape(1, -1)
+        said = av.AudioFrame.from_ndarray(samples, format="s16", layout=layout)
+        said.sample_rate, said.pts = sound_rate, 0
+        container.mux(sound.encode(said))
+        container.mux(sound.encode())

@@ -21,8 +21,9 @@ from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.families.glm_v.videos import ByLength, BySecond
 from megatron.vlm.families.media import VIDEO_RULES
+from megatron.vlm.families.qwen_omni.videos import Clocked
 from megatron.vlm.families.qwen_vl.videos import Even, Spread
-from megatron.vlm.models.vit.native import text_and_image_positions
+from megatron.vlm.models.attention.positions import text_and_image_positions
 from megatron.vlm.preprocessing.folder_files import FlagValue, video_rule
 from megatron.vlm.preprocessing.model_recipe import with_video
 from megatron.vlm.preprocessing.samples import Recipe
@@ -38,6 +39,8 @@ from tests.unit.preprocessing.test_processors import (
     fast,
     glm_pictures,
     of_transformers,
+    omni_class,
+    omni_roles,
     qwen_pictures,
     written_tokenizer,
 )
@@ -47,15 +50,22 @@ transformers = pytest.importorskip("transformers")
 
 _QWEN = {"image": "<|vision_start|><|image_pad|><|vision_end|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"}
 _GLM = {kind: f"<|begin_of_{kind}|><|{kind}|><|end_of_{kind}|>" for kind in ("image", "video")}
-SHOWN = {"qwen-vl": _QWEN, "qwen3-vl": _QWEN, "glm-4.1v": _GLM, "glm-4.6v": _GLM}
+_OMNI = {kind: f"<|vision_bos|><|{kind.upper()}|><|vision_eos|>" for kind in ("image", "video")}
+SHOWN = {
+    "qwen-vl": _QWEN, "qwen3-vl": _QWEN, "qwen2.5-omni": _OMNI, "qwen3-omni": _QWEN, "glm-4.1v": _GLM, "glm-4.6v": _GLM,
+}  # fmt: skip
 RULES = {
     "qwen-vl": Even(False, 16 * PATCH**2, 60 * PATCH**2, max_frames=9),
     "qwen3-vl": Spread(True, 64 * PATCH**2, 400 * PATCH**2, max_frames=9),
+    "qwen2.5-omni": Clocked(False, 16 * PATCH**2, 60 * PATCH**2, max_frames=9),
+    "qwen3-omni": Clocked(False, 16 * PATCH**2, 60 * PATCH**2, fps=1.0, max_frames=9),
     "glm-4.1v": BySecond(True, 64 * PATCH**2, 400 * PATCH**2),
     "glm-4.6v": ByLength(True, 64 * PATCH**2, 400 * PATCH**2),
 }
 CAPPED = ("qwen-vl", "qwen3-vl")
-NORMALIZATION = {"qwen-vl": "clip", "qwen3-vl": "half", "glm-4.1v": "clip", "glm-4.6v": "clip"}
+NORMALIZATION = dict.fromkeys(RULES, "clip") | {"qwen3-vl": "half", "qwen3-omni": "half"}
+SECONDS = {"qwen-vl": "second_per_grid_ts"} | dict.fromkeys(("qwen2.5-omni", "qwen3-omni"), "video_second_per_grid")
+"""What processors call the seconds between steps."""
 TILINGS = {markup: "native_grown" if markup.startswith("glm") else "native" for markup in RULES}
 
 
@@ -80,6 +90,7 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Any:
             "qwen-vl": (("Qwen2VL", "qwen2_vl"), ("Qwen2_5_VL", "qwen2_5_vl")),
             "qwen3-vl": (("Qwen3VL", "qwen3_vl"),) * 2, "glm-4.1v": (("Glm4v", "glm4v"),) * 2,
             "glm-4.6v": (("Glm46V", "glm46v"),) * 2,
+            **dict.fromkeys(("qwen2.5-omni", "qwen3-omni"), (("Qwen2VL", "qwen2_vl"),) * 2),
         }[markup]  # fmt: skip
         half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if NORMALIZATION[markup] == "half" else {}
         size = {"shortest_edge": rule.min_pixels, "longest_edge": rule.max_pixels}
@@ -91,7 +102,14 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Any:
             how |= {"cap_pixels_per_frame": rule.capped}
             how |= {"max_video_tokens": rule.max_tokens} if rule.capped else {}
         films = of_transformers(f"{film[0]}VideoProcessor", film[1], "video_processing")(**how)
-        special = fast(tokenizer, ["<|im_start|>", "<|im_end|>", *MARKUPS[markup].tokens])
+        names = ["<|im_start|>", "<|im_end|>", *MARKUPS[markup].tokens]
+        if markup.endswith("omni"):
+            older = markup == "qwen2.5-omni"
+            extractor = transformers.WhisperFeatureExtractor(feature_size=128, chunk_length=300)
+            processor = omni_class(older)(pictures, films, extractor, fast(tokenizer, names, **omni_roles(older)))
+            processor.videos_kwargs = {"size": size, "fps": rule.fps}  # else its own, whatever its parts say
+            return processor
+        special = fast(tokenizer, names)
         return of_transformers(f"{whole[0]}Processor", whole[1])(pictures, special, films)
 
     return build
@@ -113,8 +131,8 @@ def assert_film_shown(sample: Any, told: Any, markup: str) -> None:
     assert_shown(sample, told, told["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH))
     (video,) = sample.images
     assert (video.steps, video.rows, video.columns) == tuple(told["video_grid_thw"][0])
-    if markup == "qwen-vl":
-        assert video.film.seconds == told["second_per_grid_ts"][0]
+    if markup in SECONDS:
+        assert video.film.seconds == told[SECONDS[markup]][0]
 
 
 def written(words: str, answer: str = "A cat jumps.") -> str:
@@ -246,6 +264,20 @@ def test_a_folder_says_how_its_videos_are_shown(oracle: Any, tmp_path: Path) -> 
     assert saved == replace(RULES["qwen3-vl"], max_tokens=768)
 
 
+@pytest.mark.parametrize(
+    ("markup", "model"), [("qwen2.5-omni", "qwen2.5-omni-3b"), ("qwen3-omni", "qwen3-omni-30b-a3b")]
+)
+def test_a_thinker_s_processor_has_sizes_of_its_own(markup: str, model: str, oracle: Any, tmp_path: Path) -> None:
+    """It asks its part for them in every call, whatever the part's file says."""
+    default = VIDEO_RULES[markup]
+    said = {"size": {"shortest_edge": 4096, "longest_edge": 8192}, "min_pixels": 3136, "max_pixels": 9999, "fps": 4}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    assert video_rule(tmp_path, default, preset(model).vision).value == replace(default, fps=4)
+    processor = type(oracle(markup, written_tokenizer(tmp_path / "tokenizer.json"), RULES[markup]))
+    wanted = {"shortest_edge": default.min_pixels, "longest_edge": default.max_pixels}
+    assert processor.videos_kwargs["size"] == wanted
+
+
 def rejected(tmp_path: Path, records: list[dict[str, Any]], **more: Any) -> list[tuple[int, str, str]]:
     made(tmp_path, "qwen-vl", [OF_WORDS, *records], max_rejects=len(records), **more)
     found = [json.loads(line) for line in (tmp_path / "dataset/rejected.jsonl").read_text().splitlines()]
@@ -321,7 +353,7 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     data = made(tmp_path, markup, [OF_IMAGE, film_of("a.mp4"), OF_WORDS])
     index = pack_of(np.arange(3))
     pack = PackDataset(data, index, Needs(True, True, True))[0]
-    apart = markup != "qwen-vl"
+    apart = markup not in SECONDS
     video = data.sample(1).images[0]
     steps, grid = video.steps, (video.rows, video.columns)
     assert pack.grids == ((1, 8, 4), *([(1, *grid)] * steps if apart else [(steps, *grid)]))
@@ -330,7 +362,7 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     shown = [start + place for start, count in zip(pack.image_starts, tokens, strict=True) for place in range(count)]
     assert pack.image_positions.tolist() == shown
     assert pack.seconds == (1.0, *[video.film.seconds] * (len(pack.grids) - 1))
-    assert markup == "glm-4.1v" or video.film.seconds != 1.0  # which sees two frames a second
+    assert markup in ("glm-4.1v", "qwen2.5-omni") or video.film.seconds != 1.0  # which sees two frames a second
     positions = text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, NativeResolution())
     assert positions.shape == (3, sum(pack.lengths))
     other = PackDataset(data, index, Needs(True, True, True), decodes=False)[0]

@@ -58,6 +58,11 @@ TOWERS = ("vision_tower", "visual", "vision_model", "audio_tower")
 """What transformers' models call their encoders."""
 JOINTS = r"^(visual\.(merger|(deepstack_)?merger_list|downsample)|audio_tower\.(ln_post|proj\d?))\."
 """In their names as in the tables: what joins an encoder to the language model, where it lies in its module."""
+TIMED = {
+    "qwen2_5_vl": "second_per_grid_ts", "qwen2_5_omni_thinker": "video_second_per_grid",
+    "qwen3_omni_moe_thinker": "video_second_per_grid",
+}  # fmt: skip
+"""What transformers' models call the seconds between a video's steps."""
 CLASSES = [models.classes(family) for family in models.FAMILIES]
 """Looked up here, where the fork server imports what they need for all ranks."""
 # Several images, one image, none, one again, one of many tiles: wide, high, square and small ones.
@@ -160,7 +165,7 @@ def load(architecture: Architecture, folder: Path, args: Namespace, **chain_fiel
 def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     """All samples in one pack, and each alone."""
     if architecture.vision.native:
-        still = architecture.tied or architecture.vision.native.frames == 1 or "omni" in architecture.types[0]
+        still = architecture.tied or architecture.vision.native.frames == 1
         usual = NATIVE_IMAGES if still else VIDEOS
         shown = {"gated": VIDEOS_APART, "matrix": PICTURES}.get(architecture.merger, usual)
         apart, audio = architecture.merger == "gated", architecture.audio
@@ -225,7 +230,7 @@ def packed_at_native_resolution(
     """The same of images and videos of the sizes given, in squares. Between a video's steps Qwen3-VL has words, and so
     have models that are told `apart`. Models that hear get `SOUNDS`, in front of a sample's images and behind them."""
     generator, samples, places, begin = torch.Generator().manual_seed(5), [], [], 0
-    apart |= native.learned_positions is not None
+    apart |= native.learned_positions is not None and native.clock is None
     filmed = any(len(size) == 4 for sizes in per_sample for size in sizes)
     for number, sizes in enumerate(per_sample):
         shown = tuple(_shown(size, native.merge) for size in sizes)
@@ -348,8 +353,8 @@ def _at_native_resolution(sample: Sample, kind: str) -> dict[str, Tensor]:
         if chosen:
             given[values] = torch.cat([patches[number] for number in chosen])
             given[f"{name}_grid_thw"] = torch.tensor([sample.shown[number].grid for number in chosen])
-            if video and kind == "qwen2_5_vl":
-                given["second_per_grid_ts"] = torch.tensor([sample.shown[number].seconds for number in chosen])
+            if video and kind in TIMED:
+                given[TIMED[kind]] = torch.tensor([sample.shown[number].seconds for number in chosen])
     if "omni" in kind:  # without a mask it makes no positions
         given["attention_mask"] = torch.ones_like(sample.ids)[None]
     return given

@@ -38,7 +38,7 @@ class Case:
         batch, samples = packed(architecture)
         # Qwen3-Omni's convolutions see a short sound otherwise beside a long one, in transformers.
         self.samples = samples[:3] if family == "qwen3-omni" else samples
-        self.apart = len(batch.grids) > sum(len(sample.shown) for sample in self.samples)
+        self.apart = len(batch.grids) > sum(len(sample.shown) for sample in samples)
         self.how = packs_of(self.config)
         made_for = {"rule": self.how.tiling, "min_tiles": 1, "max_tiles": 36}
         size = self.samples[0].pixels.shape[-1]

@@ -35,6 +35,10 @@ class Sound:
     """LLM tokens."""
     place: Place = ()
     crcs: tuple[int, ...] = ()
+    video: int = -1
+    """Of a video's own sound: which of the sample's images it is; -1: a sound alone."""
+    turns: tuple[int, ...] = ()
+    """Of a video's own sound: lengths of alternating runs of the video's tokens and the sound's (`token_turns`)."""
 
 
 @dataclass(frozen=True, slots=True)

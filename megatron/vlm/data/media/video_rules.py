@@ -43,11 +43,17 @@ class VideoRule(ABC):
     """How many frames are seen, in words."""
     fills_pairs: ClassVar[bool] = False
     """Before frames are resized an odd one at the end is added again, and a step stands at its first frame's time."""
+    has_own_sizes: ClassVar[bool] = False
+    """The limits of pixels are the processor's own, not those of a folder's files."""
 
     def __str__(self) -> str:
         """As preprocessing prints it."""
         pixels = f"{self.min_pixels} to {self.max_pixels} pixels a {'video' if self.whole else 'frame'}"
         return self.refused or f"{self.pace.format(self)}, {pixels}"
+
+    def step_seconds(self, rate: float) -> float:
+        """Seconds between two steps, of frames that are seen at a mean `rate`."""
+        return FRAMES / rate
 
     @abstractmethod
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
@@ -71,7 +77,7 @@ def choose_frames(
     seen = [times[frame] for frame in (*frames, frames[-1])]
     second = 0 if rule.fills_pairs else 1
     steps = tuple((seen[step] + seen[step + second]) / 2 for step in range(0, len(frames), FRAMES))
-    a_step = FRAMES / (len(frames) / total * rate)
+    a_step = rule.step_seconds(len(frames) / total * rate)
     return VideoFrames(
         tuple(frames), steps, a_step, rule.whole, tuple(files[frame] for frame in frames) if files else ()
     )

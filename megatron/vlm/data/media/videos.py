@@ -48,6 +48,7 @@ class VideoFacts(NamedTuple):
     size: tuple[int, int]  # width and height in pixels, as it is shown
     frames: int
     seconds: float  # from the start of the first frame to the end of the last one
+    has_sound: bool = False
 
     @property
     def rate(self) -> float:
@@ -83,7 +84,7 @@ def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
     try:
         with _opened(path, place) as container:
             scan = _scanned(container, max_pixels)
-            missing = _missing(scan, container)
+            missing, has_sound = _missing(scan, container), bool(container.streams.audio)
     except Exception as error:  # a broken file makes FFmpeg raise nearly anything
         raise Rejected("not_a_video", f"{path}: {str(error)[:200]}") from error
     (width, height), frames = scan.size, scan.frames
@@ -97,7 +98,7 @@ def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
         )
     if not scan.end > scan.begin:
         raise Rejected("not_a_video", f"{path}: nothing says when its {frames} frames are shown; encode it again")
-    return VideoFacts(scan.size, frames, scan.end - scan.begin)
+    return VideoFacts(scan.size, frames, scan.end - scan.begin, has_sound)
 
 
 @dataclass(slots=True)
@@ -111,6 +112,8 @@ class _Scan:
     end: float = -inf
     last: float = -inf
     """End of the last packet; edit lists may show less."""
+    heard: float = -inf
+    """End of the last packet of a sound, which may be longer than what is shown."""
     cut: bool = False  # inside the last packet
 
 
@@ -119,7 +122,11 @@ def _scanned(container: "InputContainer", max_pixels: int) -> _Scan:
     stream = _video_stream(container)
     width, height = stream.width, stream.height
     scan = _Scan((width, height) if width * height > max_pixels else (0, 0))
-    for packet in container.demux(stream):
+    for packet in container.demux(stream, *container.streams.audio):
+        if packet.stream.index != stream.index:
+            ends = ((_start(packet) or 0) + (packet.duration or 0)) * (packet.time_base or 0)
+            scan.heard = max(scan.heard, float(ends))
+            continue
         if not any(scan.size):
             scan.size = next((_shown_size(frame) for frame in packet.decode()), scan.size)
         if (start := _start(packet)) is None:
@@ -143,8 +150,8 @@ def _missing(scan: _Scan, container: "InputContainer") -> str:
         if not long or scan.last <= long - FRAMES_LESS * (scan.end - scan.begin) / max(scan.frames, 1):
             return f"{scan.packets} frames where the file says {said}"
     first, long = ((ticks or 0) / 1e6 for ticks in (container.start_time, container.duration))
-    last = max(scan.last, 0)
-    if not said and last < first + SHORTEST_SHARE * long - 1:  # sound may be somewhat longer
+    last = max(scan.last, scan.heard, 0)
+    if not said and last < first + SHORTEST_SHARE * long - 1:  # subtitles may be somewhat longer
         return f"ends at {last:g} seconds of {first + long:g}"
     return ""
 

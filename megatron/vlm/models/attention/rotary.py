@@ -8,8 +8,8 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.attention.positions import text_and_image_positions
 from megatron.vlm.models.attention.rotation import Rotation, rotation
-from megatron.vlm.models.vit.native import text_and_image_positions
 from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
@@ -68,7 +68,7 @@ class Rotary(torch.nn.Module):
         """M-RoPE: each frequency belongs to one axis: time, row or column."""
         pack, native = batch.full_pack, self.native
         assert native is not None
-        places = text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, native, pack.seconds)
+        places = text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, native, pack.seconds, pack.turns)
         if batch.shard is not None:
             places = places[:, batch.shard.rows.numpy()]
         angles = platform.to_device(torch.from_numpy(places)).float()[self.axes].T * self.frequencies

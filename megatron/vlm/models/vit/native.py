@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding_bag, linear
 
@@ -266,38 +265,3 @@ class NativePatchEmbed(MegatronModule):
             )
         row, column = platform.to_device(torch.from_numpy(places)).unbind(1)
         return self.axis_positions[0][column] + self.axis_positions[1][row]
-
-
-def text_and_image_positions(
-    lengths: Sequence[int],
-    grids: Sequence[Grid],
-    starts: Sequence[int],
-    native: NativeResolution,
-    seconds: Sequence[float] = (),
-) -> NDArray[np.int64]:
-    """Time, row and column of every token of a pack, counted inside its sample: int64 [3, T] (M-RoPE, 2409.12191).
-
-    A text token has one position on all three axes. Image tokens have the position of the image's start plus their
-    step, row and column; text after them continues behind the longer of rows and columns, also after a longer video
-    (as in transformers 5). `starts`: first token of each image in the pack. `seconds`: between the steps of each, for
-    models with positions per second, whose multiples are rounded down; else a step is a position.
-    """
-    positions = np.zeros((3, sum(lengths)), np.int64)
-    images, rate = list(zip(starts, grids, seconds or [1.0] * len(grids), strict=True)), native.positions_per_second
-    begin = 0
-    for length in lengths:
-        at, now = begin, 0
-        while images and images[0][0] < begin + length:
-            start, (steps, rows, columns), interval = images.pop(0)
-            rows, columns = rows // native.merge, columns // native.merge
-            positions[:, at:start] = np.arange(now, now + start - at)
-            now += start - at
-            at = start + steps * rows * columns
-            time, row, column = np.indices((steps, rows, columns)).reshape(3, -1)
-            if rate is not None:  # in the precision in which transformers' processors hand seconds on
-                time = (time.astype(np.float32) * (np.float32(rate) * np.float32(interval))).astype(np.int64)
-            positions[:, start:at] = now + np.stack([time, row, column])
-            now += max(rows, columns)
-        positions[:, at : begin + length] = np.arange(now, now + begin + length - at)
-        begin += length
-    return positions

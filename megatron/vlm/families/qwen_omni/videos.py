@@ -1,0 +1,24 @@
+"""Frames that the thinkers see of a video. Sizes are those of transformers' processors, whatever a folder says."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from megatron.vlm.data.media.tiling import FRAMES
+from megatron.vlm.families.qwen_vl.videos import Even
+
+
+@dataclass(frozen=True, slots=True)
+class Clocked(Even):
+    """As Qwen2-VL's; a step takes as long as `fps` says, also of a video of which `max_frames` are seen."""
+
+    has_own_sizes: ClassVar[bool] = True
+
+    def step_seconds(self, rate: float) -> float:
+        """Whatever the mean rate of the frames that are seen."""
+        return FRAMES / self.fps
+
+
+VIDEO_RULES = {
+    "qwen2.5-omni": Clocked(False, 128 * 28**2, 768 * 28**2, fps=2.0, max_tokens=128000),
+    "qwen3-omni": Clocked(False, 128 * 32**2, 768 * 32**2, fps=1.0, max_tokens=128000),
+}
