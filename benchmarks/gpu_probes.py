@@ -23,6 +23,8 @@ from omnibal_ext.architectures.presets import PRESETS, preset
 
 WIDTHS, SEGMENTS = (64, 72, 80, 128, 256), (1, 300)
 HEADS, GROUPS = 8, 2
+HOST_TILES, HOST_TOKENS = 9, 4096
+"""Of the pack for which the host's time is taken."""
 ASLEEP = 40_000_000
 """Cycles for which a kernel waits: some 20 ms."""
 LAYERS = 6
@@ -190,7 +192,7 @@ def host(models: list[str]) -> dict[str, dict[str, float]]:
         few = one_of_each(name, LAYERS)
         with single_process(few.name, ["--bf16"]) as inputs:
             chain = Chain.of(inputs.args, few)
-            pack = synthetic_pack(few, 9, equal_lengths(4096, 4))
+            pack = synthetic_pack(few, HOST_TILES, equal_lengths(HOST_TOKENS, 4))
             for kind in ("vit", "llm"):
                 module, timer = _all_of(chain, kind), Timer()
                 device = []

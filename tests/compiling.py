@@ -1,8 +1,9 @@
-"""Of processes of the tests that need a compiled function at the same time one compiles it, for all."""
+"""Of processes of the tests that need a compiled function at the same time one compiles it, for all; or loads it."""
 
 import fcntl
 import functools
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -37,3 +38,13 @@ def compile_in_turn() -> None:
                 mine.remove(name)
 
     Dispatcher.compile = compile_once
+
+
+def load_compiled() -> None:
+    """What was compiled earlier is loaded now, once for all forks: each function takes as long as a fork."""
+    named = [name for name in sys.modules if name.startswith("omnibal_ext.")]
+    functions = {value for name in named for value in vars(sys.modules[name]).values() if isinstance(value, Dispatcher)}
+    for function in functions:
+        if not isinstance(function._cache, NullCache):
+            for signature, *_ in function._cache._cache_file._load_index():
+                function.compile(signature)

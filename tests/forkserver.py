@@ -8,6 +8,7 @@ crashes or hangs is its own client's failure.
 
 import atexit
 import contextlib
+import copy
 import ctypes
 import faulthandler
 import functools
@@ -32,7 +33,7 @@ import numba
 import psutil
 
 from omnibal_ext.launch.processes import descendants
-from tests.compiling import compile_in_turn
+from tests.compiling import compile_in_turn, load_compiled
 
 PRELOADED = (
     *("megatron.vlm.pretrain", "tests.distributed.harness", "omnibal_ext.layout.sweep", "omnibal_ext.packing.build"),
@@ -41,10 +42,14 @@ PRELOADED = (
     *("omnibal_ext.launch.weights",),
     *("examples.demo.data", "megatron.vlm.preprocessing.preprocess", "megatron.vlm.hf.check"),
     # What those import late:
-    *("torch.distributed.run", "megatron.core.tokenizers.text.text_tokenizer", "megatron.core.models.mimo"),
-    *("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "megatron.core.tokenizers.text.models"),
-    *("numba.typed", "scipy.linalg", "sklearn.datasets", "PIL.ImageDraw", "rich._emoji_codes"),
+    *("torch.distributed.run", "megatron.core.models.mimo"),
+    *("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "numba.typed", "rich._emoji_codes"),
 )
+OF_MANY = (
+    *("megatron.core.tokenizers.text.text_tokenizer", "megatron.core.tokenizers.text.models"),
+    *("scipy.linalg", "sklearn.datasets", "PIL.ImageDraw"),
+)
+"""Modules that some programs import, each a second: worth it where hundreds are forked."""
 A_CHANGE = 1e-4
 """Seconds that a change of places counts as where a tower is planned beside the pipeline, many times what it takes: no
 test of a command looks at how good the plan is."""
@@ -63,18 +68,21 @@ class Job:
     arguments: Sequence[str]
 
 
-def main() -> None:
+def main(of_many: bool = False) -> None:
     """Import what programs need, then serve at a socket while a process lives, both named; a fork comes out with its
-    job."""
+    job. `of_many`: hundreds of programs will be forked, for which more is made ready."""
     path, owner = sys.argv[1:]
     compile_in_turn()
-    for module in PRELOADED:
+    for module in (*PRELOADED, *(OF_MANY if of_many else ())):
         importlib.import_module(module)
     warm_up()
+    if of_many:
+        load_compiled()
     gc.collect()
     gc.freeze()  # or a fork would copy every page that its collector looks at
     gc.set_threshold(GARBAGE)
-    use_large_pages()
+    if of_many:
+        use_large_pages()
     ended = os.pidfd_open(int(owner))
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path + ".new")
@@ -90,6 +98,7 @@ def main() -> None:
 def warm_up() -> None:
     """Do what programs do first: images and flags' help are made ready to be read, numba to compile. Plans are searched
     for in less time."""
+    from megatron.training import arguments
     from PIL import Image
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
@@ -99,7 +108,9 @@ def warm_up() -> None:
     insertion_search.A_CHANGE = A_CHANGE
     Image.init()
     numba.njit(lambda: 0)()
-    add_megatron_arguments(ArgumentParser())
+    # Megatron makes a parser of its own twice at every start, beside ours: it is made here.
+    made = add_megatron_arguments(ArgumentParser(allow_abbrev=False))
+    arguments.add_megatron_arguments = lambda _: copy.copy(made)
     share_a_device()
     # torchrun logs the method it is in; torch looks through the files of all modules to find its name.
     dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
@@ -250,4 +261,4 @@ def become(job: Job) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    main(of_many=True)

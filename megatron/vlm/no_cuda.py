@@ -1,10 +1,11 @@
 """Stand-ins for CUDA on a machine that has none.
 
-Megatron assumes CUDA in many places: the few `torch.cuda` functions that it calls are replaced, and a function mode
-turns "cuda" devices into CPU.
+Megatron assumes CUDA in many places: the few `torch.cuda` functions that it calls are replaced, and so is what makes
+and moves tensors, which takes "cuda" for the CPU.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import types
@@ -12,31 +13,57 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 CPU = torch.device("cpu")
 
 
-class CudaIs(TorchFunctionMode):
-    """Sends tensors that ask for CUDA to another device."""
+MAKERS = (
+    *("arange", "as_tensor", "asarray", "empty", "empty_like", "empty_strided", "eye", "full", "full_like"),
+    *("linspace", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like", "randperm"),
+    *("scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like"),
+)
+"""Functions of torch that take a device."""
+NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+"""Methods of tensors that do."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+def send_cuda_to(device: torch.device) -> None:
+    """Have tensors that ask for CUDA made on another device, from here on.
+
+    A function mode of torch's could do that too, but would be asked about every call: a fifth of a rank's time.
+    """
+    _device_constructors()  # torch lists its own now, for `with torch.device("meta")`, and knows only these again
+    for owner, names in ((torch, MAKERS), (torch.Tensor, NEW)):
+        for name in names:
+            setattr(owner, name, _sent(getattr(owner, name), device))
+    to, type_of = torch.Tensor.to, torch.Tensor.type
+
+    def move(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args and _names_cuda(args[0]):
+            args = (device, *args[1:])
+        if _names_cuda(kwargs.get("device")):
+            kwargs["device"] = device
+        return to(tensor, *args, **kwargs)
+
+    def name_type(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return type_of(tensor, *args, **kwargs)
+        return type_of(tensor).replace("torch.", "torch.cuda.")
+
+    methods = {"to": move, "type": name_type, "cuda": lambda tensor, *_, **__: to(tensor, device)}
+    for name, method in methods.items():
+        setattr(torch.Tensor, name, method)
+
+
+def _sent(make: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs and _names_cuda(kwargs["device"]):
-            kwargs["device"] = self.device
-        if func is torch.Tensor.cuda:
-            return args[0].to(self.device)
-        if func is torch.Tensor.to and len(args) > 1 and _names_cuda(args[1]):
-            args = (args[0], self.device, *args[2:])
-        if func is torch.Tensor.type and len(args) == 1:
-            return func(*args).replace("torch.", "torch.cuda.")
-        return func(*args, **kwargs)
+            kwargs["device"] = device
+        return make(*args, **kwargs)
+
+    return made
 
 
 def _names_cuda(value: object) -> bool:
@@ -100,7 +127,7 @@ def stand_in() -> None:
     ):  # torch notes every seed for one that may come, stack and all
         setattr(accelerator, "manual_seed_all", _returns(None))  # noqa: B010 (mypy refuses a plain assignment)
     setattr(torch.nn.Module, "cuda", lambda self, *_, **__: self)  # noqa: B010 (mypy refuses a plain assignment)
-    CudaIs(CPU).__enter__()
+    send_cuda_to(CPU)
 
     from megatron.core.tensor_parallel import random
 

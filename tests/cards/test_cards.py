@@ -44,7 +44,8 @@ class Case:
         return f"{self.family} {self.schedule} x{self.chunks} on {self.ranks}, {engine}"
 
 
-TENSOR = ("--bf16", "--tensor-model-parallel-size", "2", "--sequence-parallel")
+TENSOR = ("--bf16", "--tensor-model-parallel-size", "2", "--sequence-parallel", "--num-workers", "0")
+"""Without processes that read images, which import torch anew: other cases have them."""
 CASES = (
     Case("internvl3.5", CARDS, "1f1b", ranks=4, flags=TENSOR), Case("qwen2.5-vl", CARDS, "1f1b", chunks=2),
     Case("gemma-3", CARDS, "zb_h1"), Case("qwen3-vl-moe", CARDS, "zb_v", chunks=2),

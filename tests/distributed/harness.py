@@ -1,5 +1,6 @@
 """What the programs under torchrun share: a small model, packs of every kind, and one iteration of any plan."""
 
+import io
 import json
 import pickle
 import sys
@@ -280,6 +281,13 @@ class Result:
     gradients: dict[str, Tensor]
 
 
+class Pickler(pickle.Pickler):
+    """Of tensors as NumPy's arrays: torch's own way takes a tenth of a rank's time."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (torch.from_numpy, (value.numpy(),)) if type(value) is Tensor else NotImplemented
+
+
 class Answers:
     """What one process answers; a rank unpickles the answers alone that it compares with."""
 
@@ -291,7 +299,10 @@ class Answers:
 
     @staticmethod
     def write(path: str, answers: Mapping[Any, Any]) -> None:
-        Path(path).write_bytes(pickle.dumps({question: pickle.dumps(answer) for question, answer in answers.items()}))
+        pickled = {question: io.BytesIO() for question in answers}
+        for question, answer in answers.items():
+            Pickler(pickled[question]).dump(answer)
+        Path(path).write_bytes(pickle.dumps({question: file.getvalue() for question, file in pickled.items()}))
 
 
 def start(

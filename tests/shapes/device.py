@@ -94,7 +94,8 @@ def machine(engine: bool) -> Iterator[FakeTensorMode]:
     platform.HAS_VARIABLE_LENGTH = True
     torch.cuda.current_device, torch.cuda.Event = lambda: device, Event
     torch.cuda.device = lambda _: nullcontext()
-    with no_cuda.CudaIs(device), FakeTensorMode(allow_non_fake_inputs=False) as mode:
+    no_cuda.send_cuda_to(device)
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         yield mode
 
 

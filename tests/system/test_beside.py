@@ -44,7 +44,7 @@ def train(
         "--run-dir", folder / run, "--nproc-per-node", ranks, "--tensor-model-parallel-size", shape[0],
         "--pipeline-model-parallel-size", shape[1], *([] if load else ["--from-scratch"]), "--eval-data",
         folder / "data", "--eval-packs", folder / "held", *plan, *ours, "--", "--train-iters", iterations, "--lr",
-        "1e-3", "--lr-decay-iters", 9, "--log-interval", 1, "--save-interval", 1, "--eval-interval", 2, *flags,
+        "1e-3", "--lr-decay-iters", 9, "--log-interval", 1, "--save-interval", 2, "--eval-interval", 2, *flags,
         *(["--load", load] if load else []), check=check,
     )  # fmt: skip
     return losses(folder / run) if check else done
@@ -122,7 +122,7 @@ def test_a_resumed_run_may_have_other_owners_or_cut_the_tower(
     other = train(folder, "owners-changed", ("--plan", folder / "owners-changed.json"), load=saves)
     assert list(other) == [3, 4]
     assert alike(other, beside)
-    train(folder, "through", road("cut"), load=saves)
+    train(folder, "through", road("cut"), "--save-interval", 3, load=saves)
     back = train(folder, "back", road("beside"), load=gone_back(folder, "through", 3))
     assert list(back) == [4]
     assert alike(back, beside)

@@ -50,7 +50,7 @@ def train(
         folder / run, "--plan", folder / "plan.json", "--nproc-per-node", ranks, *scratch, "--eval-data",
         folder / "data", "--eval-packs", folder / held_out, "--", "--train-iters", iterations, "--lr", "1e-3",
         "--lr-decay-iters", 9, "--log-interval", 1, "--use-distributed-optimizer", "--save", folder / run / "saves",
-        "--save-interval", 1, "--eval-interval", iterations, *flags,
+        "--save-interval", iterations, "--eval-interval", iterations, *flags,
     )  # fmt: skip
     return training_intervals(folder / run / "metrics.jsonl")
 
@@ -62,10 +62,10 @@ def test_wide_packs_go_on_at_half_and_twice_the_ranks(folder: Path) -> None:
     border = PackStream(index, 2, 2).first_iteration(1)
     assert border > 2
     end = border + 2
-    whole = train(folder, "two", 2, end, "wide")
+    whole = train(folder, "two", 2, end, "wide", "--save-interval", border - 1)
     inside = ("--load", folder / "two" / "saves")
     (folder / "two/saves/latest_checkpointed_iteration.txt").write_text(str(border - 1))
-    four = train(folder, "four", 4, end, "narrow", *inside)
+    four = train(folder, "four", 4, end, "narrow", *inside, "--save-interval", border)
     (folder / "four/saves/latest_checkpointed_iteration.txt").write_text(str(border))
     half = train(folder, "half", 2, end, "wide", "--load", folder / "four" / "saves")
     for run, first in ((four, border - 1), (half, border)):

@@ -1,6 +1,7 @@
 """What a machine is taken for: optional accelerators count where they can be used, and not where they cannot."""
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,24 @@ def test_sgd_that_is_ready_to_load_a_state_steps_as_it_would(momentum: float) ->
             sgd.step()
         ends.append(weight.tolist())
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(2, device="cuda"), lambda: torch.tensor([1.0], device=torch.device("cuda", 0)),
+        lambda: torch.zeros_like(torch.ones(2), device="cuda"), lambda: torch.ones(2).new_empty(3, device="cuda:0"),
+        lambda: torch.ones(2).to("cuda"), lambda: torch.ones(2).to(device="cuda", dtype=torch.bfloat16),
+        lambda: torch.ones(2).cuda(), lambda: torch.nn.Linear(2, 2).to("cuda").weight,
+    ],
+)  # fmt: skip
+def test_what_asks_for_cuda_is_on_the_cpu(make: Callable[[], torch.Tensor]) -> None:
+    """And what asks for another device is there."""
+    assert make().device.type == "cpu"
+    assert torch.ones(2).type() == "torch.cuda.FloatTensor"
+    with torch.device("meta"):
+        assert torch.empty(2).device.type == torch.ones(3).new_zeros(3).device.type == "meta"
+        assert torch.empty(2, device="cuda").device.type == "cpu"
 
 
 BUILT_FOR_CUDA = """

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from megatron.vlm import platform
 from megatron.vlm.data.arrival import Arrivals, to_device
@@ -68,11 +67,10 @@ def test_an_iteration_reads_its_packs_one_ahead_and_none_of_the_next() -> None:
             assert read[-1] == min(number + 1, begin + count - 1)
 
 
-class Device(TorchFunctionMode):
+class Device:
     """Stands for a GPU: writes down, in order, what is pinned, copied, waited for and kept, and on which stream."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        super().__init__()
         self.events: list[str] = []
         self.stream = "computing"
         self.pinned: list[Tensor] = []
@@ -81,6 +79,9 @@ class Device(TorchFunctionMode):
         patch.setattr(torch.cuda, "stream", self.on)
         waits = SimpleNamespace(wait_stream=lambda stream: self.events.append(f"{self.stream} waits for {stream}"))
         patch.setattr(torch.cuda, "current_stream", lambda: waits)
+        to = Tensor.to
+        patch.setattr(Tensor, "pin_memory", lambda tensor, *_: self.pin(tensor))
+        patch.setattr(Tensor, "to", lambda *args, **how: (self.copy if "cuda" in args else to)(*args, **how))
         patch.setattr(Tensor, "record_stream", lambda *_: self.events.append(f"kept by {self.stream}"))
 
     @contextlib.contextmanager
@@ -89,30 +90,29 @@ class Device(TorchFunctionMode):
         yield
         self.stream = before
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.pin_memory:
-            self.pinned.append(args[0].clone())
-            return self.pinned[-1]
-        if func is Tensor.to and "cuda" in args:
-            pinned = any(args[0] is tensor for tensor in self.pinned)
-            how = f"{'pinned' if pinned else 'pageable'}, {'not ' * (not (kwargs or {}).get('non_blocking'))}beside"
-            self.events.append(f"copied on {self.stream}: {how}")
-            return args[0].clone()
-        return func(*args, **(kwargs or {}))
+    def pin(self, tensor: Tensor) -> Tensor:
+        self.pinned.append(tensor.clone())
+        return self.pinned[-1]
+
+    def copy(self, tensor: Tensor, _: str, non_blocking: bool = False) -> Tensor:
+        pinned = any(tensor is one for one in self.pinned)
+        how = f"{'pinned' if pinned else 'pageable'}, {'not ' * (not non_blocking)}beside"
+        self.events.append(f"copied on {self.stream}: {how}")
+        return tensor.clone()
 
 
 @pytest.mark.usefixtures("alone")
 def test_the_host_waits_for_no_copy_and_the_device_for_those_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     host = as_loaded(harness.sample_packs()[0], seed=0)
     tensors = sum(isinstance(value, Tensor) for value in vars(host).values())
-    with Device(monkeypatch) as device:
-        pinned = host.pin_memory()  # as torch's DataLoader does
-        pack = next(Arrivals(iter([pinned]), 1))
-        arrived = list(device.events)
-        device.events.clear()
-        assert pack.segments.cu_seqlens_q.tolist() == [0, 9]
-        assert pack.positions.tolist() == list(range(9))
-        small = list(device.events)
+    device = Device(monkeypatch)
+    pinned = host.pin_memory()  # as torch's DataLoader does
+    pack = next(Arrivals(iter([pinned]), 1))
+    arrived = list(device.events)
+    device.events.clear()
+    assert pack.segments.cu_seqlens_q.tolist() == [0, 9]
+    assert pack.positions.tolist() == list(range(9))
+    small = list(device.events)
     assert len(device.pinned) == tensors + 2
     copied = ["copied on copying: pinned, beside"] * tensors
     assert arrived == [*copied, "computing waits for copying", *["kept by computing"] * tensors]
