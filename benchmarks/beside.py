@@ -21,15 +21,15 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.tower import language_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.roads import plan_beside
 from omnibal_ext.layout.search import find_plan
+from omnibal_ext.layout.tower_layout import plan_beside
 from omnibal_ext.layout.workload import PackedCorpus, pack_corpus
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
 
 MEMORY = 72 * GIB
-ROADS = ("cut", "beside", "text-only", "cut, frozen", "beside, frozen")
+LAYOUTS = ("cut", "beside", "text-only", "cut, frozen", "beside, frozen")
 
 
 def few_tiles(samples: int) -> Sizes:
@@ -91,7 +91,7 @@ CASES = (
 def step_seconds(
     case: Case, tensor: int, schedules: list[tuple[str, int]], iterations: int, seconds: float
 ) -> dict[str, float]:
-    """Of every road the fastest of the schedules; infinite where none has a plan."""
+    """Of every layout the fastest of the schedules; infinite where none has a plan."""
     data = case.gpus // (tensor * case.pipeline)
     budgets = (case.vit_budget, case.llm_budget)
     sizes = case.corpus(12000)
@@ -102,7 +102,7 @@ def step_seconds(
 
     microbatches = max(1, round(case.samples / packed(8, 1).samples.mean() / data))
     packs = packed(microbatches, data).workload(iterations).packs
-    best = dict.fromkeys(ROADS, float("inf"))
+    best = dict.fromkeys(LAYOUTS, float("inf"))
     for frozen in ((), ("vit", "projector")):
         ranks = tensor * case.pipeline
         profile = analytic_profile(
@@ -112,12 +112,12 @@ def step_seconds(
             problem = LayoutProblem(profile, case.pipeline, microbatches, chunks, name, MEMORY, packs)
             plans = {"cut": (problem, find_plan), "beside": (problem, plan_beside)}
             if frozen:
-                plans = {f"{road}, frozen": plan for road, plan in plans.items()}
+                plans = {f"{layout}, frozen": plan for layout, plan in plans.items()}
             else:
                 plans["text-only"] = (replace(problem, profile=language_profile(profile)), find_plan)
-            for road, (asked, plan) in plans.items():
+            for layout, (asked, plan) in plans.items():
                 try:
-                    best[road] = min(best[road], plan(asked, "joint", seconds=seconds)[1][0].step_seconds)
+                    best[layout] = min(best[layout], plan(asked, "joint", seconds=seconds)[1][0].step_seconds)
                 except UserError:
                     continue
     return best
@@ -138,18 +138,18 @@ def main() -> None:
         if arguments.models and case.model not in arguments.models:
             continue
         sizes = [step_seconds(case, t, schedules, arguments.iterations, arguments.seconds) for t in case.tensor]
-        found[case.model] = {road: min(one[road] for one in sizes) for road in ROADS}
+        found[case.model] = {layout: min(one[layout] for one in sizes) for layout in LAYOUTS}
     ratios = [steps["cut"] / steps["beside"] for steps in found.values()]
     if arguments.json:
         print_json(found)
         return
     rows = [
         (model, f"{s['cut']:.3f}", f"{s['beside']:.3f}", f"{s['cut'] / s['beside']:.3f}",
-         *(f"{s['text-only'] / s[road]:.3f}" for road in ROADS if road != "text-only"))
+         *(f"{s['text-only'] / s[layout]:.3f}" for layout in LAYOUTS if layout != "text-only"))
         for model, s in found.items()
     ]  # fmt: skip
     columns = ("model", "cut s", "beside s", "beside / cut speed")
-    shares = tuple(f"{road}, of text-only" for road in ROADS if road != "text-only")
+    shares = tuple(f"{layout}, of text-only" for layout in LAYOUTS if layout != "text-only")
     print_table("predicted steps", (*columns, *shares), rows)
     print(f"speed beside the pipeline over the cut, median: {statistics.median(ratios):.3f}x")
 

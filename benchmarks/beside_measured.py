@@ -2,7 +2,7 @@
 
     python benchmarks/beside_measured.py [--ranks 2] [--launches 3] [--rounds 9]
 
-A small model, whose vision is about a fifth of the work, is profiled on these ranks; both roads are planned from that
+A small model, whose vision is about a fifth of the work, is profiled on these ranks; both layouts are planned from that
 profile for the same packs, and trained in turns on them: a tower that is trained, with E and V in bubbles, and a frozen
 one, encoded an iteration ahead. On one rank, which has no bubbles, the tower's copies are compared with the chain as it
 is. Needs as many idle cores as ranks.
@@ -29,8 +29,8 @@ from omnibal_ext.console import print_table
 from omnibal_ext.costs.tower import language_profile
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.roads import plan_beside
 from omnibal_ext.layout.search import find_plan, make_plan
+from omnibal_ext.layout.tower_layout import plan_beside
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.schedules.placement import Placement
@@ -79,7 +79,7 @@ class Compared:
     def row(self) -> tuple[str, ...]:
         """As printed."""
         said, measured = ([f"{seconds * 1e3:.0f}" for seconds in pair] for pair in (self.predicted, self.seconds))
-        times = (f"{measured[road]} ({said[road]})" for road in (0, 1))
+        times = (f"{measured[layout]} ({said[layout]})" for layout in (0, 1))
         ratios = f"{self.ratio:.3f}x", self.expected
         return self.tower, f"{self.vision:.0%}", *times, *ratios, self.rounds, f"{self.losses:.0e}"
 
@@ -102,12 +102,12 @@ def main() -> None:
 
 
 def compare(tower: str, ranks: int, launches: int, rounds: int) -> Compared:
-    """Plan both roads from a profile of these ranks, and train both plans in turns."""
+    """Plan both layouts from a profile of these ranks, and train both plans in turns."""
     (packs, contents), frozen = nearly_full(), TOWERS[tower]
     costs = profile(SHAPE, ranks=ranks, frozen=frozen)
     problem = LayoutProblem(costs, ranks, MICROBATCHES, packs=sizes_of(packs))
-    plans = one_rank(problem) if ranks == 1 else both_roads(problem)
-    cases = [Case(road, plan, packs, contents) for road, plan in plans.items()]
+    plans = one_rank(problem) if ranks == 1 else both_layouts(problem)
+    cases = [Case(layout, plan, packs, contents) for layout, plan in plans.items()]
     runs = [train(SHAPE, cases, rounds, pipeline=ranks, ranks=ranks, count_bytes=False, frozen=frozen)
             for _ in range(launches)]  # fmt: skip
     every = np.array([[trained.seconds for trained in run] for run in runs]).transpose(0, 2, 1).reshape(-1, 2)
@@ -121,10 +121,10 @@ def compare(tower: str, ranks: int, launches: int, rounds: int) -> Compared:
     )  # fmt: skip
 
 
-def both_roads(problem: LayoutProblem) -> dict[str, Plan]:
+def both_layouts(problem: LayoutProblem) -> dict[str, Plan]:
     """The best plan of either."""
-    found = {road: find(problem, "joint") for road, find in (("cut", find_plan), ("beside", plan_beside))}
-    return {road: make_plan(planned, candidates, "joint") for road, (planned, candidates) in found.items()}
+    found = {layout: find(problem, "joint") for layout, find in (("cut", find_plan), ("beside", plan_beside))}
+    return {layout: make_plan(planned, candidates, "joint") for layout, (planned, candidates) in found.items()}
 
 
 def one_rank(problem: LayoutProblem) -> dict[str, Plan]:
@@ -147,7 +147,7 @@ def vision_share(problem: LayoutProblem) -> float:
 
 
 def apart(run: Sequence[Trained]) -> float:
-    """The largest relative difference of both roads' losses in an iteration."""
+    """The largest relative difference of both layouts' losses in an iteration."""
     cut, beside = (np.array(one.losses) for one in run)
     return float(np.abs(beside / cut - 1).max())
 

@@ -15,9 +15,11 @@ AUDIO_KINDS = ("audio_embed", "audio", "audio_projector")
 """Kinds whose work grows with a pack's mel frames, and that a pack without sounds passes by."""
 VISION_KINDS = ("patch_embed", "vit", "projector")
 """Kinds whose work grows with a pack's tiles, and that a pack without tiles passes by."""
+TOWER_KINDS = (*AUDIO_KINDS, *VISION_KINDS)
+"""Kinds of both encoders."""
 LANGUAGE_KINDS = ("word_embed", "llm", "head")
 """Kinds whose work grows with a pack's tokens."""
-KINDS = (*AUDIO_KINDS, *VISION_KINDS, *LANGUAGE_KINDS)
+KINDS = (*TOWER_KINDS, *LANGUAGE_KINDS)
 Size = Literal["frames", "tiles", "tokens"]
 """What a pack has a budget of."""
 _SIZES: dict[str, Size] = {
@@ -99,6 +101,11 @@ def chain_kind(name: str) -> str:
 def size_of(name: str) -> Size:
     """Return the size of a pack with which the work of the layers with this cost key grows."""
     return _SIZES[chain_kind(name)]
+
+
+def sizes_of(chain: Sequence[str]) -> tuple[Size, ...]:
+    """Return the sizes of a pack with which the work of these layers grows, in the order of the chain."""
+    return tuple(dict.fromkeys(map(size_of, chain)))
 
 
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:

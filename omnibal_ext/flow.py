@@ -66,9 +66,9 @@ def tower_extras(chain: Sequence[str], layers: Sequence[int], joined: bool) -> I
             yield Extra(f"feature {number}", giver, (taker,), of_tower=True, added=chain[taker] == "llm")
 
 
-def audio_extras(chain: Sequence[str], width: int) -> Iterator[Extra]:
-    """Yield the audio tokens, `width` wide, that pass by the vision tower of a model that hears."""
-    if "audio_projector" in chain:
+def audio_extras(chain: Sequence[str], width: int, hears: bool) -> Iterator[Extra]:
+    """Yield the audio tokens, `width` wide, that pass by the vision tower if the model hears."""
+    if hears and "patch_embed" in chain:
         yield Extra("sounds", chain.index("patch_embed"), (chain.index("word_embed"),), (1, width), rows=0, heard=True)
 
 

@@ -33,7 +33,12 @@ _TOWER = record(
         "parts": listing(listing(integer(0, MOST_RANKS), least=1, most=MOST_RANKS), least=1, most=MOST_MICROBATCHES),
         "mode": one_of("first", "bubbles", "ahead"),
     },
-    {"recompute": _LAYERS, "again": flag},
+    {
+        "recompute": _LAYERS,
+        "again": flag,
+        "sizes": listing(one_of("frames", "tiles"), least=1, most=2),
+        "tiles_per_frame": finite(),
+    },
 )
 _SECONDS = listing(finite(), most=MOST_LAYERS)
 _PREDICTED = record(

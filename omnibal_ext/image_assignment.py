@@ -1,8 +1,9 @@
-"""Which rank encodes which image units, where several ranks share the images of a pack or of a replica.
+"""Which rank encodes which units, where several ranks share the images and sounds of a pack or of a replica.
 
 A unit is what the ViT's attention does not look beyond: a tile, an image at native resolution, a temporal step of a
-video. Its cost is its number of tiles or patches. The assignment is a function of the pack and the ranks, so ranks
-exchange nothing. It is used for packs wider than a rank, and for a vision tower outside the pipeline.
+video; or all sounds of a sample, as some encoders pad each to the longest. Its cost is its number of tiles or patches,
+for sounds as many tiles as take as long. The assignment is a function of the pack and the ranks, so ranks exchange
+nothing. It is used for packs wider than a rank, and for towers outside the pipeline.
 """
 
 import heapq
@@ -11,8 +12,19 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import gcd
 
+from omnibal_ext.chain import Size
 
-def assign_units(units: Sequence[int], microbatch: int, ranks: tuple[int, ...], tensor_ranks: int) -> tuple[int, ...]:
+Sounds = tuple[tuple[int, ...], ...]
+"""Mel frames of each sample's sounds."""
+
+
+def unit_costs(units: Sequence[int], sounds: Sounds, tiles_per_frame: float) -> tuple[float, ...]:
+    """Return the cost of every unit of images, in tiles, then of each sample's sounds; `tiles_per_frame`: tiles that
+    take as long to encode as a mel frame. Without sounds they are the units themselves."""
+    return (*units, *(sum(frames) * tiles_per_frame for frames in sounds))
+
+
+def assign_units(units: Sequence[float], microbatch: int, ranks: tuple[int, ...], tensor_ranks: int) -> tuple[int, ...]:
     """Return the worker of each unit: an index into `ranks` x `tensor_ranks`, tensor ranks varying fastest.
 
     The costliest unit goes to the least loaded worker (LPT, Graham 1969). Ties go by number, starting from another
@@ -24,7 +36,7 @@ def assign_units(units: Sequence[int], microbatch: int, ranks: tuple[int, ...], 
     """
     workers = len(ranks) * tensor_ranks
     first = microbatch * _step(workers) % workers
-    lightest = [(0, worker) for worker in range(workers)]
+    lightest = [(0.0, worker) for worker in range(workers)]
     workers_of = [0] * len(units)
     for _, alike in groupby(sorted(range(len(units)), key=lambda unit: (-units[unit], unit)), units.__getitem__):
         same, taken = list(alike), []
@@ -39,7 +51,7 @@ def assign_units(units: Sequence[int], microbatch: int, ranks: tuple[int, ...], 
 
 @dataclass(frozen=True)
 class EncoderRank:
-    """A rank of a replica, which encodes some of its images."""
+    """A rank of a replica, which encodes some of its images and sounds."""
 
     parts: tuple[tuple[int, ...], ...]
     """`parts` of the plan's tower."""
@@ -47,9 +59,13 @@ class EncoderRank:
     """Pipeline rank."""
     tensor_rank: int
     tensor_ranks: int
+    sizes: tuple[Size, ...] = ("tiles",)
+    """`sizes` of the plan's tower."""
+    tiles_per_frame: float = 1.0
+    """`tiles_per_frame` of the plan's tower."""
 
-    def takes(self, units: tuple[int, ...], microbatch: int) -> list[bool]:
-        """For each of a pack's units (by its cost) whether this rank encodes it."""
+    def takes(self, units: tuple[float, ...], microbatch: int) -> list[bool]:
+        """For each of a pack's units (by its cost, `unit_costs`) whether this rank encodes it."""
         ranks = parts_of(self.parts, microbatch)
         if self.rank not in ranks:
             return [False] * len(units)

@@ -66,7 +66,7 @@ class Plan:
     lists: tuple[str, ...] = ()
     """The actions of every rank ("F0.0 F1.0 B0.0 ...": kind, microbatch, chunk); empty: those of `schedule`."""
     tower: Tower | None = None
-    """The vision tower of which every rank has a copy; None: stages hold all layers."""
+    """The tower of which every rank has a copy; None: stages hold all layers."""
     model: str = ""
     model_hash: str = ""
     profile_hash: str = ""

@@ -1,19 +1,33 @@
-"""A replicated vision tower: what plan.json says of it.
+"""A replicated tower: what plan.json says of it.
 
     chain     patch_embed vit.0 vit.1 projector | word_embed llm.0 | llm.1 head
     tower     [0, 4): whole copies on every rank  stage 0             stage 1
 
 Every rank of a replica (pipeline x tensor ranks) has a working copy of the tower and encodes a share of the images of
 some microbatches; each of the tower's links is owned by one rank, in whose stage the optimizer and checkpoints see it.
+In models that hear, the tower is the audio encoder alone, or both encoders.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omnibal_ext.chain import RECOMPUTABLE_KINDS, gradient_mode, layer_names
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, Size, gradient_mode, layer_names, sizes_of
 from omnibal_ext.errors import UserError
 from omnibal_ext.schedules.actions import Beside
+
+AUDIO_BESIDE = "audio=beside,vision=cut"
+ENDS = {"beside": "word_embed", AUDIO_BESIDE: "patch_embed"}
+"""Tower layouts other than "cut": the kind of link before which the replicated tower ends."""
+
+
+def tower_layout(text: str) -> str:
+    """Return the layout that a flag names, for one value or `audio=VALUE,vision=VALUE`; other texts as they are."""
+    of_encoders = dict(word.partition("=")[::2] for word in text.split(","))
+    if of_encoders.keys() != {"audio", "vision"}:
+        return text
+    audio, vision = of_encoders["audio"], of_encoders["vision"]
+    return audio if audio == vision else f"audio={audio},vision={vision}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +35,7 @@ class Tower:
     """The first links of the chain, of which every rank has a copy; stages hold the rest."""
 
     links: int
-    """How many; the chain's next one is "word_embed"."""
+    """How many; the chain's next one is one of `ENDS`."""
     owners: tuple[int, ...]
     """Of every link, the rank of a replica that owns its weights: pipeline rank * tensor ranks + tensor rank."""
     parts: tuple[tuple[int, ...], ...]
@@ -31,6 +45,10 @@ class Tower:
     iteration."""
     recompute: tuple[int, ...] = ()
     """Layer ids of which only the input is kept from E to V."""
+    sizes: tuple[Size, ...] = ("tiles",)
+    """Of packs, those with which the work of its encoders grows: `chain.sizes_of` its links."""
+    tiles_per_frame: float = 1.0
+    """With both encoders, the tiles that take as long to encode as a mel frame: by these, sounds are assigned."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], chain: Sequence[str]) -> "Tower":
@@ -39,12 +57,14 @@ class Tower:
         if record.get("again"):
             recompute = [link for link, kind in enumerate(chain[:links]) if kind in RECOMPUTABLE_KINDS]
         parts = tuple(map(tuple, record["parts"]))
-        return cls(links, tuple(record["owners"]), parts, record["mode"], tuple(recompute))
+        sizes, frame = tuple(record.get("sizes", ("tiles",))), record.get("tiles_per_frame", 1.0)
+        return cls(links, tuple(record["owners"]), parts, record["mode"], tuple(recompute), sizes, frame)
 
     def to_record(self) -> dict[str, Any]:
         """What plan.json holds."""
         lists = {"owners": list(self.owners), "parts": [*map(list, self.parts)], "recompute": list(self.recompute)}
-        return {"links": self.links, "mode": self.mode, **lists}
+        heard = {"sizes": list(self.sizes), "tiles_per_frame": self.tiles_per_frame} if "frames" in self.sizes else {}
+        return {"links": self.links, "mode": self.mode, **lists, **heard}
 
     @property
     def beside(self) -> Beside:
@@ -60,11 +80,12 @@ class Tower:
         adapted: Sequence[str],
     ) -> None:
         """Raise UserError for what cannot be of this chain on (pipeline, tensor) ranks, naming link or microbatch."""
-        if "audio_embed" in chain:
-            raise UserError("tower: of a model that hears, it can only be cut into stages; plan again with --tower cut")
-        if chain[self.links : self.links + 1] != ("word_embed",):
-            end = list(chain).index("word_embed") if "word_embed" in chain else 0
-            raise UserError(f"tower: {self.links} links end elsewhere than before word_embed, link {end}")
+        ends = {end: list(chain).index(end) for end in ENDS.values() if end in chain[1:]}
+        if self.links not in ends.values():
+            where = " or ".join(f"{end}, link {link}" for end, link in ends.items())
+            raise UserError(f"tower: {self.links} links end elsewhere than before {where}")
+        if self.sizes != (sizes := sizes_of(chain[: self.links])):
+            raise UserError(f"tower: sizes are {' '.join(self.sizes)}, but its links need {' '.join(sizes)}")
         names, (pipeline, tensor) = layer_names(chain), ranks
         if len(self.owners) != self.links:
             raise UserError(f"tower: {len(self.owners)} owners for {self.links} links; each link has one")
@@ -76,8 +97,8 @@ class Tower:
         self._validate_parts(pipeline, microbatches)
         for link in self.recompute:
             if not 0 <= link < self.links or chain[link] not in RECOMPUTABLE_KINDS:
-                raise UserError(f"tower: recompute names link {link}, which is no ViT layer of it")
-        idle = gradient_mode("projector", frozen, adapted) == "idle"
+                raise UserError(f"tower: recompute names link {link}, which is no encoder's layer of it")
+        idle = gradient_mode(chain[self.links - 1], frozen, adapted) == "idle"
         if idle != (self.mode == "ahead"):
             state = "all of it is frozen" if idle else "some of it is trained"
             raise UserError(f'tower: mode {self.mode!r}, but {state}; "ahead" is for frozen towers, and only for them')
@@ -94,14 +115,14 @@ class Tower:
 
 
 def choice_in_words(said: Mapping[str, Any], tower: Tower | None) -> str:
-    """Whether the vision tower is cut or replicated ("beside"), from `predicted["tower"]` of a plan, with either
+    """Whether the tower is cut or replicated ("beside"), from `predicted["tower"]` of a plan, with either
     layout's predicted iteration and speed relative to the language model alone, or why it has no plan."""
     words, text_only = [], said.get("text_only_step_seconds")
-    for road in ("cut", "beside"):
-        if step := said.get(f"{road}_step_seconds"):
+    for layout in ("cut", *ENDS):
+        if step := said.get(f"{layout}_step_seconds"):
             share = f", {text_only / step:.1%} of text-only speed" if text_only else ""
-            words.append(f"{road} {step * 1e3:,.2f} ms{share}")
-        elif reason := said.get(f"no_plan_{road}"):
-            words.append(f"{road}: {reason}")
+            words.append(f"{layout} {step * 1e3:,.2f} ms{share}")
+        elif reason := said.get(f"no_plan_{layout}"):
+            words.append(f"{layout}: {reason}")
     mode = f", {tower.mode}" if tower else ""
     return f"{said['road']}{mode} (predicted: {'; '.join(words)})"

@@ -103,9 +103,9 @@ def warm_up() -> None:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     from megatron.vlm.flags.parser import add_megatron_arguments
-    from omnibal_ext.layout import place_search
+    from omnibal_ext.layout import insertion_search
 
-    place_search.A_CHANGE = A_CHANGE
+    insertion_search.A_CHANGE = A_CHANGE
     Image.init()
     numba.njit(lambda: 0)()
     # Megatron makes a parser of its own twice at every start, beside ours: it is made here.

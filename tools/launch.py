@@ -60,12 +60,13 @@ from omnibal_ext.launch.recipe import FLAG, recipe_of, with_recipe
 from omnibal_ext.launch.replanning import corrected_profile
 from omnibal_ext.launch.reporting import note_inputs, write_report
 from omnibal_ext.launch.weights import convert, converted_folder, downloaded, holds_weights, is_unconverted
-from omnibal_ext.layout.roads import ROADS
 from omnibal_ext.layout.search import METHODS
+from omnibal_ext.layout.tower_layout import TOWER_LAYOUTS
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
+from omnibal_ext.plan_tower import tower_layout
 from omnibal_ext.schedules.schedule import OFFERED, offered
 from omnibal_ext.trainer_flags import FORWARDED_FLAGS
 from omnibal_ext.units import GIB
@@ -370,7 +371,7 @@ def _parser() -> ToolParser:
     add("--virtual-pipeline-model-parallel-size", type=int, default=1)
     add("--method", choices=METHODS, default="joint", help="see tools/plan_layout.py")
     add("--schedule", type=offered, choices=OFFERED, default="1f1b")
-    add("--tower", choices=ROADS, default="cut", help="the vision tower: see tools/plan_layout.py")
+    add("--tower", type=tower_layout, choices=TOWER_LAYOUTS, default="cut", help="see tools/plan_layout.py")
     add("--recompute", default="fewest", choices=("fewest", "full"))
     add("--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest")
     add("--memory-gib", type=float, help="of one device; no limit unless given")

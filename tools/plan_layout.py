@@ -22,15 +22,15 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Interval, Need, ToolParser, flag_name, refuse
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.roads import ROADS, plan_road
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, make_plan
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
+from omnibal_ext.layout.tower_layout import TOWER_LAYOUTS, plan_tower
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.packers.budgets import audio_budget_for, budgets_for
 from omnibal_ext.plan import Plan, StagePlan, layer_ranges
-from omnibal_ext.plan_tower import Tower, choice_in_words
+from omnibal_ext.plan_tower import Tower, choice_in_words, tower_layout
 from omnibal_ext.schedules.schedule import OFFERED, offered
 from omnibal_ext.sizes import FRAMES, Sizes
 from omnibal_ext.units import GIB, in_bytes
@@ -70,7 +70,7 @@ def _planned(arguments: argparse.Namespace) -> Plan:
         arguments.memory_gib * GIB,
         packs,
     )
-    problem, candidates, said = plan_road(
+    problem, candidates, said = plan_tower(
         problem,
         arguments.tower,
         arguments.method,
@@ -248,7 +248,7 @@ def print_plan(plan: Plan) -> None:
 
 
 def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
-    """The replicated vision tower, as a row among the stages."""
+    """The replicated tower, as a row among the stages."""
     names = layer_names(plan.chain)
     recomputed = layer_ranges(names, tower.recompute) or "-"
     forward, backward = (f"{seconds * 1e3:.2f}" for seconds in plan.predicted["tower_seconds"])
@@ -312,9 +312,10 @@ def _parser() -> ToolParser:
     )
     add(
         "--tower",
-        choices=ROADS,
+        type=tower_layout,
+        choices=TOWER_LAYOUTS,
         default="cut",
-        help="the vision tower: cut into stages as all of the chain, whole on every rank beside the pipeline, or auto",
+        help="encoders: cut into stages as all of the chain, whole on every rank beside the pipeline, or auto",
     )
     add("--packs", help="packed index: judge layouts on the packs that training will run")
     add("--pack-iterations", type=int, default=4, help="how many iterations of them")

@@ -23,7 +23,7 @@ from omnibal_ext.adapters import Adapters, add_trained_flags, check_adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
-from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS, chain_kind
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, TOWER_KINDS, chain_kind
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.operations import measured_device
@@ -130,13 +130,13 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
 
 
 def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: Architecture) -> Profile:
-    """With the costs of a replicated vision tower, whose layers are not sharded: with several tensor-parallel ranks
+    """With the costs of a replicated tower, whose layers are not sharded: with several tensor-parallel ranks
     those of --tower-profile."""
     image = float(IMAGE_PATCHES) if architecture.vision.native is not None else 0.0
     if not arguments.tower_profile:
         return replace(profile, image_tiles=image)
     unsharded = Profile.load(arguments.tower_profile)
-    names = ("model_hash", "vit_budget", "frozen", "lora_rank", "lora_targets", "dtype")
+    names = ("model_hash", "vit_budget", "audio_budget", "frozen", "lora_rank", "lora_targets", "dtype")
     for name in names:
         if getattr(unsharded, name) != getattr(profile, name):
             raise UserError(
@@ -145,7 +145,7 @@ def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: A
             )
     if (size := unsharded.tensor_model_parallel_size) != 1:
         raise UserError(f"{arguments.tower_profile}: is of tensor-parallel size {size}, not 1")
-    layers = {kind: cost for kind, cost in unsharded.layers.items() if chain_kind(kind) in VISION_KINDS}
+    layers = {kind: cost for kind, cost in unsharded.layers.items() if chain_kind(kind) in TOWER_KINDS}
     return replace(profile, whole_layers=layers, image_tiles=image)
 
 

@@ -202,6 +202,7 @@ class Microbatch:
     # values per sample those of the entire pack
     units: tuple[int, ...] = ()  # tiles of every unit of the entire pack, not only this rank's (`tower_encoding`)
     encodes: tuple[bool, ...] = ()  # for each unit, whether this rank encodes it
+    heard: tuple[tuple[int, ...], ...] = ()  # `sounds` of the entire pack, where `sounds` are those encoded here
 
     def pin_memory(self) -> "Microbatch":
         """The microbatch in pinned memory; torch's DataLoader calls this in its pinning thread."""

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -117,6 +117,10 @@ class Architecture:
         """Return the LLM tokens of `tiles` tiles."""
         return tiles * self.vision.patches // self.shuffle**2 + tiles * self.class_token
 
+    def audio_tokens(self, sounds: Sequence[int]) -> int:
+        """Return the LLM tokens of sounds of these mel frames."""
+        return sum(map(self.audio.tokens, sounds)) if self.audio else 0
+
     def profiled_frames(self, audio_budget: int) -> int:
         """Return the mel frames for which layers are measured; 1 if the model hears and no pack has sounds."""
         return audio_budget or int(self.audio is not None)
@@ -153,7 +157,7 @@ class Architecture:
         """Return the tensors passed along the chain in addition to the hidden states, on one of `ranks` tensor-parallel
         ranks."""
         features = tower_extras(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
-        heard = audio_extras(self.chain, self.language.hidden_size)
+        heard = audio_extras(self.chain, self.language.hidden_size, self.audio is not None)
         return (*heard, *features, *language_extras(self.chain, self.language, ranks, is_shared_out))
 
     @cached_property

@@ -29,7 +29,7 @@ from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
 from omnibal_ext.architectures.layer import Layer
-from omnibal_ext.chain import VISION_KINDS, GradientMode, Size, chain_kind, gradient_mode, size_of
+from omnibal_ext.chain import TOWER_KINDS, GradientMode, Size, chain_kind, gradient_mode, size_of
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.work import BYTES, Work, exchange_costs
 from omnibal_ext.costs.works import IMAGE_PATCHES, AdaptersWork, adapters_works, layer_works
@@ -152,10 +152,12 @@ def analytic_profile(
         whole: Mapping[str, LayerCost] = {}
         if t > 1:
             unsharded = (1, d, distributed_optimizer, frozen, measured)
-            profile = analytic_profile(architecture, device, vit_budget, llm_budget, *unsharded, adapters=adapters)
+            profile = analytic_profile(
+                architecture, device, vit_budget, llm_budget, *unsharded, adapters=adapters, audio_budget=audio_budget
+            )
             whole = profile.layers
         of_towers = {
-            "whole_layers": {kind: cost for kind, cost in whole.items() if chain_kind(kind) in VISION_KINDS},
+            "whole_layers": {kind: cost for kind, cost in whole.items() if chain_kind(kind) in TOWER_KINDS},
             "image_tiles": float(IMAGE_PATCHES) if architecture.vision.native else 0.0,
             "replica_seconds_per_byte": 1 / (_replica_rate(gpu, t, d, replica_ranks) * gpu.bandwidth_efficiency),
         }

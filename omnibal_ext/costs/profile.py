@@ -27,7 +27,7 @@ from omnibal_ext.chain import (
     AUDIO_KINDS,
     KINDS,
     RECOMPUTABLE_KINDS,
-    VISION_KINDS,
+    TOWER_KINDS,
     GradientMode,
     Size,
     chain_kind,
@@ -243,8 +243,8 @@ class Profile:
             if chain_kind(kind) not in KINDS:
                 raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join(KINDS)}")
             _validate_cost(kind, cost, self.mode(kind))
-        if others := sorted(kind for kind in self.whole_layers if chain_kind(kind) not in VISION_KINDS):
-            raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(VISION_KINDS)}")
+        if others := sorted(kind for kind in self.whole_layers if chain_kind(kind) not in TOWER_KINDS):
+            raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(TOWER_KINDS)}")
         hears = not set(AUDIO_KINDS).isdisjoint(self.chain)
         if hears != (self.audio_budget > 0):
             needs = "needs a budget of mel frames" if hears else "has no layers for it"
@@ -270,7 +270,7 @@ class Profile:
     def sounds_after(self) -> tuple[int, ...]:
         """Whether audio tokens pass by the vision tower with every layer's output: 0 or 1, `output_bytes` of the audio
         projector."""
-        (sounds,) = (*audio_extras(self.chain, 1), None)[:1]
+        (sounds,) = (*audio_extras(self.chain, 1, self.audio_budget > 0), None)[:1]
         return tuple(int(sounds is not None and sounds.enters(link + 1)) for link in range(len(self.chain)))
 
     @property

@@ -1,4 +1,4 @@
-"""Costs of a replicated vision tower: every rank encodes with all of it, without tensor parallelism.
+"""Costs of a replicated tower: every rank encodes with all of it, without tensor parallelism.
 
 Every rank of a replica has a working copy of the tower's weights, and fp32 sums of their gradients. Each link has an
 owner, one rank of the replica. Once an iteration sums are reduced to the owners, and copies refreshed from them; owners
@@ -8,6 +8,7 @@ take part in the data-parallel reduction and the optimizer step as for other wei
     a step       bytes of copies and sums divided by the bandwidth between ranks of a replica, not overlapped
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,43 +16,75 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.arrays import Floats
-from omnibal_ext.chain import RECOMPUTABLE_KINDS, chain_kind
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, Size, chain_kind, size_of, sizes_of
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.errors import UserError
 
 SUM_BYTES = 4
 """Per parameter, in fp32."""
+SOUND_FRAMES = 1000
+"""Mel frames that a sample's sounds are taken to have: ten seconds."""
+Load = Mapping[Size, Floats]
+"""Tiles and mel frames of packs, or of parts of them: the sizes that the tower's encoders take, arrays of one shape."""
+LAST = {"tiles": "projector", "frames": "audio_projector"}
+"""By size, the link whose output is the encoder's."""
 
 
 @dataclass(frozen=True)
 class TowerCosts:
-    """Costs of the chain's links before word_embed, from a profile at tensor-parallel size 1."""
+    """Costs of the chain's links before one, from a profile at tensor-parallel size 1."""
 
     profile: Profile
+    links: int
+    """Number of the tower's links."""
 
     @classmethod
-    def of(cls, profile: Profile) -> "TowerCosts":
-        """From a profile at any tensor-parallel size. Raises UserError if it lacks costs of unsharded layers."""
-        links = profile.cost_kinds[: profile.chain.index("word_embed")]
-        missing = [kind for kind in links if kind not in profile.whole_layers]
+    def of(cls, profile: Profile, links: int) -> "TowerCosts":
+        """Of the first `links`, from a profile at any tensor-parallel size. Raises UserError if it lacks costs of
+        unsharded layers."""
+        missing = [kind for kind in profile.cost_kinds[:links] if kind not in profile.whole_layers]
         if profile.tensor_model_parallel_size == 1:
-            return cls(profile)
+            return cls(profile, links)
         if missing:
             raise UserError(
                 f"layer {missing[0]}: the profile is of tensor-parallel size {profile.tensor_model_parallel_size}, and "
                 "a replicated tower is not sharded: give --tower-profile, of size 1, or plan with --tower cut"
             )
-        return cls(replace(profile, layers=profile.layers | profile.whole_layers, tensor_model_parallel_size=1))
+        whole = replace(profile, layers=profile.layers | profile.whole_layers, tensor_model_parallel_size=1)
+        return cls(whole, links)
+
+    @cached_property
+    def budgets(self) -> dict[Size, float]:
+        """Of a pack, for each size that the tower's encoders take."""
+        of_size: dict[Size, float] = {"tiles": self.profile.vit_budget, "frames": self.profile.audio_budget}
+        return {size: float(of_size[size]) for size in sizes_of(self.kinds)}
 
     @property
-    def unit(self) -> float:
-        """About how many tiles an image has; an image is encoded in one piece."""
-        return self.profile.image_tiles or 1.0
+    def tiles_per_frame(self) -> float:
+        """Tiles that take as long as a mel frame, in packs at the budgets; 1 with one encoder."""
+        if len(self.budgets) == 1:
+            return 1.0
+        tiles, frames = (
+            sum(self._cost(kind).forward_seconds + self._cost(kind).backward_seconds
+                for kind in self.kinds if size_of(kind) == size) / self.budgets[size]
+            for size in ("tiles", "frames")
+        )  # fmt: skip
+        return frames / tiles if tiles else 1.0
 
     @property
-    def links(self) -> int:
-        """Number of the tower's links."""
-        return self.profile.chain.index("word_embed")
+    def full_pack(self) -> Load:
+        """Both budgets."""
+        return {size: np.array(budget) for size, budget in self.budgets.items()}
+
+    def units(self, load: Load) -> Floats:
+        """Return about how many units packs have, elementwise: an image, or the sounds of a sample, is encoded in one
+        piece."""
+        sizes: dict[Size, float] = {"tiles": self.profile.image_tiles or 1.0, "frames": SOUND_FRAMES}
+        return np.maximum(1.0, sum(np.round(load[size] / sizes[size]) for size in load))
+
+    def total(self, figure: Callable[[Size], float], load: Load) -> Floats:
+        """Return a figure per tile, or per mel frame, times the load's, summed over its sizes, elementwise."""
+        return np.asarray(sum(figure(size) * amount for size, amount in load.items()))
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -61,45 +94,48 @@ class TowerCosts:
     @cached_property
     def trained(self) -> bool:
         """Whether it has a backward pass."""
-        return self.profile.mode("projector") != "idle"
+        return self.profile.mode(self.kinds[-1]) != "idle"
 
-    def forward(self, tiles: Floats) -> Floats:
-        """Return the forward seconds of all links, elementwise for `tiles`."""
-        return self._seconds(tiles, self.kinds, backward=False)
+    def forward(self, load: Load) -> Floats:
+        """Return the forward seconds of all links, elementwise."""
+        return self._seconds(load, self.kinds, backward=False)
 
-    def backward(self, tiles: Floats, recompute: tuple[int, ...] = ()) -> Floats:
+    def backward(self, load: Load, recompute: tuple[int, ...] = ()) -> Floats:
         """Return backward seconds with recomputation of the links `recompute`."""
         rerun = tuple(self.kinds[link] for link in recompute)
-        return self._seconds(tiles, self.kinds, backward=True) + self._seconds(tiles, rerun, backward=False)
+        return self._seconds(load, self.kinds, backward=True) + self._seconds(load, rerun, backward=False)
 
-    def _seconds(self, tiles: Any, kinds: tuple[str, ...], backward: bool) -> Floats:
-        nothing: Any = np.zeros_like(tiles)
-        seconds, packs = nothing, PackSizes(tiles, nothing, nothing)
+    def _seconds(self, load: Any, kinds: tuple[str, ...], backward: bool) -> Floats:
+        nothing: Any = np.zeros_like(next(iter(load.values())))
+        seconds, packs = nothing, PackSizes(load.get("tiles", nothing), nothing, nothing, frames=load.get("frames"))
         for kind in dict.fromkeys(kinds):
             of_one = (
                 self.profile.backward_seconds(kind, packs) if backward else self.profile.forward_seconds(kind, packs)
             )
-            seconds = seconds + kinds.count(kind) * np.where(tiles > 0, of_one, 0.0)
+            seconds = seconds + kinds.count(kind) * np.where(load[size_of(kind)] > 0, of_one, 0.0)
         return seconds
 
-    def kept_bytes(self, recompute: tuple[int, ...] = ()) -> float:
-        """Bytes kept per tile between its forward (E) and backward (V); arguments as of `backward`."""
+    def kept_bytes(self, size: Size, recompute: tuple[int, ...] = ()) -> float:
+        """Bytes kept per tile or frame between its forward (E) and backward (V); `recompute` as of `backward`."""
         if not self.trained:
             return 0.0
-        costs = [self._cost(kind) for kind in self.kinds]
-        kept = sum(c.recompute_kept_bytes if link in recompute else c.kept_bytes for link, c in enumerate(costs))
-        return kept / self.profile.vit_budget
+        costs = [(link, self._cost(kind)) for link, kind in enumerate(self.kinds) if size_of(kind) == size]
+        kept = sum(c.recompute_kept_bytes if link in recompute else c.kept_bytes for link, c in costs)
+        return kept / self.budgets[size]
 
-    def working_bytes(self, recompute: tuple[int, ...] = ()) -> float:
-        """More bytes per tile during V: recomputed activations of the largest link."""
-        saved = (self._cost(self.kinds[link]).saved_bytes for link in recompute if self.trained)
-        return max(saved, default=0.0) / self.profile.vit_budget
+    def working_bytes(self, size: Size, recompute: tuple[int, ...] = ()) -> float:
+        """More bytes per tile or frame during V: recomputed activations of its encoder's largest link."""
+        mine = (self.kinds[link] for link in recompute if self.trained and size_of(self.kinds[link]) == size)
+        return max((self._cost(kind).saved_bytes for kind in mine), default=0.0) / self.budgets[size]
 
-    @property
-    def output_bytes(self) -> float:
-        """Bytes per tile that the language model gets, features included; the gradient has as many."""
-        streams = 1 + self.profile.features_after[self.links - 1]
-        return self._cost("projector").output_bytes * streams / self.profile.vit_budget
+    def output_bytes(self, size: Size) -> float:
+        """Bytes per tile or frame that the stages get, features included; the gradient has as many."""
+        streams = 1 + self.profile.features_after[self.links - 1] * (size == "tiles")
+        return self._cost(LAST[size]).output_bytes * streams / self.budgets[size]
+
+    def transfer_seconds(self, load: Load) -> Floats:
+        """Seconds that the output of a load takes to the stages, latency left out, elementwise."""
+        return self.total(lambda size: self.profile.transfer_seconds_per_byte * self.output_bytes(size), load)
 
     @property
     def vit_links(self) -> tuple[int, ...]:
@@ -141,12 +177,17 @@ class TowerCosts:
         return self.profile.layers[kind]
 
 
-def language_profile(profile: Profile) -> Profile:
-    """Return the profile of the links that stages hold if the tower is replicated: from word_embed on."""
-    chain = profile.chain[profile.chain.index("word_embed") :]
+def rest_profile(profile: Profile, links: int) -> Profile:
+    """Return the profile of the links that stages hold if the first `links` are replicated."""
+    chain = profile.chain[links:]
     apart = {kind: layers for kind, layers in profile.layers_apart.items() if chain_kind(kind) in chain}
-    carried = profile.carried_after[-len(chain) :]
-    return replace(profile, chain=chain, layers_apart=apart, feature_layers=(), carried_after=carried)
+    carried, features = profile.carried_after[-len(chain) :], profile.feature_layers if "vit" in chain else ()
+    return replace(profile, chain=chain, layers_apart=apart, feature_layers=features, carried_after=carried)
+
+
+def language_profile(profile: Profile) -> Profile:
+    """Return the profile of the links from word_embed on."""
+    return rest_profile(profile, profile.chain.index("word_embed"))
 
 
 def owners_by_bytes(sizes: list[float], ranks: int) -> tuple[int, ...]:

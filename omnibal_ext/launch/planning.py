@@ -163,7 +163,7 @@ class Planning:
         run_our_tool(self.tools / "profile_layers.py", flags, self.flags.json, trained)
 
     def _tower_flags(self) -> dict[str, Any]:
-        """The profiler's flags for a replicated vision tower; none if the tower will be cut."""
+        """The profiler's flags for a replicated tower; none if the tower will be cut."""
         flags, tensor = replica_flags(self.flags), self.flags.tensor_model_parallel_size
         if flags and tensor > 1 and not self.flags.analytic:
             flags["--tower-profile"] = self.run_dir / "tower_profile.json"

@@ -11,7 +11,7 @@ from numba import njit
 
 from omnibal_ext.arrays import Ints
 from omnibal_ext.layout.state import CHUNK, MICROBATCH, Costs, State, board_of, stages_of, step_seconds
-from omnibal_ext.layout.tables import KIND_OF_WAY
+from omnibal_ext.layout.tables import KIND_OF_OPTION
 from omnibal_ext.packing.random_bits import below
 from omnibal_ext.schedules.weaving import NONE
 
@@ -33,10 +33,10 @@ def changed(
 ) -> State:  # pragma: no cover - compiled
     """The state with one thing changed; `holds`, `offered` and `ahead` as of `Costs`."""
     if what == ENCODERS:
-        places = state.places.copy()
-        _change_parts(state.places, places, state.kinds.shape[1], ahead, seed, at)
-        return State(state.kinds, state.orders, state.edges, state.again, places)
-    new = State(state.kinds.copy(), state.orders.copy(), state.edges.copy(), state.again.copy(), state.places)
+        insertions = state.insertions.copy()
+        _change_parts(state.insertions, insertions, state.kinds.shape[1], ahead, seed, at)
+        return State(state.kinds, state.orders, state.edges, state.again, insertions)
+    new = State(state.kinds.copy(), state.orders.copy(), state.edges.copy(), state.again.copy(), state.insertions)
     dice = below(1000 if what == LAYOUTS else 1000 - CUTS - RECOMPUTED, seed, at)
     if dice < ORDERS:
         _exchange(new.orders, seed, at + 1)
@@ -47,8 +47,8 @@ def changed(
             _move_cuts(new.edges, seed, at + 1)
         if dice >= 1000 - RECOMPUTED or below(2, seed, at + 5) == 0:
             for draw in range(at + 6, at + 6 + 3 * (1 + below(2, seed, at + 12)), 3):
-                stage, way = below(new.again.shape[0], seed, draw), below(offered.size, seed, draw + 1)
-                new.again[stage, offered[way]] += 2 * below(2, seed, draw + 2) - 1
+                stage, option = below(new.again.shape[0], seed, draw), below(offered.size, seed, draw + 1)
+                new.again[stage, offered[option]] += 2 * below(2, seed, draw + 2) - 1
         _limit(new, holds)
     return new
 
@@ -61,15 +61,15 @@ def same_layers(state: State, other: State) -> bool:  # pragma: no cover - compi
 
 @njit(cache=True)
 def _limit(state: State, holds: Ints) -> None:  # pragma: no cover - compiled
-    """Recompute no more layers than there are: first count those recomputed whole, which come last in `WAYS`."""
-    stages, ways = state.again.shape
+    """Recompute no more layers than there are: first count those recomputed whole, which come last in `OPTIONS`."""
+    stages, options = state.again.shape
     for stage in range(stages):
-        for way in range(ways - 1, -1, -1):
-            left = holds[way, state.edges[stage + 1]] - holds[way, state.edges[stage]]
-            for other in range(way + 1, ways):
-                if KIND_OF_WAY[other] == KIND_OF_WAY[way]:
+        for option in range(options - 1, -1, -1):
+            left = holds[option, state.edges[stage + 1]] - holds[option, state.edges[stage]]
+            for other in range(option + 1, options):
+                if KIND_OF_OPTION[other] == KIND_OF_OPTION[option]:
                     left -= state.again[stage, other]
-            state.again[stage, way] = max(0, min(state.again[stage, way], left))
+            state.again[stage, option] = max(0, min(state.again[stage, option], left))
 
 
 @njit(cache=True)
@@ -125,9 +125,9 @@ def _move_cuts(edges: Ints, seed: int, at: int) -> None:  # pragma: no cover - c
 
 @njit(cache=True)
 def _change_parts(
-    places: Ints, new: Ints, length: int, ahead: bool, seed: int, at: int
+    insertions: Ints, new: Ints, length: int, ahead: bool, seed: int, at: int
 ) -> None:  # pragma: no cover - compiled
-    ranks, microbatches = places.shape[1], places.shape[2]
+    ranks, microbatches = insertions.shape[1], insertions.shape[2]
     dice, microbatch, rank = below(1000, seed, at), below(microbatches, seed, at + 1), below(ranks, seed, at + 2)
     if dice < DEALS:
         whole, other = below(4, seed, at + 3) == 0, below(ranks, seed, at + 4)
@@ -138,7 +138,7 @@ def _change_parts(
     if dice < DEALS + EXCHANGES:
         other = min(microbatches - 1, microbatch + 1 + below(4, seed, at + 3))
         for r in range(ranks):
-            mine, theirs = places[0, r, microbatch] != NONE, places[0, r, other] != NONE
+            mine, theirs = insertions[0, r, microbatch] != NONE, insertions[0, r, other] != NONE
             if mine != theirs:
                 _deal(new, r, microbatch, theirs, length, below(1 << 20, seed, at + 5), ahead)
                 _deal(new, r, other, mine, length, below(1 << 20, seed, at + 6), ahead)
@@ -146,48 +146,48 @@ def _change_parts(
     of = 0 if ahead else below(2, seed, at + 3)
     by = (1 + below(1 << below(FURTHEST_PART, seed, at + 4), seed, at + 5)) * (2 * below(2, seed, at + 6) - 1)
     together = dice < DEALS + EXCHANGES + TOGETHER
-    while not together and places[0, rank, microbatch] == NONE:
+    while not together and insertions[0, rank, microbatch] == NONE:
         rank = (rank + 1) % ranks
     for m in range(microbatch, min(microbatches, microbatch + (ranks if together else 1))):
         for r in range(ranks):
-            if (together or r == rank) and places[of, r, m] != NONE:
-                _put(new, of, r, m, min(max(places[of, r, m] + by, 0), length))
+            if (together or r == rank) and insertions[of, r, m] != NONE:
+                _put(new, of, r, m, min(max(insertions[of, r, m] + by, 0), length))
 
 
 @njit(cache=True)
 def _deal(
-    places: Ints, rank: int, microbatch: int, has: bool, length: int, dice: int, ahead: bool
+    insertions: Ints, rank: int, microbatch: int, has: bool, length: int, dice: int, ahead: bool
 ) -> None:  # pragma: no cover - compiled
     """Have a rank encode a microbatch, at a position between its neighbours', or no longer."""
-    if has == (places[0, rank, microbatch] != NONE):
+    if has == (insertions[0, rank, microbatch] != NONE):
         return
     for of in range(1 if ahead else 2):
         if not has:
-            places[of, rank, microbatch] = NONE
+            insertions[of, rank, microbatch] = NONE
             continue
         low, high = 0, length
         for m in range(microbatch - 1, -1, -1):
-            if places[of, rank, m] != NONE:
-                low = places[of, rank, m]
+            if insertions[of, rank, m] != NONE:
+                low = insertions[of, rank, m]
                 break
-        for m in range(microbatch + 1, places.shape[2]):
-            if places[of, rank, m] != NONE:
-                high = places[of, rank, m]
+        for m in range(microbatch + 1, insertions.shape[2]):
+            if insertions[of, rank, m] != NONE:
+                high = insertions[of, rank, m]
                 break
-        places[of, rank, microbatch] = low + dice % (high - low + 1)
+        insertions[of, rank, microbatch] = low + dice % (high - low + 1)
 
 
 @njit(cache=True)
-def _put(places: Ints, of: int, rank: int, microbatch: int, place: int) -> None:  # pragma: no cover - compiled
+def _put(insertions: Ints, of: int, rank: int, microbatch: int, point: int) -> None:  # pragma: no cover - compiled
     """Move one, and with it those before or after it that would be out of order."""
-    for m in range(places.shape[2]):
-        here = places[of, rank, m]
+    for m in range(insertions.shape[2]):
+        here = insertions[of, rank, m]
         if here == NONE:
             continue
         if m == microbatch:
-            places[of, rank, m] = place
+            insertions[of, rank, m] = point
         else:
-            places[of, rank, m] = min(here, place) if m < microbatch else max(here, place)
+            insertions[of, rank, m] = min(here, point) if m < microbatch else max(here, point)
 
 
 @njit(cache=True)
@@ -213,7 +213,7 @@ def anneal(
             if here < least:
                 best, best_stages, least = state, stages, here
     step_seconds(best, best_stages, costs, board, changes)
-    return State(board.kinds, best.orders, best.edges, best.again, best.places), least
+    return State(board.kinds, best.orders, best.edges, best.again, best.insertions), least
 
 
 @njit(cache=True)

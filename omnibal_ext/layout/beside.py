@@ -1,12 +1,12 @@
 """A replicated tower, as a layout problem knows it: what its E and V take on every microbatch, and its bytes.
 
-The images of a pack are divided among the pipeline ranks that encode it and their tensor ranks. The planner does not
-know sizes of images: it takes them to be equal, of about `TowerCosts.unit` tiles each, and every rank to take as long
-as the one that gets most.
+The images and sounds of a pack are divided among the pipeline ranks that encode it and their tensor ranks. The planner
+does not know their sizes: it takes them to be alike (`TowerCosts.units`), and every rank to take as long as the one
+that gets most.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.costs.profile import PackSizes, Profile
-from omnibal_ext.costs.tower import TowerCosts
+from omnibal_ext.costs.tower import Load, TowerCosts
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.schedules.simulate import Encoding
 
@@ -35,12 +35,12 @@ class TowerBeside:
     """[iterations, data-parallel ranks, microbatches]; None: every microbatch fills the budget."""
 
     @cached_property
-    def tiles(self) -> Floats:
+    def whole(self) -> Load:
         """float64 [cases, microbatches]: of whole packs."""
-        count = len(self.tower.parts)
-        if self.packs is None:
-            return np.full((1, count), float(self.costs.profile.vit_budget))
-        return self.packs.tiles.reshape(-1, count).astype(np.float64)
+        count, packs = len(self.tower.parts), self.packs
+        if packs is None:
+            return {size: np.full((1, count), budget) for size, budget in self.costs.budgets.items()}
+        return {size: packs.of(size).reshape(-1, count).astype(np.float64) for size in self.costs.budgets}
 
     @property
     def tensor(self) -> int:
@@ -56,23 +56,28 @@ class TowerBeside:
         return found
 
     @cached_property
-    def loads(self) -> Floats:
-        """float64 [cases, microbatches]: tiles of the worker who gets most of a pack."""
-        return largest_share(self.tiles, self.encodes.sum(axis=0) * self.tensor, self.costs.unit)
+    def loads(self) -> Load:
+        """float64 [cases, microbatches]: of the worker who gets most of a pack."""
+        return largest_share(self.costs, self.whole, self.encodes.sum(axis=0) * self.tensor)
+
+    @cached_property
+    def is_needed(self) -> NDArray[np.bool_]:
+        """bool [cases, microbatches]: whether a pack has anything to encode."""
+        return np.any([load > 0 for load in self.loads.values()], axis=0)
 
     @cached_property
     def seconds(self) -> Floats:
         """float64 [2, cases, ranks, microbatches]: of E and V."""
         found = part_seconds(self.costs, self.loads, self.tower)
-        action = self.profile.action_seconds * (self.loads > 0)
+        action = self.profile.action_seconds * self.is_needed
         return np.asarray((found + action)[:, :, None] * self.encodes)
 
     @cached_property
     def hops(self) -> Floats:
         """float64 [cases, microbatches]: what a part's output is on its way."""
         profile = self.profile
-        carried = profile.transfer_seconds_per_byte * self.costs.output_bytes * self.loads
-        return np.asarray(np.where(self.loads > 0, profile.transfer_latency_seconds + carried, 0.0))
+        seconds = profile.transfer_latency_seconds + self.costs.transfer_seconds(self.loads)
+        return np.asarray(np.where(self.is_needed, seconds, 0.0))
 
     @cached_property
     def fixed_bytes(self) -> Floats:
@@ -91,18 +96,18 @@ class TowerBeside:
 
     def encoding(self, case: int) -> Encoding:
         """What the simulator needs, for one case (iteration x data-parallel rank)."""
-        loads = self.loads[case]
+        loads = {size: load[case] for size, load in self.loads.items()}
         kept, working = (
-            of_tile(self.tower.recompute) * loads * self.encodes
-            for of_tile in (self.costs.kept_bytes, self.costs.working_bytes)
+            self.costs.total(partial(of_unit, recompute=self.tower.recompute), loads) * self.encodes
+            for of_unit in (self.costs.kept_bytes, self.costs.working_bytes)
         )
-        waiting = self.costs.output_bytes * loads
+        waiting = self.costs.total(self.costs.output_bytes, loads)
         return Encoding(self.seconds[:, case], self.hops[case], kept, working, waiting, self.fixed_bytes, self.step)
 
     def pieces(self, kind: str, case: int, microbatch: int) -> list[tuple[str, Phase, float]]:
         """Of an E or V (part of the model, phase, seconds); the executor's own are of the part "other"."""
-        load = self.loads[case, microbatch]
-        executor = self.profile.action_seconds * float(load > 0)
+        load = {size: load[case, microbatch] for size, load in self.loads.items()}
+        executor = self.profile.action_seconds * float(self.is_needed[case, microbatch])
         other: tuple[str, Phase, float] = ("other", "forward" if kind == "E" else "backward", executor)
         if kind == "E":
             return [other, ("vit", "forward", float(self.costs.forward(load)))]
@@ -112,23 +117,22 @@ class TowerBeside:
 
     def mean_seconds(self) -> list[float]:
         """Of an E, and of a V."""
-        count = max(1, int(self.encodes.sum())) * len(self.tiles)
+        count = max(1, int(self.encodes.sum())) * len(self.is_needed)
         return [float(seconds.sum() / count) for seconds in self.seconds]
 
     def work_seconds(self) -> float:
         """All of a replica's work on whole packs, nothing run again, as one rank would do it: mean of the cases."""
-        seconds = self.costs.forward(self.tiles) + self.costs.backward(self.tiles) * self.costs.trained
+        seconds = self.costs.forward(self.whole) + self.costs.backward(self.whole) * self.costs.trained
         return float(seconds.sum(axis=1).mean() / self.tensor)
 
 
-def largest_share(tiles: Floats, workers: Ints | int, unit: float) -> Floats:
-    """Tiles of the worker who gets most when equal images of about `unit` tiles are divided; elementwise."""
-    images = np.maximum(1.0, np.round(tiles / unit))
-    return np.asarray(np.ceil(images / workers) * tiles / images)
+def largest_share(costs: TowerCosts, load: Load, workers: Ints | int) -> Load:
+    """Of packs, the load of the worker who gets most when their units, all alike, are divided; elementwise."""
+    units = costs.units(load)
+    return {size: np.asarray(np.ceil(units / workers) * amount / units) for size, amount in load.items()}
 
 
-def part_seconds(costs: TowerCosts, loads: Floats, tower: Tower) -> Floats:
-    """float64 [2, ...]: of E and V on so many tiles."""
-    whole = loads.astype(np.float64)
-    backward = costs.backward(whole, tower.recompute) if costs.trained else np.zeros_like(whole)
-    return np.stack([costs.forward(whole), backward])
+def part_seconds(costs: TowerCosts, loads: Load, tower: Tower) -> Floats:
+    """float64 [2, ...]: of E and V on these loads."""
+    forward = costs.forward(loads)
+    return np.stack([forward, costs.backward(loads, tower.recompute) if costs.trained else np.zeros_like(forward)])

@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.chain import KINDS
-from omnibal_ext.layout.tables import BY_KIND, COLUMNS, KIND_OF_WAY, SEEING, SEEING_WAYS
+from omnibal_ext.layout.tables import BY_KIND, COLUMNS, KIND_OF_OPTION, SEEING, SEEING_OPTIONS
 
 ROUNDING = 1e-9
 _BACKWARD = np.array([COLUMNS.index(kind) for kind in reversed(KINDS)])
 """Columns of the kinds from the chain's last to its first."""
-_WAYS_OF = np.array([ways for _, *ways in BY_KIND])
+_OPTIONS_OF = np.array([options for _, *options in BY_KIND])
 """[3, 2] Of ViT, of LLM and of audio layers: cheap outputs, whole layers."""
 _MOST_TOGETHER = 4096
 """Counts of audio layers times those of ViT layers in one stage; of more, some counts of audio layers are left out."""
 
 
 class StageBytes(NamedTuple):
-    """What says whether a rank with one stage fits; bytes by column of `tables`, or by way."""
+    """What says whether a rank with one stage fits; bytes by column of `tables`, or by option."""
 
     fixed: Floats
     kept: Floats
@@ -46,7 +46,7 @@ class StageBytes(NamedTuple):
 
 @register_jitable
 def on_top(held: Any, again: Any, kept: Floats, saved: Floats, split_backward: bool) -> Any:
-    """Bytes above the held ones while a stage's backward recomputes; of counts [columns, ...] and [ways, ...].
+    """Bytes above the held ones while a stage's backward recomputes; of counts [columns, ...] and [options, ...].
 
     Of each kind those recomputed whole come first in the stage, then those recomputed cheaply; and what comes after a
     layer is done with when it is recomputed (zero-bubble lists keep it for W). Cheap outputs are taken to be there all
@@ -54,25 +54,25 @@ def on_top(held: Any, again: Any, kept: Floats, saved: Floats, split_backward: b
     """
     after = 0.0 * again[0]
     most = after
-    for kind in _BACKWARD[: SEEING if len(again) == SEEING_WAYS else len(_BACKWARD)]:
+    for kind in _BACKWARD[: SEEING if len(again) == SEEING_OPTIONS else len(_BACKWARD)]:
         after = after + held[kind] * kept[kind]
-        for way in range(len(again)):
-            if KIND_OF_WAY[way] == kind:
-                after = after - again[way] * kept[kind]
-        for way in range(len(again)):
-            if KIND_OF_WAY[way] == kind:
-                most = np.maximum(most, (saved[way] - after * (not split_backward)) * (again[way] > 0))
-                after = after + again[way] * (kept[kind] - saved[way])
+        for option in range(len(again)):
+            if KIND_OF_OPTION[option] == kind:
+                after = after - again[option] * kept[kind]
+        for option in range(len(again)):
+            if KIND_OF_OPTION[option] == kind:
+                most = np.maximum(most, (saved[option] - after * (not split_backward)) * (again[option] > 0))
+                after = after + again[option] * (kept[kind] - saved[option])
     return most
 
 
 @njit(cache=True)
 def fits(stage: StageBytes, held: Ints, again: Ints) -> bool:  # pragma: no cover - compiled
-    """Whether a stage fits; counts [columns] and [ways]. As `LayoutProblem.bytes_of_counts` says."""
+    """Whether a stage fits; counts [columns] and [options]. As `LayoutProblem.bytes_of_counts` says."""
     fixed, kept, late = _nothing_recomputed(stage, held)
-    for way in range(again.size):
-        kept -= again[way] * stage.saved[way]
-        late -= again[way] * stage.saved_late[way]
+    for option in range(again.size):
+        kept -= again[option] * stage.saved[option]
+        late -= again[option] * stage.saved_late[option]
     most, transient = 0.0, on_top(held, again, stage.kept, stage.saved, stage.split_backward)
     for early, later in stage.between:
         most = max(most, early * kept + later * late)
@@ -94,19 +94,20 @@ def _nothing_recomputed(stage: StageBytes, held: Ints) -> tuple[float, float, fl
 
 @njit(cache=True)
 def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.bool_]) -> Ints:  # pragma: no cover
-    """Counts int64 [found, ways] that fit, none of which takes longer than another in all kinds; `seconds` [ways].
+    """Counts int64 [found, options] that fit, none of which takes longer than another in all kinds; of `seconds`
+    [options].
 
     1. Bring all counts of each kind into their order in time.
     2. For those of audio layers one after the other, and for those of the ViT: the first of the LLM that fits, if it
        takes less than any with as little of the other two. It is not among the first ones, of which none saves what is
        missing even if running again took no bytes.
     """
-    of_vit, of_llm, of_audio = _WAYS_OF[0], _WAYS_OF[1], _WAYS_OF[2]
-    vit = _in_time(held[KIND_OF_WAY[of_vit[0]]], seconds[of_vit], offered[of_vit])
-    llm = _in_time(held[KIND_OF_WAY[of_llm[0]]], seconds[of_llm], offered[of_llm])
+    of_vit, of_llm, of_audio = _OPTIONS_OF[0], _OPTIONS_OF[1], _OPTIONS_OF[2]
+    vit = _in_time(held[KIND_OF_OPTION[of_vit[0]]], seconds[of_vit], offered[of_vit])
+    llm = _in_time(held[KIND_OF_OPTION[of_llm[0]]], seconds[of_llm], offered[of_llm])
     audio = np.zeros((1, 2), dtype=np.int64)
-    if seconds.size > SEEING_WAYS and held[KIND_OF_WAY[of_audio[0]]]:
-        audio = _in_time(held[KIND_OF_WAY[of_audio[0]]], seconds[of_audio], offered[of_audio])
+    if seconds.size > SEEING_OPTIONS and held[KIND_OF_OPTION[of_audio[0]]]:
+        audio = _in_time(held[KIND_OF_OPTION[of_audio[0]]], seconds[of_audio], offered[of_audio])
         audio = audio[:: 1 + len(audio) * len(vit) // _MOST_TOGETHER] if len(vit) > 1 else audio
     most_saved, nothing_saved = _most_saved(stage, llm, of_llm), _missing(stage, held)
     found, least = [], np.full(len(vit), np.inf)
@@ -151,20 +152,20 @@ def _missing(stage: StageBytes, held: Ints) -> Floats:  # pragma: no cover - com
 
 
 @njit(cache=True)
-def _saved(stage: StageBytes, moment: int, counts: Ints, ways: Ints) -> float:  # pragma: no cover - compiled
+def _saved(stage: StageBytes, moment: int, counts: Ints, options: Ints) -> float:  # pragma: no cover - compiled
     early, later, saved = stage.between[moment, 0], stage.between[moment, 1], 0.0
-    for place in range(ways.size):
-        saved += counts[place] * (early * stage.saved[ways[place]] + later * stage.saved_late[ways[place]])
+    for place in range(options.size):
+        saved += counts[place] * (early * stage.saved[options[place]] + later * stage.saved_late[options[place]])
     return saved
 
 
 @njit(cache=True)
-def _most_saved(stage: StageBytes, counts: Ints, ways: Ints) -> Floats:  # pragma: no cover - compiled
+def _most_saved(stage: StageBytes, counts: Ints, options: Ints) -> Floats:  # pragma: no cover - compiled
     """[vectors, counts] The most that counts up to each save at every moment between actions."""
     most = np.zeros((len(stage.between), len(counts)))
     for moment in range(len(stage.between)):
         for i in range(len(counts)):
-            saved = _saved(stage, moment, counts[i], ways)
+            saved = _saved(stage, moment, counts[i], options)
             most[moment, i] = max(saved, most[moment, i - 1]) if i else saved
     return most
 

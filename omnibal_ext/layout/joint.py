@@ -78,7 +78,8 @@ class RankOptions:
         return len(self._known)
 
     def of(self, rank: int, held: Ints) -> list[Ints]:
-        """int64 [chunks, ways] each, least time added first; none if the rank cannot fit. `held` [chunks, columns]."""
+        """int64 [chunks, options] each, least time added first; none if the rank cannot fit. `held`: [chunks,
+        columns]."""
         key = (rank, held.tobytes())
         if key not in self._known:
             self._known[key] = self._of_one_stage(rank, held) if len(held) == 1 else self._of_many_stages(rank, held)
@@ -96,36 +97,36 @@ class RankOptions:
         if not fitting.any():
             return []
         again = added[int(fitting.argmax())]
-        for chunk, way in reversed(self._axes(rank, held)):
-            less = np.repeat(again[None], again[chunk, way] + 1, axis=0)
-            less[:, chunk, way] = np.arange(again[chunk, way], -1, -1)
+        for chunk, option in reversed(self._axes(rank, held)):
+            less = np.repeat(again[None], again[chunk, option] + 1, axis=0)
+            less[:, chunk, option] = np.arange(again[chunk, option], -1, -1)
             again = less[int(self._fits(rank, held, less).cumprod().sum()) - 1]
         return [again]
 
     def _added(self, rank: int, held: Ints) -> list[Ints]:
         """Nothing, then a layer more each time."""
-        again = np.zeros((len(held), len(self.problem.kind_of_way)), dtype=np.int64)
+        again = np.zeros((len(held), len(self.problem.kind_of_option)), dtype=np.int64)
         added = [again.copy()]
-        kinds, whole = self.problem.kind_of_way, self.problem.whole
-        for chunk, way in self._axes(rank, held):
-            layers = held[chunk, kinds[way]]
-            (other,) = np.flatnonzero((kinds[way] == kinds) & (whole[way] != whole))
-            most = layers if whole[way] else layers - again[chunk, other]
+        kinds, whole = self.problem.kind_of_option, self.problem.whole
+        for chunk, option in self._axes(rank, held):
+            layers = held[chunk, kinds[option]]
+            (other,) = np.flatnonzero((kinds[option] == kinds) & (whole[option] != whole))
+            most = layers if whole[option] else layers - again[chunk, other]
             for count in range(1, int(most) + 1):
-                again[chunk, way] = count
+                again[chunk, option] = count
                 again[chunk, other] = min(again[chunk, other], layers - count)
                 added.append(again.copy())
         return added
 
     def _axes(self, rank: int, held: Ints) -> list[tuple[int, int]]:
-        """(chunk, way) of what can be recomputed, that first which gives back most bytes a second."""
+        """(chunk, option) of what can be recomputed, that first which gives back most bytes a second."""
         tables, in_flight = self.problem.tables, self.problem.held[rank].max(axis=0)
         gains = in_flight[:, None] * tables.saved / np.maximum(self._seconds, 1e-300)
-        axes = np.argwhere(held[:, self.problem.kind_of_way] * tables.offered).tolist()
-        return sorted(((chunk, way) for chunk, way in axes), key=lambda axis: -float(gains[axis]))
+        axes = np.argwhere(held[:, self.problem.kind_of_option] * tables.offered).tolist()
+        return sorted(((chunk, option) for chunk, option in axes), key=lambda axis: -float(gains[axis]))
 
     def _fits(self, rank: int, held: Ints, counts: Ints) -> NDArray[np.bool_]:
-        """Of counts [many, chunks, ways]: bool [many]."""
+        """Of counts [many, chunks, options]: bool [many]."""
         return np.asarray(self.problem.bytes_of_counts(rank, held, counts) <= self.problem.memory_bytes)
 
 
@@ -159,7 +160,7 @@ class _Search:
         """Seconds of counted work so far; deadlines are of this clock."""
         self.a_play = A_CALL + AN_ACTION * len(problem.program.listed) * problem.cases[0] * problem.cases[1]
         self.options, self.stages = RankOptions(problem), problem.stages
-        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(problem.kind_of_way)), dtype=np.int64))
+        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(problem.kind_of_option)), dtype=np.int64))
         self.seen: dict[Edges, _Best] = {}
         self.moves = list(self._moves())
         seconds = (problem.tables.forward + problem.tables.backward).sum(axis=2)
@@ -208,7 +209,7 @@ class _Search:
         return self.problem.step_seconds_of_counts(held, again, edges)
 
     def _short_bytes(self, rank: int, held: Ints) -> float:
-        everything = held[:, self.problem.kind_of_way] * self.problem.whole
+        everything = held[:, self.problem.kind_of_option] * self.problem.whole
         return max(1.0, self.problem.rank_bytes(rank, held, everything) - self.problem.memory_bytes)
 
     def walk(self, start: Edges, until: float) -> None:

@@ -89,8 +89,8 @@ def state_of(problem: LayoutProblem, layout: Layout) -> State:
     schedule = problem.schedule
     kinds = np.array([["FBW".index(action.kind) for action in actions] for actions in schedule])
     orders = [[[(a.microbatch, a.chunk) for a in actions if a.kind == k] for k in "FB"] for actions in schedule]
-    again, places = problem.counts(layout)[1], np.full((2, problem.ranks, problem.microbatches), NONE)
-    return State(kinds, np.array(orders).transpose(0, 1, 3, 2).copy(), np.array(layout.edges), again, places)
+    again, insertions = problem.counts(layout)[1], np.full((2, problem.ranks, problem.microbatches), NONE)
+    return State(kinds, np.array(orders).transpose(0, 1, 3, 2).copy(), np.array(layout.edges), again, insertions)
 
 
 def _lists(state: State) -> Schedule:
@@ -113,7 +113,7 @@ def costs_of(problem: LayoutProblem) -> Costs:
         parts=np.zeros((1, 2, *again.shape[1:])),
         hops=np.zeros((1, *again.shape[1:])),
         step=prefix_sums(problem.per_layer(t.step)),
-        holds=np.stack([prefix_sums((kinds == kind).astype(np.int64)) for kind in problem.kind_of_way]),
+        holds=np.stack([prefix_sums((kinds == kind).astype(np.int64)) for kind in problem.kind_of_option]),
         bytes=np.stack([prefix_sums(problem.per_layer(one)) for one in (t.fixed, t.kept, t.late)]),
         received=problem.received @ t.kept,
         saved=np.stack([t.saved, t.saved_late]),

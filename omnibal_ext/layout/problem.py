@@ -24,13 +24,13 @@ from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.frontier import StageBytes, on_top
 from omnibal_ext.layout.tables import (
     BY_KIND,
-    KIND_OF_WAY,
+    KIND_OF_OPTION,
     WHOLE,
     KindTables,
     kind_tables,
     kinds_of,
+    options_of,
     prefix_sums,
-    ways_of,
 )
 from omnibal_ext.schedules.actions import BACKWARD, ENCODE, Schedule
 from omnibal_ext.schedules.clock import Seconds, last_ends, moved_bytes
@@ -138,17 +138,17 @@ class LayoutProblem:
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of the first columns."""
-        return kinds_of(self.profile.chain)
+        return kinds_of(self.profile)
 
     @cached_property
-    def kind_of_way(self) -> Ints:
-        """[ways] The column of each of the chain's ways to recompute (`tables.WAYS`)."""
-        return KIND_OF_WAY[: ways_of(self.profile.chain)]
+    def kind_of_option(self) -> Ints:
+        """[options] The column of each of the chain's options to recompute (`tables.OPTIONS`)."""
+        return KIND_OF_OPTION[: options_of(self.profile)]
 
     @cached_property
     def whole(self) -> NDArray[np.bool_]:
-        """[ways] Which of them are whole layers."""
-        return WHOLE[: len(self.kind_of_way)]
+        """[options] Which of them are whole layers."""
+        return WHOLE[: len(self.kind_of_option)]
 
     @cached_property
     def cases(self) -> tuple[int, int]:
@@ -183,14 +183,14 @@ class LayoutProblem:
         return [vectors.sum(axis=1) for vectors, *_ in self.moments]
 
     def counts(self, layout: Layout) -> tuple[Ints, Ints]:
-        """int64 [stages, columns]: layers of each kind a stage holds (and features it receives); [stages, ways]: those
-        that it recomputes in each way."""
+        """int64 [stages, columns]: layers of each kind a stage holds (and features it receives); [stages, options]:
+        those that it recomputes by each option."""
         held = self.slices(layout.edges)
-        again = np.zeros((len(held), len(self.kind_of_way)), dtype=np.int64)
+        again = np.zeros((len(held), len(self.kind_of_option)), dtype=np.int64)
         for whole, of_stages in ((True, layout.recompute), (False, layout.recompute_cheap)):
             for s, ids in enumerate(of_stages):
                 kinds = self.kind_ids[list(ids)]
-                again[s] += ((kinds[:, None] == self.kind_of_way) & (whole == self.whole)).sum(axis=0)
+                again[s] += ((kinds[:, None] == self.kind_of_option) & (whole == self.whole)).sum(axis=0)
         return held, again
 
     def slices(self, edges: Sequence[int]) -> Ints:
@@ -245,7 +245,7 @@ class LayoutProblem:
         return float(self.bytes_of_counts(rank, held, again[None])[0])
 
     def bytes_of_counts(self, rank: int, held: Ints, again: Ints) -> Floats:
-        """Peak bytes of a rank for many recompute counts int64 [many, chunks, ways] of its stages: float64 [many].
+        """Peak bytes of a rank for many recompute counts int64 [many, chunks, options] of its stages: float64 [many].
 
         Overhead + weights + the worst of all moments: its microbatches x bytes kept, and in a chunk's B the layer that
         is being run again.
@@ -271,7 +271,7 @@ class LayoutProblem:
         return found
 
     def transient(self, held: Ints, again: Ints) -> Floats:
-        """Bytes above the held ones while a stage's backward recomputes; counts [..., columns], [..., ways] ->
+        """Bytes above the held ones while a stage's backward recomputes; counts [..., columns], [..., options] ->
         float64 [...]. See `frontier.on_top`."""
         t, split = self.tables, self.program.split_backward
         return np.asarray(on_top(np.moveaxis(held, -1, 0), np.moveaxis(again, -1, 0), t.kept, t.saved, split))
@@ -284,17 +284,17 @@ class LayoutProblem:
         return [self.rank_bytes(rank, held[mine], again[mine]) for rank, mine in enumerate(self.placement.stages_of)]
 
     def layout(self, edges: Sequence[int], again: Ints) -> Layout:
-        """The layout behind recompute counts int64 [stages, ways]: of a kind, the stage's first layers are recomputed
-        whole, and those that follow cheaply."""
+        """The layout behind recompute counts int64 [stages, options]: of a kind, the stage's first layers are
+        recomputed whole, and those that follow cheaply."""
         found = []
         for counts, (first, end) in zip(again.tolist(), pairwise(edges), strict=True):
             whole: list[int] = []
             cheap: list[int] = []
-            for kind, cheap_way, whole_way in BY_KIND:
+            for kind, cheap_option, whole_option in BY_KIND:
                 ids = [i for i in range(first, end) if self.kind_ids[i] == kind]
                 if ids:
-                    whole += ids[: counts[whole_way]]
-                    cheap += ids[counts[whole_way] :][: counts[cheap_way]]
+                    whole += ids[: counts[whole_option]]
+                    cheap += ids[counts[whole_option] :][: counts[cheap_option]]
             found.append((tuple(sorted(whole)), tuple(sorted(cheap))))
         whole_of_stages, cheap_of_stages = zip(*found, strict=True)
         return Layout(tuple(edges), whole_of_stages, cheap_of_stages if any(cheap_of_stages) else ())
@@ -310,7 +310,7 @@ class LayoutProblem:
         return self._slowest(self._case_seconds(held, again, layout.edges))
 
     def step_seconds_of_counts(self, held: Ints, again: Ints, edges: Sequence[int]) -> float:
-        """`step_seconds` from int64 [stages, columns] and [stages, ways] counts and the cuts."""
+        """`step_seconds` from int64 [stages, columns] and [stages, options] counts and the cuts."""
         return self.over_cases(self._case_seconds(held, again, edges))
 
     def _case_seconds(self, held: Ints, again: Ints, edges: Sequence[int]) -> Floats:
@@ -331,7 +331,7 @@ class LayoutProblem:
         """float64 [3, stages]: seconds in which a host launches F, B and W; counts as `counts` gives them."""
         t = self.tables
         forward = held @ t.host_forward
-        backward = held @ t.host_backward + again @ (t.host_forward[self.kind_of_way] * self.whole)
+        backward = held @ t.host_backward + again @ (t.host_forward[self.kind_of_option] * self.whole)
         return np.stack([forward, backward, np.zeros_like(forward)]) + self.profile.host_action_seconds
 
     def over_cases(self, seconds: Floats) -> float:
@@ -348,8 +348,8 @@ class LayoutProblem:
         t = self.tables
         at = [table[:, case] for table in (t.forward, t.backward, t.recompute, t.weight, t.load)]
         forward, backward, recompute, weight, load = at
-        kept = (held * t.kept) @ load - (again * t.saved) @ load[self.kind_of_way]
-        late = (held * t.late) @ load - (again * t.saved_late) @ load[self.kind_of_way]
+        kept = (held * t.kept) @ load - (again * t.saved) @ load[self.kind_of_option]
+        late = (held * t.late) @ load - (again * t.saved_late) @ load[self.kind_of_option]
         transient = self.transient(held, again)
         action, places = self.profile.action_seconds, map(self.placement.rank_and_chunk, range(self.stages))
         once_a_rank = np.array([chunk == 0 for _, chunk in places])

@@ -28,46 +28,46 @@ def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
 
     On each rank, one number of ViT, of LLM and of audio layers for each of its stages:
     1. Try nothing recomputed, then one layer, then two, ...; of equal totals first what saves most bytes. (With several
-       chunks there are too many ways: there each further layer is the one that saves most bytes in flight.)
+       chunks there are too many combinations: there each further layer is the one that saves most bytes in flight.)
     2. Take the first that fits.
     """
     held, everything = problem.counts(_everything(problem, edges))
     again = np.zeros_like(everything)
     for rank, mine in enumerate(problem.placement.stages_of):
-        ways = _ways_of_one_stage if problem.chunks == 1 else _ways_of_many_stages
-        for way in ways(problem, rank, everything[mine]):
-            if problem.rank_bytes(rank, held[mine], way) <= problem.memory_bytes:
-                again[mine] = way
+        candidates = _counts_of_one_stage if problem.chunks == 1 else _counts_of_many_stages
+        for counts in candidates(problem, rank, everything[mine]):
+            if problem.rank_bytes(rank, held[mine], counts) <= problem.memory_bytes:
+                again[mine] = counts
                 break
         else:
             _refuse_misfits(problem, _everything(problem, edges))
     return problem.layout(edges, again)
 
 
-def _ways_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
-    """All recompute counts int64 [1, ways], fewest layers first."""
-    ways = np.flatnonzero(problem.whole)
-    saved = problem.tables.saved[ways].tolist()
-    numbers = product(*(range(count + 1) for count in most[0, ways].tolist()))
-    for counts in sorted(numbers, key=lambda n: (sum(n), -sum(a * b for a, b in zip(n, saved, strict=True)))):
-        way = np.zeros_like(most)
-        way[0, ways] = counts
-        yield way
+def _counts_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
+    """All recompute counts int64 [1, options], fewest layers first."""
+    options = np.flatnonzero(problem.whole)
+    saved = problem.tables.saved[options].tolist()
+    numbers = product(*(range(count + 1) for count in most[0, options].tolist()))
+    for values in sorted(numbers, key=lambda n: (sum(n), -sum(a * b for a, b in zip(n, saved, strict=True)))):
+        counts = np.zeros_like(most)
+        counts[0, options] = values
+        yield counts
 
 
-def _ways_of_many_stages(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
-    """Recompute counts int64 [chunks, ways], one more layer each time, the one that saves most bytes in flight."""
-    way = np.zeros_like(most)
+def _counts_of_many_stages(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
+    """Recompute counts int64 [chunks, options], one more layer each time, the one that saves most bytes in flight."""
+    counts = np.zeros_like(most)
     in_flight = problem.held[rank].max(axis=0)
     order = sorted(
         ((chunk, kind) for chunk in range(problem.chunks) for kind in np.flatnonzero(problem.whole)),
-        key=lambda place: -in_flight[place[0]] * problem.tables.saved[place[1]],
+        key=lambda one: -in_flight[one[0]] * problem.tables.saved[one[1]],
     )
-    yield way.copy()
+    yield counts.copy()
     for chunk, kind in order:
         for _ in range(most[chunk, kind]):
-            way[chunk, kind] += 1
-            yield way.copy()
+            counts[chunk, kind] += 1
+            yield counts.copy()
 
 
 def _everything(problem: LayoutProblem, edges: Edges) -> Layout:

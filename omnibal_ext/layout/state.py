@@ -29,8 +29,8 @@ class State(NamedTuple):
     edges: Ints
     """[stages + 1] Stage s holds layers edges[s] .. edges[s + 1] - 1."""
     again: Ints
-    """[stages, ways] Layers that are recomputed, see `tables.WAYS`."""
-    places: Ints
+    """[stages, options] Layers that are recomputed, see `tables.OPTIONS`."""
+    insertions: Ints
     """[2, ranks, microbatches] After how many of `kinds` E and V of a tower run; `NONE`: not on this rank."""
 
 
@@ -40,7 +40,7 @@ class Costs(NamedTuple):
     seconds: Floats
     """[3, layers + 1, microbatches, cases] Prefix sums of F, B and W."""
     again: Floats
-    """[ways, microbatches, cases] What recomputing a layer takes."""
+    """[options, microbatches, cases] What recomputing a layer takes."""
     transfers: Floats
     """[layers, microbatches, cases] Carrying a layer's output."""
     parts: Floats
@@ -50,13 +50,13 @@ class Costs(NamedTuple):
     step: Floats
     """[layers + 1] Prefix sums of seconds once an iteration."""
     holds: Ints
-    """[ways, layers + 1] Prefix sums: layers of the way's kind."""
+    """[options, layers + 1] Prefix sums: layers of the option's kind."""
     bytes: Floats
     """[3, layers + 1] Prefix sums: fixed, kept from F to B, and from B to W."""
     received: Floats
     """[layers + 1] Bytes kept of features that a stage receives which begins with each layer."""
     saved: Floats
-    """[2, ways] (kept, late) bytes that recomputing a layer saves."""
+    """[2, options] (kept, late) bytes that recomputing a layer saves."""
     encoded: Floats
     """[ranks] Bytes from E to V where so many ranks (less one) share a microbatch."""
     room: Floats
@@ -68,7 +68,7 @@ class Costs(NamedTuple):
     stages_of: Ints
     """[ranks, chunks]"""
     offered: Ints
-    """The ways to choose from."""
+    """The options to choose from."""
     action_seconds: float
     split: bool
     """Whether W are apart from B."""
@@ -129,18 +129,18 @@ def stages_of(state: State, costs: Costs) -> Stages:  # pragma: no cover - compi
                 for kind in range(3):
                     of_kind = costs.seconds[kind, end, m, case] - costs.seconds[kind, first, m, case]
                     seconds[kind, stage, m, case] = of_kind + costs.action_seconds
-                for way in range(costs.again.shape[0]):
-                    seconds[BACKWARD, stage, m, case] += state.again[stage, way] * costs.again[way, m, case]
+                for option in range(costs.again.shape[0]):
+                    seconds[BACKWARD, stage, m, case] += state.again[stage, option] * costs.again[option, m, case]
                 transfers[stage, m, case] = costs.transfers[end - 1, m, case]
         room[rank] -= costs.bytes[0, end] - costs.bytes[0, first]
         step[rank] += costs.step[end] - costs.step[first]
         kept = costs.bytes[1, end] - costs.bytes[1, first] + costs.received[first]
         late = costs.bytes[2, end] - costs.bytes[2, first]
-        for way in range(costs.again.shape[0]):
-            kept -= state.again[stage, way] * costs.saved[0, way]
-            late -= state.again[stage, way] * costs.saved[1, way]
-            if state.again[stage, way]:
-                needs[BACKWARD, stage] = max(needs[BACKWARD, stage], costs.saved[0, way])
+        for option in range(costs.again.shape[0]):
+            kept -= state.again[stage, option] * costs.saved[0, option]
+            late -= state.again[stage, option] * costs.saved[1, option]
+            if state.again[stage, option]:
+                needs[BACKWARD, stage] = max(needs[BACKWARD, stage], costs.saved[0, option])
         taken[FORWARD, stage], taken[BACKWARD, stage], taken[WEIGHT, stage] = moved_bytes(kept, late)
         for kind in range(3):
             needs[kind, stage] = max(needs[kind, stage], taken[kind, stage])
@@ -156,7 +156,7 @@ def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer
     Where lists of a split backward leave out W, they are filled in: a rank does its oldest W where it would wait for
     another rank (judged by case 0 alone), or lacks the bytes for its next action.
     """
-    kinds, orders, _, _, places = state  # in names of their own: tuples' arrays are counted at every use
+    kinds, orders, _, _, insertions = state  # in names of their own: tuples' arrays are counted at every use
     seconds, transfers, taken, needs, room, step = stages
     done, ends, listed = board
     parts, hops, encoded, ranks_of, on_rank = costs.parts, costs.hops, costs.encoded, costs.ranks_of, costs.stages_of
@@ -168,8 +168,8 @@ def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer
     left, moved = listed.size, True
     for rank in range(ranks):
         for m in range(microbatches):
-            sharing[m] += places[0, rank, m] != NONE
-            left += (places[0, rank, m] != NONE) + (places[1, rank, m] != NONE)
+            sharing[m] += insertions[0, rank, m] != NONE
+            left += (insertions[0, rank, m] != NONE) + (insertions[1, rank, m] != NONE)
     while moved:
         moved = False
         for rank in range(ranks):
@@ -177,12 +177,12 @@ def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer
             at = count - filling * seen[rank, WEIGHT]
             while True:
                 for of in range(2):
-                    while nexts[of, rank] < microbatches and places[of, rank, nexts[of, rank]] == NONE:
+                    while nexts[of, rank] < microbatches and insertions[of, rank, nexts[of, rank]] == NONE:
                         nexts[of, rank] += 1
                 e, v = nexts[0, rank], nexts[1, rank]
-                e_place = places[0, rank, e] if e < microbatches else length + 1
-                v_place = places[1, rank, v] if v < microbatches else length + 1
-                if e_place <= at and e_place <= v_place:
+                e_point = insertions[0, rank, e] if e < microbatches else length + 1
+                v_point = insertions[1, rank, v] if v < microbatches else length + 1
+                if e_point <= at and e_point <= v_point:
                     held[rank] += encoded[sharing[e] - 1]
                     if held[rank] > room[rank]:
                         return np.inf
@@ -192,7 +192,7 @@ def step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer
                         features[e, case] = max(features[e, case], clock[rank, case] + hop)
                     made[e] += 1
                     nexts[0, rank] += 1
-                elif v_place <= at:
+                elif v_point <= at:
                     if done[BACKWARD, 0, v] != number:
                         break
                     if e <= v:

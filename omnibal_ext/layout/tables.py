@@ -4,12 +4,11 @@ A stage is a row of counts (`columns_of`): its layers of each kind; then the fea
 the output of a layer, each of which takes as many bytes as that output until its backward; and its layers that differ
 from the first of their kind (`Profile.layers_apart`), whose column has what such a layer takes more, or less.
 
-What of a stage is recomputed is a row of counts too, one for each of `WAYS`: a level and a kind of layer.
+What of a stage is recomputed is a row of counts too, one for each of `OPTIONS`: a level and a kind of layer.
 
     kept < cheap (outputs of norms and of the activation function) < whole (everything but the layer's input)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -22,22 +21,24 @@ from omnibal_ext.chain import AUDIO_KINDS, LANGUAGE_KINDS, RECOMPUTABLE_KINDS, V
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 
 COLUMNS = (*VISION_KINDS, *LANGUAGE_KINDS, *AUDIO_KINDS)
-"""Kinds by column. Models that do not hear have the first `SEEING` only, and the first `SEEING_WAYS` of `WAYS`."""
+"""Kinds by column. Models that do not hear have the first `SEEING` only, and `SEEING_OPTIONS` of `OPTIONS`."""
 LEVELS = ("cheap", "whole")
-WAYS = (*product(LEVELS, ("vit", "llm")), *product(LEVELS, ("audio",)))
-SEEING, SEEING_WAYS = 6, 4
-KIND_OF_WAY = np.array([COLUMNS.index(kind) for _, kind in WAYS])
-"""[ways] The column of each."""
-WHOLE = np.array([level == "whole" for level, _ in WAYS])
-"""[ways] Which of them are whole layers."""
-BY_KIND = tuple((COLUMNS.index(k), WAYS.index(("cheap", k)), WAYS.index(("whole", k))) for k in RECOMPUTABLE_KINDS)
-"""Of the kinds that are recomputed the column, and their ways."""
+OPTIONS = (*product(LEVELS, ("vit", "llm")), *product(LEVELS, ("audio",)))
+SEEING, SEEING_OPTIONS = 6, 4
+KIND_OF_OPTION = np.array([COLUMNS.index(kind) for _, kind in OPTIONS])
+"""[options] The column of each."""
+WHOLE = np.array([level == "whole" for level, _ in OPTIONS])
+"""[options] Which of them are whole layers."""
+BY_KIND = tuple(
+    (COLUMNS.index(k), OPTIONS.index(("cheap", k)), OPTIONS.index(("whole", k))) for k in RECOMPUTABLE_KINDS
+)
+"""Of the kinds that are recomputed the column, and their options."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindTables:
     """Costs by column (`columns_of`), seconds float64 [columns, cases, microbatches] and bytes
-    float64 [columns]; what recomputation takes and saves by way, [ways, ...]."""
+    float64 [columns]; what recomputation takes and saves by option, [options, ...]."""
 
     forward: Floats
     backward: Floats
@@ -59,22 +60,22 @@ class KindTables:
     """Of what is kept, by a layer recomputed."""
     saved_late: Floats
     offered: NDArray[np.bool_]
-    """[ways] What the profile has figures of; whole layers always."""
+    """[options] What the profile has figures of; whole layers always."""
 
 
-def kinds_of(chain: Sequence[str]) -> tuple[str, ...]:
+def kinds_of(profile: Profile) -> tuple[str, ...]:
     """The kinds that have columns."""
-    return COLUMNS[:SEEING] if set(AUDIO_KINDS).isdisjoint(chain) else COLUMNS
+    return COLUMNS if any(profile.sounds_after) else COLUMNS[:SEEING]
 
 
-def ways_of(chain: Sequence[str]) -> int:
-    """The number of `WAYS` that the chain has."""
-    return SEEING_WAYS if set(AUDIO_KINDS).isdisjoint(chain) else len(WAYS)
+def options_of(profile: Profile) -> int:
+    """The number of `OPTIONS` that the chain has."""
+    return len(OPTIONS) if any(profile.sounds_after) else SEEING_OPTIONS
 
 
 def columns_of(profile: Profile) -> tuple[str, ...]:
     """The kind in the chain that each column of the tables is of."""
-    kinds = kinds_of(profile.chain)
+    kinds = kinds_of(profile)
     return (*kinds, *kinds, *map(chain_kind, profile.layers_apart))
 
 
@@ -85,7 +86,7 @@ def prefix_sums(per_layer: NDArray) -> NDArray:
 
 def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool) -> KindTables:
     """The tables for packs int64 [iterations, data-parallel ranks, microbatches]; without, all fill both budgets."""
-    profile, kinds = _alike(profile), kinds_of(profile.chain)
+    profile, kinds = _alike(profile), kinds_of(profile)
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in kinds]
     rows += [_received(profile, row, kind) for row, kind in zip(rows, kinds, strict=True)]
     plain = dict(zip(kinds, rows, strict=False))
@@ -96,9 +97,9 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
         rows[column] = (*rows[column][:-1], rows[column][-1] + again)
         rows.append(more)
     *by_column, again = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
-    ways = [_way(profile.layers.get(kind), level) for level, kind in WAYS[: ways_of(profile.chain)]]
-    shares, saved, saved_late, offered = (np.array(values) for values in zip(*ways, strict=True))
-    recompute = again[KIND_OF_WAY[: len(ways)]] * shares[:, None, None]
+    options = [_option(profile.layers.get(kind), level) for level, kind in OPTIONS[: options_of(profile)]]
+    shares, saved, saved_late, offered = (np.array(values) for values in zip(*options, strict=True))
+    recompute = again[KIND_OF_OPTION[: len(options)]] * shares[:, None, None]
     figures: list[Any] = [*by_column, recompute, saved, saved_late, offered]
     return KindTables(*figures)
 
@@ -113,7 +114,7 @@ def _alike(profile: Profile) -> Profile:
     return replace(profile, layers=profile.layers | {kind: replace(cost, **alike) for kind, cost in pair.items()})
 
 
-def _way(cost: LayerCost | None, level: str) -> tuple[float, float, float, bool]:
+def _option(cost: LayerCost | None, level: str) -> tuple[float, float, float, bool]:
     """Of recomputing a layer so: seconds over those of the whole layer, bytes saved of the kept and of the late ones,
     whether it may be chosen. Cheap outputs may where they give back bytes."""
     if cost is None:

@@ -56,7 +56,7 @@ def contributions(problem: LayoutProblem, layout: Layout, index: PackedIndex, ra
     """Return predicted samples per second by setup, from random batches with cuts by parameters and full recomputation
     to the plan, adding one kind of balance at a time.
 
-    Setups that exceed the memory are left out. A replicated vision tower counts as part of the plan's cuts.
+    Setups that exceed the memory are left out. A replicated tower counts as part of the plan's cuts.
     """
     ours = replace(problem, packs=packs_of_index(index, problem.profile, problem.microbatches, 8))
     cut = replace(ours, profile=problem.whole_profile, beside=None, lists=None) if problem.beside else ours

@@ -170,7 +170,7 @@ def faster_data(timeline: Timeline) -> Change | None:
 def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
     """Simulated gains of other schedules, twice the microbatches and no recomputation; the best first.
 
-    With a replicated vision tower only the last: the others need a new plan.
+    With a replicated tower only the last: the others need a new plan.
     """
     now, found = problem.step_seconds(layout), []
     can_reschedule = problem.ranks > 1 and problem.beside is None
@@ -194,7 +194,7 @@ def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
 
 
 def _keeping_all(problem: LayoutProblem) -> LayoutProblem:
-    """The problem without recomputation in a replicated vision tower."""
+    """The problem without recomputation in a replicated tower."""
     beside = problem.beside
     if beside is None or not beside.tower.recompute:
         return problem

@@ -191,7 +191,7 @@ def against_profile(plan: Plan, profile: Profile, records: Sequence[Mapping[str,
     timeline.jsonl); predictions are for the packs of these iterations.
 
     Separate weight gradients (W) are recorded without parts: they are divided among the parts as predicted. A
-    replicated vision tower is predicted as one part: its projector counts as "vit".
+    replicated tower is predicted as one part: its projector counts as "vit".
     """
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for record in records:

@@ -15,10 +15,10 @@ import numpy as np
 from omnibal_ext.chain import KINDS, TIMED_PART_OF
 from omnibal_ext.costs.corrected import EXCHANGE, OTHER
 from omnibal_ext.costs.profile import PackSizes, Profile
-from omnibal_ext.costs.tower import TowerCosts, language_profile
+from omnibal_ext.costs.tower import TowerCosts, rest_profile
 from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import KIND_OF_WAY, KindTables, columns_of, kind_tables
+from omnibal_ext.layout.tables import KIND_OF_OPTION, KindTables, columns_of, kind_tables
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import VISION, Action, Beside, givers
 from omnibal_ext.schedules.placement import Placement
@@ -92,7 +92,7 @@ class Timeline:
     lanes: tuple[Lane, ...]
     placement: Placement
     beside: Beside | None = None
-    """Where the replicated vision tower is encoded; None: there is none."""
+    """Where the replicated tower is encoded; None: there is none."""
 
     @property
     def seconds(self) -> float:
@@ -133,9 +133,11 @@ def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutP
     memory = float("inf") if plan.memory_gib is None else plan.memory_gib * GIB
     beside = None
     if plan.tower:
-        beside = TowerBeside(plan.tower, TowerCosts.of(profile), profile, plan.pipeline_model_parallel_size, packs)
+        beside = TowerBeside(
+            plan.tower, TowerCosts.of(profile, plan.tower.links), profile, plan.pipeline_model_parallel_size, packs
+        )
     return LayoutProblem(
-        language_profile(profile) if beside else profile,
+        rest_profile(profile, plan.tower.links if plan.tower else 0),
         plan.pipeline_model_parallel_size,
         plan.num_microbatches,
         plan.virtual_pipeline_model_parallel_size,
@@ -207,7 +209,7 @@ class _ActionSplit:
             return self._by_part(t.weight, self.held[stage], action, "weight", KINDS[::-1])
         seconds = t.backward - t.weight if self.split else t.backward
         by_kind = np.zeros_like(t.forward)
-        np.add.at(by_kind, KIND_OF_WAY[: len(t.recompute)], t.recompute * self.recomputed[stage][:, None, None])
+        np.add.at(by_kind, KIND_OF_OPTION[: len(t.recompute)], t.recompute * self.recomputed[stage][:, None, None])
         recompute = self._by_part(by_kind, 1, action, "recompute", KINDS[::-1])
         back = self._by_part(seconds, self.held[stage], action, "backward", KINDS[::-1])
         parts = dict.fromkeys(piece.part for piece in (*back, *recompute))

@@ -5,7 +5,7 @@ A stage is one contiguous slice of the layer chain; a `Placement` says which (ra
 F waits for the F of its microbatch one stage earlier; B for that microbatch's F on its own stage and its B one stage
 later; W for the B of its own stage. In lists without W, B computes the gradients of inputs and of weights together.
 
-With a replicated vision tower (`Beside`), several ranks may each encode some images of a microbatch, their part of it:
+With a replicated tower (`Beside`), several ranks may each encode some images of a microbatch, their part of it:
 
     rank 0   E0.0 F0.0 E1.0 F1.0 B0.0 V0.0 B1.0 V1.0       E3.1: rank 1 encodes its part of microbatch 3
     rank 1   E0.1 F0.0 E1.1 B0.0 F1.0 V0.1 B1.0 V1.1       V3.1: the backward of that part

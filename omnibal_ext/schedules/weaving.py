@@ -5,8 +5,8 @@
     rank 0   E0 E1 | F0 F1    B0 B1    | V0 V1        `in_time`, or searched:  E0 F0 E1 F1    B0 V0 B1 V1
     rank 1   E0 E1 |    F0 B0 F1 B1    | V0 V1                             E0 E1 F0 B0 V0 F1 B1 V1
 
-The place of an E or V is the number of the rank's language actions before it. These keep their order, and the E of a
-rank, and its V, go in the order of microbatches.
+The insertion point of an E or V is the number of the rank's language actions before it. These keep their order, and
+the E of a rank, and its V, go in the order of microbatches.
 """
 
 from collections import deque
@@ -19,18 +19,18 @@ from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import compile_schedule
 
 NONE = -1
-"""The place of a part that a rank does not have."""
+"""The insertion point of a part that a rank does not have."""
 
 
-def woven(schedule: Schedule, places: Ints) -> Schedule:
-    """The language model's lists with E and V at their places int64 [2, ranks, microbatches]: behind so many actions of
-    the rank, or `NONE`. Of one place E go first, in the order of microbatches."""
+def woven(schedule: Schedule, insertions: Ints) -> Schedule:
+    """The language model's lists with E and V at their insertion points int64 [2, ranks, microbatches]: behind so many
+    actions of the rank, or `NONE`. Of one point E go first, in the order of microbatches."""
     lists: Schedule = []
     for rank, actions in enumerate(schedule):
-        parts = sorted((places[of, rank, m], of, m) for of, m in np.argwhere(places[:, rank] != NONE).tolist())
+        parts = sorted((insertions[of, rank, m], of, m) for of, m in np.argwhere(insertions[:, rank] != NONE).tolist())
         lists.append(list(actions))
-        for place, of, m in reversed(parts):
-            lists[rank].insert(place, Action(VISION[of], m, rank))
+        for point, of, m in reversed(parts):
+            lists[rank].insert(point, Action(VISION[of], m, rank))
     return lists
 
 
@@ -77,6 +77,6 @@ def with_encoding(schedule: Schedule, beside: Beside) -> Schedule:
 
 
 def _at(beside: Beside, e: Ints, v: Ints) -> Ints:
-    """The places of E and V, [ranks, microbatches] or [ranks, 1], where ranks have parts."""
+    """The insertion points of E and V, [ranks, microbatches] or [ranks, 1], where ranks have parts."""
     encodes = np.array([[rank in ranks for ranks in beside.parts] for rank in range(len(e))])
     return np.stack([np.where(encodes, e, NONE), np.where(encodes & (not beside.ahead), v, NONE)])

@@ -104,19 +104,26 @@ def parts_of(plan: Plan, packs: Sequence[Microbatch]) -> Iterator[Microbatch]:
 def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     """This rank's part of a pack's images."""
     assert plan.tower is not None
-    units, parts = (
-        tuple(map(prod, pack.grids)) or (1,) * pack.tiles,
-        plan.tower.parts[microbatch % len(plan.tower.parts)],
-    )
+    parts, sizes = plan.tower.parts[microbatch % len(plan.tower.parts)], plan.tower.sizes
+    units = (tuple(map(prod, pack.grids)) or (1,) * pack.tiles) if "tiles" in sizes else ()
+    heard = pack.sounds if "frames" in sizes else ()
+    costs = (*units, *(plan.tower.tiles_per_frame * sum(sample) for sample in heard))
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
-    dealt = assign_units(units, microbatch, parts, parallel_state.get_tensor_model_parallel_world_size())
+    workers = assign_units(costs, microbatch, parts, parallel_state.get_tensor_model_parallel_world_size())
     worker = parts.index(here) * parallel_state.get_tensor_model_parallel_world_size() + tensor if here in parts else -1
-    own = [one == worker for one in dealt]
+    own, own_sounds = ([one == worker for one in some] for some in (workers[: len(units)], workers[len(units) :]))
     rows = torch.tensor([one for one, size in zip(own, units, strict=True) for _ in range(size)], dtype=torch.bool)
     assert pack.pixels is not None
+    frames = torch.tensor(
+        [one for one, sample in zip(own_sounds, heard, strict=True) for _ in range(sum(sample))], dtype=torch.bool
+    )
     return Microbatch(
-        tiles=int(rows.sum()), lengths=(), samples=pack.samples, useful_tokens=0, pixels=pack.pixels[rows],
+        tiles=int(rows.sum()), lengths=(), samples=pack.samples, useful_tokens=0,
+        pixels=pack.pixels[rows] if units else None,
         grids=tuple(grid for grid, one in zip(pack.grids, own, strict=False) if one),
+        sounds=tuple(sample if one else () for one, sample in zip(own_sounds, heard, strict=True)),
+        mels=None if pack.mels is None or not heard else pack.mels[frames],
+        heard=heard,
         pack=pack.pack,
         units=units,
         encodes=tuple(own),

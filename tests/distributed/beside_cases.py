@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from omnibal_ext.chain import gradient_mode
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, gradient_mode, sizes_of
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.schedules.actions import Action, Schedule
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import compile_schedule
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
-from tests.distributed.cases import LAYERLESS, PACKS, REDUCTIONS, Case, Question, spread
+from tests.distributed.cases import HEARING, LAYERLESS, PACKS, REDUCTIONS, Case, Question, spread
 
 MODELS = ("small", "wide_norm", "native", "features", "gemma", "gemma_4_inputs", "tied")
 FREEZE = ((), (), (), ("vit",), ("projector",), ("llm",), ("vit", "projector"), ("vit", "projector"))
@@ -22,6 +22,8 @@ SCHEDULES = (
 )  # fmt: skip
 KEPT = ("kept", "recomputed")
 MODES = ("first", "bubbles")
+ENDS = ("word_embed", "patch_embed")
+"""Of models that hear, both encoders are beside the pipeline, or that of sounds alone."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +37,26 @@ class Beside:
     everyone: bool
     """All ranks encode all microbatches; else some of them."""
     microbatches: int
+    end: str = "word_embed"
+    """The link before which the tower ends."""
 
     def plan(self, chain: tuple[str, ...], ranks: int, tensor: int) -> Plan:
         """Cuts behind the tower, owners, parts and lists drawn; the same for both modes."""
         generator, case = random.Random(self.case.seed), self.case
-        links, stages = chain.index("word_embed"), ranks * case.chunks
+        links, stages = chain.index(self.end), ranks * case.chunks
         edges = (links, *sorted(generator.sample(range(links + 1, len(chain)), stages - 1)), len(chain))
         whole = case.plan(chain, ranks)
         made = tuple(case._stage(chain, *slice_, generator) for slice_ in pairwise(edges))
         plan = replace(whole, stages=made, num_microbatches=self.microbatches, tensor_model_parallel_size=tensor)
+        layers = [link for link in range(links) if chain[link] in RECOMPUTABLE_KINDS]
         tower = Tower(
             links,
             tuple(generator.randrange(ranks * tensor) for _ in range(links)),
             tuple(self._ranks(ranks, generator) for _ in range(self.microbatches)),
             self.mode_of(plan),
-            tuple(sorted(generator.sample(range(1, links - 1), min(2, links - 2))))
-            if self.kept == "recomputed"
-            else (),
+            tuple(sorted(generator.sample(layers, min(2, len(layers))))) if self.kept == "recomputed" else (),
+            sizes_of(chain[:links]),
+            generator.uniform(0.1, 3) if "audio" in chain else 1.0,
         )
         lists = woven(case.schedule, case.chunks, ranks, tower, generator)
         words = tuple(" ".join(action.word for action in actions) for actions in lists)
@@ -116,17 +121,22 @@ class Launch:
     count: int
     layerless: int = 0
     """Cases more, of the model without a ViT."""
+    hearing: int = 0
+    """Cases more, of models that hear: with both `ENDS`."""
     is_long: bool = False
     """Run by `scripts/test.sh --long` alone: another launch has its ranks, and more."""
 
     def cases(self) -> list[Beside]:
         """Cases in which every value of every dimension comes up about equally often."""
         generator = random.Random(self.seed)
+        asked = questions(self.seed, self.hearing, HEARING) if self.hearing else []
         bare = [replace(one, model=LAYERLESS, adapted=()) for one in questions(0, 12)]
-        return [
+        found = [
             *self._drawn(questions(self.seed, self.count), self.count, generator),
             *self._drawn(bare, self.layerless, generator),
         ]
+        heard = self._drawn(asked, self.hearing, generator) if asked else []
+        return [*found, *(replace(case, end=ENDS[number % 2]) for number, case in enumerate(heard))]
 
     def _drawn(self, questions: Sequence[Question], count: int, generator: random.Random) -> list[Beside]:
         schedules = (
@@ -152,24 +162,24 @@ class Launch:
 PACK_COUNTS = {"all": 8, "text only": 4, "image only": 4, "one of many": 4, "short": 2}
 
 
-def questions(seed: int, count: int) -> list[Question]:
+def questions(seed: int, count: int, models: Sequence[str] = MODELS) -> list[Question]:
     """Questions in which every value of every dimension comes up about equally often; some of adapters."""
     generator = random.Random(seed)
-    columns = (spread(values, count, generator) for values in (MODELS, FREEZE, PACKS, REDUCTIONS))
+    columns = (spread(values, count, generator) for values in (models, FREEZE, PACKS, REDUCTIONS))
     found = [Question(*row) for row in zip(*columns, strict=True)]
     adapted = [replace(one, freeze=(), adapted=(ADAPTED[n % 2],)) for n, one in enumerate(found[: count // 6])]
     return [*adapted, *found[count // 6 :]]
 
 
 LAUNCHES = {
-    "one rank": Launch(1, 1, 1, seed=41, count=10),
-    "pipeline": Launch(2, 1, 2, seed=42, count=12, is_long=True),
-    "tensor": Launch(2, 2, 1, seed=43, count=12, is_long=True),
+    "one rank": Launch(1, 1, 1, seed=41, count=10, hearing=4),
+    "pipeline": Launch(2, 1, 2, seed=42, count=12, hearing=8, is_long=True),
+    "tensor": Launch(2, 2, 1, seed=43, count=12, hearing=8, is_long=True),
     "data": Launch(2, 1, 1, seed=44, count=10, is_long=True),
-    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=7, layerless=2),
-    "data and pipeline": Launch(4, 1, 2, seed=46, count=8, is_long=True),
-    "long pipeline": Launch(4, 1, 4, seed=47, count=14, is_long=True),
-    "data and tensor": Launch(4, 2, 1, seed=48, count=6),
+    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=7, layerless=2, hearing=6),
+    "data and pipeline": Launch(4, 1, 2, seed=46, count=8, hearing=6, is_long=True),
+    "long pipeline": Launch(4, 1, 4, seed=47, count=14, hearing=8, is_long=True),
+    "data and tensor": Launch(4, 2, 1, seed=48, count=6, hearing=4),
 }
 LAUNCHES |= {
     f"{name}, more": replace(launch, seed=launch.seed + 200, count=2 * launch.count, is_long=True)

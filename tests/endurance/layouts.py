@@ -107,7 +107,8 @@ def drawn(seed: int) -> Draw:
     )
     kind = draw.choice((beside_cases.Beside, beside_draws.OneRank))
     microbatches = beside_cases.PACK_COUNTS[packs] // ranks.data
-    how = draw.choice(beside_cases.MODES), draw.choice(beside_cases.KEPT), draw.random() < 0.5, microbatches
+    end = draw.choice(beside_cases.ENDS) if model in cases.HEARING else beside_cases.ENDS[0]
+    how = draw.choice(beside_cases.MODES), draw.choice(beside_cases.KEPT), draw.random() < 0.5, microbatches, end
     return Draw(ranks, case, kind(case, *how) if is_replicated else None, draw.choice(DROPOUT))
 
 

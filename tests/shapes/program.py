@@ -189,7 +189,7 @@ def held_until_w(module: Any, forward: Callable[[], Any]) -> int:
     gradients, aside = WeightGradients(), list[Late]()
     gradients.attach(module)
     out = forward()
-    with gradients.put_aside(aside):
+    with gradients.delaying(aside):
         if out.requires_grad:
             out.backward(torch.empty_like(out))
     storages = [tensor.untyped_storage() for late in aside for tensor in late.held]

@@ -6,10 +6,10 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from omnibal_ext.image_assignment import assign_units
+from omnibal_ext.image_assignment import assign_units, unit_costs
 
 
-def loads(units: list[int], workers: tuple[int, ...], count: int) -> list[int]:
+def loads(units: list[float], workers: tuple[int, ...], count: int) -> list[float]:
     return [sum(cost for cost, one in zip(units, workers, strict=True) if one == worker) for worker in range(count)]
 
 
@@ -41,6 +41,15 @@ def test_leftovers_go_round() -> None:
     """Five tiles of each of eight microbatches over eight workers: each worker has five."""
     workers = Counter(worker for m in range(8) for worker in assign_units([1] * 5, m, (0, 1, 2, 3), 2))
     assert workers == Counter(dict.fromkeys(range(8), 5))
+
+
+def test_sounds_are_assigned_with_images_by_what_they_cost() -> None:
+    """A mel frame takes half as long as a tile: sounds of 16 and 6 frames beside images of 8, 3 and 5 tiles."""
+    costs = unit_costs((8, 3, 5), ((10, 6), (), (6,)), 0.5)
+    assert costs == (8, 3, 5, 8.0, 0.0, 3.0)
+    workers = assign_units(costs, 0, (0, 1, 2), 1)
+    assert sorted(loads([*costs], workers, 3)) == [8, 8, 11]
+    assert unit_costs((8, 3, 5), (), 0.5) == (8, 3, 5)
 
 
 def test_a_pack_without_images_has_no_units_to_assign() -> None:

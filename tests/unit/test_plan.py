@@ -107,8 +107,8 @@ def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_n
         ({"parts": ((1, 0), (1,))}, {}, r"parts of microbatch 0 are \[1, 0\]; .* from 0 to 1, ascending"),
         ({"parts": ((0, 1), (2,))}, {}, r"parts of microbatch 1 are \[2\]"),
         ({"parts": ((0, 1), (0, 1))}, {}, r"rank 0 never does E\(microbatch 1, part 0\)"),
-        ({"recompute": (0,)}, {}, "recompute names link 0, which is no ViT layer"),
-        ({"recompute": (6,)}, {}, "recompute names link 6, which is no ViT layer"),
+        ({"recompute": (0,)}, {}, "recompute names link 0, which is no encoder's layer"),
+        ({"recompute": (6,)}, {}, "recompute names link 6, which is no encoder's layer"),
         ({"mode": "ahead"}, {}, "some of it is trained"),
         ({}, {"frozen": ("vit", "projector")}, "all of it is frozen"),
         ({}, {"lists": ()}, "needs lists of actions"),
@@ -120,10 +120,17 @@ def test_a_tower_that_cannot_be_is_refused(tower: dict[str, Any], fields: dict[s
         _beside(dataclasses.replace(TOWER, **tower), **fields)
 
 
-def test_a_tower_that_hears_is_refused() -> None:
-    hears = dataclasses.replace(TOWER, links=8, owners=(0,) * 8)
-    with pytest.raises(UserError, match="a model that hears, it can only be cut"):
-        hears.validate(layer_chain(3, 2, 1), (2, 1), 2, (), ())
+def test_a_tower_that_hears_ends_behind_either_encoder_and_says_which_it_has() -> None:
+    chain = layer_chain(3, 2, 1)
+    for links, sizes in ((8, ("frames", "tiles")), (3, ("frames",))):
+        hears = dataclasses.replace(TOWER, links=links, owners=(0,) * links, sizes=sizes, recompute=(1,))
+        hears.validate(chain, (2, 1), 2, (), ())
+        assert Tower.from_record(hears.to_record(), chain) == hears
+        with pytest.raises(UserError, match=f"sizes are tiles, but its links need {' '.join(sizes)}"):
+            dataclasses.replace(hears, sizes=("tiles",)).validate(chain, (2, 1), 2, (), ())
+    with pytest.raises(UserError, match="before word_embed, link 8 or patch_embed, link 3"):
+        dataclasses.replace(TOWER, links=7, owners=(0,) * 7).validate(chain, (2, 1), 2, (), ())
+    assert not {"sizes", "tiles_per_frame"} & set(TOWER.to_record())
 
 
 def test_links_of_the_tower_are_on_no_stage(tmp_path: Path) -> None:

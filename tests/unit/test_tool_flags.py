@@ -17,7 +17,7 @@ from tests.unit.flags.test_numbers import edges
 from tools.__main__ import COMMANDS
 
 TOOLS = sorted(path.stem for path in Path(flags.__file__).parents[1].glob("tools/[a-z]*.py"))
-CHECKED_AS_READ = {"budgets", "schedule", "schedules", "widths"}
+CHECKED_AS_READ = {"budgets", "schedule", "tower", "schedules", "widths"}
 """What is checked, item by item, by what reads the text."""
 NEEDS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("tool_flags.json").read_text())
 """Of each tool what is said of a flag, and words in which one is refused so."""

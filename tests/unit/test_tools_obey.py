@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnibal_ext.layout import roads
 from omnibal_ext.layout import sweep as sweeping
+from omnibal_ext.layout import tower_layout
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
@@ -69,7 +69,7 @@ OF_A_PLAN: dict[str, tuple[str, str, Any]] = {
     "num_microbatches": ("--num-microbatches 6", "microbatches", 6),
     "memory_gib": ("--memory-gib 7.5", "memory_bytes", 7.5 * 2**30),
     "schedule": ("--schedule zb_h1", "schedule_name", "zb_h1"), "method": ("--method bmp", "method", "bmp"),
-    "tower": ("--tower auto", "road", "auto"), "recompute": ("--recompute full", "recompute", "full"),
+    "tower": ("--tower auto", "tower", "auto"), "recompute": ("--recompute full", "recompute", "full"),
     "radius": ("--radius 3", "radius", 3), "top_k": ("--top-k 5", "top_k", 5),
     "seconds": ("--seconds 0.5", "seconds", 0.5),
 }  # fmt: skip
@@ -78,7 +78,7 @@ OF_A_PLAN: dict[str, tuple[str, str, Any]] = {
 
 def given_for(words: str, folder: Path) -> dict[str, Any]:
     """What the planner is asked: the problem's fields, and the search's."""
-    found = given_to(roads.plan_road, plan_layout, lambda: plan_layout._planned(planned(words, folder)))
+    found = given_to(tower_layout.plan_tower, plan_layout, lambda: plan_layout._planned(planned(words, folder)))
     return vars(found.pop("problem")) | found
 
 

@@ -198,7 +198,7 @@ def _make_room(folder: Path, iteration: int, retain_interval: int | None) -> Non
     complete = [save for save in kept if (save.path / INTEGRITY).is_file()]
     for save in checkpoints.saves():
         if save not in kept:  # newer than the save the run resumed from, or interrupted
-            _set_superseded_aside(save)
+            _rename_superseded(save)
         elif retain_interval and save not in complete[:1] and save.iteration % retain_interval:
             shutil.rmtree(save.path, ignore_errors=True)
     if complete:
@@ -210,7 +210,7 @@ def _make_room(folder: Path, iteration: int, retain_interval: int | None) -> Non
             )
 
 
-def _set_superseded_aside(save: Save) -> None:
+def _rename_superseded(save: Save) -> None:
     """Rename a complete save, remove an incomplete one."""
     renamed = save.path.with_name(f"{save.path.name}{SUPERSEDED}")
     shutil.rmtree(renamed, ignore_errors=True)

@@ -104,7 +104,7 @@ class PackDataset(Dataset):
             sample_lengths=tuple(real) if self.needs.targets else (),
             pack=pack,
             sample_ids=tuple(sample.number for sample in samples),
-            sounds=_sounds(samples),
+            sounds=sounds_of(samples),
             **self._text(samples, lengths, width),
             **self._images(samples, lengths),
         )
@@ -175,7 +175,7 @@ class PackDataset(Dataset):
         }
 
 
-def _sounds(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
+def sounds_of(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
     """Mel frames of each sample's sounds; () if there are none."""
     found = tuple(tuple(sound.frames for sound in sample.sounds) for sample in samples)
     return found if any(found) else ()

@@ -129,9 +129,9 @@ class Chain:
 
     @cached_property
     def audio(self) -> TransformerConfig:
-        """Core's configuration of the audio encoder."""
+        """Core's configuration of the audio encoder: the ViT's, which Megatron puts no process groups into."""
         assert self.architecture.audio is not None
-        return vision_config(self.language, self.architecture.audio.as_vit)
+        return vision_config(self.vision, self.architecture.audio.as_vit)
 
     def _build(self, link: int, again: bool) -> torch.nn.Module:
         vision = self.architecture.vision
@@ -218,8 +218,7 @@ class Chain:
 
     def audio_tokens(self, batch: Microbatch) -> int:
         """LLM tokens of a pack's sounds."""
-        audio = self.architecture.audio
-        return sum(map(audio.tokens, batch.sound_frames)) if audio else 0
+        return self.architecture.audio_tokens(batch.sound_frames)
 
     def hidden_shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
         """Shape of the hidden states that enter `link`."""

@@ -1,6 +1,6 @@
-"""E and V, the forward and backward of a replicated tower: image tokens to the first stage, their gradients back.
+"""E and V, the forward and backward of a replicated tower: its tokens to the first stage, their gradients back.
 
-    E    take the rank's images of the pack, run the tower, send the image tokens
+    E    take the rank's images and sounds of the pack, run the tower, send the tokens
     F    of the first stage: receive from all ranks that encoded, put tokens into the pack's order
     B    of the first stage: send every rank the gradient of its tokens
     V    receive it, add the gradients of the tower's weights to the sums
@@ -25,7 +25,7 @@ from megatron.vlm.pipeline.communicator import IMAGE_GRADIENT, IMAGE_TOKENS, Com
 from megatron.vlm.pipeline.image_rows import ImageRows
 from megatron.vlm.pipeline.iteration import Iteration
 from megatron.vlm.pipeline.tower import Tower
-from omnibal_ext.image_assignment import assign_units, parts_of
+from omnibal_ext.image_assignment import assign_units, parts_of, unit_costs
 from omnibal_ext.schedules.actions import Action
 from omnibal_ext.schedules.program import Post
 
@@ -113,7 +113,7 @@ class Encoding:
         self._expect(made, microbatch)
         part = made.parts.pop(microbatch)
         with watch():
-            tokens = self.tower.encode(part, self.training, self._trains) if part.tiles else None
+            tokens = self.tower.encode(part, self.training, self._trains) if part.tiles or part.frames else None
         if tokens is not None:
             if self.here == self.first:
                 made.tokens[microbatch, self.here] = Receive(tokens.detach(), None)
@@ -185,9 +185,11 @@ class Encoding:
         while made.taken <= microbatch:
             pack, number, architecture = next(made.arrivals), made.taken, self.tower.chain.architecture
             parts, tensor_ranks = self._parts(number), self.group.size()
+            costs = unit_costs(pack.units, pack.heard, self.tower.plan.tiles_per_frame)
             made.rows[number] = ImageRows(
                 tuple(architecture.image_tokens(size) for size in pack.units),
-                assign_units(pack.units, number, parts, tensor_ranks),
+                tuple(map(architecture.audio_tokens, pack.heard)),
+                assign_units(costs, number, parts, tensor_ranks),
                 len(parts),
                 tensor_ranks,
                 architecture.streams,

@@ -1,10 +1,12 @@
-"""The order of a pack's image tokens, when several ranks have encoded its images.
+"""The order of a pack's image and audio tokens, when several ranks have encoded its images and sounds.
 
     units of the pack           0   1   2   3            their workers (part, tensor rank): 0.0  0.1  0.0  1.0
     part 0, tensor rank 0       0   2                    image tokens of its units, then their features
     part 0, tensor rank 1       1
     part 1, tensor rank 0       3
     enters the first stage      0   1   2   3            image tokens of the pack, then its features
+
+Audio tokens follow behind these, on every worker and in the first stage's input; they have no features.
 
 The first stage's pipeline rank receives the tokens of all parts, each tensor rank those of its number, and gathers them
 over the tensor ranks. Shapes follow from the pack's sizes and the plan, and are not exchanged.
@@ -25,12 +27,14 @@ from omnibal_ext.arrays import Ints
 
 @dataclass(frozen=True)
 class ImageRows:
-    """The rows of one pack's images."""
+    """The rows of one pack's images and sounds."""
 
     units: tuple[int, ...]
     """Rows of each unit of images."""
+    sounds: tuple[int, ...]
+    """Rows of each sample's sounds."""
     workers: tuple[int, ...]
-    """The worker that encodes each: part x tensor ranks + tensor rank."""
+    """The worker that encodes each of `units`, then of `sounds`: part x tensor ranks + tensor rank."""
     parts: int
     tensor_ranks: int
     copies: int
@@ -43,17 +47,22 @@ class ImageRows:
     @property
     def total(self) -> int:
         """Rows that enter the first stage."""
-        return self.copies * sum(self.units)
+        return self.copies * sum(self.units) + sum(self.sounds)
 
     @cached_property
     def _places(self) -> list[Ints]:
         """For every worker, the indices of its rows in the first stage's input, in the order in which it encodes."""
-        begins = np.cumsum([0, *self.units])
+        sizes, images = (*self.units, *self.sounds), sum(self.units)
         rows: list[list[Ints]] = [[] for _ in range(self.parts * self.tensor_ranks)]
-        for begin, count, worker in zip(begins, self.units, self.workers, strict=False):
+        for begin, count, worker in zip(np.cumsum([0, *sizes]), sizes, self.workers, strict=False):
             rows[worker].append(np.arange(begin, begin + count))
-        own = (np.concatenate([np.zeros(0, np.int64), *found]) for found in rows)
-        return [np.concatenate([copy * begins[-1] + found for copy in range(self.copies)]) for found in own]
+        return [self._with_features(np.concatenate([np.zeros(0, np.int64), *found]), images) for found in rows]
+
+    def _with_features(self, tokens: Ints, images: int) -> Ints:
+        """The rows of tokens numbered as if they had no features; the first `images` have."""
+        shown, heard = tokens[tokens < images], tokens[tokens >= images]
+        features = [copy * images + shown for copy in range(self.copies)]
+        return np.concatenate([*features, heard + (self.copies - 1) * images])
 
     def assemble(self, pieces: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
         """The first stage's input, from this tensor rank's rows of all parts. Collective over tensor ranks."""

@@ -196,8 +196,8 @@ class Iteration:
         if chunk.stage.has_backward:
             entering = flight.entering if chunk.stage.sends_gradient else None
             reduces = contextlib.nullcontext() if action in self.last else chunk.no_sync()
-            aside = self.weight_gradients.put_aside(flight.late) if self.split else contextlib.nullcontext()
-            with self.watch(action), reduces, aside:
+            delays = self.weight_gradients.delaying(flight.late) if self.split else contextlib.nullcontext()
+            with self.watch(action), reduces, delays:
                 input_gradient = schedules.backward_step(entering, flight.output, gradient, chunk.config)
             if chunk.stage.sends_gradient:
                 self._hand_on(action, input_gradient)

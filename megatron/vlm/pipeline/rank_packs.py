@@ -1,4 +1,4 @@
-"""What a rank reads in each iteration: the packs of its chunks, and with a replicated tower the images it encodes."""
+"""What a rank reads in each iteration: the packs of its chunks, and with a replicated tower what it encodes."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ from omnibal_ext.plan_tower import Tower
 
 
 class RankPacks:
-    """For one dataset: the packs of each of this rank's chunks and, with a replicated tower, its share of the images.
+    """For one dataset: the packs of each of this rank's chunks and, with a replicated tower, what it encodes.
 
     Keeps the numbers of an iteration's packs: a sample that cannot be read makes the iteration rerun.
     """
@@ -62,7 +62,8 @@ class RankPacks:
             )
         tensor = parallel_state.get_tensor_model_parallel_group()
         here = parallel_state.get_pipeline_model_parallel_rank()
-        encoder = EncoderRank(self.tower.parts, here, tensor.rank(), tensor.size())
+        tower = self.tower.sizes, self.tower.tiles_per_frame
+        encoder = EncoderRank(self.tower.parts, here, tensor.rank(), tensor.size(), *tower)
         self.images = ImageShardDataset(dataset.data, dataset.index, encoder)
         self.streams.append(microbatches(self.images, numbered(order, self.count), self.num_workers, self.reading))
 

@@ -1,6 +1,6 @@
 """A stage: a contiguous slice of the layer chain, as the module that Megatron wraps, trains and checkpoints."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.vit.native import Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
-from omnibal_ext.chain import AUDIO_KINDS, VISION_KINDS
+from omnibal_ext.chain import TOWER_KINDS, VISION_KINDS
 from omnibal_ext.schedules.placement import Placement
 
 
@@ -48,7 +48,7 @@ class Stage(MegatronModule):
         self.chain, self.first, self.end = chain, first, end
         self.recompute = frozenset(recompute)
         self.kinds = chain.kinds[first:end]
-        self.has_tower_links = not {*AUDIO_KINDS, *VISION_KINDS}.isdisjoint(self.kinds)
+        self.has_tower_links = not set(TOWER_KINDS).isdisjoint(self.kinds)
         # What Megatron asks of the modules it trains.
         self.vp_stage = vp_stage
         self.pg_collection = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
@@ -119,7 +119,8 @@ class Stage(MegatronModule):
                 begin_draws(self.chain.seed, batch, link)
             step = partial(_run, module, batch, views.get(self.chain.kinds[link], ()))
             if self.chain.passes_by(link, batch):
-                step = partial(_pass_by, module, self.chain.hidden_shape_before(link + 1, batch))
+                weights = [weight.detach() if self.chain.is_whole else weight for weight in module.parameters()]
+                step = partial(_pass_by, weights, self.chain.hidden_shape_before(link + 1, batch))
             elif link in recomputed:
                 step = partial(_recomputed, step, self.chain.gradient_mode(link) == "adapted")
             if self.chain.gradient_mode(link) == "idle":
@@ -171,12 +172,12 @@ def _recomputed(step: Callable[..., Any], is_adapted: bool, hidden: Any, *extras
     return tensor_parallel.checkpoint(step, False, hidden, *extras)
 
 
-def _pass_by(module: torch.nn.Module, shape: tuple[int, ...], hidden: Tensor | None, *_: Tensor) -> Tensor:
-    """The output of a tower's link for a pack without tiles: an empty tensor that depends on the input and weights.
-
-    So a data-parallel reduction that waits for the gradients of all weights does not hang.
+def _pass_by(weights: Sequence[Tensor], shape: tuple[int, ...], hidden: Tensor | None, *_: Tensor) -> Tensor:
+    """The output of a tower's link for a pack without tiles or sounds: an empty tensor that depends on the input and
+    weights. So a data-parallel reduction that waits for the gradients of all weights does not hang; a replicated
+    tower's copies, which none waits for, come detached.
     """
-    empty: Tensor = _Empty.apply(shape, *module.parameters(), *([] if hidden is None else [hidden]))
+    empty: Tensor = _Empty.apply(shape, *weights, *([] if hidden is None else [hidden]))
     return empty
 
 

@@ -1,4 +1,4 @@
-"""The replicated vision tower: every rank of a replica has copies of its links, and each link has one owner.
+"""The replicated tower: every rank of a replica has copies of its links, and each link has one owner.
 
     owner                                   all ranks of the replica
     weight in its Stage, trained, saved --> copy                     broadcast after every step of the optimizer

@@ -119,11 +119,11 @@ class WeightGradients:
     """Delays the weight gradients of the linear layers given to `attach`."""
 
     def __init__(self) -> None:
-        self._aside: list[Late] | None = None
+        self._late: list[Late] | None = None
         self._attached: WeakSet[torch.nn.Module] = WeakSet()
 
     def attach(self, module: torch.nn.Module) -> None:
-        """Make the linear layers in `module` delay their weight gradients inside `put_aside`."""
+        """Make the linear layers in `module` delay their weight gradients inside `delaying`."""
         for linear in module.modules():
             if linear in self._attached:
                 continue
@@ -139,20 +139,20 @@ class WeightGradients:
                 transformer_engine.when_put_off(linear, lambda layer, held: self.keep(Delayed(held, layer)))
 
     @contextmanager
-    def put_aside(self, late: list[Late]) -> Iterator[None]:
+    def delaying(self, late: list[Late]) -> Iterator[None]:
         """Inside, append to `late` the weight gradients that the backward pass delays."""
-        self._aside = late
+        self._late = late
         try:
             yield
         finally:
-            self._aside = None
+            self._late = None
 
     def keep(self, late: Late) -> None:
         """Called by the backward pass of a linear layer."""
-        if self._aside is None:
+        if self._late is None:
             accumulate([late])
         else:
-            self._aside.append(late)
+            self._late.append(late)
 
     def _multiply(
         self, original: Callable[..., Tensor], input: Tensor, weight: torch.nn.Parameter,

@@ -112,7 +112,7 @@ class SplitBackward:
 
     def _backward(self) -> None:
         late: list[Late] = []
-        with self.gradients.put_aside(late):
+        with self.gradients.delaying(late):
             self.in_flight.pop(0).backward()
         self.pending.append(late)
 

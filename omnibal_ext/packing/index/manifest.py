@@ -111,6 +111,6 @@ def _check_widths(manifest: dict[str, Any], version: int) -> None:
     if not all(has):
         raise UserError(f"is of version {WIDE} and lacks {needed[has.index(False)]}")
     check_widths(manifest["widths"], manifest["data_parallel_size"])
-    batch, seats = manifest["global_batch"], manifest["epoch_seats"]
-    if len(seats) != len(manifest["epoch_packs"]) or any(count % batch for count in seats):
-        raise UserError(f"epoch_seats are {seats}, which must be whole iterations of {batch} for each epoch")
+    batch, slots = manifest["global_batch"], manifest["epoch_seats"]
+    if len(slots) != len(manifest["epoch_packs"]) or any(count % batch for count in slots):
+        raise UserError(f"epoch_seats are {slots}, which must be whole iterations of {batch} for each epoch")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.image_shard import ImageShardDataset
 from megatron.vlm.data.loader import Needs, PackDataset, microbatches
 from megatron.vlm.data.manifest import read_sounds
 from megatron.vlm.data.media.mel import SoundRule
@@ -28,7 +30,9 @@ from megatron.vlm.preprocessing.model_recipe import recipe_of as recipe_of_choic
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from omnibal_ext.architectures.audio import AudioArchitecture
+from omnibal_ext.chain import Size
 from omnibal_ext.errors import UserError
+from omnibal_ext.image_assignment import EncoderRank, assign_units
 from tests.demo import dataset_of, turns
 from tests.unit.data.clips import noise, tar_of
 from tests.unit.data.noises import TURNS, chirp, write_wav
@@ -320,6 +324,30 @@ def test_a_sound_that_is_gone_or_changed_is_a_bad_sample(damage: Callable[[Path]
     assert batch.mels[:-31].any(dim=1).all()
     with pytest.raises(UserError, match=r"b\.wav.*sample 0 of "):
         spoken.sample(0).hear_all()
+
+
+@pytest.mark.parametrize("sizes", [("frames", "tiles"), ("frames",)])
+def test_ranks_of_a_replicated_tower_hear_every_sample_once(sizes: tuple[Size, ...], spoken: ChatDataset) -> None:
+    """Whole samples, each on the rank that its frames and the pack's patches say; a broken one is told by its rank."""
+    (spoken.folder.parent / "b.wav").unlink()
+    samples, frame = pack_of(np.array([2, 1, 0])), 0.5
+    whole = PackDataset(spoken, samples, ALL)[0]
+    parts = [ImageShardDataset(spoken, samples, EncoderRank(((0, 1),), r, 0, 1, sizes, frame))[0, 0] for r in (0, 1)]
+    (units,) = {part.units for part in parts}
+    assert units == (tuple(map(prod, whole.grids)) if "tiles" in sizes else ())
+    workers = assign_units((*units, 208 * frame, 0.0, 131 * frame), 0, (0, 1), 1)[len(units) :]
+    assert whole.mels is not None
+    mels = dict(zip((0, 2), whole.mels.split((208, 131)), strict=True))
+    for rank, part in enumerate(parts):
+        mine = [number for number in (0, 2) if workers[number] == rank]
+        assert part.heard == whole.sounds
+        assert part.sounds == tuple(one if number in mine else () for number, one in enumerate(whole.sounds))
+        assert part.mels is not None
+        assert part.mels.shape == (part.frames, 128)
+        assert not mine or torch.equal(part.mels, torch.cat([mels[number] for number in mine]))
+        assert [sample for sample, _ in part.broken] == [0] * (2 in mine)
+        assert (part.pixels is None) == (part.tiles == 0)
+    assert sum(part.tiles for part in parts) == sum(units)
 
 
 def test_checksums_are_compared_unless_nobody_asks(spoken: ChatDataset) -> None:

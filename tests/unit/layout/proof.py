@@ -16,7 +16,7 @@ from numba import njit
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.layout.joint import RankOptions
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
+from omnibal_ext.layout.tables import KIND_OF_OPTION, prefix_sums
 from omnibal_ext.schedules.actions import BACKWARD, FORWARD, Action
 from omnibal_ext.schedules.clock import Rows
 
@@ -158,7 +158,7 @@ def _steps(saved: Floats, seconds: Floats) -> list[tuple[float, float, int]]:
     of a kind rise from step to step.
     """
     steps = []
-    kinds = KIND_OF_WAY[: len(saved)]
+    kinds = KIND_OF_OPTION[: len(saved)]
     for kind in dict.fromkeys(kinds.tolist()):
         ways, done, spent = [w for w in np.flatnonzero(kind == kinds) if saved[w] > 0], 0.0, 0.0
         while ways:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.adapipe import adapipe_layout
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import COLUMNS, WAYS
+from omnibal_ext.layout.tables import COLUMNS, OPTIONS
 
 from .instances import random_problem
 
@@ -31,7 +31,7 @@ def stage(problem: LayoutProblem, s: int, first: int, end: int) -> tuple[float, 
     """Mean seconds forward and backward of the layers first .. end - 1 on rank s, recomputing the least that fits."""
     tables, (forward, backward, again) = problem.tables, means(problem)
     held = problem.slices((first, end))[0]
-    ways_here = WAYS[: len(tables.offered)]
+    ways_here = OPTIONS[: len(tables.offered)]
     counts = [held[COLUMNS.index(kind)] if tables.offered[way] else 0 for way, (_, kind) in enumerate(ways_here)]
     best = None
     for numbers in product(*(range(count + 1) for count in counts)):

@@ -19,9 +19,9 @@ from omnibal_ext.flow import features_after
 from omnibal_ext.layout.frontier import minimal
 from omnibal_ext.layout.partition import cut_bytes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.roads import plan_road
 from omnibal_ext.layout.search import find_layouts
-from omnibal_ext.layout.tables import SEEING, SEEING_WAYS, columns_of
+from omnibal_ext.layout.tables import SEEING, SEEING_OPTIONS, columns_of
+from omnibal_ext.layout.tower_layout import plan_tower
 from omnibal_ext.packing.costs import PackCosts
 
 from .instances import FRAMES, FULL, LANGUAGE, make_profile, random_problem
@@ -231,7 +231,7 @@ def test_chains_that_do_not_hear_have_no_columns_for_it() -> None:
     assert len(columns_of(deaf)) == 2 * SEEING == len(columns_of(hears)) - 6
     tables = LayoutProblem(deaf, 1, 1).tables
     assert len(tables.forward) == 2 * SEEING
-    assert len(tables.offered) == SEEING_WAYS == len(LayoutProblem(hears, 1, 1).tables.offered) - 2
+    assert len(tables.offered) == SEEING_OPTIONS == len(LayoutProblem(hears, 1, 1).tables.offered) - 2
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -239,7 +239,7 @@ def test_recompute_counts_of_three_kinds_are_all_those_worth_looking_at(seed: in
     """Against all counts: each that fits has one among them that takes no longer in any of the kinds."""
     problem = replace(random_problem(seed, True, chunks=1, ranks=1), memory_bytes=1.0)
     held = problem.slices((0, len(problem.profile.chain)))
-    kinds, offered, seconds = problem.kind_of_way, problem.tables.offered, problem.tables.recompute.sum(axis=(1, 2))
+    kinds, offered, seconds = problem.kind_of_option, problem.tables.offered, problem.tables.recompute.sum(axis=(1, 2))
     counts = [
         np.array(one)
         for one in product(*(range(held[0, kind] * ok + 1) for kind, ok in zip(kinds, offered, strict=True)))
@@ -261,24 +261,13 @@ def test_recompute_counts_of_three_kinds_are_all_those_worth_looking_at(seed: in
             assert not ((others <= mine).all(axis=1) & (others < mine - 1e-9).any(axis=1)).any()
 
 
-@pytest.mark.parametrize("road", ["beside", "auto"])
-def test_a_tower_of_two_kinds_stands_in_the_pipeline(road: str) -> None:
-    problem = LayoutProblem(PROFILE, 2, 2)
-    if road == "beside":
-        with pytest.raises(UserError, match=r"--tower beside: .* hears"):
-            plan_road(problem, road, "joint", seconds=0.1)
-    else:
-        _, _, said = plan_road(problem, road, "joint", seconds=0.1)
-        assert said["tower"]["road"] == "cut"
-
-
 @pytest.mark.parametrize("name", ["qwen2.5-omni-3b", "qwen3-omni-30b-a3b"])
 def test_the_joint_search_cuts_through_both_towers(name: str) -> None:
     """On packs that are mostly sounds the audio encoder takes more than a stage."""
     profile = analytic_profile(preset(name), "h100", 1024, 4096, 2, audio_budget=100_000)
     heard = np.array([0, 90_000, 100_000, 95_000] * 2, dtype=np.int64)[None, None]
     sizes = PackSizes(0 * heard + 1024, 0 * heard + 4096, 0 * heard + 4096**2 // 4, frames=heard)
-    problem, candidates, _ = plan_road(LayoutProblem(profile, 8, 8, packs=sizes), "cut", "joint", seconds=1)
+    problem, candidates, _ = plan_tower(LayoutProblem(profile, 8, 8, packs=sizes), "cut", "joint", seconds=1)
     stages = [set(profile.chain[a:b]) for a, b in pairwise(candidates[0].layout.edges)]
     assert sum("audio" in stage for stage in stages) > 1
     assert problem.fits(candidates[0].layout)

@@ -20,7 +20,7 @@ def gradients(stage: Stage, late: list[Late] | None = None) -> dict[str, Tensor]
     if late is not None:
         aside.attach(stage)
     for pack in harness.sample_packs(model=stage.chain.architecture.name):
-        with aside.put_aside(late if late is not None else []):
+        with aside.delaying(late if late is not None else []):
             token_loss("token", pack, stage(pack))[0].backward()
     return gradients_of(stage)
 

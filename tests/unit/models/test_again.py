@@ -46,7 +46,7 @@ def gradients(stage: Stage, packs: list[Microbatch], split: bool) -> tuple[dict[
     if split:
         late.attach(stage)
     for pack in packs:
-        with late.put_aside(aside):
+        with late.delaying(aside):
             forward(stage, pack).backward()
     held = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for one in aside for t in one.held}
     accumulate(aside)

@@ -11,8 +11,8 @@ import pytest
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.roads import plan_road
 from omnibal_ext.layout.search import find_layouts, make_plan
+from omnibal_ext.layout.tower_layout import plan_tower
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
@@ -42,7 +42,7 @@ def planned(folder: Path, samples: int = 400, schedule: str = "1f1b", road: str 
     if road == "cut":
         plan = make_plan(problem, find_layouts(problem, "profile"), "profile")
     else:
-        problem, candidates, said = plan_road(problem, road, "profile", seconds=0.3)
+        problem, candidates, said = plan_tower(problem, road, "profile", seconds=0.3)
         plan = make_plan(problem, candidates, "profile")
         plan = replace(plan, predicted=plan.predicted | said)
     plan.save(folder / "plan.json")

@@ -1,4 +1,4 @@
-"""The report of a run whose tower stands beside the pipeline: every E and V drawn, shares whole, both roads said."""
+"""The report of a run whose tower stands beside the pipeline: every E and V drawn, shares whole, both layouts said."""
 
 import re
 from dataclasses import replace
@@ -46,7 +46,8 @@ def test_the_causes_are_all_of_the_iteration_with_e_and_v_among_them(subject: Su
     again = replace(beside.tower, recompute=beside.costs.vit_links)
     rerun = predicted(replace(subject.problem, beside=replace(beside, tower=again)), subject.layout)
     more = breakdown(rerun)[RECOMPUTED] * rerun.seconds * len(rerun.lanes) - shares[RECOMPUTED] * every
-    parts = [beside.loads[r, m] for r in range(REPLICAS) for m, ranks in enumerate(beside.tower.parts) for _ in ranks]
+    encoded = [(r, m) for r in range(REPLICAS) for m, ranks in enumerate(beside.tower.parts) for _ in ranks]
+    parts = [{size: load[one] for size, load in beside.loads.items()} for one in encoded]
     backward, links = beside.costs.backward, beside.costs.vit_links
     assert more == pytest.approx(float(sum(backward(n, links) - backward(n, beside.tower.recompute) for n in parts)))
 
@@ -94,7 +95,7 @@ def test_the_chain_is_cut_behind_the_tower(subject: Subject) -> None:
     assert len(re.findall("class='link (?:patch_embed|vit|projector) recomputed'", page)) == 1
 
 
-def test_both_roads_are_said_with_their_shares_of_text_only_speed(subject: Subject) -> None:
+def test_both_layouts_are_said_with_their_shares_of_text_only_speed(subject: Subject) -> None:
     assert subject.plan.tower is not None
     said = {"road": "beside", "beside_step_seconds": 1.25, "cut_step_seconds": 1.6, "text_only_step_seconds": 1.0}
     for given, words in (

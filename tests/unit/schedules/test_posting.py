@@ -72,8 +72,8 @@ def test_lists_with_a_tower_end_too_and_each_part_is_posted_once(
     """Blocking sends and receives, pair by pair; what E make ahead is received though no F of this list takes it."""
     beside = Beside(drawn_parts(placement.ranks, microbatches, seed), ahead)
     schedule = drawn_lists(placement, microbatches, seed)
-    places = in_time(schedule, microbatches, placement, beside) if late else first_and_last(schedule, beside)
-    schedule = woven(schedule, places)
+    insertions = in_time(schedule, microbatches, placement, beside) if late else first_and_last(schedule, beside)
+    schedule = woven(schedule, insertions)
     postings = with_posts(schedule, microbatches, placement)
     assert [[a for a in items if isinstance(a, Action)] for items in postings] == schedule
     assert ends_when_everything_blocks(postings, placement, beside)

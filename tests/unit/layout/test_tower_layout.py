@@ -1,4 +1,4 @@
-"""Both roads of a vision tower: what a plan says of E and V, how fast a replica exchanges, and that auto is the faster.
+"""Both layouts of a tower: what a plan says of E and V, how fast a replica exchanges, and that auto is the faster.
 
 References are written out here: images dealt one by one, ranks numbered as Megatron does, all starts simulated.
 """
@@ -13,9 +13,9 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.place_search import dealings, starts_of
-from omnibal_ext.layout.roads import ROADS, _with_places, plan_beside, plan_road
+from omnibal_ext.layout.insertion_search import assignments, starts_of
 from omnibal_ext.layout.search import make_plan
+from omnibal_ext.layout.tower_layout import _with_insertions, plan_beside, plan_tower
 from tests.unit.layout.test_beside import problem, small
 
 
@@ -59,7 +59,7 @@ def test_a_replica_exchanges_over_the_adapters_that_its_ranks_have(sizes: tuple[
     assert 1 / profile.replica_seconds_per_byte == pytest.approx(0.8 * rate)
 
 
-def test_auto_is_never_slower_than_either_road() -> None:
+def test_auto_is_never_slower_than_either_layout() -> None:
     """Over random packs, pipelines, schedules and memories; where one has no plan the other is taken."""
     taken = Counter[str]()
     for seed in range(8):
@@ -71,15 +71,15 @@ def test_auto_is_never_slower_than_either_road() -> None:
         microbatches = 2 * ranks
         asked = problem(seed, ranks, microbatches, trained, schedule_name=schedule, chunks=chunks, memory_bytes=memory)
         steps: dict[str, float] = {}
-        for road in ROADS:
+        for layout in ("cut", "beside", "auto"):
             try:
-                _, candidates, said = plan_road(asked, road, "joint", seconds=0.05)
+                _, candidates, said = plan_tower(asked, layout, "joint", seconds=0.05)
             except UserError:
                 continue
-            steps[road] = candidates[0].step_seconds
-            if road == "auto":
+            steps[layout] = candidates[0].step_seconds
+            if layout == "auto":
                 taken[said["tower"]["road"]] += 1
-        alone = [steps[road] for road in ROADS[:2] if road in steps]
+        alone = [steps[layout] for layout in ("cut", "beside") if layout in steps]
         assert steps.get("auto") == min(alone, default=None)
     assert min(taken["cut"], taken["beside"]) > 1
 
@@ -91,11 +91,11 @@ def test_no_start_is_faster_than_what_the_search_finds(schedule: str) -> None:
     found, (best,) = plan_beside(whole, "joint", seconds=0.1)
     assert found.beside is not None
     alone = replace(found, lists=None, beside=None)
-    for parts in dealings(4, 8):
+    for parts in assignments(4, 8):
         assert len(parts) == 8
         assert all(ranks and set(ranks) <= set(range(4)) for ranks in parts)
-    assert {len(ranks) for parts in dealings(4, 8) for ranks in parts} == {1, 2, 4}
+    assert {len(ranks) for parts in assignments(4, 8) for ranks in parts} == {1, 2, 4}
     for starts in starts_of(alone, ahead=False):
-        for places in starts:
-            start = _with_places(whole, alone, found.beside, places)
+        for insertions in starts:
+            start = _with_insertions(whole, alone, found.beside, insertions)
             assert best.step_seconds <= start.step_seconds(best.layout) * (1 + 1e-9)

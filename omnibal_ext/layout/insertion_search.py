@@ -6,6 +6,7 @@ iterations.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -28,42 +29,44 @@ SOME_CASES = 16
 """Whole iterations of so many, at least one."""
 
 
-def searched_places(
-    alone: LayoutProblem, layout: Layout, every: Costs, aside: TowerBeside, seconds: float
+def searched_insertions(
+    language: LayoutProblem, layout: Layout, costs: Costs, beside: TowerBeside, seconds: float
 ) -> list[Ints]:
     """Positions of E and V to choose from, the fastest first: all starts, and what annealing made of the best."""
-    some_cases = max(1, SOME_CASES // every.replicas) * every.replicas
-    some = of_cases(every, lambda table: table[..., :some_cases], every.replicas)
-    mean, state = mean_of(every), state_of(alone, layout)
-    dealings = starts_of(alone, not aside.costs.trained)
+    some_cases = max(1, SOME_CASES // costs.replicas) * costs.replicas
+    some = of_cases(costs, lambda table: table[..., :some_cases], costs.replicas)
+    mean, state = mean_of(costs), state_of(language, layout)
+    starts_of_each = starts_of(language, not beside.costs.trained)
     typical = float(mean.parts[0, 0].mean()) or 1.0
-    found = [state._replace(places=places) for starts in dealings for places in starts]
+    found = [state._replace(insertions=insertions) for starts in starts_of_each for insertions in starts]
 
     def search(start: State, costs: Costs, share: float, warm: float, seed: int) -> None:
         a_change = A_CHANGE + state.kinds.size * (AN_ACTION + A_CASE * costs.parts.shape[-1])
         changes = int(share * seconds / a_change)
         found.append(anneal(start, costs, ENCODERS, changes, warm * typical, COLD * typical, seed)[0])
 
-    for seed, starts in enumerate(dealings):
-        start = min(starts, key=lambda places: judged(state._replace(places=places), mean))
-        search(state._replace(places=start), mean, SHARE_OF_MEAN / len(dealings), WARM, seed)
+    for seed, starts in enumerate(starts_of_each):
+        start = min(starts, key=lambda insertions: judged(state._replace(insertions=insertions), mean))
+        search(state._replace(insertions=start), mean, SHARE_OF_MEAN / len(starts_of_each), WARM, seed)
     fastest = min(found, key=lambda one: judged(one, some))
     search(fastest, some, 1 - SHARE_OF_MEAN, 5 * COLD, len(found))
-    return [one.places for one in sorted(found, key=lambda one: judged(one, some))]
+    return [one.insertions for one in sorted(found, key=lambda one: judged(one, some))]
 
 
-def starts_of(alone: LayoutProblem, ahead: bool) -> list[list[Ints]]:
-    """For every assignment of `dealings`: all first and last, and just in time."""
+def starts_of(language: LayoutProblem, ahead: bool) -> list[list[Ints]]:
+    """For each of `assignments`: all first and last, and just in time."""
     found = []
-    for parts in dealings(alone.ranks, alone.microbatches):
+    for parts in assignments(language.ranks, language.microbatches):
         beside = Beside(parts, ahead)
-        shape = (alone.schedule, alone.microbatches, alone.placement, beside)
-        soon = [in_time(*shape, early, together) for early in (2, 4 * alone.ranks) for together in (1, alone.ranks)]
-        found.append([first_and_last(alone.schedule, beside), *soon])
+        shape = (language.schedule, language.microbatches, language.placement, beside)
+        soon = [
+            in_time(*shape, early, together) for early in (2, 4 * language.ranks) for together in (1, language.ranks)
+        ]
+        found.append([first_and_last(language.schedule, beside), *soon])
     return found
 
 
-def dealings(ranks: int, microbatches: int) -> list[tuple[tuple[int, ...], ...]]:
+def assignments(ranks: int, microbatches: int) -> list[tuple[tuple[int, ...], ...]]:
     """Assignments of microbatches to the ranks that encode them: one rank each, in turn; all ranks; half of them; all
     ranks for the first or the outer microbatches."""
     everyone, half = tuple(range(ranks)), ranks // 2
@@ -81,28 +84,32 @@ def dealings(ranks: int, microbatches: int) -> list[tuple[tuple[int, ...], ...]]
     ]
 
 
-def place_costs(
-    problem: LayoutProblem, alone: LayoutProblem, layout: Layout, aside: TowerBeside, waiting: float
+def insertion_costs(
+    problem: LayoutProblem, language: LayoutProblem, layout: Layout, beside: TowerBeside, waiting: float
 ) -> Costs:
     """Seconds and bytes by which positions are compared; `waiting`: bytes of outputs that a rank has room for.
 
     The room is what the language model leaves."""
-    profile, way, costs, counts = problem.profile, aside.tower, costs_of(alone), np.arange(1, problem.ranks + 1)
+    profile, tower, costs, counts = problem.profile, beside.tower, costs_of(language), np.arange(1, problem.ranks + 1)
     tensor = profile.tensor_model_parallel_size
-    loads = np.stack([largest_share(aside.tiles, int(k) * tensor, aside.costs.unit) for k in counts])
-    parts = part_seconds(aside.costs, loads, way) + profile.action_seconds
-    hops = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * aside.costs.output_bytes * loads
-    full = largest_share(np.array(float(profile.vit_budget)), counts * tensor, aside.costs.unit)
-    working = full[0] * aside.costs.working_bytes(way.recompute)
-    peaks = np.array(replace(alone, memory_bytes=np.inf).stage_peak_bytes(layout))
+    of_counts = [largest_share(beside.costs, beside.whole, int(k) * tensor) for k in counts]
+    loads = {size: np.stack([load[size] for load in of_counts]) for size in beside.whole}
+    parts = part_seconds(beside.costs, loads, tower) + profile.action_seconds
+    hops = profile.transfer_latency_seconds + beside.costs.transfer_seconds(loads)
+    full = largest_share(beside.costs, beside.costs.full_pack, counts * tensor)
+    kept, working = (
+        beside.costs.total(partial(of_unit, recompute=tower.recompute), full)
+        for of_unit in (beside.costs.kept_bytes, beside.costs.working_bytes)
+    )
+    peaks = np.array(replace(language, memory_bytes=np.inf).stage_peak_bytes(layout))
     return costs._replace(
         parts=np.ascontiguousarray(parts.transpose(1, 0, 3, 2)),
         hops=np.ascontiguousarray(hops.transpose(0, 2, 1)),
         bytes=np.zeros_like(costs.bytes),
         received=np.zeros_like(costs.received),
         saved=np.zeros_like(costs.saved),
-        encoded=full * aside.costs.kept_bytes(way.recompute),
-        room=problem.memory_bytes - peaks - aside.fixed_bytes - working - waiting,
-        rank_step=costs.rank_step + aside.step,
-        ahead=not aside.costs.trained,
+        encoded=kept,
+        room=problem.memory_bytes - peaks - beside.fixed_bytes - working[0] - waiting,
+        rank_step=costs.rank_step + beside.step,
+        ahead=not beside.costs.trained,
     )

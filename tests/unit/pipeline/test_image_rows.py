@@ -1,0 +1,20 @@
+"""Rows of image and audio tokens from those who encoded them: features behind the images, sounds behind both."""
+
+from typing import Any
+
+import torch
+
+from megatron.vlm.pipeline.image_rows import ImageRows
+
+ROWS = ImageRows(units=(2, 3), sounds=(2, 0, 1), workers=(1, 0, 0, 1, 1), parts=2, tensor_ranks=1, copies=2)
+"""Two images of two and three tokens with a feature each, sounds of two tokens and one."""
+
+
+def test_rows_of_two_parts_by_hand() -> None:
+    """Images 0..4, their features 5..9, sounds 10..12."""
+    whole = torch.arange(13)[:, None]
+    pieces = [ROWS.piece(whole, part, 0) for part in (0, 1)]
+    assert [piece.flatten().tolist() for piece in pieces] == [[2, 3, 4, 7, 8, 9, 10, 11], [0, 1, 5, 6, 12]]
+    assert [ROWS.count(part, 0) for part in (0, 1)] == [8, 5]
+    nobody: Any = None
+    assert torch.equal(ROWS.assemble(pieces, nobody), whole)
