@@ -12,7 +12,7 @@ from omnibal_ext.schedules.actions import Action, Schedule
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import compile_schedule
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
-from tests.distributed.cases import HEARING, LAYERLESS, PACKS, REDUCTIONS, Case, Question, spread
+from tests.distributed.cases import HEARING, LAYERLESS, PACKS, REDUCTIONS, Case, Question, has_to_share, spread
 
 MODELS = ("small", "wide_norm", "native", "features", "gemma", "gemma_4_inputs", "tied")
 FREEZE = ((), (), (), ("vit",), ("projector",), ("llm",), ("vit", "projector"), ("vit", "projector"))
@@ -152,7 +152,10 @@ class Launch:
         replicas = self.ranks // self.tensor // self.pipeline
         return [
             Beside(
-                Case(question, *schedule, recompute, share, overlap, generator.randrange(2**31)),
+                Case(
+                    question, *schedule, recompute, share or has_to_share(question, self.tensor), overlap,
+                    generator.randrange(2**31),
+                ),
                 mode, kept, everyone, PACK_COUNTS[question.packs] // replicas,
             )
             for question, schedule, recompute, share, overlap, mode, kept, everyone in zip(*columns, strict=True)

@@ -39,7 +39,7 @@ LAYERLESS = "layerless"
 """The model without a ViT, of which launches run cases of its own."""
 HEARING = ("hearing", "hearing_features")
 """Models with an audio encoder, of which launches run cases of their own."""
-SHARING = ("experts", "gemma_4_moe", "mixture", "glm")
+SHARING = ("experts", "gemma_4_moe", "mixture", "glm", "hearing_features")
 """Those whose tensor-parallel ranks share the tokens between blocks, and have to."""
 
 
@@ -82,6 +82,11 @@ class Question:
         ]
 
 
+def has_to_share(question: Question, tensor: int) -> bool:
+    """Whether ranks so many in a tensor-parallel group share the tokens between blocks in any case of it."""
+    return tensor > 1 and question.model in SHARING
+
+
 @dataclass(frozen=True)
 class Case:
     """A question, and a way to compute the answer."""
@@ -120,9 +125,8 @@ class Case:
         if self.schedule not in BUILT or microbatches == 0:
             return None
         costs = np.random.default_rng(self.seed).uniform(0.1, 1.0, (len(KINDS), 6))
-        profile = replace(
-            make_profile(costs={k: LayerCost(*c) for k, c in zip(KINDS, costs, strict=True)}), chain=plan.chain
-        )
+        made = make_profile(costs={k: LayerCost(*c) for k, c in zip(KINDS, costs, strict=True)})
+        profile = replace(made, chain=plan.chain, audio_budget=int("audio" in plan.chain))
         ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
         problem = LayoutProblem(profile, ranks, microbatches, chunks, self.schedule)
         layout = Layout((0, *(stage.layers[1] for stage in plan.stages)), ((),) * len(plan.stages))
@@ -168,9 +172,6 @@ class Launch:
     is_long: bool = False
     """Run by `scripts/test.sh --long` alone: others have its kinds of parallelism, on as many ranks or more."""
 
-    def _shares(self, question: Question) -> bool:
-        return self.tensor > 1 and question.model in SHARING
-
     def cases(self) -> list[Case]:
         """Cases in which every value of every dimension comes up about equally often."""
         generator, questions = (
@@ -199,8 +200,8 @@ class Launch:
         columns = (spread(values, count, generator) for values in dimensions)
         return [
             Case(
-                question, *schedule, recompute, share or self._shares(question), overlap, generator.randrange(2**31),
-                self.wide,
+                question, *schedule, recompute, share or has_to_share(question, self.tensor), overlap,
+                generator.randrange(2**31), self.wide,
             )
             for question, schedule, recompute, share, overlap in zip(*columns, strict=True)
         ]  # fmt: skip

@@ -255,14 +255,14 @@ HEARING = replace(
 )
 """An audio encoder with two convolutions over time, and pairs of its rows averaged, as in Qwen2.5-Omni."""
 HEARING_FEATURES = replace(
-    FEATURES,
+    MIXTURE,
     name="hearing_features",
     audio=AudioArchitecture(
         layers=2, hidden_size=24, heads=2, ffn_hidden_size=40, mel_bins=6, chunk=16, chunks_attended=2, channels=5,
         pooled=False, key_bias=True,
     ),
 )  # fmt: skip
-"""One with three convolutions over time and frequency, beside features of the ViT, as in Qwen3-Omni."""
+"""One with three convolutions over time and frequency, features of the ViT and experts, as in Qwen3-Omni."""
 MODELS = {
     model.name: model
     for model in (

@@ -141,8 +141,8 @@ def test_who_encodes_the_first_pack_alone_reads_all_of_an_iteration(mode: str, m
     group = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
     monkeypatch.setattr(encoding.parallel_state, "get_tensor_model_parallel_group", lambda: group)
     tower: Any = SimpleNamespace(
-        plan=SimpleNamespace(parts=((1,), (0,), (0,), (0,)), mode=mode, again=False),
-        chain=SimpleNamespace(architecture=SimpleNamespace(image_tokens=int, streams=1)),
+        plan=SimpleNamespace(parts=((1,), (0,), (0,), (0,)), mode=mode, again=False, tiles_per_frame=1.0),
+        chain=SimpleNamespace(architecture=SimpleNamespace(image_tokens=int, audio_tokens=sum, streams=1)),
         trained=False, refresh=lambda: None,
     )  # fmt: skip
     made, read = encoding.Encoding(tower, SimpleNamespace(here=1), first=0), []  # type: ignore[arg-type]
