@@ -199,7 +199,7 @@ class _ActionSplit:
 
     def of(self, action: Action, stage: int, length: float) -> tuple[SpanPart, ...]:
         """The action's parts in the order they run; their seconds add up to `length`, the simulated action's, where the
-        host is in front of the device when it begins."""
+        host is ahead of the device when it begins."""
         if self.beside and action.kind in VISION:
             found = [SpanPart(*piece) for piece in self.beside.pieces(action.kind, self.case, action.microbatch)]
             return tuple(piece for piece in found if piece.seconds > 0)
