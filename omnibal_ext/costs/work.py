@@ -51,7 +51,7 @@ class Work:
     copies: bool = False
     """Whether every tensor-parallel rank does all of the work: the patch embedding."""
     whole_output: bool = False
-    """Whether every tensor-parallel rank has, and sends, all of the output: audio tokens."""
+    """Whether every tensor-parallel rank has, and sends, all of the output: image and audio tokens."""
     input_gradient: float = 1.0
     """Share of its products whose inputs have gradients. Pixels have none, unless a norm with weights comes first, and
     log-mel spectrograms."""

@@ -121,6 +121,7 @@ def projector_work(architecture: Architecture, tiles: int, t: int) -> Work:
     return Work(
         weights, weights, tokens, out, kept * streams * BYTES,
         tokens * (one.late * t + one.late_shares) * streams * BYTES, for_weights=tokens * one.for_weights * t * BYTES,
+        whole_output=True,
     )  # fmt: skip
 
 

@@ -69,13 +69,14 @@ def test_seconds_and_bytes_grow_with_frames_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HEARING)
-def test_every_tensor_parallel_rank_sends_all_audio_tokens(name: str) -> None:
-    """Behind the projector they are not sharded as rows are, nor where they pass by the ViT."""
+def test_every_tensor_parallel_rank_sends_all_image_and_audio_tokens(name: str) -> None:
+    """Behind the projectors they are not sharded as rows are, nor where audio tokens pass by the ViT."""
     model, frames = preset(name), 6000
     assert model.audio is not None
     for ranks in (1, 2, 4):
         layers = analytic_profile(model, "h100", 2304, 4096, ranks, audio_budget=frames).layers
         assert layers["audio_projector"].output_bytes == 2 * model.audio.tokens(frames) * model.language.hidden_size
+        assert layers["projector"].output_bytes == 2 * model.image_tokens(2304) * model.language.hidden_size
         assert layers["audio"].output_bytes == 2 * model.audio.rows(frames) * model.audio.hidden_size / ranks
 
 
