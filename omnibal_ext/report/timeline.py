@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from omnibal_ext.arrays import Floats
 from omnibal_ext.chain import KINDS, TIMED_PART_OF
 from omnibal_ext.costs.corrected import EXCHANGE, OTHER
 from omnibal_ext.costs.profile import PackSizes, Profile
@@ -25,8 +24,6 @@ from omnibal_ext.schedules.actions import VISION, Action, Beside, givers
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.units import GIB
 
-NO_WAITING = 1e-6
-"""Share of an action up to which its length is that of its parts, but for rounding."""
 Phase = Literal["forward", "backward", "recompute", "weight"]
 PHASES: dict[str, Phase] = {"F": "forward", "B": "backward", "W": "weight", "E": "forward", "V": "backward"}
 
@@ -168,8 +165,7 @@ def _lanes(problem: LayoutProblem, layout: Layout, case: int, replica: int) -> I
         spans = []
         for action, start, end in play.timeline(rank):
             stage = problem.placement.stages_of[rank][0 if action.kind in VISION else action.chunk]
-            pieces = split.of(action, stage, end - start)
-            spans.append(Span(action, stage, start, end, pieces, widths[action.microbatch]))
+            spans.append(Span(action, stage, start, end, split.of(action, stage), widths[action.microbatch]))
         end = spans[-1].end + float(step[rank])
         yield Lane(replica, rank, tuple(spans), end, tuple(play.memory_timeline(rank)))
 
@@ -188,7 +184,6 @@ class _ActionSplit:
     def __init__(self, problem: LayoutProblem, layout: Layout, case: int) -> None:
         self.tables, self.case, self.columns = problem.tables, case, columns_of(problem.profile)
         self.held, self.recomputed = problem.counts(layout)
-        self.options, self.whole = problem.kind_of_option, problem.whole
         self.split, self.action_seconds = problem.program.split_backward, problem.profile.action_seconds
         self.beside = problem.beside
         self.unexchanged: KindTables | None = None
@@ -197,42 +192,16 @@ class _ActionSplit:
             packs = replace(problem.packs, exchanged=None)
             self.unexchanged = kind_tables(problem.profile, packs, problem.microbatches, self.split)
 
-    def of(self, action: Action, stage: int, length: float) -> tuple[SpanPart, ...]:
-        """The action's parts in the order they run; their seconds add up to `length`, the simulated action's, where the
-        host is ahead of the device when it begins."""
+    def of(self, action: Action, stage: int) -> tuple[SpanPart, ...]:
+        """The action's parts in the order they run; their seconds add up to the simulated action's, but for what the
+        device waits for its host."""
         if self.beside and action.kind in VISION:
             found = [SpanPart(*piece) for piece in self.beside.pieces(action.kind, self.case, action.microbatch)]
             return tuple(piece for piece in found if piece.seconds > 0)
         found = self._of_links(self.tables, action, stage)
         if self.unexchanged is not None:
             found = _with_exchange(found, self._of_links(self.unexchanged, action, stage))
-        found = [*[SpanPart(OTHER, PHASES[action.kind], self.action_seconds)] * (self.action_seconds > 0), *found]
-        waited = length - sum(piece.seconds for piece in found)
-        return tuple(self._with_waiting(found, waited, action, stage) if waited > NO_WAITING * length else found)
-
-    def _with_waiting(self, pieces: list[SpanPart], waited: float, action: Action, stage: int) -> list[SpanPart]:
-        """Add the seconds in which the device waits for its host to the parts that the host launches more slowly."""
-        over = defaultdict[str, float](float)
-        for kind, seconds in zip(self.columns, self._launching(action, stage).tolist(), strict=True):
-            over[TIMED_PART_OF[kind]] += seconds
-        for piece in pieces:
-            over[piece.part] -= piece.seconds
-        slower = {part: seconds for part, seconds in over.items() if seconds > 0}
-        last = {piece.part: number for number, piece in enumerate(pieces)}
-        for part in slower.keys() & last.keys():
-            piece = pieces[last[part]]
-            pieces[last[part]] = replace(piece, seconds=piece.seconds + waited * slower[part] / sum(slower.values()))
-        return pieces
-
-    def _launching(self, action: Action, stage: int) -> Floats:
-        """float64 [columns]: seconds in which the host launches the layers of an F or B."""
-        t, seconds = self.tables, np.zeros(len(self.columns))
-        if action.kind == "F":
-            return np.asarray(self.held[stage] * t.host_forward)
-        if action.kind == "B":
-            np.add.at(seconds, self.options, self.recomputed[stage] * t.host_forward[self.options] * self.whole)
-            seconds += self.held[stage] * t.host_backward
-        return seconds
+        return (SpanPart(OTHER, PHASES[action.kind], self.action_seconds),) * (self.action_seconds > 0) + tuple(found)
 
     def _of_links(self, t: KindTables, action: Action, stage: int) -> list[SpanPart]:
         if action.kind == "F":

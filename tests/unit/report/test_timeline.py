@@ -54,26 +54,6 @@ def test_pieces_make_up_actions_and_shares_the_whole(seed: int, schedule: str) -
         assert shares[NEEDED] == pytest.approx(problem.ideal_seconds() / timeline.seconds)
 
 
-@pytest.mark.parametrize("slower", ["llm", "vit"])
-def test_parts_that_the_host_launches_slowly_have_the_waiting(slower: str) -> None:
-    """On one rank: what the device waits for its host is longer in the part that the host launches more slowly."""
-    profile = make_profile()
-    host = {kind: 4 * (kind == slower) * cost.forward_seconds for kind, cost in profile.layers.items()}
-    layers = {kind: replace(cost, host_forward_seconds=host[kind], host_backward_seconds=2 * host[kind])
-              for kind, cost in profile.layers.items()}  # fmt: skip
-    problem = LayoutProblem(replace(profile, layers=layers), 1, 3)
-    layout, usual = Layout((0, len(profile.chain)), ((),)), LayoutProblem(profile, 1, 3)
-    found, plain = predicted(problem, layout), predicted(usual, layout)
-    assert_whole(found)
-    assert found.seconds > plain.seconds
-    totals, before = found.totals(), plain.totals()
-    assert {part for part in totals if totals[part] > before[part] + 1e-9} == {
-        (slower, "forward"),
-        (slower, "backward"),
-    }
-    assert all(totals[part] == pytest.approx(before[part]) for part in totals if part[0] != slower)
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("microbatches", [1, 4, 7])
 def test_equal_stages_lose_the_bubble_of_1f1b_and_nothing_else(ranks: int, microbatches: int) -> None:
