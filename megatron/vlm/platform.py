@@ -260,6 +260,11 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.pin_memory() if HAS_CUDA else tensor).to("cuda", non_blocking=True)
 
 
+def once_on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if it is on `device`, else a copy on this rank's, to be kept: it is copied only once."""
+    return tensor if tensor.device == device else to_device(tensor)
+
+
 def used_here(tensor: torch.Tensor) -> None:
     """Keep the memory of a tensor made `beside_computing` until what computes with it is done."""
     if HAS_CUDA:

@@ -229,7 +229,7 @@ class Sample:
 
     @cached_property
     def _whole_runs(self) -> list[int]:
-        """As `runs`, but a video that is heard too is one."""
+        """As `runs`, but a video that is heard too is a single run."""
         places = [self.data.rule.places(image).count for image in self.images]
         return [len(order) // count for order, count in zip(self.orders, places, strict=True) for _ in range(count)]
 

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import sounds_of
 from megatron.vlm.data.media.tiling import TiledImage
-from megatron.vlm.data.pack_media import Shown, read_mels, read_tiles
+from megatron.vlm.data.pack_media import Shown, all_broken, read_mels, read_tiles
 from megatron.vlm.microbatch import Grid, Microbatch
 from omnibal_ext.image_assignment import EncoderRank, unit_costs
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -60,7 +60,7 @@ class ImageShardDataset(Dataset):
             pixel_statistics=self.data.normalization,
             pack=pack,
             sample_ids=tuple(sample.number for sample in samples),
-            broken=tuple({**dict(silent), **dict(broken)}.items()),
+            broken=all_broken(broken, silent),
             grids=tuple(grids),
             units=units,
             encodes=tuple(encodes),

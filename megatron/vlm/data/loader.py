@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from megatron.vlm import platform
 from megatron.vlm.data.dataset import ChatDataset, Sample
 from megatron.vlm.data.media.features import order_tensors
-from megatron.vlm.data.pack_media import Shown, read_mels, read_tiles
+from megatron.vlm.data.pack_media import Shown, all_broken, read_mels, read_tiles
 from megatron.vlm.data.pack_shard import shard_of_place, with_filler
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.microbatch import Microbatch, segment_ids
@@ -117,7 +117,7 @@ class PackDataset(Dataset):
             batch = replace(batch, pixels=pixels, broken=broken)
         if self.needs.mels and self.data.sound_rule:
             mels, silent = read_mels(samples, self.data.sound_rule.encoder.mel_bins, self.decodes)
-            batch = replace(batch, mels=mels, broken=tuple({**dict(silent), **dict(batch.broken)}.items()))
+            batch = replace(batch, mels=mels, broken=all_broken(batch.broken, silent))
         return batch
 
     def _segments(self, real: Sequence[int], width: int) -> tuple[Sequence[int], Sequence[Sequence[TokenSpan]]]:

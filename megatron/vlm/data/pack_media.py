@@ -27,7 +27,11 @@ class Shown(NamedTuple):
         return len(np.arange(self.image.tiles)[self.rows])
 
 
-def read_tiles(shown: Sequence[Shown], size: int, decodes: bool = True) -> tuple[Tensor, tuple[tuple[int, str], ...]]:
+Broken = tuple[tuple[int, str], ...]
+"""(sample, error) of those of which an image or a sound cannot be decoded."""
+
+
+def read_tiles(shown: Sequence[Shown], size: int, decodes: bool = True) -> tuple[Tensor, Broken]:
     """uint8 [tiles, size, size, 3], with videos [tiles, FRAMES, size, size, 3], and (sample, error) of images that
     cannot be read: their tiles are black. Unless `decodes`, and without tiles, it is a meta tensor.
     """
@@ -46,7 +50,12 @@ def read_tiles(shown: Sequence[Shown], size: int, decodes: bool = True) -> tuple
     return torch.from_numpy(join_tiles(tiles)), tuple(broken.items())
 
 
-def read_mels(samples: Sequence[Sample], bins: int, decodes: bool = True) -> tuple[Tensor, tuple[tuple[int, str], ...]]:
+def all_broken(images: Broken, sounds: Broken) -> Broken:
+    """Return each sample once, with the error of its images if it has two."""
+    return tuple({**dict(sounds), **dict(images)}.items())
+
+
+def read_mels(samples: Sequence[Sample], bins: int, decodes: bool = True) -> tuple[Tensor, Broken]:
     """fp32 [frames, bins] of all sounds of these samples, and (sample, error) of sounds that cannot be decoded: their
     frames are zeros. Unless `decodes`, and without frames, it is a meta tensor.
     """

@@ -227,7 +227,8 @@ class StreamSteps:
 
 
 def _input_bytes(phase: str, sample: Mapping[str, Tensor], rows: Mapping[str, Ints]) -> Floats:
-    """Bytes of each sample's inputs to a phase, [N]; `sample` is one of those with so many `rows`."""
+    """Return bytes of each sample's inputs to a phase, [N], from its `rows` by tensor; `sample`: any of them, for the
+    size of a row."""
     total = np.zeros(len(rows["input_ids"]))
     for name in INPUTS[phase]:
         if (tensor := sample.get(name)) is not None:

@@ -115,8 +115,7 @@ class AudioEmbed(MegatronModule):
         filled = batch.mels.new_zeros(len(layout.seen) * audio.chunk, audio.mel_bins).index_copy(0, frames, batch.mels)
         chunks = filled.view(-1, audio.chunk, audio.mel_bins).mT.to(dtype)
         chunks = self._over_both(chunks, seen) if audio.channels else self._over_time(chunks, seen)
-        if self.positions.device != chunks.device:  # once, and not waited for
-            self.positions = platform.to_device(self.positions)
+        self.positions = platform.once_on(chunks.device, self.positions)
         chunks = chunks + self.positions.to(chunks)
         return share_rows(chunks.flatten(0, 1)[rows].unsqueeze(1), self.config)
 

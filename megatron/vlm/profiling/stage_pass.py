@@ -173,29 +173,33 @@ def _sounds(audio: AudioArchitecture, frames: int, tokens: int, samples: int) ->
 
 def _tile_starts(architecture: Architecture, tiles: int, lengths: Sequence[int]) -> tuple[int, ...]:
     """First token of each tile whose tokens are all in one sample."""
-    per_tile = architecture.image_tokens_per_tile
+    edges, per_tile = _edges(lengths), architecture.image_tokens_per_tile
     starts = (tile * per_tile for tile in range(tiles))
-    return tuple(start for start in starts if _fits(start, per_tile, lengths))
+    return tuple(start for start in starts if _fits(start, per_tile, edges))
 
 
-def _fits(start: int, tokens: int, lengths: Sequence[int]) -> bool:
+def _edges(lengths: Sequence[int]) -> list[int]:
+    """Where samples of these lengths begin, and the end of the last."""
+    return [sum(lengths[:n]) for n in range(len(lengths) + 1)]
+
+
+def _fits(start: int, tokens: int, edges: Sequence[int]) -> bool:
     """Whether so many tokens from `start` on are all in one sample."""
-    edges = [sum(lengths[:n]) for n in range(len(lengths) + 1)]
     return any(a <= start and start + tokens <= b for a, b in pairwise(edges))
 
 
 def _images(native: NativeResolution, patches: int, lengths: Sequence[int]) -> tuple[tuple[Grid, ...], tuple[int, ...]]:
     """(grids, first token of each image); the sequence's end for the first that crosses samples, and all behind it."""
-    merge, grids, starts, left, begin = native.merge, [], [], patches, 0
+    merge, grids, starts, left, begin, edges = native.merge, [], [], patches, 0, _edges(lengths)
     while left >= merge**2:
         most = min(left, IMAGE_PATCHES)
         columns = isqrt(most) // merge * merge
         rows = most // columns // merge * merge
         count = rows * columns // merge**2
         grids.append((1, rows, columns))
-        begin = begin if _fits(begin, count, lengths) else sum(lengths)
+        begin = begin if _fits(begin, count, edges) else edges[-1]
         starts.append(begin)
-        left, begin = left - rows * columns, min(begin + count, sum(lengths))
+        left, begin = left - rows * columns, min(begin + count, edges[-1])
     return tuple(grids), tuple(starts)
 
 

@@ -12,13 +12,13 @@ from omnibal_ext.architectures.vision import VideoClock
 
 
 def token_turns(clock: VideoClock, steps: int, tokens: int, seconds: float, heard: int) -> tuple[int, ...]:
-    """Lengths of alternating runs of a video's tokens and of its sound's, the video's first.
+    """Return lengths of alternating runs of a video's tokens and of its sound's, the video's first.
 
-    `tokens`: of each of its `steps`, `seconds` apart; `heard`: of its sound, at least one.
+    The video has `steps`, `seconds` apart, of `tokens` tokens each; its sound has `heard` tokens, at least one.
     """
     seen = np.repeat(np.arange(steps) * seconds * clock.per_second, tokens)
     of_sound = np.arange(heard)
-    if clock.chunk_seconds is None:  # a step stands in front of the sound from its time on
+    if clock.chunk_seconds is None:  # a step comes before sound of the same time
         order = np.argsort(np.concatenate([seen, of_sound]), kind="stable") >= len(seen)
     else:
         chunk = int(clock.per_second * clock.chunk_seconds)
@@ -28,7 +28,7 @@ def token_turns(clock: VideoClock, steps: int, tokens: int, seconds: float, hear
 
 
 def _chunks(times: np.ndarray, chunk: int) -> np.ndarray:
-    """The chunk of each token: where several have passed since the token before, still the next one."""
+    """The chunk of each token; from token to token it rises by one at most, even over a longer time."""
     numbers, number = [], 0
     for time in times.tolist():
         number += time >= (number + 1) * chunk

@@ -113,7 +113,7 @@ class _Scan:
     last: float = -inf
     """End of the last packet; edit lists may show less."""
     heard: float = -inf
-    """End of the last packet of a sound, which may be longer than what is shown."""
+    """End of the last audio packet, in seconds; audio may be longer than what is shown."""
     cut: bool = False  # inside the last packet
 
 

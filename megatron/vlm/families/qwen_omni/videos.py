@@ -14,7 +14,7 @@ class Clocked(Even):
     has_own_sizes: ClassVar[bool] = True
 
     def step_seconds(self, rate: float) -> float:
-        """Whatever the mean rate of the frames that are seen."""
+        """Return the seconds of `FRAMES` frames at `fps`, whatever the mean `rate` of those that are seen."""
         return FRAMES / self.fps
 
 

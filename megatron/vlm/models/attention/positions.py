@@ -81,7 +81,7 @@ class _Sample:
         self.next = self.positions[:, self.tokens - tokens : self.tokens].max() + self.kind(1)
 
     def _two_marks(self) -> None:
-        """At either end of a video that is heard too."""
+        """Write the positions of the two special tokens at either end of a video that is heard too."""
         assert self.clock is not None
         if self.clock.chunk_seconds is None:
             self.words(self.tokens + 2)

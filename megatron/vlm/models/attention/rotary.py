@@ -46,10 +46,9 @@ class Rotary(torch.nn.Module):
                 f"a sample of {longest} tokens; beyond {self.max_positions} this model slides a window "
                 "(config.json), which is not done here; reject longer samples in preprocessing (--max-tokens)"
             )
-        if self.frequencies.device != batch.positions.device:  # once, and not waited for
-            self.frequencies = platform.to_device(self.frequencies)
-            self.axes = platform.to_device(self.axes) if len(self.axes) else self.axes
+        self.frequencies = platform.once_on(batch.positions.device, self.frequencies)
         if len(self.axes):
+            self.axes = platform.once_on(batch.positions.device, self.axes)
             return self._by_axis(batch)
         if self.scaling and longest > self.scaling.original_positions:
             return self._of_long_samples(batch, self.scaling)

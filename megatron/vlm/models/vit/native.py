@@ -167,8 +167,7 @@ class Viewer(torch.nn.Module):
     def _angles(self, places: Tensor, missing: int) -> Tensor:
         """Of every patch, [patches, 1, 1, width of a head], or of both halves of one [patches, 1, 1, 2, width / 2]; and
         of `missing` rows that fill up. On the device: on a host with 16 threads they took up to 30 ms a pack."""
-        if self.frequencies.device != places.device:  # once, and not waited for
-            self.frequencies = platform.to_device(self.frequencies)
+        self.frequencies = platform.once_on(places.device, self.frequencies)
         angles = places[..., None].float() * self.frequencies  # [patches, 2, width / 4]
         angles = angles.flip(1) if self.native.by_halves else angles.flatten(1)
         angles = torch.cat([angles, angles], dim=-1)[:, None, None]
