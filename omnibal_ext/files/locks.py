@@ -18,7 +18,7 @@ from typing import IO
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.output import say
-from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.checks import anything, mapping, shown
 from omnibal_ext.reading.document import read_json
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
@@ -141,4 +141,4 @@ def _signature(path: Path) -> dict[str, object]:
 def _holder(path: Path) -> str:
     found = _signature(path)
     known = {"process", "host"} <= found.keys()
-    return f"process {found['process']} on {found['host']}" if known else "another program"
+    return f"process {shown(found['process'])} on {shown(found['host'])}" if known else "another program"

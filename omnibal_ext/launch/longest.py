@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.checks import integer, record
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import FRAMES, Sizes
 
@@ -15,6 +15,10 @@ OUTLIER = 4
 """The longest sample is an outlier if it is at least so many times the median (of samples with images)."""
 MAX_PIXELS = 1280 * 28**2
 """The usual --max-pixels of other trainers for models with native resolution."""
+
+_SIZE = integer(1, 2**31)
+TILES = record({"tile_size": _SIZE, "tiling": record({"max_tiles": _SIZE})})
+"""What is used of a dataset's manifest."""
 
 
 def longest_sample(data: Path, index: PackedIndex, is_native: bool, is_limited: bool) -> str:
@@ -34,7 +38,7 @@ def longest_sample(data: Path, index: PackedIndex, is_native: bool, is_limited: 
     said = f"longest samples: {' and '.join(shares)}"
     if not is_native or is_limited or not len(tiles) or tiles.max() <= OUTLIER * np.median(tiles):
         return said
-    manifest = read_json(data / "manifest.json", mapping(anything), "preprocess again with tools/preprocess_data.py")
+    manifest = read_json(data / "manifest.json", TILES, "preprocess again with tools/preprocess_data.py")
     smaller = min(MAX_PIXELS, manifest["tiling"]["max_tiles"] * manifest["tile_size"] ** 2 // OUTLIER)
     return f"{said}; costs and memory are planned for these: --max-pixels {smaller} makes large images smaller"
 

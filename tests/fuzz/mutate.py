@@ -1,10 +1,13 @@
 """One damaged file of a whole one: choices, drawn by hypothesis or by atheris, say what happens to it.
 
-JSON is changed where it means something: a field is lost, a value becomes an odd one, a list grows, a branch deepens.
+JSON is changed where it means something: a field is lost, a value becomes an odd one, a list grows, a branch deepens;
+an archive in one of its files.
 Every file is also changed as a disk or a cut-off copy changes it: bits flip, blocks vanish, move, repeat or end early.
 """
 
+import io
 import json
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -34,10 +37,11 @@ class Choices:
 
 
 def damaged(name: str, content: bytes, choices: Choices) -> bytes:
-    """The file with one to four changes."""
+    """The file with one to four changes, mostly behind its format."""
+    inside = next((change for ending, change in INSIDE.items() if name.endswith(ending)), _bytes)
+    change = inside if choices.below(5) else _bytes
     for _ in range(1 + choices.below(4)):
-        structured = name.endswith((".json", ".jsonl")) and choices.below(5)
-        content = (_json if structured else _bytes)(content, choices)
+        content = change(content, choices)
     return content
 
 
@@ -101,3 +105,22 @@ def _changed(value: Any, choices: Choices) -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and choices.below(2):
         return value + choices.one((1, -1, 2, -value, 10**6))
     return choices.one(ODD)
+
+
+def _zip(content: bytes, choices: Choices) -> bytes:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+    except (zipfile.BadZipFile, ValueError, RuntimeError, OSError, EOFError, NotImplementedError):
+        return _bytes(content, choices)
+    name = choices.one(sorted(files))
+    files[name] = _bytes(files[name], choices)
+    changed = io.BytesIO()
+    with zipfile.ZipFile(changed, "w") as archive:
+        for each, bytes_ in files.items():
+            archive.writestr(each, bytes_)
+    return changed.getvalue()
+
+
+INSIDE: dict[str, Callable[[bytes, Choices], bytes]] = {".json": _json, ".jsonl": _json, ".npz": _zip}
+"""By a name's ending: what changes the content behind the format."""

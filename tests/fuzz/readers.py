@@ -1,13 +1,9 @@
 """Every reader of files that others wrote: whole files for it, and what a program does with them."""
 
-import hashlib
 import io
 import json
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -16,7 +12,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.images import MAX_PIXELS, image_size, load_rgb
 from megatron.vlm.data.media.sounds import load_sound, sound_length
 from megatron.vlm.data.media.videos import read_frames, video_facts
-from megatron.vlm.data.rejects import RejectCount, Rejected
+from megatron.vlm.data.rejects import RejectCount
 from megatron.vlm.hf.convert import KeyMap
 from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
 from megatron.vlm.hf.names import sources
@@ -28,7 +24,6 @@ from omnibal_ext.architectures.presets import TINY
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.corrected import Compared
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
@@ -40,25 +35,11 @@ from omnibal_ext.reading.document import sealed
 from omnibal_ext.run_metrics import evaluations, profile_check, training_intervals
 from omnibal_ext.sizes import Sizes
 from tests.demo import demo_dataset
+from tests.fuzz import record_readers
+from tests.fuzz.reader import Reader, content_of, each_of, trained_on, true_hashes
 from tests.unit.architectures import test_huggingface as published
 from tests.unit.data.clips import noise, write_video
 from tests.unit.data.noises import chirp, encoded
-
-Files = Mapping[str, bytes]
-
-
-@dataclass(frozen=True)
-class Reader:
-    """What is read: whole files by name, and a program that reads them in a folder."""
-
-    files: Files
-    read: Callable[[Path], Any]
-    mend: Callable[[Path], None] = lambda folder: None
-    """Makes hashes true again, so that what lies behind them is reached too."""
-
-
-def content_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def all_readers(folder: Path) -> dict[str, Reader]:
@@ -69,6 +50,7 @@ def all_readers(folder: Path) -> dict[str, Reader]:
         "metrics": _metrics(), "rejects": _rejects(), "chat": _chat(), "images": _images(), "videos": _videos(),
         "sounds": _sounds(),
         "tokenizer": _tokenizer(),
+        **record_readers.readers(folder),
     }  # fmt: skip
 
 
@@ -117,18 +99,7 @@ def _index(folder: Path) -> Reader:
             for pack in packs[packs >= 0]:
                 index.samples(int(pack))
 
-    return Reader(content_of(folder), read, _true_hashes)
-
-
-def _true_hashes(folder: Path) -> None:
-    path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_bytes())
-        for name in manifest["checksums"]:
-            manifest["checksums"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        path.write_text(json.dumps(sealed(manifest)))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return
+    return Reader(content_of(folder), read, true_hashes)
 
 
 def _sizes(folder: Path) -> Reader:
@@ -144,7 +115,7 @@ def _sizes(folder: Path) -> Reader:
         corpus.origin_of(2)
         corpus.epoch_samples(0, 0, np.ones(3, np.bool_), 4)
 
-    return Reader({**files, "manifest.json": json.dumps(manifest).encode()}, read, _true_hashes)
+    return Reader({**files, "manifest.json": json.dumps(manifest).encode()}, read, true_hashes)
 
 
 def _dataset(folder: Path) -> Reader:
@@ -156,7 +127,7 @@ def _dataset(folder: Path) -> Reader:
             one = data.sample(sample)
             _ = one.text, one.images, one.orders
 
-    return Reader(content_of(folder / "dataset"), read, _true_hashes)
+    return Reader(content_of(folder / "dataset"), read, true_hashes)
 
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -172,17 +143,7 @@ CONFIGS = (
 def _config() -> Reader:
     files = {f"{config['model_type']}.json": json.dumps(config).encode() for config in CONFIGS}
 
-    def read(folder: Path) -> None:
-        errors = []
-        for path in sorted(folder.glob("*.json")):
-            try:
-                _ = read_architecture(path).hash
-            except UserError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-    return Reader(files, read)
+    return Reader(files, each_of("*.json", lambda path: read_architecture(path).hash))
 
 
 def _weights(folder: Path) -> Reader:
@@ -274,18 +235,11 @@ def _images() -> Reader:
         Image.fromarray(pixels).save(out, kind, **({"exif": exif} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}))
         files[f"image.{kind.lower()}"] = out.getvalue()
 
-    def read(folder: Path) -> None:
-        for path in sorted(folder.glob("image.*")):
-            try:
-                image_size(path)
-            except Rejected:
-                continue
-            try:
-                load_rgb(path)
-            except Exception as error:  # training names the file; Pillow's readers raise nearly anything
-                raise UserError(f"{path}: {error!r}") from error
+    def read(path: Path) -> None:
+        image_size(path)
+        trained_on(load_rgb)(path)
 
-    return Reader(files, read)
+    return Reader(files, each_of("image.*", read))
 
 
 def _videos() -> Reader:
@@ -295,18 +249,11 @@ def _videos() -> Reader:
             write_video(Path(folder) / name, noise(6, 32, 24), 3, codec)
             files[name] = (Path(folder) / name).read_bytes()
 
-    def read(folder: Path) -> None:
-        for path in sorted(folder.glob("video.*")):
-            try:
-                facts = video_facts(path, (), MAX_PIXELS)
-            except Rejected:
-                continue
-            try:
-                list(read_frames(path, (), range(min(facts.frames, 16))))
-            except Exception as error:  # training names the file; FFmpeg raises nearly anything
-                raise UserError(f"{path}: {error!r}") from error
+    def read(path: Path) -> None:
+        facts = video_facts(path, (), MAX_PIXELS)
+        trained_on(lambda path: list(read_frames(path, (), range(min(facts.frames, 16)))))(path)
 
-    return Reader(files, read)
+    return Reader(files, each_of("video.*", read))
 
 
 def _sounds() -> Reader:
@@ -315,18 +262,11 @@ def _sounds() -> Reader:
                              ("ipod", "aac"), ("matroska", "aac"), ("aiff", "pcm_s16be")):  # fmt: skip
         files[f"sound.{container}"] = encoded(wave, 48000, codec, container)
 
-    def read(folder: Path) -> None:
-        for path in sorted(folder.glob("sound.*")):
-            try:
-                sound_length(path, (), 16000)
-            except Rejected:
-                continue
-            try:
-                load_sound(path, (), 16000)
-            except Exception as error:  # training names the file; FFmpeg raises nearly anything
-                raise UserError(f"{path}: {error!r}") from error
+    def read(path: Path) -> None:
+        sound_length(path, (), 16000)
+        trained_on(lambda path: load_sound(path, (), 16000))(path)
 
-    return Reader(files, read)
+    return Reader(files, each_of("sound.*", read))
 
 
 def _tokenizer() -> Reader:

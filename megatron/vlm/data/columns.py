@@ -21,6 +21,11 @@ def columns_of(hears: bool) -> dict[str, type[np.generic]]:
     return {**COLUMNS, SOUNDS: np.uint8} if hears else COLUMNS
 
 
+class _Column(IndexedDataset):
+    def __del__(self) -> None:
+        """Do not what core's does: it prints a traceback where the index could not be opened."""
+
+
 def open_column(folder: Path, name: str) -> IndexedDataset:
     """A column whose index is known to be whole; its data must have as many bytes as that says. Else UserError."""
     data = folder / f"{name}.bin"
@@ -29,7 +34,7 @@ def open_column(folder: Path, name: str) -> IndexedDataset:
     if not size:
         raise UserError(f"{data}: has no bytes; {REMEDY}")
     try:
-        column = IndexedDataset(str(folder / name))
+        column = _Column(str(folder / name))
         wanted = int(column.sequence_lengths.sum(dtype=np.int64)) * np.dtype(columns_of(True)[name]).itemsize
     except Exception as error:  # core asserts what an index must be
         raise UserError(f"{data}: cannot be read by its index ({error}); {REMEDY}") from error

@@ -1,0 +1,180 @@
+"""Gives a reader damaged files, and says what became of each: read, refused in a line, or a finding."""
+
+import json
+import os
+import resource
+import signal
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+
+from megatron.vlm.data.rejects import Rejected
+from omnibal_ext.errors import UserError
+from tests.fuzz.mutate import Choices, damaged
+from tests.fuzz.reader import Reader
+
+TIMERS = {signal.ITIMER_PROF: 5.0, signal.ITIMER_REAL: 60.0}
+"""Seconds of computing, and of waiting."""
+MEMORY, MOST_CHOICES, MOST_MESSAGE = 2**29, 96, 2000
+FIRST = ("/omnibal_ext/reading/document.py", "/omnibal_ext/reading/files.py", "/json/", "/encodings/", "/codecs.py",
+         "/zipfile")  # fmt: skip
+"""Files of code that look at a file as a whole: whether it is there, is text, JSON, an archive, has the right seal."""
+UNKNOWN = ("UnidentifiedImageError", "InvalidDataError")
+"""What Pillow and PyAV raise for content that is of no format they know."""
+
+
+class Hang(BaseException):
+    """No answer in time."""
+
+
+@dataclass
+class Trial:
+    """A reader on trial in a folder. Calling it with a string of choices tries one input."""
+
+    name: str
+    reader: Reader
+    folder: Path
+    fates: Counter[str] = field(default_factory=Counter)
+    """How often each: read, refused, undocumented; and first: refused by the first check, a part of refused."""
+    found: dict[str, str] = field(default_factory=dict)
+    """Finding -> the choices that lead there, in hexadecimal."""
+
+    @property
+    def tried(self) -> int:
+        return sum(self.fates[fate] for fate in ("read", "refused", "undocumented"))
+
+    @property
+    def beyond(self) -> float:
+        """The share of the inputs that got past the first check of their file."""
+        return 1 - self.fates["first"] / max(1, self.tried)
+
+    def __call__(self, content: bytes) -> None:
+        choices = Choices(content)
+        name = choices.one(sorted(self.reader.files))
+        for other, whole in self.reader.files.items():
+            (self.folder / other).write_bytes(damaged(other, whole, choices) if other == name else whole)
+        if choices.below(2):
+            self.reader.mend(self.folder)
+        self.read(content)
+
+    def read(self, content: bytes = b"") -> None:
+        """Have the reader read what lies in the folder, and note what came of it."""
+        _set_timers(1)
+        try:
+            self.reader.read(self.folder)
+            self.fates["read"] += 1
+        except (UserError, Rejected) as refusal:
+            self.fates["refused"] += 1
+            self.fates["first"] += _is_first(refusal)
+            lines = refusal.lines if isinstance(refusal, UserError) else [str(refusal)]
+            if not all(line.isprintable() and len(line) <= MOST_MESSAGE for line in lines):
+                self._finding(AssertionError(f"no line of {MOST_MESSAGE} characters: {str(refusal)[:200]!r}"), content)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # panics of libraries in Rust are no Exception
+            self._finding(error, content)
+        finally:
+            _set_timers(0)
+
+    def _finding(self, error: BaseException, content: bytes) -> None:
+        self.fates["undocumented"] += 1
+        frames = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
+        said = f"{type(error).__name__} at {' < '.join(frames[-3:][::-1])}: {str(error)[:120]}"
+        self.found.setdefault(said, content.hex())
+
+    def run(self, inputs: int, seed: int) -> None:
+        """Try `inputs` inputs in a process of their own: one that a signal ends is a finding, and another goes on."""
+        tried = 0
+        while tried < inputs:
+            last = self._in_a_fork(inputs - tried, seed + tried)
+            tried += last["tried"]
+            self.fates.update(last["fates"])
+            for finding, content in last["found"].items():
+                self.found.setdefault(finding, content)
+
+    def _in_a_fork(self, inputs: int, seed: int) -> dict[str, Any]:
+        with tempfile.NamedTemporaryFile() as note:
+            child = os.fork()
+            if not child:
+                _run_and_exit(self, inputs, seed, Path(note.name))
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            said: dict[str, Any] = json.loads(Path(note.name).read_bytes())
+        if status:
+            how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+            said["fates"]["undocumented"] = said["fates"].get("undocumented", 0) + 1
+            said["found"][f"the process ended by {how}"] = said["last"]
+        return said
+
+
+def _run_and_exit(trial: Trial, inputs: int, seed: int, note: Path) -> None:
+    code = 70
+    try:
+        trial.fates, trial.found = Counter(), {}
+        limit_this_process()
+        tried = 0
+
+        def one(content: bytes) -> None:
+            nonlocal tried
+            tried += 1
+            if tried > inputs:  # hypothesis tries some more, to make a failure smaller
+                return
+            note.write_text(json.dumps(_record(trial, tried, content)))
+            trial(content)
+
+        by_hypothesis(one, inputs, seed)
+        note.write_text(json.dumps(_record(trial, inputs, b"")))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _record(trial: Trial, tried: int, last: bytes) -> dict[str, Any]:
+    return {"tried": tried, "fates": trial.fates, "found": trial.found, "last": last.hex()}
+
+
+def limit_this_process() -> None:
+    """End what computes or waits too long with `Hang`, and what takes too much memory with MemoryError."""
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, _hang)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
+
+
+def by_hypothesis(run: Callable[[bytes], None], inputs: int, seed: int) -> None:
+    """Call `run` with `inputs` strings of choices, drawn by hypothesis."""
+    checks = list(HealthCheck)
+
+    @seeded(seed)
+    @settings(max_examples=inputs, deadline=None, database=None, suppress_health_check=checks)
+    @given(st.binary(max_size=MOST_CHOICES))
+    def runs(content: bytes) -> None:
+        run(content)
+
+    runs()
+
+
+def _is_first(refusal: BaseException) -> bool:
+    """Whether a refusal began with the first look at a file: the exception that was raised first says where."""
+    while refusal.__context__ is not None:
+        refusal = refusal.__context__
+    *_, frame = traceback.extract_tb(refusal.__traceback__)
+    return type(refusal).__name__ in UNKNOWN or any(part in frame.filename for part in FIRST)
+
+
+def _hang(*_: object) -> None:
+    raise Hang("no answer")
+
+
+def _set_timers(times: int) -> None:
+    for timer, seconds in TIMERS.items():
+        signal.setitimer(timer, times * seconds)
