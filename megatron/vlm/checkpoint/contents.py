@@ -196,6 +196,6 @@ NAMES: dict[tuple[str, str], Any] = {
 TABLES = (metadata.Metadata, MCoreMetadata)
 SHARED = frozenset({
     str, int, bool, type(None), torch.Size, torch.dtype, torch.layout, WriteItemType, metadata._MEM_FORMAT_ENCODING,
-    PosixPath, Name, _CHUNK, _INDEX, _PROPERTIES,
+    PosixPath, Name, _CHUNK, _INDEX, _PROPERTIES, _BYTES, TensorWriteData, WriteItem,
 })  # fmt: skip
 """What a table may refer to twice: nothing that grows. All else is a tree, no larger than the file that holds it."""

@@ -141,10 +141,11 @@ def _weights_only(load: Callable[..., Any]) -> Callable[..., Any]:
     def load_weights(*arguments: Any, **named: Any) -> Any:
         try:
             return load(*arguments, **{**named, "weights_only": True})
-        except (OSError, pickle.UnpicklingError):
+        except OSError:
             raise
         except Exception as error:  # as above
-            raise pickle.UnpicklingError(str(error)) from None
+            said = str(error).rpartition("WeightsUnpickler error: ")[2]  # torch's advice in front of it is long
+            raise pickle.UnpicklingError(said) from None
 
     return load_weights
 

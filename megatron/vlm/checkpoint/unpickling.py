@@ -44,7 +44,7 @@ class _Machine:
         try:
             while (code := data[at]) != _STOP:
                 at = INSTRUCTIONS[code](self, at + 1)
-        except IndexError:  # reading beyond the end is noticed by the next instruction
+        except (IndexError, ValueError):  # reading beyond the end is noticed by the next instruction
             at = len(data)
         if at + 1 != len(data) or len(self.stack) != 1 or self.marks or self.unfilled:
             raise pickle.UnpicklingError("it is cut off or damaged")
@@ -231,7 +231,10 @@ def _reduce(machine: _Machine, at: int) -> int:
     arguments, name = machine.stack.pop(), machine.stack[-1]
     if type(name) is not Name or name.call is None or type(arguments) is not tuple:
         raise pickle.UnpicklingError("it calls what no checkpoint needs to call")
-    machine.stack[-1] = name.call(*arguments)
+    try:
+        machine.stack[-1] = name.call(*arguments)
+    except TypeError:  # of more or fewer arguments
+        raise pickle.UnpicklingError("it calls what no checkpoint needs to call") from None
     return at
 
 
