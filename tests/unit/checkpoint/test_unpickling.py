@@ -184,6 +184,8 @@ WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], dict[str, Any]]]] =
     "a version that is none": (itself, lambda table: {"version": 1}),
     "a plan that is none": (itself, lambda table: {"all_local_plans": [table.version]}),
     "a name that is a list": (index, lambda table: {"fqn": ["a"]}),
+    "a plan twice": (itself, lambda table: {"all_local_plans": table.all_local_plans * 2}),
+    "pieces twice": (itself, lambda table: {"state_dict_metadata": {"links.a": first(table), "b": first(table)}}),
     "an index below zero": (index, lambda table: {"index": -1}),
     "a kind that is none": (item, lambda table: {"type": 1}),
 }
