@@ -44,7 +44,7 @@ class Answers:
     @classmethod
     def load(cls, path: str | Path) -> "Answers":
         """Those that a process has saved."""
-        return cls(**torch.load(path))
+        return cls(**torch.load(path, weights_only=True))
 
 
 def stored_name(name: str) -> str:

@@ -44,6 +44,8 @@ from tests.unit.data.noises import chirp, encoded
 
 def all_readers(folder: Path) -> dict[str, Reader]:
     """Every reader by its name; whole files are made in the folder."""
+    from tests.fuzz.save_readers import save_readers  # which takes `Reader` from here
+
     return {
         "plan": _plan(), "profile": _profile(), "index": _index(folder / "index"), "sizes": _sizes(folder),
         "dataset": _dataset(folder / "demo"), "config": _config(), "weights": _weights(folder / "model"),
@@ -51,6 +53,7 @@ def all_readers(folder: Path) -> dict[str, Reader]:
         "sounds": _sounds(),
         "tokenizer": _tokenizer(),
         **record_readers.readers(folder),
+        **save_readers(folder),
     }  # fmt: skip
 
 

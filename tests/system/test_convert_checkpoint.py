@@ -1,6 +1,7 @@
 """From Hugging Face to a training run on two pipeline ranks and back, as a user does it."""
 
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from megatron.vlm.hf import checkpoint
 from megatron.vlm.hf.names import table_name
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import PARTS
@@ -214,3 +216,34 @@ def test_merged_weights_are_checked_as_they_are_written_and_their_rounding_is_sa
     next(tensor for name, tensor in tensors.items() if "q_proj" in name and "language" in name).mul_(0.5)
     save_file(tensors, file, {"format": "pt"})
     assert difference(tmp_path / "ours", tmp_path / "merged") > 1e-3
+
+
+class Evil:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_the_check_of_an_export_runs_no_code_of_the_save(
+    ours: Path, theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights convert; what is no tensor is loaded for the logits alone."""
+    found, save = checkpoint.OurCheckpoint(ours), checkpoint.dcp.save
+
+    def evil(state: dict[str, object], **named: object) -> object:
+        return save({**state, checkpoint.COMMON: [Evil(tmp_path / "ran")]}, **named)
+
+    monkeypatch.setattr(checkpoint.dcp, "save", evil)
+    shapes = {name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+              for name, entry in found.weights.items()}  # fmt: skip
+    checkpoint.write_release(tmp_path / "evil", shapes, found.tensor)
+    words = ("--like", theirs, "--output-dir", tmp_path / "hf", "--check")
+    done = convert("--to-hf", tmp_path / "evil", *words, check=False)
+    assert done.returncode == 2
+    assert "cannot be loaded safely" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "ran").exists()

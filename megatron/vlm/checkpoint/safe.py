@@ -1,122 +1,164 @@
-"""Loads checkpoints without running code from them: their pickles may name only the classes that checkpoints need."""
+"""The door to every load: without --trust no checkpoint runs code by being loaded.
+
+A save's table of contents is read once, by `unpickling.unpickle`, and what that returned is what is used. Everything
+else that torch and Megatron read goes through `torch.load`, which inside the door takes weights only.
+"""
 
 import io
-import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import EnumType
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
+from megatron.vlm.checkpoint.unpickling import unpickle
 from omnibal_ext.errors import UserError
+from omnibal_ext.output import printable
+from omnibal_ext.reading.files import read_bytes
 
-CLASSES = {
-    ("torch.distributed.checkpoint.metadata", name)
-    for name in ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
-                 "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")
-} | {
-    ("torch.distributed.checkpoint.planner", name)
-    for name in ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")
-} | {
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"),
-    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan"),
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("collections", "OrderedDict"),
-    ("pathlib", "PosixPath"),
-    ("pathlib._local", "PosixPath"),  # Python 3.13
-}  # fmt: skip
-"""The classes in a .metadata file; torch's dtypes and layouts are allowed too."""
-FORCED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-"""An environment variable that lets torch unpickle anything unless `weights_only` is passed; core omits it once."""
-
-
-class _TableOfContents(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in CLASSES:
-            return super().find_class(module, name)
-        if (module, name) == ("builtins", "getattr"):
-            return _member
-        if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype | torch.layout):
-            return kind
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
-
-
-def _member(kind: Any, name: str) -> Any:
-    """getattr for members of enumerations only, which Python before 3.11.4 pickles this way."""
-    if isinstance(kind, EnumType) and name in kind.__members__:
-        return kind[name]
-    raise pickle.UnpicklingError("it names builtins.getattr, which no checkpoint needs of anything but enumerations")
+CONTENTS = ".metadata"
+LARGEST_CONTENTS = 2**30
+"""Bytes, for some three million shards."""
 
 
 def read_contents(path: Path) -> Metadata:
     """Read a save's .metadata. Raises UserError if it is damaged or names another class."""
+    data = read_bytes(path, "is it a distributed checkpoint?", LARGEST_CONTENTS)
     try:
-        with path.open("rb") as file:
-            contents = _TableOfContents(file).load()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); is it a distributed checkpoint?") from None
+        return unpickle(data)
     except Exception as error:  # a damaged pickle raises nearly anything
         raise UserError(_refused(path, error)) from None
-    if not isinstance(contents, Metadata):
-        raise UserError(_refused(path, "it is no table of contents"))
-    return contents
+
+
+class SaveReader(FileSystemReader):
+    """Reads one save for `read_weight`, its table of contents once: safely, or with `trust` as torch does."""
+
+    def __init__(self, folder: Path, trust: bool = False) -> None:
+        super().__init__(folder)
+        self.contents = super().read_metadata() if trust else read_contents(folder / CONTENTS)
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The table of contents."""
+        return self.contents
+
+
+def read_weight(reader: SaveReader, name: str, entry: TensorStorageMetadata) -> Tensor:
+    """Read one weight of a save, unsharded; torch reads tensors as weights only."""
+    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype)}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return state[name]
 
 
 @contextmanager
 def safe_unpickling(trust: bool) -> Iterator[None]:
-    """Inside, torch's checkpoint reader unpickles only allowed classes, whatever `FORCED` says; with `trust` anything.
+    """Inside, torch's and Megatron's readers of checkpoints run no code, whatever the environment says.
 
-    Raises UserError for a refused file. Megatron's own reader keeps its list (`core.safe_globals`).
+    With `trust` they run anything. Raises UserError for a refused file.
     """
+    _forget_contents()
     if trust:
         yield
         return
-    read_metadata, load_bytes = FileSystemReader.read_metadata, DefaultLoadPlanner.load_bytes
+    read_metadata, load_bytes, load = FileSystemReader.read_metadata, DefaultLoadPlanner.load_bytes, torch.load
     refusals: list[UserError] = []
-    forced = os.environ.pop(FORCED, None)
-
-    def read_safely(self: FileSystemReader, *arguments: Any, **named: Any) -> Metadata:
-        try:
-            read_contents(Path(self.path) / ".metadata")
-        except UserError as refusal:
-            refusals.append(refusal)
-            raise
-        return read_metadata(self, *arguments, **named)
-
-    def load_safely(self: DefaultLoadPlanner, item: ReadItem, value: io.BytesIO) -> None:
-        try:
-            torch.load(value, weights_only=True)
-        except Exception as error:  # as above
-            raise UserError(_refused(item.storage_index.fqn, error)) from None
-        value.seek(0)
-        load_bytes(self, item, value)
-
-    FileSystemReader.read_metadata = read_safely  # type: ignore[method-assign]
-    DefaultLoadPlanner.load_bytes = load_safely  # type: ignore[method-assign,assignment]
+    FileSystemReader.read_metadata = _read_once(refusals)  # type: ignore[method-assign]
+    DefaultLoadPlanner.load_bytes = _named_by_item(load_bytes)  # type: ignore[method-assign]
+    torch.load = _weights_only(load)
     try:
         yield
+        if refusals:  # where torch went on with tables of single ranks
+            raise refusals[0]
     except CheckpointException as error:  # torch's, in which it wraps what its readers raise, on any rank
-        refusals += [failure for failure, _ in error.failures.values() if isinstance(failure, UserError)]
-        raise refusals[0] if refusals else error from None
+        refused = [refusal for failure, _ in error.failures.values() if (refusal := _refusal(failure))]
+        raise next(iter(refusals + refused), error) from None
+    except pickle.UnpicklingError as error:  # of a file that Megatron reads itself
+        raise _refusal(error) from None  # type: ignore[misc]
     finally:
         FileSystemReader.read_metadata = read_metadata  # type: ignore[method-assign]
         DefaultLoadPlanner.load_bytes = load_bytes  # type: ignore[method-assign]
-        if forced is not None:
-            os.environ[FORCED] = forced
+        torch.load = load
+        _forget_contents()
+
+
+def _forget_contents() -> None:
+    """Empty the caches of Megatron's readers, in which tables of trusted and of other loads would lie together."""
+    kinds = [FileSystemReader]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if hasattr(kind, "clear_metadata_cache"):
+            kind.clear_metadata_cache()
+
+
+def _read_once(refusals: list[UserError]) -> Callable[..., Metadata]:
+    """FileSystemReader.read_metadata for one load: all readers of a save get what the first one read.
+
+    `refusals` is given the refused ones: torch hides them behind errors of its own.
+    """
+    read: dict[Path, Metadata] = {}
+
+    def read_safely(self: FileSystemReader, *_: Any, rank: int | None = None, **__: Any) -> Metadata:
+        path = Path(self.path) / (CONTENTS if rank is None else f"__{rank}{CONTENTS}")
+        try:
+            if path not in read:
+                read[path] = read_contents(path)
+        except UserError as refusal:
+            refusals.append(refusal)
+            raise
+        contents = read[path]
+        contents.storage_meta = contents.storage_meta or StorageMeta()
+        contents.storage_meta.load_id = self.load_id
+        return contents
+
+    return read_safely
+
+
+def _named_by_item(load_bytes: Callable[..., None]) -> Callable[..., None]:
+    """DefaultLoadPlanner.load_bytes, which says of what it cannot load which it is."""
+
+    def load_named(self: DefaultLoadPlanner, item: ReadItem, value: io.BytesIO) -> None:
+        try:
+            load_bytes(self, item, value)
+        except Exception as error:  # as above
+            raise UserError(_refused(item.storage_index.fqn, error)) from None
+
+    return load_named
+
+
+def _weights_only(load: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.load, which takes weights only, whatever its caller or the environment says.
+
+    Raises UnpicklingError for what it refuses and for damaged files.
+    """
+
+    def load_weights(*arguments: Any, **named: Any) -> Any:
+        try:
+            return load(*arguments, **{**named, "weights_only": True})
+        except OSError:
+            raise
+        except Exception as error:  # as above
+            said = str(error).rpartition("WeightsUnpickler error: ")[2]  # torch's advice in front of it is long
+            raise pickle.UnpicklingError(said) from None
+
+    return load_weights
+
+
+def _refusal(error: BaseException) -> UserError | None:
+    if isinstance(error, UserError):
+        return error
+    return UserError(_refused("the checkpoint", error)) if isinstance(error, pickle.UnpicklingError) else None
 
 
 def _refused(what: object, error: object) -> str:
-    reason = " ".join(str(error).split())[:200]
+    reason = printable(" ".join(str(error).split()))[:200]
     return (
-        f"{what}: cannot be loaded safely ({reason}); if you know who wrote it, --trust loads it as it is, and "
-        "runs what it holds"
+        f"{printable(str(what))[:200]}: cannot be loaded safely ({reason}); if you know who wrote it, --trust loads it "
+        "as it is, and runs what it holds"
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from megatron.vlm.hf.finite import Broken
 from megatron.vlm.hf.forms import Link, join, split
 from megatron.vlm.hf.names import WeightSource, table_name
 from megatron.vlm.hf.peft_config import (
@@ -196,8 +197,12 @@ def read_peft(
     peft's, and for adapters of another type, model or layer than can be trained here.
     """
     config, found = PeftConfig.read(folder), read_pairs(folder / WEIGHT_FILE)
-    for stem, (a, _) in found.items():
+    broken = Broken()
+    for stem, (a, b) in found.items():
         config.check_layer(stem, len(a))
+        broken.seen(f"{stem}{SUFFIXES[0]}", a)
+        broken.seen(f"{stem}{SUFFIXES[1]}", b)
+    broken.refuse(folder / WEIGHT_FILE)
     known = {name: layer for layer in layers.values() for name in layer.theirs}
     unused_pairs = _unused(found, unused or {})
     theirs = {table_name(stem): pair for stem, pair in found.items() if stem not in unused_pairs}

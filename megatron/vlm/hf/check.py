@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from megatron.training.checkpointing import load_checkpoint
 from torch import Tensor
 
 from megatron.vlm import platform
+from megatron.vlm.checkpoint.guard import load_complete
 from megatron.vlm.data.media.features import order_tensors
 from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.hf.check_samples import CheckSample, audio_token, random_samples, samples_of
@@ -109,12 +109,14 @@ def _our_logits(
     """Logits of each sample; the same with merged adapters, if `is_merged` and there are some, else None."""
     checkpoint = OurCheckpoint(ours)
     adapters = Adapters.from_record(checkpoint.run.get("adapters"))
-    flags = ["--load", str(ours), "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint", *adapters.flags]
+    step = ["--ckpt-step", str(checkpoint.save.iteration)] if checkpoint.save.iteration else []
+    flags = ["--load", str(ours), *step, *adapters.flags, "--ckpt-format", "torch_dist"]
+    flags += ["--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"]
     platform.multiply_exactly()
-    with single_process(str(theirs), [*flags, "--ckpt-format", "torch_dist"]) as inputs, torch.no_grad():
+    with single_process(str(theirs), flags) as inputs, torch.no_grad():
         chain = Chain.of(inputs.args, architecture)
         stage = Stage(chain, 0, len(chain.kinds)).cuda()
-        load_checkpoint([stage], None, None)
+        load_complete([stage], None, None)
         batch, lengths = _pack(samples, image_token), [len(sample.ids) for sample in samples]
         if architecture.audio:
             batch = _with_sounds(batch, samples, audio_token(architecture))

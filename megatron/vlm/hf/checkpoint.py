@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from megatron.vlm.checkpoint.folder import INTEGRITY, RELEASE, TRACKER, Checkpoints
 from megatron.vlm.checkpoint.integrity import seal_by_one_process
-from megatron.vlm.checkpoint.safe import read_contents
+from megatron.vlm.checkpoint.safe import SaveReader, read_weight
 from omnibal_ext.adapters import SUFFIX
 from omnibal_ext.files.records import verify_checksums
 
@@ -71,11 +70,10 @@ class OurCheckpoint:
     def __init__(self, folder: Path, trust: bool = False, step: int | None = None) -> None:
         self.save = Checkpoints(folder).newest(step, trust)
         self.folder = self.save.path
-        self._reader = _Reader(self.folder)
-        metadata = self._reader.read_metadata().state_dict_metadata
+        self._reader = SaveReader(self.folder, trust)
         self.weights = {
             name: entry
-            for name, entry in metadata.items()
+            for name, entry in self._reader.contents.state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata) and name.startswith("links.")
         }
 
@@ -109,18 +107,4 @@ class OurCheckpoint:
 
     def tensor(self, name: str) -> Tensor:
         """Read one weight, unsharded."""
-        entry = self.weights[name]
-        state = {name: torch.empty(entry.size, dtype=entry.properties.dtype)}
-        dcp.load(state, storage_reader=self._reader, no_dist=True)
-        return state[name]
-
-
-class _Reader(dcp.FileSystemReader):
-    """Reads the checkpoint's `.metadata` once, safely."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._metadata = read_contents(folder / ".metadata")
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        return self._metadata
+        return read_weight(self._reader, name, self.weights[name])

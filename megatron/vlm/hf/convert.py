@@ -16,6 +16,7 @@ from torch import Tensor
 
 from megatron.vlm.hf.adapters import AdaptedLayer, adapted_layers, read_peft, write_peft
 from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
+from megatron.vlm.hf.finite import Broken
 from megatron.vlm.hf.folder import DTYPES, Stored, WeightFolder, write_index, write_weights
 from megatron.vlm.hf.forms import join, resolve_form, split
 from megatron.vlm.hf.names import WeightSource, is_unused, sources, table_name
@@ -142,7 +143,7 @@ def _join(source: WeightSource, tensors: Iterable[Tensor]) -> Tensor:
 def from_hugging_face(folder: Path, output: Path, peft: Path | None = None) -> KeyMap:
     """Convert a Hugging Face folder, and the adapters of the folder `peft` if given, to a checkpoint for any layout.
 
-    Raises UserError if the model or its weights are not supported, or the output exists.
+    Raises UserError if the model or its weights are not supported, a weight is not finite, or the output exists.
     """
     config_path(folder)  # says so if this is no model's folder at all
     theirs = WeightFolder(folder)
@@ -152,14 +153,19 @@ def from_hugging_face(folder: Path, output: Path, peft: Path | None = None) -> K
     added = given.ours if given else {}
     _make_empty(output)
     shapes = {**keys.shapes, **{name: tensor.to("meta") for name, tensor in added.items()}}
-    turns = track(shapes, "converting", len(shapes))
+    turns, broken = track(shapes, "converting", len(shapes)), Broken()
 
     def make(ours: str) -> Tensor:
         next(turns)
-        return added[ours] if ours in added else keys.join(ours, map(theirs.tensor, keys.sources[ours].theirs))
+        if ours in added:
+            return added[ours]
+        return keys.join(ours, (broken.seen(name, theirs.tensor(name)) for name in keys.sources[ours].theirs))
 
     write_release(output, shapes, make, {"adapters": given.adapters.to_record()} if given else {})
     next(turns, None)  # closes the progress bar
+    if broken.names:
+        _empty(output)
+        broken.refuse(folder)
     _write_side(folder, output / SIDE, theirs, keys)
     if given:
         given.extras.write(output / SIDE)
@@ -172,6 +178,11 @@ def _make_empty(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder}: is not empty; choose another --output-dir or remove it")
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _write_side(folder: Path, side: Path, theirs: WeightFolder, keys: KeyMap) -> None:
@@ -199,17 +210,23 @@ def to_hugging_face(folder: Path, output: Path, like: Path | None = None, step: 
     """Export a folder's latest checkpoint, or that of iteration `step`, to a Hugging Face folder; adapters are merged.
 
     Names and files are those of the original model: `like` (a Hugging Face folder or a checkpoint of ours), else the
-    checkpoint's `huggingface/`, else the run's --model. Raises UserError if there is none or it is another model.
+    checkpoint's `huggingface/`, else the run's --model. Weights that are not finite are said to be so, and written.
+    Raises UserError if there is none or it is another model.
     """
     ours, side, keys = _opened(folder, like, step)
     stored, unused_weights = _listing(side)
     _make_empty(output)
     stored = export_types(stored, ours, keys.sources, keys.shapes)
     extras = _extras(side, folder, ours)
-    files = sorted({entry.file for entry in stored.values()})
+    files, broken = sorted({entry.file for entry in stored.values()}), Broken()
     for file in track(files, "writing", len(files)):
         here = {name: entry for name, entry in stored.items() if entry.file == file}
-        write_weights(output / file, here, _tensors(here, keys, ours, unused_weights, extras))
+        tensors = _tensors(here, keys, ours, unused_weights, extras)
+        used = here.keys() - keys.unused
+        write_weights(
+            output / file, here, ((name, broken.seen(name, one) if name in used else one) for name, one in tensors)
+        )
+    broken.warn(ours.folder)
     write_index(output, stored)
     _copy_all_but_weights(side, output)
     write_config_dtype(output, stored)
@@ -227,7 +244,9 @@ def to_peft(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
         raise UserError(f"{ours.folder}: has no adapters; --to-hf writes its weights")
     _make_empty(output)
     layers = {weight: layer for weight, layer in keys.layers.items() if layer.target in adapters.targets}
-    tensors = {name: ours.tensor(name) for name in sorted(ours.adapters)}
+    broken = Broken()
+    tensors = {name: broken.seen(name, ours.tensor(name)) for name in sorted(ours.adapters)}
+    broken.warn(ours.folder)
     is_remote_code = not MODELS[keys.architecture.types[0]].transformers
     base = str(ours.preset or side)
     extras = _extras(side, folder, ours)

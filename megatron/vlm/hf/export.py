@@ -47,6 +47,9 @@ class SaveExporter:
             return
         (save, process), self._running = self._running, None
         said = process.communicate()[1].splitlines()
+        for line in said:
+            if line.startswith("warning: "):
+                say(line)
         if process.returncode:
             errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")] or said
             why = errors[-1] if errors else f"exit code {process.returncode}"

@@ -1,0 +1,52 @@
+"""Weights that are no finite numbers: refused where a model comes in, said where one goes out."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.output import say
+
+SHOWN = 3
+"""Names that a message gives."""
+
+
+class Broken:
+    """Names of the tensors seen so far that hold NaN or infinity."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, bool] = {}
+
+    def seen(self, name: str, tensor: Tensor) -> Tensor:
+        """Look at a tensor, once for each name, and return it. One pass over it, which needs no memory."""
+        if name not in self._found:
+            self._found[name] = not _is_finite(tensor)
+        return tensor
+
+    @property
+    def names(self) -> list[str]:
+        """In the order in which they were seen."""
+        return [name for name, is_broken in self._found.items() if is_broken]
+
+    def refuse(self, source: Path) -> None:
+        """Raise UserError if any was seen."""
+        if self.names:
+            raise UserError(f"{source}: {self}; download it again, or have it written again")
+
+    def warn(self, source: Path) -> None:
+        """Say which were seen, if any."""
+        if self.names:
+            say(f"warning: {source}: {self}; written as they are, older saves may be whole", error=True)
+
+    def __str__(self) -> str:
+        names = self.names
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        return f"{', '.join(names[:SHOWN])}{more}: not all numbers are finite (NaN or infinity)"
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity."""
+    if not (tensor.numel() and tensor.is_floating_point()):
+        return True
+    return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
