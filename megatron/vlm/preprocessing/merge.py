@@ -18,7 +18,8 @@ from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.job import PreprocessJob
 from megatron.vlm.preprocessing.parts import PreparedPart
-from megatron.vlm.preprocessing.samples import Recipe, open_recipe
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.samples import open_recipe
 from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import checksums_of

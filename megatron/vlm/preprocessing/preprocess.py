@@ -25,7 +25,8 @@ from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.job import PreprocessJob, Shard
 from megatron.vlm.preprocessing.merge import merge, of_samples, take_sizes
 from megatron.vlm.preprocessing.parts import PreparedPart, prepare_part
-from megatron.vlm.preprocessing.samples import Recipe, open_recipe
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
