@@ -28,7 +28,8 @@ from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import UserError
 from tests.fuzz.mutate import Choices, damaged
-from tests.fuzz.readers import Reader, all_readers
+from tests.fuzz.reader import Reader
+from tests.fuzz.readers import all_readers
 
 TIMERS = {signal.ITIMER_PROF: 5.0, signal.ITIMER_REAL: 60.0}
 """Seconds of computing, and of waiting."""

@@ -1,22 +1,13 @@
 """Every reader of files that others wrote: whole files for it, and what a program does with them."""
 
 import hashlib
-import io
 import json
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.images import MAX_PIXELS, image_size, load_rgb
-from megatron.vlm.data.media.sounds import load_sound, sound_length
-from megatron.vlm.data.media.videos import read_frames, video_facts
-from megatron.vlm.data.rejects import RejectCount, Rejected
+from megatron.vlm.data.rejects import RejectCount
 from megatron.vlm.hf.convert import KeyMap
 from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
 from megatron.vlm.hf.names import sources
@@ -40,21 +31,9 @@ from omnibal_ext.reading.document import sealed
 from omnibal_ext.run_metrics import evaluations, profile_check, training_intervals
 from omnibal_ext.sizes import Sizes
 from tests.demo import demo_dataset
+from tests.fuzz.media_readers import media_readers
+from tests.fuzz.reader import Reader
 from tests.unit.architectures import test_huggingface as published
-from tests.unit.data.clips import noise, write_video
-from tests.unit.data.noises import chirp, encoded
-
-Files = Mapping[str, bytes]
-
-
-@dataclass(frozen=True)
-class Reader:
-    """What is read: whole files by name, and a program that reads them in a folder."""
-
-    files: Files
-    read: Callable[[Path], Any]
-    mend: Callable[[Path], None] = lambda folder: None
-    """Makes hashes true again, so that what lies behind them is reached too."""
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
@@ -66,9 +45,9 @@ def all_readers(folder: Path) -> dict[str, Reader]:
     return {
         "plan": _plan(), "profile": _profile(), "index": _index(folder / "index"), "sizes": _sizes(folder),
         "dataset": _dataset(folder / "demo"), "config": _config(), "weights": _weights(folder / "model"),
-        "metrics": _metrics(), "rejects": _rejects(), "chat": _chat(), "images": _images(), "videos": _videos(),
-        "sounds": _sounds(),
+        "metrics": _metrics(), "rejects": _rejects(), "chat": _chat(),
         "tokenizer": _tokenizer(),
+        **media_readers(),
     }  # fmt: skip
 
 
@@ -262,71 +241,6 @@ def _chat() -> Reader:
         {"chat.json": json.dumps(line).encode()},
         lambda folder: parse_conversation((folder / "chat.json").read_bytes(), ("<s>", "<|im_end|>")),
     )
-
-
-def _images() -> Reader:
-    pixels = np.random.default_rng(0).integers(0, 255, (24, 32, 3), dtype=np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    files = {}
-    for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP"):
-        out = io.BytesIO()
-        Image.fromarray(pixels).save(out, kind, **({"exif": exif} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}))
-        files[f"image.{kind.lower()}"] = out.getvalue()
-
-    def read(folder: Path) -> None:
-        for path in sorted(folder.glob("image.*")):
-            try:
-                image_size(path)
-            except Rejected:
-                continue
-            try:
-                load_rgb(path)
-            except Exception as error:  # training names the file; Pillow's readers raise nearly anything
-                raise UserError(f"{path}: {error!r}") from error
-
-    return Reader(files, read)
-
-
-def _videos() -> Reader:
-    files = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, codec in (("video.mp4", "mpeg4"), ("video.mkv", "mpeg4"), ("video.avi", "mjpeg")):
-            write_video(Path(folder) / name, noise(6, 32, 24), 3, codec)
-            files[name] = (Path(folder) / name).read_bytes()
-
-    def read(folder: Path) -> None:
-        for path in sorted(folder.glob("video.*")):
-            try:
-                facts = video_facts(path, (), MAX_PIXELS)
-            except Rejected:
-                continue
-            try:
-                list(read_frames(path, (), range(min(facts.frames, 16))))
-            except Exception as error:  # training names the file; FFmpeg raises nearly anything
-                raise UserError(f"{path}: {error!r}") from error
-
-    return Reader(files, read)
-
-
-def _sounds() -> Reader:
-    wave, files = chirp(3000, 16000, 2), dict[str, bytes]()
-    for container, codec in (("wav", "pcm_s16le"), ("flac", "flac"), ("mp3", "libmp3lame"), ("ogg", "libopus"),
-                             ("ipod", "aac"), ("matroska", "aac"), ("aiff", "pcm_s16be")):  # fmt: skip
-        files[f"sound.{container}"] = encoded(wave, 48000, codec, container)
-
-    def read(folder: Path) -> None:
-        for path in sorted(folder.glob("sound.*")):
-            try:
-                sound_length(path, (), 16000)
-            except Rejected:
-                continue
-            try:
-                load_sound(path, (), 16000)
-            except Exception as error:  # training names the file; FFmpeg raises nearly anything
-                raise UserError(f"{path}: {error!r}") from error
-
-    return Reader(files, read)
 
 
 def _tokenizer() -> Reader:
