@@ -30,7 +30,7 @@ from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
+from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.analytic import DEVICES, GPUS_A_NODE, analytic_profile

@@ -12,7 +12,7 @@ from examples.demo.data import make_demo_data
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
+from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.writing import replacing
 from omnibal_ext.reading.arrays import array_names, read_arrays
 from omnibal_ext.reading.checks import anything, listing, mapping, record, shown, text
 from omnibal_ext.reading.document import read_json
@@ -111,7 +112,8 @@ class Sizes:
 
     def save(self, path: str | Path, **columns: NDArray[Any]) -> None:
         """Write an `.npz` that `load` reads; `columns` [N] are further values of the samples."""
-        np.savez(path, allow_pickle=False, tiles=self.tiles, tokens=self.tokens, **self.more, **columns)
+        with replacing(Path(path)) as file:
+            np.savez(file, allow_pickle=False, tiles=self.tiles, tokens=self.tokens, **self.more, **columns)
 
 
 def sizes_files(paths: Sequence[str | Path]) -> list[Path]:

@@ -9,7 +9,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
+from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.packed_index import PackedIndex

@@ -12,6 +12,7 @@ from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.records import sha256_of, verify_checksums, write_text
+from omnibal_ext.files.writing import replacing
 from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons
@@ -317,7 +318,8 @@ def main() -> None:
     found = [] if arguments.held_out_of else shortfalls(summary, options)  # their order does not matter
     if arguments.dump_iterations:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
-        np.save(arguments.dump_iterations, epoch_iterations(stream), allow_pickle=False)
+        with replacing(Path(arguments.dump_iterations)) as file:
+            np.save(file, epoch_iterations(stream), allow_pickle=False)
     if arguments.report:
         view = PackingView.of_summary(index, corpus, summary, [asdict(trial) for trial in trials])
         write_text(Path(arguments.report), report([], [view]))

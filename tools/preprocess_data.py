@@ -31,7 +31,8 @@ with exit_on_user_error():
         with_video,
     )
     from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard, preview
-    from megatron.vlm.preprocessing.samples import Recipe, open_recipe
+    from megatron.vlm.preprocessing.recipe import Recipe
+    from megatron.vlm.preprocessing.samples import open_recipe
     from megatron.vlm.preprocessing.shorten import METHODS
 
 LINES_LOOKED_AT = 32

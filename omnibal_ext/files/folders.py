@@ -3,12 +3,12 @@
 import ctypes
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.writing import hidden_name, naming, new_folder, remove_unfinished
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Constants of Linux's renameat2."""
@@ -38,19 +38,24 @@ def refuse_without_manifest(folder: Path, what: str, maker: str) -> None:
 
 
 @contextmanager
-def building(target: Path) -> Iterator[Path]:
+def building(target: Path, keeps: bool = False) -> Iterator[Path]:
     """Yield a new folder to write into; it replaces `target` at the end, and is removed after an error.
 
-    At any time, also after a crash, the old folder or the new one is there, complete.
+    `keeps`: a `target` that is there by then, made by another program, stays. At any time, also after a crash, the old
+    folder or the new one is there, complete; what a killed program has left is removed. Raises UserError where the
+    system refuses.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield folder
-        folder.chmod(0o755)
-        _put_in_place(folder, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    target = Path(os.path.realpath(target))  # a link stays one
+    with naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(target.parent, target.name)
+        with new_folder(hidden_name(target)) as folder:
+            try:
+                yield folder
+                if not (keeps and target.exists()):
+                    _put_in_place(folder, target)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _put_in_place(folder: Path, target: Path) -> None:

@@ -10,11 +10,12 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.output import say
@@ -62,7 +63,7 @@ def only_job(path: Path, what: str, job: str | None = None) -> Iterator[None]:
         yield
 
 
-def _take(path: Path, exclusive: bool, job: str | None = None) -> IO[str] | None:
+def _take(path: Path, exclusive: bool, job: str | None = None) -> FileIO | None:
     """Return the lock file, locked and with our name in it; None if another holds it. Programs of a `job` share it."""
     lock = _locked(path, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
     if lock is not None:
@@ -75,7 +76,7 @@ def _take(path: Path, exclusive: bool, job: str | None = None) -> IO[str] | None
     return lock
 
 
-def _join(path: Path, job: str | None) -> IO[str] | None:
+def _join(path: Path, job: str | None) -> FileIO | None:
     """The lock file, locked together with other programs of the same job; None if another job holds it."""
     lock = _locked(path, fcntl.LOCK_SH) if job is not None else None
     if lock is not None and _signature(path).get("job") != job:
@@ -84,12 +85,17 @@ def _join(path: Path, job: str | None) -> IO[str] | None:
     return lock
 
 
-def _locked(path: Path, kind: int) -> IO[str] | None:
+def _locked(path: Path, kind: int) -> FileIO | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("a")
+        # No link, behind which another file would be emptied, and no pipe, which would wait for a reader.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        lock = FileIO(os.open(path, flags, 0o666), "r+")
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder") from None
+    if not stat.S_ISREG(os.fstat(lock.fileno()).st_mode):
+        lock.close()
+        raise UserError(f"{path}: cannot be written (no regular file); choose another folder")
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -105,7 +111,7 @@ def _locked(path: Path, kind: int) -> IO[str] | None:
 
 
 @contextmanager
-def _held(path: Path, lock: IO[str]) -> Iterator[None]:
+def _held(path: Path, lock: FileIO) -> Iterator[None]:
     try:
         yield
     finally:
@@ -117,14 +123,14 @@ def _held(path: Path, lock: IO[str]) -> Iterator[None]:
         lock.close()
 
 
-def _is_removed(path: Path, lock: IO[str]) -> bool:
+def _is_removed(path: Path, lock: FileIO) -> bool:
     try:
         return not os.path.samestat(path.stat(), os.fstat(lock.fileno()))
     except FileNotFoundError:
         return True
 
 
-def _until(take: Callable[[], IO[str] | None], seconds: float = float("inf")) -> IO[str] | None:
+def _until(take: Callable[[], FileIO | None], seconds: float = float("inf")) -> FileIO | None:
     limit = time.monotonic() + seconds
     while (lock := take()) is None and time.monotonic() < limit:
         time.sleep(POLL_SECONDS)

@@ -1,17 +1,16 @@
 """JSON files that one program writes, atomically, and another reads; files to which a run appends lines; and
 the SHA-256 of files, which a manifest lists."""
 
-import contextlib
 import hashlib
 import json
 import os
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError, from_os_error
+from omnibal_ext.files.writing import remove_unfinished, replacing
 from omnibal_ext.output import say
 from omnibal_ext.reading.checks import Value, shown
 from omnibal_ext.reading.document import check_if_sealed, read_json
@@ -56,19 +55,12 @@ def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
 def write_text(target: Path, text: str) -> None:
     """Write a file atomically: a crash leaves the old one or the new one, also if several programs write it.
 
-    Raises UserError naming the file if it cannot be written; no partial file is left.
+    Raises UserError naming the file if it cannot be written; no partial file is left, nor what a killed program left.
     """
-    partial = target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise from_os_error(OSError(error.errno, error.strerror, str(target))) from None
+    behind = Path(os.path.realpath(target))
+    remove_unfinished(behind.parent, behind.name)
+    with replacing(target) as file:
+        file.write(text.encode())
 
 
 class JsonLines:

@@ -4,7 +4,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from omnibal_ext.architectures.folder import CONFIG, read_config, weight_files
 from omnibal_ext.architectures.presets import HUB_NAME
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
+from omnibal_ext.files.folders import building
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
 from omnibal_ext.units import GIB
@@ -56,21 +56,15 @@ def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bo
     With `data`, a dataset, logits are compared with transformers' on two of its samples if this machine can. If the
     tool fails, this program exits with the same code.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    building = target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}")
-    words: list[object] = [tool, "--from-hf", source, "--output-dir", building]
-    if data and not (why_not := _not_comparable(source)):
-        words += ["--check", "--data", data]
-    elif data and not quiet:
-        say(f"{source}: converted without comparing logits with transformers': {why_not}")
-    try:
+    with building(target, keeps=True) as folder:
+        words: list[object] = [tool, "--from-hf", source, "--output-dir", folder]
+        if data and not (why_not := _not_comparable(source)):
+            words += ["--check", "--data", data]
+        elif data and not quiet:
+            say(f"{source}: converted without comparing logits with transformers': {why_not}")
         done = run_python(*words, stdout=subprocess.DEVNULL if quiet else None)
         if done.returncode:
             sys.exit(done.returncode)
-        if not target.exists():
-            building.rename(target)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]

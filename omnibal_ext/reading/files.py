@@ -1,5 +1,6 @@
 """Opening files by name: regular ones only, with a limit on their size."""
 
+import errno
 import os
 import stat
 from io import BufferedReader
@@ -14,19 +15,25 @@ def open_plain(path: PathLike, remedy: str, most_bytes: int | None = None) -> Bu
     """Open a regular file for reading. Raises UserError, naming file and remedy, for anything else (a named pipe might
     block for ever) and for a file larger than `most_bytes`."""
     try:
-        # Opening a named pipe would wait for its writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = open_regular(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
     except ValueError:  # a NUL or half a surrogate pair
         raise UserError(f"{str(path)!r}: is no file's name; {remedy}") from None
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and (most_bytes is None or status.st_size <= most_bytes):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path}: cannot be read (no regular file); {remedy}")
-    raise UserError(f"{path}: has {status.st_size} bytes, at most {most_bytes} are read; {remedy}")
+    if most_bytes is not None and (size := size_of(file)) > most_bytes:
+        file.close()
+        raise UserError(f"{path}: has {size} bytes, at most {most_bytes} are read; {remedy}")
+    return file
+
+
+def open_regular(path: PathLike) -> BufferedReader:
+    """The same with the errors of the system: OSError, also for what is no regular file."""
+    # Opening a named pipe would wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def read_bytes(path: PathLike, remedy: str, most_bytes: int) -> bytes:

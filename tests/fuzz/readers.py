@@ -1,17 +1,11 @@
 """Every reader of files that others wrote: whole files for it, and what a program does with them."""
 
-import io
 import json
-import tempfile
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.images import MAX_PIXELS, image_size, load_rgb
-from megatron.vlm.data.media.sounds import load_sound, sound_length
-from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import RejectCount
 from megatron.vlm.hf.convert import KeyMap
 from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
@@ -36,22 +30,20 @@ from omnibal_ext.run_metrics import evaluations, profile_check, training_interva
 from omnibal_ext.sizes import Sizes
 from tests.demo import demo_dataset
 from tests.fuzz import record_readers
-from tests.fuzz.reader import Reader, content_of, each_of, trained_on, true_hashes
+from tests.fuzz.media_readers import media_readers
+from tests.fuzz.reader import Reader, content_of, each_of, true_hashes
+from tests.fuzz.save_readers import save_readers
 from tests.unit.architectures import test_huggingface as published
-from tests.unit.data.clips import noise, write_video
-from tests.unit.data.noises import chirp, encoded
 
 
 def all_readers(folder: Path) -> dict[str, Reader]:
     """Every reader by its name; whole files are made in the folder."""
-    from tests.fuzz.save_readers import save_readers  # which takes `Reader` from here
-
     return {
         "plan": _plan(), "profile": _profile(), "index": _index(folder / "index"), "sizes": _sizes(folder),
         "dataset": _dataset(folder / "demo"), "config": _config(), "weights": _weights(folder / "model"),
-        "metrics": _metrics(), "rejects": _rejects(), "chat": _chat(), "images": _images(), "videos": _videos(),
-        "sounds": _sounds(),
+        "metrics": _metrics(), "rejects": _rejects(), "chat": _chat(),
         "tokenizer": _tokenizer(),
+        **media_readers(),
         **record_readers.readers(folder),
         **save_readers(folder),
     }  # fmt: skip
@@ -226,50 +218,6 @@ def _chat() -> Reader:
         {"chat.json": json.dumps(line).encode()},
         lambda folder: parse_conversation((folder / "chat.json").read_bytes(), ("<s>", "<|im_end|>")),
     )
-
-
-def _images() -> Reader:
-    pixels = np.random.default_rng(0).integers(0, 255, (24, 32, 3), dtype=np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    files = {}
-    for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP"):
-        out = io.BytesIO()
-        Image.fromarray(pixels).save(out, kind, **({"exif": exif} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}))
-        files[f"image.{kind.lower()}"] = out.getvalue()
-
-    def read(path: Path) -> None:
-        image_size(path)
-        trained_on(load_rgb)(path)
-
-    return Reader(files, each_of("image.*", read))
-
-
-def _videos() -> Reader:
-    files = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, codec in (("video.mp4", "mpeg4"), ("video.mkv", "mpeg4"), ("video.avi", "mjpeg")):
-            write_video(Path(folder) / name, noise(6, 32, 24), 3, codec)
-            files[name] = (Path(folder) / name).read_bytes()
-
-    def read(path: Path) -> None:
-        facts = video_facts(path, (), MAX_PIXELS)
-        trained_on(lambda path: list(read_frames(path, (), range(min(facts.frames, 16)))))(path)
-
-    return Reader(files, each_of("video.*", read))
-
-
-def _sounds() -> Reader:
-    wave, files = chirp(3000, 16000, 2), dict[str, bytes]()
-    for container, codec in (("wav", "pcm_s16le"), ("flac", "flac"), ("mp3", "libmp3lame"), ("ogg", "libopus"),
-                             ("ipod", "aac"), ("matroska", "aac"), ("aiff", "pcm_s16be")):  # fmt: skip
-        files[f"sound.{container}"] = encoded(wave, 48000, codec, container)
-
-    def read(path: Path) -> None:
-        sound_length(path, (), 16000)
-        trained_on(lambda path: load_sound(path, (), 16000))(path)
-
-    return Reader(files, each_of("sound.*", read))
 
 
 def _tokenizer() -> Reader:

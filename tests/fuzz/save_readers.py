@@ -11,7 +11,7 @@ from megatron.vlm.checkpoint.safe import CONTENTS, read_contents
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.document import sealed
-from tests.fuzz.readers import Reader
+from tests.fuzz.reader import Reader
 from tests.unit.checkpoint.tables import made
 
 

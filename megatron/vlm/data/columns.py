@@ -8,6 +8,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.writing import naming
 from omnibal_ext.reading.files import open_plain, size_of
 
 COLUMNS: dict[str, type[np.generic]] = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
@@ -48,14 +49,18 @@ class ColumnWriter:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._index = folder / f"{name}.idx"
-        self._builder = IndexedDatasetBuilder(str(folder / f"{name}.bin"), dtype=columns_of(True)[name])
+        self._data = folder / f"{name}.bin"
+        with naming(self._data):
+            self._builder = IndexedDatasetBuilder(str(self._data), dtype=columns_of(True)[name])
 
     def append(self, values: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Add samples of `lengths`, concatenated in `values`."""
-        self._builder.add_document(values, lengths.tolist())
+        """Add samples of `lengths`, concatenated in `values`. Raises UserError naming a file that cannot be written."""
+        with naming(self._data):
+            self._builder.add_document(values, lengths.tolist())
 
     def close(self) -> None:
-        """Write the index."""
+        """Write the index. Raises UserError as `append`."""
         # The builder took every call for one document; a call a sample would take ten times as long.
         self._builder.document_indices = list(range(len(self._builder.sequence_lengths) + 1))
-        self._builder.finalize(str(self._index))
+        with naming(self._data):
+            self._builder.finalize(str(self._index))

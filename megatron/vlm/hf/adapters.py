@@ -38,6 +38,7 @@ from omnibal_ext.architectures.folder import ADAPTER
 from omnibal_ext.chain import PART_OF, PARTS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import family_of
+from omnibal_ext.files.records import write_text
 from omnibal_ext.matrices import Matrix
 
 WEIGHT_FILE = "adapter_model.safetensors"
@@ -162,7 +163,7 @@ def write_peft(
         "lora_dropout": extras.dropout, "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
         "modules_to_save": None, "target_modules": list(layer_names), "rank_pattern": ranks, "alpha_pattern": alphas,
     }  # fmt: skip
-    (folder / ADAPTER).write_text(json.dumps(config, indent=2) + "\n")
+    write_text(folder / ADAPTER, json.dumps(config, indent=2) + "\n")
     write_tensors(folder / WEIGHT_FILE, tensors)
 
 

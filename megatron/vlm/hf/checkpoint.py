@@ -20,7 +20,7 @@ from megatron.vlm.checkpoint.folder import INTEGRITY, RELEASE, TRACKER, Checkpoi
 from megatron.vlm.checkpoint.integrity import seal_by_one_process
 from megatron.vlm.checkpoint.safe import SaveReader, read_weight
 from omnibal_ext.adapters import SUFFIX
-from omnibal_ext.files.records import verify_checksums
+from omnibal_ext.files.records import verify_checksums, write_text
 
 COMMON = "common_state/shard_0_1"
 """The key under which megatron.core keeps what is no tensor."""
@@ -56,9 +56,9 @@ def write_release(
         planner=_Lazily(make),
         no_dist=True,
     )
-    (release / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
+    write_text(release / "metadata.json", json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
     seal_by_one_process(release, run or {})
-    (folder / TRACKER).write_text(RELEASE)
+    write_text(folder / TRACKER, RELEASE)
 
 
 class OurCheckpoint:

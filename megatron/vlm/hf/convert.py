@@ -30,6 +30,7 @@ from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
+from omnibal_ext.files.records import write_text
 from omnibal_ext.output import say
 from omnibal_ext.reading.checks import anything, integer, listing, mapping, one_of
 from omnibal_ext.reading.document import read_json
@@ -192,9 +193,9 @@ def _write_side(folder: Path, side: Path, theirs: WeightFolder, keys: KeyMap) ->
         config = read_config(side / CONFIG)
         for section in (config, config.get("text_config", {})):
             section["tie_word_embeddings"] = keys.architecture.tied
-        (side / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        write_text(side / CONFIG, json.dumps(config, indent=2) + "\n")
     listed = {name: [entry.file, entry.dtype, list(entry.shape)] for name, entry in theirs.stored.items()}
-    (side / LISTING).write_text(json.dumps(listed, indent=1) + "\n")
+    write_text(side / LISTING, json.dumps(listed, indent=1) + "\n")
     unused = {name: theirs.stored[name] for name in keys.unused}
     write_weights(side / UNUSED_FILE, unused, ((name, theirs.tensor(name)) for name in unused))
 

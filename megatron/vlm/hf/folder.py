@@ -16,6 +16,8 @@ from torch import Tensor
 
 from omnibal_ext.architectures.folder import INDEX, weight_files
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.records import write_text
+from omnibal_ext.files.writing import replacing
 from omnibal_ext.reading.tensors import read_tensor_entries
 
 DTYPES = {
@@ -87,7 +89,7 @@ def write_weights(path: Path, stored: Mapping[str, Stored], tensors: Iterable[tu
         position += entry.bytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight
-    with path.open("wb") as file:
+    with replacing(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + position)
         for name, tensor in tensors:
@@ -102,4 +104,4 @@ def write_index(folder: Path, stored: Mapping[str, Stored]) -> None:
             "metadata": {"total_size": sum(entry.bytes for entry in stored.values())},
             "weight_map": {name: entry.file for name, entry in sorted(stored.items())},
         }
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")

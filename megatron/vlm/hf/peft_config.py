@@ -16,6 +16,7 @@ from megatron.vlm.hf.names import table_name
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.folder import ADAPTER
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.records import write_text
 from omnibal_ext.reading.checks import finite, flag, integer, mapping, maybe, record, shown
 from omnibal_ext.reading.document import read_json
 
@@ -152,7 +153,7 @@ class PeftExtras:
     def write(self, side: Path) -> None:
         """Write into a checkpoint's `huggingface/` folder."""
         fields = {"lora_dropout": self.dropout, "use_rslora": self.is_stabilized}
-        (side / self.FIELDS).write_text(json.dumps(fields) + "\n")
+        write_text(side / self.FIELDS, json.dumps(fields) + "\n")
         if self.unused:
             write_tensors(side / self.WEIGHTS, self.tensors)
 

@@ -12,6 +12,7 @@ from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.folder import DTYPE_NAMES, DTYPES, Stored
 from megatron.vlm.hf.names import WeightSource
 from omnibal_ext.architectures.folder import CONFIG, read_config
+from omnibal_ext.files.records import write_text
 
 FIELDS = ("dtype", "torch_dtype")
 """Of config.json and its sections, as transformers 5 and 4 write them."""
@@ -44,7 +45,7 @@ def write_config_dtype(folder: Path, stored: Mapping[str, Stored]) -> None:
     if not any(isinstance(config.get(field), str) for field in FIELDS):
         config[FIELDS[0]] = name
     if config != before:
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
 def _with_dtype(name: str, section: Mapping[str, Any]) -> dict[str, Any]:

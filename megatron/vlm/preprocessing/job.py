@@ -17,7 +17,8 @@ from megatron.vlm.data.manifest import SCHEMA_VERSION, is_read_alike
 from megatron.vlm.data.media.videos import READING
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.inputs import read_inputs
-from megatron.vlm.preprocessing.samples import Recipe, open_recipe
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json, sealed_by

@@ -1,8 +1,7 @@
 """The last step of preprocessing: join all parts of a job, in order, into a dataset folder, renamed when complete."""
 
-import json
+import os
 import shutil
-import tempfile
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,10 +17,12 @@ from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.job import PreprocessJob
 from megatron.vlm.preprocessing.parts import PreparedPart
-from megatron.vlm.preprocessing.samples import Recipe, open_recipe
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.samples import open_recipe
 from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.records import checksums_of
+from omnibal_ext.files.records import checksums_of, write_record
+from omnibal_ext.files.writing import replacing
 from omnibal_ext.reading.document import sealed
 from omnibal_ext.sizes import Sizes
 
@@ -57,9 +58,10 @@ def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
 
     Raises `UserError`, and keeps the parts, if more lines than `reject_limit` were rejected, or all.
     """
-    for unfinished in job.work.glob("dataset.*"):
+    for unfinished in job.work.glob("dataset.*"):  # whoever merges holds the lock of the output
         shutil.rmtree(unfinished, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix="dataset.", dir=job.work))
+    folder = job.work / "dataset.unfinished"
+    folder.mkdir()
     joined = _join_parts(job, folder)
     rejected = folder / "rejected.jsonl"
     if not any(source["samples"] for source in joined.sources):
@@ -70,9 +72,8 @@ def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
     sizes.save(folder / "sizes.npz", **columns)
     checksums = checksums_of(folder, sorted(path.name for path in folder.iterdir()))
     manifest = sealed({**_manifest(job, sizes, joined), "checksums": checksums})
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    folder.chmod(0o755)
-    folder.rename(job.output)
+    write_record(folder / "manifest.json", manifest)
+    folder.rename(os.path.realpath(job.output))
     job.tidy()
     return manifest
 
@@ -82,7 +83,7 @@ def _join_parts(job: PreprocessJob, folder: Path) -> _Joined:
     writers = {name: ColumnWriter(folder, name) for name in columns_of(bool(job.recipe.audio))}
     joined = _Joined({name: [] for name in of_samples(job.recipe)})
     parts = (PreparedPart.load(job.part_path(number)) for number in range(len(job.sources)))
-    with (folder / "rejected.jsonl").open("wb") as rejected:
+    with replacing(folder / "rejected.jsonl") as rejected:
         for file in job.inputs:
             samples, rejected_before = 0, joined.rejects.total
             for part in islice(parts, len(file.parts)):

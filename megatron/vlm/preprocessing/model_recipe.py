@@ -15,7 +15,8 @@ from megatron.vlm.data.media.tiling import FRAMES
 from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN
 from megatron.vlm.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
 from megatron.vlm.preprocessing.folder_files import FlagValue, folder_settings
-from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.samples import SampleMaker
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer, model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import find_config

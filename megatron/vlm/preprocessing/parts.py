@@ -5,8 +5,6 @@ it, in any order, and a killed run continues with the missing parts.
 """
 
 import json
-import os
-import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,9 +16,11 @@ from numpy.typing import NDArray
 from megatron.vlm.data.formats.rows import PartSource, Row
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.preprocessing.inputs import FORMATS
-from megatron.vlm.preprocessing.samples import Recipe, Sample, SampleMaker, open_recipe
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.samples import Sample, SampleMaker, open_recipe
 from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.writing import replacing
 from omnibal_ext.reading.arrays import read_arrays
 
 
@@ -46,10 +46,8 @@ class PreparedPart:
 
     def save(self, path: Path) -> None:
         """Write the part to a temporary file and rename it."""
-        temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-        with temporary.open("wb") as file:
+        with replacing(path) as file:
             np.savez(file, **{name: getattr(self, name) for name in self.__slots__})
-        temporary.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "PreparedPart":

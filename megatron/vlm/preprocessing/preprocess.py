@@ -25,10 +25,12 @@ from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.job import PreprocessJob, Shard
 from megatron.vlm.preprocessing.merge import merge, of_samples, take_sizes
 from megatron.vlm.preprocessing.parts import PreparedPart, prepare_part
-from megatron.vlm.preprocessing.samples import Recipe, open_recipe
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
+from omnibal_ext.files.writing import remove_unfinished, replacing
 from omnibal_ext.launch.processes import kill_with_this_process
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
 
@@ -161,6 +163,7 @@ def _prepare(job: PreprocessJob, shard: Shard, workers: int, max_rejects: int | 
     Raises `UserError` early if over the limit and most of the lines so far are rejected, as with a wrong image root.
     """
     job.work.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(job.work)
     numbers, rejects, limit = job.missing(shard), RejectCount(), reject_limit(job.lines, max_rejects)
 
     def lines() -> Iterator[int]:  # yields once per line for the progress bar
@@ -181,7 +184,8 @@ def _list_rejects(job: PreprocessJob) -> Path:
     """Write the rejected lines of all ready parts to a file."""
     path, missing = job.work / "rejected.jsonl", set(job.missing())
     ready = (number for number in range(len(job.sources)) if number not in missing)
-    path.write_bytes(b"".join(PreparedPart.load(job.part_path(number)).rejected.tobytes() for number in ready))
+    with replacing(path) as file:
+        file.writelines(PreparedPart.load(job.part_path(number)).rejected.tobytes() for number in ready)
     return path
 
 

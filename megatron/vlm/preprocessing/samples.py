@@ -4,59 +4,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.vlm.data.formats.places import embedded
-from megatron.vlm.data.formats.rows import PartSource, Place, Row
+from megatron.vlm.data.formats.rows import PartSource, Row
 from megatron.vlm.data.markup import image_markup
-from megatron.vlm.data.media.crc import crc_of
-from megatron.vlm.data.media.images import MAX_PIXELS, image_size, path_below_root
-from megatron.vlm.data.media.mel import Sound, SoundRule
-from megatron.vlm.data.media.sounds import sound_length
-from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.media.mel import Sound
 from megatron.vlm.data.media.tiling import TiledImage
-from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_grid
-from megatron.vlm.data.media.video_sounds import token_turns
-from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES, ChatTemplate, RenderedChat, render_chat
 from megatron.vlm.data.turns import SYSTEM, Message
 from megatron.vlm.families.media import TILINGS
-from megatron.vlm.preprocessing.chat import parse_conversation
+from megatron.vlm.preprocessing.chat import Conversation, parse_conversation
 from megatron.vlm.preprocessing.folder_template import open_template
-from megatron.vlm.preprocessing.record_media import Senses, VideoReference
-from megatron.vlm.preprocessing.shorten import Content, HeardVideo, ImageFile, shorter
+from megatron.vlm.preprocessing.line_media import LineMedia
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.record_media import Senses
+from megatron.vlm.preprocessing.shorten import Content, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
-from omnibal_ext.architectures.vision import VideoClock
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, HeardTurns, Places
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """All settings that decide a sample: the same recipe and input give the same bytes."""
-
-    image_root: Path | None  # base of image paths; None: each input file's folder
-    tokenizer: Path
-    template: str  # a name of `TEMPLATES`, or a file
-    tiling: Tiling
-    tokens_per_tile: float = 256  # image tokens per ViT tile; below 1 if tiles are patches
-    max_tokens: int | None = None  # longer samples are shortened or rejected
-    shorten: tuple[str, ...] = ()  # of `shorten.METHODS`, in the order in which they are tried
-    max_pixels: int = MAX_PIXELS
-    decode_images: bool = False  # decode every image and sound, not headers only
-    image_checksums: bool = True  # record the CRC-32 of every file
-    system_message: str | None = None  # the default one; None: the template's, "": none
-    normalization: str = "imagenet"  # a name of `NORMALIZATIONS`
-    markup: str = "internvl"  # a name of `MARKUPS`
-    video: VideoRule | None = None  # None: the model does not see videos
-    audio: SoundRule | None = None  # None: the model does not hear
-    clock: VideoClock | None = None  # how a video and its own sound take turns; None: the model does not hear videos
-    use_audio_in_video: bool = False  # hear the sound of videos, where a record does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +112,22 @@ class SampleMaker:
             _check_pair(messages, conversation.images, self.template)
         if self.recipe.system_message and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, self.recipe.system_message), *messages)
-        measured = (self._measure(reference, row, source) for reference in conversation.images)
+        media = LineMedia(self.recipe, row, source)
+        sample = self._fitted(messages, conversation, media)
+        # Large images are decoded only now: most lines that are too long never get here.
+        return self._fitted(messages, conversation, media) if media.decode_the_rest() else sample
+
+    def _fitted(self, messages: tuple[Message, ...], conversation: Conversation, media: LineMedia) -> Sample:
+        """The sample with the sizes that are known, shortened if it must be. Raises `Rejected`."""
         heard = self.recipe.use_audio_in_video if conversation.hears_videos is None else conversation.hears_videos
-        filmed = (self._film(reference, row, source, heard) for reference in conversation.videos)
+        measured = map(media.image, conversation.images)
+        filmed = (media.film(reference, heard) for reference in conversation.videos)
         marks = [mark for message in conversation.messages for mark in MARKS.findall(message.words)]
         images = tuple(next(measured) if mark == IMAGE_MARK else next(filmed) for mark in marks if mark != AUDIO_MARK)
-        sounds = tuple(self._hear(reference, row, source) for reference in conversation.sounds)
+        sounds = tuple(map(media.sound, conversation.sounds))
         tiling = self.recipe.tiling
-        if source and source.max_tiles:
-            tiling = replace(tiling, max_tiles=source.max_tiles)
+        if media.source and media.source.max_tiles:
+            tiling = replace(tiling, max_tiles=media.source.max_tiles)
         content = Content(messages, images, tiling, conversation.tools, sounds)
         sample, limit = self._prepare(content), self.recipe.max_tokens
         if limit is None or sample.length <= limit:
@@ -161,88 +137,6 @@ class SampleMaker:
             if made.length <= limit:
                 return replace(made, shortened=method)
         raise Rejected("too_many_tokens", f"{sample.length} tokens, limit {limit} (--max-tokens)")
-
-    def _measure(self, reference: str, row: Row, source: PartSource | None) -> ImageFile:
-        recipe = self.recipe
-        root = (source and source.root) or recipe.image_root or Path()
-        path, place = locate(reference, row, root)
-        file = source.file if source and place else root / path
-        size = image_size(file, recipe.max_pixels, recipe.decode_images, place)
-        return ImageFile(path, size, place, self._crcs([file], place))
-
-    def _crcs(self, files: Sequence[Path], place: Place, what: str = "image") -> tuple[int, ...]:
-        if not self.recipe.image_checksums:
-            return ()
-        try:
-            return tuple(crc_of(file, place) for file in files)
-        except (OSError, UserError, ValueError) as error:  # changed since it was measured
-            raise Rejected(f"unreadable_{what}", str(error)[:200]) from error
-
-    def _film(
-        self, reference: VideoReference, row: Row, source: PartSource | None, heard: bool
-    ) -> TiledImage | HeardVideo:
-        """A video with its sampled frames and grid, which do not depend on other images, and, if it has some and that
-        is to be `heard`, its sound."""
-        recipe, has_sound = self.recipe, False
-        assert recipe.video is not None
-        if recipe.video.refused:
-            raise Rejected("unsupported_media", recipe.video.refused)
-        root = (source and source.root) or recipe.image_root or Path()
-        located = [locate(file, row, root, "video") for file in reference.files]
-        path, place = located[0]
-        if reference.times:
-            if any(place for _, place in located):
-                raise Rejected(
-                    "unsupported_media", "frames inside a file; a video inside it, or frames next to it, are read"
-                )
-            film = choose_frames(recipe.video, reference.times, reference.rate, files=[path for path, _ in located])
-            files = [root / file for file in film.files]
-            path, size = film.files[0], self._size_of_frames(files)
-        else:
-            file = source.file if source and place else root / path
-            facts = video_facts(file, place, recipe.max_pixels)
-            film, size = choose_frames(recipe.video, facts.times, facts.rate, facts.seconds), facts.size
-            has_sound = facts.has_sound
-            files = [file]
-            if recipe.decode_images:
-                _decode(file, place, film.frames)
-        columns, rows = frame_grid(recipe.video, len(film.frames), size, recipe.tiling.tile_size)
-        video = TiledImage(path, columns, rows, False, place=place, film=film, crcs=self._crcs(files, place, "video"))
-        return self._with_sound(video, files[0]) if heard and has_sound else video
-
-    def _with_sound(self, video: TiledImage, file: Path) -> HeardVideo:
-        clock, film = self.recipe.clock, video.film
-        assert clock is not None
-        assert film is not None
-        sound = self._sound(video.path, file, video.place, video.crcs)
-        seen = len(self.rule.order(video, self.recipe.tokens_per_tile)) // video.steps
-        turns = token_turns(clock, video.steps, seen, film.seconds, sound.tokens)
-        return HeardVideo(video, replace(sound, turns=turns))
-
-    def _hear(self, reference: str, row: Row, source: PartSource | None) -> Sound:
-        root = (source and source.root) or self.recipe.image_root or Path()
-        path, place = locate(reference, row, root, "audio")
-        file = source.file if source and place else root / path
-        return self._sound(path, file, place)
-
-    def _sound(self, path: str, file: Path, place: Place, crcs: tuple[int, ...] | None = None) -> Sound:
-        """`crcs`: of the file, if they are known."""
-        rule = self.recipe.audio
-        assert rule is not None
-        samples = sound_length(file, place, rule.rate, self.recipe.decode_images)
-        if not (tokens := rule.tokens(samples)):
-            raise Rejected("too_short_audio", f"{file}: {samples / rule.rate:.3f} seconds are too short to be heard")
-        crcs = self._crcs([file], place, "audio") if crcs is None else crcs
-        return Sound(path, samples, rule.frames(samples), tokens, place, crcs)
-
-    def _size_of_frames(self, files: Sequence[Path]) -> tuple[int, int]:
-        sizes = {image_size(file, self.recipe.max_pixels, self.recipe.decode_images): file for file in files}
-        if len(sizes) > 1:
-            (one, first), (other, second) = list(sizes.items())[:2]
-            raise Rejected(
-                "frames_differ", f"{first}: {one[0]} x {one[1]} pixels, {second}: {other[0]} x {other[1]}; scale one"
-            )
-        return next(iter(sizes))
 
     def _prepare(self, content: Content) -> Sample:
         images, sounds = content.tiled(), content.heard()
@@ -270,36 +164,6 @@ def _check_pair(messages: Sequence[Message], images: Sequence[str], template: Ch
         )
     if not images:
         raise Rejected("no_image", f"chat template {template.name!r} has no question without an image")
-
-
-def _decode(file: Path, place: Place, numbers: Sequence[int]) -> None:
-    try:
-        for _ in read_frames(file, place, numbers, strict=True):
-            pass
-    except Exception as error:  # a broken file makes FFmpeg raise nearly anything
-        raise Rejected("truncated_video", f"{file}: {str(error)[:200]}") from error
-
-
-def locate(reference: str, row: Row, root: Path, what: str = "image") -> tuple[str, Place]:
-    """(path below the root, ()) of an image or video file, or (name, place) of one inside the input file.
-
-    Raises `Rejected`: remote_image, unreadable_image (`what` in place of image), path_outside_root.
-    """
-    if reference in row.images:
-        return reference, row.images[reference]
-    if reference.startswith("data:"):
-        place = embedded(reference, row)
-        if place is None:
-            raise Rejected(
-                f"unreadable_{what}", f"{reference[:40]!r}... is no base64 that stands in the file unescaped"
-            )
-        return "", place
-    if reference.startswith(("http://", "https://")):
-        raise Rejected(f"remote_{what}", f"{reference[:200]!r}: nothing is downloaded; fetch it and name the file")
-    path = reference.removeprefix("file://")
-    for folder in (root.absolute(), root.resolve()) if path.startswith("/") else ():
-        path = path.removeprefix(f"{str(folder).rstrip('/')}/")
-    return path_below_root(path), ()
 
 
 open_recipe = cache(SampleMaker)  # one tokenizer per process

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import building, refuse_without_manifest
-from omnibal_ext.files.records import checksums_of, verify_checksums
+from omnibal_ext.files.records import checksums_of, verify_checksums, write_record
+from omnibal_ext.files.writing import replacing
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.manifest import VERSION, WIDE, check_manifest
 from omnibal_ext.packing.packs import LOADS, PackList
@@ -196,9 +197,10 @@ def write_index(
         arrays = {"pack_offsets": packs.pack_offsets, "sample_ids": packs.sample_ids, "pack_loads": loads}
         arrays |= wide._asdict() if wide else {}
         for name, array in arrays.items():
-            np.save(new / f"{name}.npy", array.astype(np.int64, copy=False), allow_pickle=False)
-        with (new / "rejected.jsonl").open("w", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(line) + "\n" for line in rejected)
+            with replacing(new / f"{name}.npy") as file:
+                np.save(file, array.astype(np.int64, copy=False), allow_pickle=False)
+        with replacing(new / "rejected.jsonl") as file:
+            file.writelines(json.dumps(line).encode() + b"\n" for line in rejected)
         written = {
             "version": WIDE if wide else VERSION,
             "packs": len(packs),
@@ -208,7 +210,7 @@ def write_index(
         written["checksums"] = checksums_of(new, sorted(path.name for path in new.iterdir()))
         if not over:
             refuse_other(folder, written)
-        (new / "manifest.json").write_text(json.dumps(sealed(written), indent=1) + "\n", encoding="utf-8")
+        write_record(new / "manifest.json", sealed(written))
     return PackedIndex.open(folder)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
+from omnibal_ext.files.writing import replacing
 from omnibal_ext.packing.index.epoch_order import EpochOrder
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import WAIT
@@ -85,10 +86,8 @@ def write_rebalanced(index: PackedIndex, ranks: RankLayout, new: Rebalanced) -> 
                 f"{path}: starts at iteration {found.since}, not {new.since}; replacing it would change the order of "
                 "a run that uses it: remove it if none does"
             )
-        part = path.with_suffix(".part")
-        with part.open("wb") as file:
+        with replacing(path) as file:
             np.save(file, np.concatenate([[new.since], new.pack_at, new.remaining]), allow_pickle=False)
-        part.replace(path)
     return path
 
 

@@ -19,7 +19,7 @@ from megatron.vlm.data.manifest import read_images
 from megatron.vlm.data.media.crc import crc_of
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
+from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.errors import UserError
 from tests.demo import dataset_of, demo_recipe, turns, written
 from tests.unit.data.clips import inside

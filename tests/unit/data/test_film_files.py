@@ -123,8 +123,11 @@ def test_what_is_lost_of_a_film_is_seen_behind_an_edit_list_as_well(tmp_path: Pa
 
 
 def test_a_film_without_times_or_a_picture_is_refused_by_name(tmp_path: Path) -> None:
-    film = write_film(tmp_path, MadeFilm("bare.h264"))
+    film = write_film(tmp_path, MadeFilm("one.webm", "libvpx", times=(0,), without=("rate", "length")))
     with pytest.raises(Rejected, match=r"not_a_video.*nothing says when"):
+        video_facts(film, (), ANY)
+    film = write_film(tmp_path, MadeFilm("bare.h264"))
+    with pytest.raises(Rejected, match=r"not_a_video.*of a container that is not read; read are MP4"):
         video_facts(film, (), ANY)
     with av.open(tmp_path / "sound.mkv", "w") as container:
         stream: Any = container.add_stream("pcm_s16le", rate=8000)

@@ -28,7 +28,8 @@ from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import check_tokenizer, resolve_settings
 from megatron.vlm.preprocessing.model_recipe import recipe_of as recipe_of_choices
 from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe, open_recipe
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.chain import Size
 from omnibal_ext.errors import UserError

@@ -26,7 +26,7 @@ from megatron.vlm.families.qwen_vl.videos import Even, Spread
 from megatron.vlm.models.attention.positions import text_and_image_positions
 from megatron.vlm.preprocessing.folder_files import FlagValue, video_rule
 from megatron.vlm.preprocessing.model_recipe import with_video
-from megatron.vlm.preprocessing.samples import Recipe
+from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError

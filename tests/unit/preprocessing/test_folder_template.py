@@ -17,7 +17,7 @@ from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template, open_template
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
-from megatron.vlm.preprocessing.samples import Recipe
+from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.errors import UserError
 from tests.demo import byte_level, turns, written
 from tests.unit.preprocessing.test_tool_turns import FAMILIES, drawn

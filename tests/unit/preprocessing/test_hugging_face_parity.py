@@ -16,7 +16,8 @@ from megatron.vlm.data.templates import TEMPLATES, chat_template, render_chat
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template
-from megatron.vlm.preprocessing.samples import Recipe, SampleMaker, tokenize
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.samples import SampleMaker, tokenize
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from tests.demo import byte_level, turns
 

@@ -20,7 +20,8 @@ from megatron.vlm.families.media import TILINGS
 from megatron.vlm.preprocessing.folder_files import folder_settings
 from megatron.vlm.preprocessing.model_recipe import DEFAULTS, check_tokenizer, model_settings, with_pixels
 from megatron.vlm.preprocessing.model_recipe import resolve_settings as settle_with_origins
-from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.samples import SampleMaker
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import PRESETS
 from omnibal_ext.errors import UserError

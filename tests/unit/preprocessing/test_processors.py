@@ -20,7 +20,7 @@ from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.templates import TEMPLATES, chat_template
 from megatron.vlm.preprocessing.model_recipe import resolve_settings
-from megatron.vlm.preprocessing.samples import Recipe
+from megatron.vlm.preprocessing.recipe import Recipe
 from tests.demo import byte_level, dataset_of, turns
 from tests.unit.data.torchvision_stand_in import stand_in
 

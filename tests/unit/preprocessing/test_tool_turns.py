@@ -17,7 +17,8 @@ from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES, chat_template
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template
-from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
+from megatron.vlm.preprocessing.recipe import Recipe
+from megatron.vlm.preprocessing.samples import SampleMaker
 from tests.demo import byte_level
 
 tokenizers = pytest.importorskip("tokenizers")

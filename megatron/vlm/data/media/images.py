@@ -10,10 +10,10 @@ One difference is intended: 16-bit grey is scaled, where Pillow's conversion wou
 
 import io
 import os
-import stat
 import struct
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -23,6 +23,9 @@ from megatron.vlm.data.formats.places import read_place
 from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.media.crc import opened
 from megatron.vlm.data.rejects import Rejected
+from omnibal_ext.reading.files import open_regular, size_of
+from omnibal_ext.reading.memory import MOST_BYTES as MOST_MEMORY
+from omnibal_ext.reading.memory import limited_memory
 
 
 class Normalization(NamedTuple):
@@ -44,6 +47,9 @@ MAX_SIDE = 2**16
 MAX_JPEG_HEADER, MAX_JPEG_SEGMENTS = 2**24, 2**12
 """Limits of what comes before a JPEG's pixels: Pillow joins tens of thousands of EXIF segments in minutes."""
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 2**26  # Pillow's own guard against decompression bombs: 89 megapixels
+MOST_BYTES = 2**30  # of a file: the largest image, uncompressed at 16 bits a channel, has 0.7 of it
+DECODED_AT_ONCE = 2**20
+"""Pixels that take less time than opening the file twice."""
 UPRIGHT = {  # EXIF orientation -> the transposition that makes an image upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -70,6 +76,14 @@ def path_below_root(reference: str) -> str:
     return path
 
 
+class Glance(NamedTuple):
+    """What an image's header says."""
+
+    size: tuple[int, int]  # width and height, upright as far as the header says
+    is_whole: bool
+    """False: only decoding can tell."""
+
+
 def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False, place: Place = ()) -> tuple[int, int]:
     """(width, height) of a usable image, upright. `decode` decodes it entirely, which also finds flipped bits.
 
@@ -78,37 +92,48 @@ def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False, p
     Raises `Rejected`: missing_image, unreadable_image, empty_image, not_an_image, truncated_image, too_many_pixels,
     animated_image, unscaled_pixels.
     """
+    return glance(path, max_pixels, decode, place, most_at_once=max_pixels).size
+
+
+def glance(
+    path: Path,
+    max_pixels: int = MAX_PIXELS,
+    decode: bool = False,
+    place: Place = (),
+    most_at_once: int = DECODED_AT_ONCE,
+) -> Glance:
+    """As `image_size`, without decoding images of more than `most_at_once` pixels."""
+    with _open(path, place) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Pillow warns of is checked here or harmless
+        return _checked(path, file, max_pixels, decode, most_at_once)
+
+
+def _open(path: Path, place: Place) -> BinaryIO:
+    """Raises `Rejected` unless there is a file, or a place in one, of at most `MOST_BYTES`."""
     if place:
-        return _size_inside(path, place, max_pixels, decode)
+        try:
+            content = read_place(path, place)
+        except (OSError, ValueError, IndexError) as error:  # of text that is no base64
+            raise Rejected("unreadable_image", f"{path}: at {place}: {error}") from error
+        if not content:
+            raise Rejected("empty_image", f"{path}: zero bytes at {place}")
+        return io.BytesIO(content)
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
-            raise Rejected("unreadable_image", f"{path}: not a regular file")
-        file = path.open("rb")
+        file = open_regular(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Rejected("missing_image", f"{path}: no such file") from error
     except OSError as error:
         raise Rejected("unreadable_image", f"{path}: {error.strerror}") from error
-    with file, warnings.catch_warnings():
-        if status.st_size == 0:
-            raise Rejected("empty_image", f"{path}: zero bytes")
-        warnings.simplefilter("ignore")  # what Pillow warns of is checked here or harmless
-        return _checked_size(path, file, max_pixels, decode)
+    size = size_of(file)
+    if 0 < size <= MOST_BYTES:
+        return file
+    file.close()
+    if size:
+        raise Rejected("too_many_pixels", f"{path}: {size} bytes, limit {MOST_BYTES}; scale it down")
+    raise Rejected("empty_image", f"{path}: zero bytes")
 
 
-def _size_inside(path: Path, place: Place, max_pixels: int, decode: bool) -> tuple[int, int]:
-    try:
-        content = read_place(path, place)
-    except (ValueError, IndexError) as error:  # of text that is no base64
-        raise Rejected("unreadable_image", f"{path}: at {place}: {error}") from error
-    if not content:
-        raise Rejected("empty_image", f"{path}: zero bytes at {place}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as above
-        return _checked_size(path, io.BytesIO(content), max_pixels, decode)
-
-
-def _checked_size(path: Path, file: BinaryIO, max_pixels: int, decode: bool) -> tuple[int, int]:
+def _checked(path: Path, file: BinaryIO, max_pixels: int, decode: bool, most_at_once: int) -> Glance:
     if _jpeg_header_is_endless(file):
         raise Rejected("not_an_image", f"{path}: more than {MAX_JPEG_HEADER} bytes before the pixels; save it again")
     try:
@@ -130,18 +155,26 @@ def _checked_size(path: Path, file: BinaryIO, max_pixels: int, decode: bool) -> 
         raise Rejected(
             "unscaled_pixels", f"{path}: pixels of mode {image.mode}, whose range is unknown; save 8 or 16 bits"
         )
-    is_whole = _WHOLE.get(image.format or "")
-    if decode or is_whole is None or not is_whole(file):
-        image = _decode(path, file)
+    knows_end = _WHOLE.get(image.format or "")
+    is_whole = not decode and knows_end is not None and knows_end(file)
+    if not is_whole and width * height <= most_at_once:
+        image, is_whole = _decode(path, file), True
     width, height = image.size
-    return (height, width) if orientation(image) in _SIDEWAYS else (width, height)
+    return Glance((height, width) if orientation(image) in _SIDEWAYS else (width, height), is_whole)
 
 
 def _decode(path: Path, file: BinaryIO) -> Image.Image:
     try:
         file.seek(0)
         image = Image.open(file, formats=FORMATS)
-        image.load()
+        # Small images take little, and setting the limit as long as decoding them; TIFFs have tiles of any size.
+        is_small = image.width * image.height <= DECODED_AT_ONCE and image.format != "TIFF"
+        with nullcontext() if is_small else limited_memory():
+            image.load()
+    except MemoryError as error:
+        raise Rejected(
+            "too_many_pixels", f"{path}: decoding it takes more than {MOST_MEMORY} bytes; scale it down"
+        ) from error
     except Exception as error:  # as above
         raise Rejected("truncated_image", f"{path}: {error}") from error
     return image

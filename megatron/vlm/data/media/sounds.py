@@ -8,8 +8,8 @@ decoded to measure a file; of other files all are.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,22 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.vlm.data.formats.rows import Place
+from megatron.vlm.data.media.containers import MOST_PACKETS, SOUNDS, open_container
 from megatron.vlm.data.media.crc import opened
 from megatron.vlm.data.media.endings import missing_end
 from megatron.vlm.data.media.videos import check_file
 from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.memory import limited_memory
 
 if TYPE_CHECKING:
     from av import AudioFrame
     from av.audio.stream import AudioStream
     from av.container import InputContainer
 
-CONTAINERS = {
-    "wav": "WAV", "aiff": "AIFF", "flac": "FLAC", "mp3": "MP3", "ogg": "OGG", "mov,mp4,m4a,3gp,3g2,mj2": "M4A, MP4",
-    "matroska,webm": "MKV, WebM",
-}  # fmt: skip
-"""FFmpeg's names of the containers that are read, and how they are called."""
 EXACT = (
     *((container, codec) for container, order in (("wav", "le"), ("aiff", "be"))
       for codec in ("pcm_u8", "pcm_s8", f"pcm_s16{order}", f"pcm_s24{order}", f"pcm_s32{order}")),
@@ -42,6 +39,10 @@ EXACT = (
 )  # fmt: skip
 """Containers and codecs whose packets hold as many samples as they say. Floats are decoded: they may be no numbers."""
 MOST_SECONDS = 3600
+MOST_SAMPLES = MOST_SECONDS * 96000
+"""Of all channels together: an hour of two at 48 kHz. Silence of years fits a file of megabytes."""
+BLOCK = 2**16
+"""Samples that are resampled at a time."""
 RATES = range(1000, 768001)
 SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31}
 """Full scale of integer samples; 24 bits come as the upper ones of 32."""
@@ -71,7 +72,7 @@ def sound_length(path: Path, place: Place, rate: int, decode: bool = False) -> i
     require_hearing(str(path))
     check_file(path, "audio")
     try:
-        with opened(path, place) as file:
+        with opened(path, place) as file, limited_memory():
             return _measured(path, file, rate, decode)
     except (OSError, ValueError, IndexError, UserError) as error:  # of the file or place: FFmpeg's are rejects
         raise Rejected("unreadable_audio", f"{path}: {str(error)[:200]}") from error
@@ -82,7 +83,8 @@ def _measured(path: Path, file: BinaryIO, rate: int, decode: bool) -> int:
         raise Rejected("empty_audio", f"{path}: zero bytes")
     try:
         with _rejected("not_audio"), _container(file) as container:
-            own_rate, name = sound_stream(container).rate, container.format.name
+            stream, name = sound_stream(container), container.format.name
+            own_rate, most = stream.rate, _most_seconds(stream)
             with _rejected("truncated_audio"):
                 scan = _scanned(container)
                 missing = scan.missing or missing_end(name, file)
@@ -95,8 +97,8 @@ def _measured(path: Path, file: BinaryIO, rate: int, decode: bool) -> int:
         raise Rejected("truncated_audio", f"{path}: {missing}; copy it again")
     if not scan.samples:
         raise Rejected("empty_audio", f"{path}: no sound in it")
-    if (seconds := scan.samples / own_rate) > MOST_SECONDS:
-        raise Rejected("too_long_audio", f"{path}: {seconds:.0f} seconds, limit {MOST_SECONDS}; cut it")
+    if (seconds := scan.samples / own_rate) > most:
+        raise Rejected("too_long_audio", f"{path}: {seconds:.0f} seconds, limit {most:.0f}; cut it")
     return _resampled_length(scan.samples, own_rate, rate)
 
 
@@ -111,20 +113,16 @@ def _rejected(reason: str) -> Iterator[None]:
         raise Rejected(reason, str(error)[:200]) from error
 
 
+def _most_seconds(stream: "AudioStream") -> float:
+    return min(MOST_SECONDS, MOST_SAMPLES / (stream.rate * max(1, stream.channels)))
+
+
 def _resampled_length(samples: int, own_rate: int, rate: int) -> int:
     return -(-samples * rate // own_rate)
 
 
-@contextmanager
-def _container(file: BinaryIO) -> "Iterator[InputContainer]":
-    """Open from the start. Raises `Rejected` (not_audio) for a container that is not read."""
-    import av
-
-    file.seek(0)
-    with av.open(file) as container:  # no name from which FFmpeg would go on to other files or the network
-        if (name := container.format.name) not in CONTAINERS:
-            raise Rejected("not_audio", f"is {name!r}; read are {', '.join(CONTAINERS.values())}")
-        yield container
+def _container(file: BinaryIO) -> AbstractContextManager["InputContainer"]:
+    return open_container(file, SOUNDS, "not_audio")
 
 
 def sound_stream(container: "InputContainer") -> "AudioStream":
@@ -153,7 +151,9 @@ def _scanned(container: "InputContainer") -> _Scan:
     """Read all packets, and decode the last one, which may be cut."""
     stream, container_name = sound_stream(container), container.format.name
     ticks, trimmed, sizes, corrupt, last, has_trims = 0, 0, [0], False, None, False
-    for packet in container.demux(stream):
+    for number, packet in enumerate(container.demux(stream)):
+        if number == MOST_PACKETS:
+            raise Rejected("too_long_audio", f"more than {MOST_PACKETS} packets; cut it")
         if not packet.size:
             continue
         ticks, last, corrupt = ticks + (packet.duration or 0), packet, corrupt or packet.is_corrupt
@@ -190,26 +190,50 @@ def load_sound(
 
     with opened(path, place, crc) as file, _container(file) as container:
         own_rate = sound_stream(container).rate
-        parts = list(_waves(container, strict))
-    wave = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-    if own_rate == rate or not len(wave):
-        return wave
-    length = _resampled_length(len(wave), own_rate, rate)
-    resampled: NDArray[np.float32] = soxr.resample(wave, own_rate, rate, quality="soxr_hq")[:length]
+        waves = _waves(container, strict)
+        if own_rate == rate:
+            return _joined(waves)
+        # What is resampled block by block equals what is resampled at once, which takes the memory of both.
+        stream, samples = soxr.ResampleStream(own_rate, rate, 1, quality="soxr_hq"), 0
+        parts = list[NDArray[np.float32]]()
+        for wave in _blocks(waves):
+            samples += len(wave)
+            parts.append(stream.resample_chunk(wave))
+        parts.append(stream.resample_chunk(np.zeros(0, np.float32), last=True))
+    length = _resampled_length(samples, own_rate, rate)
+    resampled = _joined(parts)[:length]
     return np.pad(resampled, (0, length - len(resampled)))
+
+
+def _joined(parts: Iterable[NDArray[np.float32]]) -> NDArray[np.float32]:
+    return np.concatenate([np.zeros(0, np.float32), *parts])
+
+
+def _blocks(waves: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    """The same samples in arrays of at least `BLOCK`, and what is left."""
+    held, samples = list[NDArray[np.float32]](), 0
+    for wave in waves:
+        held.append(wave)
+        samples += len(wave)
+        if samples >= BLOCK:
+            yield _joined(held)
+            held, samples = [], 0
+    yield _joined(held)
 
 
 def _waves(container: "InputContainer", strict: bool) -> Iterator[NDArray[np.float32]]:
     """The mean of all channels, part by part: float32 [samples]. Raises Rejected for what is no sound."""
     stream = sound_stream(container)
-    rate, left, channels = stream.rate, MOST_SECONDS * stream.rate, stream.channels
+    rate, channels = stream.rate, stream.channels
+    left = int(_most_seconds(stream) * rate)
     if strict:
         stream.codec_context.options = {"err_detect": "crccheck+explode"}
     for frame in container.decode(stream):
         if frame.sample_rate != rate or frame.layout.nb_channels != channels:
             raise Rejected("not_audio", "the rate or the channels of the sound change")
         if (left := left - frame.samples) < 0:
-            raise Rejected("too_long_audio", f"more than {MOST_SECONDS} seconds; cut it")
+            limit = f"{_most_seconds(stream):.0f} seconds of {channels} channels"
+            raise Rejected("too_long_audio", f"more than {limit}; cut it")
         wave = _samples_of(frame, channels)
         if not np.abs(wave).max(initial=0) <= LOUDEST:  # false for NaN too
             raise Rejected("not_audio", f"samples that are no numbers, or above {LOUDEST:g} times full scale")

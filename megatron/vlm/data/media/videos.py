@@ -8,13 +8,13 @@ rotated as the header says. Checking reads all packets and decodes one frame.
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -22,10 +22,13 @@ from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
 from megatron.vlm.data.formats.rows import Place
+from megatron.vlm.data.media.containers import FILMS, MOST_PACKETS, open_container
 from megatron.vlm.data.media.crc import opened
+from megatron.vlm.data.media.images import MAX_PIXELS
 from megatron.vlm.data.media.tiling import FRAMES, SQUARE, TiledImage
 from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.memory import limited_memory
 
 if TYPE_CHECKING:
     from av import Packet, VideoFrame
@@ -82,9 +85,11 @@ def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
     require_decoder(str(path))
     check_file(path)
     try:
-        with _opened(path, place) as container:
+        with opened(path, place) as file, limited_memory(), _container(file, max_pixels) as container:
             scan = _scanned(container, max_pixels)
             missing, has_sound = _missing(scan, container), bool(container.streams.audio)
+    except Rejected as verdict:
+        raise Rejected(verdict.reason, f"{path}: {verdict.detail}") from verdict
     except Exception as error:  # a broken file makes FFmpeg raise nearly anything
         raise Rejected("not_a_video", f"{path}: {str(error)[:200]}") from error
     (width, height), frames = scan.size, scan.frames
@@ -122,7 +127,9 @@ def _scanned(container: "InputContainer", max_pixels: int) -> _Scan:
     stream = _video_stream(container)
     width, height = stream.width, stream.height
     scan = _Scan((width, height) if width * height > max_pixels else (0, 0))
-    for packet in container.demux(stream, *container.streams.audio):
+    for number, packet in enumerate(container.demux(stream, *container.streams.audio)):
+        if number == MOST_PACKETS:
+            raise Rejected("too_many_pixels", f"more than {MOST_PACKETS} frames and packets of sound; cut it")
         if packet.stream.index != stream.index:
             ends = ((_start(packet) or 0) + (packet.duration or 0)) * (packet.time_base or 0)
             scan.heard = max(scan.heard, float(ends))
@@ -170,13 +177,8 @@ def check_file(path: Path, what: str = "video") -> None:
         raise Rejected(f"empty_{what}", f"{path}: zero bytes")
 
 
-@contextmanager
-def _opened(path: Path, place: Place, crc: int | None = None) -> "Iterator[InputContainer]":
-    import av
-
-    # A file object has no name from which FFmpeg would go on to other files or the network.
-    with opened(path, place, crc) as file, av.open(file) as container:
-        yield container
+def _container(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> AbstractContextManager["InputContainer"]:
+    return open_container(file, FILMS, "not_a_video", max_pixels)
 
 
 def _video_stream(container: "InputContainer") -> "VideoStream":
@@ -223,14 +225,16 @@ def read_frames(
 ) -> Iterator[NDArray[np.uint8]]:
     """The frames of these numbers (from 0, ascending): upright RGB uint8 [height, width, 3].
 
-    `strict`: damage raises an error instead of being concealed by the decoder. Raises FFmpeg's errors, ValueError if
-    the video ends too soon, and ChangedError if the CRC-32 is not `crc` (None: any).
+    `strict`: damage raises an error instead of being concealed by the decoder. Raises FFmpeg's errors, Rejected
+    for a container that is not read, ValueError if the video ends too soon, and ChangedError if the CRC-32 is not `crc`
+    (None: any).
     """
     left = list(numbers)
     graphs: dict[tuple[int, int, str], Graph] = {}
-    with _opened(path, place, crc) as container:
+    with opened(path, place, crc) as file, _container(file) as container:
         if strict:
-            _video_stream(container).codec_context.options = {"err_detect": "crccheck+explode"}
+            decoder = _video_stream(container).codec_context
+            decoder.options = {**decoder.options, "err_detect": "crccheck+explode"}
         for shown, frame in _numbered_frames(container):
             while left[0] in shown:
                 yield _rgb(frame, graphs)
