@@ -46,7 +46,7 @@ class Broken:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor infinity; one number alone may be a bound, such as Gemma's, at infinity."""
+    """Whether a tensor holds neither NaN nor infinity; a single number may be a bound at infinity, as Gemma's."""
     if not (tensor.numel() and tensor.is_floating_point()):
         return True
     if tensor.numel() == 1:
