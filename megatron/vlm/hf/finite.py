@@ -46,7 +46,9 @@ class Broken:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor infinity."""
+    """Whether a tensor holds neither NaN nor infinity; a single number may be a bound at infinity, as Gemma's."""
     if not (tensor.numel() and tensor.is_floating_point()):
         return True
+    if tensor.numel() == 1:
+        return not tensor.isnan().any()
     return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())

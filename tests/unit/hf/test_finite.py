@@ -30,8 +30,11 @@ def test_one_number_of_many_is_seen(kind: torch.dtype, value: float) -> None:
     largest = torch.full((9,), torch.finfo(kind).max, dtype=kind)
     for whole in (largest, -largest, torch.empty(0, dtype=kind), torch.ones(3, dtype=torch.int64)):
         broken.seen(f"{whole}", whole)
+    broken.seen("a bound", torch.tensor(-math.inf, dtype=kind))
     assert len(broken.names) == 6
-    assert str(broken).startswith("broken 0, broken 1, broken 63 and 3 more: ")
+    broken.seen("no bound", torch.tensor(math.nan, dtype=kind))
+    assert broken.names[6:] == ["no bound"]
+    assert str(broken).startswith("broken 0, broken 1, broken 63 and 4 more: ")
 
 
 def change(folder: Path, names: dict[str, Any]) -> None:
