@@ -1,9 +1,9 @@
 """How much memory reading a stranger's file may take beyond the file itself."""
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 MOST_BYTES = 2**29
 """512 MiB. Headers of a few bytes can ask for gigabytes."""
@@ -17,10 +17,17 @@ def limited_memory(most_bytes: int = MOST_BYTES) -> Iterator[None]:
     files, not for those that train.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    taken = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
-    limit = taken + most_bytes
+    limit = _taken() + most_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _taken() -> int:
+    descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(os.read(descriptor, 64).split()[0]) * resource.getpagesize()
+    finally:
+        os.close(descriptor)

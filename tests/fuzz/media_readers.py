@@ -51,7 +51,7 @@ def _videos() -> Reader:
     with tempfile.TemporaryDirectory() as folder:
         for ending, codec in (("mp4", "mpeg4"), ("mkv", "mpeg4"), ("avi", "mjpeg"), ("ts", "mpeg4")):
             write_video(Path(folder) / f"video.{ending}", films, 25 if ending == "ts" else 3, codec)
-        write_talkie(Path(folder) / "video.mov", films, 3, chirp(32000, 16000))
+        write_talkie(Path(folder) / "heard.mkv", films, 3, chirp(32000, 16000))
         files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
     return _reader(
         files,
