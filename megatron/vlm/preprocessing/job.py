@@ -19,6 +19,7 @@ from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.records import sha256_of
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json, sealed_by
 
@@ -134,7 +135,7 @@ def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
             "template": recipe.template if recipe.template in TEMPLATES else maker.template.digest,
             "shorten": list(recipe.shorten),
             "image_root": recipe.image_root and str(recipe.image_root.resolve()),
-            "tokenizer": hashlib.sha256(recipe.tokenizer.read_bytes()).hexdigest(),
+            "tokenizer": sha256_of(recipe.tokenizer),
             "special_tokens": maker.special_tokens,
         },
     }

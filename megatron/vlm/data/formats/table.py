@@ -18,7 +18,7 @@ from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row, na
 from omnibal_ext.errors import UserError, missing_package
 from omnibal_ext.launch.apart import apart
 from omnibal_ext.reading.files import open_plain
-from omnibal_ext.reading.limits import memory_beyond
+from omnibal_ext.reading.limits import MOST_BEYOND, memory_beyond
 
 CONVERSATIONS, IMAGES, VIDEOS = ("conversations", "messages"), ("image", "images"), ("video", "videos")
 AUDIOS = ("audio", "audios", "sound", "sounds")
@@ -234,8 +234,14 @@ def _open(path: Path) -> _Parquet | _Arrow:
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Context in which a table is read: errors name it, and a process that works apart takes a limited memory."""
-    with named_errors(path, f"is no whole {path.suffix[1:]} file", REMEDY), memory_beyond(path.stat().st_size):
-        yield
+    try:
+        with named_errors(path, f"is no whole {path.suffix[1:]} file", REMEDY), memory_beyond(path.stat().st_size):
+            yield
+    except UserError as error:
+        if not isinstance(error.__cause__, MemoryError):
+            raise
+        most = f"reading it takes its size and {MOST_BEYOND >> 20} MiB of memory"
+        raise UserError(f"{path}: {most}, and more; write it anew with smaller cells and groups of rows") from None
 
 
 def _import_pyarrow(path: Path) -> None:
