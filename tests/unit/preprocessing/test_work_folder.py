@@ -64,7 +64,7 @@ def test_no_change_of_a_note_is_believed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda note: {**note, "of": ["another", *note["of"][1:]]},
+        lambda note: {**note, "of": ["another", *note["of"][1:]], "sha256": "0" * 64},
         lambda note: {**note, "parts": [[0, 1]]},
         lambda note: {**note, "parts": "none"},
         lambda note: {name: value for name, value in note.items() if name != "lines"},
