@@ -30,6 +30,7 @@ from omnibal_ext.run_metrics import evaluations, profile_check, training_interva
 from omnibal_ext.sizes import Sizes
 from tests.demo import demo_dataset
 from tests.fuzz import record_readers
+from tests.fuzz.data_readers import data_readers
 from tests.fuzz.media_readers import media_readers
 from tests.fuzz.reader import Reader, content_of, each_of, true_hashes
 from tests.fuzz.save_readers import save_readers
@@ -39,6 +40,7 @@ from tests.unit.architectures import test_huggingface as published
 def all_readers(folder: Path) -> dict[str, Reader]:
     """Every reader by its name; whole files are made in the folder."""
     return {
+        **data_readers(folder),
         "plan": _plan(), "profile": _profile(), "index": _index(folder / "index"), "sizes": _sizes(folder),
         "dataset": _dataset(folder / "demo"), "config": _config(), "weights": _weights(folder / "model"),
         "metrics": _metrics(), "rejects": _rejects(), "chat": _chat(),

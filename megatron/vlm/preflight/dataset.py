@@ -1,6 +1,5 @@
 """Checks that a dataset fits the model: tiles, tokenizer, longest sample. Reports all differences at once."""
 
-import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, image_token_id, read_config
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.records import sha256_of
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.sizes import Sizes
 
@@ -94,7 +94,7 @@ def _token_ids(
 
 def _tokenizer_difference(manifest: Mapping[str, Any], file: Path) -> str:
     made = manifest["tokenizer"]
-    if hashlib.sha256(file.read_bytes()).hexdigest() == made["sha256"]:
+    if sha256_of(file) == made["sha256"]:
         return ""
     return tokenizer_difference(manifest["special_tokens"], made["vocabulary"]["sha256"], file)
 

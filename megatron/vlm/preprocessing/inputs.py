@@ -14,9 +14,13 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from megatron.vlm.data.formats import json_list, lines, table, tar
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource
@@ -24,7 +28,9 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_no_images
 from omnibal_ext.files.locks import working_on
 from omnibal_ext.files.records import write_text
-from omnibal_ext.reading.checks import is_number, shown
+from omnibal_ext.reading.checks import anything, integer, is_number, listing, record, shown, text
+from omnibal_ext.reading.document import decode, read_json, sealed, sealed_by
+from omnibal_ext.reading.files import open_plain, read_bytes
 
 FORMATS = {"lines": lines, "json_list": json_list, "table": table, "tar": tar}
 """Modules that `cut` a file into parts and read the `rows` of one."""
@@ -34,6 +40,12 @@ SPLIT = re.compile(r"(train|valid(?:ation)?|val|dev|test|eval)(?=[-_.])")
 META_FIELDS = ("annotation", "root", "repeat_time", "max_dynamic_patch", "length", "data_augment")
 LARGEST_META = 2**24  # bytes
 MOST_REPEATS = 1e6
+MOST_TILES = 2**20
+REMEDY = "name a readable file, or copy it again"
+_NOTE = record(
+    {"of": listing(anything), "sha256": text, "lines": integer(), "parts": listing(listing(integer(), 3, 3))}
+)
+_SPLITS = record({"splits": listing(text, 1)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,42 +96,52 @@ def _read(one: _InputSet, lines_per_part: int, notes: Path | None) -> InputFile:
 
 def read_input(path: Path, lines_per_part: int, kind: str = "lines") -> InputFile:
     """Cut a file into parts and hash it. Raises `UserError` if it cannot be read."""
-    try:
-        found: InputFile = FORMATS[kind].cut(path, lines_per_part)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    found: InputFile = FORMATS[kind].cut(path, lines_per_part)
     return found
 
 
 def _read_once(path: Path, lines_per_part: int, kind: str, notes: Path) -> InputFile:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    key = [str(path), found.st_size, found.st_ino, found.st_mtime_ns, lines_per_part]
+    with open_plain(path, REMEDY) as file:
+        found = os.fstat(file.fileno())
+    key = [str(path), found.st_size, found.st_ino, found.st_mtime_ns, lines_per_part, kind]
     note = notes / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
     with working_on(note):  # the others wait for the first
-        if note.exists():
-            noted = json.loads(note.read_text(encoding="utf-8"))
-            parts = (PartSource(**{**part, "file": Path(part["file"])}) for part in noted["parts"])
-            return InputFile(path, noted["sha256"], noted["lines"], tuple(parts))
+        with suppress(UserError):  # none yet, or a damaged one: it is made anew
+            return _noted(path, key, read_json(note, sealed_by(_NOTE), ""))
         read = read_input(path, lines_per_part, kind)
-        write_text(note, json.dumps(asdict(read), default=str))
+        parts = [[part.offset, part.size, part.lines] for part in read.parts]
+        write_text(note, json.dumps(sealed({"of": key, "sha256": read.sha256, "lines": read.lines, "parts": parts})))
     return read
+
+
+def _noted(path: Path, key: list[Any], note: dict[str, Any]) -> InputFile:
+    """The file of a note. Raises UserError if the note is another file's."""
+    if note["of"] != key:
+        raise UserError(f"the note is of {shown(note['of'])}")
+    counts = [lines for _, _, lines in note["parts"]]
+    parts = (
+        PartSource(path, offset, size, first + 1, lines, key[-1])
+        for (offset, size, lines), first in zip(note["parts"], accumulate(counts, initial=0), strict=False)
+    )
+    return InputFile(path, note["sha256"], note["lines"], tuple(parts))
 
 
 def _tables(folder: Path) -> list[Path]:
     """The files of a dataset saved to a folder, in order."""
-    if (folder / "dataset_dict.json").is_file():
-        splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
-        raise UserError(f"{folder}: has the splits {', '.join(splits)}; name one of their folders")
+    if (listed := folder / "dataset_dict.json").exists():
+        splits = read_json(listed, _SPLITS, "name a folder of one split")["splits"]
+        raise UserError(f"{folder}: has the splits {_some(splits)}; name one of their folders")
     found = sorted(file for file in folder.rglob("*") if file.suffix in TABLES and not file.name.startswith("cache-"))
     if not found:
         raise UserError(f"{folder}: no {' and no '.join(TABLES)} files here; name files of another format one by one")
     splits = sorted({match[1] for file in found if (match := SPLIT.match(file.name))})
     if len(splits) > 1:
-        raise UserError(f"{folder}: has files of the splits {', '.join(splits)}; name those of one of them")
+        raise UserError(f"{folder}: has files of the splits {_some(splits)}; name those of one of them")
     return found
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(name[:60] for name in names[:20])
 
 
 def _kind(path: Path) -> str:
@@ -129,17 +151,15 @@ def _kind(path: Path) -> str:
         return "tar"
     if path.suffix != ".json":
         return "lines"
+    with open_plain(path, REMEDY) as file:
+        start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+        if start == b"[":
+            return "json_list"
+        file.seek(0)
+        content = file.read(LARGEST_META + 1)
     try:
-        with path.open("rb") as file:
-            start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-            if start == b"[":
-                return "json_list"
-            file.seek(0)
-            content = file.read(LARGEST_META + 1)
-        sets = json.loads(content) if len(content) <= LARGEST_META else None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError:  # several objects, a line each
+        sets = decode(content.removeprefix(codecs.BOM_UTF8)) if len(content) <= LARGEST_META else None
+    except UserError:  # several objects, a line each
         return "lines"
     entries = sets.values() if isinstance(sets, dict) else ()
     return "meta" if any(isinstance(one, dict) and "annotation" in one for one in entries) else "lines"
@@ -147,12 +167,12 @@ def _kind(path: Path) -> str:
 
 def _sets(path: Path) -> Iterator[_InputSet]:
     """The datasets of a meta file. Relative paths are looked up next to it, then in the working directory."""
-    for name, given in json.loads(path.read_bytes()).items():
-        where = f"{path}: set {name!r}"
+    for name, given in _given(path).items():
+        where = f"{path}: set {shown(name)}"
         if not isinstance(given, dict) or not isinstance(given.get("annotation"), str):
             raise UserError(f"{where}: has no 'annotation', the file of its conversations")
         if unknown := [field for field, value in given.items() if value and field not in META_FIELDS]:
-            raise UserError(f"{where}: field {unknown[0]!r} is not known; known: {', '.join(META_FIELDS)}")
+            raise UserError(f"{where}: field {shown(unknown[0])} is not known; known: {', '.join(META_FIELDS)}")
         if given.get("data_augment"):
             raise UserError(f"{where}: 'data_augment' changes images at random, which is not done; set it to false")
         weight, limit = given.get("repeat_time", 1), given.get("max_dynamic_patch")
@@ -160,15 +180,37 @@ def _sets(path: Path) -> Iterator[_InputSet]:
             raise UserError(
                 f"{where}: repeat_time is {shown(weight)}, must be a number above 0 and at most {MOST_REPEATS:g}"
             )
-        if limit is not None and (not isinstance(limit, int) or limit < 1):
-            raise UserError(f"{where}: max_dynamic_patch is {limit!r}, must be 1 or more")
-        annotation, root = _resolve(path, given["annotation"]), _resolve(path, given.get("root") or "")
+        if limit is not None and (type(limit) is not int or not 1 <= limit <= MOST_TILES):
+            raise UserError(f"{where}: max_dynamic_patch is {shown(limit)}, must be from 1 to {MOST_TILES}")
+        names = [text(f"{where}: {field}", given.get(field) or "") for field in ("annotation", "root")]
+        annotation, root = (_resolve(path, one) for one in names)
         kind = _kind(annotation)
         if kind == "meta":
             raise UserError(f"{where}: {annotation} is a meta file itself; name its sets here")
         yield _InputSet(annotation, kind, root, float(weight), limit)
 
 
+def _given(path: Path) -> dict[str, Any]:
+    """The sets of a meta file by name. Raises UserError if one is given twice, of which JSON keeps the last."""
+    content = read_bytes(path, REMEDY, LARGEST_META).removeprefix(codecs.BOM_UTF8)
+    try:
+        sets: dict[str, Any] = json.loads(content, object_pairs_hook=_each_once)
+    except UserError as error:
+        raise UserError(f"{path}: {error}; choose another name for one of them") from None
+    return sets
+
+
+def _each_once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(fields)
+    if len(found) < len(fields):
+        name = next(name for name, count in Counter(name for name, _ in fields).items() if count > 1)
+        raise UserError(f"{shown(name)} is given twice")
+    return found
+
+
 def _resolve(path: Path, name: str) -> Path:
     relative = path.parent / name
-    return relative if relative.exists() else Path(os.path.normpath(name))
+    try:
+        return relative if relative.exists() else Path(os.path.normpath(name))
+    except OSError as error:
+        raise UserError(f"{path}: {shown(name)}: {error.strerror}; {REMEDY}") from None

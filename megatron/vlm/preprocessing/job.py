@@ -20,10 +20,11 @@ from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.records import sha256_of
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json, sealed_by
 
-PARTS = 2
+PARTS = 3
 """Version of the files of parts: those of another one are not used."""
 CHECK_FIELDS = ("decode_images", "image_checksums")
 """Fields of a recipe that only decide how closely images are checked."""
@@ -135,7 +136,7 @@ def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
             "template": recipe.template if recipe.template in TEMPLATES else maker.template.digest,
             "shorten": list(recipe.shorten),
             "image_root": recipe.image_root and str(recipe.image_root.resolve()),
-            "tokenizer": hashlib.sha256(recipe.tokenizer.read_bytes()).hexdigest(),
+            "tokenizer": sha256_of(recipe.tokenizer),
             "special_tokens": maker.special_tokens,
         },
     }

@@ -16,13 +16,15 @@ from megatron.vlm.data.media.videos import READING
 from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.job import PreprocessJob
-from megatron.vlm.preprocessing.parts import PreparedPart
+from megatron.vlm.preprocessing.parts import PreparedPart, prepare_part
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import open_recipe
 from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import checksums_of, write_record
 from omnibal_ext.files.writing import replacing
+from omnibal_ext.launch.apart import apart
+from omnibal_ext.output import say
 from omnibal_ext.reading.document import sealed
 from omnibal_ext.sizes import Sizes
 
@@ -78,11 +80,21 @@ def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
     return manifest
 
 
+def ready_part(job: PreprocessJob, number: int) -> PreparedPart:
+    """A part that was made; one that was damaged since, or is another's, is made again."""
+    try:
+        return PreparedPart.load(job.part_path(number))
+    except UserError as error:
+        say(f"{error}: it is made again", error=True)
+    source = job.sources[number]
+    return apart(prepare_part, (job.recipe, source), source.place)
+
+
 def _join_parts(job: PreprocessJob, folder: Path) -> _Joined:
     """Append every part to the columns and rejects of `folder`; count the samples of each input file."""
     writers = {name: ColumnWriter(folder, name) for name in columns_of(bool(job.recipe.audio))}
     joined = _Joined({name: [] for name in of_samples(job.recipe)})
-    parts = (PreparedPart.load(job.part_path(number)) for number in range(len(job.sources)))
+    parts = (ready_part(job, number) for number in range(len(job.sources)))
     with replacing(folder / "rejected.jsonl") as rejected:
         for file in job.inputs:
             samples, rejected_before = 0, joined.rejects.total

@@ -47,18 +47,21 @@ class PreparedPart:
     def save(self, path: Path) -> None:
         """Write the part to a temporary file and rename it."""
         with replacing(path) as file:
-            np.savez(file, **{name: getattr(self, name) for name in self.__slots__})
+            np.savez(file, of=_place(path), **{name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
     def load(cls, path: Path) -> "PreparedPart":
-        """Read a part. Raises UserError if it is damaged; once it is removed, it is made again."""
-        remedy = "remove the file and start again"
-        part = cls(*read_arrays(path, cls.__slots__, remedy))
+        """Read a part. Raises UserError if it is damaged, or another part's."""
+        remedy = "remove it"
+        of, *columns = read_arrays(path, ("of", *cls.__slots__), remedy)
+        if of.tolist() != _place(path):
+            raise UserError(f"{path}: is another part; {remedy}")
+        part = cls(*columns)
         lengths = (part.token_lengths, part.image_lengths, part.sound_lengths)
         numbers: tuple[NDArray[Any], ...] = (*lengths, part.tiles, part.frames, part.lines)
         counts = set(map(len, numbers))
-        columns: tuple[NDArray[Any], ...] = (part.tokens, part.images, part.sounds)
-        unlike = any(each.sum() != len(column) for each, column in zip(lengths, columns, strict=True))
+        stored: tuple[NDArray[Any], ...] = (part.tokens, part.images, part.sounds)
+        unlike = any(each.sum() != len(column) for each, column in zip(lengths, stored, strict=True))
         if len(counts) != 1 or unlike or len(part.tokens) != len(part.loss_mask):
             raise UserError(f"{path}: its columns do not go together; {remedy}")
         return part
@@ -66,6 +69,11 @@ class PreparedPart:
     def rejections(self) -> list[dict[str, Any]]:
         """The rejected lines: `file`, `line`, `reason`, `detail`."""
         return [json.loads(line) for line in self.rejected.tobytes().splitlines()]
+
+
+def _place(path: Path) -> str:
+    """The hash of the job and the number of a part, as its file is called."""
+    return f"{path.parent.name}/{path.name}"
 
 
 def prepare_part(recipe: Recipe, source: PartSource) -> PreparedPart:

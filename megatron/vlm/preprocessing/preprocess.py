@@ -8,9 +8,7 @@ A job locks its output folder from the first check to the end; a second one wait
 again, it continues and ends with the same bytes.
 """
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,15 +21,15 @@ from megatron.vlm.data.formats.rows import ROWS_PER_PART, PartSource
 from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.job import PreprocessJob, Shard
-from megatron.vlm.preprocessing.merge import merge, of_samples, take_sizes
-from megatron.vlm.preprocessing.parts import PreparedPart, prepare_part
+from megatron.vlm.preprocessing.merge import merge, of_samples, ready_part, take_sizes
+from megatron.vlm.preprocessing.parts import prepare_part
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
 from omnibal_ext.files.writing import remove_unfinished, replacing
-from omnibal_ext.launch.processes import kill_with_this_process
+from omnibal_ext.launch.apart import each_apart
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
 
 Value = TypeVar("Value")
@@ -61,10 +59,11 @@ def preview(job: PreprocessJob, max_rejects: int | None = None) -> str:
     Raises UserError if most of these lines are rejected, and more than the limit.
     """
     rejects, seen = RejectCount(), 0
-    for file in job.inputs:
-        for source in file.parts[:1]:
-            rejects.add(prepare_part(job.recipe, source).rejections())
-            seen += source.lines
+    for number, rejections in _each_part(
+        _preview_one, [(job.recipe, file.parts[0]) for file in job.inputs if file.parts], 1
+    ):
+        rejects.add(rejections)
+        seen += number
     if rejects.total > seen // 2:
         rejects.check(min(reject_limit(job.lines, max_rejects), seen // 2), seen, None)
     files = f"{len(job.inputs)} file{'s' * (len(job.inputs) > 1)} of {job.lines} lines"
@@ -78,8 +77,8 @@ def measure(inputs: Sequence[Path], recipe: Recipe, workers: int = 1) -> tuple[C
     """
     open_recipe(recipe)  # a bad tokenizer must fail here, not in every worker
     files = read_inputs(inputs, image_root=recipe.image_root)
-    tasks = [(recipe, *task) for task in enumerate(source for file in files for source in file.parts)]
-    measured = dict(track(_each(_measure_one, tasks, workers), "measure", total=len(tasks)))
+    tasks = [(recipe, source, number) for number, source in enumerate(one for file in files for one in file.parts)]
+    measured = dict(track(_each_part(_measure_one, tasks, workers), "measure", total=len(tasks)))
     parts = [measured[number] for number in range(len(tasks))]
     rejects = RejectCount()
     for _, rejections in parts:
@@ -100,7 +99,11 @@ def check_images(data: ChatDataset, workers: int = 1) -> None:
     """
     starts = range(0, len(data), ROWS_PER_PART)
     tasks = [(data, range(start, min(start + ROWS_PER_PART, len(data)))) for start in starts]
-    faults = [fault for found in track(_each(_faults, tasks, workers), "images", total=len(tasks)) for fault in found]
+    faults = [
+        fault
+        for found in track(_each(_faults, tasks, workers, _samples), "images", total=len(tasks))
+        for fault in found
+    ]
     if faults:
         media = "images or sounds" if data.hears else "images"
         raise UserError(
@@ -169,7 +172,7 @@ def _prepare(job: PreprocessJob, shard: Shard, workers: int, max_rejects: int | 
     def lines() -> Iterator[int]:  # yields once per line for the progress bar
         seen = 0
         tasks = [(job.recipe, job.sources[number], job.part_path(number)) for number in numbers]
-        for count, rejections in _each(_prepare_one, tasks, workers):
+        for count, rejections in _each_part(_prepare_one, tasks, workers):
             rejects.add(rejections)
             seen += count
             if rejects.total > max(limit, seen // 2):
@@ -185,27 +188,43 @@ def _list_rejects(job: PreprocessJob) -> Path:
     path, missing = job.work / "rejected.jsonl", set(job.missing())
     ready = (number for number in range(len(job.sources)) if number not in missing)
     with replacing(path) as file:
-        file.writelines(PreparedPart.load(job.part_path(number)).rejected.tobytes() for number in ready)
+        file.writelines(ready_part(job, number).rejected.tobytes() for number in ready)
     return path
 
 
-def _each(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers: int) -> Iterator[Value]:
-    """`work(*task)` of every task, in order of completion."""
-    if workers <= 1:
-        yield from (work(*task) for task in tasks)
-        return
-    # Forked: a fresh interpreter would spend seconds importing torch before its first line.
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=kill_with_this_process()) as pool:
-        futures = [pool.submit(work, *task) for task in tasks]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+def _each_part(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers: int) -> Iterator[Value]:
+    """`_each` of tasks that begin with a recipe and a source; if one is a table, which could end the process that reads
+    it when damaged, other processes do all."""
+    has_tables = any(source.format == "table" for _, source, *_ in tasks)
+    return _each(work, tasks, workers, _lines, has_tables)
 
 
-def _measure_one(recipe: Recipe, number: int, source: PartSource) -> tuple[int, _Measured]:
+def _each(
+    work: Callable[..., Value],
+    tasks: Sequence[tuple[Any, ...]],
+    workers: int,
+    place: Callable[..., str],
+    apart: bool = False,
+) -> Iterator[Value]:
+    """`work(*task)` of every task, in order of completion, by other processes if there are several workers."""
+    if apart or workers > 1:
+        return each_apart(work, tasks, workers, place)
+    return (work(*task) for task in tasks)
+
+
+def _lines(_: Recipe, source: PartSource, *__: Any) -> str:
+    return source.place
+
+
+def _samples(data: ChatDataset, samples: range) -> str:
+    return f"{data.folder}: samples {samples[0]} to {samples[-1]}"
+
+
+def _preview_one(recipe: Recipe, source: PartSource) -> tuple[int, list[dict[str, Any]]]:
+    return source.lines, prepare_part(recipe, source).rejections()
+
+
+def _measure_one(recipe: Recipe, source: PartSource, number: int) -> tuple[int, _Measured]:
     """Number, sizes and rejections of a part."""
     part = prepare_part(recipe, source)
     return number, ({name: getattr(part, name) for name in of_samples(recipe)}, part.rejections())

@@ -1,54 +1,174 @@
 """One JSON list of conversations, as LLaVA's files are.
 
-Elements are found by parsing the bytes as Latin-1: JSON's syntax is ASCII, and character positions are byte offsets, by
-which an element can be read alone later.
+Its elements are found by their brackets and strings alone, a block of the file at a time, and decoded one by one later:
+what is no JSON in itself is one rejected row.
 """
 
+import codecs
 import hashlib
-import json
+import os
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
-from megatron.vlm.data.formats.rows import InputFile, PartSource, Row
-from omnibal_ext.errors import UserError
+from megatron.vlm.data.formats.rows import MOST_BYTES, InputFile, PartSource, Row, bulk_of, named_errors
+from omnibal_ext.reading.files import open_plain
 
-_BETWEEN = re.compile(r"[\s,]*")
+REMEDY = "fix or split the file"
+MOST_DEPTH = 1000
+"""Brackets within brackets; JSON decoders do not take more."""
+_WHAT = "is no JSON list to its end"
+_BLOCK = 2**20
+_SPACE = re.compile(rb"[ \t\r\n]*+")
+_QUOTED = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_STRING = re.compile(_QUOTED, re.DOTALL)
+_WORD = re.compile(rb'[^]\[{}", \t\r\n]++')
+_TO_BRACKET = re.compile(rb'[^]\[{}"]*+(?:%b[^]\[{}"]*+)*+' % _QUOTED, re.DOTALL)
+_CLOSING = {ord("["): ord("]"), ord("{"): ord("}")}
+
+
+def _within(depth: int) -> bytes:
+    """Matches brackets with at most `depth` within each other inside."""
+    inner = rb'(?:[^]\[{}"]++|%b%b)*+' % (_QUOTED, b"|" + _within(depth - 1) if depth else b"")
+    return rb"(?:\{%b\}|\[%b\])" % (inner, inner)
+
+
+_SHALLOW = re.compile(_within(3), re.DOTALL)
+"""Matches nearly all elements at once."""
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
-    """Cut a file, which is in memory meanwhile. Raises UserError if it is not one JSON list."""
-    content = path.read_bytes()
-    try:
-        spans = list(_elements(content.decode("latin-1"), content.index(b"[") + 1))
-    except ValueError as error:
-        raise UserError(f"{path}: is no JSON list to its end: {error}; fix or split the file") from error
-    parts = []
-    for first in range(0, len(spans), rows_per_part):
-        block = spans[first : first + rows_per_part]
-        start, end = block[0][0], block[-1][1]
-        parts.append(PartSource(path, start, end - start, first + 1, len(block), "json_list"))
-    return InputFile(path, hashlib.sha256(content).hexdigest(), len(spans), tuple(parts))
+    """Cut a file. Raises UserError if it is not one JSON list and nothing else."""
+    parts, spans, count = [], [], 0
+    with named_errors(path, _WHAT, REMEDY), open_plain(path, REMEDY) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        text = _Text(file)
+        text.open_list()
+        found = text.elements()
+        while spans := list(islice(found, rows_per_part)):
+            start, end = spans[0][0], spans[-1][1]
+            parts.append(PartSource(path, start, end - start, count + 1, len(spans), "json_list"))
+            count += len(spans)
+        text.close()
+    return InputFile(path, digest, count, tuple(parts))
 
 
 def rows(part: PartSource) -> Iterator[Row]:
     """The elements of a part."""
-    with part.file.open("rb") as file:
+    with named_errors(part.file, _WHAT, REMEDY), open_plain(part.file, REMEDY) as file:
         file.seek(part.offset)
-        block = file.read(part.size)
-    text = block.decode("latin-1") + "]"
-    for number, (start, end) in enumerate(_elements(text, 0), start=part.first_line):
-        yield Row(number, block[start:end], part.offset + start)
+        found = islice(_Text(file).elements(), part.lines)
+        for number, (start, end) in enumerate(found, start=part.first_line):
+            record = os.pread(file.fileno(), min(end - start, MOST_BYTES + 1), start)
+            yield Row(number, record, start, fault=bulk_of(record))
 
 
-def _elements(text: str, position: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of each element up to the closing bracket. Raises ValueError if there is none."""
-    decoder = json.JSONDecoder()
-    while True:
-        between = _BETWEEN.match(text, position)
-        position = between.end() if between else position
-        if text.startswith("]", position):
+class _Text:
+    """A JSON text that is read block by block. Methods raise ValueError saying what is wrong, and at which byte."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.block, self.at = file, b"", 0
+        self.offset = file.tell()  # of the block
+
+    @property
+    def position(self) -> int:
+        """The byte of the file that is next."""
+        return self.offset + self.at
+
+    def open_list(self) -> None:
+        """Pass the bracket that opens the list."""
+        self._more()
+        self.at = len(codecs.BOM_UTF8) * self.block.startswith(codecs.BOM_UTF8)
+        self._expect(b"[", "a list")
+
+    def elements(self) -> Iterator[tuple[int, int]]:
+        """First byte and end of each element of the list whose first element is next; passes its closing bracket."""
+        if self._next() == b"]":
+            self.at += 1
             return
-        _, end = decoder.raw_decode(text, position)
-        yield position, end
-        position = end
+        while True:
+            start = self.position
+            self._pass_value()
+            yield start, self.position
+            if self._next() != b",":
+                break
+            self.at += 1
+            self._next()
+        self._expect(b"]", "a comma or the end of the list")
+
+    def close(self) -> None:
+        """Read to the end of the file, where only white space may be."""
+        while self.at < len(self.block) or self._more():
+            self.at = _end(_SPACE, self.block, self.at)
+            if self.at < len(self.block):
+                raise ValueError(f"the list ends before byte {self.position}, where more follows")
+
+    def _next(self) -> bytes:
+        """The next byte that is no white space."""
+        while True:
+            self.at = _end(_SPACE, self.block, self.at)
+            if self.at < len(self.block):
+                return self.block[self.at : self.at + 1]
+            if not self._more():
+                raise ValueError("it ends before the list does")
+
+    def _expect(self, byte: bytes, what: str) -> None:
+        if self._next() != byte:
+            raise ValueError(f"{what} is due at byte {self.position}")
+        self.at += 1
+
+    def _pass_value(self) -> None:
+        first = self.block[self.at]
+        if first in _CLOSING:
+            self._pass_brackets()
+        elif first == ord('"'):
+            while (found := _STRING.match(self.block, self.at)) is None:
+                self._need_more()
+            self.at = found.end()
+        else:
+            start = self.position
+            while (end := _end(_WORD, self.block, self.at)) == len(self.block):
+                self._need_more()
+            self.at = end
+            if self.position == start:
+                raise ValueError(f"no element at byte {start}")
+
+    def _pass_brackets(self) -> None:
+        if found := _SHALLOW.match(self.block, self.at):
+            self.at = found.end()
+            return
+        due = bytearray()
+        while True:
+            self.at = _end(_TO_BRACKET, self.block, self.at)
+            if self.at == len(self.block) or (byte := self.block[self.at]) == ord('"'):
+                self._need_more()
+                continue
+            self.at += 1
+            if byte in _CLOSING:
+                due.append(_CLOSING[byte])
+                if len(due) > MOST_DEPTH:
+                    raise ValueError(f"nested deeper than {MOST_DEPTH} at byte {self.position}")
+            elif due.pop() != byte:
+                raise ValueError(f"a bracket of another kind is due before byte {self.position}")
+            if not due:
+                return
+
+    def _need_more(self) -> None:
+        if len(self.block) - self.at > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES} bytes without an end from byte {self.position} on")
+        if not self._more():
+            raise ValueError("it ends before the list does")
+
+    def _more(self) -> bool:
+        """Read on, as much as is left of the block, so that a long string is not looked through again and again."""
+        more = self.file.read(max(_BLOCK, len(self.block) - self.at))
+        self.block, self.offset, self.at = self.block[self.at :] + more, self.position, 0
+        return bool(more)
+
+
+def _end(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:
+    found = pattern.match(text, at)
+    return found.end() if found else at

@@ -5,16 +5,17 @@ from pathlib import Path
 
 from megatron.vlm.data.formats.rows import Place, Row
 from megatron.vlm.data.formats.table import read_cell
+from omnibal_ext.reading.files import open_plain
 
 
 def read_place(path: Path, place: Place) -> bytes:
-    """The bytes at a place in a file. Raises ValueError for damaged base64, OSError if the file cannot be read."""
+    """The bytes at a place in a file. Raises ValueError for damaged base64, UserError if the file cannot be read."""
     kind, *where = place
     if kind == "cell":
         column, row, index = where
         return read_cell(path, str(column), int(row), int(index))
     offset, size = map(int, where)
-    with path.open("rb") as file:
+    with open_plain(path, "see that it is there") as file:
         file.seek(offset)
         content = file.read(size)
     return base64.b64decode(content, validate=True) if kind == "base64" else content

@@ -1,13 +1,49 @@
 """What every format is read as: input files, their parts, rows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omnibal_ext.errors import UserError
+from omnibal_ext.output import printable
+from omnibal_ext.reading.document import MOST_BYTES
+
 ROWS_PER_PART = 500
 Place = tuple[str | int, ...]
 """Of an image inside an input file: ("bytes" or "base64", offset, size), ("cell", column, row, index in its list)."""
+
+
+MOST_VALUES = 2**21
+"""Of one record: they take a hundred bytes of memory each."""
+_SMALL = 2**20
+
+
+def bulk_of(record: bytes) -> tuple[str, str] | None:
+    """The fault (reason, detail) of a record, in JSON, that is too large to be decoded."""
+    if len(record) <= _SMALL:
+        return None
+    if len(record) > MOST_BYTES:
+        return "malformed_line", f"more than {MOST_BYTES} bytes"
+    values = sum(map(record.count, (b",", b"[", b"{")))
+    return ("malformed_line", f"more than {MOST_VALUES} values") if values > MOST_VALUES else None
+
+
+@contextmanager
+def named_errors(path: Path, what: str, remedy: str) -> Iterator[None]:
+    """Context in which errors about a file become one line, "PATH: WHAT (ERROR); REMEDY"."""
+    try:
+        yield
+    except UserError as error:
+        told = str(error) if str(error).startswith(f"{path}: ") else f"{path}: {what} ({error}); {remedy}"
+        raise UserError(told) from None
+    except OSError as error:
+        told = error.strerror or printable(str(error))[:200]
+        raise UserError(f"{path}: {what if error.strerror is None else 'cannot be read'} ({told}); {remedy}") from error
+    except Exception as error:  # a damaged file makes readers raise nearly anything
+        told = printable(str(error) or type(error).__name__)[:200]
+        raise UserError(f"{path}: {what} ({told}); {remedy}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +75,11 @@ class PartSource:
     """Image root of this file, if not the recipe's."""
     max_tiles: int | None = None
     """Limit of this file's conversations, if not the recipe's."""
+
+    @property
+    def place(self) -> str:
+        """The file and the lines, for messages."""
+        return f"{self.file}: lines {self.first_line} to {self.first_line + self.lines - 1}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,29 +6,55 @@ from their cell.
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row
+from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row, named_errors
 from omnibal_ext.errors import UserError, missing_package
+from omnibal_ext.launch.apart import apart
+from omnibal_ext.reading.files import open_plain
+from omnibal_ext.reading.limits import MOST_BEYOND, memory_beyond
 
 CONVERSATIONS, IMAGES, VIDEOS = ("conversations", "messages"), ("image", "images"), ("video", "videos")
 AUDIOS = ("audio", "audios", "sound", "sounds")
 EDGE = 2**20
 """Bytes at both ends of a file that are hashed: they hold schema and metadata."""
-BATCH = 64
+BATCH = 16
+REMEDY = "copy it again"
+PARQUET, ARROW = b"PAR1", b"ARROW1"
+STREAM = 8
+"""Byte of an Arrow file at which its stream begins."""
+END = b"\xff\xff\xff\xff\0\0\0\0"
+"""Of an Arrow stream."""
+FEW = 2**16
+"""Rows that a table of any size may have; more are at most one a byte."""
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
-    """Cut a table by rows. Raises UserError if it is damaged or has no column of conversations."""
+    """Cut a table by rows. Raises UserError if it is damaged or has no column of conversations.
+
+    A damaged table can end the process that reads it, so another one does.
+    """
+    _import_pyarrow(path)
+    return apart(_cut, (path, rows_per_part), str(path))
+
+
+def _cut(path: Path, rows_per_part: int) -> InputFile:
     table = _open(path)
-    names = table.names
+    names, size = table.names, path.stat().st_size
     if not set(CONVERSATIONS) & set(names):
-        raise UserError(f"{path}: has no column {' or '.join(map(repr, CONVERSATIONS))}; it has {', '.join(names)}")
-    size = path.stat().st_size
-    with path.open("rb") as file:
+        known = ", ".join(name[:60] for name in names[:20])
+        raise UserError(f"{path}: has no column {' or '.join(map(repr, CONVERSATIONS))}; it has {known}")
+    if table.rows > max(FEW, size):
+        raise UserError(f"{path}: has {table.rows} rows in {size} bytes; {REMEDY}")
+    with _reading(path):
+        table.check()
+    with open_plain(path, REMEDY) as file:
         digest = hashlib.sha256(f"{size} {table.rows}\n".encode() + file.read(EDGE))
         file.seek(max(0, size - EDGE))
         digest.update(file.read())
@@ -41,14 +67,25 @@ def cut(path: Path, rows_per_part: int) -> InputFile:
 
 
 def rows(part: PartSource) -> Iterator[Row]:
-    """The rows of a part."""
-    table = _open(part.file)
-    for number, record in enumerate(table.records(part.offset, part.size), start=part.first_line):
-        images: dict[str, Place] = {}
-        for column in (*IMAGES, *VIDEOS, *AUDIOS):
-            if record.get(column) is not None and (column in IMAGES or _holds_bytes(record[column])):
-                record[column] = _named(record[column], column, number - 1, images)
-        yield Row(number, record, images=images)
+    """The rows of a part. A process that works apart takes a limited memory for them."""
+    found = _open(part.file).records(part.offset, part.size)
+    number = part.first_line
+    while number < part.first_line + part.lines:
+        with _reading(part.file):
+            records = next(found, None)
+            if records is None:
+                raise ValueError(f"its last row is {number - 1}")
+        for record in records:
+            yield _row(number, record)
+            number += 1
+
+
+def _row(number: int, record: dict[str, Any]) -> Row:
+    images: dict[str, Place] = {}
+    for column in (*IMAGES, *VIDEOS, *AUDIOS):
+        if record.get(column) is not None and (column in IMAGES or _holds_bytes(record[column])):
+            record[column] = _named(record[column], column, number - 1, images)
+    return Row(number, record, images=images)
 
 
 def _holds_bytes(value: Any) -> bool:
@@ -73,10 +110,12 @@ def _named(value: Any, column: str, row: int, images: dict[str, Place]) -> Any:
 
 def read_cell(path: Path, column: str, row: int, index: int) -> bytes:
     """The bytes of an image in a table; `index` in the cell's list, -1 if the cell is one image."""
-    cell = _open(path).cell(column, row)
-    entry = cell if index < 0 else cell[index]
-    content: bytes = entry["bytes"] if isinstance(entry, Mapping) else entry
-    return content
+    table = _open(path)
+    with _reading(path):
+        cell = table.cell(column, row)
+        entry = cell if index < 0 else cell[index]
+        content: bytes = entry["bytes"] if isinstance(entry, Mapping) else entry
+        return content
 
 
 class _Parquet:
@@ -85,62 +124,128 @@ class _Parquet:
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet
 
+        self.path = path
         self.file = pyarrow.parquet.ParquetFile(path)
+        self.metadata = self.file.metadata
         self.names: list[str] = self.file.schema_arrow.names
-        self.rows: int = self.file.metadata.num_rows
-        counts = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
-        self.starts = [sum(counts[:group]) for group in range(len(counts) + 1)]
+        self.rows: int = self.metadata.num_rows
+        groups = [self.metadata.row_group(group) for group in range(self.file.num_row_groups)]
+        self.starts = [0, *accumulate(group.num_rows for group in groups)]
         self.column = lru_cache(maxsize=2)(self._column)
 
-    def records(self, first: int, count: int) -> Iterator[dict[str, Any]]:
-        groups = [
-            g for g in range(len(self.starts) - 1) if self.starts[g] < first + count and self.starts[g + 1] > first
-        ]
+    def check(self) -> None:
+        """Raise ValueError unless all rows are in groups, and all groups in the file before its end."""
+        if self.starts[-1] != self.rows or any(end < start for start, end in pairwise(self.starts)):
+            raise ValueError(f"it says {self.rows} rows, its groups have {self.starts[-1]}")
+        with open_plain(self.path, REMEDY) as file:
+            file.seek(self._end_of_groups())
+            if PARQUET * 2 in file.read():
+                raise ValueError("it is several files that were joined: one ends where another begins")
+
+    def _end_of_groups(self) -> int:
+        end = len(PARQUET)
+        for group in range(self.metadata.num_row_groups):
+            for number in range(self.metadata.num_columns):
+                column = self.metadata.row_group(group).column(number)
+                starts = (column.dictionary_page_offset or column.data_page_offset, column.data_page_offset)
+                end = max(end, min(starts) + column.total_compressed_size)
+        return end
+
+    def records(self, first: int, count: int) -> Iterator[list[dict[str, Any]]]:
+        """The rows from `first` on, a few at a time."""
+        groups = [g for g, (start, end) in enumerate(pairwise(self.starts)) if start < first + count and end > first]
         position = self.starts[groups[0]] if groups else 0
-        for batch in self.file.iter_batches(BATCH, row_groups=groups):
+        for batch in self.file.iter_batches(BATCH, row_groups=groups, use_threads=False):
             begin, end = max(first - position, 0), min(first + count - position, len(batch))
-            if begin < end:
-                yield from batch.slice(begin, end - begin).to_pylist()
             position += len(batch)
+            if begin < end:
+                batch.validate(full=True)
+                yield batch.slice(begin, end - begin).to_pylist()
 
     def cell(self, column: str, row: int) -> Any:
-        group = next(g for g in range(len(self.starts)) if self.starts[g + 1] > row)
+        """A cell as a Python value."""
+        group = bisect_right(self.starts, row) - 1
         return self.column(group, column)[row - self.starts[group]].as_py()
 
     def _column(self, group: int, column: str) -> Any:
-        return self.file.read_row_group(group, columns=[column]).column(0)
+        found = self.file.read_row_group(group, columns=[column], use_threads=False).column(0)
+        found.validate(full=True)
+        return found
 
 
 class _Arrow:
-    """Arrow: memory-mapped."""
+    """Arrow: memory-mapped, read as the stream that a file holds too."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow
         import pyarrow.ipc
 
-        try:
-            reader = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-        except pyarrow.ArrowInvalid:  # the file layout, not the stream
-            reader = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
-        self.table = reader.read_all()
-        self.names: list[str] = self.table.column_names
-        self.rows: int = self.table.num_rows
+        self.path = path
+        with open_plain(path, REMEDY) as file:
+            start = STREAM if file.read(len(ARROW)) == ARROW else 0
+        source = pyarrow.memory_map(str(path))
+        source.seek(start)
+        reader = pyarrow.ipc.open_stream(source)
+        self.names: list[str] = reader.schema.names
+        self.batches = list(reader)
+        self.read = source.tell()
+        self.starts = [0, *accumulate(map(len, self.batches))]
+        self.rows = self.starts[-1]
+        self.checked = lru_cache(maxsize=None)(self._checked)
 
-    def records(self, first: int, count: int) -> Iterator[dict[str, Any]]:
-        for start in range(first, first + count, BATCH):
-            yield from self.table.slice(start, min(BATCH, first + count - start)).to_pylist()
+    def check(self) -> None:
+        """Raise ValueError unless the stream ends as it should, and nothing but a file's footer is behind it."""
+        with open_plain(self.path, REMEDY) as file:
+            is_file = file.read(len(ARROW)) == ARROW
+            file.seek(self.read - len(END))
+            end, footer = file.read(len(END)), file.read()
+        if end != END:
+            raise ValueError("it has no end: it is cut off")
+        length = int.from_bytes(footer[-10:-6], "little") + 10
+        if len(footer) != length * is_file or (is_file and not footer.endswith(ARROW)):
+            raise ValueError(f"it goes on behind its end at byte {self.read}, as files that were joined by `cat` do")
+
+    def records(self, first: int, count: int) -> Iterator[list[dict[str, Any]]]:
+        """The rows from `first` on, a few at a time."""
+        while count and first < self.rows:
+            number = bisect_right(self.starts, first) - 1
+            taken = min(BATCH, count, self.starts[number + 1] - first)
+            yield self.checked(number).slice(first - self.starts[number], taken).to_pylist()
+            first, count = first + taken, count - taken
 
     def cell(self, column: str, row: int) -> Any:
-        return self.table.column(column)[row].as_py()
+        """A cell as a Python value."""
+        number = bisect_right(self.starts, row) - 1
+        return self.checked(number).column(column)[row - self.starts[number]].as_py()
+
+    def _checked(self, number: int) -> Any:
+        """A batch, valid: a damaged one would end this process where its values are taken."""
+        self.batches[number].validate(full=True)
+        return self.batches[number]
 
 
 @lru_cache(maxsize=16)
 def _open(path: Path) -> _Parquet | _Arrow:
+    _import_pyarrow(path)
+    with _reading(path), open_plain(path, REMEDY):  # a named pipe would wait
+        return _Parquet(path) if path.suffix == ".parquet" else _Arrow(path)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Context in which a table is read: errors name it, and a process that works apart takes a limited memory."""
     try:
-        import pyarrow
+        with named_errors(path, f"is no whole {path.suffix[1:]} file", REMEDY), memory_beyond(path.stat().st_size):
+            yield
+    except UserError as error:
+        if not isinstance(error.__cause__, MemoryError):
+            raise
+        most = f"reading it takes its size and {MOST_BEYOND >> 20} MiB of memory"
+        raise UserError(f"{path}: {most}, and more; write it anew with smaller cells and groups of rows") from None
+
+
+def _import_pyarrow(path: Path) -> None:
+    try:
+        import pyarrow  # noqa: F401
     except ImportError as error:
         raise UserError(f"{path}: reading it needs {missing_package('pyarrow') or error}") from error
-    try:
-        return _Parquet(path) if path.suffix == ".parquet" else _Arrow(path)
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{path}: is no whole {path.suffix[1:]} file ({error}); copy it again") from error

@@ -9,16 +9,22 @@ Nothing is unpacked: a tar is not compressed, so an image is read at its offset.
 
 import hashlib
 import json
+import os
 import re
 import tarfile
 from collections.abc import Iterator
-from itertools import groupby
+from dataclasses import replace
+from functools import lru_cache
+from io import BufferedReader
+from itertools import groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row
+from megatron.vlm.data.formats.rows import MOST_BYTES, InputFile, PartSource, Place, Row, bulk_of, named_errors
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import AUDIO_MARK, VIDEO_MARK
+from omnibal_ext.reading.files import open_plain, size_of
+from omnibal_ext.reading.tars import Member, members
 
 NAMED = re.compile(rb'"(?:image|images|image_url|url|path|video|videos|video_url|audios?|audio_url|sounds?)"\s*:')
 """Matches a record that names images, videos or sounds, in a field or in message parts."""
@@ -27,22 +33,25 @@ VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
 SOUNDS = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".oga", ".opus", ".aif", ".aiff")
 
 
+MEDIA = (*IMAGES, *VIDEOS, *SOUNDS)
+REMEDY = "copy the tar again, or make it anew; compressed ones are to be unpacked"
+LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE)
+MOST_MEMBERS = 2**16
+"""Files of one conversation."""
+
+
 def cut(path: Path, rows_per_part: int) -> InputFile:
     """Cut a tar; the hash is of names, sizes and records. Raises UserError for a damaged tar."""
-    digest, starts, end = hashlib.sha256(), [], 0
-    try:
-        with path.open("rb") as file:
-            for _, members in _samples(file, 0, None):
-                starts.append(members[0].offset)
-                for member in members:
-                    digest.update(f"{member.name}\0{member.offset_data}\0{member.size}\n".encode("utf-8", "replace"))
-                    if member.name.endswith(".json"):
-                        digest.update(_content(file, member))
-                end = members[-1].offset_data + -(-members[-1].size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-            if end > path.stat().st_size:
-                raise UserError(f"{path}: ends inside {members[-1].name}; copy the tar again")
-    except tarfile.TarError as error:
-        raise UserError(f"{path}: is no whole tar ({error}); compressed tars are to be unpacked") from error
+    digest, starts = hashlib.sha256(), []
+    with named_errors(path, "is no whole tar", REMEDY), open_plain(path, REMEDY) as file:
+        for _, sample in _samples(path, file, 0, size_of(file)):
+            starts.append(sample[0].offset)
+            for member in sample:
+                digest.update(f"{member.name}\0{member.start}\0{member.size}\n".encode("utf-8", "replace"))
+                if member.name.endswith(".json"):
+                    for start in range(0, member.size, MOST_BYTES):
+                        digest.update(_content(file, member, start))
+        end = size_of(file)
     parts = []
     for first in range(0, len(starts), rows_per_part):
         count = min(rows_per_part, len(starts) - first)
@@ -53,28 +62,51 @@ def cut(path: Path, rows_per_part: int) -> InputFile:
 
 def rows(part: PartSource) -> Iterator[Row]:
     """The conversations of a part, numbered within the tar."""
-    with part.file.open("rb") as file:
-        samples = _samples(file, part.offset, part.offset + part.size)
-        for number, (key, members) in enumerate(samples, start=part.first_line):
-            yield _row(file, number, key, members)
+    with named_errors(part.file, "is no whole tar", REMEDY), open_plain(part.file, REMEDY) as file:
+        samples = _samples(part.file, file, part.offset, part.offset + part.size)
+        for number, (key, sample) in enumerate(samples, start=part.first_line):
+            yield _row(file, number, key, sample)
 
 
-def _samples(file: Any, start: int, end: int | None) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
+def _samples(path: Path, file: BufferedReader, start: int, end: int) -> Iterator[tuple[str, list[Member]]]:
     """Key and members of each conversation whose headers are in [start, end)."""
-    file.seek(start)
-    with tarfile.TarFile(fileobj=file) as tar:
-        members = (member for member in _headers(tar, end) if member.isfile())
-        for key, group in groupby(members, key=lambda member: _key(member.name)):
-            yield key, list(group)
-        file.seek(tar.offset)
-        if end is None and file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a bad header for the end
-            raise tarfile.ReadError(f"no header at byte {tar.offset}")
+    found = takewhile(lambda member: member.offset < end, members(file, size_of(file), start))
+    content = (_linked(path, file, member) for member in found if member.is_file or _is_link(member))
+    for key, group in groupby(content, key=lambda member: _key(member.name)):
+        sample = list(islice(group, MOST_MEMBERS + 1))
+        if len(sample) > MOST_MEMBERS:
+            raise UserError(f"more than {MOST_MEMBERS} files are of one conversation, {key[:200]!r}")
+        yield key, sample
 
 
-def _headers(tar: tarfile.TarFile, end: int | None) -> Iterator[tarfile.TarInfo]:
-    while (member := tar.next()) is not None and (end is None or member.offset < end):
-        tar.members = []  # type: ignore[attr-defined]  # it would keep all headers of a large tar
-        yield member
+def _is_link(member: Member) -> bool:
+    return member.kind in LINKS and member.name.lower().endswith((".json", *MEDIA))
+
+
+def _linked(path: Path, file: BufferedReader, member: Member) -> Member:
+    """The member, or for a hard link the file to which it leads, by the link's name."""
+    if member.kind != tarfile.LNKTYPE:
+        return member
+    status = os.fstat(file.fileno())
+    target = _targets(path, status.st_size, status.st_mtime_ns).get(member.offset)
+    return replace(target, name=member.name, offset=member.offset) if target else member
+
+
+@lru_cache(maxsize=4)
+def _targets(path: Path, size: int, changed: int) -> dict[int, Member]:
+    """Offsets of hard links -> the files before them to which they lead, also through other links."""
+    with open_plain(path, REMEDY) as file:
+        links = (member for member in members(file, size) if member.kind == tarfile.LNKTYPE)
+        wanted = {os.path.normpath(link.target) for link in links}
+        found: dict[int, Member] = {}
+        files: dict[str, Member] = {}
+        for member in members(file, size):
+            name, target = os.path.normpath(member.name), os.path.normpath(member.target)
+            if member.kind == tarfile.LNKTYPE and target in files:
+                found[member.offset] = files[target]
+            if name in wanted and (member.is_file or member.offset in found):
+                files[name] = found.get(member.offset, member)
+    return found
 
 
 def _key(name: str) -> str:
@@ -82,28 +114,32 @@ def _key(name: str) -> str:
     return f"{folder}/{base.partition('.')[0]}"
 
 
-def _row(file: Any, number: int, key: str, members: list[tarfile.TarInfo]) -> Row:
-    if any(member.name.startswith("/") or ".." in member.name.split("/") for member in members):
-        return Row(number, {}, fault=("path_outside_root", f"{members[0].name[:200]!r} leads out of the tar"))
-    records = [member for member in members if member.name.endswith(".json")]
+def _row(file: BufferedReader, number: int, key: str, sample: list[Member]) -> Row:
+    if any(member.name.startswith("/") or ".." in member.name.split("/") for member in sample):
+        return Row(number, {}, fault=("path_outside_root", f"{sample[0].name[:200]!r} leads out of the tar"))
+    if dangling := next((member for member in sample if not member.is_file), None):
+        what = f"{dangling.name[:200]!r} is a link to {dangling.target[:200]!r}, no file before it in the tar"
+        return Row(number, {}, fault=("missing_image", what))
+    records = [member for member in sample if member.name.endswith(".json")]
     if len(records) != 1:
-        return Row(number, {}, fault=("malformed_line", f"{len(records)} .json files of {key!r}, one is due"))
+        return Row(number, {}, fault=("malformed_line", f"{len(records)} .json files of {key[:200]!r}, one is due"))
     named: dict[str, Place] = {}
-    for member in members:
-        if not member.name.lower().endswith((*IMAGES, *VIDEOS, *SOUNDS)):
+    for member in sample:
+        if not member.name.lower().endswith(MEDIA):
             continue
         base = member.name.rpartition("/")[2]
         for name in (member.name, base, base.partition(".")[2]):
-            named[name] = ("bytes", member.offset_data, member.size)
-    text = _content(file, records[0])
-    return Row(number, _with_media(text, [member.name for member in members]), records[0].offset_data, named)
+            named[name] = ("bytes", member.start, member.size)
+    if fault := bulk_of(text := _content(file, records[0], most=MOST_BYTES + 1)):
+        return Row(number, {}, fault=fault)
+    return Row(number, _with_media(text, [member.name for member in sample]), records[0].start, named)
 
 
 def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
     """The record, with the images, videos and sounds of its key if it names none."""
     try:
         record = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text  # refused with its own reason
     is_turns = isinstance(record, list)
     if is_turns:
@@ -119,9 +155,7 @@ def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
     return {**record, **found}
 
 
-def _content(file: Any, member: tarfile.TarInfo) -> bytes:
-    position = file.tell()
-    file.seek(member.offset_data)
-    content: bytes = file.read(member.size)
-    file.seek(position)
-    return content
+def _content(file: BufferedReader, member: Member, start: int = 0, most: int = MOST_BYTES) -> bytes:
+    """Its bytes from `start` on, at most `most`."""
+    file.seek(member.start + start)
+    return file.read(min(member.size - start, most))

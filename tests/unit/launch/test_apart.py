@@ -1,0 +1,86 @@
+"""A process that dies costs one line, which names what it worked on, and nothing of the others' work."""
+
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.launch.apart import apart, each_apart
+from omnibal_ext.reading import limits
+from omnibal_ext.reading.limits import memory_beyond
+
+
+def work(number: int, fate: str = "") -> int:
+    if fate.startswith("SIG"):
+        faulthandler.disable()
+        os.kill(os.getpid(), getattr(signal, fate))
+    if fate == "exit":
+        os._exit(3)
+    if fate == "refuse":
+        raise UserError(f"number {number}")
+    if fate == "fail":
+        raise KeyError(number)
+    if fate == "wait":
+        time.sleep(0.2)
+    return number * number
+
+
+def _take_all(values: Iterator[int], found: list[int]) -> None:
+    for value in values:
+        found.append(value)
+
+
+def place(number: int, *_: str) -> str:
+    return f"file {number}"
+
+
+@pytest.mark.parametrize("workers", [1, 3, 20])
+def test_every_task_is_done_once(workers: int) -> None:
+    assert sorted(each_apart(work, [(number,) for number in range(9)], workers, place)) == [n * n for n in range(9)]
+    assert list(each_apart(work, [], workers, place)) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("fate", ["SIGSEGV", "SIGABRT", "SIGKILL", "exit"])
+def test_a_process_that_dies_is_named_by_its_task_and_the_others_end(workers: int, fate: str) -> None:
+    found: list[int] = []
+    tasks = [(1, "wait"), (2, fate), *((number, "wait") for number in range(3, 9))]
+    with pytest.raises(UserError) as error:
+        _take_all(each_apart(work, tasks, workers, place), found)
+    assert 1 in found  # it was begun
+    assert len(found) < 7  # not all of the others were
+    how = {"exit": "ended with code 3", "SIGKILL": "was killed"}.get(fate, f"was ended by {fate}")
+    assert str(error.value).startswith(f"file 2: the process that read it {how}")
+
+
+def test_what_the_work_raises_is_raised_here() -> None:
+    with pytest.raises(UserError, match="number 4"):
+        apart(work, (4, "refuse"), "")
+    with pytest.raises(KeyError, match="4") as error:
+        apart(work, (4, "fail"), "")
+    assert "in work" in error.value.__notes__[0]
+
+
+def test_large_results_of_others_do_not_block_an_error() -> None:
+    def large(number: int) -> bytes:
+        return bytes(2**22) if number else work(0, "refuse").to_bytes()
+
+    with pytest.raises(UserError, match="number 0"):
+        list(each_apart(large, [(1,), (2,), (0,), (3,)], 3, lambda number: f"{number}"))
+
+
+def take(size: int, beyond: int) -> int:
+    with memory_beyond(beyond):
+        return len(bytearray(size))
+
+
+def test_memory_is_limited_in_processes_of_their_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_BEYOND", 2**25)
+    assert take(2**27, 0) == 2**27
+    assert apart(take, (2**27, 2**27), "") == 2**27
+    with pytest.raises(MemoryError):
+        apart(take, (2**27, 0), "")
