@@ -49,7 +49,8 @@ def sandbox() -> ImmutableSandboxedEnvironment:
     """The environment of all chat templates."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda _: DATE}
-    environment.filters |= dict[str, Any]({"tojson": _tojson, "int": _whole, "round": _rounded})
+    own: dict[str, Any] = {"tojson": _tojson, "int": _whole, "round": _rounded}
+    environment.filters.update(own)
     del environment.globals["lipsum"], environment.filters["random"]
     return environment
 
