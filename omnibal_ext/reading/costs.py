@@ -57,8 +57,8 @@ def tried(work: Callable[[], Any], what: str, remedy: str, seconds: int = SECOND
     finally:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     limits = f"{seconds} seconds of processor and {most_bytes // 2**20} MiB of memory"
-    if status:
-        raise UserError(f"{what}: {_death(-status, limits)}; {remedy}")
+    if status or not content:
+        raise UserError(f"{what}: {_death(status, limits)}; {remedy}")
     said = json.loads(content)
     if "value" in said:
         return said["value"]
@@ -67,12 +67,13 @@ def tried(work: Callable[[], Any], what: str, remedy: str, seconds: int = SECOND
     raise UserError(f"{what}: {said['fault'] or f'takes more memory than allowed ({limits})'}; {remedy}")
 
 
-def _death(number: int, limits: str) -> str:
-    if number in (signal.SIGXCPU, signal.SIGKILL):
+def _death(status: int, limits: str) -> str:
+    if -status in (signal.SIGXCPU, signal.SIGKILL):
         return f"takes longer than allowed ({limits})"
-    if number == signal.SIGALRM:
+    if -status == signal.SIGALRM:
         return f"gives no answer (allowed: {limits})"
-    return f"ends the process that reads it by {signal.Signals(number).name} (allowed: {limits})"
+    how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit code {status}"
+    return f"ends the process that reads it {how} (allowed: {limits})"
 
 
 def _answer(work: Callable[[], Any], end: int, seconds: int, most_bytes: int) -> NoReturn:

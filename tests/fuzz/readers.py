@@ -63,12 +63,15 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 def all_readers(folder: Path) -> dict[str, Reader]:
     """Every reader by its name; whole files are made in the folder."""
+    from tests.fuzz.folder_readers import folder_readers  # which needs `Reader`
+
     return {
         "plan": _plan(), "profile": _profile(), "index": _index(folder / "index"), "sizes": _sizes(folder),
         "dataset": _dataset(folder / "demo"), "config": _config(), "weights": _weights(folder / "model"),
         "metrics": _metrics(), "rejects": _rejects(), "chat": _chat(), "images": _images(), "videos": _videos(),
         "sounds": _sounds(),
         "tokenizer": _tokenizer(),
+        **folder_readers(folder),
     }  # fmt: skip
 
 

@@ -200,7 +200,7 @@ def _try(path: Path, special_tokens: tuple[str, ...], version: tuple[int, ...]) 
 def _use(path: Path, special_tokens: tuple[str, ...]) -> None:
     kind = _kind(path)
     try:
-        kind(path, special_tokens).encode(SAMPLE)
+        kind(path, special_tokens).encode(SAMPLE + "a\n".join(special_tokens))
     except (UserError, MemoryError):
         raise
     except BaseException as error:
