@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from megatron.vlm.preprocessing.model_recipe import is_compatible, model_settings, tokenizer_difference
-from megatron.vlm.preprocessing.tokenizer import model_tokenizer
+from megatron.vlm.preprocessing.tokenizer import MOST_BYTES, REMEDY, model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, image_token_id, read_config
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.reading.files import read_bytes
 from omnibal_ext.sizes import Sizes
 
 Mismatch = tuple[str, str, object]
@@ -94,7 +95,7 @@ def _token_ids(
 
 def _tokenizer_difference(manifest: Mapping[str, Any], file: Path) -> str:
     made = manifest["tokenizer"]
-    if hashlib.sha256(file.read_bytes()).hexdigest() == made["sha256"]:
+    if hashlib.sha256(read_bytes(file, REMEDY, MOST_BYTES)).hexdigest() == made["sha256"]:
         return ""
     return tokenizer_difference(manifest["special_tokens"], made["vocabulary"]["sha256"], file)
 

@@ -44,18 +44,19 @@ def folder_template(folder: Path) -> tuple[str, str] | None:
     files = [folder / name for name in (JINJA, JSON, CONFIG) if template_source(folder / name)]
     if not files:
         return None
-    name, file = tried(partial(_chosen, folder, files), str(files[0]), REMEDY)
+    ours = sorted(map(chat_template, TEMPLATES), key=lambda one: not one.has_tools)  # once, not in every fork
+    name, file = tried(partial(_chosen, folder, files, ours), str(files[0]), REMEDY)
     return name, file
 
 
-def _chosen(folder: Path, files: Sequence[Path]) -> tuple[str, str]:
+def _chosen(folder: Path, files: Sequence[Path], known: Sequence[ChatTemplate]) -> tuple[str, str]:
     """The name or path, and the name of the file, of those that have a template."""
     first = file_template(files[0], folder)
     own = {files[0]: first}
     for file in files[1:]:
         with suppress(UserError):  # transformers would not run these
             own[file] = file_template(file, folder)
-    for ours in sorted(map(chat_template, TEMPLATES), key=lambda ours: not ours.has_tools):
+    for ours in known:
         asked = (CALLS, (TOLD, *CALLS), THOUGHT)[: (2 + ours.has_reasoning) * ours.has_tools]
         if _alike(ours, first, CHATS) and any(_alike(ours, one, asked, ours.has_tools) for one in own.values()):
             return ours.name, files[0].name
