@@ -59,6 +59,12 @@ def test_a_fork_gives_its_value_and_its_errors() -> None:
     assert refusal.value.lines == ["one", "two"]
 
 
+def test_a_fork_has_so_many_bytes_beyond_what_this_process_has() -> None:
+    assert tried(lambda: len(bytes(2**25)), "a.json", "get another", most_bytes=2**27) == 2**25
+    with pytest.raises(UserError, match="takes more memory than allowed"):
+        tried(lambda: len(bytes(2**28)), "a.json", "get another", most_bytes=2**27)
+
+
 def test_a_fork_that_never_ends_is_ended_by_its_seconds_of_processor() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with pytest.raises(UserError, match="takes longer than allowed"):
