@@ -100,8 +100,9 @@ def _programs(home: Path) -> Reader:
         text = "{% set ns = namespace(a=[1]) %}" + written(choices, STATEMENTS, 1 + choices.below(3)) + PROGRAM
         (home / "chat_template.jinja").write_text(text)
         (home / "tokenizer_config.json").write_bytes(_bytes(CONFIG))
+        template = open_template(str(home / "chat_template.jinja"), home / "tokenizer.model")
         for chat in CHATS:
-            open_template(str(home / "chat_template.jinja"), home / "tokenizer.model").written(chat)
+            template.written(chat)
 
     return Reader({"choices": bytes(range(64))}, read)
 
