@@ -13,18 +13,36 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, an exhausted quota, a file at its size limit."""
 
 
+MOST_CHARACTERS = 2000
+"""Of an error's messages together: a screen."""
+_LINE, _REST = 1400, 60
+
+
 class UserError(Exception):
     """Bad input. Each argument is the message of one fault, in one line: what, where (file, row, layer), the limit, the
     remedy."""
 
     @property
     def lines(self) -> list[str]:
-        """The messages, with non-printable characters escaped."""
-        return [printable(str(message)) for message in self.args]
+        """The messages, with non-printable characters escaped; of long ones both ends, of many those that fit into
+        `MOST_CHARACTERS` and the number of the others."""
+        shown, room = list[str](), MOST_CHARACTERS - _REST
+        for number, message in enumerate(self.args):
+            # A message may have grown around text of a file: its ends say what is wrong, and the remedy.
+            line = _ends(printable(_ends(str(message))))
+            room -= len(line) + 2
+            if room < 0:
+                return [*shown, f"and {len(self.args) - number} more faults"]
+            shown.append(line)
+        return shown
 
     def __str__(self) -> str:
         """The messages in one line."""
         return "; ".join(self.lines)
+
+
+def _ends(line: str) -> str:
+    return line if len(line) <= _LINE else f"{line[: _LINE // 2]} ... {line[5 - _LINE // 2 :]}"
 
 
 class Stopped(KeyboardInterrupt):

@@ -13,6 +13,9 @@ from omnibal_ext.reading.tensors import read_tensor_entries
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+MOST_FILES = 2**12
+"""That an index may name: published models have up to 200."""
+AGAIN = "download it again"
 ADAPTER = "adapter_config.json"
 """The config of peft's adapters; the adapters' weights lie next to it."""
 WITH_ADAPTERS = "tools/convert_checkpoint.py --from-hf MODEL --adapters FOLDER reads both"
@@ -35,7 +38,7 @@ def config_path(path: Path) -> Path:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return the content of config.json or another JSON file. Raises UserError if it is no JSON object."""
-    return read_json(path, mapping(anything), "download it again")
+    return read_json(path, mapping(anything), AGAIN)
 
 
 def image_token_id(config: Mapping[str, Any]) -> Any:
@@ -47,8 +50,10 @@ def image_token_id(config: Mapping[str, Any]) -> Any:
 def weight_files(folder: Path) -> dict[str, str]:
     """Return {weight name: safetensors file} of a folder; empty without weights."""
     if (folder / INDEX).exists():
-        index = read_json(folder / INDEX, record({"weight_map": mapping(weight_file)}), "download it again")
+        index = read_json(folder / INDEX, record({"weight_map": mapping(weight_file)}), AGAIN)
         weights: dict[str, str] = index["weight_map"]
+        if (files := len({*weights.values()})) > MOST_FILES:
+            raise UserError(f"{folder / INDEX}: names {files} files, at most {MOST_FILES} are read; {AGAIN}")
         return weights
     if not (folder / SINGLE_FILE).exists():
         return {}

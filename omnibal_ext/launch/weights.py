@@ -17,6 +17,8 @@ from omnibal_ext.families.registry import MODELS
 from omnibal_ext.files.folders import building
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
+from omnibal_ext.reading.document import MOST_BYTES
+from omnibal_ext.reading.files import read_bytes
 from omnibal_ext.units import GIB
 
 CHECKPOINT = "latest_checkpointed_iteration.txt"
@@ -41,7 +43,7 @@ def converted_folder(source: Path, run_dir: Path) -> Path:
     """Return the folder for the converted weights of `source`: next to it or, if that is not writable or in the
     Hugging Face cache, in the run's folder. The name has a hash of the names, sizes and times of the folder's files."""
     source = source.resolve()
-    digest = hashlib.sha256((source / CONFIG).read_bytes())
+    digest = hashlib.sha256(read_bytes(source / CONFIG, "download it again", MOST_BYTES))
     for file in sorted(source.iterdir()):
         facts = file.stat()
         digest.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}".encode())

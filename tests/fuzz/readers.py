@@ -31,6 +31,7 @@ from omnibal_ext.sizes import Sizes
 from tests.demo import demo_dataset
 from tests.fuzz import record_readers
 from tests.fuzz.data_readers import data_readers
+from tests.fuzz.folder_readers import folder_readers
 from tests.fuzz.media_readers import media_readers
 from tests.fuzz.reader import Reader, content_of, each_of, true_hashes
 from tests.fuzz.save_readers import save_readers
@@ -48,6 +49,7 @@ def all_readers(folder: Path) -> dict[str, Reader]:
         **media_readers(),
         **record_readers.readers(folder),
         **save_readers(folder),
+        **folder_readers(folder),
     }  # fmt: skip
 
 

@@ -2,48 +2,24 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, lru_cache
-from json import dumps, loads
+from functools import lru_cache, partial
+from json import loads
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.runtime import LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.turns import SYSTEM, Message, as_json
+from megatron.vlm.data.sandbox import sandbox
+from megatron.vlm.data.turns import SYSTEM, Message
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.costs import CostError, bounded
 
-TAG, DATE = "\U0010fffd", "\U0010fffc"
-"""Characters of no meaning: where `{% generation %}` begins and ends, and the day's date."""
+TAG = "\U0010fffd"
+"""A character of no meaning: where `{% generation %}` begins and ends."""
 GENERATION = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """Values of `loop` are harmless, and to check each takes long."""
-        if type(obj) is LoopContext and hasattr(LoopContext, attribute) and not attribute.startswith("_"):
-            return getattr(obj, attribute)
-        return super().getattr(obj, attribute)
-
-
-@cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda _: DATE}
-    environment.filters["tojson"] = _tojson
-    return environment
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, **spaces: Any) -> str:
-    return dumps(value, ensure_ascii=ensure_ascii, **spaces) if ensure_ascii or spaces else as_json(value)
-
+MOST_WRITTEN = 2**21
+"""Characters: twice the longest conversation."""
+REMEDY = "write one (a .jinja file), or choose another, with --chat-template"
 
 _tool = lru_cache(2**10)(loads)  # mostly the same in many conversations
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)
 
 
 class ChatProgram:
@@ -59,17 +35,18 @@ class ChatProgram:
         source, tags = GENERATION.subn(tag, source)
         self.has_tags = tags > 0
         try:
-            self._template = _environment().from_string(source)
-        except TemplateError as error:
-            raise UserError(f"{where}: is no chat template: {error}") from error
+            self._template = bounded(partial(sandbox().from_string, source))
+        except Exception as error:  # of Jinja's, and all that Python's compiler says of what Jinja made
+            detail = " ".join(str(error).split())[:200]
+            raise UserError(f"{where}: is no chat template: {detail or type(error).__name__}; {REMEDY}") from error
 
     def run(
         self, messages: Sequence[Message], tools: Sequence[str], parts: Collection[str] = (), **variables: Any
     ) -> str:
         """The text of a conversation, with `TAG` where a `{% generation %}` begins or ends and `DATE` for a date.
 
-        `tools` are JSON texts; contents of the roles `parts` are lists. Raises `Rejected` (unsupported_field) if the
-        program refuses the conversation.
+        `tools` are JSON texts; contents of the roles `parts` are lists. Raises `Rejected`: unsupported_field if the
+        program refuses the conversation, costly_template if it writes more than `MOST_WRITTEN` characters.
         """
         told = {
             "messages": [_as_openai(message, message.role in parts) for message in messages],
@@ -78,9 +55,13 @@ class ChatProgram:
         }
         try:
             text = self._template.render(**self.variables, **told, **variables)
+        except (MemoryError, CostError):
+            raise
         except Exception as error:  # another's program may raise anything
             detail = " ".join(str(error).split())[:200]
             raise Rejected("unsupported_field", f"refuses it: {detail}") from error
+        if len(text) > MOST_WRITTEN:
+            raise Rejected("costly_template", f"writes {len(text)} characters for it; the limit is {MOST_WRITTEN}")
         return text if text.startswith(self.first) else self.first + text
 
 

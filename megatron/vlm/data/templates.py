@@ -23,11 +23,13 @@ from typing import Any
 
 import omnibal_ext.families.registry
 from megatron.vlm.data.answers import Range, opening_of, with_answers
-from megatron.vlm.data.chat_program import DATE, TAG, ChatProgram
+from megatron.vlm.data.chat_program import REMEDY, TAG, ChatProgram
 from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.data.sandbox import DATE
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, HeardTurns, ImageMarkup, Places
+from omnibal_ext.reading.costs import CostError, bounded
 
 FILES = Path(omnibal_ext.families.registry.__file__).parent.glob("*/*.jinja")
 TEMPLATES = {file.stem: file for file in sorted(FILES)}
@@ -79,9 +81,15 @@ class ChatTemplate:
     def text(
         self, messages: Sequence[Message], tools: Sequence[str] = (), parts: Collection[str] | None = None
     ) -> str | None:
-        """What the program writes; None if it refuses the conversation or leaves out what somebody says."""
+        """What the program writes; None if it refuses the conversation or leaves out what somebody says.
+
+        Raises UserError if it takes longer than a file of others may.
+        """
         try:
-            text = self._program.run(messages, tools, self._parts if parts is None else parts).replace(TAG, "")
+            run = partial(self._program.run, messages, tools, self._parts if parts is None else parts)
+            text = bounded(run).replace(TAG, "")
+        except CostError as error:
+            raise UserError(f"chat template {self.name!r} {error} for a few short words; {REMEDY}") from error
         except Rejected:
             return None
         said = [words for message in messages for words in message.parts or (message.words,)]
@@ -151,7 +159,6 @@ class ChatTemplate:
 
     def check(self) -> None:
         """Raise UserError if it writes no conversations, or none in which answers are found and end."""
-        advice = "write one for it (a .jinja file), or choose another, with --chat-template"
         name = f"chat template {self.name!r}"
         fault = f"{name} does not write a question and its answer as they are"
         for chat in filter(self.text, CHATS):
@@ -162,17 +169,19 @@ class ChatTemplate:
             except Rejected as error:
                 fault = error.detail
         if fault:
-            raise UserError(f"{fault}; {advice}")
+            raise UserError(f"{fault}; {REMEDY}")
 
     def written(
         self, messages: Sequence[Message], tools: Sequence[str] = (), default_system: bool = True
     ) -> tuple[str, list[Range]]:
         """The text of a conversation, and for each of the assistant's messages the range of it that may be trained.
 
-        Raises `Rejected` (unsupported_field, reserved_words).
+        Raises `Rejected` (unsupported_field, reserved_words, costly_template).
         """
         try:
-            return self._written(messages, tools, default_system)
+            return bounded(partial(self._written, messages, tools, default_system))
+        except CostError as error:
+            raise Rejected("costly_template", f"chat template {self.name!r} {error} for it") from error
         except Rejected as error:
             raise Rejected(error.reason, f"chat template {self.name!r} {error.detail}") from error
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.data.media.mel import SoundRule
+from megatron.vlm.data.media.processor_fields import read_fields, section
 from megatron.vlm.data.media.sounds import MOST_SECONDS, RATES
 from megatron.vlm.data.media.tiling import BICUBIC, FRAMES, Processor, TilingRule
 from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN, VideoRule
@@ -26,10 +27,11 @@ from megatron.vlm.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.folder import CONFIG, read_config
+from omnibal_ext.architectures.folder import CONFIG
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import shown
+from omnibal_ext.reading.checks import is_number, shown
+from omnibal_ext.reading.fields import Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def folder_settings(folder: Path, architecture: Architecture, with_template: boo
     Raises UserError naming a file and field that is not supported.
     """
     processor, rule = _processor(folder, architecture), TILINGS[architecture.prompt.tiling]
-    name, config = processor.where.name, read_config(folder / CONFIG)
+    name, config = processor.where.name, read_fields(folder / CONFIG)
     found = {flag: FlagValue(value, name) for flag, value in rule.limits(processor).items()}
     if video := VIDEO_RULES.get(architecture.prompt.image_markup):
         found["video"] = video_rule(folder, video, architecture.vision)
@@ -70,12 +72,12 @@ def folder_settings(folder: Path, architecture: Architecture, with_template: boo
 def _processor(folder: Path, architecture: Architecture) -> Processor:
     """The image processor; newer folders have it in processor_config.json."""
     for name in PROCESSORS:
-        if (folder / name).is_file():
-            config = read_config(folder / name)
-            fields = config.get("image_processor", config if name == PROCESSORS[0] else {})
-            if fields:
-                return Processor(folder / name, fields, architecture)
-    return Processor(folder / PROCESSORS[0], {}, architecture)
+        fields = read_fields(folder / name)
+        if "image_processor" in fields or name != PROCESSORS[0]:
+            fields = section(fields, "image_processor")
+        if fields:
+            return Processor(folder / name, fields, architecture)
+    return Processor(folder / PROCESSORS[0], fields, architecture)
 
 
 def _check_pixels(processor: Processor, rule: TilingRule) -> None:
@@ -84,9 +86,9 @@ def _check_pixels(processor: Processor, rule: TilingRule) -> None:
     fields, size, resampling = processor.fields, processor.model.vision.image_size, int(rule.resampling)
     for name, wanted in (steps | {"do_normalize": rule.normalizes}).items():
         if bool(fields.get(name, wanted)) != wanted:
-            raise processor.fault(f"{name} is {fields[name]!r}; supported: {wanted!r}")
+            raise processor.fault(f"{name} is {shown(fields[name])}; supported: {wanted!r}")
     if fields.get("resample") not in (None, resampling):
-        raise processor.fault(f"resample is {fields['resample']!r}; supported: {resampling!r}")
+        raise processor.fault(f"resample is {shown(fields['resample'])}; supported: {resampling!r}")
     if abs((fields.get("rescale_factor") or 1 / 255) - 1 / 255) > 1e-6:
         raise processor.fault(f"rescale_factor is {fields['rescale_factor']}; supported: 1/255")
     for name in rule.side_fields:
@@ -101,14 +103,16 @@ def _normalization(processor: Processor) -> str:
     for name, known in NORMALIZATIONS.items():
         if all(_same(values, wanted) for values, wanted in zip(given, known, strict=True)):
             return name
-    raise processor.fault(f"image_mean {given[0]} and image_std {given[1]} are none of {', '.join(NORMALIZATIONS)}")
+    raise processor.fault(
+        f"image_mean {shown(given[0])} and image_std {shown(given[1])} are none of {', '.join(NORMALIZATIONS)}"
+    )
 
 
 def _same(values: Any, wanted: tuple[float, ...]) -> bool:
     return (
         isinstance(values, list)
         and len(values) == 3
-        and all(abs(a - b) < 1e-6 for a, b in zip(values, wanted, strict=True))
+        and all(is_number(a) and abs(a - b) < 1e-6 for a, b in zip(values, wanted, strict=True))
     )
 
 
@@ -118,10 +122,17 @@ def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Fla
     An unsupported setting sets `refused`, as the folder may still be used for images.
     """
     name, fields = _video_processor(folder)
-    size, limits = _section(fields, "size"), {}
+    try:
+        return FlagValue(_video_rule(folder / name, fields, rule, vision), name)
+    except UserError as error:
+        return FlagValue(replace(rule, refused=str(error)), name)
+
+
+def _video_rule(where: Path, fields: Fields, rule: VideoRule, vision: VisionArchitecture) -> VideoRule:
+    size, limits = fields.get("size") or {}, {}
     edges = (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
     for limit, edge in () if rule.has_own_sizes else edges:
-        found = size.get(edge)
+        found = size.get(edge) if isinstance(size, Mapping) else None
         if not rule.whole:  # whose processor prefers min_pixels and max_pixels
             found = fields.get(limit) or found
         limits[limit] = found or getattr(rule, limit)
@@ -129,19 +140,17 @@ def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Fla
     own = {field: value for field in rule.obeys if (value := fields.get(names.get(field, field))) is not None}
     capped, tokens = fields.get("cap_pixels_per_frame"), fields.get("max_video_tokens")
     found = replace(rule, **limits, **own, capped=bool(capped), max_tokens=tokens or rule.max_tokens)
-    if refused := _not_honoured(fields, found, folder / name, vision):
-        return FlagValue(replace(rule, refused=refused), name)
-    return FlagValue(found, name)
+    _check_honoured(fields, found, where, vision)
+    return found
 
 
-def _video_processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
-    for name in ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json"):
-        if (folder / name).is_file():
-            config = read_config(folder / name)
-            fields = _section(config, "video_processor") if name == "processor_config.json" else config
-            if fields:
-                return name, fields
-    return CONFIG, {}
+def _video_processor(folder: Path) -> tuple[str, Fields]:
+    if fields := section(read_fields(folder / "processor_config.json"), "video_processor"):
+        return "processor_config.json", fields
+    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
+        if fields := read_fields(folder / name):
+            return name, fields
+    return CONFIG, fields
 
 
 SOUND_FIELDS = {"sampling_rate": "rate", "n_fft": "window", "hop_length": "hop"}
@@ -154,10 +163,10 @@ def sound_rule(folder: Path, rule: SoundRule) -> FlagValue:
 
     Raises UserError naming a field that is not supported, or does not fit the encoder.
     """
-    name, fields = _feature_extractor(folder)
-    if not fields:
+    fields = _feature_extractor(folder)
+    if fields is None:
         return FlagValue(rule, CONFIG)
-    where, bins = folder / name, rule.encoder.mel_bins
+    where, bins = fields.where, rule.encoder.mel_bins
     for field, value in {"feature_size": bins, **NO_NOISE}.items():
         if fields.get(field) not in (None, value):
             raise UserError(f"{where}: {field} is {shown(fields[field])}; supported: {value!r}")
@@ -168,26 +177,19 @@ def sound_rule(folder: Path, rule: SoundRule) -> FlagValue:
     for ours, value in numbers.items():
         if not isinstance(value, int) or not 1 <= value <= limits[ours]:
             raise UserError(f"{where}: no rule for sounds: {ours} is {shown(value)}, must be 1 to {limits[ours]}")
-    return FlagValue(replace(rule, **numbers), name)
+    return FlagValue(replace(rule, **numbers), where.name)
 
 
-def _feature_extractor(folder: Path) -> tuple[str, Mapping[str, Any]]:
-    for name in ("processor_config.json", "preprocessor_config.json"):
-        if (folder / name).is_file():
-            config = read_config(folder / name)
-            fields = _section(config, "feature_extractor") if name == "processor_config.json" else config
-            if "feature_size" in fields or "feature_extractor_type" in fields:
-                return name, fields
-    return CONFIG, {}
+def _feature_extractor(folder: Path) -> Fields | None:
+    inner = section(read_fields(folder / "processor_config.json"), "feature_extractor")
+    for fields in (inner, read_fields(folder / "preprocessor_config.json")):
+        if "feature_size" in fields or "feature_extractor_type" in fields:
+            return fields
+    return None
 
 
-def _section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    inner = fields.get(name)
-    return inner if isinstance(inner, Mapping) else {}
-
-
-def _not_honoured(fields: Mapping[str, Any], rule: VideoRule, where: Path, vision: VisionArchitecture) -> str:
-    """An error for the first field that asks for other frames or pixels than ours; "" if there is none."""
+def _check_honoured(fields: Fields, rule: VideoRule, where: Path, vision: VisionArchitecture) -> None:
+    """Raise UserError for the first field that asks for other frames or pixels than ours."""
     assert vision.native is not None
     mean, deviation = NORMALIZATIONS[vision.pixels]
     wanted = {
@@ -200,9 +202,8 @@ def _not_honoured(fields: Mapping[str, Any], rule: VideoRule, where: Path, visio
         wanted["num_frames"] = None
     for name, value in wanted.items():
         if fields.get(name) not in (None, value):
-            return f"{where}: {name} is {fields[name]!r}; supported for videos: {value!r}"
+            raise UserError(f"{where}: {name} is {shown(fields[name])}; supported for videos: {value!r}")
     numbers = (rule.fps, rule.min_frames, rule.max_frames, rule.min_pixels, rule.max_pixels, rule.max_tokens)
     is_sound = all(isinstance(number, int | float) and number > 0 for number in numbers)
     if not is_sound or not FRAMES <= rule.min_frames <= rule.max_frames <= MOST_FRAMES_SEEN:
-        return f"{where}: no rule for videos: fps, frames, pixels and tokens are {shown(numbers)}"
-    return ""
+        raise UserError(f"{where}: no rule for videos: fps, frames, pixels and tokens are {shown(numbers)}")

@@ -7,18 +7,27 @@ tokenizer has a form for them, its processor none.
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.chat_program import DATE
+from megatron.vlm.data.chat_program import REMEDY
+from megatron.vlm.data.sandbox import DATE
 from megatron.vlm.data.templates import CALL, CALLING, CHATS, LOOK, TEMPLATES, TOLD, ChatTemplate, chat_template
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, Call, Message
-from megatron.vlm.preprocessing.tokenizer import token_text
-from omnibal_ext.architectures.folder import read_config
+from megatron.vlm.preprocessing.tokenizer_files import (
+    CONFIG,
+    JINJA,
+    JSON,
+    TOKENIZER,
+    is_special,
+    read_beside,
+    template_source,
+    token_text,
+)
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.costs import tried
 
-JINJA, JSON, TOKENIZER = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
-"""Where transformers' processors look for a template, in this order."""
 SEES = Message(ASSISTANT, "Let me see.", calls=(CALL, Call("wait", {})))
 CALLS = (*CALLING, CALLING[0], SEES, Message(TOOL, "wet"), Message(TOOL, "dry"), *CALLING[1:])
 """Calls with and without words, one and several results."""
@@ -29,17 +38,25 @@ THOUGHT = tuple(replace(one, reasoning="1 + 1") if n in (1, 5, 10) else one for 
 def folder_template(folder: Path) -> tuple[str, str] | None:
     """(name of our template or path of the folder's own, name of its file); None if the folder has no template.
 
-    Raises UserError naming the file if it is damaged or its program writes no conversations.
+    Raises UserError naming the file if it is damaged, its program writes no conversations, or takes more time or memory
+    than a file of others may. Transformers looks for a template in the same files, in this order.
     """
-    files = [folder / name for name in (JINJA, JSON, TOKENIZER) if _source(folder / name)]
+    files = [folder / name for name in (JINJA, JSON, CONFIG) if template_source(folder / name)]
     if not files:
         return None
+    ours = sorted(map(chat_template, TEMPLATES), key=lambda one: not one.has_tools)  # once, not in every fork
+    name, file = tried(partial(_chosen, folder, files, ours), str(files[0]), REMEDY)
+    return name, file
+
+
+def _chosen(folder: Path, files: Sequence[Path], known: Sequence[ChatTemplate]) -> tuple[str, str]:
+    """The name or path, and the name of the file, of those that have a template."""
     first = file_template(files[0], folder)
     own = {files[0]: first}
     for file in files[1:]:
         with suppress(UserError):  # transformers would not run these
             own[file] = file_template(file, folder)
-    for ours in sorted(map(chat_template, TEMPLATES), key=lambda ours: not ours.has_tools):
+    for ours in known:
         asked = (CALLS, (TOLD, *CALLS), THOUGHT)[: (2 + ours.has_reasoning) * ours.has_tools]
         if _alike(ours, first, CHATS) and any(_alike(ours, one, asked, ours.has_tools) for one in own.values()):
             return ours.name, files[0].name
@@ -63,34 +80,27 @@ def open_template(named: str, tokenizer: Path) -> ChatTemplate:
     file = Path(named)
     if named in TEMPLATES or file.suffix not in (".jinja", ".json"):
         return chat_template(named)
-    template = file_template(file, file.parent if (file.parent / TOKENIZER).is_file() else tokenizer.parent)
+    folder = file.parent if (file.parent / CONFIG).is_file() else tokenizer.parent
+    tried(lambda: _checked(file, folder).tokens, str(file), REMEDY)
+    return _checked(file, folder)
+
+
+def _checked(file: Path, folder: Path) -> ChatTemplate:
+    template = file_template(file, folder)
     template.check()
     return template
 
 
 def file_template(file: Path, folder: Path) -> ChatTemplate:
     """The program in a file, for the tokenizer of a folder. Raises UserError if it is missing, or no Jinja."""
-    source = _source(file)
+    source = template_source(file)
     if not source:
         raise UserError(f"{file}: has no chat template; --chat-template names one of ours or a .jinja or .json file")
-    config = read_config(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else {}
+    config, tokenizer = read_beside(folder, CONFIG), read_beside(folder, TOKENIZER)
     known = {name: token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    path = folder / "tokenizer.json"
-    tokenizer = read_config(path) if path.is_file() else {}
     added = [*config.get("added_tokens_decoder", {}).values(), *tokenizer.get("added_tokens", ())]
-    special = {token_text(token) for token in added if token.get("special")} | {*known.values()} - {""}
+    special = {token_text(token) for token in added if is_special(token)} | {*known.values()} - {""}
     return ChatTemplate(str(file), source, sorted(special), variables=known, first=_first_token(config, tokenizer))
-
-
-def _source(file: Path) -> str:
-    if not file.is_file():
-        return ""
-    if file.suffix == ".jinja":
-        return file.read_text(encoding="utf-8")
-    template = read_config(file).get("chat_template") or ""
-    if isinstance(template, list):  # several by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default", "")
-    return str(template)
 
 
 def _first_token(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> str:

@@ -6,7 +6,9 @@ Special tokens that a file lacks get ids after its vocabulary. A sentencepiece m
 
 import hashlib
 import re
+import string
 from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,22 +17,19 @@ import sentencepiece
 import tokenizers
 from numpy.typing import NDArray
 
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.preprocessing.tokenizer_files import ADDED, CONFIG, TOKEN_ID, read_beside, token_text
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import Check, anything, integer, mapping, record, text
-from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.costs import SECONDS, is_panic, tried
+from omnibal_ext.reading.files import read_bytes
 
-TOKEN_ID = integer(0, 2**24)
-
-
-def _decoder_of_ids(place: str, value: Any) -> dict[str, Any]:
-    for number, token in mapping(anything)(place, value).items():
-        TOKEN_ID(f"an id in {place}", int(number) if number.isdecimal() and len(number) < 20 else number)
-        text(f"{place}.{number}", token_text(token))
-    return dict(value)
-
-
-TOKENIZER_CONFIG: Check[dict[str, Any]] = record({}, {"added_tokens_decoder": _decoder_of_ids})
-"""The check of a tokenizer_config.json."""
+REMEDY = "download it again, or give another tokenizer"
+MOST_BYTES = 2**26
+"""Of a tokenizer's file: published ones have up to 34 MB."""
+BYTES_A_SECOND = 2**23
+"""Of a tokenizer's file, for each of which it may take a second more than `SECONDS`: half of what is usual."""
+SAMPLE = 4 * f"{string.printable} Zürich\u0301 \u4e2d\u6587 \u0643\u062a\u0627\u0628 \U0001f642 <|im_start|>user\n"
+"""What a tokenizer must encode to be used."""
 
 
 class TokenizedText(NamedTuple):
@@ -68,13 +67,14 @@ class SentencePieceTokenizer:
     kind = "sentencepiece"
 
     def __init__(self, path: Path, special_tokens: Sequence[str]) -> None:
-        self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        self._model = sentencepiece.SentencePieceProcessor(model_proto=read_bytes(path, REMEDY, MOST_BYTES))
+        self._pieces = [self._model.id_to_piece(number) for number in range(self._model.vocab_size())]
         self._special = declared_tokens(path.parent)
         flagged = [token for token in _decoder(path.parent).values() if isinstance(token, dict)]
         plain = {token_text(token) for token in flagged if token.get("special") is False}
         taking_more = {token_text(token) for token in flagged if any(map(token.get, MORE))}
         self.reserved = frozenset(self._special) & (_ends(path.parent) - plain | taking_more)
-        self.vocabulary_size: int = self._model.vocab_size()
+        self.vocabulary_size = len(self._pieces)
         self.reserved |= self._second_names({*self.reserved, *special_tokens})
         self.vocab_size = max([self.vocabulary_size, *(number + 1 for number in self._special.values())])
         for token in special_tokens:
@@ -91,7 +91,7 @@ class SentencePieceTokenizer:
         InternLM2's file, for one, has `[UNUSED_TOKEN_145]` for `<|im_end|>`.
         """
         ids = {self._special[token] for token in tokens if token in self._special}
-        pieces = {number: self._model.id_to_piece(number) for number in ids if number < self.vocabulary_size}
+        pieces = {number: self._pieces[number] for number in ids if number < self.vocabulary_size}
         names = {number: piece.replace("\u2581", " ") for number, piece in pieces.items()}
         return frozenset(name for number, name in names.items() if number in self._model.encode(name))
 
@@ -124,7 +124,7 @@ class SentencePieceTokenizer:
 
     def vocabulary_hash(self) -> str:
         """Hash of the file's vocabulary without added tokens, the same for both file formats of one tokenizer."""
-        return _vocabulary_hash((self._model.id_to_piece(number), number) for number in range(self.vocabulary_size))
+        return _vocabulary_hash((piece, number) for number, piece in enumerate(self._pieces))
 
 
 class HuggingFaceTokenizer:
@@ -133,7 +133,7 @@ class HuggingFaceTokenizer:
     kind = "huggingface"
 
     def __init__(self, path: Path, special_tokens: Sequence[str]) -> None:
-        self._model = tokenizers.Tokenizer.from_file(str(path))
+        self._model = tokenizers.Tokenizer.from_buffer(read_bytes(path, REMEDY, MOST_BYTES))
         self._model.no_truncation()
         self._model.no_padding()
         own = self._model.get_added_tokens_decoder().values()
@@ -141,13 +141,18 @@ class HuggingFaceTokenizer:
         self._model.add_special_tokens([tokenizers.AddedToken(token, normalized=False) for token in special_tokens])
         self.vocabulary_size: int = self._model.get_vocab_size(with_added_tokens=False)
         self._ids: dict[str, int] = self._model.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(self._ids.values()) + 1
-        padding = token_text(_read(path.parent / "tokenizer_config.json", TOKENIZER_CONFIG).get("pad_token"))
+        self.vocab_size = TOKEN_ID(f"{path}: the largest id", max(self._ids.values())) + 1
+        padding = token_text(read_beside(path.parent, CONFIG).get("pad_token"))
         self.pad_token_id = self._ids.get(padding, 0)
 
     def encode(self, text: str) -> TokenizedText:
-        """The tokens of `text`, nothing added before or after."""
-        encoded = self._model.encode(text, add_special_tokens=False)
+        """The tokens of `text`, nothing added before or after. Raises `Rejected` (no_tokens) if the library fails."""
+        try:
+            encoded = self._model.encode(text, add_special_tokens=False)
+        except BaseException as error:  # of the file's parts any may fail at any text
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
+            raise Rejected("no_tokens", f"the tokenizer fails: {str(error)[:200]}") from None
         return TokenizedText.of(encoded.ids, encoded.offsets)
 
     def token_id(self, token: str) -> int:
@@ -171,15 +176,36 @@ def _vocabulary_hash(pieces: Iterable[tuple[str, int]]) -> str:
 def load_tokenizer(path: Path, special_tokens: Sequence[str]) -> ChatTokenizer:
     """Open a tokenizer file and make sure that each of `special_tokens` is one id.
 
-    Raises `UserError` if the file is missing or is no tokenizer.
+    Raises `UserError` if the file is missing or is no tokenizer, or takes more than a file of others may.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; --tokenizer-model is a sentencepiece .model or a tokenizer.json")
-    known: type[ChatTokenizer] = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
+    status, special = path.stat(), tuple(special_tokens)
+    _try(path, special, (status.st_ino, status.st_size, status.st_mtime_ns))
+    return _kind(path)(path, special)
+
+
+def _kind(path: Path) -> type[ChatTokenizer]:
+    return HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
+
+
+@lru_cache(2**6)
+def _try(path: Path, special_tokens: tuple[str, ...], version: tuple[int, ...]) -> None:
+    """Do once for this version of a file, with limits, what its user does: both libraries may fail in any way, and end
+    the process."""
+    seconds = SECONDS + path.stat().st_size // BYTES_A_SECOND
+    tried(partial(_use, path, special_tokens), str(path), REMEDY, seconds)
+
+
+def _use(path: Path, special_tokens: tuple[str, ...]) -> None:
+    kind = _kind(path)
     try:
-        return known(path, special_tokens)
-    except Exception as error:  # both libraries raise plain Exceptions on a file that is not theirs
-        raise UserError(f"{path}: not a {known.kind} tokenizer ({error})") from error
+        kind(path, special_tokens).encode(SAMPLE + "a\n".join(special_tokens))
+    except (UserError, MemoryError):
+        raise
+    except BaseException as error:
+        detail = error.detail if isinstance(error, Rejected) else " ".join(str(error)[:200].split())
+        raise UserError(f"{path}: not a {kind.kind} tokenizer ({detail}); {REMEDY}") from error
 
 
 def model_tokenizer(folder: Path) -> Path | None:
@@ -191,25 +217,17 @@ def model_tokenizer(folder: Path) -> Path | None:
 def declared_tokens(folder: Path) -> dict[str, int]:
     """Token -> id of what Hugging Face's files in `folder` add to a sentencepiece model."""
     declared = {token_text(token): int(number) for number, token in _decoder(folder).items()}
-    return declared | _read(folder / "added_tokens.json", mapping(TOKEN_ID))
+    return declared | read_beside(folder, ADDED)
 
 
 def _decoder(folder: Path) -> dict[str, Any]:
     """Id, as text -> token and its flags."""
-    return _read(folder / "tokenizer_config.json", TOKENIZER_CONFIG).get("added_tokens_decoder", {})
+    found: dict[str, Any] = read_beside(folder, CONFIG).get("added_tokens_decoder", {})
+    return found
 
 
 def _ends(folder: Path) -> frozenset[str]:
     """bos, eos and pad tokens of a folder."""
-    config = _read(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+    config = read_beside(folder, CONFIG)
     tokens = (token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token"))
     return frozenset(token for token in tokens if token.strip())
-
-
-def token_text(token: Any) -> str:
-    """A token's text; it is stored as text, or as an object with flags."""
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
-
-
-def _read(path: Path, check: Check[dict[str, Any]]) -> dict[str, Any]:
-    return read_json(path, check, "download it again") if path.exists() else {}

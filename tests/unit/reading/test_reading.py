@@ -29,6 +29,16 @@ def refused(read: Callable[[Path], Any], path: Path, message: str) -> None:
     assert str(refusal.value).isprintable()
 
 
+def test_an_index_names_no_more_files_than_are_looked_for(tmp_path: Path) -> None:
+    for count in (4096, 4097):
+        names = {str(number): f"{number}.safetensors" for number in range(count)}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+        if count == 4096:
+            assert weight_files(tmp_path) == names
+        else:
+            refused(weight_files, tmp_path, "names 4097 files, at most 4096")
+
+
 LINES: Callable[[Path], Any] = lambda path: list(read_lines(path, lambda _, value: value, "mend it"))  # noqa: E731
 READERS: list[Callable[[Path], Any]] = [Plan.load, Sizes.load, read_config, LINES]
 

@@ -23,6 +23,7 @@ from megatron.vlm.data.media.features import FeatureOrder
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import Places
+from omnibal_ext.reading.fields import Fields
 
 Grid = tuple[int, int]  # columns, rows
 SQUARE = 2  # patches a side that become one token, at native resolution; Gemma 4 has its own
@@ -98,16 +99,17 @@ class Processor:
     """The image processor of a model's folder: its file, the fields (none where there is no file), and the model."""
 
     where: Path
-    fields: Mapping[str, Any]
+    fields: Fields
     model: Architecture
 
     def fault(self, text: str) -> UserError:
         """What is wrong with the file."""
         return UserError(f"{self.where}: {text}")
 
-    def limit(self, edge: str) -> Any:
-        """The length that `size` has for an edge; None: none."""
-        return (self.fields.get("size") or {}).get(edge)
+    def limit(self, edge: str, field: str = "size") -> int | None:
+        """The length that a field has for an edge; None: none."""
+        size = self.fields.get(field)
+        return size.get(edge) if isinstance(size, Mapping) else None
 
 
 class TilingRule(ABC):
@@ -186,7 +188,7 @@ class TilingRule(ABC):
         flags = {"min_patches": "min-tiles", "max_patches": "max-tiles"}
         return {flag: value for field, flag in flags.items() if (value := processor.fields.get(field))}
 
-    def own_flags(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def own_flags(self, config: Fields) -> dict[str, Any]:
         """Flags of preprocessing that the folder's config.json sets."""
         return {}
 

@@ -5,6 +5,7 @@ from typing import Any
 from PIL import Image
 
 from megatron.vlm.data.media.tiling import OneTile, Processor
+from omnibal_ext.reading.checks import shown
 
 GREY = (127, 127, 127)
 """Transformers' ground: the mean of the pixels, cut to whole numbers of 255."""
@@ -30,5 +31,5 @@ class Letterbox(OneTile):
         usual = {"do_pad": True, "min_size": LEAST_SIDE, "image_mean": None}
         for name, wanted in (usual | {"image_mean": [0.5] * 3}).items() if processor.fields else ():
             if (given := processor.fields.get(name, usual[name])) != wanted:
-                raise processor.fault(f"{name} is {given!r}; supported: {wanted!r}")
+                raise processor.fault(f"{name} is {shown(given)}; supported: {wanted!r}")
         return {}

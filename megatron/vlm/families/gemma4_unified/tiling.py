@@ -2,12 +2,10 @@
 
 from typing import Any
 
+from megatron.vlm.data.media.processor_fields import SIDE
 from megatron.vlm.data.media.tiling import Processor
 from megatron.vlm.families.gemma4.tiling import Gemma4
-from megatron.vlm.families.towers.tiling import TOKENS, patches
-from omnibal_ext.reading.checks import integer
-
-SIDE = integer(1, 2**14)
+from megatron.vlm.families.towers.tiling import patches
 
 
 class Gemma4Unified(Gemma4):
@@ -24,4 +22,4 @@ class Gemma4Unified(Gemma4):
             made = f"patches of {patch} pixels, {square} a side"
             raise processor.fault(f"{made}, the model of config.json has {wanted} pixels")
         tokens = fields.get("max_soft_tokens")
-        return {"max-tiles": TOKENS(f"{where}: max_soft_tokens", tokens)} if tokens else {}
+        return {"max-tiles": tokens} if tokens else {}

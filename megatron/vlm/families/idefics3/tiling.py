@@ -11,7 +11,7 @@ from PIL import Image
 from megatron.vlm.data.media.tiling import Grid, Processor, TiledImage, TilingRule
 from omnibal_ext.families.markup import Places
 
-SPLIT_SIDE, TILE_SIDE, MOST_SIDE = 1456, 364, 4096
+USUAL, MOST_SIDE = (1456, 364), 4096
 """The processor: default longer side of an image and side of a tile, longest side, in pixels."""
 
 
@@ -51,8 +51,9 @@ class Split(TilingRule):
             )
         if not fields:
             return {}
-        edge = (fields.get("size") or {}).get("longest_edge", SPLIT_SIDE)
-        if (fields.get("max_image_size") or {}).get("longest_edge", TILE_SIDE) != side:
+        edges = (processor.limit("longest_edge"), processor.limit("longest_edge", "max_image_size"))
+        edge, tile = (usual if given is None else given for given, usual in zip(edges, USUAL, strict=True))
+        if tile != side:
             raise processor.fault(f"max_image_size is not {side}, the side of a tile of the model of config.json")
         if not side <= edge <= MOST_SIDE or edge % side:
             supported = f"multiples of {side}, a tile's, up to {MOST_SIDE}"

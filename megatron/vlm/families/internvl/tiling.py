@@ -1,10 +1,10 @@
 """InternVL 1.5's dynamic tiling (arXiv 2404.16821, section 3.3)."""
 
-from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Any
 
 from megatron.vlm.data.media.tiling import Grid, TilingRule
+from omnibal_ext.reading.fields import Fields
 
 
 class Internvl(TilingRule):
@@ -16,7 +16,7 @@ class Internvl(TilingRule):
         """As `internvl_grid`."""
         return internvl_grid(width, height, tile_size, least, most)
 
-    def own_flags(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def own_flags(self, config: Fields) -> dict[str, Any]:
         """Limits of tiles, in InternVL's own config.json."""
         flags = {"min_dynamic_patch": "min-tiles", "max_dynamic_patch": "max-tiles", "use_thumbnail": "thumbnail"}
         found = {flag: config[field] for field, flag in flags.items() if config.get(field) is not None}

@@ -26,9 +26,11 @@ class NativeWidened(Native):
 
     def limits(self, processor: Processor) -> dict[str, Any]:
         """As `Native.limits`, also for those in `PIXELS`."""
-        size = processor.fields.get("size")
-        fields = _in_patches(processor.fields) | ({"size": _in_patches(size)} if size else {})
-        return super().limits(replace(processor, fields=fields))
+        fields = processor.fields
+        given: dict[str, Any] = {name: fields.get(name) for name in ("min_pixels", "max_pixels") if name in fields}
+        size = fields.get("size")
+        sizes = {"size": _in_patches(size)} if isinstance(size, Mapping) else {}
+        return super().limits(replace(processor, fields=fields.changed(_in_patches(given) | sizes)))
 
 
 def widened(width: int, height: int, side: int) -> tuple[int, int]:
@@ -41,7 +43,6 @@ def widened(width: int, height: int, side: int) -> tuple[int, int]:
 
 
 def _in_patches(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields, the limits in `PIXELS` among them in pixels of the patches that stand for them."""
+    """Numbers of pixels, those in `PIXELS` as those of the patches that stand for them."""
     whole = {pixels: count * PATCH**2 for count, pixels in PIXELS.items()}
-    edges = ("min_pixels", "max_pixels", "shortest_edge", "longest_edge")
-    return {name: whole.get(value, value) if name in edges else value for name, value in fields.items()}
+    return {name: whole.get(value, value) for name, value in fields.items()}

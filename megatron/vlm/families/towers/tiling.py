@@ -6,10 +6,9 @@ from typing import Any
 
 from megatron.vlm.data.media.tiling import SQUARE, Grid, Processor, TilingRule
 from megatron.vlm.data.rejects import Rejected
-from omnibal_ext.reading.checks import integer
+from omnibal_ext.reading.checks import shown
 
 MOST_TIMES_LONGER = 200  # as transformers' processors say
-TOKENS = integer(1, 2**20)
 
 
 def patches(least: int, most: int) -> Mapping[str, Any]:
@@ -38,9 +37,9 @@ class Native(TilingRule):
         wanted = {"patch_size": patch, "temporal_patch_size": native.frames}
         for name, value in (wanted | dict.fromkeys(("merge_size", "pooling_kernel_size"), native.merge)).items():
             if fields.get(name) not in (None, value):
-                raise processor.fault(f"{name} is {fields[name]}, the model of config.json has {value}")
+                raise processor.fault(f"{name} is {shown(fields[name])}, the model of config.json has {value}")
         if tokens := fields.get("max_soft_tokens"):
-            return {"max-tiles": TOKENS(f"{processor.where}: max_soft_tokens", tokens) * native.merge**2}
+            return {"max-tiles": tokens * native.merge**2}
         found, pixels = {}, patch**2 * (native.frames if self.counts_frames else 1)
         flags = {"min-tiles": ("min_pixels", "shortest_edge"), "max-tiles": ("max_pixels", "longest_edge")}
         for flag, (name, edge) in flags.items():

@@ -1,0 +1,102 @@
+"""What is read of the files around a tokenizer, and the check of each: tokenizer_config.json, added_tokens.json,
+tokenizer.json (beside what the library reads), chat templates."""
+
+from pathlib import Path
+from typing import Any
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import (
+    Check,
+    anything,
+    flag,
+    integer,
+    is_unicode,
+    listing,
+    mapping,
+    maybe,
+    record,
+    shown,
+    text,
+)
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.files import read_bytes
+
+JINJA, JSON, CONFIG, ADDED = "chat_template.jinja", "chat_template.json", "tokenizer_config.json", "added_tokens.json"
+TOKENIZER = "tokenizer.json"
+AGAIN = "download it again"
+MOST_TEMPLATE = 2**20
+"""Bytes of a chat template: published ones have up to 30,000."""
+TOKEN_ID = integer(0, 2**24)
+
+
+def token_text(token: Any) -> str:
+    """A token's text; it is stored as text, or as an object with flags."""
+    return str((token.get("content") if isinstance(token, dict) else token) or "")
+
+
+def is_special(token: Any) -> bool:
+    """Whether a stored token has that flag."""
+    return isinstance(token, dict) and bool(token.get("special"))
+
+
+def _token(place: str, value: Any) -> Any:
+    text(place, (value.get("content") if isinstance(value, dict) else value) or "")
+    return value
+
+
+def _decoder_of_ids(place: str, value: Any) -> dict[str, Any]:
+    for number, token in mapping(anything)(place, value).items():
+        TOKEN_ID(f"an id in {place}", int(number) if number.isdecimal() and len(number) < 20 else number)
+        _token(f"{place}.{number}", token)
+    return dict(value)
+
+
+def _program(place: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > MOST_TEMPLATE or not is_unicode(value):
+        raise UserError(f"{place} must be a text of up to {MOST_TEMPLATE} characters, got {shown(value)}")
+    return value
+
+
+_NAMED = listing(record({"name": text, "template": _program}), most=64)
+
+
+def _template(place: str, value: Any) -> Any:
+    return _NAMED(place, value) if isinstance(value, list) else maybe(_program)(place, value)
+
+
+_TEMPLATE: dict[str, Check[Any]] = {"chat_template": _template}
+_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), _token)
+_STEP = record({}, {"single": listing(record({}, {"SpecialToken": record({"id": text})}))})
+
+
+def _steps(place: str, value: Any) -> Any:
+    return record({}, {"processors": listing(_STEP)})(place, _STEP(place, value))
+
+
+CHECKS: dict[str, Check[Any]] = {
+    JSON: record({}, _TEMPLATE),
+    CONFIG: record({}, {**_TEMPLATE, **_TOKENS, "added_tokens_decoder": _decoder_of_ids, "add_bos_token": maybe(flag)}),
+    TOKENIZER: record({}, {"added_tokens": listing(_token), "post_processor": maybe(_steps)}),
+    ADDED: mapping(TOKEN_ID),
+}
+"""File -> the check of its content."""
+
+
+def read_beside(folder: Path, name: str) -> dict[str, Any]:
+    """The content of one of `CHECKS`; {} where the folder has none. Raises UserError naming file and field."""
+    return read_json(folder / name, CHECKS[name], AGAIN) if (folder / name).exists() else {}
+
+
+def template_source(file: Path) -> str:
+    """The chat template in a .jinja or .json file; "": it has none. Raises UserError naming the file."""
+    if not file.is_file():
+        return ""
+    if file.suffix == ".jinja":
+        try:
+            return read_bytes(file, AGAIN, MOST_TEMPLATE).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file}: is no text in UTF-8 ({error.reason} at byte {error.start}); {AGAIN}") from None
+    template = read_json(file, CHECKS.get(file.name, CHECKS[JSON]), AGAIN).get("chat_template") or ""
+    if isinstance(template, list):  # several by name
+        template = {entry["name"]: entry["template"] for entry in template}.get("default", "")
+    return str(template)

@@ -1,0 +1,174 @@
+"""What a file of others may cost: seconds of processor, bytes of memory.
+
+A chat template is a program, a tokenizer's file nearly one, and both are run by libraries without limits. Whether
+opening one keeps within the limits is `tried` in a fork: so a file that never ends, takes all memory or ends the
+process that reads it is a line. What it costs later, for one conversation, is `bounded`.
+"""
+
+import faulthandler
+import json
+import os
+import resource
+import signal
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from omnibal_ext.errors import UserError
+
+Value = TypeVar("Value")
+
+SECONDS = 4
+"""Of processor: usual files take a tenth of one."""
+BYTES = 400 * 2**20
+"""Beyond what the process has."""
+_WAIT = 15
+"""Times as many seconds may pass, where others use the processor too."""
+_PANIC = "PanicException"
+"""Of a library in Rust: pyo3's, which has no name to import, and is no Exception."""
+
+
+class CostError(Exception):
+    """Beyond the limits."""
+
+
+def tried(work: Callable[[], Any], what: str, remedy: str, seconds: int = SECONDS, most_bytes: int = BYTES) -> Any:
+    """The value of `work`, which JSON can hold, computed in a fork of this process.
+
+    Raises UserError, naming `what` and the remedy, where it takes more seconds of processor or bytes beyond what this
+    process has, ends the process, or fails by anything but a UserError, which is passed on.
+    """
+    answer, end = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads are not waited for: nothing here asks them
+        child = os.fork()
+    if not child:
+        os.close(answer)
+        _answer(work, end, seconds, most_bytes)
+    os.close(end)
+    try:
+        with os.fdopen(answer, "rb") as pipe:
+            content = pipe.read()
+    except BaseException:  # stopped by a signal
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    limits = f"{seconds} seconds of processor and {most_bytes // 2**20} MiB of memory"
+    if status or not content:
+        raise UserError(f"{what}: {_death(status, limits)}; {remedy}")
+    said = json.loads(content)
+    if "value" in said:
+        return said["value"]
+    if "lines" in said:
+        raise UserError(*said["lines"])
+    raise UserError(f"{what}: {said['fault'] or f'takes more memory than allowed ({limits})'}; {remedy}")
+
+
+def _death(status: int, limits: str) -> str:
+    if -status in (signal.SIGXCPU, signal.SIGKILL):
+        return f"takes longer than allowed ({limits})"
+    if -status == signal.SIGALRM:
+        return f"gives no answer (allowed: {limits})"
+    how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit code {status}"
+    return f"ends the process that reads it {how} (allowed: {limits})"
+
+
+def _answer(work: Callable[[], Any], end: int, seconds: int, most_bytes: int) -> NoReturn:
+    said: dict[str, Any] = {"fault": ""}
+    try:
+        _confine(seconds, most_bytes)
+        said = {"value": work()}
+    except UserError as error:
+        said = {"lines": error.lines}
+    except (MemoryError, CostError) as error:
+        said = {"fault": str(error)}
+    except BaseException as error:
+        said = {"fault": f"{type(error).__name__}: {' '.join(str(error)[:300].split())}"}
+    finally:
+        with suppress(BaseException):
+            os.write(end, json.dumps(said).encode())
+        os._exit(0)
+
+
+def _confine(seconds: int, most_bytes: int) -> None:
+    """Limit this process, which says nothing and obeys signals."""
+    faulthandler.disable()
+    for number in (signal.SIGXCPU, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGVTALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.alarm(_WAIT * seconds)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads are not in a fork
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(null, stream)
+    for name, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, seconds)):
+        _lower(name, most)
+    _lower(resource.RLIMIT_AS, _memory() + most_bytes)
+
+
+def _memory() -> int:
+    """Bytes of address space of this process."""
+    return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+
+
+def _lower(name: int, most: int) -> tuple[int, int]:
+    """Set a limit, if that is lower; return the limits before."""
+    before = soft, hard = resource.getrlimit(name)
+    if soft == resource.RLIM_INFINITY or most < soft:
+        resource.setrlimit(name, (most, hard))
+    return before
+
+
+class _Ringing:
+    """The state of this process's limits of `bounded`."""
+
+    process = memory = 0
+    """For which process `memory` was asked, in bytes."""
+    active = False
+
+
+def _ring(*_: object) -> None:
+    if _Ringing.active:
+        raise CostError(f"takes more than {SECONDS} seconds of processor")
+
+
+def bounded(work: Callable[[], Value]) -> Value:
+    """`work()`, Python code of others, within `SECONDS` and `BYTES`, in the main thread of a process.
+
+    Raises CostError beyond them; inside of another one's `work`, beyond that one's. A step of Python that computes
+    without end cannot be stopped (most end at `BYTES`): what is run must have none.
+    """
+    if _Ringing.active:
+        return work()
+    try:
+        return _within(work)
+    except MemoryError:
+        _Ringing.process = 0  # the process itself may have grown meanwhile
+    try:
+        return _within(work)
+    except MemoryError:
+        raise CostError(f"takes more than {BYTES // 2**20} MiB of memory") from None
+
+
+def _within(work: Callable[[], Value]) -> Value:
+    if _Ringing.process != os.getpid():
+        _Ringing.process, _Ringing.memory = os.getpid(), _memory()
+        signal.signal(signal.SIGVTALRM, _ring)
+    limits = _lower(resource.RLIMIT_AS, _Ringing.memory + BYTES)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, 1)  # again, if the first was caught
+    _Ringing.active = True
+    try:
+        try:
+            return work()
+        finally:
+            _Ringing.active = False
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust failed."""
+    return type(error).__name__ == _PANIC
