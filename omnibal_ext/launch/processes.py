@@ -20,6 +20,7 @@ from typing import IO, Any
 import psutil
 
 from omnibal_ext.errors import Stopped
+from omnibal_ext.launch.scratch import scratch
 from omnibal_ext.output import say
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -106,7 +107,10 @@ def run_ranks(
     runs. Signals are forwarded to the ranks, which have `grace` seconds to end (None: no limit, so that they can save)
     unless Ctrl-C interrupts that.
     """
-    with _started(command, {"stdout": log, "stderr": log}) as agent:
+    with (
+        scratch() as variables,
+        _started(command, {"stdout": log, "stderr": log, "env": os.environ | variables}) as agent,
+    ):
         try:
             if follow:
                 follow(lambda: agent.poll() is None)
