@@ -4,7 +4,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing import ShardedTensor
 
 from megatron.vlm import platform
 
@@ -130,6 +129,7 @@ def patch_padding() -> None:
 
     Core saves what was in memory there: no two saves would be equal, and it may be anything.
     """
+    from megatron.core.dist_checkpointing import ShardedTensor
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     original = DistributedOptimizer.sharded_param_state_dp_reshardable
