@@ -1,4 +1,4 @@
-"""The folder for temporary files of a run's ranks: torchrun's logs, sockets of `multiprocessing`.
+"""The folder for temporary files of what a program starts: torchrun's logs, sockets of ranks and their processes.
 
 It is removed with the run. What a killed run leaves, the next start on this machine removes: a run holds a lock on its
 folder, and Linux releases the lock of a process that has ended.

@@ -103,7 +103,7 @@ def every_place(
             disk.fail_at(0)
             torch.distributed.barrier()
             is_left, tracked = save_of(saves, iteration).path.exists(), Checkpoints(saves).tracked
-            after = {"newest": Checkpoints(saves).newest().iteration, "left": is_left, "tracked": int(tracked)}
+            after = {"newest": Checkpoints(saves).newest().iteration, "left": is_left, "tracked": int(tracked or 0)}
             found.append({"failed": attempts.failed, "iteration": iteration, "before": before, "after": after})
             attempts.succeeded()
     return found

@@ -156,7 +156,8 @@ def kill_amid(
     goal = min(iterations - 1, reached(folder) + moments.randint(1, 2 * SAVE_INTERVAL))
     until(lambda: reached(folder) >= goal or launcher.poll() is not None)
     if moments.random() < 0.5:
-        until(lambda: is_saving(folder) or reached(folder) >= goal + SAVE_INTERVAL or launcher.poll() is not None)
+        last = min(iterations - 1, goal + SAVE_INTERVAL)
+        until(lambda: is_saving(folder) or reached(folder) >= last or launcher.poll() is not None)
     else:
         time.sleep(moments.uniform(0.0, 0.5))
     if launcher.poll() is not None:

@@ -37,9 +37,9 @@ def main() -> None:
     kills.prepare(arguments.folder, python)
     samples = watch(arguments.folder, arguments.iterations, python)
     rows = growth(samples, arguments.settled, arguments.iterations)
-    for name, *figures in rows:
-        print("{:60} {:7.1f} -> {:7.1f} MiB, {:4d} -> {:4d} descriptors".format(name, *figures))
-    grown = [name for name, *figures in rows if grows(*figures)]
+    for name, memory, more, files, more_files in rows:
+        print(f"{name:16} {memory:7.1f} -> {more:7.1f} MiB, {files:4d} -> {more_files:4d} descriptors")
+    grown = [row for row in rows if grows(*row[1:])]
     print(f"{len(rows)} processes, {arguments.iterations} iterations: {len(grown)} grow")
     sys.exit(bool(grown))
 
