@@ -1,6 +1,6 @@
 """A long run of a tiny model, of whose processes neither memory nor open files grow.
 
-python -m tests.endurance.steady FOLDER [--iterations 3000] [--settled 200] [--forks]
+python -m tests.endurance.steady FOLDER [--iterations 3000] [--settled 200]
 
 FOLDER gets demo data and the run: two ranks, a pipeline, dropout, evaluations, image workers, saves written while
 training goes on. Memory (resident set) and descriptors of every process are read once a second, compared between the
@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 
 from tests.endurance import kills
-from tests.programs import warm_interpreter
 
 SHARE, SPARE = 0.03, 8 * 2**20
 """How much more memory counts as none: of what a process has, or in bytes, whichever is more."""
@@ -31,11 +30,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--iterations", type=int, default=3000)
     parser.add_argument("--settled", type=int, default=200, help="iterations that are not looked at")
-    parser.add_argument("--forks", action="store_true", help="of a process that has its imports behind it")
     arguments = parser.parse_args()
-    python = warm_interpreter() if arguments.forks else sys.executable
-    kills.prepare(arguments.folder, python)
-    samples = watch(arguments.folder, arguments.iterations, python)
+    kills.prepare(arguments.folder)
+    samples = watch(arguments.folder, arguments.iterations)
     rows = growth(samples, arguments.settled, arguments.iterations)
     for name, memory, more, files, more_files in rows:
         print(f"{name:16} {memory:7.1f} -> {more:7.1f} MiB, {files:4d} -> {more_files:4d} descriptors")
@@ -44,11 +41,11 @@ def main() -> None:
     sys.exit(bool(grown))
 
 
-def watch(folder: Path, iterations: int, python: str) -> Samples:
+def watch(folder: Path, iterations: int) -> Samples:
     """What the processes of a run have, once a second until it has ended."""
     shutil.rmtree(folder / "steady", ignore_errors=True)
     flags = (*kills.DRAWING, *kills.BESIDE, *SAVES)
-    launcher = kills.start(folder, "steady", iterations, python, *flags)
+    launcher = kills.start(folder, "steady", iterations, sys.executable, *flags)
     samples: Samples = defaultdict(list)
     while launcher.poll() is None:
         iteration = kills.reached(folder, "steady")
