@@ -12,6 +12,7 @@ def install() -> None:
     """Install all of them, once a process."""
     patch_start()
     patch_distributed_optimizer()
+    patch_padding()
     patch_gradient_norm()
     patch_momentum()
 
@@ -120,6 +121,29 @@ def patch_distributed_optimizer() -> None:
 
     cls.state_dict, cls.load_state_dict = state_dict, load_state_dict
     cls._set_main_param_and_optimizer_states = set_states
+
+
+@cache
+def patch_padding() -> None:
+    """Save zeros where a buffer of the distributed optimizer has gaps between weights.
+
+    Core saves what was in memory there: no two saves would be equal, and it may be anything.
+    """
+    from megatron.core.dist_checkpointing import ShardedTensor
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    original = DistributedOptimizer.sharded_param_state_dp_reshardable
+
+    def sharded_state(self: Any, *arguments: Any, **named: Any) -> dict[Any, Any]:
+        state: dict[Any, Any] = original(self, *arguments, **named)
+        for buffer in range(len(self.gbuf_ranges)):
+            for part in (part for buckets in state[buffer].values() for bucket in buckets for part in bucket):
+                for shard in part.values() if part["padding"].unwrap() else ():
+                    if isinstance(shard, ShardedTensor):
+                        shard.data.zero_()
+        return state
+
+    DistributedOptimizer.sharded_param_state_dp_reshardable = sharded_state
 
 
 @cache

@@ -254,7 +254,7 @@ def train(trainer: Trainer, exports: SaveExporter | None = None) -> None:
     """Run Megatron's `pretrain` with a trainer; `exports` on the first rank."""
     args = trainer.args
     describe = partial(describe_run, args, trainer.architecture, trainer.plan)
-    guard.install(describe, args.save_retain_interval, args.async_save, exports)
+    attempts = guard.install(describe, args.save_retain_interval, args.async_save, exports)
     args.save_retain_interval = None  # with it Megatron would remove the older complete save
     trainer.bad_steps.install(trainer.end_training_iteration)
     rates.install()
@@ -262,7 +262,7 @@ def train(trainer: Trainer, exports: SaveExporter | None = None) -> None:
     install(trainer.forward_backward)
     provider = partial(trainer.datasets)
     setattr(provider, "is_distributed", True)  # noqa: B010 (every rank builds its own iterators)
-    with contextlib.closing(trainer):
+    with attempts.ends_saved(), contextlib.closing(trainer):
         pretrain(
             pretrain_cfg_container_from_args(args),
             provider,

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import IO, Any
@@ -20,6 +20,7 @@ from typing import IO, Any
 import psutil
 
 from omnibal_ext.errors import Stopped
+from omnibal_ext.launch.scratch import scratch
 from omnibal_ext.output import say
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -77,15 +78,20 @@ def end_tree(child: subprocess.Popen[str]) -> None:
             os.waitpid(-1, 0)
 
 
-def _started(command: Sequence[str], streams: dict[str, Any]) -> subprocess.Popen[str]:
-    """Start a child that ends with this process; no thread may hold a lock yet, as `preexec_fn` requires."""
-    before, streams = kill_with_this_process(), {"errors": "replace", **streams}
+def _started(command: Sequence[str], streams: dict[str, Any], variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a child that ends with this process, with more environment variables; no thread may hold a lock yet, as
+    `preexec_fn` requires."""
+    before, environment = kill_with_this_process(), {**(streams.get("env") or os.environ), **variables}
+    streams = {"errors": "replace", **streams, "env": environment}
     return subprocess.Popen(command, start_new_session=True, text=True, preexec_fn=before, **streams)  # noqa: PLW1509
 
 
 def run_to_end(command: Sequence[str], **streams: Any) -> subprocess.CompletedProcess[str]:
-    """Like `subprocess.run(check=False)`, but kills the child and its descendants when this program is stopped."""
-    with _started(command, streams) as child:
+    """Like `subprocess.run(check=False)`, but kills the child and its descendants when this program is stopped.
+
+    Their temporary files go with them (`scratch`).
+    """
+    with scratch() as variables, _started(command, streams, variables) as child:
         try:
             output, errors = child.communicate()
         except BaseException:
@@ -106,7 +112,7 @@ def run_ranks(
     runs. Signals are forwarded to the ranks, which have `grace` seconds to end (None: no limit, so that they can save)
     unless Ctrl-C interrupts that.
     """
-    with _started(command, {"stdout": log, "stderr": log}) as agent:
+    with scratch() as variables, _started(command, {"stdout": log, "stderr": log}, variables) as agent:
         try:
             if follow:
                 follow(lambda: agent.poll() is None)

@@ -6,6 +6,7 @@ No rank synchronises: one that does stands in its action, and waits there for wh
 """
 
 import contextlib
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     harness.start(harness.SMALL, 1, PIPELINE)
     here = torch.distributed.get_rank()
+    socket.gethostname = lambda: f"host-{here}"
     group = parallel_state.get_pipeline_model_parallel_group()
     communicator = StrictCommunicator(group, harness.edges(PIPELINE), seed=0)
     communicator.perhaps_synchronise = lambda: None  # type: ignore[method-assign]

@@ -105,18 +105,42 @@ def test_random_flags_are_refused_in_a_line_or_obeyed(folder: Path, is_long: boo
     assert found["refused"] >= count // 3
 
 
-def test_a_disk_that_fills_up_in_a_save_is_said_in_a_line_and_nothing_is_lost(folder: Path) -> None:
-    """There was room when the run started. What was half written is no save."""
+def fill(disk: Path) -> None:
+    """All but two MiB."""
+    with (disk / "others").open("wb") as file, suppress(OSError):
+        file.write(bytes(shutil.disk_usage(disk).free - 2**21))
+
+
+def test_a_disk_that_fills_up_in_a_save_ends_no_run_and_the_next_save_tries_again(folder: Path) -> None:
+    """There was room when the run started, and there is again. What was half written is no save."""
     with small_disk(folder / "disk", 64) as disk:
         kept = disk / "checkpoints"
-        run = kills.start(folder, "full", 30, warm_interpreter(), "--save", kept, "--save-interval", 15)
+        run = kills.start(folder, "full", 36, warm_interpreter(), "--save", kept, "--save-interval", 15)
         until(lambda: kills.reached(folder, "full") > 0 or run.poll() is not None, 240)
-        with (disk / "others").open("wb") as file, suppress(OSError):
-            file.write(bytes(shutil.disk_usage(disk).free - 2**21))
-        assert run.wait(240) == 2
-        log = (folder / "full.log").read_text()
-        said = [line for line in log.splitlines() if line.startswith("error:")]
-        where = f"error: --save {kept}: no space left for the save of iteration 15"
-        assert said == [f"{where}; make room and start again: the run goes on from its last whole save"]
-        assert "Traceback" not in log
+        fill(disk)
+        until(lambda: kills.reached(folder, "full") > 15 or run.poll() is not None, 240)
         assert not Checkpoints(kept).exist
+        (disk / "others").unlink()
+        assert run.wait(240) == 0
+        log = (folder / "full.log").read_text()
+        (said,) = [line for line in log.splitlines() if line.startswith(("warning: --save", "error:"))]
+        assert said.startswith(f"warning: --save {kept}: the save of iteration 15 failed: no space left, make room (")
+        assert said.endswith("); no save is whole yet; training goes on, and the next save tries again")
+        assert "Traceback" not in log
+        assert Checkpoints(kept).newest().iteration == 36
+
+
+def test_three_saves_that_fail_in_a_row_end_a_run_which_goes_on_from_the_last_whole_one(folder: Path) -> None:
+    with small_disk(folder / "small", 64) as disk:
+        kept = disk / "checkpoints"
+        run = kills.start(folder, "small-run", 100, warm_interpreter(), "--save", kept, "--save-interval", 5)
+        until(lambda: Checkpoints(kept).exist or run.poll() is not None, 240)
+        fill(disk)
+        assert run.wait(240) == 1
+        whole = Checkpoints(kept).newest()
+        log = (folder / "small-run.log").read_text().splitlines()
+        failed = f"--save {kept}: the save of iteration {whole.iteration + 15} failed: "
+        (said,) = [line for line in log if line.startswith("error: --save")]
+        assert said.startswith(f"error: {failed}")
+        assert said.endswith(f"; {whole.path.name} is whole; it is the last of 3 in a row")
+        assert sum(line.startswith("warning: --save") for line in log) == 2

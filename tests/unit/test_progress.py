@@ -1,5 +1,6 @@
 """A rank that stands still says where, once, by its device; one that goes on says nothing."""
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -9,6 +10,8 @@ import pytest
 from megatron.vlm.pipeline import progress as module
 from megatron.vlm.pipeline.progress import Progress
 from omnibal_ext.schedules.actions import Action
+
+HOST = socket.gethostname()
 
 
 class Device:
@@ -62,7 +65,7 @@ def test_who_waits_too_long_says_for_what_and_once(
     with progress.waiting("its gradient from rank 7"):
         said = said_after(capsys, "rank 7")
         place = "the backward of microbatch 4, chunk 1, waiting for its gradient from rank 7"
-        assert said.startswith(f"warning: rank 3 has been in {place} for ")
+        assert said.startswith(f"warning: rank 3 on {HOST} has been in {place} for ")
         time.sleep(0.3)
         assert capsys.readouterr().err == ""
     assert "the backward of microbatch 4, chunk 1 for" in said_after(capsys, "chunk 1 for")
@@ -91,7 +94,7 @@ def test_a_host_far_ahead_says_where_its_device_is_stuck(
     for device.reached, place in (  # of three moments an action: through with the first, at the second's message
         (4, f"{action}, waiting for its activation from rank 1"), (5, action), (10, "what follows the schedule")
     ):  # fmt: skip
-        assert said_after(capsys, " s\n").startswith(f"warning: rank 2 has been in {place} for ")
+        assert said_after(capsys, " s\n").startswith(f"warning: rank 2 on {HOST} has been in {place} for ")
 
 
 def test_a_device_that_goes_on_says_nothing_and_is_not_remembered(

@@ -6,8 +6,8 @@ FOLDER/release/                            converted weights
 .../integrity.json                         written last: size and SHA-256 of the save's files, and facts of its run
 
 A save without integrity.json is incomplete. One with a file that is not listed there is refused, since core might read
-that file. Megatron writes the tracker in place: a run killed while doing so leaves an empty one; then the newest save
-in the folder counts.
+that file. Megatron alone writes the tracker in place: killed while doing so it leaves an empty one; then the newest
+save in the folder counts.
 """
 
 import json
@@ -127,7 +127,7 @@ class Checkpoints:
     def saves(self) -> list[Save]:
         """All saves of the trainer, newest first, complete or not."""
         found = [(path, path.name.removeprefix("iter_")) for path in self.folder.glob("iter_*") if path.is_dir()]
-        saves = [_save_of(self.folder, int(number)) for _, number in found if number.isdecimal() and len(number) < 10]
+        saves = [save_of(self.folder, int(number)) for _, number in found if number.isdecimal() and len(number) < 10]
         return sorted({save for save in saves if save.path.is_dir()}, key=lambda save: -save.iteration)
 
     def candidates(self, step: int | None = None) -> list[Save]:
@@ -136,7 +136,7 @@ class Checkpoints:
         All saves, if the tracker is missing or older than all of them. `step` (--ckpt-step) allows that save only.
         """
         if step:
-            return [_save_of(self.folder, step)]
+            return [save_of(self.folder, step)]
         if self.are_release:
             return [Save(self.folder / RELEASE, 0)]
         saves, tracked = self.saves(), self.tracked or ""
@@ -188,6 +188,11 @@ def incomplete_first_weights(folder: Path, fault: str, complete: Save) -> str:
     return f"--from {folder}: {fault}; {complete.path.name} is whole: name it in {TRACKER}"
 
 
-def _save_of(folder: Path, iteration: int) -> Save:
+def save_of(folder: Path, iteration: int) -> Save:
     """Return the save of an iteration, by Megatron's name for it; copies with other names do not count."""
     return Save(folder / f"iter_{iteration:07d}", iteration)
+
+
+def iteration_of(save: Path) -> int:
+    """The iteration in the name of a save's folder."""
+    return int(save.name.removeprefix("iter_"))

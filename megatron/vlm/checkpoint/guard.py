@@ -2,17 +2,16 @@
 
 Before a save    Older saves beyond the retention are removed; saves newer than the one the run resumed from are renamed
                  (`folder.SUPERSEDED`); there must be room. The newest complete save is never touched.
-After a save     Every rank hashes what it wrote; integrity.json marks the save as complete; then Megatron's tracker
-                 names it.
+After a save     Every rank hashes what it wrote; integrity.json marks the save as complete; then the tracker names it.
+                 One that fails is removed (`attempts`).
 Before a load    All files are hashed; a damaged save is skipped for the next older one.
 """
 
-import errno
+import contextlib
 import os
 import shutil
-import traceback
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,19 +21,21 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import LocalNonpersistentObject, ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict, is_main_replica
-from megatron.training import get_args, training
-from megatron.training.async_utils import maybe_finalize_async_save
+from megatron.training import checkpointing, get_args, training
+from megatron.training.async_utils import is_empty_async_queue, maybe_finalize_async_save
 from megatron.training.checkpointing import load_checkpoint
-from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron.vlm.checkpoint import background
+from megatron.vlm.checkpoint.attempts import Attempts, note_files
 from megatron.vlm.checkpoint.folder import (
     INTEGRITY,
     SUPERSEDED,
     Checkpoints,
     Save,
     incomplete_first_weights,
+    iteration_of,
     no_complete_save,
+    save_of,
 )
 from megatron.vlm.checkpoint.integrity import damaged_files, on_all_ranks, on_first_rank, seal_by_all_ranks
 from megatron.vlm.checkpoint.safe import safe_unpickling
@@ -43,8 +44,6 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.output import say
 from omnibal_ext.units import in_bytes
 
-SPARE = 2**20
-"""Free bytes below which a disk is full."""
 Describe = Callable[[], Mapping[str, Any]]
 
 
@@ -60,51 +59,101 @@ class Exports(Protocol):
 
 def install(
     describe: Describe, retain_interval: int | None, asynchronous: bool, exports: Exports | None = None
-) -> None:
-    """Wrap the saves and loads of Megatron's loop.
+) -> Attempts:
+    """Wrap the saves and loads of Megatron's loop, and return the saves' attempts.
 
     describe: returns the facts of the run that are written into integrity.json.
     retain_interval: keep the two newest saves and those of its multiples; None keeps all.
     asynchronous: another process writes the saves (--async-save).
     exports: exports every save; on the first rank only.
     """
-    save, write = training.save_checkpoint, dist_checkpointing.save
+    saving = Saving(describe, retain_interval, asynchronous, exports)
+    background.install(asynchronous)
+    note_files(saving.attempts)
+    training.save_checkpoint = saving.save
+    training.maybe_finalize_async_save = saving.finalize
+    training.load_checkpoint = load_complete
+    dist_checkpointing.save = saving.write
+    return saving.attempts
 
-    def guarded_save(iteration: int, *arguments: Any, **named: Any) -> None:
-        maybe_finalize_async_save(blocking=True)  # else `_make_room` would remove the unfinished one
+
+class Saving:
+    """Megatron's functions that save, wrapped (see `install`)."""
+
+    def __init__(
+        self, describe: Describe, retain_interval: int | None, asynchronous: bool, exports: Exports | None
+    ) -> None:
+        self.describe, self.retain_interval = describe, retain_interval
+        self.asynchronous, self.exports = asynchronous, exports
+        self.attempts = Attempts()
+        self._save, self._write = training.save_checkpoint, dist_checkpointing.save
+        self._finalize = maybe_finalize_async_save
+        self._written: Path | None = None
+        """The save that another process is writing."""
+
+    def save(self, iteration: int, *arguments: Any, **named: Any) -> None:
+        """`save_checkpoint`: start a save, and without --async-save finish it."""
+        self.finalize(blocking=True)  # else `_make_room` would remove the unfinished one
         folder = Path(get_args().save)
-        if exports:
-            exports.wait()  # `_make_room` removes saves
-        on_first_rank(lambda: _make_room(folder, iteration, retain_interval))
-        try:
-            save(iteration, *arguments, **named)
-        except (Exception, CheckpointException) as error:
-            if is_full(folder, error):
-                raise UserError(
-                    f"--save {folder}: no space left for the save of iteration {iteration}; make room and start again: "
-                    "the run goes on from its last whole save"
-                ) from error
-            raise
+        if self.exports:
+            self.exports.wait()  # `_make_room` removes saves
+        path, self.attempts.is_begun = save_of(folder, iteration).path, False
+        with self.attempts.tried(path):
+            on_all_ranks(background.renew)
+            on_first_rank(lambda: _make_room(folder, iteration, self.retain_interval))
+            self.attempts.is_begun = True
+            with _tracker_left_alone():
+                self._save(iteration, *arguments, **named)
+            if self.asynchronous:
+                self._written = path
+            else:
+                self._accept(path)
 
-    def sealed_write(state: Any, path: str, *arguments: Any, **named: Any) -> Any:
+    def finalize(self, blocking: bool = False, terminate: bool = False) -> None:
+        """`maybe_finalize_async_save`: finish a save that has been written, with `blocking` wait for it."""
+        if self._written:
+            with self.attempts.tried(self._written):
+                self._finalize(blocking)
+                if not is_empty_async_queue():
+                    return
+                self._accept(self._written)
+            self._written = None
+        self._finalize(blocking, terminate)
+
+    def write(self, state: Any, path: str, *arguments: Any, **named: Any) -> Any:
+        """`dist_checkpointing.save`: write a state, or return the request to write it, and seal it afterwards."""
+        run = on_first_rank(lambda: dict(self.describe()))
         drop_copies(state)
-        request = write(state, path, *arguments, **named)
-        finish = partial(seal, Path(path), dict(describe()))
+        request = self._write(state, path, *arguments, **named)
         if request is None:
-            finish()
+            self._seal(Path(path), run)
         else:
-            request.add_finalize_fn(finish)
+            self.attempts.agree()
+            request.add_finalize_fn(partial(self._seal, Path(path), run))
         return request
 
-    def seal(path: Path, run: Mapping[str, Any]) -> None:
+    def _seal(self, path: Path, run: Mapping[str, Any]) -> None:
+        self.attempts.agree()
         seal_by_all_ranks(path, run)
-        if exports:
-            exports.export(path)
+        on_first_rank(lambda: Checkpoints(path.parent).track(Save(path, iteration_of(path))))
 
-    background.install(asynchronous)
-    training.save_checkpoint = guarded_save
-    training.load_checkpoint = load_complete
-    dist_checkpointing.save = sealed_write
+    def _accept(self, path: Path) -> None:
+        """The save is whole unless a rank has noted an error."""
+        self.attempts.agree()
+        self.attempts.succeeded()
+        if self.exports:
+            self.exports.export(path)
+
+
+@contextlib.contextmanager
+def _tracker_left_alone() -> Iterator[None]:
+    """Context in which Megatron writes no tracker: `Saving` does, when the save is sealed, in one step."""
+    name_of = checkpointing.get_checkpoint_tracker_filename
+    checkpointing.get_checkpoint_tracker_filename = lambda _: os.devnull
+    try:
+        yield
+    finally:
+        checkpointing.get_checkpoint_tracker_filename = name_of
 
 
 def drop_copies(state: ShardedStateDict) -> None:
@@ -123,13 +172,6 @@ def drop_copies(state: ShardedStateDict) -> None:
 
 def _position(shard: ShardedTensor) -> tuple[Any, ...]:
     return shard.key, shard.global_offset, str(shard.flattened_range)
-
-
-def is_full(folder: Path, error: BaseException) -> bool:
-    """Whether writing failed because the disk or the quota is full; Megatron's error may not say so."""
-    said = "".join(traceback.format_exception(error))
-    words = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-    return any(word in said for word in words) or shutil.disk_usage(folder).free < SPARE
 
 
 def load_complete(*arguments: Any, **named: Any) -> Any:
@@ -204,10 +246,7 @@ def _make_room(folder: Path, iteration: int, retain_interval: int | None) -> Non
     if complete:
         needed, free = sum(file.stat().st_size for file in complete[0].path.iterdir()), shutil.disk_usage(folder).free
         if needed > free:
-            raise UserError(
-                f"--save {folder}: no room for the save of iteration {iteration}: {in_bytes(needed)} needed, "
-                f"{in_bytes(free)} free; make room and start again: the run goes on from {complete[0].path.name}"
-            )
+            raise UserError(f"no room: {in_bytes(needed)} needed, {in_bytes(free)} free")
 
 
 def _rename_superseded(save: Save) -> None:

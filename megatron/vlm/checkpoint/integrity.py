@@ -22,8 +22,7 @@ _DATA_FILE = re.compile(r"__(\d+)_\d+\.distcp")
 
 def seal_by_all_ranks(path: Path, run: Mapping[str, Any]) -> None:
     """Write the integrity.json of a save whose files are all written; collective."""
-    names = [file.name for file in path.iterdir() if file.is_file() and _writer(file.name) == dist.get_rank()]
-    results = on_all_ranks(lambda: _facts(path, names))
+    results = on_all_ranks(lambda: _facts(path, _written_here(path)))
     files = {name: facts for of_rank in results for name, facts in of_rank.items()}
     on_first_rank(lambda: seal(path, files, run))
 
@@ -70,6 +69,10 @@ def on_first_rank(work: Callable[[], Value]) -> Value:
 def _facts(path: Path, names: Sequence[str]) -> dict[str, tuple[int, str]]:
     with ThreadPoolExecutor(THREADS) as pool:
         return dict(zip(names, pool.map(facts_of, (path / name for name in names)), strict=True))
+
+
+def _written_here(path: Path) -> list[str]:
+    return [file.name for file in path.iterdir() if file.is_file() and _writer(file.name) == dist.get_rank()]
 
 
 def _writer(name: str) -> int | None:

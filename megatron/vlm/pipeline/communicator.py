@@ -30,7 +30,7 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.pipeline.progress import Progress
+from megatron.vlm.pipeline.progress import Progress, name_of_rank
 
 ACTIVATION, GRADIENT = "activation", "gradient"
 """A stage's output, for the next one; the gradient of its input, for the one before."""
@@ -94,6 +94,8 @@ class Communicator:
         self.ranks = dist.get_process_group_ranks(pipeline_group)
         self.here = dist.get_rank(pipeline_group)
         self.progress = Progress(timeout)
+        self.names = names_of_ranks()
+        """Of each rank of the job: "rank 3 on HOST"."""
         self.pending: list[Send] = []
         self.channels: dict[tuple[int, int, str], dist.ProcessGroup] = {}
         """By source and target among this pipeline's ranks, and what travels."""
@@ -120,12 +122,12 @@ class Communicator:
         """Start sending a tensor to a pipeline rank, on the channel of what it is."""
         self._send(tensor, self.ranks[target], self.channels[self.here, target, what])
         if tensor.numel():
-            self.pending[-1].message = f"its {what} to reach rank {self.ranks[target]}"
+            self.pending[-1].message = f"its {what} to reach {self.names[self.ranks[target]]}"
 
     def receive(self, what: str, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
         """Start receiving a tensor from a pipeline rank, on the channel of what it is."""
         receive = self._receive(shape, dtype, self.ranks[source], self.channels[source, self.here, what])
-        return replace(receive, message=f"its {what} from rank {self.ranks[source]}")
+        return replace(receive, message=f"its {what} from {self.names[self.ranks[source]]}")
 
     def finish(self) -> None:
         """Wait until everything sent has left."""
@@ -155,6 +157,13 @@ def _open(channel: dist.ProcessGroup, device: str, source: int, target: int) -> 
     work = post(number, target if dist.get_rank() == source else source, group=channel)
     assert work is not None
     work.wait()
+
+
+def names_of_ranks() -> list[str]:
+    """What messages call each rank of the job; collective."""
+    names = [""] * dist.get_world_size()
+    dist.all_gather_object(names, name_of_rank(dist.get_rank()))
+    return names
 
 
 def all_groups(ranks: list[int]) -> list[tuple[int, ...]]:

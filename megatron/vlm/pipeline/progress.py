@@ -1,7 +1,7 @@
 """Each rank reports its current action if it has been in it for too long.
 
 If one rank hangs, all others wait for a neighbour, and the first timeout ends the run. So each rank prints a line
-shortly before: its action, and the message it waits for, with the other rank.
+shortly before: its action, and the message it waits for, with the other rank and that rank's host.
 
 Only on the CPU does the host itself wait for messages. On a GPU the host queues an iteration long before the device is
 done: an event is recorded after every action, and the rank is in the first action whose event has not been reached.
@@ -9,6 +9,7 @@ done: an event is recorded after every action, and the rank is in the first acti
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections import deque
@@ -88,5 +89,10 @@ class Progress:
             if place is not last:
                 last, since, said = place, time.monotonic(), False
             elif place is not None and not said and seconds > self.patience:
-                said, rank = True, os.environ.get("RANK", "0")
-                say(f"warning: rank {rank} has been in {place.doing} for {seconds:.0f} s", error=True)
+                said, name = True, name_of_rank(os.environ.get("RANK", "0"))
+                say(f"warning: {name} has been in {place.doing} for {seconds:.0f} s", error=True)
+
+
+def name_of_rank(rank: int | str) -> str:
+    """What messages call a rank that runs on this machine."""
+    return f"rank {rank} on {socket.gethostname()}"

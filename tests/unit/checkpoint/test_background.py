@@ -67,13 +67,10 @@ def test_a_writer_ends_with_its_rank(tmp_path: Path) -> None:
 def test_what_is_being_written_is_finished_before_room_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is no save yet, and what is none is cleared away."""
     calls: list[str] = []
-    for module, name in ((guard.training, "load_checkpoint"), (guard.dist_checkpointing, "save")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # and puts it back
+    monkeypatch.setattr(guard, "maybe_finalize_async_save", lambda blocking, _: calls.append(f"finish {blocking}"))
     monkeypatch.setattr(guard.training, "save_checkpoint", lambda *_: calls.append("save"))
-    monkeypatch.setattr(guard.background, "install", lambda _: None)
-    monkeypatch.setattr(guard, "maybe_finalize_async_save", lambda blocking: calls.append(f"finish {blocking}"))
+    monkeypatch.setattr(guard, "on_all_ranks", lambda _: None)
     monkeypatch.setattr(guard, "on_first_rank", lambda _: calls.append("room"))
     monkeypatch.setattr(guard, "get_args", lambda: Namespace(save=str(tmp_path)))
-    guard.install(dict, None, True)
-    guard.training.save_checkpoint(4)
+    guard.Saving(dict, None, True, None).save(4)
     assert calls == ["finish True", "room", "save"]

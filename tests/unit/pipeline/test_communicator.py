@@ -30,6 +30,7 @@ def test_every_channel_is_made_by_all_and_opened_by_its_two(
     monkeypatch.setattr(torch.distributed, "get_rank", lambda _=None: rank)
     monkeypatch.setattr(communicator, "all_groups", lambda ranks: [(0, 1, 2)])
     monkeypatch.setattr(platform, "point_to_point_options", lambda: "options")
+    monkeypatch.setattr(communicator, "names_of_ranks", lambda: ["rank 0 on a", "rank 1 on a", "rank 2 on b"])
     monkeypatch.setattr(communicator, "create_group", create_group)
     monkeypatch.setattr(communicator, "_open", lambda group, device, *ends: opened.append(ends))
     found = Communicator(object(), edges, timedelta(minutes=2))  # type: ignore[arg-type]

@@ -41,6 +41,7 @@ class Neighbours(Communicator):
 
     def __init__(self, here: int) -> None:
         self.ranks, self.here, self.progress, self.pending = [10, 11, 12], here, Progress(None), []
+        self.names = [f"rank {rank} on node-{rank}" for rank in range(13)]
         self.channels = {
             (source, target, kind): object()
             for source in range(RANKS) for target in range(RANKS) for kind in ("activation", "gradient")
@@ -96,7 +97,7 @@ def test_an_output_has_left_before_the_next_pack_is_waited_for() -> None:
             yield pack
 
     run(communicator, late())
-    assert communicator.sent == ["its activation to reach rank 11"] * MICROBATCHES
+    assert communicator.sent == ["its activation to reach rank 11 on node-11"] * MICROBATCHES
     assert when == [0, 1, 2, 3]
 
 
@@ -110,7 +111,10 @@ def test_weights_that_no_pack_needed_are_gathered_all_the_same() -> None:
 
 def places() -> list[str]:
     """Where the middle rank stands one after the other, written down by hand for 1F1B: F F B F B F B B."""
-    names = {"F": ("the forward", "its activation from rank 10"), "B": ("the backward", "its gradient from rank 12")}
+    names = {
+        "F": ("the forward", "its activation from rank 10 on node-10"),
+        "B": ("the backward", "its gradient from rank 12 on node-12"),
+    }
     found = []
     for action, microbatch in (("F", 0), ("F", 1), ("B", 0), ("F", 2), ("B", 1), ("F", 3), ("B", 2), ("B", 3)):
         doing = f"{names[action][0]} of microbatch {microbatch}, chunk 0"
@@ -118,7 +122,9 @@ def places() -> list[str]:
     after = "the sends after the last action"
     found.append(after)
     for kind in "AAGAGAGG":
-        sent = "its activation to reach rank 12" if kind == "A" else "its gradient to reach rank 10"
+        sent = (
+            "its activation to reach rank 12 on node-12" if kind == "A" else "its gradient to reach rank 10 on node-10"
+        )
         found += [f"{after}, waiting for {sent}", after]
     return found
 
