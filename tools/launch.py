@@ -110,7 +110,7 @@ def main() -> None:
             print_json({"plan": plan.to_record(), **started})
         else:
             _say_end(arguments.epochs, planning.index)
-            say("torchrun " + shlex.join(command))
+            say(shlex.join(["python", "-m", "omnibal_ext.launch.torchrun", *command]))
         if not arguments.dry_run:
             note_inputs(planning, command, arguments.recipe)
             code = _start(arguments, command, planning.run_dir, report)
