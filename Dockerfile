@@ -34,7 +34,7 @@ COPY omnibal_ext omnibal_ext
 COPY megatron megatron
 COPY tools tools
 COPY scripts scripts
-RUN pip install --no-build-isolation --editable '.[train,demo,png]'
+RUN pip install --no-build-isolation --editable '.[train,demo]'
 
 # The reasons stand in scripts/gpu_environment.sh.
 ENV PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \

@@ -66,7 +66,7 @@ setup(
         "numba>=0.60,<1",
         "scipy>=1.11,<2",  # assignment: which rank runs which batch
         "rich>=13,<16",
-        "jinja2>=3.1,<4",
+        "jinja2>=3.1.6,<4",  # before, a stranger's chat template can leave the sandbox
         "markupsafe>=2,<4",
         "packaging>=24",
         "psutil>=6,<8",

@@ -58,7 +58,7 @@ def candidates(subject: Subject, gpus: int) -> Iterator[dict[str, Any]]:
         packs = A_STEP[gpus] // TOKENS
         if not replicas or packs % replicas or packs // replicas < pipeline or experts > tensor * replicas:
             continue
-        machine = {"nproc-per-node": 8} | ({"nnodes": gpus // 8, "rdzv-endpoint": "HOST:29500"} if gpus > 8 else {})
+        machine = {"nproc-per-node": 8} | ({"nnodes": gpus // 8} if gpus > 8 else {})
         sizes = {"tensor-model-parallel-size": tensor, "pipeline-model-parallel-size": pipeline}
         sizes |= {"expert-model-parallel-size": experts} if experts > 1 else {}
         packing = {"vit-budget": subject.vit_budget, "llm-budget": TOKENS, "micro-batches": packs // replicas}
@@ -72,6 +72,7 @@ def predicted(flags: dict[str, Any]) -> dict[str, float] | str:
         recipe = Path(folder) / "recipe.json"
         recipe.write_text(json.dumps({"flags": flags}))
         command = [sys.executable, "-W", "ignore", str(ROOT / "tools/launch.py"), "--config", str(recipe)]
+        command += ["--rdzv-endpoint", "HOST:29500"] if "nnodes" in flags else []
         command += ["--analytic", "h100", "--dry-run", "--json", "--run-dir", str(Path(folder) / "run")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -53,6 +53,8 @@ make() {
 
 echo "== smoke: PyPI's torch without a driver =="
 mkdir -p "$home" || skip "nothing can be kept in $KEPT"
+[[ -z "$(find "$KEPT" "$home" -maxdepth 0 \( ! -uid 0 ! -uid "$EUID" -o -perm /022 \))" ]] ||
+    skip "others may write in $KEPT or $home: what is kept there would run here; chmod go-w, or remove it"
 exec 9>"$home/lock"
 flock 9
 # No wheel of this machine's own is taken, and no other torch.

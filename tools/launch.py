@@ -59,7 +59,7 @@ from omnibal_ext.launch.processes import GRACE_SECONDS, run_ranks, stoppable
 from omnibal_ext.launch.recipe import FLAG, recipe_of, with_recipe
 from omnibal_ext.launch.replanning import corrected_profile
 from omnibal_ext.launch.reporting import note_inputs, write_report
-from omnibal_ext.launch.weights import convert, converted_folder, downloaded, holds_weights, is_unconverted
+from omnibal_ext.launch.weights import convert, converted_folder, downloaded, holds_weights, is_unconverted, pinned
 from omnibal_ext.layout.search import METHODS
 from omnibal_ext.layout.tower_layout import TOWER_LAYOUTS
 from omnibal_ext.output import say
@@ -110,7 +110,7 @@ def main() -> None:
             print_json({"plan": plan.to_record(), **started})
         else:
             _say_end(arguments.epochs, planning.index)
-            say("torchrun " + shlex.join(command))
+            say(shlex.join(["python", "-m", "omnibal_ext.launch.torchrun", *command]))
         if not arguments.dry_run:
             note_inputs(planning, command, arguments.recipe)
             code = _start(arguments, command, planning.run_dir, report)
@@ -132,7 +132,10 @@ def _parsed() -> argparse.Namespace:
     check_conversation_flags(arguments)
     check_paths(arguments)
     if arguments.download:
-        arguments.model = downloaded(str(arguments.model), arguments.json)
+        name = str(arguments.model)
+        arguments.model = downloaded(name, arguments.json)
+        noted = arguments.recipe["flags"]
+        noted |= {flag: pinned(name, arguments.model) for flag in ("model", "preset") if flag in noted}
     _name_weights(arguments)
     if arguments.input:
         refuse_sizes_alone(arguments.model)
@@ -336,7 +339,7 @@ def _parser() -> ToolParser:
     add = parser.add_argument
     add(FLAG, metavar="FILE", help="flags from a file, as in examples/recipes or RUN/inputs.json")
     add(*MODEL_FLAGS, help="a folder with config.json and weights, or a preset (default: that of --from)")
-    add("--download", action="store_true", help="fetch --model OWNER/MODEL from the Hugging Face hub")
+    add("--download", action="store_true", help="fetch --model OWNER/MODEL[@REVISION] from the Hugging Face hub")
     add = parser.add_mutually_exclusive_group().add_argument
     add("--from", dest="first_weights", metavar="FOLDER", help="first weights: Hugging Face's, converted, or a run's")
     add("--from-scratch", action="store_true", help="first weights are random")

@@ -95,7 +95,7 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         return known
     ranks = settings["processes"]
     if ranks > 1 and "RANK" not in os.environ:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        torchrun = [sys.executable, "-m", "omnibal_ext.launch.torchrun", "--standalone", f"--nproc-per-node={ranks}"]
         os.execve(
             sys.executable, [*torchrun, *sys.argv], {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **os.environ}
         )

@@ -4,6 +4,8 @@ Importing this package prepares the machine (see `platform`) before `megatron.co
 """
 
 from megatron.vlm import log_noise, platform
+from omnibal_ext.files.caches import own_torch_caches
 
 log_noise.silence_optional_packages()
 platform.prepare()
+own_torch_caches()

@@ -10,9 +10,9 @@ import torch
 from megatron.training.initialize import initialize_megatron
 from megatron.training.log_handler import CustomHandler
 from megatron.training.training import destroy_global_state
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 from megatron.vlm.arguments import TrainingInputs, parse_arguments
+from omnibal_ext.launch.loopback import HOST, loopback_store, stay_on_this_machine
 
 
 @contextlib.contextmanager
@@ -35,11 +35,20 @@ def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs
 
 
 def set_single_rank() -> None:
-    """Set the environment of a single rank with a free port, where torchrun has not set it."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
-    for name, value in alone.items():
+    """Set the environment of a single rank, where torchrun has not set it, with a store on this machine alone."""
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("MASTER_PORT", str(get_free_port()))
+    if "MASTER_PORT" in os.environ and not _own:
+        return
+    stay_on_this_machine()
+    _own[:] = [loopback_store()]
+    # As under torchrun: the rank is a client of a store that is there, else torch opens one on all addresses.
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    os.environ.update({"MASTER_ADDR": HOST, "MASTER_PORT": str(_own[0].port), **agent})
+
+
+_own: list[torch.distributed.TCPStore] = []
+"""The store of a rank that torchrun has not started; a new one each time."""
 
 
 @contextlib.contextmanager

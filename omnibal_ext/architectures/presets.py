@@ -4,6 +4,7 @@ import difflib
 import re
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import find_config
@@ -17,8 +18,13 @@ from omnibal_ext.families.llava import presets as llava
 from omnibal_ext.families.registry import FAMILIES
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 
-HUB_NAME = re.compile(r"(https?://(huggingface\.co|hf\.co)/)?(\w[\w.-]*/\w[\w.-]*)(?(1)(/.*)?)")
-"""OWNER/MODEL on the Hugging Face hub, or the URL of its page."""
+HUB_NAME = re.compile(r"(?P<model>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
+"""OWNER/MODEL or OWNER/MODEL@REVISION on the Hugging Face hub."""
+HUB_PAGE = re.compile(
+    r"https?://(huggingface\.co|hf\.co)/(?P<model>\w[\w.-]*/\w[\w.-]*)"
+    r"(/(tree|blob|resolve|commit)/(?P<revision>[^/?#]+))?([/?#].*)?"
+)
+"""The URL of a model's page there, and of one of its revisions."""
 MODEL_FLAGS = ("--model", "--preset")
 """Two names of one flag in every program; its value is the argument of `preset`."""
 TINY = Architecture(
@@ -59,13 +65,22 @@ def preset(name: str) -> Architecture:
     raise UserError(_unknown(name))
 
 
+def hub_name(name: str) -> tuple[str, str | None] | None:
+    """OWNER/MODEL on the Hugging Face hub and the revision (branch, tag or commit; None: not said) of a name or a
+    page's URL; None if it is neither."""
+    if found := HUB_NAME.fullmatch(name) or HUB_PAGE.fullmatch(name):
+        return found["model"], found["revision"] and unquote(found["revision"])
+    return None
+
+
 def _unknown(name: str) -> str:
     """Return the message for an unknown name: how to download it, or the nearest presets."""
-    if found := HUB_NAME.fullmatch(name):
-        model = found[3]
+    if found := hub_name(name):
+        model, revision = found
         folder = model.rpartition("/")[2]
+        words = f"{model} --revision {revision}" if revision not in (None, "main") else model
         return (
-            f"{name}: no such folder; models are downloaded by `hf download {model} --local-dir {folder}`, then give "
+            f"{name}: no such folder; models are downloaded by `hf download {words} --local-dir {folder}`, then give "
             f"{folder}; or by --download of tools/launch.py"
         )
     if "/" in name:

@@ -4,6 +4,7 @@
  "megatron": ["--adam-beta2", "0.95"]}
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +17,22 @@ RECIPE = record({"flags": mapping(anything)}, {"megatron": listing(text)})
 REMEDY = 'give a JSON object {"flags": {"model": ..., "llm-budget": ...}}, or inputs.json of a run'
 OF_THE_RUN = ("run-dir", "config", "dry-run", "check", "fresh", "json", "progress")
 """Flags that are not part of a recipe: where a run is, and how it is started."""
+BY_HAND = frozenset((
+    *("trust", "download", "rdzv-endpoint"),
+    *("save", "metrics-file", "tensorboard-dir", "wandb-save-dir", "memory-snapshot-path", "flight-recorder-dump-path"),
+    *("wandb-project", "wandb-exp-name", "wandb-entity", "log-straggler", "straggler-ctrlr-port"),
+))  # fmt: skip
+"""Flags that only who starts a run may give, as a recipe may be a stranger's: what lets code run (as torch's rendezvous
+does for its host), or is fetched; what names a place to write; what sends to others or listens. No run notes them."""
+NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 def with_recipe(words: Sequence[str]) -> list[str]:
     """A command line with the flags of its `--config FILE` in front; flags that it gives itself are left out of these.
 
     Raises:
-        UserError: the file cannot be read, or has a value that is no text, number, list of them or `true`.
+        UserError: the file cannot be read, or has a value that is no text, number, list of them or `true`, or a flag
+            of `BY_HAND` that the command line does not give itself.
     """
     ours, megatron = _halves(words)
     given = _values(ours)
@@ -32,22 +42,44 @@ def with_recipe(words: Sequence[str]) -> list[str]:
     if not isinstance(path, str):
         raise UserError(f"{FLAG} takes one file; {REMEDY}")
     recipe = read_json(path, RECIPE, REMEDY)
+    noted = recipe.get("megatron", ())
+    _refuse_by_hand(path, {*recipe["flags"], *_values(noted)} - {*given, *_values(megatron)})
     found = [
         word
         for name, value in recipe["flags"].items()
-        if name not in given and name not in OF_THE_RUN
+        if name not in given and name not in OF_THE_RUN and name not in BY_HAND
         for word in (f"--{name}", *_written(path, name, value))
     ]
     own = [word for name, value in given.items() if name != "config" for word in (f"--{name}", *_as_words(value))]
-    further = [*recipe.get("megatron", ()), *megatron]
+    further = [*_without_by_hand(noted), *megatron]
     return [*found, *own, *(["--", *further] if further else [])]
 
 
 def recipe_of(words: Sequence[str]) -> dict[str, Any]:
-    """The record of a command line that `with_recipe` reads, without `OF_THE_RUN`."""
-    ours, megatron = _halves(words)
-    flags = {name: value for name, value in _values(ours).items() if name not in OF_THE_RUN}
+    """The record of a command line that `with_recipe` reads, without `OF_THE_RUN` and `BY_HAND`."""
+    ours, further = _halves(words)
+    flags = {name: value for name, value in _values(ours).items() if name not in OF_THE_RUN and name not in BY_HAND}
+    megatron = _without_by_hand(further)
     return {"flags": flags} | ({"megatron": megatron} if megatron else {})
+
+
+def _refuse_by_hand(path: str, names: set[str]) -> None:
+    """Raise UserError for flags of a recipe that only a command line may give."""
+    if found := ", ".join(f"--{name}" for name in sorted(names & BY_HAND)):
+        raise UserError(
+            f"{path}: has {found}, which no file may give, as it may let others in or say where to write: take it out "
+            "there, or give it on the command line too"
+        )
+
+
+def _without_by_hand(words: Sequence[str]) -> list[str]:
+    """Words of flags and their values without those of `BY_HAND`."""
+    kept, keeps = [], True
+    for word in words:
+        if word.startswith("--"):
+            keeps = word[2:].partition("=")[0] not in BY_HAND
+        kept += [word] if keeps else []
+    return kept
 
 
 def _halves(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -76,7 +108,10 @@ def _as_words(value: Any) -> list[str]:
 
 
 def _written(path: str, name: str, value: Any) -> list[str]:
+    """The words of a flag's value; neither it nor the name may pass for further flags."""
     parts = value if isinstance(value, list) else [value]
+    if not NAME.fullmatch(name) or any(str(part).startswith("--") for part in parts):
+        raise UserError(f"{path}: flags.{shown(name)}: {shown(value)}: one flag each, without its dashes; {REMEDY}")
     if value is not True and not (parts and all(type(part) in (str, int, float) for part in parts)):
         raise UserError(f"{path}: flags.{name} must be text, a number, a list of them or true, found {shown(value)}")
     return _as_words(value)

@@ -1,4 +1,5 @@
-"""torchrun, but with exit code 2 if a rank raised `UserError`, 1 if one failed otherwise.
+"""torchrun, but with exit code 2 if a rank raised `UserError`, 1 if one failed otherwise, and ranks of one machine that
+no other machine reaches.
 
 python -m omnibal_ext.launch.torchrun <torchrun's arguments>
 
@@ -10,26 +11,31 @@ import os
 import signal
 import sys
 
+from omnibal_ext.files.caches import own_torch_caches
+from omnibal_ext.launch.loopback import meet_here
 from omnibal_ext.launch.processes import SIGNALS, forward
 from omnibal_ext.output import ignore_lost_output, say
 
 
 def main() -> None:
     """Run the ranks; print a line on the first that failed, unless its exit code means that it printed one itself."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import get_args_parser
-    from torch.distributed.run import main as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+    from torch.distributed.run import get_args_parser, run
 
     ignore_lost_output()
+    own_torch_caches()  # once, for all ranks
     logging.disable(logging.ERROR)
     received: list[int] = []
     for number in SIGNALS:  # a handler: ranks would inherit SIG_IGN
         signal.signal(number, lambda number, _: _forward(number, received))
-    words = sys.argv[1:]
-    if "--signals-to-handle" in get_args_parser()._option_string_actions:
+    words, parser = sys.argv[1:], get_args_parser()
+    if "--signals-to-handle" in parser._option_string_actions:
         words = ["--signals-to-handle=SIGQUIT", *words]
+    arguments = parser.parse_args(words)
+    if arguments.standalone or arguments.nnodes in ("1", "1:1"):
+        meet_here(arguments)
     try:
-        torchrun(words)
+        record(run)(arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if received:

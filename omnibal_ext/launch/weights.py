@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from omnibal_ext.architectures.folder import CONFIG, read_config, weight_files
-from omnibal_ext.architectures.presets import HUB_NAME
+from omnibal_ext.architectures.presets import hub_name
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
 from omnibal_ext.files.folders import building
@@ -74,24 +74,30 @@ FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 def downloaded(name: str, quiet: bool) -> str:
-    """The folder of the model OWNER/MODEL in the hub's cache (`HF_HOME`), fetched as far as it is not there.
+    """The folder of a model of the hub in its cache (`HF_HOME`), fetched as far as it is not there.
+
+    `name`: OWNER/MODEL, OWNER/MODEL@REVISION, or the URL of a page. The folder's name is the commit.
 
     Raises:
         UserError: the name is none of the hub's, or the hub does not give it.
     """
-    found = HUB_NAME.fullmatch(name)
+    found = hub_name(name)
     if Path(name).exists() or not found:
-        raise UserError(f"--download fetches OWNER/MODEL of the Hugging Face hub; {name} is no such name: leave it out")
+        raise UserError(
+            "--download fetches OWNER/MODEL, or OWNER/MODEL@REVISION, of the Hugging Face hub; "
+            f"{name} is no such name: leave it out"
+        )
+    model, revision = found
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise UserError("--download needs huggingface_hub: pip install 'omnibal[train]'") from None
     try:
-        files = snapshot_download(found[3], allow_patterns=FILES, dry_run=True)
+        files = snapshot_download(model, revision=revision, allow_patterns=FILES, dry_run=True)
         missing = sum(file.file_size or 0 for file in files if file.will_download)
         if missing and not quiet:
-            say(f"{found[3]}: {missing / 1e9:.2f} GB are downloaded, and kept in the hub's cache")
-        return str(snapshot_download(found[3], allow_patterns=FILES))
+            say(f"{model}: {missing / 1e9:.2f} GB are downloaded, and kept in the hub's cache")
+        return str(snapshot_download(model, revision=revision, allow_patterns=FILES))
     except (
         OSError,
         ValueError,
@@ -101,6 +107,13 @@ def downloaded(name: str, quiet: bool) -> str:
         raise UserError(
             f"{name}: not to be had from the hub ({reason}); give a folder that has been downloaded"
         ) from None
+
+
+def pinned(name: str, folder: str) -> str:
+    """OWNER/MODEL@COMMIT of what `downloaded` has found for a name."""
+    found = hub_name(name)
+    assert found
+    return f"{found[0]}@{Path(folder).name}"
 
 
 def _not_comparable(source: Path) -> str:

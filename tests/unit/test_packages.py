@@ -57,6 +57,26 @@ def imported(room: str, at_once: bool) -> set[str]:
     return names - set(sys.stdlib_module_names) - {"omnibal_ext", "omnibal_tools", "megatron.vlm"}
 
 
+EXTRAS = re.compile(r"(?:omnibal|WHEEL|CLONE|['\" ]\.)\[([a-z,]+)\]|source .*/setup\.sh\" ([a-z,]+)")
+
+
+def test_every_extra_that_is_named_anywhere_exists(described: dict[str, Any]) -> None:
+    texts = [*(ROOT / name for name in ("Dockerfile", ".ci/run", "README.md", "CONTRIBUTING.md")),
+             *(path for room in ("docs", "scripts", "tools", "examples", "omnibal_ext", "megatron/vlm")
+               for path in (ROOT / room).rglob("*") if path.suffix in (".md", ".sh", ".sbatch", ".py"))]  # fmt: skip
+    named = {(extra, path.name) for path in texts for words in EXTRAS.findall(path.read_text())
+             for extra in "".join(words).split(",")}  # fmt: skip
+    assert {path for _, path in named} >= {"Dockerfile", "test.sh", "first-run.md", "videos.py", "gpu.md"}
+    assert sorted(one for one in named if one[0] not in described["extras_require"]) == []
+
+
+@pytest.mark.parametrize("package", ["jinja2"])
+def test_versions_with_known_holes_are_not_allowed(package: str, described: dict[str, Any]) -> None:
+    """CVE-2025-27516: up to 3.1.5 `|attr('format')` leaves the sandbox that runs chat templates."""
+    (wanted,) = (one for line in described["install_requires"] if (one := Requirement(line)).name == package)
+    assert [one for one in ("3.1.0", "3.1.5", "3.1.6", "3.2") if one in wanted.specifier] == ["3.1.6", "3.2"]
+
+
 def test_the_base_is_what_packing_and_planning_import(described: dict[str, Any]) -> None:
     base = distributions(described["install_requires"])
     assert not base & {"torch", "megatron-core", "sentencepiece", "pillow", "transformers"}

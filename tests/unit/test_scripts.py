@@ -55,6 +55,19 @@ def test_what_is_compiled_lies_where_all_nodes_find_it(given: dict[str, str], fo
     assert settings["TORCHINDUCTOR_CACHE_DIR"] == f"{folder}/omnibal/torchinductor"
 
 
+def test_the_port_of_a_job_does_not_follow_from_its_number(tmp_path: Path) -> None:
+    """Below the ports that Linux gives away by itself, and one for all nodes: both steps of the job name it."""
+    ports = []
+    for _ in range(3):
+        words, _ = called("scripts/slurm/train.sbatch", tmp_path)
+        port = words[words.index("--rdzv-endpoint") + 1].rpartition(":")[2]
+        assert 20000 <= int(port) < 32768
+        ports.append(port)
+    assert len({*ports}) > 1
+    words, _ = called("scripts/slurm/train.sbatch", tmp_path, PORT="29500")
+    assert words[words.index("--rdzv-endpoint") + 1].endswith(":29500")
+
+
 def test_the_quickstart_shows_no_figures_of_other_epochs(tmp_path: Path) -> None:
     (tmp_path / ".epochs").write_text("3\n")
     words, environment = ["bash", "scripts/quickstart.sh", str(tmp_path)], {**os.environ, "EPOCHS": "6"}

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.recipes import RECIPES, predicted
+from megatron.vlm.flags.lists import ALLOWED
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.conversations import check_conversation_flags
-from omnibal_ext.launch.recipe import recipe_of, with_recipe
+from omnibal_ext.launch.recipe import BY_HAND, OF_THE_RUN, recipe_of, with_recipe
+from tests.flag_page import megatron_actions
 from tests.long import short
 from tools import launch
 
@@ -64,6 +66,55 @@ def test_the_command_line_comes_before_the_file_and_says_where_the_run_is(tmp_pa
 def test_what_is_no_recipe_or_no_value_of_a_flag_is_named(tmp_path: Path, content: object, message: str) -> None:
     with pytest.raises(UserError, match=rf"recipe\.json: {message}"):
         with_recipe(["--config", recipe(tmp_path, content)])
+
+
+READ = {
+    *("model", "preset", "from", "load", "data", "packs", "eval-data", "eval-packs", "profile", "plan", "input"),
+    *("image-root", "chat-template", "rdzv-id", "analytic", "shorten", "method", "recompute", "freeze"),
+    *("lora-targets", "loss-reduction", "lr-decay-style"),
+}
+"""Flags of text that say what is read, or choose among words: a file may give them."""
+
+
+def test_every_flag_that_takes_text_is_known_to_be_harmless_or_is_given_by_hand() -> None:
+    """A new one would be let through by files until somebody has said what it does."""
+    theirs = [action for action in megatron_actions() if action.dest in ALLOWED]
+    takes_text = [
+        action
+        for action in (*launch._parser()._actions, *theirs)
+        if action.nargs != 0 and action.type in (None, str) and not (action.choices and action in theirs)
+    ]
+    names = {option.removeprefix("--") for action in takes_text for option in action.option_strings}
+    assert sorted(names - READ - BY_HAND - {*OF_THE_RUN}) == []
+    known = {option[2:] for action in (*launch._parser()._actions, *theirs) for option in action.option_strings}
+    assert sorted(BY_HAND - known) == []
+
+
+@pytest.mark.parametrize("name", sorted(BY_HAND))
+@pytest.mark.parametrize("half", ["flags", "megatron"])
+def test_no_file_says_what_is_trusted_fetched_or_written(name: str, half: str, tmp_path: Path) -> None:
+    content = {"flags": {"lr": 1, name: "hers"}} if half == "flags" else {
+        "flags": {"lr": 1}, "megatron": ["--adam-eps", "1", f"--{name}=hers"]
+    }  # fmt: skip
+    path = recipe(tmp_path, content)
+    with pytest.raises(UserError, match=rf"recipe\.json: has --{name}, which no file may give"):
+        with_recipe(["--config", path])
+    for words in (["--config", path, f"--{name}", "mine"], ["--config", path, "--", f"--{name}", "mine"]):
+        found = with_recipe(words)
+        assert "hers" not in " ".join(found)
+        assert found[found.index(f"--{name}") + 1] == "mine"
+    noted = recipe_of(["--lr", "1", f"--{name}", "mine", "--", f"--{name}", "mine", "--seed", "2"])
+    assert noted == {"flags": {"lr": "1"}, "megatron": ["--seed", "2"]}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"model": ["tiny", "--trust"]}, {"model": "--trust"}, {"trust=": True}, {"": "--trust"}, {"": True},
+     {"model": "--"}, {"lr --trust": 1}, {"-trust": True}],
+)  # fmt: skip
+def test_no_name_and_no_value_passes_for_further_flags(flags: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"recipe\.json: flags\."):
+        with_recipe(["--config", recipe(tmp_path, {"flags": flags})])
 
 
 FILES = sorted(RECIPES.glob("*.json"))

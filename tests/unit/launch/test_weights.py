@@ -10,7 +10,8 @@ from unittest.mock import create_autospec
 import pytest
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.launch.weights import convert, converted_folder, downloaded
+from omnibal_ext.launch.weights import convert, converted_folder, downloaded, pinned
+from tools import launch
 
 TOOL = """import json, pathlib, sys
 folder = pathlib.Path(sys.argv[sys.argv.index("--output-dir") + 1])
@@ -92,23 +93,45 @@ def test_a_model_is_fetched_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     """The hub's own function, with its arguments, answers from here."""
     there: dict[str, int] = {"config.json": 2, "model.safetensors": 7_000_000_000, "pytorch_model.bin": 9}
     fetched: list[str] = []
+    asked: list[str | None] = []
 
-    def answer(name: str, allow_patterns: list[str], dry_run: bool = False) -> Any:
+    def answer(name: str, *, revision: str | None, allow_patterns: list[str], dry_run: bool = False) -> Any:
+        asked.append(revision)
         if name != "owner/small":
             raise OSError("404\nnot found")
         wanted = [*hub.utils.filter_repo_objects(there, allow_patterns=allow_patterns)]
         if not dry_run:
             assert capsys.readouterr().out.count("owner/small: 7.00 GB are downloaded") == (not fetched)
             fetched.extend(set(wanted) - {*fetched})
-            return "/cache/small"
+            return "/cache/small/snapshots/0123abc"
         return [SimpleNamespace(file_size=there[one], will_download=one not in fetched) for one in wanted]
 
     monkeypatch.setattr(hub, "snapshot_download", create_autospec(hub.snapshot_download, side_effect=answer))
-    for _ in range(2):
-        assert downloaded("owner/small", quiet=False) == "/cache/small"
+    page = "https://huggingface.co/owner/small"
+    revisions = {
+        "owner/small": None, page: None, f"{page}/": None, f"{page}/discussions": None,
+        "owner/small@v1.2": "v1.2", "owner/small@refs/pr/1": "refs/pr/1", f"{page}/tree/v1.2": "v1.2",
+        f"{page}/tree/refs%2Fpr%2F1": "refs/pr/1", f"{page}/blob/0123abc/config.json?download=true": "0123abc",
+    }  # fmt: skip
+    for name, revision in revisions.items():
+        asked.clear()
+        folder = downloaded(name, quiet=False)
+        assert folder == "/cache/small/snapshots/0123abc"
+        assert asked == [revision, revision]
+        assert pinned(name, folder) == "owner/small@0123abc"
     assert sorted(fetched) == ["config.json", "model.safetensors"]
     with pytest.raises(UserError, match=r"owner/other: not to be had from the hub \(404 not found\)"):
         downloaded("owner/other", quiet=False)
+
+
+def test_a_run_notes_the_commit_that_was_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots/0123abc"
+    monkeypatch.setattr(launch, "downloaded", lambda name, quiet: str(folder))
+    words = ["--model", "owner/small@main", "--download", "--data", "d", "--packs", "p", "--run-dir", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["launch.py", *words])
+    arguments = launch._parsed()
+    assert arguments.model == str(folder)
+    assert arguments.recipe["flags"] == {"model": "owner/small@0123abc", "data": "d", "packs": "p"}
 
 
 @pytest.mark.parametrize("name", ["qwen3-vl-8b", "None", "."])
