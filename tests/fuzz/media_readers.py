@@ -1,5 +1,6 @@
 """Readers of images, videos and sounds. Each trial damages one file, and only that is read."""
 
+import base64
 import io
 import tempfile
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from tests.unit.data.noises import chirp, encoded
 
 
 def media_readers() -> dict[str, Reader]:
-    return {"images": _images(), "videos": _videos(), "sounds": _sounds()}
+    return {"images": _images(), "places": _places(), "videos": _videos(), "sounds": _sounds()}
 
 
 def _reader(files: Files, measure: Callable[[Path], Any], show: Callable[[Path, Any], Any]) -> Reader:
@@ -43,7 +44,21 @@ def _images() -> Reader:
         out = io.BytesIO()
         Image.fromarray(pixels).save(out, kind, **({"exif": exif} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}))
         files[f"image.{kind.lower()}"] = out.getvalue()
-    return _reader(files, image_size, lambda path, _: load_rgb(path))
+
+    def measure(path: Path) -> None:
+        image_size(path)
+        image_size(path, decode=True)
+
+    return _reader(files, measure, lambda path, _: load_rgb(path))
+
+
+def _places() -> Reader:
+    """An image that stands in a line of conversations, as base64."""
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(out, "PNG")
+    content = base64.b64encode(out.getvalue())
+    place = ("base64", 1, len(content))
+    return Reader({"line.txt": b'"' + content + b'"'}, lambda folder: image_size(folder / "line.txt", place=place))
 
 
 def _videos() -> Reader:

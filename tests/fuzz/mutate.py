@@ -122,5 +122,14 @@ def _zip(content: bytes, choices: Choices) -> bytes:
     return changed.getvalue()
 
 
-INSIDE: dict[str, Callable[[bytes, Choices], bytes]] = {".json": _json, ".jsonl": _json, ".npz": _zip}
+def _behind_header(content: bytes, choices: Choices) -> bytes:
+    return content[:HEADER] + _bytes(content[HEADER:], choices)
+
+
+HEADER = 48
+"""Bytes by which an image is known: what it is, and how large."""
+PICTURES = (".png", ".jpeg", ".webp", ".gif", ".tiff", ".bmp", ".jpeg2000", ".ppm")
+INSIDE: dict[str, Callable[[bytes, Choices], bytes]] = {
+    **{".json": _json, ".jsonl": _json, ".npz": _zip}, **dict.fromkeys(PICTURES, _behind_header),
+}  # fmt: skip
 """By a name's ending: what changes the content behind the format."""

@@ -11,6 +11,8 @@ from unittest.mock import patch
 import numpy as np
 
 from megatron.vlm.data.manifest import read_images, read_sounds
+from megatron.vlm.hf import convert
+from megatron.vlm.hf.peft_config import PeftExtras
 from megatron.vlm.preflight.saving import check_run_folder
 from omnibal_ext.costs.operations import EFFICIENCIES, measured_device
 from omnibal_ext.files import locks
@@ -36,6 +38,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     return {
         "order": _order(), "sizes-list": _sizes_list(), "levelled": _levelled(folder / "levelled"),
         "run-notes": _run_notes(), "lock": _lock(), "card": _card(), "image-lists": _image_lists(),
+        "export": _export(),
         "packing-report": _packing_report(folder / "reported"), "longest": _longest(folder / "longest"),
     }  # fmt: skip
 
@@ -149,6 +152,20 @@ def _image_lists() -> Reader:
         read_sounds((folder / "sounds.json").read_bytes())
 
     return Reader({"images.json": json.dumps([image]).encode(), "sounds.json": json.dumps([sound]).encode()}, read)
+
+
+def _export() -> Reader:
+    """What a converted checkpoint keeps of the folder it was made from."""
+    files = {
+        convert.LISTING: json.dumps({"a": ["model.safetensors", "BF16", [2, 3]]}).encode(),
+        PeftExtras.FIELDS: json.dumps({"lora_dropout": 0.1, "use_rslora": True}).encode(),
+    }
+
+    def read(folder: Path) -> None:
+        PeftExtras.of(folder)
+        convert._listing(folder)
+
+    return Reader(files, read)
 
 
 def _longest(folder: Path) -> Reader:

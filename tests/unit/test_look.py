@@ -224,7 +224,7 @@ def test_parts_that_end_in_another_order_change_nothing(
 ) -> None:
     words = [*llama_factory(tmp_path), "--model", model, "--image-root", tmp_path / "images", "--ranks", 2, "--json"]
     one = run(look, *words)
-    monkeypatch.setattr(preprocess, "_each", lambda work, tasks, workers: [work(*task) for task in reversed(tasks)])
+    monkeypatch.setattr(preprocess, "_each", lambda work, tasks, *_: [work(*task) for task in reversed(tasks)])
     assert run(look, *words)["ways"] == one["ways"]
 
 

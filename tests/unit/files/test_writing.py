@@ -178,6 +178,7 @@ ELSEWHERE = {
     "omnibal_ext/__init__.py forget_stale": "beside the compiled functions; imports nothing",
     "omnibal_ext/launch/candidates.py measured_best": "the output of other programs",
     "omnibal_ext/launch/folder.py number_old_files": "files of an earlier run, which keep their content",
+    "omnibal_ext/launch/scratch.py _made": "the folder of temporary files itself",
     "tools/launch.py _start": "the output of other programs",
 }
 """Functions that write without the door, and why they may."""

@@ -15,7 +15,7 @@ from tools import launch
 
 TOOL = """import json, pathlib, sys
 folder = pathlib.Path(sys.argv[sys.argv.index("--output-dir") + 1])
-folder.mkdir()
+folder.mkdir(exist_ok=True)
 (folder / "words.json").write_text(json.dumps(sys.argv[1:]))
 """
 

@@ -40,6 +40,8 @@ REVIEWED = {
     "megatron/vlm/data/templates.py: TEMPLATES[name].read_text(encoding='utf-8')": "templates of ours",
     "megatron/vlm/data/formats/table.py: pyarrow.memory_map(str(path))": "opened by open_plain before",
     "megatron/vlm/data/formats/table.py: pyarrow.parquet.ParquetFile(path)": "the same",
+    "omnibal_ext/launch/scratch.py: os.open(folder, os.O_RDONLY)": "a folder of ours, to lock it",
+    "omnibal_ext/launch/scratch.py: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)": "the same",
     "megatron/vlm/hf/folder.py: "
     "safe_open(self.folder / self.stored[name].file, framework='pt')": "its header was checked",
 }  # fmt: skip
