@@ -45,6 +45,7 @@ def started(name: str, ranks: tuple[int, int], rank: int) -> Any:
     from megatron.vlm.pipeline import communicator
 
     communicator.all_groups = lambda ranks: [tuple(ranks)]  # nobody answers a gather here
+    communicator.names_of_ranks = lambda: [f"rank {number}" for number in range(ranks[0] * ranks[1])]
     device.rank_of(ranks[0])
     args = start(name, ranks[0])
     args.pipeline_model_parallel_size = ranks[1]
