@@ -131,7 +131,7 @@ def test_a_disk_that_fills_up_in_a_save_ends_no_run_and_the_next_save_tries_agai
 
 
 def test_three_saves_that_fail_in_a_row_end_a_run_which_goes_on_from_the_last_whole_one(folder: Path) -> None:
-    with small_disk(folder / "small", 64) as disk:
+    with small_disk(folder / "third-disk", 64) as disk:
         kept = disk / "checkpoints"
         run = kills.start(folder, "small-run", 100, warm_interpreter(), "--save", kept, "--save-interval", 5)
         until(lambda: Checkpoints(kept).exist or run.poll() is not None, 240)
