@@ -144,12 +144,22 @@ def bounded(work: Callable[[], Value]) -> Value:
         return work()
     try:
         return _within(work)
-    except MemoryError:
-        _Ringing.process = 0  # the process itself may have grown meanwhile
+    except CostError:
+        raise
+    except Exception as error:
+        if _memory() <= _Ringing.memory + BYTES // 8:
+            if isinstance(error, MemoryError):
+                raise _too_much() from None
+            raise
+        _Ringing.process = 0  # the process itself has grown, and C code may say of no memory what it likes
     try:
         return _within(work)
     except MemoryError:
-        raise CostError(f"takes more than {BYTES // 2**20} MiB of memory") from None
+        raise _too_much() from None
+
+
+def _too_much() -> CostError:
+    return CostError(f"takes more than {BYTES // 2**20} MiB of memory")
 
 
 def _within(work: Callable[[], Value]) -> Value:

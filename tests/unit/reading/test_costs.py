@@ -1,5 +1,6 @@
 """What others' files cost is limited: by a fork that tries them, and for each conversation."""
 
+import mmap
 import os
 import resource
 import signal
@@ -122,3 +123,21 @@ def test_a_field_is_checked_when_it_is_read_and_one_without_check_never_is() -> 
         fields.get("side")
     with pytest.raises(AssertionError, match="other"):
         fields.get("other")
+
+
+def test_a_process_that_has_grown_since_is_not_taken_for_what_it_runs() -> None:
+    """C code may say anything where memory ends: what failed below an old limit is run again below a new one."""
+    assert bounded(lambda: 1) == 1
+    grown = mmap.mmap(-1, costs.BYTES)
+    runs = []
+
+    def fails_at_first() -> int:
+        runs.append(1)
+        if len(runs) == 1:
+            raise SystemError("error return without exception set")
+        return 2
+
+    assert bounded(fails_at_first) == 2
+    grown.close()
+    with pytest.raises(SystemError):
+        bounded(lambda: exec("raise SystemError('its own')"))
