@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.processes import kill_with_this_process
-from omnibal_ext.reading.limits import work_apart
+from omnibal_ext.reading.memory import work_apart
 
 Value = TypeVar("Value")
 Work = Callable[..., Value]

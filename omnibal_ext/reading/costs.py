@@ -13,10 +13,10 @@ import signal
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.memory import taken
 
 Value = TypeVar("Value")
 
@@ -105,12 +105,7 @@ def _confine(seconds: int, most_bytes: int) -> None:
         os.dup2(null, stream)
     for name, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, seconds)):
         _lower(name, most)
-    _lower(resource.RLIMIT_AS, _memory() + most_bytes)
-
-
-def _memory() -> int:
-    """Bytes of address space of this process."""
-    return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+    _lower(resource.RLIMIT_AS, taken() + most_bytes)
 
 
 def _lower(name: int, most: int) -> tuple[int, int]:
@@ -147,7 +142,7 @@ def bounded(work: Callable[[], Value]) -> Value:
     except CostError:
         raise
     except Exception as error:
-        if _memory() <= _Ringing.memory + BYTES // 8:
+        if taken() <= _Ringing.memory + BYTES // 8:
             if isinstance(error, MemoryError):
                 raise _too_much() from None
             raise
@@ -164,7 +159,7 @@ def _too_much() -> CostError:
 
 def _within(work: Callable[[], Value]) -> Value:
     if _Ringing.process != os.getpid():
-        _Ringing.process, _Ringing.memory = os.getpid(), _memory()
+        _Ringing.process, _Ringing.memory = os.getpid(), taken()
         signal.signal(signal.SIGVTALRM, _ring)
     limits = _lower(resource.RLIMIT_AS, _Ringing.memory + BYTES)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, 1)  # again, if the first was caught

@@ -1,4 +1,4 @@
-"""How much memory reading a stranger's file may take beyond the file itself."""
+"""How much memory reading a stranger's file may take beyond what the process has, and beyond the file itself."""
 
 import os
 import resource
@@ -7,6 +7,11 @@ from contextlib import contextmanager
 
 MOST_BYTES = 2**29
 """512 MiB. Headers of a few bytes can ask for gigabytes."""
+MOST_BEYOND = 400 * 2**20
+"""Bytes that a reader of tables may take beyond the size of its file."""
+
+_apart: set[int] = set()
+"""Processes that read strangers' files and do nothing else: this one, or the one that forked it."""
 
 
 @contextmanager
@@ -17,15 +22,31 @@ def limited_memory(most_bytes: int = MOST_BYTES) -> Iterator[None]:
     files, not for those that train.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _taken() + most_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+    limits = [limit for limit in (taken() + most_bytes, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _taken() -> int:
+def work_apart() -> None:
+    """Say that this process reads strangers' files and does nothing else: `memory_beyond` limits only such ones."""
+    _apart.add(os.getpid())
+
+
+@contextmanager
+def memory_beyond(size: int) -> Iterator[None]:
+    """As `limited_memory` of `size` and `MOST_BEYOND` bytes, in a process that works apart; elsewhere without limit."""
+    if os.getpid() not in _apart:
+        yield
+        return
+    with limited_memory(size + MOST_BEYOND):
+        yield
+
+
+def taken() -> int:
+    """Bytes of address space of this process."""
     descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return int(os.read(descriptor, 64).split()[0]) * resource.getpagesize()

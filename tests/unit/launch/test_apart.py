@@ -10,8 +10,8 @@ import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.apart import apart, each_apart
-from omnibal_ext.reading import limits
-from omnibal_ext.reading.limits import memory_beyond
+from omnibal_ext.reading import memory
+from omnibal_ext.reading.memory import memory_beyond
 
 
 def work(number: int, fate: str = "") -> int:
@@ -79,7 +79,7 @@ def take(size: int, beyond: int) -> int:
 
 
 def test_memory_is_limited_in_processes_of_their_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_BEYOND", 2**25)
+    monkeypatch.setattr(memory, "MOST_BEYOND", 2**25)
     assert take(2**27, 0) == 2**27
     assert apart(take, (2**27, 2**27), "") == 2**27
     with pytest.raises(MemoryError):

@@ -18,7 +18,7 @@ from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row, na
 from omnibal_ext.errors import UserError, missing_package
 from omnibal_ext.launch.apart import apart
 from omnibal_ext.reading.files import open_plain
-from omnibal_ext.reading.limits import MOST_BEYOND, memory_beyond
+from omnibal_ext.reading.memory import MOST_BEYOND, memory_beyond
 
 CONVERSATIONS, IMAGES, VIDEOS = ("conversations", "messages"), ("image", "images"), ("video", "videos")
 AUDIOS = ("audio", "audios", "sound", "sounds")
