@@ -270,7 +270,7 @@ def test_offsets_that_lead_out_of_a_table_are_refused(tmp_path: Path, whole: byt
 
 
 def test_a_small_table_of_large_values_or_many_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in (limits, table):
+    for room in (memory, table):
         monkeypatch.setattr(room, "MOST_BEYOND", 2**26)
     many = pyarrow.nulls(70_000, columns().schema.field("conversations").type)
     pq.write_table(pyarrow.table({"conversations": many}), tmp_path / "many.parquet")
