@@ -18,6 +18,7 @@ from megatron.vlm.data.formats.rows import InputFile, Row
 from megatron.vlm.preprocessing.inputs import FORMATS, read_inputs
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.apart import apart
+from omnibal_ext.reading import memory
 from tests.demo import turns
 
 pyarrow, ipc, pq = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.ipc", "pyarrow.parquet"))
