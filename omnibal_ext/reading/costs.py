@@ -116,16 +116,15 @@ def _lower(name: int, most: int) -> tuple[int, int]:
     return before
 
 
-class _Ringing:
-    """The state of this process's limits of `bounded`."""
+class _Bounded:
+    """Whether this process is inside of `bounded`, and has its signal."""
 
-    process = memory = 0
-    """For which process `memory` was asked, in bytes."""
     active = False
+    process = 0
 
 
 def _ring(*_: object) -> None:
-    if _Ringing.active:
+    if _Bounded.active:
         raise CostError(f"takes more than {SECONDS} seconds of processor")
 
 
@@ -135,41 +134,20 @@ def bounded(work: Callable[[], Value]) -> Value:
     Raises CostError beyond them; inside of another one's `work`, beyond that one's. A step of Python that computes
     without end cannot be stopped (most end at `BYTES`): what is run must have none.
     """
-    if _Ringing.active:
+    if _Bounded.active:
         return work()
-    try:
-        return _within(work)
-    except CostError:
-        raise
-    except Exception as error:
-        if taken() <= _Ringing.memory + BYTES // 8:
-            if isinstance(error, MemoryError):
-                raise _too_much() from None
-            raise
-        _Ringing.process = 0  # the process itself has grown, and C code may say of no memory what it likes
-    try:
-        return _within(work)
-    except MemoryError:
-        raise _too_much() from None
-
-
-def _too_much() -> CostError:
-    return CostError(f"takes more than {BYTES // 2**20} MiB of memory")
-
-
-def _within(work: Callable[[], Value]) -> Value:
-    if _Ringing.process != os.getpid():
-        _Ringing.process, _Ringing.memory = os.getpid(), taken()
+    if _Bounded.process != os.getpid():
+        _Bounded.process = os.getpid()
         signal.signal(signal.SIGVTALRM, _ring)
-    limits = _lower(resource.RLIMIT_AS, _Ringing.memory + BYTES)
+    limits = _lower(resource.RLIMIT_AS, taken() + BYTES)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, 1)  # again, if the first was caught
-    _Ringing.active = True
+    _Bounded.active = True
     try:
-        try:
-            return work()
-        finally:
-            _Ringing.active = False
+        return work()
+    except MemoryError:
+        raise CostError(f"takes more than {BYTES // 2**20} MiB of memory") from None
     finally:
+        _Bounded.active = False
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         resource.setrlimit(resource.RLIMIT_AS, limits)
 

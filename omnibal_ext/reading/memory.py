@@ -45,10 +45,16 @@ def memory_beyond(size: int) -> Iterator[None]:
         yield
 
 
+class _Statm:
+    """The file that says how much memory this process has, open: opening it costs more than reading it."""
+
+    process = descriptor = -1
+
+
 def taken() -> int:
     """Bytes of address space of this process."""
-    descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return int(os.read(descriptor, 64).split()[0]) * resource.getpagesize()
-    finally:
-        os.close(descriptor)
+    if _Statm.process != os.getpid():  # a fork's is its parent's
+        if _Statm.process >= 0:
+            os.close(_Statm.descriptor)
+        _Statm.descriptor, _Statm.process = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC), os.getpid()
+    return int(os.pread(_Statm.descriptor, 64, 0).split()[0]) * resource.getpagesize()

@@ -1,6 +1,7 @@
 """A rank that stands still says where, once, by its device; one that goes on says nothing."""
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -46,6 +47,16 @@ def watched() -> Iterator["Watched"]:
 
 
 Watched = Callable[[float], Progress]
+
+
+def test_a_progress_that_nobody_has_any_more_is_not_watched() -> None:
+    before = set(threading.enumerate())
+    progress = Progress(timedelta(seconds=0.1))
+    progress.at("the forward")
+    [thread] = set(threading.enumerate()) - before
+    del progress
+    thread.join(timeout=20)
+    assert not thread.is_alive()
 
 
 def said_after(capsys: pytest.CaptureFixture[str], words: str) -> str:

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Progress:
         self._places: deque[Place] = deque()
         """What the device is not done with, in order; the last is what the host is doing."""
         if timeout:
-            threading.Thread(target=self._watch, daemon=True).start()
+            threading.Thread(target=_watch, args=(weakref.ref(self), self.patience), daemon=True).start()
 
     def at(self, doing: str) -> None:
         """From now on the rank does this."""
@@ -81,16 +82,21 @@ class Progress:
         """What the rank is doing; None before it has begun. Any thread may call it."""
         return next((place for place in tuple(self._places) if not place.passed), None)
 
-    def _watch(self) -> None:
-        last, since, said = None, 0.0, False
-        while True:
-            time.sleep(self.patience / LOOKS)
-            place, seconds = self.place(), time.monotonic() - since
-            if place is not last:
-                last, since, said = place, time.monotonic(), False
-            elif place is not None and not said and seconds > self.patience:
-                said, name = True, name_of_rank(os.environ.get("RANK", "0"))
-                say(f"warning: {name} has been in {place.doing} for {seconds:.0f} s", error=True)
+
+def _watch(watched: "weakref.ref[Progress]", patience: float) -> None:
+    """Say once of each place that the rank has been there for `patience` seconds, until nobody has the progress."""
+    last, since, said = None, 0.0, False
+    while True:
+        time.sleep(patience / LOOKS)
+        if (progress := watched()) is None:
+            return
+        place, seconds = progress.place(), time.monotonic() - since
+        del progress
+        if place is not last:
+            last, since, said = place, time.monotonic(), False
+        elif place is not None and not said and seconds > patience:
+            said, name = True, name_of_rank(os.environ.get("RANK", "0"))
+            say(f"warning: {name} has been in {place.doing} for {seconds:.0f} s", error=True)
 
 
 def name_of_rank(rank: int | str) -> str:
