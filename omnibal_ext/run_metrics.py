@@ -17,7 +17,7 @@ from omnibal_ext.reading.checks import (
     record,
     text,
 )
-from omnibal_ext.reading.document import decode, read_json
+from omnibal_ext.reading.document import FIELD, decode, if_sealed, read_json
 from omnibal_ext.reading.files import open_plain
 
 REMEDY = "take the line out, or start the run in another folder"
@@ -82,8 +82,8 @@ def profile_check(path: Path) -> dict[str, Any] | None:
 def noted_inputs(folder: Path) -> dict[str, str]:
     """The paths and versions in a run's inputs.json, without its flags; empty without one."""
     path = folder / INPUTS
-    found = read_json(path, mapping(anything), "remove it, and name the files") if path.exists() else {}
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+    found = read_json(path, if_sealed(mapping(anything)), "remove it, and name the files") if path.exists() else {}
+    return {name: value for name, value in found.items() if isinstance(value, str) and name != FIELD}
 
 
 def _lines_before(path: Path, position: int) -> int:

@@ -29,7 +29,8 @@ ruff format --check .
 # What mypy and numba have made of the same sources in another checkout is taken: both go by content.
 kept="${XDG_CACHE_HOME:-$HOME/.cache}/omnibal"
 # Not if others may have written it: that would run here.
-python -m omnibal_ext.files.caches "$kept/mypy" "$kept/compiled" || kept="$said/kept"
+python -c "import sys; from omnibal_ext.files.caches import are_foreign; sys.exit(are_foreign(sys.argv[1:]))" \
+    "$kept/mypy" "$kept/compiled" || kept="$said/kept"
 export MYPY_CACHE_DIR="$kept/mypy"
 [[ -e omnibal_ext/__pycache__/compiled.stamp || ! -d "$kept/compiled" ]] || cp -r "$kept/compiled/." .
 start types mypy omnibal_ext megatron/vlm tools

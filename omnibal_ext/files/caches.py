@@ -75,6 +75,14 @@ def own_numba_cache(package: Path) -> Path | None:
     return own
 
 
+def are_foreign(folders: list[str]) -> bool:
+    """Whether one of the folders is not to be used, for scripts; says which, and why."""
+    reasons = [why for folder in folders if (why := why_foreign(Path(folder)))]
+    for reason in reasons:
+        say(f"warning: {reason}: what is kept there is not used", error=True)
+    return bool(reasons)
+
+
 def own_torch_caches() -> None:
     """Have torch's inductor and Triton use folders of the user's own where theirs are foreign, and say so."""
     given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
@@ -145,10 +153,3 @@ def _is_own_group(group: int) -> bool:
     except KeyError:
         return False
     return (group, named.gr_name) == (user.pw_gid, user.pw_name) and {*named.gr_mem} <= {user.pw_name}
-
-
-if __name__ == "__main__":  # for scripts: exit code 1, with a line, if one of the folders is not to be used
-    reasons = [why for folder in sys.argv[1:] if (why := why_foreign(Path(folder)))]
-    for reason in reasons:
-        say(f"warning: {reason}: what is kept there is not used", error=True)
-    sys.exit(bool(reasons))

@@ -13,7 +13,7 @@ from omnibal_ext.errors import UserError, from_os_error
 from omnibal_ext.files.writing import remove_unfinished, replacing
 from omnibal_ext.output import say
 from omnibal_ext.reading.checks import Value, shown
-from omnibal_ext.reading.document import check_if_sealed, read_json
+from omnibal_ext.reading.document import if_sealed, read_json
 from omnibal_ext.reading.files import open_plain
 
 
@@ -23,12 +23,8 @@ def read_record(path: str | os.PathLike[str], what: str, tool: str, build: Calla
     Raises UserError naming the file, and `tool`, which makes such files.
     """
 
-    def check(_: str, record: Any) -> Value:
-        check_if_sealed(record)
-        return build(record)
-
     try:
-        return read_json(path, check, f"make one with {tool}")
+        return read_json(path, if_sealed(lambda _, record: build(record)), f"make one with {tool}")
     except UserError as error:
         raise UserError(f"{what} {error}") from None
 

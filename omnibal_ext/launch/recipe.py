@@ -10,10 +10,10 @@ from typing import Any
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import anything, listing, mapping, record, shown, text
-from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.document import if_sealed, read_json
 
 FLAG = "--config"
-RECIPE = record({"flags": mapping(anything)}, {"megatron": listing(text)})
+RECIPE = if_sealed(record({"flags": mapping(anything)}, {"megatron": listing(text)}))
 REMEDY = 'give a JSON object {"flags": {"model": ..., "llm-budget": ...}}, or inputs.json of a run'
 OF_THE_RUN = ("run-dir", "config", "dry-run", "check", "fresh", "json", "progress")
 """Flags that are not part of a recipe: where a run is, and how it is started."""

@@ -11,6 +11,7 @@ from omnibal_ext.launch.check import check_versions
 from omnibal_ext.launch.planning import Planning
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
+from omnibal_ext.reading.document import sealed
 from omnibal_ext.run_metrics import INPUTS
 
 REPORT = "report.html"
@@ -22,7 +23,7 @@ def note_inputs(planning: Planning, words: Sequence[str], recipe: Mapping[str, A
     paths = {"plan": planning.plan_path, "profile": profile_of(planning), "packs": planning.index.folder}
     paths |= {name: Path(path) for name, flag in WRITTEN.items() if (path := flag_value(flag, words))}
     record: dict[str, Any] = {name: str(path.resolve()) for name, path in paths.items()}
-    write_record(planning.run_dir / INPUTS, {**record, "versions": check_versions(), **recipe})
+    write_record(planning.run_dir / INPUTS, sealed({**record, "versions": check_versions(), **recipe}))
 
 
 def profile_of(planning: Planning) -> Path:

@@ -83,21 +83,25 @@ def check_seal(manifest: Mapping[str, Any]) -> None:
         raise UserError(f"{FIELD} is not the hash of its content: damaged, or changed by hand")
 
 
-def check_if_sealed(record: Any) -> None:
-    """`check_seal`, for a record that users may edit after removing the hash."""
-    if not isinstance(record, Mapping) or FIELD not in record:
-        return
-    try:
-        check_seal(record)
-    except UserError as error:
-        raise UserError(f"{error}; if you edited it take {FIELD} out of it") from None
-
-
 def sealed_by(inner: Check[Value]) -> Check[Value]:
     """A check of manifests: the hash must be right, and then the inner check must pass."""
 
     def check(place: str, value: Any) -> Value:
         check_seal(mapping(anything)(place, value))
+        return inner(place, value)
+
+    return check
+
+
+def if_sealed(inner: Check[Value]) -> Check[Value]:
+    """A check of records that users may edit after removing the hash, which must be right if it is there."""
+
+    def check(place: str, value: Any) -> Value:
+        if isinstance(value, Mapping) and FIELD in value:
+            try:
+                check_seal(value)
+            except UserError as error:
+                raise UserError(f"{error}; if you edited it take {FIELD} out of it") from None
         return inner(place, value)
 
     return check

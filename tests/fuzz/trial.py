@@ -1,5 +1,6 @@
 """Gives a reader damaged files, and says what became of each: read, refused in a line, or a finding."""
 
+import faulthandler
 import json
 import os
 import resource
@@ -23,6 +24,8 @@ from tests.fuzz.reader import Reader
 
 TIMERS = {signal.ITIMER_PROF: 5.0, signal.ITIMER_REAL: 60.0}
 """Seconds of computing, and of waiting."""
+STANDS = 90
+"""Seconds after which the process of an input is ended, whatever it does."""
 MEMORY, MOST_CHOICES, MOST_MESSAGE = 2**29, 96, 2000
 FIRST = ("/omnibal_ext/reading/document.py", "/omnibal_ext/reading/files.py", "/json/", "/encodings/", "/codecs.py",
          "/zipfile")  # fmt: skip
@@ -127,7 +130,9 @@ def _run_and_exit(trial: Trial, inputs: int, seed: int, note: Path) -> None:
             if tried > inputs:  # hypothesis tries some more, to make a failure smaller
                 return
             note.write_text(json.dumps(_record(trial, tried, content)))
+            faulthandler.dump_traceback_later(STANDS, exit=True)  # C code that waits hears no timer
             trial(content)
+            faulthandler.cancel_dump_traceback_later()
 
         by_hypothesis(one, inputs, seed)
         note.write_text(json.dumps(_record(trial, inputs, b"")))

@@ -13,7 +13,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_within
 from omnibal_ext.reading.checks import anything, mapping
-from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.document import if_sealed, read_json
 from omnibal_ext.run_metrics import INPUTS
 from omnibal_ext.units import in_bytes
 
@@ -53,12 +53,13 @@ def check_run_folder(args: Namespace, run_dir: Path) -> str:
 
     Paths in `run_dir`, and those noted there by an earlier start, are this run's.
     """
-    noted = read_json(run_dir / INPUTS, mapping(anything), "remove it") if (run_dir / INPUTS).exists() else {}
+    path = run_dir / INPUTS
+    noted = read_json(path, if_sealed(mapping(anything)), "remove it") if path.exists() else {}
     for flag, name in (("--metrics-file", args.metrics_file), ("--tensorboard-dir", args.tensorboard_dir)):
         if not name or not _is_used(Path(name)):
             continue
-        path = Path(name).resolve()
-        if run_dir.resolve() not in path.parents and str(path) not in noted.values():
+        written = Path(name).resolve()
+        if run_dir.resolve() not in written.parents and str(written) not in noted.values():
             raise UserError(f"{flag} {name}: has figures of another run, which would mix; choose another")
     save = Path(args.save) if args.save else None
     if save and (save / INPUTS).exists() and save.resolve() != run_dir.resolve() and not Checkpoints(save).exist:

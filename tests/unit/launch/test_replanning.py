@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from megatron.vlm.preflight.saving import check_run_folder
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.planning import Planning
+from omnibal_ext.launch.recipe import with_recipe
 from omnibal_ext.launch.replanning import corrected_profile
 from omnibal_ext.launch.reporting import note_inputs, write_report
+from omnibal_ext.run_metrics import noted_inputs
 from tests.unit.layout.instances import make_profile
 
 MODEL = "aa"
@@ -119,3 +122,17 @@ def test_the_profile_noted_is_that_of_the_plan(
     assert f"megatron-core {version('megatron-core')}" in noted["versions"]
     write_report(Path("tools/report.py"), start, quiet=False)
     assert f"no report: {tmp_path / profile} is not there" in capsys.readouterr().out
+
+
+def test_a_run_s_note_is_not_believed_when_damaged_and_is_when_edited(tmp_path: Path) -> None:
+    note_inputs(planning(tmp_path, index=Namespace(folder=tmp_path)), [], {"flags": {"model": "tiny"}})
+    path = tmp_path / "inputs.json"
+    path.write_text(path.read_text().replace("tiny", "tinx"))
+    checks = Namespace(metrics_file=None, tensorboard_dir=None, save=None)
+    for read in (noted_inputs, lambda run: with_recipe(["--config", str(run / "inputs.json")]),
+                 lambda run: check_run_folder(checks, run)):  # fmt: skip
+        with pytest.raises(UserError, match=f"{path}: .*changed by hand; if you edited it take manifest_hash out"):
+            read(tmp_path)
+    edited = {name: value for name, value in json.loads(path.read_text()).items() if name != "manifest_hash"}
+    path.write_text(json.dumps(edited))
+    assert with_recipe(["--config", str(path)]) == ["--model", "tinx"]
