@@ -13,8 +13,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, an exhausted quota, a file at its size limit."""
 
 
-MOST_CHARACTERS = 2000
-"""Of an error's messages together: a screen."""
+MOST_CHARACTERS = 4000
+"""Of an error's messages together: a screen, or all flags of a long script."""
 _LINE, _REST = 1400, 60
 
 

@@ -142,7 +142,7 @@ def fresh_python(*words: object, **variables: str) -> subprocess.CompletedProces
     """Run Python with all of its imports ahead, and their warnings, from the repository."""
     command = [sys.executable, *map(str, words)]
     found = environment(**variables)
-    return subprocess.run(command, cwd=ROOT, env=found, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=ROOT, env=found, capture_output=True, text=True, timeout=1000, check=False)
 
 
 def refusal(done: subprocess.CompletedProcess[str]) -> str:

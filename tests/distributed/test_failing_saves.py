@@ -7,7 +7,7 @@ import pytest
 
 from tests.distributed.conftest import run_program
 
-EVERY = {"sync": 1, "async": 4}
+EVERY = {"sync": 4, "async": 12}
 
 
 @pytest.fixture(scope="module", params=["sync", "async"])
