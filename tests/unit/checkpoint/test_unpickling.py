@@ -5,7 +5,6 @@ import copy
 import pickle
 import resource
 import sys
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,11 +113,10 @@ def test_an_attack_is_refused_in_a_line_and_runs_nothing(tmp_path: Path, name: s
     """Also in front of what a save holds, which would be read as if nothing had been there."""
     for body in (whole(ATTACKS[name]), pickle.dumps(made())[:2] + ATTACKS[name] + b"0" + pickle.dumps(made())[2:]):
         (tmp_path / ".metadata").write_bytes(body)
-        memory, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with pytest.raises(UserError) as refused:
             read_contents(tmp_path / ".metadata")
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 200 * 2**10, "KiB"
-        assert time.process_time() - started < 5, "a program of a megabyte"
         assert str(refused.value).isprintable()
         assert len(str(refused.value)) < 2_000
         assert "--trust" in str(refused.value)

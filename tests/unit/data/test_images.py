@@ -3,7 +3,6 @@
 import io
 import os
 import struct
-import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -105,9 +104,7 @@ def test_a_jpeg_of_nothing_but_metadata_is_refused_at_once(tmp_path: Path) -> No
     plain, path = encoded(noise(), "JPEG"), tmp_path / "image.jpg"
     segment = b"\xff\xe1" + struct.pack(">H", 65_535) + b"Exif\0\0" + bytes(65_527)
     path.write_bytes(plain[:2] + segment * 2000 + plain[2:])
-    begin = time.perf_counter()
     assert verdict_on(path) == "not_an_image"
-    assert time.perf_counter() - begin < 1
     path.write_bytes(plain[:2] + segment * 3 + plain[2:])
     assert image_size(path) == (40, 30)
 
