@@ -5,7 +5,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -27,11 +27,8 @@ def each_apart(
     Raises what `work` raises, when the tasks that were begun are done. If a process dies, no further task is begun,
     and UserError names `place(*task)` and the signal when the results of the others are taken.
     """
-    crew: list[_Worker] = []
-    for _ in range(min(workers, len(tasks))):
-        crew.append(_Worker(work, tasks, [worker.pipe for worker in crew]))
     left, deaths = iter(range(len(tasks))), []
-    try:
+    with _crew(min(workers, len(tasks)), work, tasks) as crew:
         for worker in crew:
             worker.begin(next(left))
         while busy := {worker.pipe: worker for worker in crew if worker.task is not None}:
@@ -46,13 +43,28 @@ def each_apart(
                 if not deaths and (number := next(left, None)) is not None:
                     worker.begin(number)
                 yield value
+    if deaths:
+        raise UserError(*deaths)
+
+
+@contextmanager
+def _crew(count: int, work: Work[Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[list["_Worker"]]:
+    """Forked processes; at the end they do what they have begun, unless this process is asked to end."""
+    crew: list[_Worker] = []
+    try:
+        while len(crew) < count:
+            crew.append(_Worker(work, tasks, [worker.pipe for worker in crew]))
+        yield crew
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            for worker in crew:
+                worker.process.kill()
+        raise
     finally:
         for worker in crew:
             worker.pipe.close()
         for worker in crew:
             worker.process.join()
-    if deaths:
-        raise UserError(*deaths)
 
 
 def apart(work: Work[Value], task: tuple[Any, ...], place: str) -> Value:

@@ -1,6 +1,6 @@
 """Damaged and made-up files for every reader: each must be read, or refused in one line.
 
-    python -m tests.fuzz [--inputs 100000] [--engine hypothesis|atheris] [--seed 0] [READER...]
+    python -m tests.fuzz [--inputs 100000] [--engine hypothesis|atheris] [--seed 0] [--json] [READER...]
 
 Anything else is a finding (`trial.py`): an exception that no document names, a process that a signal ends, five
 seconds of computing or a minute of waiting without an answer, or more than 512 MiB beyond what the program had. The
@@ -10,6 +10,7 @@ found.
 """
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
@@ -34,7 +35,8 @@ def main() -> None:
         started = time.perf_counter()
         for trial in trials:
             trial.run(each, arguments.seed)
-        _report(trials, time.perf_counter() - started)
+        report = _as_json if arguments.json else _report
+        report(trials, time.perf_counter() - started)
     sys.exit(1 if any(trial.found for trial in trials) else 0)
 
 
@@ -70,12 +72,18 @@ def _report(trials: list[Trial], seconds: float) -> None:
     print_table(f"Damaged files, {seconds:.0f} s", ("reader", "inputs", *fates, "beyond"), [*table, ("all", *sums, "")])
 
 
+def _as_json(trials: list[Trial], _: float) -> None:
+    found = {f"{trial.name}: {finding}": content for trial in trials for finding, content in trial.found.items()}
+    print(json.dumps({"found": found, "beyond": {trial.name: trial.beyond for trial in trials}}))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("readers", nargs="*", metavar="READER", help="which; none: all")
     parser.add_argument("--inputs", type=int, default=100_000, help="of all readers together")
     parser.add_argument("--engine", choices=("hypothesis", "atheris"), default="hypothesis")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="findings with their choices, and the shares")
     return parser
 
 

@@ -1,9 +1,9 @@
 """Gives a reader damaged files, and says what became of each: read, refused in a line, or a finding."""
 
-import faulthandler
 import json
 import os
 import resource
+import select
 import signal
 import tempfile
 import traceback
@@ -25,7 +25,7 @@ from tests.fuzz.reader import Reader
 TIMERS = {signal.ITIMER_PROF: 5.0, signal.ITIMER_REAL: 60.0}
 """Seconds of computing, and of waiting."""
 STANDS = 90
-"""Seconds after which the process of an input is ended, whatever it does."""
+"""Seconds after which a process whose input is still the same is killed: C code that waits hears no timer."""
 MEMORY, MOST_CHOICES, MOST_MESSAGE = 2**29, 96, 2000
 FIRST = ("/omnibal_ext/reading/document.py", "/omnibal_ext/reading/files.py", "/json/", "/encodings/", "/codecs.py",
          "/zipfile")  # fmt: skip
@@ -108,6 +108,7 @@ class Trial:
             child = os.fork()
             if not child:
                 _run_and_exit(self, inputs, seed, Path(note.name))
+            _kill_if_it_stands(child, Path(note.name))
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             said: dict[str, Any] = json.loads(Path(note.name).read_bytes())
         if status:
@@ -130,9 +131,7 @@ def _run_and_exit(trial: Trial, inputs: int, seed: int, note: Path) -> None:
             if tried > inputs:  # hypothesis tries some more, to make a failure smaller
                 return
             note.write_text(json.dumps(_record(trial, tried, content)))
-            faulthandler.dump_traceback_later(STANDS, exit=True)  # C code that waits hears no timer
             trial(content)
-            faulthandler.cancel_dump_traceback_later()
 
         by_hypothesis(one, inputs, seed)
         note.write_text(json.dumps(_record(trial, inputs, b"")))
@@ -141,6 +140,17 @@ def _run_and_exit(trial: Trial, inputs: int, seed: int, note: Path) -> None:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _kill_if_it_stands(child: int, note: Path) -> None:
+    """Wait for the end of a process, which it is given if its note stays the same."""
+    ended, last = os.pidfd_open(child), b""
+    while not select.select([ended], [], [], STANDS)[0]:
+        said = note.read_bytes()
+        if said == last:
+            os.kill(child, signal.SIGKILL)
+        last = said
+    os.close(ended)
 
 
 def _record(trial: Trial, tried: int, last: bytes) -> dict[str, Any]:

@@ -24,8 +24,8 @@ def work(number: int, fate: str = "") -> int:
         raise UserError(f"number {number}")
     if fate == "fail":
         raise KeyError(number)
-    if fate == "wait":
-        time.sleep(0.2)
+    if fate in ("wait", "stand"):
+        time.sleep({"wait": 0.2, "stand": 1000}[fate])
     return number * number
 
 
@@ -55,6 +55,17 @@ def test_a_process_that_dies_is_named_by_its_task_and_the_others_end(workers: in
     assert len(found) < 7  # not all of the others were
     how = {"exit": "ended with code 3", "SIGKILL": "was killed"}.get(fate, f"was ended by {fate}")
     assert str(error.value).startswith(f"file 2: the process that read it {how}")
+
+
+def test_who_is_asked_to_end_does_not_wait_for_what_stands() -> None:
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    with pytest.raises(KeyboardInterrupt):
+        list(each_apart(work, [(1, "stand"), (2, "stand")], 2, place))
+    signal.signal(signal.SIGALRM, before)
 
 
 def test_what_the_work_raises_is_raised_here() -> None:
