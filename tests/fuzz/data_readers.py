@@ -17,11 +17,13 @@ from megatron.vlm.data.formats.places import read_place
 from megatron.vlm.data.formats.rows import InputFile, PartSource
 from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.parts import PreparedPart, prepare_part
-from omnibal_ext.launch.apart import apart
+from omnibal_ext.reading.memory import work_apart
 from tests.demo import demo_recipe, turns
 from tests.fuzz.reader import Files, Reader
 
 SAID = [{"id": n, "conversations": turns("What?", "A cat. " * n), "image": f"{n}.png"} for n in range(1, 6)]
+LONG = [{**one, "conversations": turns("What? " * 300, "A cat. " * 300)} for one in SAID]
+"""In tables, so that there is more of them than of what they say of themselves."""
 LINES = [json.dumps(one).encode() for one in SAID]
 
 
@@ -52,11 +54,13 @@ def _cut(files: Files, cut: Callable[[Path, int], InputFile], rows: Callable[[Pa
 
 
 def _table(name: str, content: bytes) -> Reader:
-    """As preprocessing reads it: in processes of their own, which it may end."""
+    """As the processes do in which preprocessing reads it; this one may not end."""
 
     def read(folder: Path) -> None:
-        file = table.cut(folder / name, 2)
-        assert apart(_rows_and_cells, (file,), str(file.path)) == file.lines == sum(part.lines for part in file.parts)
+        work_apart()
+        table._open.cache_clear()
+        file = table._cut(folder / name, 2)
+        assert _rows_and_cells(file) == file.lines == sum(part.lines for part in file.parts)
 
     return Reader({name: content}, read)
 
@@ -84,8 +88,8 @@ def _tar(kind: int) -> bytes:
 
 
 def _columns() -> Any:
-    images = [{"bytes": b"\x89PNG" * number, "path": f"{number}.png"} for number in range(1, 6)]
-    return pyarrow.table({"conversations": [one["conversations"] for one in SAID], "image": images})
+    images = [{"bytes": b"\x89PNG" * 300 * number, "path": f"{number}.png"} for number in range(1, 6)]
+    return pyarrow.table({"conversations": [one["conversations"] for one in LONG], "image": images})
 
 
 def _parquet() -> bytes:

@@ -1,7 +1,7 @@
 """One damaged file of a whole one: choices, drawn by hypothesis or by atheris, say what happens to it.
 
 JSON is changed where it means something: a field is lost, a value becomes an odd one, a list grows, a branch deepens;
-an archive in one of its files.
+an archive in one of its files; a table or tar where all else stays in its place.
 Every file is also changed as a disk or a cut-off copy changes it: bits flip, blocks vanish, move, repeat or end early.
 """
 
@@ -126,10 +126,22 @@ def _behind_header(content: bytes, choices: Choices) -> bytes:
     return content[:HEADER] + _bytes(content[HEADER:], choices)
 
 
+def _in_place(content: bytes, choices: Choices) -> bytes:
+    """What lies behind stays where it is. Choices that are used up damage the middle, not what the file begins with."""
+    at = (len(content) // 2 + choices.below(len(content) + 1)) % (len(content) + 1)
+    size, how = 1 + choices.below(64), choices.below(3)
+    if how == 0:
+        return _flip(content, at, size, choices)
+    start = choices.below(len(content) + 1)
+    block = content[start : start + size] if how == 1 else b"\xff" * size
+    return content[:at] + block[: len(content) - at] + content[at + len(block) :]
+
+
 HEADER = 48
 """Bytes by which an image is known: what it is, and how large."""
 PICTURES = (".png", ".jpeg", ".webp", ".gif", ".tiff", ".bmp", ".jpeg2000", ".ppm")
 INSIDE: dict[str, Callable[[bytes, Choices], bytes]] = {
     **{".json": _json, ".jsonl": _json, ".npz": _zip}, **dict.fromkeys(PICTURES, _behind_header),
+    **dict.fromkeys((".parquet", ".arrow", ".tar"), _in_place),
 }  # fmt: skip
 """By a name's ending: what changes the content behind the format."""

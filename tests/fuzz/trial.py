@@ -30,6 +30,8 @@ MEMORY, MOST_CHOICES, MOST_MESSAGE = 2**29, 96, 2000
 FIRST = ("/omnibal_ext/reading/document.py", "/omnibal_ext/reading/files.py", "/json/", "/encodings/", "/codecs.py",
          "/zipfile")  # fmt: skip
 """Files of code that look at a file as a whole: whether it is there, is text, JSON, an archive, has the right seal."""
+OPENING = ("/formats/table.py", "_open")
+"""What opens a table: reads what it says of itself."""
 UNKNOWN = ("UnidentifiedImageError", "InvalidDataError")
 """What Pillow and PyAV raise for content that is of no format they know."""
 
@@ -182,8 +184,10 @@ def _is_first(refusal: BaseException) -> bool:
     """Whether a refusal began with the first look at a file: the exception that was raised first says where."""
     while refusal.__context__ is not None:
         refusal = refusal.__context__
-    *_, frame = traceback.extract_tb(refusal.__traceback__)
-    return type(refusal).__name__ in UNKNOWN or any(part in frame.filename for part in FIRST)
+    frames = traceback.extract_tb(refusal.__traceback__)
+    if any(frame.filename.endswith(OPENING[0]) and frame.name == OPENING[1] for frame in frames):
+        return True
+    return type(refusal).__name__ in UNKNOWN or any(part in frames[-1].filename for part in FIRST)
 
 
 def _hang(*_: object) -> None:
