@@ -1,4 +1,4 @@
-"""One damaged file of a whole one: choices, drawn by hypothesis or by atheris, say what happens to it.
+"""One damaged file of a whole one: choices, drawn at random or by atheris, say what happens to it.
 
 JSON is changed where it means something: a field is lost, a value becomes an odd one, a list grows, a branch deepens;
 an archive in one of its files; a table or tar where all else stays in its place.

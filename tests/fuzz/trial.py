@@ -2,20 +2,16 @@
 
 import json
 import os
+import random
 import resource
 import select
 import signal
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from hypothesis import HealthCheck, given, settings
-from hypothesis import seed as seeded
-from hypothesis import strategies as st
 
 from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError
@@ -125,17 +121,11 @@ def _run_and_exit(trial: Trial, inputs: int, seed: int, note: Path) -> None:
     try:
         trial.fates, trial.found = Counter(), {}
         limit_this_process()
-        tried = 0
-
-        def one(content: bytes) -> None:
-            nonlocal tried
-            tried += 1
-            if tried > inputs:  # hypothesis tries some more, to make a failure smaller
-                return
+        generator = random.Random(seed)
+        for tried in range(1, inputs + 1):
+            content = generator.randbytes(generator.randint(0, MOST_CHOICES))
             note.write_text(json.dumps(_record(trial, tried, content)))
             trial(content)
-
-        by_hypothesis(one, inputs, seed)
         note.write_text(json.dumps(_record(trial, inputs, b"")))
         code = 0
     except BaseException:
@@ -165,19 +155,6 @@ def limit_this_process() -> None:
         signal.signal(number, _hang)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
-
-
-def by_hypothesis(run: Callable[[bytes], None], inputs: int, seed: int) -> None:
-    """Call `run` with `inputs` strings of choices, drawn by hypothesis."""
-    checks = list(HealthCheck)
-
-    @seeded(seed)
-    @settings(max_examples=inputs, deadline=None, database=None, suppress_health_check=checks)
-    @given(st.binary(max_size=MOST_CHOICES))
-    def runs(content: bytes) -> None:
-        run(content)
-
-    runs()
 
 
 def _is_first(refusal: BaseException) -> bool:
