@@ -23,7 +23,7 @@ from tests.warm_python import ask
 ROOT = Path(__file__).parents[1]
 PATH = (str(ROOT), *filter(None, [os.environ.get("NOTED_BY")]))
 """Python's path of all programs (`tests.branches`)."""
-TIME_LIMIT = 300.0
+TIME_LIMIT = 1000.0
 """Seconds that a program has."""
 GRACE_SECONDS = 10.0
 """What other ranks have to end by themselves once one has failed."""

@@ -7,7 +7,6 @@ Python tells an audit hook of every file that it opens, lists, makes or renames:
 
 import errno
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -60,8 +59,6 @@ def main() -> None:
     core_patches.patch_padding()
     torch.use_deterministic_algorithms(True)  # then what nobody writes is NaN
     flags = ["--use-distributed-optimizer", "--save", str(saves), "--save-interval", "1"]
-    forks = multiprocessing.get_context("fork")  # the others take long to start
-    multiprocessing.get_context = torch.multiprocessing.get_context = lambda *_: forks  # type: ignore[assignment]
     attempts = guard.install(lambda: {"of": "a test"}, None, how == "async")
     args = harness.start(harness.SMALL, 1, 1, [*flags, *(BACKGROUND if how == "async" else ())])
     chain = harness.build_chain(get_args(), harness.SMALL)
