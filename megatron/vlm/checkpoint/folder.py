@@ -20,7 +20,7 @@ from typing import Any
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import sha256_of, write_text
-from omnibal_ext.reading.checks import anything, integer, mapping, record, text
+from omnibal_ext.reading.checks import anything, finite, integer, listing, mapping, maybe, record, text
 from omnibal_ext.reading.document import read_json, sealed, sealed_by
 from omnibal_ext.reading.files import read_bytes
 
@@ -34,9 +34,14 @@ MOST_TRACKED = 2**10
 SMALL = 2**26
 """Bytes up to which a file is hashed by every `Save.check`; data files are hashed only before they are loaded."""
 OLDER = "take an older save, or make it anew"
-_FACTS = sealed_by(
-    record({"files": mapping(text), "sizes": mapping(integer()), "run": mapping(anything)}, {"save": text})
-)
+_RUN = record({}, {
+    "preset": maybe(text), "from": maybe(text), "global_batch_size": integer(), "consumed_packs": integer(),
+    "expert_ranks": integer(), "flags": mapping(anything), "buckets": maybe(mapping(anything)),
+    "optimizer": maybe(record({}, {"frozen": listing(text)})),
+    "adapters": maybe(record({"rank": integer(), "alpha": finite(), "targets": listing(text)})),
+})  # fmt: skip
+"""What `checkpoint.run.describe_run` returns; converted weights have none of it."""
+_FACTS = sealed_by(record({"files": mapping(text), "sizes": mapping(integer()), "run": _RUN}, {"save": text}))
 
 
 @dataclass(frozen=True)

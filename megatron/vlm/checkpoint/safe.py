@@ -159,6 +159,6 @@ def _refusal(error: BaseException) -> UserError | None:
 def _refused(what: object, error: object) -> str:
     reason = printable(" ".join(str(error).split()))[:200]
     return (
-        f"{printable(str(what))[:200]}: cannot be loaded safely ({reason}); if you know who wrote it, training with --trust "
-        "loads it as it is, and runs what it holds"
+        f"{printable(str(what))[:200]}: cannot be loaded safely ({reason}); if you know who wrote it, training with "
+        "--trust loads it as it is, and runs what it holds"
     )

@@ -156,6 +156,15 @@ def test_an_integrity_file_that_makes_no_sense_is_not_believed(folder: Path) -> 
         Checkpoints(folder).newest(step=30)
 
 
+@pytest.mark.parametrize(
+    "run", [{"preset": ["tiny"]}, {"from": 3}, {"adapters": {"rank": "8"}}, {"optimizer": {"frozen": 1}}]
+)
+def test_what_a_save_says_of_its_run_has_the_types_of_it(folder: Path, run: dict[str, object]) -> None:
+    path = folder / "iter_0000030/integrity.json"
+    path.write_text(json.dumps(sealed({**json.loads(path.read_text()), "run": run})))
+    assert believed(folder) == 20
+
+
 def test_a_copy_of_a_save_under_another_name_is_not_loaded(folder: Path) -> None:
     newest = folder / "iter_0000030"
     shutil.copytree(newest, folder / "iter_30")
