@@ -108,7 +108,7 @@ class Trial:
                 _run_and_exit(self, inputs, seed, Path(note.name))
             _kill_if_it_stands(child, Path(note.name))
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            said: dict[str, Any] = json.loads(Path(note.name).read_bytes())
+            said: dict[str, Any] = json.loads(Path(note.name).read_bytes().partition(b"\n")[0])
         if status:
             how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
             said["fates"]["undocumented"] = said["fates"].get("undocumented", 0) + 1
@@ -124,9 +124,9 @@ def _run_and_exit(trial: Trial, inputs: int, seed: int, note: Path) -> None:
         generator = random.Random(seed)
         for tried in range(1, inputs + 1):
             content = generator.randbytes(generator.randint(0, MOST_CHOICES))
-            note.write_text(json.dumps(_record(trial, tried, content)))
+            _write(note, _record(trial, tried, content))
             trial(content)
-        note.write_text(json.dumps(_record(trial, inputs, b"")))
+        _write(note, _record(trial, inputs, b""))
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -143,6 +143,12 @@ def _kill_if_it_stands(child: int, note: Path) -> None:
             os.kill(child, signal.SIGKILL)
         last = said
     os.close(ended)
+
+
+def _write(note: Path, record: dict[str, Any]) -> None:
+    """Over what was there, at one go: the process may be killed at any moment."""
+    with note.open("r+b", buffering=0) as file:
+        file.write(json.dumps(record).encode() + b"\n")
 
 
 def _record(trial: Trial, tried: int, last: bytes) -> dict[str, Any]:
