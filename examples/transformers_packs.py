@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader
 
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.hf.packs import JoinPack, packs_of
+from megatron.vlm.hf.packs import JoinPack
 from megatron.vlm.platform import HAS_CUDA  # without CUDA, `torch.cuda.is_available` is one of Megatron's stand-ins
 from omnibal_ext.errors import UserError, exit_on_user_error
+from omnibal_ext.joining.checks import packs_of
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
 

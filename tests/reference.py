@@ -35,6 +35,8 @@ ROOMS = {
         "omnibal_ext.integrations.veomni",
         "omnibal_ext.integrations.torch_loops",
         "omnibal_ext.integrations.samples",
+        "omnibal_ext.joining.pack_positions",
+        "omnibal_ext.joining.checks",
     ),
     "Packs to batches": ("megatron.vlm.data.dataset", "megatron.vlm.hf.packs", "megatron.vlm.data.batches"),
     "Batches that are not packed": (

@@ -12,14 +12,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron.vlm import platform
+from omnibal_ext.joining.positions import Grid
 from omnibal_ext.packing.shards import tokens_sent
 
 PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
 """(mean, standard deviation) of each colour channel, in units of 0 to 1, with which a ViT was trained."""
-
-
-Grid = tuple[int, int, int]
-"""(temporal, rows, columns) in patches, of an image or video at native resolution."""
 
 
 @dataclass

@@ -4,12 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
+from omnibal_ext.errors import UserError
+from omnibal_ext.joining.fields import films_as_images, joined_field, rows_of
+from omnibal_ext.joining.pack_positions import has_positions, pack_positions, positions_by_kind
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.in_memory import SECONDS, pack
 
 T = TypeVar("T")
 IGNORED = -100
+REMEDY = "give its configuration, partial(collate, config=model.config)"
 NO_COSTS: PackCosts | None = None
+NO_CONFIG: Any = None
 PIXELS = ("pixel_values", "pixel_values_videos")
 
 
@@ -54,29 +59,54 @@ class Packer(NamedTuple):
         return groups, rest
 
 
-def join(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join samples, dicts of tensors, to one sequence.
+def join(samples: Sequence[Mapping[str, Any]], config: Any = None) -> dict[str, Any]:
+    """Join samples, dicts of tensors, arrays or lists, to one sequence.
 
-    Fields of T values are joined along it, all others (pixels, grids) along their first dimension. `labels`, where
-    there are any, are -100 at the first token of each sample, so that none is predicted from the one before.
+    Fields of T values are joined along it, all others (pixels, grids) along their first dimension, filled up to the
+    largest. `labels`, where there are any, are -100 at the first token of each sample, so that none is predicted from
+    the one before. An `attention_mask` of ones is left out, and what is None.
+
+    Args:
+        config: of transformers' model (`model.config`), for positions of its own (M-RoPE); without it those of images
+            are known from `mm_token_type_ids`.
 
     Returns:
-        The fields, and position_ids [T] from 0 in each sample unless there are some, cu_seqlens int32 [samples + 1] and
-        max_seqlen.
+        The fields, and position_ids unless there are some, [T] from 0 in each sample, or [3, T] (time, row, column);
+        cu_seqlens int32 [samples + 1] and max_seqlen.
+
+    Raises:
+        UserError: another mask, text among the fields, fields that not all samples have, positions not known.
     """
     import torch
 
-    rows = [{key: torch.as_tensor(value) for key, value in each.items() if key[:2] != "__"} for each in samples]
+    rows = rows_of(samples)
+    if config is not None:
+        films_as_images(rows, config)
     lengths = [row["input_ids"].shape[-1] for row in rows]
-    for row, length in zip(rows, lengths, strict=True):
+    for row in rows:
         if "labels" in row:
             row["labels"] = row["labels"].clone()
             row["labels"][..., 0] = IGNORED
-        row.setdefault("position_ids", torch.arange(length))
-    joined: dict[str, Any] = {}
-    for key in dict.fromkeys(key for row in rows for key in row):
-        values = [row[key] for row in rows if key in row]
-        of_tokens = all(key in row and row[key].shape[-1:] == (n,) for row, n in zip(rows, lengths, strict=True))
-        joined[key] = torch.cat(values, dim=-1 if of_tokens else 0)
+    keys = dict.fromkeys(key for row in rows for key in row)
+    joined: dict[str, Any] = {key: joined_field(key, rows, lengths) for key in keys}
     ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    if "position_ids" not in joined:
+        joined["position_ids"] = _positions(joined, ends, config)
     return {**joined, "cu_seqlens": ends, "max_seqlen": max(lengths)}
+
+
+def _positions(joined: Mapping[str, Any], ends: Any, config: Any) -> Any:
+    """Raises UserError where the model's are not known."""
+    import torch
+
+    grids = [joined.get(f"{kind}_grid_thw") for kind in ("image", "video")]
+    kinds = joined.get("mm_token_type_ids")
+    if config is not None and has_positions(config):
+        seconds = joined.get("second_per_grid_ts", joined.get("video_second_per_grid"))
+        return pack_positions(config, joined["input_ids"].reshape(-1), ends, *grids, seconds)
+    if config is None and (kinds is not None or grids != [None, None]):
+        try:
+            return positions_by_kind([] if kinds is None else kinds.reshape(-1), ends, *grids)
+        except UserError as error:
+            raise UserError(f"{error}; positions or masks are the model's own: {REMEDY}") from None
+    return torch.cat([torch.arange(length) for length in ends.diff().tolist()])

@@ -8,7 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.integrations.samples import join
+from omnibal_ext.families.family import Packs
+from omnibal_ext.integrations.samples import REMEDY, join
+from omnibal_ext.joining.checks import check_model, check_rotation
+from omnibal_ext.joining.fields import is_of_media
+from omnibal_ext.joining.masks import image_masks
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.in_memory import pack
 
@@ -85,13 +89,39 @@ class PacksOfTrainer:
         return self.accelerator.prepare(self.packs)
 
 
-def collate(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a pack as a transformers model reads it: `join`, with a batch dimension of 1 and lengths for attention."""
-    joined = join(samples)
+def collate(samples: Sequence[Mapping[str, Any]], config: Any = None) -> dict[str, Any]:
+    """Return a pack as a transformers model reads it, with a batch dimension of 1: no sample sees another.
+
+    Args:
+        samples: as its processor makes them, with `labels`.
+        config: the model's (`model.config`), for those with positions or masks of their own: `partial(collate,
+            config=model.config)`. Without it images of M-RoPE's models stand right, and all else of them is refused.
+
+    Raises:
+        UserError: as `join`; or a model that would compute something else on a pack than on its samples.
+    """
+    import torch
+
+    packs = Packs("") if config is None else check_model(config)
+    joined = join(samples, config)
     ends, longest = joined.pop("cu_seqlens"), joined.pop("max_seqlen")
-    count = int(ends[-1])
+    count, lengths = int(ends[-1]), ends.diff()
+    kinds = [joined.pop(key, None) for key in ("mm_token_type_ids", "token_type_ids")]
     for key, value in joined.items():
-        if value.dim() == 1 and value.shape[0] == count:
+        if value.dim() == 1 and len(value) == count and not is_of_media(key):
             joined[key] = value[None]
-    lengths = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
-    return {**joined, **lengths, "use_cache": False}
+    if joined["position_ids"].dim() > 1 and len(joined["position_ids"]) > 1:
+        axes = joined["position_ids"].reshape(-1, 1, count)
+        words = torch.cat([torch.arange(length) for length in lengths.tolist()])[None, None]
+        joined["position_ids"] = torch.cat([words.to(axes), axes]) if len(axes) == 3 else axes
+    if config is not None:
+        check_rotation(config, longest)
+        masks = image_masks(config, joined["input_ids"][0].cpu().numpy(), lengths.tolist())
+        joined |= {"attention_mask": {name: torch.from_numpy(mask) for name, mask in masks.items()}} if masks else {}
+    elif kinds[1] is not None and kinds[1].any():
+        raise UserError(f"token_type_ids: what tokens see is the model's own: {REMEDY}")
+    if packs.boundaries:  # other models' ViTs would apply them to patches
+        joined |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    if packs.linear_attention:
+        joined["seq_idx"] = torch.arange(len(lengths)).repeat_interleave(lengths)[None].int()
+    return {**joined, "use_cache": False}

@@ -19,7 +19,6 @@ from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.pack_inputs import by_rows, padded_patches, padded_sounds, whole_images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.adapters import merge
-from megatron.vlm.models.attention.positions import text_and_image_positions
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
@@ -31,6 +30,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError, missing_package
 from omnibal_ext.families.registry import MODELS
+from omnibal_ext.joining.positions import text_and_image_positions
 from omnibal_ext.output import say
 
 TOLERANCE = 1e-4

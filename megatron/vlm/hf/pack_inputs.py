@@ -25,11 +25,11 @@ from torch.nn.utils.rnn import pad_sequence
 from megatron.vlm.data.media.images import Normalization
 from megatron.vlm.data.media.tiling import FRAMES, SQUARE, TiledImage, TilingRule
 from megatron.vlm.families.media import TILINGS
-from megatron.vlm.microbatch import Grid, segment_ids
-from megatron.vlm.models.attention.positions import text_and_image_positions
 from megatron.vlm.models.vit.native import row_layout
-from omnibal_ext.architectures.vision import NativeResolution, VideoClock
 from omnibal_ext.families.family import Packs
+from omnibal_ext.joining.masks import image_masks
+from omnibal_ext.joining.pack_positions import pack_positions
+from omnibal_ext.joining.positions import Grid
 
 Batch = dict[str, Any]
 Samples = Sequence[Mapping[str, Any]]
@@ -156,7 +156,10 @@ def _patches_and_grids(pack: Pack) -> Batch:
         if parts:
             found[pixels] = torch.cat([patches for _, patches in parts])
             found[f"{name}_grid_thw"] = torch.tensor([grid for image, _ in parts for grid in image.grids])
-    places = torch.from_numpy(_token_positions(pack))[:, None]
+    seconds = [image.film.seconds for image, _ in shown if _is_film(image, pack.how) for _ in image.grids]
+    bounds = np.cumsum([0, *pack.lengths])
+    grids = (found.get("image_grid_thw"), found.get("video_grid_thw"))
+    places = pack_positions(pack.config, pack.ids, bounds, *grids, seconds)[:, None]
     return {**found, "position_ids": torch.cat([pack.words["position_ids"][None], places])}
 
 
@@ -177,48 +180,10 @@ def _media_of(sample: Mapping[str, Any]) -> list[tuple[TiledImage, Tensor]]:
     return list(zip(sample["images"], patches, strict=True))
 
 
-def _token_positions(pack: Pack) -> np.ndarray:
-    """M-RoPE positions (time, row, column) of every token in its sample, as of `text_and_image_positions`."""
-    config, grids = pack.config, pack.grids
-    pace, clock = getattr(config.vision_config, "tokens_per_second", None), None
-    if (ticks := getattr(config, "position_id_per_seconds", None)) is not None:
-        clock = VideoClock(ticks, config.seconds_per_chunk if pack.how.chunks else None)
-    seconds = [image.film.seconds if image.film else 1.0 for image in pack.images for _ in image.grids]
-    turns = [one for sample in pack.samples for one in sample.get("turns", ())]
-    native = NativeResolution(SQUARE, positions_per_second=pace, clock=clock)
-    of_media = torch.isin(pack.ids, torch.tensor([config.image_token_id, config.video_token_id]))
-    tokens = of_media.nonzero()[:, 0].tolist()
-    counts = [steps * rows * columns // SQUARE**2 for steps, rows, columns in grids]
-    starts = [tokens[before] for before in np.cumsum([0, *counts])[:-1]]
-    return text_and_image_positions(pack.lengths, grids, starts, native, seconds, turns)
-
-
-SEEN: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
-    "gemma3": lambda causal, near, image: (causal | image, near & (causal | image)),
-    "gemma4": lambda causal, near, image: (causal, near & (causal | image)),
-    "gemma4_unified": lambda causal, near, image: (causal | image, near & causal | image),
-}
-"""What a token sees in full-attention and in sliding-window layers: of those not after it, those not too far before it
-and those of its own image."""
-
-
 def _masks(pack: Pack) -> Batch:
-    """Bool masks [1, 1, T, T] per kind of layer, within samples.
-
-    transformers' own masks would be wrong for packs: it takes positions within samples for positions in the sequence.
-    """
-    text, kind = pack.config.get_text_config(), pack.config.model_type
-    if not pack.images or kind not in SEEN or text.use_bidirectional_attention is None:
-        return {}
-    of_image = pack.ids == pack.config.image_token_id
-    begins = of_image & ~of_image.roll(1)
-    image = torch.where(of_image, begins.cumsum(0), -1)
-    sample = segment_ids(pack.lengths)
-    distance = torch.arange(len(image))[:, None] - torch.arange(len(image))
-    together = (image[:, None] == image) & of_image
-    kinds = SEEN[kind](distance >= 0, distance < text.sliding_window, together)
-    masks = [(mask & (sample[:, None] == sample))[None, None] for mask in kinds]
-    return {"attention_mask": dict(zip(("full_attention", "sliding_attention"), masks, strict=True))}
+    """Masks of each kind of layer, where images are seen in both directions."""
+    masks = image_masks(pack.config, pack.ids.numpy(), pack.lengths)
+    return {"attention_mask": {kind: torch.from_numpy(mask) for kind, mask in masks.items()}} if masks else {}
 
 
 def padded_sounds(sounds: Sequence[Tensor]) -> Batch:

@@ -26,14 +26,12 @@ find the samples by `position_ids`.
 """
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from megatron.vlm import platform
 from megatron.vlm.data.batches import IGNORED, boundaries, join_words
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiling import Grid, TilingRule
@@ -44,35 +42,41 @@ from megatron.vlm.microbatch import segment_ids
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.family import Packs
 from omnibal_ext.families.registry import MODELS
-
-KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
-"""Modules of the kernels that keep samples apart in layers of linear attention, and what pip calls them."""
-HANDS_ON = (5, 10)
-"""The first transformers that tells them where samples begin."""
+from omnibal_ext.integrations.torch_loops import collate
+from omnibal_ext.joining.checks import check_model, check_rotation
 
 
 class JoinPack:
-    """Joins the samples of a pack: the `collate_fn` of a DataLoader over a `ChatDataset` and a `PackBatchSampler`.
+    """Joins the samples of a pack: the `collate_fn` of a DataLoader over a `ChatDataset` and a `PackBatchSampler`, or
+    over samples that transformers' processor made.
 
     Raises UserError if the model would compute something else on a pack than on its samples, or the dataset was made
     for another model.
     """
 
-    def __init__(self, data: ChatDataset, config: Any, reduction: str | None = None) -> None:
+    def __init__(self, data: ChatDataset | None, config: Any, reduction: str | None = None) -> None:
         """Args:
+        data: the dataset. None: samples are a processor's, joined by `omnibal_ext.integrations.torch_loops.collate`.
         config: the model's (`model.config`).
         reduction: a name of `megatron.vlm.loss.REDUCTIONS`: the batch gets `weights` [1, T], each label's weight in
             the mean over the global batch. None: no `weights` (transformers' Trainer passes all keys to the model).
         """
-        self.config, self.reduction, self.packs = config, reduction, packs_of(config)
-        self.takes, self.normalization = MODELS[config.model_type].takes, data.normalization
-        _check_layers(config, self.packs)
-        _check_attention(config, self.packs)
-        _check_rotation(config, int(data.sizes.tokens.max()))
-        _check_dataset(data, config, self.packs)
+        self.config, self.reduction, self.packs = config, reduction, check_model(config)
+        self.takes, self.normalization = MODELS[config.model_type].takes, data.normalization if data else None
+        if data is not None:
+            check_rotation(config, int(data.sizes.tokens.max()))
+            _check_dataset(data, config, self.packs)
 
     def __call__(self, samples: Samples) -> Batch:
         """The batch of a pack; it must have samples."""
+        batch = collate(samples, self.config) if self.normalization is None else self._of_dataset(samples)
+        if self.reduction is not None:
+            parts = batch["labels"][0].split([torch.as_tensor(sample["input_ids"]).numel() for sample in samples])
+            batch["weights"] = torch.cat([_weights(part, REDUCTIONS[self.reduction]) for part in parts])[None]
+        return batch
+
+    def _of_dataset(self, samples: Samples) -> Batch:
+        assert self.normalization is not None
         batch = join_words(samples)
         pack = Pack(samples, batch, self.config, self.packs, self.normalization)
         more = {} if pack.rule.native or not pack.images else {"pixel_values": pack.pixels}
@@ -80,76 +84,12 @@ class JoinPack:
         more |= {"seq_idx": segment_ids(pack.lengths)[None].int()} if self.packs.linear_attention else {}
         for name in self.takes:
             more |= INPUTS[name](pack)
-        batch |= more
-        if self.reduction is not None:
-            parts = batch["labels"][0].split([len(sample["labels"]) for sample in samples])
-            batch["weights"] = torch.cat([_weights(part, REDUCTIONS[self.reduction]) for part in parts])[None]
-        return batch
+        return batch | more
 
 
 def _weights(labels: Tensor, power: float) -> Tensor:
     counts = (labels != IGNORED).float()
     return counts * counts.sum().clamp(min=1) ** -power
-
-
-def packs_of(config: Any) -> Packs:
-    """How packs are joined for a model. Raises UserError where that is not known."""
-    known = {kind: model.packs for kind, model in MODELS.items() if model.packs}
-    if config.model_type not in known:
-        raise UserError(f"packs for models of type {config.model_type!r} are not known; known: {', '.join(known)}")
-    return known[config.model_type]
-
-
-def _check_layers(config: Any, packs: Packs) -> None:
-    """Refuse layers that would look beyond a sample."""
-    language, kind = config.get_text_config(), config.model_type
-    other = set(getattr(language, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if packs.linear_attention and other == {"linear_attention"}:
-        if lacking := _lacking():
-            raise UserError(
-                f"packs for {kind}: transformers keeps samples apart in its layers of linear_attention with kernels "
-                f"alone, torch's stand-in carries on from one to the next: pip install {' '.join(lacking)}"
-            )
-    elif other:
-        raise UserError(
-            f"packs for {kind}: its layers of {', '.join(sorted(other))} do not tell samples apart in transformers; "
-            "tools/launch.py trains the families of docs/models.md"
-        )
-    if getattr(language, "use_bidirectional_attention", None) in (True, "all"):
-        raise UserError(f"packs for {kind}: use_bidirectional_attention of all tokens; supported: of images alone")
-
-
-def _lacking() -> list[str]:
-    """What pip has to install before layers of linear attention keep samples apart."""
-    kernels = [name for module, name in KERNELS.items() if not platform.installed(module)]
-    is_old = tuple(map(int, version("transformers").split(".")[:2])) < HANDS_ON
-    return [f"'transformers>={HANDS_ON[0]}.{HANDS_ON[1]}'"] * is_old + kernels
-
-
-def _check_attention(config: Any, packs: Packs) -> None:
-    """Refuse kernels that would not read masks, or positions of samples."""
-    for name in sorted({"text_config", "vision_config"} - set(packs.flash)):
-        found = getattr(config, name)._attn_implementation
-        if found != "sdpa" and (found or name == "text_config"):  # where there is no ViT, it has none
-            raise UserError(
-                f"packs for {config.model_type}: its {name} computes the same with attn_implementation 'sdpa' alone, "
-                f"not {found!r}"
-            )
-
-
-def _check_rotation(config: Any, longest: int) -> None:
-    """Refuse rotary scaling by a sequence's length if the longest sample, of so many tokens, is beyond its limit."""
-    language = config.text_config
-    rope = getattr(language, "rope_parameters", None) or {}
-    if rope.get("rope_type") not in ("dynamic", "longrope"):
-        return
-    limit = rope.get("original_max_position_embeddings") if rope["rope_type"] == "longrope" else None
-    limit = limit or language.max_position_embeddings
-    if longest > limit:
-        raise UserError(
-            f"packs for {config.model_type}: its {rope['rope_type']} rotation turns all of a pack as its longest "
-            f"sample asks, and one has {longest} tokens, more than {limit}; preprocess again with --max-tokens {limit}"
-        )
 
 
 def _check_dataset(data: ChatDataset, config: Any, packs: Packs) -> None:

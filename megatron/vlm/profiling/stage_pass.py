@@ -15,7 +15,7 @@ from megatron.training.training import get_model
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Grid, Microbatch
+from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
@@ -24,6 +24,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.costs.works import IMAGE_PATCHES
+from omnibal_ext.joining.positions import Grid
 
 
 def wrapped_stage(chain: Chain, first: int, end: int, recompute_cheap: bool = False) -> Any:

@@ -301,7 +301,7 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
         if theirs.config.model_type.startswith("glm"):  # whose videos have the images' token
             ids = ids.masked_fill(ids == VIDEO_TOKEN, IMAGE_TOKEN)
         _forget_longer_samples(theirs)
-        given = _seen(sample, theirs.config) | padded_sounds(sample.sounds)
+        given = seen(sample, theirs.config) | padded_sounds(sample.sounds)
         out = theirs(input_ids=ids[None], **given).logits[0]
         loss = cross_entropy(out[:-1], sample.ids[1:], reduction="sum") / count
         loss.backward()
@@ -310,7 +310,7 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
     return torch.cat(logits), total
 
 
-def _seen(sample: Sample, config: Any) -> dict[str, Tensor]:
+def seen(sample: Sample, config: Any) -> dict[str, Tensor]:
     """A sample's images as the model's processor makes them, and what it says of its words."""
     kind = config.model_type
     if kind == "gemma4" and sample.shown:

@@ -11,10 +11,11 @@ import torch
 
 from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.data.media.tiling import TiledImage, VideoFrames
-from megatron.vlm.hf import packs
-from megatron.vlm.hf.packs import JoinPack, packs_of
+from megatron.vlm.hf.packs import JoinPack
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
+from omnibal_ext.joining import checks
+from omnibal_ext.joining.checks import packs_of
 from tests.unit.hf import models
 from tests.unit.hf.models import IMAGE_TOKEN, VIDEO_TOKEN, Sample
 
@@ -102,8 +103,8 @@ def test_linear_attention_without_its_kernels_is_refused(
 ) -> None:
     """What transformers takes instead drops where samples begin, or fails once it runs."""
     case = Case("qwen3.5", tmp_path)
-    monkeypatch.setattr(packs.platform, "installed", lambda module: module not in absent)
-    monkeypatch.setattr(packs, "version", lambda _: version)
+    monkeypatch.setattr(checks, "find_spec", lambda module: None if module in absent else module)
+    monkeypatch.setattr(checks, "version", lambda _: version)
     if said is None:
         pack = JoinPack(case.data, case.config)([case.as_of_a_dataset(one) for one in case.samples])
         edges = pack["cu_seq_lens_q"].tolist()
@@ -118,7 +119,8 @@ def test_linear_attention_without_its_kernels_is_refused(
 @pytest.mark.parametrize(
     ("family", "part", "attention", "refused"),
     [
-        ("gemma 3", "text_config", "eager", True),
+        ("gemma 3", "text_config", "eager", False),
+        ("gemma 3", "text_config", "flex_attention", True),
         ("gemma 4", "text_config", "flash_attention_2", True),
         ("glm-4.5v", "text_config", "flash_attention_2", True),
         ("glm-4.5v", "vision_config", "flash_attention_2", False),
@@ -131,9 +133,9 @@ def test_kernels_that_would_not_tell_samples_apart_are_refused(
     family: str, part: str, attention: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(family, tmp_path)
-    monkeypatch.setattr(packs.platform, "installed", lambda _: True)
+    monkeypatch.setattr(checks, "find_spec", lambda module: module)
     getattr(case.config, part)._attn_implementation = attention
-    said = f"its {part} .* attn_implementation 'sdpa' alone, not '{attention}'"
+    said = f"its {part} .* attn_implementation 'sdpa' or 'eager' alone, not '{attention}'"
     with pytest.raises(UserError, match=said) if refused else nullcontext():
         JoinPack(case.data, case.config)
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.attention.positions import text_and_image_positions
 from megatron.vlm.models.attention.rotation import Rotation, rotation
 from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
+from omnibal_ext.joining.positions import text_and_image_positions
 
 
 class Rotary(torch.nn.Module):

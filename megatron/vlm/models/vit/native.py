@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, linear
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Grid, Microbatch, Segments, segments_of
+from megatron.vlm.microbatch import Microbatch, Segments, segments_of
 from megatron.vlm.models.attention.rotation import rotation
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm
@@ -33,6 +33,7 @@ from megatron.vlm.models.vit.layers import missing_rows, share_rows
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
+from omnibal_ext.joining.positions import Grid
 
 
 @dataclass(frozen=True)

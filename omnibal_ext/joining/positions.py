@@ -1,13 +1,16 @@
 """Where tokens stand: M-RoPE's time, row and column of words, images and videos (arXiv 2409.12191)."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.vlm.microbatch import Grid
 from omnibal_ext.architectures.vision import NativeResolution
+
+Grid = tuple[int, int, int]
+"""(temporal, rows, columns) in patches, of an image or video at native resolution."""
 
 
 def text_and_image_positions(
@@ -17,6 +20,7 @@ def text_and_image_positions(
     native: NativeResolution,
     seconds: Sequence[float] = (),
     turns: Sequence[Sequence[int]] = (),
+    sounds: Sequence[tuple[int, int]] = (),
 ) -> NDArray[Any]:
     """Time, row and column of every token of a pack, counted inside its sample: int64 [3, T], or fp32 where a clock
     counts in fractions.
@@ -26,17 +30,22 @@ def text_and_image_positions(
     (as in transformers 5), or behind all three (`VideoClock`). `starts`: first token of each image in the pack.
     `seconds`: between the steps of each, for models with positions per second, whose multiples are rounded down (but of
     a clock that counts in fractions); else a step is a position. `turns`: of each image the alternating runs of a
-    video's tokens and its own sound's, which both begin at one position; () for all others.
+    video's tokens and its own sound's, which both begin at one position; () for all others. `sounds`: first token and
+    number of tokens of each that no video has; they are words, but transformers adds fractions up from one to the next.
     """
     seconds, turns = seconds or [1.0] * len(grids), turns or [()] * len(grids)
-    images, begin = list(zip(starts, grids, seconds, turns, strict=True)), 0
+    shown = [(start, each) for start, *each in zip(starts, grids, seconds, turns, strict=True)]
+    ahead: list[tuple[int, Any]] = sorted([*shown, *sounds], key=itemgetter(0))
     counts_fractions = native.clock is not None and native.clock.chunk_seconds is None
-    positions = np.zeros((3, sum(lengths)), np.float32 if counts_fractions else np.int64)
+    positions, begin = np.zeros((3, sum(lengths)), np.float32 if counts_fractions else np.int64), 0
     for length in lengths:
         sample = _Sample(native, positions[:, begin : begin + length])
-        while images and images[0][0] < begin + length:
-            start, grid, interval, by_turns = images.pop(0)
-            sample.image(start - begin, grid, interval, by_turns)
+        while ahead and ahead[0][0] < begin + length:
+            start, given = ahead.pop(0)
+            if isinstance(given, list):
+                sample.image(start - begin, *given)
+            else:
+                sample.sound(start - begin, given)
         sample.words(length)
         begin += length
     return positions
@@ -75,6 +84,11 @@ class _Sample:
             self._show(grid, interval)
             self._go_on_behind(self.tokens - start)
             self.words(self.tokens + 1)
+
+    def sound(self, start: int, count: int) -> None:
+        """The words before a sound, its tokens, and a mark on either side, each piece by itself."""
+        for until in (start - 1, start, start + count, start + count + 1):
+            self.words(until)
 
     def _go_on_behind(self, tokens: int) -> None:
         """Behind the last of so many tokens on any axis: of a heard video, those of its last turn."""
