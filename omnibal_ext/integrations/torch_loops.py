@@ -44,7 +44,8 @@ class PackedBatches:
             raise UserError(f"rank {rank} is not one of {ranks} data-parallel ranks")
         self._sizes, self._budgets = (tiles, tokens), (vit_budget, llm_budget)
         self._ranks, self._rank, self._seed, self._epoch = ranks, rank, seed, 0
-        effort = max(0.1, 1e-4 * np.size(tokens)) if seconds is None else seconds
+        self._samples = len(np.atleast_1d(tokens))
+        effort = max(0.1, 1e-4 * self._samples) if seconds is None else seconds
         self._how: dict[str, Any] = {"costs": costs, "beyond": beyond, "seconds": effort}
         self._packs, self._begun = self._pack(), False
 
@@ -77,7 +78,7 @@ class PackedBatches:
 
     def _pack(self) -> list[list[int]]:
         packs = pack(*self._sizes, *self._budgets, **self._how, seed=self._seed + self._epoch)
-        if not packs and np.size(self._sizes[1]):
+        if self._samples and not packs:
             raise UserError("every sample is beyond a budget, no pack is left: raise the budgets")
         while len(packs) % self._ranks:
             largest = max(range(len(packs)), key=lambda number: len(packs[number]))

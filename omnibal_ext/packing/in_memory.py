@@ -24,11 +24,6 @@ from omnibal_ext.sizes import Sizes
 BEYOND = ("error", "drop", "alone")
 
 
-def usual_effort(samples: int) -> float:
-    """Return the default effort of making packs equal: more brings next to nothing, up to 4,000 samples."""
-    return min(0.5, max(0.05, 1.25e-4 * samples))
-
-
 def pack(
     tiles: Any,
     tokens: Any,
@@ -69,7 +64,7 @@ def pack(
     sizes = Sizes.from_arrays(tiles, tokens, "samples to pack")
     vit_budget, llm_budget = whole("vit_budget", vit_budget), whole("llm_budget", llm_budget, 1)
     seed = whole("seed", seed)
-    seconds = usual_effort(len(sizes)) if seconds is None else seconds
+    seconds = _usual_effort(len(sizes)) if seconds is None else seconds
     if not is_number(seconds) or not 0 <= seconds < float("inf"):
         raise UserError(f"seconds={seconds!r}: must be a number of 0 or more")
     if not isinstance(costs, PackCosts | None):
@@ -92,6 +87,11 @@ def pack(
 def whole(name: str, value: Any, least: int = 0) -> int:
     """Return a whole number, numpy's as Python's. Raises UserError for others and those below `least`."""
     return integer(least)(name, int(value) if isinstance(value, np.integer) else value)
+
+
+def _usual_effort(samples: int) -> float:
+    """Return the default effort of making packs equal: more brings next to nothing, up to 4,000 samples."""
+    return min(0.5, max(0.05, 1.25e-4 * samples))
 
 
 def _report(sizes: Sizes, sample: int, count: int, budgets: str, beyond: str) -> None:

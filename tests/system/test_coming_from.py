@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import ROOT, refusal, tool
+from tests.programs import ROOT, tool
 from tests.system.families import save_model
 
 PAGE = (ROOT / "docs/coming-from.md").read_text()
@@ -63,12 +63,3 @@ def test_every_trainers_defaults_are_flags_of_ours(demo: Path, tmp_path: Path) -
         assert ("--freeze vit projector" in words) == (frozen and "LoRA" not in whose)
         said = checked(demo, "qwen2.5-vl", tmp_path / str(number), words)
         assert "refused" not in said
-
-
-def test_samples_a_step_are_not_taken_for_packs(demo: Path, tmp_path: Path) -> None:
-    model = demo / "qwen3-vl"
-    if not model.exists():
-        save_model("qwen3-vl", model, demo / "tokenizer.model")
-    words = ("--model", model, "--from-scratch", "--input", demo / "train.jsonl", "--run-dir", tmp_path)
-    words = (*words, "--analytic", "h100", "--check", "--", "--micro-batch-size", 2, "--eval-iters", 10)
-    assert "a microbatch is one pack" in refusal(tool("launch.py", *words, check=False))
