@@ -5,4 +5,4 @@ The budget is for Qwen-VL, whose `pixel_values` are patches: 4 to a visual token
 
 from omnibal_ext.integrations.ms_swift import install
 
-install(vit_budget=16_384)
+install(vit_budget=16_384)  # where attention counts, costs=PackCosts.of_model("MODEL_FOLDER")

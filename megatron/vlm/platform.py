@@ -322,7 +322,10 @@ def megatron_defaults() -> dict[str, Any]:
 
 @cache
 def prepare() -> None:
-    """Make `megatron.core` importable here; once a process, before its first import."""
+    """Make `megatron.core` importable here; once a process, before its first import. Where it is not installed, as in
+    other trainers' environments, there is nothing to do: conversations are measured without it (`omnibal look`)."""
+    if not installed("megatron.core"):
+        return
     if not hasattr(typing, "override"):  # Python 3.11
         typing.override = typing_extensions.override
     if not HAS_APEX:

@@ -24,6 +24,7 @@ def greedy_knapsack_vt_balanced(
     *,
     visual_budget: int | None = None,
     costs: PackCosts | None = None,
+    seconds: float | None = None,
 ) -> list[list[int]]:
     """Return packs as Automodel's function of this name does: sample numbers, none longer than `max_length`.
 
@@ -33,20 +34,22 @@ def greedy_knapsack_vt_balanced(
     Args:
         lengths: tokens of each sample, visual ones included.
         visual_budget: most visual tokens of a pack. None: 1.05 times the mean of full packs, or the largest sample's.
-        costs: as in `omnibal_ext.packing.pack`; its "tiles" are visual tokens here.
+        costs, seconds: as in `omnibal_ext.packing.pack`, by default with more effort; "tiles" are visual tokens here.
     """
     tokens, visual = np.maximum(np.asarray(lengths, np.int64), 1), np.asarray(visual_tokens, np.int64)
     if visual_budget is None and len(visual):
         mean = visual.sum() / max(1.0, tokens.sum() / max_length)
         visual_budget = max(int(visual.max()), int(np.ceil(ROOM * mean)))
-    effort = max(0.1, 1e-4 * len(tokens))
+    effort = max(0.1, 1e-4 * len(tokens)) if seconds is None else seconds
     return pack(visual, tokens, visual_budget or 0, max_length, costs=costs, beyond="drop", seconds=effort)
 
 
-def install(visual_budget: int | None = None, costs: PackCosts | None = None) -> None:
+def install(visual_budget: int | None = None, costs: PackCosts | None = None, seconds: float | None = None) -> None:
     """Have Automodel call the above. Raises UserError where it has no such function."""
     from nemo_automodel.components.datasets.vlm import neat_packing_vlm as theirs
 
     if not hasattr(theirs, "greedy_knapsack_vt_balanced"):
         raise UserError(f"{theirs.__file__}: has no greedy_knapsack_vt_balanced; nemo-automodel 0.7 has it")
-    theirs.greedy_knapsack_vt_balanced = partial(greedy_knapsack_vt_balanced, visual_budget=visual_budget, costs=costs)
+    theirs.greedy_knapsack_vt_balanced = partial(
+        greedy_knapsack_vt_balanced, visual_budget=visual_budget, costs=costs, seconds=seconds
+    )

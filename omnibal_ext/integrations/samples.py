@@ -8,7 +8,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.joining.fields import films_as_images, joined_field, rows_of
 from omnibal_ext.joining.pack_positions import has_positions, pack_positions, positions_by_kind
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.in_memory import SECONDS, pack
+from omnibal_ext.packing.in_memory import pack
 
 T = TypeVar("T")
 IGNORED = -100
@@ -18,19 +18,32 @@ NO_CONFIG: Any = None
 PIXELS = ("pixel_values", "pixel_values_videos")
 
 
-def size_of(sample: Mapping[str, Any]) -> tuple[int, int]:
+def size_of(sample: Any) -> tuple[int, int]:
     """Return (tiles, tokens) of a sample with `input_ids` [T] or [1, T] and, with images, `pixel_values`.
 
-    Pixels [tiles, 3, H, W] or [images, tiles, 3, H, W] are tiles, [patches, D] (Qwen's) patches; videos as well.
+    Pixels [tiles, 3, H, W] or [images, tiles, 3, H, W] are tiles, [patches, D] (Qwen's) patches; videos as well. The
+    sample is a dict, Megatron-Bridge's (`prepared_sequence`, or `visual_tensors`) or NeMo-RL's (`message_log`).
     """
-    ids = sample["input_ids"]
-    tokens = int(ids.shape[-1]) if hasattr(ids, "shape") else len(ids)
-    return tiles_of(sample), tokens
+    if isinstance(sample, Mapping):
+        return tiles_of(sample), _length(sample["input_ids"])
+    if hasattr(sample, "message_log"):
+        return sum(map(tiles_of, sample.message_log)), sample.packing_cost
+    if getattr(sample, "prepared_sequence", None) is not None:
+        return tiles_of(sample.prepared_sequence.visual_values), sample.prepared_sequence.sequence_length
+    if not hasattr(sample, "input_ids"):
+        raise UserError(f"{type(sample).__name__}: a sample without input_ids: say its size, in sample_size")
+    return tiles_of(getattr(sample, "visual_tensors", None) or vars(sample)), _length(sample.input_ids)
+
+
+def _length(ids: Any) -> int:
+    return int(ids.shape[-1]) if hasattr(ids, "shape") else len(ids)
 
 
 def tiles_of(sample: Mapping[str, Any]) -> int:
-    """Return the tiles, or patches, of a sample's pixels: 0 without any."""
-    shapes = [tuple(sample[key].shape) for key in PIXELS if sample.get(key) is not None]
+    """Return the tiles, or patches, of a sample's pixels: 0 without any. NeMo-RL's are lists, one for each message."""
+    given = (sample[key] for key in PIXELS if sample.get(key) is not None)
+    each = (one for pixels in given for one in getattr(pixels, "tensors", [pixels]) if one is not None)
+    shapes = [tuple(one.shape) for one in each]
     return sum(prod(shape[:-3]) if len(shape) > 3 else shape[0] for shape in shapes)
 
 
@@ -41,7 +54,7 @@ class Packer(NamedTuple):
     llm_budget: int
     costs: PackCosts | None = None
     beyond: str = "drop"
-    seconds: float = SECONDS
+    seconds: float | None = None
 
     def groups(self, samples: Sequence[T], size_of: Callable[[T], tuple[int, int]]) -> list[list[T]]:
         """Return the samples of each pack. Raises UserError as `pack` does."""

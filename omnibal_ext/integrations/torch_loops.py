@@ -7,6 +7,8 @@ loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.family import Packs
 from omnibal_ext.integrations.samples import REMEDY, join
@@ -14,7 +16,7 @@ from omnibal_ext.joining.checks import check_model, check_rotation
 from omnibal_ext.joining.fields import is_of_media
 from omnibal_ext.joining.masks import image_masks
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.in_memory import pack
+from omnibal_ext.packing.in_memory import pack, whole
 
 
 class PackedBatches:
@@ -22,7 +24,8 @@ class PackedBatches:
 
     Trainer, TRL and Accelerate give batch i to process i modulo the number of processes (`even_batches=False`): leave
     `rank` out. Lightning (`use_distributed_sampler=False`) and plain DDP read a sampler of their own rank. Each epoch
-    is packed anew; every rank gets equally many packs, for which the largest are divided.
+    is packed anew, whether the trainer calls `set_epoch` (Accelerate does not, where it shards batches) or only reads
+    once more; every rank gets equally many packs, for which the largest are divided.
     """
 
     def __init__(
@@ -37,17 +40,22 @@ class PackedBatches:
         costs: PackCosts | None = None,
         beyond: str = "error",
         seed: int = 0,
+        seconds: float | None = None,
     ) -> None:
-        """As `omnibal_ext.packing.pack`. Raises UserError as it does, at once, and for a rank that is none of them."""
-        if rank is not None and not 0 <= rank < ranks:
+        """As `omnibal_ext.packing.pack`, by default with more effort. Raises UserError as it does, at once, for a rank
+        that is none of them, and where no sample is left."""
+        if whole("ranks", ranks, 1) and rank is not None and not 0 <= rank < ranks:
             raise UserError(f"rank {rank} is not one of {ranks} data-parallel ranks")
         self._sizes, self._budgets = (tiles, tokens), (vit_budget, llm_budget)
         self._ranks, self._rank, self._seed, self._epoch = ranks, rank, seed, 0
-        self._how: dict[str, Any] = {"costs": costs, "beyond": beyond, "seconds": max(0.1, 1e-4 * len(tokens))}
-        self._packs = self._pack()
+        self._samples = len(np.atleast_1d(tokens))
+        effort = max(0.1, 1e-4 * self._samples) if seconds is None else seconds
+        self._how: dict[str, Any] = {"costs": costs, "beyond": beyond, "seconds": effort}
+        self._packs, self._begun = self._pack(), False
 
     def set_epoch(self, epoch: int) -> None:
-        """Pack for another epoch; trainers call it."""
+        """Pack for another epoch; a loop that is resumed in one needs it."""
+        self._begun = False
         if epoch != self._epoch:
             self._epoch = epoch
             self._packs = self._pack()
@@ -57,7 +65,10 @@ class PackedBatches:
         return len(self._packs) // (1 if self._rank is None else self._ranks)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield packs."""
+        """Yield packs: of the next epoch, if this one's have been read."""
+        if self._begun:
+            self.set_epoch(self._epoch + 1)
+        self._begun = True
         return iter(self._packs if self._rank is None else self._packs[self._rank :: self._ranks])
 
     @property
@@ -71,6 +82,8 @@ class PackedBatches:
 
     def _pack(self) -> list[list[int]]:
         packs = pack(*self._sizes, *self._budgets, **self._how, seed=self._seed + self._epoch)
+        if self._samples and not packs:
+            raise UserError("every sample is beyond a budget, no pack is left: raise the budgets")
         while len(packs) % self._ranks:
             largest = max(range(len(packs)), key=lambda number: len(packs[number]))
             half = len(packs[largest]) // 2

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.integrations.samples import Packer, size_of
+from omnibal_ext.output import say
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.rebalance.phases import Phase
 
@@ -28,34 +29,44 @@ class TwoBudgetBatching:
         buffer_size: int = 500,
         *,
         costs: PackCosts | None = None,
+        seconds: float | None = None,
         sample_size: Callable[[Any], tuple[int, int]] = size_of,
     ) -> None:
-        """`token_micro_bsz` is the budget of tokens; the first packs are made of `buffer_size` samples."""
+        """`token_micro_bsz` is the budget of tokens; of `buffer_size` samples packs are made."""
         self.buffer_size, self.sample_size = buffer_size, sample_size
-        self.packer = Packer(vit_budget, token_micro_bsz, costs)
+        self.packer = Packer(vit_budget, token_micro_bsz, costs, seconds=seconds)
         self.items: list[Any] = []
         self.packs: list[list[Any]] = []
+        self.made = self.held = self.tokens = 0
 
     def put_item(self, item: Any) -> None:
-        """Take a sample; of one token, as VeOmni does, none."""
-        if self.sample_size(item)[1] > 1:
+        """Take a sample; of one token, as VeOmni does, and beyond a budget, none."""
+        tiles, tokens = self.sample_size(item)
+        if tokens > self.packer.llm_budget or tiles > self.packer.vit_budget:
+            say(f"warning: a sample of {tiles} tiles and {tokens} tokens is beyond the budgets: left out", error=True)
+        elif tokens > 1:
             self.items.append(item)
+            self.held, self.tokens = self.held + 1, self.tokens + tokens
 
     def is_ready_for_micro_batch(self) -> bool:
-        """Whether there is a pack, or enough samples for some."""
-        return bool(self.packs) or len(self.items) >= self.buffer_size
+        """Whether the buffer is full: as many samples are read between packs as the last one took out of it."""
+        return self.held >= self.buffer_size and self.tokens >= self.packer.llm_budget
 
     def get_micro_batch(self, step: int) -> list[Any]:
-        """Return the samples of the next pack."""
-        if not self.packs:
-            self.packs, self.items = self.packer.groups_and_rest(self.items, self.sample_size)
-            if not self.packs:
-                self.packs, self.items = [self.items], []
-        return self.packs.pop()
+        """Return the samples of the next pack. When half of the packs are gone all that is held is packed anew."""
+        if self.items and len(self.packs) <= self.made // 2:
+            rest = [item for pack in self.packs for item in pack]
+            self.packs, emptiest = self.packer.groups_and_rest([*rest, *self.items], self.sample_size)
+            self.packs.insert(0, emptiest)  # the last to go
+            self.items, self.made = [], len(self.packs)
+        pack = self.packs.pop()
+        self.held -= len(pack)
+        self.tokens -= sum(self.sample_size(item)[1] for item in pack)
+        return pack
 
     def empty(self) -> bool:
         """Whether no sample is left."""
-        return not self.packs and not self.items
+        return not self.held
 
 
 def share_out(all_data_lengths: Any, num_replicas: int, dim: int, phase: Phase = VIT) -> list[Any]:
@@ -70,7 +81,7 @@ def share_out(all_data_lengths: Any, num_replicas: int, dim: int, phase: Phase =
     return [all_data_lengths[row.to(all_data_lengths.device)] for row in rows]
 
 
-def install(vit_budget: int | None = None, costs: PackCosts | None = None) -> None:
+def install(vit_budget: int | None = None, costs: PackCosts | None = None, seconds: float | None = None) -> None:
     """Add `encoder_data_balance_sorting_algo: omnibal`; with `vit_budget`, `dyn_bsz` packs with two budgets.
 
     That is for `dyn_bsz_runtime: main`. The warm-up of its budget and its other ways to count tokens have no effect.
@@ -81,5 +92,5 @@ def install(vit_budget: int | None = None, costs: PackCosts | None = None) -> No
     SORTING_ALGO_FUNC[NAME] = share_out
     if vit_budget is not None:
         data_loader.TextBatchingStrategy = lambda token_micro_bsz, buffer_size, **_: TwoBudgetBatching(
-            vit_budget, token_micro_bsz, buffer_size, costs=costs
+            vit_budget, token_micro_bsz, buffer_size, costs=costs, seconds=seconds
         )

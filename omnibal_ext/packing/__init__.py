@@ -4,9 +4,9 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`pack`, loaded at its first use: importing a module of this package must not load the packers."""
-    if name != "pack":
+    """`pack` and `warm_up`, loaded at first use: importing a module of this package must not load the packers."""
+    if name not in ("pack", "warm_up"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from omnibal_ext.packing.in_memory import pack
+    from omnibal_ext.packing import in_memory
 
-    return pack
+    return getattr(in_memory, name)

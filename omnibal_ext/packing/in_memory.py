@@ -18,11 +18,10 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.ordering.equalize_packs import equalize_packs, worth_equalizing
 from omnibal_ext.packing.packers.balanced import MANY_ROWS, QUICK, pack_balanced
 from omnibal_ext.packing.packs import PackList
+from omnibal_ext.reading.checks import integer, is_number, shown
 from omnibal_ext.sizes import Sizes
 
 BEYOND = ("error", "drop", "alone")
-SECONDS = 0.02
-"""Default effort of making packs equal."""
 
 
 def pack(
@@ -33,14 +32,14 @@ def pack(
     *,
     costs: PackCosts | None = None,
     beyond: str = "error",
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     seed: int = 0,
 ) -> list[list[int]]:
     """Return packs as lists of sample numbers: few, within both budgets, and as equal as exchanging samples makes them.
 
     Packs are in random order. Equal inputs and seed give equal packs on every machine, so that ranks which hold the
     same lengths need not talk. The first call of a process loads compiled code; the first on a machine compiles it,
-    for some 15 seconds, into numba's cache (`NUMBA_CACHE_DIR`).
+    for some 15 seconds, into numba's cache (`NUMBA_CACHE_DIR`): `warm_up()` does so beforehand.
 
     Args:
         tiles: ViT inputs of each sample, [N], whole numbers: image tiles, or patches or visual tokens at native
@@ -54,19 +53,22 @@ def pack(
             runs all of the model give one part with all of them. None: equal in tiles and in tokens.
         beyond: of a sample beyond a budget: "error" refuses it, "drop" leaves it out and prints a line, "alone" gives
             it a pack of its own.
-        seconds: effort for making packs equal, a number of steps given in nominal seconds; 0.1 for 1,000 samples, 1 for
-            10,000 reach what there is to reach, 0 leaves packs as they are.
+        seconds: effort for making packs equal, a number of steps given in nominal seconds; 0 leaves packs as they are.
+            None: what there is to reach for up to 4,000 samples, 0.5; 1 for 10,000, 10 for 100,000 reach it there.
         seed: decides among equal samples, and orders the packs.
 
     Raises:
-        UserError: sizes that are no lists of whole numbers of one length, a budget out of range, or, with `beyond`
-            "error", the first sample beyond a budget.
+        UserError: sizes that are no lists of whole numbers of one length, a budget or seed that is none, other
+            arguments out of range, or, with `beyond` "error", the first sample beyond a budget.
     """
     sizes = Sizes.from_arrays(tiles, tokens, "samples to pack")
-    if vit_budget < 0 or llm_budget < 1:
-        raise UserError(f"budgets of {vit_budget} tiles and {llm_budget} tokens: need 0 or more, and 1 or more")
-    if not 0 <= seconds < float("inf"):
-        raise UserError(f"seconds={seconds}: must be 0 or more")
+    vit_budget, llm_budget = whole("vit_budget", vit_budget), whole("llm_budget", llm_budget, 1)
+    seed = whole("seed", seed)
+    seconds = _usual_effort(len(sizes)) if seconds is None else seconds
+    if not is_number(seconds) or not 0 <= seconds < float("inf"):
+        raise UserError(f"seconds={seconds!r}: must be a number of 0 or more")
+    if not isinstance(costs, PackCosts | None):
+        raise UserError(f"costs must be a PackCosts, got {shown(costs)}: PackCosts({{part: {{'tokens': 1e-5, ...}}}})")
     if beyond not in BEYOND:
         raise UserError(f"beyond={beyond!r}: must be one of {', '.join(BEYOND)}")
     fits = (sizes.tiles <= vit_budget) & (sizes.tokens <= llm_budget)
@@ -82,6 +84,16 @@ def pack(
     return [numbers[first:end] for first, end in pairwise(ends)]
 
 
+def whole(name: str, value: Any, least: int = 0) -> int:
+    """Return a whole number, numpy's as Python's. Raises UserError for others and those below `least`."""
+    return integer(least)(name, int(value) if isinstance(value, np.integer) else value)
+
+
+def _usual_effort(samples: int) -> float:
+    """Return the default effort of making packs equal: more brings next to nothing, up to 4,000 samples."""
+    return min(0.5, max(0.05, 1.25e-4 * samples))
+
+
 def _report(sizes: Sizes, sample: int, count: int, budgets: str, beyond: str) -> None:
     """Say that samples are beyond a budget. Raises UserError unless they are dropped."""
     what = f"sample {sample} has {sizes.tiles[sample]} tiles and {sizes.tokens[sample]} tokens, a pack holds {budgets}"
@@ -94,6 +106,11 @@ def _level(
     sizes: Sizes, vit_budget: int, llm_budget: int, costs: PackCosts | None, effort: float, seed: int
 ) -> PackList:
     """Pack samples that all fit, and exchange some until packs are as equal as possible."""
+    # More than all samples have is no limit, and would only take memory.
+    vit_budget, llm_budget = (
+        min(budget, max(1, int(each.sum(dtype=np.int64))))
+        for budget, each in ((vit_budget, sizes.tiles), (llm_budget, sizes.tokens))
+    )
     plans = QUICK if len(np.unique(sizes.tiles)) <= MANY_ROWS else ()
     packs = pack_balanced(sizes, vit_budget, llm_budget, seed=seed, fine=False, plans=plans)
     if not worth_equalizing(packs, effort):
@@ -103,3 +120,10 @@ def _level(
     one_group, every = np.zeros(len(packs), np.int64), np.arange(len(packs))
     budgets = np.array([vit_budget, llm_budget])
     return equalize_packs(packs, columns, budgets, work, every, one_group, seed, effort)
+
+
+def warm_up() -> None:
+    """Compile the packer into numba's cache: what the first calls on a machine would do, for tiles and for patches."""
+    samples = np.arange(150)
+    for tiles in (samples % 6, samples):  # of which there are few sizes, and many
+        pack(tiles, 10 + 7 * (samples % 50), vit_budget=300, llm_budget=1000)

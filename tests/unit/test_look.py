@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import resource
 import shlex
 import subprocess
@@ -27,6 +28,7 @@ from tools import look, pack_data, preprocess_data
 
 TOOLS = {"tools/pack_data.py": pack_data, "tools/preprocess_data.py": preprocess_data}
 Run = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -217,6 +219,15 @@ def test_conversations_of_peers_have_the_sizes_and_the_index_of_their_dataset(
     of_folder = run(look, "data", "--model", model, "--ranks", 2, "--json")
     assert again["ways"] == of_folder["ways"] == shown["ways"]
     assert_same(shown, obeyed(run, {"commands": [of_folder["commands"][0].replace(" packs", " more")]}))
+
+
+def test_conversations_are_measured_without_megatron_core(run: Run, model: Path, tmp_path: Path) -> None:
+    """As in other trainers' environments."""
+    words = [*swift(tmp_path), "--model", model, "--image-root", tmp_path / "images", "--ranks", 2, "--json"]
+    hidden = "import sys; sys.modules |= dict.fromkeys(('megatron.core', 'megatron.training', 'triton'));"
+    start = [sys.executable, "-c", f"{hidden} from tools.look import main; main()", *map(str, words)]
+    said = subprocess.run(start, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert json.loads(said.stdout)["ways"] == run(look, *words)["ways"]
 
 
 def test_parts_that_end_in_another_order_change_nothing(

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from megatron.vlm.data.batches import IGNORED
-from megatron.vlm.data.columns import REMEDY, SOUNDS, columns_of, open_column
+from megatron.vlm.data.columns import REMEDY, SOUNDS, columns_of
 from megatron.vlm.data.manifest import check_manifest, read_images, read_sounds
 from megatron.vlm.data.media.crc import ChangedError
 from megatron.vlm.data.media.features import FeatureOrder
@@ -68,6 +68,8 @@ class ChatDataset(Dataset):
         if self.frames.any():
             require_hearing(str(self.folder))
         self.sources = Sources(self.manifest)
+        from megatron.vlm.data.indexed_columns import open_column  # with core, which `omnibal look` goes without
+
         self.columns = {name: open_column(self.folder, name) for name in columns_of(self.hears)}
         held = {"sizes.npz": self.sizes.tokens}
         held |= {name: column.sequence_lengths for name, column in self.columns.items()}

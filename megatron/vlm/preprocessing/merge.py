@@ -5,12 +5,12 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.vlm.data.columns import SOUNDS, ColumnWriter, columns_of
+from megatron.vlm.data.columns import SOUNDS, columns_of
 from megatron.vlm.data.manifest import SCHEMA_VERSION
 from megatron.vlm.data.media.videos import READING
 from megatron.vlm.data.rejects import RejectCount, reject_limit
@@ -27,6 +27,9 @@ from omnibal_ext.launch.apart import apart
 from omnibal_ext.output import say
 from omnibal_ext.reading.document import sealed
 from omnibal_ext.sizes import Sizes
+
+if TYPE_CHECKING:
+    from megatron.vlm.data.indexed_columns import ColumnWriter
 
 OF_SAMPLES = ("tiles", "lengths", "lines", "supervised")
 """Arrays of a part with a number for each sample, which sizes.npz keeps."""
@@ -92,6 +95,8 @@ def ready_part(job: PreprocessJob, number: int) -> PreparedPart:
 
 def _join_parts(job: PreprocessJob, folder: Path) -> _Joined:
     """Append every part to the columns and rejects of `folder`; count the samples of each input file."""
+    from megatron.vlm.data.indexed_columns import ColumnWriter  # with core, which `omnibal look` goes without
+
     writers = {name: ColumnWriter(folder, name) for name in columns_of(bool(job.recipe.audio))}
     joined = _Joined({name: [] for name in of_samples(job.recipe)})
     parts = (ready_part(job, number) for number in range(len(job.sources)))
@@ -118,7 +123,7 @@ def _join_parts(job: PreprocessJob, folder: Path) -> _Joined:
     return joined
 
 
-def _append(part: PreparedPart, writers: dict[str, ColumnWriter], joined: _Joined) -> None:
+def _append(part: PreparedPart, writers: "dict[str, ColumnWriter]", joined: _Joined) -> None:
     writers["tokens"].append(part.tokens, part.token_lengths)
     writers["loss_mask"].append(part.loss_mask, part.token_lengths)
     writers["images"].append(part.images, part.image_lengths)

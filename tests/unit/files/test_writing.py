@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron.vlm.data.columns import ColumnWriter
+from megatron.vlm.data.indexed_columns import ColumnWriter
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import building
 from omnibal_ext.files.locks import working_on

@@ -36,13 +36,14 @@ def test_ranks_read_equally_many_packs_and_together_every_sample_once(ranks: int
 
 
 def test_epochs_are_packed_anew_and_repeat_after_a_restart() -> None:
-    first = sampler()
-    packs = list(first)
-    first.set_epoch(1)
-    assert list(first) != packs
-    again = sampler()
-    again.set_epoch(1)
-    assert list(again) == list(first)
+    """Whether the trainer says which epoch it is, or only reads once more."""
+    counted, told = sampler(), sampler()
+    epochs = [list(counted) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    for epoch in (0, 2, 1, 1):
+        told.set_epoch(epoch)
+        assert list(told) == epochs[epoch]
+    assert list(told) == epochs[2]
 
 
 def test_ranks_and_samples_that_do_not_suffice_are_refused() -> None:
@@ -50,6 +51,13 @@ def test_ranks_and_samples_that_do_not_suffice_are_refused() -> None:
         sampler(4, 4)
     with pytest.raises(UserError, match="give more samples"):
         PackedBatches([0], [5], 4, 10, ranks=2)
+    for ranks in (0, -1, None):
+        with pytest.raises(UserError, match="ranks must be a whole number of at least 1"):
+            sampler(ranks)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="no pack is left"):
+        PackedBatches([0], [50], 4, 10, ranks=1, beyond="drop")
+    with pytest.raises(UserError, match="two lists of one length"):
+        PackedBatches((n for n in [1]), (n for n in [5]), 4, 10, ranks=1)
     with pytest.raises(UserError, match="leave rank out"):
         _ = sampler(4, 1).batch_size
     assert sampler().batch_size is None
@@ -70,12 +78,13 @@ def numbers(batch: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_accelerate_gives_each_process_its_ranks_packs(rank: int) -> None:
+def test_accelerate_gives_each_process_its_ranks_packs_and_others_in_the_next_epoch(rank: int) -> None:
     data_loader = pytest.importorskip("accelerate.data_loader")
     packs = DataLoader(Samples(), batch_sampler=sampler(2), collate_fn=collate)
     mine = data_loader.prepare_data_loader(packs, num_processes=2, process_index=rank, even_batches=False)
-    read = [numbers(batch) for batch in mine]
-    assert read == [sorted(pack) for pack in sampler(2, rank)]
+    expected = sampler(2, rank)
+    for _ in range(3):
+        assert [numbers(batch) for batch in mine] == [sorted(pack) for pack in expected]
 
 
 class Mean(torch.nn.Module):

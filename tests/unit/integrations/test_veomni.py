@@ -78,14 +78,22 @@ def test_their_loader_yields_packs_of_two_budgets(monkeypatch: pytest.MonkeyPatc
     check(packs, tiles, tokens, (12, 300))
 
 
-def test_a_stream_is_packed_as_it_comes_and_drained_at_its_end() -> None:
+def test_a_stream_is_packed_as_it_comes_and_drained_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """Between packs no more is read than the last one took out of the buffer: a step waits for no burst."""
     tiles, tokens = drawn(500)
     strategy = TwoBudgetBatching(12, 300, buffer_size=100)
-    packs = []
+    packs, read = [], [0]
     for number in range(500):
-        strategy.put_item(sample(number, int(tiles[number]), int(tokens[number])))
         if strategy.is_ready_for_micro_batch():
             packs.append(strategy.get_micro_batch(number))
+            read.append(0)
+        strategy.put_item(sample(number, int(tiles[number]), int(tokens[number])))
+        read[-1] += 1
+    assert read[1:-1] == [len(pack) for pack in packs[:-1]]
+    assert max(read[1:]) <= 20
+    strategy.put_item(sample(500, 13, 100))
+    strategy.put_item(sample(500, 0, 301))
+    assert "a sample of 13 tiles and 100 tokens is beyond the budgets" in capsys.readouterr().err
     assert not strategy.empty()
     while not strategy.empty():
         packs.append(strategy.get_micro_batch(0))

@@ -94,8 +94,13 @@ def test_a_sample_beyond_a_budget_is_refused_left_out_or_alone(capsys: pytest.Ca
     ("arguments", "more", "said"),
     [
         (([1], [1, 2], 1, 1), {}, "two lists of one length"), (([1.5], [1], 1, 1), {}, "whole numbers"),
-        (([0], [0], 1, 1), {}, "row 0: tokens is 0"), (([0], [1], -1, 1), {}, "budgets of -1 tiles"),
-        (([0], [1], 0, 0), {}, "0 tokens"), (([1], [1], 0, 1), {}, "raise the budgets"),
+        (([0], [0], 1, 1), {}, "row 0: tokens is 0"), (([1], [1], 0, 1), {}, "raise the budgets"),
+        *((([0], [1], budget, 1), {}, "vit_budget must be a whole number") for budget in (-1, None, 12.5, 1e9)),
+        *((([0], [1], 0, budget), {}, "llm_budget must be a whole number of at least 1, got")
+          for budget in (0, -1, None, "4096", 4096.0, float("nan"), True)),
+        *((([0], [1], 0, 1), {"seed": seed}, "seed must be a whole number") for seed in (-1, 1.5, None)),
+        (([0], [1], 0, 1), {"costs": {"vision": {"tiles": 1.0}}}, "costs must be a PackCosts"),
+        (([0], [1], 0, 1), {"seconds": "0.1"}, "seconds='0.1'"),
         (([1], [1], 1, 1), {"beyond": "skip"}, "beyond='skip': must be one of error, drop, alone"),
         *((([1], [1], 1, 1), {"seconds": seconds}, "seconds=") for seconds in (-1, float("inf"), float("nan"))),
     ],
@@ -104,6 +109,43 @@ def test_bad_input_is_refused_in_one_line(arguments: Any, more: dict[str, Any], 
     with pytest.raises(UserError, match=said) as caught:
         pack(*arguments, **more)
     assert "\n" not in str(caught.value)
+
+
+def test_budgets_may_be_numpys_or_above_all_that_there_is() -> None:
+    assert sorted(pack([1, 2], [5, 6], np.int64(3), 2**40)[0]) == [0, 1]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_the_default_effort_leaves_what_half_a_second_leaves(many: bool) -> None:
+    """Of 4,096 samples with tiles or patches; the deviation of packs in tokens, which waiting follows."""
+    random = np.random.default_rng(3)
+    tiles = random.integers(0, 3000, 4096) if many else random.integers(0, 8, 4096)
+    sizes = tiles, (tiles // 4 if many else 256 * tiles) + random.integers(20, 900, 4096)
+    packs = {effort: pack(*sizes, 30000 if many else 48, 16384, seconds=effort) for effort in (None, 0.5, 0.02)}
+    left = {effort: deviation(loads_of(groups, *sizes)[:, 1]) for effort, groups in packs.items()}
+    assert left[None] <= 1.05 * left[0.5] < 0.8 * left[0.02]
+
+
+def test_a_warmed_packer_compiles_nothing_more() -> None:
+    """A random buffer of tiles, one of patches, and costs use no function that `warm_up` has not called."""
+    used = """
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+from omnibal_ext.packing import pack, warm_up
+from omnibal_ext.packing.costs import PackCosts
+signatures, compiled = [], Dispatcher.compile
+Dispatcher.compile = lambda self, signature: signatures.append((self, signature)) or compiled(self, signature)
+warm_up()
+before = {(function.py_func, str(signature)) for function, signature in signatures}
+random = np.random.default_rng(0)
+for tiles in (random.integers(0, 6, 700), random.integers(0, 4000, 700)):
+    costs = PackCosts({"one": {"tiles": 1.0, "attention": 1e-3}})
+    for how in (None, costs):
+        pack(tiles, tiles // 4 + random.integers(2, 60, 700), 2 * tiles.max(), 4096, costs=how)
+after = {(function.py_func, str(signature)) for function, signature in signatures}
+assert before and after == before, after - before
+"""
+    subprocess.run([sys.executable, "-c", used], cwd=REPOSITORY, check=True)
 
 
 def test_importing_a_module_of_the_package_loads_no_packer() -> None:

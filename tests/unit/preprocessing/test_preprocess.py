@@ -92,7 +92,7 @@ def _die(*arguments: Any, **_: Any) -> None:
     [
         "numpy.savez",  # half of a part, or of the sizes, is written
         "megatron.vlm.preprocessing.parts.Path.replace",  # a part is written but has no name
-        "megatron.vlm.preprocessing.merge.ColumnWriter.append",  # amid the join
+        "megatron.vlm.data.indexed_columns.ColumnWriter.append",  # amid the join
         "megatron.vlm.preprocessing.merge.Sizes.save",
         "megatron.vlm.preprocessing.merge.Path.rename",  # all is there but the name
         "megatron.vlm.preprocessing.merge._join_parts",  # before the join begins
