@@ -99,14 +99,13 @@ def _positions(joined: Mapping[str, Any], ends: Any, config: Any) -> Any:
     """Raises UserError where the model's are not known."""
     import torch
 
-    grids = [joined.get(f"{kind}_grid_thw") for kind in ("image", "video")]
-    kinds = joined.get("mm_token_type_ids")
+    images, films, kinds = (joined.get(key) for key in ("image_grid_thw", "video_grid_thw", "mm_token_type_ids"))
     if config is not None and has_positions(config):
         seconds = joined.get("second_per_grid_ts", joined.get("video_second_per_grid"))
-        return pack_positions(config, joined["input_ids"].reshape(-1), ends, *grids, seconds)
-    if config is None and (kinds is not None or grids != [None, None]):
+        return pack_positions(config, joined["input_ids"].reshape(-1), ends, images, films, seconds)
+    if config is None and (kinds is not None or images is not None or films is not None):
         try:
-            return positions_by_kind([] if kinds is None else kinds.reshape(-1), ends, *grids)
+            return positions_by_kind([] if kinds is None else kinds.reshape(-1), ends, images, films)
         except UserError as error:
             raise UserError(f"{error}; positions or masks are the model's own: {REMEDY}") from None
     return torch.cat([torch.arange(length) for length in ends.diff().tolist()])

@@ -156,7 +156,8 @@ def _patches_and_grids(pack: Pack) -> Batch:
         if parts:
             found[pixels] = torch.cat([patches for _, patches in parts])
             found[f"{name}_grid_thw"] = torch.tensor([grid for image, _ in parts for grid in image.grids])
-    seconds = [image.film.seconds for image, _ in shown if _is_film(image, pack.how) for _ in image.grids]
+    films = [(image.film, image.grids) for image, _ in shown if image.film and _is_film(image, pack.how)]
+    seconds = [film.seconds for film, steps in films for _ in steps]
     bounds = np.cumsum([0, *pack.lengths])
     grids = (found.get("image_grid_thw"), found.get("video_grid_thw"))
     places = pack_positions(pack.config, pack.ids, bounds, *grids, seconds)[:, None]
