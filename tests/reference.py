@@ -18,7 +18,8 @@ HEAD = """# Reference
 For those who import the packages: `omnibal_ext` needs neither torch nor Megatron, `megatron.vlm` torch and
 megatron-core. Names that begin with an underscore, and modules that are not here, may change with any version.
 Explained in [packing.md](packing.md), [integrations.md](integrations.md), [loops.md](loops.md),
-[streams.md](streams.md), [planning.md](planning.md) and [models.md](models.md); generated from docstrings by `python -m tests.reference`.
+[streams.md](streams.md), [planning.md](planning.md) and [models.md](models.md); generated from docstrings by
+`python -m tests.reference`.
 """
 ROOMS = {
     "Samples to packs": (
