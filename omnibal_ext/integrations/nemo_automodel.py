@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.integrations.samples import epoch_effort
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.in_memory import pack
 
@@ -40,7 +41,7 @@ def greedy_knapsack_vt_balanced(
     if visual_budget is None and len(visual):
         mean = visual.sum() / max(1.0, tokens.sum() / max_length)
         visual_budget = max(int(visual.max()), int(np.ceil(ROOM * mean)))
-    effort = max(0.1, 1e-4 * len(tokens)) if seconds is None else seconds
+    effort = epoch_effort(len(tokens), seconds)
     return pack(visual, tokens, visual_budget or 0, max_length, costs=costs, beyond="drop", seconds=effort)
 
 

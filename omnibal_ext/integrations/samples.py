@@ -72,6 +72,11 @@ class Packer(NamedTuple):
         return groups, rest
 
 
+def epoch_effort(samples: int, seconds: float | None) -> float:
+    """Return the seconds for packs of so many samples, made once an epoch: those given, or more than `pack`'s own."""
+    return max(0.1, 1e-4 * samples) if seconds is None else seconds
+
+
 def join(samples: Sequence[Mapping[str, Any]], config: Any = None) -> dict[str, Any]:
     """Join samples, dicts of tensors, arrays or lists, to one sequence.
 

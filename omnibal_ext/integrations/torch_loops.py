@@ -11,7 +11,7 @@ import numpy as np
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.family import Packs
-from omnibal_ext.integrations.samples import REMEDY, join
+from omnibal_ext.integrations.samples import REMEDY, epoch_effort, join
 from omnibal_ext.joining.checks import check_model, check_rotation
 from omnibal_ext.joining.fields import is_of_media
 from omnibal_ext.joining.masks import image_masks
@@ -49,7 +49,7 @@ class PackedBatches:
         self._sizes, self._budgets = (tiles, tokens), (vit_budget, llm_budget)
         self._ranks, self._rank, self._seed, self._epoch = ranks, rank, seed, 0
         self._samples = len(np.atleast_1d(tokens))
-        effort = max(0.1, 1e-4 * self._samples) if seconds is None else seconds
+        effort = epoch_effort(self._samples, seconds)
         self._how: dict[str, Any] = {"costs": costs, "beyond": beyond, "seconds": effort}
         self._packs, self._begun = self._pack(), False
 

@@ -19,8 +19,10 @@ FILLERS = {"image_position_ids": -1}
 
 
 def rows_of(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, "Tensor"]]:
-    """Return the samples' fields as tensors, without those that are None, are Energon's (`__key__`), or only say that
-    all tokens are seen, one after the other. Raises UserError for what cannot be in a pack."""
+    """Return each sample's fields as tensors. Raises UserError for what cannot be in a pack.
+
+    Left out are fields that are None, Energon's own (`__key__`), a mask of ones, and positions that count from 0.
+    """
     if not samples:
         raise UserError("a pack without samples")
     rows = [_row(f"sample {number} of the pack", sample) for number, sample in enumerate(samples)]
@@ -96,7 +98,7 @@ def _tensor(where: str, value: Any) -> "Tensor":
 
 
 def _drop_mask(where: str, row: dict[str, "Tensor"], count: int) -> None:
-    """Transformers does not look for samples in a pack that has a mask, not even in one of ones."""
+    """Drop a mask of ones: in a pack that has a mask, transformers does not look for samples. Others are refused."""
     mask = row.pop("attention_mask", None)
     if mask is not None and (mask.numel() != count or not bool((mask == 1).all())):
         raise UserError(
@@ -106,7 +108,7 @@ def _drop_mask(where: str, row: dict[str, "Tensor"], count: int) -> None:
 
 
 def _drop_positions(where: str, row: dict[str, "Tensor"], count: int) -> None:
-    """Words' own positions are made for the pack; those of several axes stay."""
+    """Drop positions that count from 0, which are made for the pack; those of several axes stay."""
     import torch
 
     places = row.get("position_ids")

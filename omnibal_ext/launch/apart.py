@@ -49,7 +49,7 @@ def each_apart(
 
 @contextmanager
 def _crew(count: int, work: Work[Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[list["_Worker"]]:
-    """Forked processes; at the end they do what they have begun, unless this process is asked to end."""
+    """Fork processes; at the end wait for the tasks that they have begun, or kill them if this one is asked to end."""
     crew: list[_Worker] = []
     try:
         while len(crew) < count:

@@ -117,7 +117,7 @@ def _lower(name: int, most: int) -> tuple[int, int]:
 
 
 class _Bounded:
-    """Whether this process is inside of `bounded`, and has its signal."""
+    """The state of `bounded`: whether it is running, and in which process its signal handler was installed."""
 
     active = False
     process = 0

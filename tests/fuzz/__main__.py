@@ -10,14 +10,13 @@ found.
 """
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from omnibal_ext.console import print_table
+from omnibal_ext.console import print_json, print_table
 from tests.fuzz.readers import all_readers
 from tests.fuzz.trial import MOST_CHOICES, Trial, limit_this_process
 
@@ -74,7 +73,7 @@ def _report(trials: list[Trial], seconds: float) -> None:
 
 def _as_json(trials: list[Trial], _: float) -> None:
     found = {f"{trial.name}: {finding}": content for trial in trials for finding, content in trial.found.items()}
-    print(json.dumps({"found": found, "beyond": {trial.name: trial.beyond for trial in trials}}))
+    print_json({"found": found, "beyond": {trial.name: trial.beyond for trial in trials}})
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -127,7 +127,7 @@ def _behind_header(content: bytes, choices: Choices) -> bytes:
 
 
 def _in_place(content: bytes, choices: Choices) -> bytes:
-    """What lies behind stays where it is. Choices that are used up damage the middle, not what the file begins with."""
+    """Change some bytes and move none. Choices that are used up change the middle, not how the file begins."""
     at = (len(content) // 2 + choices.below(len(content) + 1)) % (len(content) + 1)
     size, how = 1 + choices.below(64), choices.below(3)
     if how == 0:

@@ -15,6 +15,7 @@ from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.memory import taken
 from tests.fuzz.mutate import Choices, damaged
 from tests.fuzz.reader import Reader
 
@@ -159,8 +160,7 @@ def limit_this_process() -> None:
     """End what computes or waits too long with `Hang`, and what takes too much memory with MemoryError."""
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, _hang)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (taken() + MEMORY, resource.RLIM_INFINITY))
 
 
 def _is_first(refusal: BaseException) -> bool:

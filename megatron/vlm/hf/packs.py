@@ -62,7 +62,7 @@ class JoinPack:
             the mean over the global batch. None: no `weights` (transformers' Trainer passes all keys to the model).
         """
         self.config, self.reduction, self.packs = config, reduction, check_model(config)
-        self.takes, self.normalization = MODELS[config.model_type].takes, data.normalization if data else None
+        self.takes, self.normalization = MODELS[config.model_type].takes, None if data is None else data.normalization
         if data is not None:
             check_rotation(config, int(data.sizes.tokens.max()))
             _check_dataset(data, config, self.packs)

@@ -12,9 +12,7 @@ from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_within
-from omnibal_ext.reading.checks import anything, mapping
-from omnibal_ext.reading.document import if_sealed, read_json
-from omnibal_ext.run_metrics import INPUTS
+from omnibal_ext.run_metrics import INPUTS, noted_inputs
 from omnibal_ext.units import in_bytes
 
 
@@ -53,8 +51,7 @@ def check_run_folder(args: Namespace, run_dir: Path) -> str:
 
     Paths in `run_dir`, and those noted there by an earlier start, are this run's.
     """
-    path = run_dir / INPUTS
-    noted = read_json(path, if_sealed(mapping(anything)), "remove it") if path.exists() else {}
+    noted = noted_inputs(run_dir)
     for flag, name in (("--metrics-file", args.metrics_file), ("--tensorboard-dir", args.tensorboard_dir)):
         if not name or not _is_used(Path(name)):
             continue
