@@ -1,6 +1,6 @@
 """Run on two ranks: saves of a model that trains, in which a rank's file system fails at every place in turn.
 
-failing_saves.py FOLDER sync|async EVERY    writes what each rank saw, at every EVERYth place: a file RANK.json
+failing_saves.py FOLDER sync|async    writes what each rank saw: a file RANK.json
 
 Python tells an audit hook of every file that it opens, lists, makes or renames: the hook raises the error of a disk.
 """
@@ -53,7 +53,7 @@ class Disk:
 
 
 def main() -> None:
-    folder, how, every = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    folder, how = Path(sys.argv[1]), sys.argv[2]
     saves = folder / "saves"
     core_patches.patch_distributed_optimizer()
     core_patches.patch_padding()
@@ -70,7 +70,7 @@ def main() -> None:
         training.save_checkpoint(iteration, model, optimizer, None, 0.0)
         training.maybe_finalize_async_save(blocking=True)
 
-    places = every_place(disk, save, saves, attempts, every)
+    places = every_place(disk, save, saves, attempts)
     lost = lost_writer(save, attempts) if how == "async" else []
     unwritten = [name for name, found in tensors(saves / "iter_0000001").items() if not found.isfinite().all()]
     found = {"places": places, "lost": lost, "three": three_in_a_row(disk, save), "unwritten": unwritten}
@@ -80,9 +80,7 @@ def main() -> None:
     torch.distributed.destroy_process_group()
 
 
-def every_place(
-    disk: Disk, save: Callable[[int], None], saves: Path, attempts: Attempts, every: int
-) -> list[dict[str, Any]]:
+def every_place(disk: Disk, save: Callable[[int], None], saves: Path, attempts: Attempts) -> list[dict[str, Any]]:
     """For each rank, and each thing that it does with files: what this rank knows then, and the saves that are left."""
     here, found, iteration = torch.distributed.get_rank(), list[dict[str, Any]](), 1
     save(iteration)
@@ -92,7 +90,7 @@ def every_place(
         save(iteration)
         places = torch.tensor([disk.count])
         torch.distributed.broadcast(places, rank)
-        for place in range(1, int(places) + 1, every):
+        for place in range(1, int(places) + 1):
             before, iteration = Checkpoints(saves).newest().iteration, iteration + 1
             torch.distributed.barrier()
             disk.fail_at(place if here == rank else 0)

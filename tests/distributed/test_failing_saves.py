@@ -8,15 +8,11 @@ import pytest
 from tests.distributed.conftest import run_program
 from tests.long import short
 
-EVERY = 7
-"""Which places fail in the short suite; in the long one all."""
-
 
 @pytest.fixture(scope="module", params=short(["sync", "async"], ["sync"]))
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, is_long: bool) -> list[Any]:
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder = tmp_path_factory.mktemp(request.param)
-    every = 1 if is_long else EVERY
-    assert run_program("tests.distributed.failing_saves", 2, str(folder), request.param, str(every))["ranks"] == 2
+    assert run_program("tests.distributed.failing_saves", 2, str(folder), request.param)["ranks"] == 2
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
