@@ -16,6 +16,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from omnibal_ext.adapters import Adapters
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
@@ -241,17 +242,17 @@ class Plan:
                     f"stage {number} names {twice[0]} twice in `recompute` and `recompute_cheap`; once is enough"
                 )
 
-    def check_model(self, model: str, model_hash: str, chain: Sequence[str]) -> None:
+    def check_model(self, model: Architecture) -> None:
         """Raise UserError if the plan was made for another model, or its chain is not the model's."""
-        if self.model_hash != model_hash:
+        if not model.was_noted(self.model, self.model_hash):
             raise UserError(
-                f"the plan was made for model {self.model!r} (hash {self.model_hash}), not for {model!r} "
-                f"(hash {model_hash}); plan again with tools/plan_layout.py"
+                f"the plan was made for model {self.model!r} (hash {self.model_hash}), not for {model.name!r} "
+                f"(hash {model.hash}); plan again with tools/plan_layout.py"
             )
-        if tuple(chain) != self.chain:
+        if (chain := model.chain) != self.chain:
             at = next((i for i, (one, other) in enumerate(zip(self.chain, chain, strict=False)) if one != other), None)
             where = f"differs at layer {at}" if at is not None else f"has {len(self.chain)} layers, not {len(chain)}"
-            raise UserError(f"the plan's chain is not that of model {model!r}: it {where}; plan again")
+            raise UserError(f"the plan's chain is not that of model {model.name!r}: it {where}; plan again")
 
     def check_trained(self, frozen: Sequence[str], adapters: Adapters) -> None:
         """Raise UserError if the plan was made for other frozen parts than these, or other adapters."""

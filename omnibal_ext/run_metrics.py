@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.folders import path_noted
 from omnibal_ext.reading.checks import (
     Check,
     anything,
@@ -24,6 +25,8 @@ REMEDY = "take the line out, or start the run in another folder"
 
 INPUTS = "inputs.json"
 """In the run's folder: paths of its plan, profile and packs."""
+VERSIONS = "versions"
+"""In inputs.json, beside paths."""
 TIMELINE = "timeline.jsonl"
 """In the run's folder: a line for each iteration that was recorded on every rank."""
 
@@ -83,7 +86,8 @@ def noted_inputs(folder: Path) -> dict[str, str]:
     """The paths and versions in a run's inputs.json, without its flags; empty without one."""
     path = folder / INPUTS
     found = read_json(path, if_sealed(mapping(anything)), "remove it, and name the files") if path.exists() else {}
-    return {name: value for name, value in found.items() if isinstance(value, str) and name != FIELD}
+    texts = {name: value for name, value in found.items() if isinstance(value, str) and name != FIELD}
+    return {name: value if name == VERSIONS else str(path_noted(folder, value)) for name, value in texts.items()}
 
 
 def _lines_before(path: Path, position: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.files.folders import noted_path
 from omnibal_ext.files.records import sha256_of, verify_checksums, write_text
 from omnibal_ext.files.writing import replacing
 from omnibal_ext.flags import Interval, Need, ToolParser
@@ -190,7 +191,7 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     if held_out:
         corpus = held_out.of(corpus)
     built_from: dict[str, Any] = {
-        "sizes": {str(path): sha256_of(path) for path in paths},
+        "sizes": {noted_path(Path(arguments.output_dir).parent, path): sha256_of(path) for path in paths},
         "group_by": "source" if arguments.separate_sources else arguments.group_by,
     }
     if held_out:

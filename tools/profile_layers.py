@@ -88,7 +88,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
 def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Profile | None:
     """Measured on this machine, or read if that has been done before; None on ranks other than the first."""
     settings = _settings(arguments, architecture)
-    known = _known(arguments.output, settings)
+    known = _known(arguments.output, settings, architecture)
     if known and not arguments.force:
         if not arguments.json:
             say(f"{arguments.output}: measured before with the same settings; --force measures again")
@@ -136,7 +136,9 @@ def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: A
     if not arguments.tower_profile:
         return replace(profile, image_tiles=image)
     unsharded = Profile.load(arguments.tower_profile)
-    names = ("model_hash", "vit_budget", "audio_budget", "frozen", "lora_rank", "lora_targets", "dtype")
+    if not architecture.was_noted(unsharded.model, unsharded.model_hash):
+        raise UserError(f"{arguments.tower_profile}: is of model {unsharded.model!r}; measure it for this one")
+    names = ("vit_budget", "audio_budget", "frozen", "lora_rank", "lora_targets", "dtype")
     for name in names:
         if getattr(unsharded, name) != getattr(profile, name):
             raise UserError(
@@ -183,15 +185,18 @@ def _version(package: str) -> str:
         return ""
 
 
-def _known(path: str, settings: dict[str, Any]) -> Profile | None:
-    """The profile at `path`, if it was measured with these settings."""
+def _known(path: str, settings: dict[str, Any], architecture: Architecture) -> Profile | None:
+    """The profile at `path`, if it was measured with these settings; the model may have had another name."""
     if not Path(path).exists():
         return None
     try:
         profile = Profile.load(path)
     except UserError:  # another version, or damaged
         return None
-    return profile if profile.measured_with == settings else None
+    measured = profile.measured_with
+    if "model_hash" in measured and architecture.was_noted(profile.model, measured["model_hash"]):
+        measured = {**measured, "model_hash": architecture.hash}
+    return profile if measured == settings else None
 
 
 def _show(profile: Profile, output: str) -> None:

@@ -253,7 +253,7 @@ def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:
             lora_targets=adapters.targets,
         )
     plan = Plan.load(known.plan)
-    plan.check_model(architecture.name, architecture.hash, architecture.chain)
+    plan.check_model(architecture)
     plan.check_trained(frozen, adapters)
     if ranks not in (None, plan.pipeline_model_parallel_size):
         raise UserError(

@@ -178,6 +178,13 @@ class Architecture:
         text = json.dumps(sizes, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def was_noted(self, name: str, noted: str) -> bool:
+        """Return whether a file that notes this name and hash of its model means this one.
+
+        The hash covers the name, which of a model's folder is the folder's: it may have been renamed since.
+        """
+        return noted in (self.hash, dataclasses.replace(self, name=name).hash)
+
 
 def differences(one: Architecture, other: Architecture) -> list[tuple[str, object, object]]:
     """Return the fields in which two models compute differently, each with both values.

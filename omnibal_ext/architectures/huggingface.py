@@ -23,8 +23,13 @@ def read_architecture(path: Path) -> Architecture:
             f"{folder}: an adapter ({ADAPTER}) lies beside the model, and would not be applied as peft does; move it "
             f"to a folder of its own: {WITH_ADAPTERS}"
         )
-    name = (folder.parent if folder.name == "huggingface" else folder).name
-    return read_fields(name, read_config(path), str(path), path.parent)
+    return read_fields(model_name(folder), read_config(path), str(path), path.parent)
+
+
+def model_name(folder: Path) -> str:
+    """Return the name of the model in a folder: the folder's, or that of the converted weights that it describes."""
+    folder = folder.resolve()
+    return (folder.parent if folder.name == "huggingface" else folder).name
 
 
 def read_fields(name: str, fields: Mapping[str, Any], where: str, folder: Path | None = None) -> Architecture:

@@ -281,14 +281,6 @@ class Profile:
             if cost.host_forward_seconds + cost.host_backward_seconds > cost.forward_seconds + cost.backward_seconds
         )  # fmt: skip
 
-    def check_model(self, model: str, model_hash: str) -> None:
-        """Raise UserError if the profile is of another model."""
-        if self.model_hash != model_hash:
-            raise UserError(
-                f"the profile is of model {self.model!r} (hash {self.model_hash}), not of {model!r} "
-                f"(hash {model_hash}); profile again with tools/profile_layers.py"
-            )
-
     def with_supervised(self, share: float) -> "Profile":
         """Return this profile for packs with a fraction `share` of supervised tokens; the head computes no others.
 

@@ -37,6 +37,18 @@ def refuse_without_manifest(folder: Path, what: str, maker: str) -> None:
         raise UserError(f"{folder}: is not {what}: has no manifest.json; make one with {maker}")
 
 
+def noted_path(base: Path, path: str | Path) -> str:
+    """Return a path as files in `base` note it: relative to it if inside, so that both can be moved, else absolute."""
+    base, path = (Path(os.path.realpath(one)) for one in (base, path))
+    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
+
+
+def path_noted(base: Path, noted: str) -> Path:
+    """Return the path that `noted_path` has noted; older files note paths from where their program was started."""
+    inside, given = base / noted, Path(noted)
+    return given if given.exists() and not inside.exists() else inside
+
+
 @contextmanager
 def building(target: Path, keeps: bool = False) -> Iterator[Path]:
     """Yield a new folder to write into; it replaces `target` at the end, and is removed after an error.

@@ -209,13 +209,12 @@ def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
 
 
 def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, Any]:
+    """Return the flags of tools/pack_data.py, but for the folders that it reads and writes."""
     flags: dict[str, Any] = {
-        "--data": arguments.data,
         "--data-parallel-size": data_parallel,
         "--micro-batches": micro_batches(arguments),
         "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
         "--last-iteration": "empty",  # so that an epoch has every sample once
-        "--output-dir": arguments.packs,
     }
     flags |= as_flags(arguments, ("vit_budget", "llm_budget", "audio_budget", "held_out"))
     if arguments.widths != ONE_RANK:
@@ -241,8 +240,9 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
     if _are_packed(arguments, data_parallel):
         _say(arguments, f"dataset -> {arguments.packs}: there, made from the same")
         return
-    flags = _pack_flags(arguments, data_parallel)
-    held_out = {"--data": arguments.data, "--held-out-of": arguments.packs, "--output-dir": arguments.eval_packs}
+    data = {"--data": arguments.data}
+    flags = {**data, **_pack_flags(arguments, data_parallel), "--output-dir": arguments.packs}
+    held_out = {**data, "--held-out-of": arguments.packs, "--output-dir": arguments.eval_packs}
     for named in (flags, held_out) if arguments.held_out else (flags,):
         made = Path(named["--output-dir"])
         _say(arguments, f"dataset -> {made}")

@@ -28,6 +28,10 @@ def refuse_used(folder: Path) -> None:
         )
 
 
+OLD_PLACES = frozenset(("--data", "--output-dir", "--like", "--costs"))
+"""Paths in notes of older versions; what lay there is noted by its hash."""
+
+
 def is_made(note: Path, asked: Mapping[str, Any], *made: Path) -> bool:
     """Whether all of `made` exist, and `note` (of `write_record`) says that they were made from what is asked."""
     if not all(path.exists() for path in (note, *made)):
@@ -36,7 +40,7 @@ def is_made(note: Path, asked: Mapping[str, Any], *made: Path) -> bool:
         noted = read_json(note, mapping(anything), "it is made again")
     except UserError:  # damaged
         return False
-    return json.dumps(noted, sort_keys=True) == json.dumps(asked, sort_keys=True)
+    return {name: value for name, value in noted.items() if name not in OLD_PLACES} == json.loads(json.dumps(asked))
 
 
 def remove_unused(folder: Path, made: Path) -> None:

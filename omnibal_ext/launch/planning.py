@@ -86,12 +86,17 @@ class Planning:
         """Whether a valid plan exists: that of --plan, or one made from this profile and these flags."""
         if self.flags.plan:
             return True
-        return self.profile_path.exists() and is_made(self.inputs_path, self._asked(), self.plan_path)
+        if not self.profile_path.exists():
+            return False
+        profile = Profile.load(self.profile_path)
+        is_ours = self.architecture.was_noted(profile.model, profile.model_hash)
+        return is_ours and is_made(self.inputs_path, self._asked(), self.plan_path)
 
     def check_profile(self) -> None:
         """Raise UserError if --profile is for another model, budgets, parallel sizes, frozen parts or adapters."""
         if not self.flags.profile:
             return
+        profile = Profile.load(self.profile_path)
         wanted: dict[str, Any] = {
             "model_hash": self.architecture.hash,
             "vit_budget": self.index.vit_budget,
@@ -102,8 +107,9 @@ class Planning:
             "lora_rank": self.adapters.rank,
             "lora_targets": self.adapters.targets,
         }
-        profile = Profile.load(self.profile_path)
         found = {name: getattr(profile, name) for name in wanted}
+        if self.architecture.was_noted(profile.model, profile.model_hash):
+            wanted["model_hash"] = profile.model_hash
         wanted["frozen"], found["frozen"] = sorted(self.frozen), sorted(profile.frozen)
         if found != wanted:
             raise UserError(
@@ -115,19 +121,18 @@ class Planning:
         self._ensure_profile()
         folder, note = self.run_dir / "packs", self.run_dir / "repack.inputs.json"
         flags = {
-            "--data": self.flags.data,
-            "--like": self.index.folder,
-            "--costs": self.profile_path,
             "--data-parallel-size": self.data_parallel,
             "--micro-batches": self.micro_batches,
             "--pipeline-model-parallel-size": self.flags.pipeline_model_parallel_size,
-            "--output-dir": folder,
         }
+        paths = {
+            "--data": self.flags.data, "--like": self.index.folder, "--costs": self.profile_path, "--output-dir": folder
+        }  # fmt: skip
         asked = {name: str(value) for name, value in flags.items()}
         asked |= {"packs": sha256_of(self.index.folder / "manifest.json"), "profile": self._profile_hash}
         if not is_made(note, asked, folder / "manifest.json"):
             remove_unused(self.run_dir, folder)
-            run_our_tool(self.tools / "pack_data.py", flags, self.flags.json)
+            run_our_tool(self.tools / "pack_data.py", flags | paths, self.flags.json)
             write_record(note, asked)
         return replace(self, index=PackedIndex.open(folder))
 
@@ -170,10 +175,11 @@ class Planning:
         return flags
 
     def _asked(self) -> dict[str, Any]:
-        """Return all inputs on which the plan depends."""
+        """Return all inputs on which the plan depends; the model's hash is that of its profile."""
+        profile = Profile.load(self.profile_path)
         return {
-            "model_hash": self.architecture.hash,
-            "profile_hash": self._profile_hash,
+            "model_hash": profile.model_hash,
+            "profile_hash": profile.hash,
             "num_microbatches": self.micro_batches,
             "packs": sha256_of(self.index.folder / "manifest.json"),
             "data_parallel_size": self.data_parallel,

@@ -30,16 +30,17 @@ def corrected_profile(planning: Planning) -> Path:
             f"--replan: {run_dir / METRICS} has nothing measured by part of the model, which a run writes after its "
             "eighth iteration; run longer, or leave --replan out"
         )
-    if check["model_hash"] != planning.architecture.hash:
+    given = Profile.load(planning.profile_path) if planning.profile_path.exists() else None
+    names = [planning.architecture.name, *(profile.model for profile in (made, given) if profile)]
+    if not any(planning.architecture.was_noted(name, check["model_hash"]) for name in names):
         raise UserError(
             f"--replan: the run in {run_dir} was of another model (hash {check['model_hash']}) than "
             f"{planning.architecture.name!r} (hash {planning.architecture.hash}); give its --model"
         )
-    given = Profile.load(planning.profile_path) if planning.profile_path.exists() else None
     source = next((one for one in (made, given) if one and one.hash == check["profile_hash"]), None)
-    by = {"run": str(run_dir.resolve()), "profile_hash": check["profile_hash"], "iterations": check["iterations"]}
+    by = {"profile_hash": check["profile_hash"], "iterations": check["iterations"]}
     if source is None:
-        if made and made.corrected_by == by:
+        if made and by.items() <= made.corrected_by.items():
             return path
         raise UserError(
             f"--replan: profile {planning.profile_path} is not the one that the run in {run_dir} was planned from "

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omnibal_ext.files.folders import noted_path
 from omnibal_ext.files.records import write_record
 from omnibal_ext.flags import flag_value
 from omnibal_ext.launch.check import check_versions
@@ -12,7 +13,7 @@ from omnibal_ext.launch.planning import Planning
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
 from omnibal_ext.reading.document import sealed
-from omnibal_ext.run_metrics import INPUTS
+from omnibal_ext.run_metrics import INPUTS, VERSIONS
 
 REPORT = "report.html"
 WRITTEN = {"metrics": "--metrics-file", "tensorboard": "--tensorboard-dir"}
@@ -22,8 +23,8 @@ def note_inputs(planning: Planning, words: Sequence[str], recipe: Mapping[str, A
     """Write inputs.json: paths of the run's plan, profile, packs and metrics, versions of packages, and its recipe."""
     paths = {"plan": planning.plan_path, "profile": profile_of(planning), "packs": planning.index.folder}
     paths |= {name: Path(path) for name, flag in WRITTEN.items() if (path := flag_value(flag, words))}
-    record: dict[str, Any] = {name: str(path.resolve()) for name, path in paths.items()}
-    write_record(planning.run_dir / INPUTS, sealed({**record, "versions": check_versions(), **recipe}))
+    record: dict[str, Any] = {name: noted_path(planning.run_dir, path) for name, path in paths.items()}
+    write_record(planning.run_dir / INPUTS, sealed({**record, VERSIONS: check_versions(), **recipe}))
 
 
 def profile_of(planning: Planning) -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.folders import path_noted
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.recompute import recompute_all
 from omnibal_ext.layout.search import find_layouts
@@ -28,9 +29,9 @@ STEPS = 200
 
 def sizes_of(index: PackedIndex) -> Sizes | None:
     """The sizes that an index was packed from, mel frames included; None if the files are gone."""
-    paths = list(index.manifest["built_from"].get("sizes", ()))
+    paths = [path_noted(index.folder.parent, name) for name in index.manifest["built_from"].get("sizes", ())]
     more = (FRAMES,) if FRAMES in index.load_names else ()
-    return Sizes.load(paths, more) if paths and all(Path(path).exists() for path in paths) else None
+    return Sizes.load(paths, more) if paths and all(path.exists() for path in paths) else None
 
 
 def random_index(index: PackedIndex, sizes: Sizes, folder: Path) -> PackedIndex:

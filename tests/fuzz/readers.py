@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.moved import note_moved
 from megatron.vlm.data.rejects import RejectCount
 from megatron.vlm.hf.convert import KeyMap
 from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
@@ -63,7 +64,7 @@ def _plan() -> Reader:
         found = Plan.load(folder / "plan.json")
         for number in range(len(found.alternatives)):
             found.alternative(number)
-        found.check_model("tiny", TINY.hash, TINY.chain)
+        found.check_model(TINY)
         if found.num_microbatches * len(found.stages) < 10_000:  # what a run would need anyway
             found.build_schedule()
 
@@ -119,6 +120,7 @@ def _sizes(folder: Path) -> Reader:
 
 def _dataset(folder: Path) -> Reader:
     demo_dataset(folder, folder / "dataset", 8)
+    note_moved(folder / "dataset", [{"path": str(folder / "train.jsonl"), "image_root": str(folder)}])
 
     def read(folder: Path) -> None:
         data = ChatDataset(folder)

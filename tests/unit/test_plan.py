@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
+from omnibal_ext.architectures.presets import PRESETS
 from omnibal_ext.chain import PARTS, layer_chain
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, StagePlan, single_stage_plan
@@ -203,12 +205,24 @@ def test_an_older_plan_with_parts_of_layers_recomputes_them_whole_and_says_so(
 
 
 def test_a_plan_for_another_model_is_refused() -> None:
-    plan = single_stage_plan(CHAIN, model="tiny", model_hash="aa")
-    plan.check_model("tiny", "aa", CHAIN)
+    tiny, large = PRESETS["tiny"], PRESETS["internvl3.5-8b"]
+    plan = single_stage_plan(tiny.chain, model="tiny", model_hash=tiny.hash)
+    plan.check_model(tiny)
     with pytest.raises(UserError, match="made for model 'tiny'"):
-        plan.check_model("large", "bb", CHAIN)
-    with pytest.raises(UserError, match=r"hash aa\), not for 'tiny' \(hash bb"):
-        plan.check_model("tiny", "bb", CHAIN)
+        plan.check_model(large)
+    tied = replace(tiny, tied=True)
+    with pytest.raises(UserError, match=rf"hash {tiny.hash}\), not for 'tiny' \(hash {tied.hash}"):
+        plan.check_model(tied)
+
+
+def test_a_renamed_model_is_the_same_and_another_of_its_name_is_not() -> None:
+    model = replace(PRESETS["tiny"], name="here")
+    plan = single_stage_plan(model.chain, model="here", model_hash=model.hash)
+    moved = replace(model, name="there")
+    assert moved.hash != model.hash
+    plan.check_model(moved)
+    with pytest.raises(UserError, match="made for model 'here'"):
+        plan.check_model(replace(moved, tied=True))
 
 
 def test_a_plan_with_other_frozen_parts_is_refused() -> None:

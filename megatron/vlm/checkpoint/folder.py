@@ -35,8 +35,9 @@ SMALL = 2**26
 """Bytes up to which a file is hashed by every `Save.check`; data files are hashed only before they are loaded."""
 OLDER = "take an older save, or make it anew"
 _RUN = record({}, {
-    "preset": maybe(text), "from": maybe(text), "global_batch_size": integer(), "consumed_packs": integer(),
-    "expert_ranks": integer(), "flags": mapping(anything), "buckets": maybe(mapping(anything)),
+    "preset": maybe(text), "model": text, "from": maybe(text),
+    "global_batch_size": integer(), "consumed_packs": integer(), "expert_ranks": integer(),
+    "flags": mapping(anything), "buckets": maybe(mapping(anything)),
     "optimizer": maybe(record({}, {"frozen": listing(text)})),
     "adapters": maybe(record({"rank": integer(), "alpha": finite(), "targets": listing(text)})),
 })  # fmt: skip

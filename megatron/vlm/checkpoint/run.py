@@ -14,11 +14,16 @@ from typing import Any
 from megatron.vlm.flags.lists import OBEYED, each
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.huggingface import model_name
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import sha256_of
+from omnibal_ext.identity import content_hash
 from omnibal_ext.plan import Plan
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
 from omnibal_ext.trainer_flags import DECAYS, RATES
 
+MANIFEST = "manifest.json"
 BEHIND = " (behind -- of tools/launch.py)"
 """Appended to remedies: tools/launch.py takes the trainer's flags there."""
 WITHOUT_EFFECT = {
@@ -41,9 +46,10 @@ def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dic
     return {
         "preset": args.preset,
         "from": args.first_weights and str(Path(args.first_weights).resolve()),
+        "model": architecture.name,
         "model_hash": architecture.hash,
-        "data": sha256_of(Path(args.data) / "manifest.json"),
-        "packs": sha256_of(Path(args.packs) / "manifest.json"),
+        "data": content_hash(read_json(Path(args.data) / MANIFEST, mapping(anything), "give the run's dataset")),
+        "packs": content_hash(read_json(Path(args.packs) / MANIFEST, mapping(anything), "give the run's packs")),
         "global_batch_size": args.global_batch_size,
         "consumed_packs": args.consumed_train_samples,
         "expert_ranks": args.expert_model_parallel_size,
@@ -64,13 +70,7 @@ def check_resumable(
     saved, or does not fit the optimizer, expert-parallel size or buckets.
     """
     now = describe_run(args, architecture, plan)
-    for name, what in (("model_hash", f"--model {args.preset}"), ("data", f"--data {args.data}"),
-                       ("packs", f"--packs {args.packs}")):  # fmt: skip
-        if run.get(name) != now[name]:
-            raise UserError(
-                f"{what}: not what the run was trained on so far, so its position means nothing; give that, or begin "
-                "another run with these weights: --from, with a new --save"
-            )
+    _check_same(run, now, args, architecture)
     differ = {name: f"{name} {new} (was {run['flags'][name]})" for name, new in now["flags"].items()
               if name in run.get("flags", {}) and run["flags"][name] != new}  # fmt: skip
     loads_optimizer = not (args.finetune or args.no_load_optim)
@@ -91,6 +91,22 @@ def check_resumable(
         if is_planned and (saved := run.get("buckets")):
             _check_buckets(saved, _buckets(args, plan) or {})
     return list(differ.values())
+
+
+def _check_same(run: Mapping[str, Any], now: Mapping[str, Any], args: Namespace, architecture: Architecture) -> None:
+    """Raise UserError for another model, dataset or packs. Older saves have no name of the model beside --model, and
+    the SHA-256 of manifests, places included."""
+    name = str(run.get("model") or model_name(Path(run.get("preset") or "")))
+    alike = {"model": architecture.was_noted(name, str(run.get("model_hash")))}
+    for what in ("data", "packs"):
+        folder = Path(vars(args)[what])
+        alike[what] = run.get(what) in (now[what], sha256_of(folder / MANIFEST))
+    given = {"model": args.preset, "data": args.data, "packs": args.packs}
+    if unlike := [what for what, same in alike.items() if not same]:
+        raise UserError(
+            f"--{unlike[0]} {given[unlike[0]]}: not what the run was trained on so far, so its position means nothing; "
+            "give that, or begin another run with these weights: --from, with a new --save"
+        )
 
 
 def _check_expert_ranks(saved: int, now: int) -> None:

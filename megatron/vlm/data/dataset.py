@@ -11,6 +11,7 @@ sizes.npz                   of every sample: tiles, tokens (all image and audio 
                             line number in the input file, and mel frames for models that hear
 manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, checksums
 rejected.jsonl              {"file", "line", "reason", "detail"} of every rejected line
+moved.json                  where input files and images lie, if they were moved since (`moved`)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from megatron.vlm.data.media.mel import Sound, SoundRule
 from megatron.vlm.data.media.sounds import load_sound, require_hearing
 from megatron.vlm.data.media.tiling import TiledImage, TilingRule
 from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
+from megatron.vlm.data.moved import sources_now
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.families.media import TILINGS
@@ -67,7 +69,7 @@ class ChatDataset(Dataset):
             require_decoder(str(self.folder))
         if self.frames.any():
             require_hearing(str(self.folder))
-        self.sources = Sources(self.manifest)
+        self.sources = Sources(sources_now(self.folder, self.manifest["sources"]))
         from megatron.vlm.data.indexed_columns import open_column  # with core, which `omnibal look` goes without
 
         self.columns = {name: open_column(self.folder, name) for name in columns_of(self.hears)}

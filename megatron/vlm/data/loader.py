@@ -20,7 +20,6 @@ from megatron.vlm.data.dataset import ChatDataset, Sample
 from megatron.vlm.data.media.features import order_tensors
 from megatron.vlm.data.pack_media import Shown, all_broken, read_mels, read_tiles
 from megatron.vlm.data.pack_shard import shard_of_place, with_filler
-from megatron.vlm.data.sources import Sources
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.errors import UserError
@@ -81,7 +80,7 @@ class PackDataset(Dataset):
             )
         self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
         self.decodes, self.rank = decodes, rank
-        self.sources = Sources(data.manifest)
+        self.sources = data.sources
 
     @property
     def reads_images(self) -> bool:

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 class Sources:
     """A dataset's input files, and the file of each sample."""
 
-    def __init__(self, manifest: Mapping[str, Any]) -> None:
-        """`manifest["sources"]`: file and number of samples of each input, in the samples' order."""
-        entries = manifest["sources"]
+    def __init__(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """`entries`: the manifest's `sources`: file and number of samples of each input, in the samples' order."""
         files = list(dict.fromkeys(str(entry["file"]) for entry in entries))
         self.names = short_names(files)
         self._ends = np.cumsum([entry["samples"] for entry in entries])

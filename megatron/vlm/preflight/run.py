@@ -168,6 +168,8 @@ def _check_weights(run: Run) -> str:
 def _check_resumes(run: Run, saved: dict[str, Any]) -> str:
     """Check that the run may resume from a save; one without facts of its run (--trust) passes."""
     args, found = run.inputs.args, run.weights.describe()
+    if not run.is_packed:
+        return Note(f"{found}; compared with the run so far when its dataset and packs are made")
     if saved:
         first_iteration(saved["consumed_packs"], args.global_batch_size)
         if differ := check_resumable(saved, args, run.inputs.architecture, run.inputs.plan, run.is_planned):

@@ -51,12 +51,12 @@ def check_run_folder(args: Namespace, run_dir: Path) -> str:
 
     Paths in `run_dir`, and those noted there by an earlier start, are this run's.
     """
-    noted = noted_inputs(run_dir)
+    noted = {Path(path).resolve() for path in noted_inputs(run_dir).values()}
     for flag, name in (("--metrics-file", args.metrics_file), ("--tensorboard-dir", args.tensorboard_dir)):
         if not name or not _is_used(Path(name)):
             continue
         written = Path(name).resolve()
-        if run_dir.resolve() not in written.parents and str(written) not in noted.values():
+        if run_dir.resolve() not in written.parents and written not in noted:
             raise UserError(f"{flag} {name}: has figures of another run, which would mix; choose another")
     save = Path(args.save) if args.save else None
     if save and (save / INPUTS).exists() and save.resolve() != run_dir.resolve() and not Checkpoints(save).exist:

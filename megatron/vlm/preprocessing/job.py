@@ -21,6 +21,7 @@ from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import sha256_of
+from omnibal_ext.identity import content_of
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json, sealed_by
 
@@ -102,7 +103,8 @@ class PreprocessJob:
 
 
 def _made(identity: Any) -> Any:
-    """An identity without `CHECK_FIELDS`: what decides the samples."""
+    """An identity without places and `CHECK_FIELDS`: what decides the samples."""
+    identity = content_of(identity)
     recipe = identity.get("recipe") if isinstance(identity, dict) else None
     if not isinstance(recipe, dict):
         return identity

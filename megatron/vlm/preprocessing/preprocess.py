@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, PartSource
+from megatron.vlm.data.moved import note_moved, sources_now, where_is
 from megatron.vlm.data.rejects import RejectCount, reject_limit
+from megatron.vlm.data.sources import Sources
 from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.job import PreprocessJob, Shard
 from megatron.vlm.preprocessing.merge import merge, of_samples, ready_part, take_sizes
@@ -111,6 +113,10 @@ def check_images(data: ChatDataset, workers: int = 1) -> None:
         )
 
 
+MOVED_CHECKED = 16
+"""Samples whose images and sounds are read where they were moved to."""
+
+
 def _faults(data: ChatDataset, samples: range) -> list[tuple[int, str]]:
     """(sample, error) of samples with changed or damaged images or sounds."""
     found = []
@@ -156,8 +162,24 @@ def _finished(job: PreprocessJob, max_rejects: int | None) -> dict[str, Any] | N
     if manifest is not None:
         rejected = job.output / "rejected.jsonl"
         RejectCount.of_file(rejected).check(reject_limit(job.lines, max_rejects), job.lines, rejected)
+        _follow(job, manifest)
         job.tidy()
     return manifest
+
+
+def _follow(job: PreprocessJob, manifest: dict[str, Any]) -> None:
+    """Note in a complete folder where its inputs and images lie now.
+
+    Raises UserError unless the images are those of before, as a few samples show; the rest is checked as it is read.
+    """
+    now, noted = [where_is(file) for file in job.inputs], sources_now(job.output, manifest["sources"])
+    if all(where.items() <= source.items() for where, source in zip(now, noted, strict=True)):
+        return
+    data = ChatDataset(job.output)
+    data.sources = Sources([{**source, **where} for source, where in zip(noted, now, strict=True)])
+    if faults := _faults(data, range(0, len(data), max(1, len(data) // MOVED_CHECKED))):
+        raise UserError(f"{job.output}: made from these files, but with other images: {faults[0][1]}")
+    note_moved(job.output, now)
 
 
 def _prepare(job: PreprocessJob, shard: Shard, workers: int, max_rejects: int | None) -> None:

@@ -27,6 +27,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import building, refuse_without_manifest
 from omnibal_ext.files.records import checksums_of, verify_checksums, write_record
 from omnibal_ext.files.writing import replacing
+from omnibal_ext.identity import content_of
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.manifest import VERSION, WIDE, check_manifest
 from omnibal_ext.packing.packs import LOADS, PackList
@@ -163,6 +164,8 @@ class PackedIndex:
     def check(self, expected: Mapping[str, Any]) -> None:
         """Compare fields of the manifest with expected values; a nested field is written `built_from.seed`.
 
+        Places (`identity.PLACES`) are not compared: files may have been moved.
+
         Raises:
             UserError: naming the first field that differs (of nested fields the innermost), and both values.
         """
@@ -170,7 +173,7 @@ class PackedIndex:
             found: Any = self.manifest
             for key in field.split("."):
                 found = found.get(key) if isinstance(found, dict) else None
-            for name, one, other in _differences(field, found, wanted):
+            for name, one, other in _differences(field, content_of(found), content_of(wanted)):
                 raise UserError(f"{self.folder}: {name} is {one!r:.100}, expected {other!r:.100}: pack again")
 
 
@@ -219,9 +222,8 @@ def refuse_other(folder: Path, wanted: Mapping[str, Any]) -> None:
     path, remedy = folder / "manifest.json", "choose another --output-dir, or remove this one"
     if not path.exists():
         return
-    found = read_json(path, check_manifest, remedy)
-    as_written = sealed(wanted)
-    for name, one, other in _differences("", found, {name: as_written[name] for name in wanted}):
+    found = content_of(read_json(path, check_manifest, remedy))
+    for name, one, other in _differences("", found, content_of(sealed(wanted))):
         raise UserError(
             f"{folder}: holds an index whose {name.lstrip('.')} is {one!r:.100}, not {other!r:.100}, and a run on it "
             f"could not be resumed without it; {remedy}"

@@ -34,7 +34,7 @@ FLAGS = {
 def args(tmp_path: Path) -> Namespace:
     for name in ("data", "packs"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").write_text(name)
+        (tmp_path / name / "manifest.json").write_text(json.dumps({"checksums": name}))
     return Namespace(**FLAGS, data=str(tmp_path / "data"), packs=str(tmp_path / "packs"))
 
 
@@ -155,7 +155,7 @@ def test_who_takes_no_state_or_has_it_whole_may_cut_anywhere(args: Namespace, be
 @pytest.mark.parametrize("name", ["data", "packs"])
 def test_another_dataset_or_index_is_refused(args: Namespace, name: str) -> None:
     before = saved(args)
-    Path(getattr(args, name), "manifest.json").write_text("another")
+    Path(getattr(args, name), "manifest.json").write_text('{"checksums": "another"}')
     with pytest.raises(UserError, match=f"--{name} .* not what the run was trained on"):
         check_resumable(before, args, TINY, PLAN)
 

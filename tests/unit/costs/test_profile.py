@@ -122,11 +122,6 @@ def test_bad_files_name_file_and_reason(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
 
 
-def test_a_profile_of_another_model_is_refused() -> None:
-    with pytest.raises(UserError, match="profile is of model 'tiny'"):
-        _profile().check_model("large", "bb")
-
-
 def test_costs_of_packs_without_fit_scale_with_their_units() -> None:
     packs = PackSizes(np.array([4, 2, 0]), np.array([100, 50, 10]), np.array([0, 0, 0]))
     assert _profile().forward_seconds("vit", packs).tolist() == [1.0, 0.5, 0.0]

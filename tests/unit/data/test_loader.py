@@ -247,7 +247,7 @@ def test_every_token_is_of_its_sample_and_its_file(dataset: ChatDataset, index: 
     halves = [{"file": "in/a.jsonl", "samples": 15}, {"file": "in/b.jsonl", "samples": 0},
               {"file": "in/c.jsonl", "samples": len(dataset) - 15}]  # fmt: skip
     data = PackDataset(dataset, index, ALL, sequence_multiple=64)
-    data.sources = Sources({"sources": halves})
+    data.sources = Sources(halves)
     batch, samples = data[0], index.samples(0).tolist()
     assert {sample < 15 for sample in samples} == {True, False}, "the pack must have samples of both"
     assert torch.bincount(batch.segment_ids).tolist() == list(batch.lengths)
@@ -344,7 +344,7 @@ def test_every_sample_is_of_the_input_that_holds_it(files: list[tuple[str, int]]
         {"file": f"{file}.jsonl", "samples": count, "image_root": f"root {number}"}
         for number, (file, count) in enumerate(files)
     ]
-    sources = Sources({"sources": entries})
+    sources = Sources(entries)
     of = [entry for entry in entries for _ in range(int(str(entry["samples"])))]
     assert [sources.entry(sample) for sample in range(len(of))] == of
     numbers = sources.of(np.arange(len(of)))

@@ -25,7 +25,7 @@ MODEL = "aa"
 
 def planning(folder: Path, model: str = MODEL, index: Any = None, **flags: Any) -> Planning:
     given = {"run_dir": str(folder), "plan": None, "profile": None, "check": False, "json": False, **flags}
-    model_of_run: Any = Namespace(name="tiny", hash=model)
+    model_of_run: Any = Namespace(name="tiny", hash=model, was_noted=lambda name, noted: noted == model)
     return Planning(Namespace(**given), Namespace(), model_of_run, index, 1, 1, Path("tools"))
 
 
@@ -49,7 +49,7 @@ def test_it_is_corrected_by_the_last_measurement(tmp_path: Path, capsys: pytest.
     measured(tmp_path, profile, 2.0)
     path = corrected_profile(planning(tmp_path))
     assert llm_seconds(path) == 2 * profile.layers["llm"].forward_seconds
-    by = {"run": str(tmp_path), "profile_hash": profile.hash, "iterations": [4, 6, 8]}
+    by = {"profile_hash": profile.hash, "iterations": [4, 6, 8]}
     assert Profile.load(path).corrected_by == by
     assert f"--profile {path}" in capsys.readouterr().out
     assert Profile.load(tmp_path / "profile.json") == profile, "the other one stays"
@@ -116,7 +116,7 @@ def test_the_profile_noted_is_that_of_the_plan(
     given = {name: str(tmp_path / value) for name, value in flags.items()}
     start = planning(tmp_path / "run", index=Namespace(folder=tmp_path / "packs"), **given)
     note_inputs(start, ["--metrics-file", str(tmp_path / "m.jsonl")], {"flags": {"model": "tiny"}})
-    noted = json.loads((tmp_path / "run/inputs.json").read_text())
+    noted = noted_inputs(tmp_path / "run")
     paths = {"plan": flags.get("plan", "run/plan.json"), "profile": profile, "packs": "packs", "metrics": "m.jsonl"}
     assert {name: noted[name] for name in paths} == {name: str(tmp_path / path) for name, path in paths.items()}
     assert f"megatron-core {version('megatron-core')}" in noted["versions"]

@@ -14,6 +14,7 @@ import pytest
 from megatron.vlm import platform
 from megatron.vlm.profiling import profiler
 from omnibal_ext.adapters import Adapters
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
@@ -99,6 +100,14 @@ def with_profile(start: Planning, layers: bool = False) -> Planning:
     return start
 
 
+OTHER_MODEL = replace(TINY, language=replace(TINY.language, vocab_size=1024))
+
+
+def with_model(start: Planning) -> Planning:
+    analytic_profile(OTHER_MODEL, "a100", *BUDGETS).save(start.profile_path)
+    return replace(start, architecture=OTHER_MODEL)
+
+
 OTHER_FLAGS = {
     "pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": 2, "tensor_model_parallel_size": 2,
     "expert_model_parallel_size": 2, "method": "bmp", "schedule": "zb_v", "memory_gib": 64.0, "recompute": "full",
@@ -113,7 +122,7 @@ OF_A_PLAN: dict[str, Callable[[Planning], Planning]] = {
     "data_parallel_size": lambda s: replace(s, data_parallel=2),
     "packs": lambda s: with_packs(s, "packs-other", seed=1),
     "profile_hash": with_profile,
-    "model_hash": lambda s: replace(s, architecture=replace(TINY, language=replace(TINY.language, vocab_size=1024))),
+    "model_hash": with_model,
 }
 """Every input of a plan, and another start in which it alone is different."""
 NOT_OF_A_PLAN = {
@@ -138,6 +147,8 @@ def test_a_plan_is_made_once_for_the_same_inputs(start: Planning, calls: Calls) 
     assert start.is_planned()
     assert set(start._asked()) == set(OF_A_PLAN)
     assert replace(start, flags=argparse.Namespace(**vars(start.flags))).is_planned()
+    assert replace(start, architecture=replace(TINY, name="renamed")).is_planned()
+    assert not replace(start, architecture=OTHER_MODEL).is_planned(), "a plan of another model's profile"
 
 
 @pytest.mark.parametrize("name", OF_A_PLAN)
@@ -302,8 +313,12 @@ def asked_for(folder: Path, *words: object) -> argparse.Namespace:
 
 
 def measured_before(arguments: argparse.Namespace) -> bool:
-    settings = profile_layers._settings(arguments, preset(arguments.model))
-    return profile_layers._known(arguments.output, settings) is not None
+    return is_known(arguments, preset(arguments.model))
+
+
+def is_known(arguments: argparse.Namespace, model: Architecture) -> bool:
+    settings = profile_layers._settings(arguments, model)
+    return profile_layers._known(arguments.output, settings, model) is not None
 
 
 @pytest.fixture
@@ -360,8 +375,7 @@ def test_a_profile_is_measured_again_for_another_config_of_one_name(tmp_path: Pa
     arguments = asked_for(tmp_path)
     leave(tmp_path, arguments)
     other = replace(TINY, language=replace(TINY.language, layers=TINY.language.layers + 1))
-    assert [profile_layers._known(arguments.output, profile_layers._settings(arguments, model)) is not None
-            for model in (TINY, other)] == [True, False]  # fmt: skip
+    assert [is_known(arguments, model) for model in (TINY, replace(TINY, name="renamed"), other)] == [True, True, False]
 
 
 @pytest.mark.parametrize("name", OF_A_PROFILE)

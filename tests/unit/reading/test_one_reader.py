@@ -14,7 +14,7 @@ OWN_TEXT = {
     "json.loads(line.decode('utf-8-sig'))",  # chat lines: every fault is a reject there, not an error
     "torch.load(value, weights_only=True)",  # builds tensors and plain values alone
     *(f"json.loads({text})" for text in (
-        "text", "json.dumps(run)", "json.dumps(record)", "json.dumps(self._asked())", "json.dumps(self.identity)",
+        "text", "json.dumps(run)", "json.dumps(record)", "json.dumps(asked)", "json.dumps(self.identity)",
     )),
     "json.loads(content, object_pairs_hook=_each_once)",  # of a meta file, which was decoded with all limits before
     "[json.loads(line) for line in self.rejected.tobytes().splitlines()]",

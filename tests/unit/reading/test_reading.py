@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from omnibal_ext.architectures.folder import read_config, weight_files
+from omnibal_ext.architectures.presets import PRESETS
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
@@ -101,12 +102,13 @@ def test_odd_fields_of_a_plan_are_named(tmp_path: Path, change: dict[str, Any], 
 
 
 def test_a_plan_that_lost_a_layer_is_not_the_models_though_its_hash_says_so() -> None:
-    chain = layer_chain(3, 2)
-    plan = Plan.from_cuts(chain[:2] + chain[3:], (), model="tiny", model_hash="aa")
-    with pytest.raises(UserError, match="chain is not that of model 'tiny': it differs at layer 3"):
-        plan.check_model("tiny", "aa", chain)
-    with pytest.raises(UserError, match="has 10 layers, not 9"):
-        Plan.from_cuts((*chain, "head"), (), model_hash="aa").check_model("tiny", "aa", chain)
+    tiny = PRESETS["tiny"]
+    chain, count = tiny.chain, len(tiny.chain)
+    plan = Plan.from_cuts(chain[:2] + chain[3:], (), model="tiny", model_hash=tiny.hash)
+    with pytest.raises(UserError, match="chain is not that of model 'tiny': it differs at layer"):
+        plan.check_model(tiny)
+    with pytest.raises(UserError, match=f"has {count + 1} layers, not {count}"):
+        Plan.from_cuts((*chain, "head"), (), model_hash=tiny.hash).check_model(tiny)
 
 
 def header(dtype: str = "'<i8'", shape: str = "(3,)", order: str = "False") -> bytes:

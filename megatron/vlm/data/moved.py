@@ -1,0 +1,39 @@
+"""Where the files that a dataset refers to lie: as its manifest says or, if they were moved since, moved.json."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron.vlm.data.formats.rows import InputFile
+from omnibal_ext.errors import UserError
+from omnibal_ext.files.records import write_record
+from omnibal_ext.reading.checks import listing, maybe, record, text
+from omnibal_ext.reading.document import read_json, sealed, sealed_by
+
+FILE = "moved.json"
+REMEDY = "remove it, and name the files again to tools/preprocess_data.py"
+_WHERE = record({"sources": listing(record({"path": text, "image_root": maybe(text)}))})
+
+Where = Mapping[str, str | None]
+"""`path` of an input file, `image_root` of the images and sounds that it names; both absolute."""
+
+
+def where_is(file: InputFile) -> Where:
+    """Return where an input file and its images lie now."""
+    return {"path": str(file.path.resolve()), "image_root": str(file.root.resolve()) if file.root else None}
+
+
+def sources_now(folder: Path, sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sources of a dataset's manifest with the paths of today. Raises UserError for a damaged file."""
+    path = folder / FILE
+    if not path.exists():
+        return [dict(source) for source in sources]
+    moved = read_json(path, sealed_by(_WHERE), REMEDY)["sources"]
+    if len(moved) != len(sources):
+        raise UserError(f"{path}: says where {len(moved)} files are, the dataset is of {len(sources)}; {REMEDY}")
+    return [{**source, **where} for source, where in zip(sources, moved, strict=True)]
+
+
+def note_moved(folder: Path, files: Sequence[Where]) -> None:
+    """Write where a dataset's input files lie, in its order."""
+    write_record(folder / FILE, sealed({"sources": list(files)}))

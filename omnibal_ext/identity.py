@@ -1,0 +1,34 @@
+"""What a dataset or packed index is, wherever its files lie: its manifest without places.
+
+A run's folder, its data, model and images may be moved, copied or named by another path between two starts.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from omnibal_ext.reading.document import FIELD
+
+PLACES = frozenset(("path", "file", "name", "origin", "image_root", "given", "chat_template", "manifest_sha256", FIELD))
+"""Fields that say where something lies or what it is called, or hash such. Templates are told apart by their hash."""
+BY_PATH = "sizes"
+"""A field of hashes by path."""
+
+
+def content_of(manifest: Any) -> Any:
+    """Return a manifest, or a part of one, without `PLACES`."""
+    if isinstance(manifest, list | tuple):
+        return [content_of(value) for value in manifest]
+    if not isinstance(manifest, Mapping):
+        return manifest
+    return {
+        name: list(value.values()) if name == BY_PATH and isinstance(value, Mapping) else content_of(value)
+        for name, value in manifest.items()
+        if name not in PLACES
+    }
+
+
+def content_hash(manifest: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a manifest's `content_of`."""
+    return hashlib.sha256(json.dumps(content_of(manifest), sort_keys=True).encode()).hexdigest()
