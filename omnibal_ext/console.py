@@ -1,9 +1,12 @@
 """Output of our programs: tables for people, one JSON object for scripts, progress bars on a terminal."""
 
 import json
+import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,18 +33,42 @@ Item = TypeVar("Item")
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> None:
     """Print a table to stdout: the first column is left-aligned, the others, if `right`, right-aligned as numbers are.
 
-    Cells are escaped: they may quote untrusted text.
+    Cells are escaped: they may quote untrusted text. Lines are broken between words: a path or a number stays whole,
+    and makes the table wider than the terminal if it has to.
     """
-    table = Table(title=_cell(title), title_justify="left", box=box.SIMPLE_HEAD)
-    for position, column in enumerate(columns):
-        table.add_column(_cell(column), justify="right" if right and position else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(_cell, row))
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED)
+    table = Table(box=box.SIMPLE_HEAD)
+    cells = [[_cell(value) for value in row] for row in rows]
+    for position, (column, *values) in enumerate(zip(map(_cell, columns), *cells, strict=True)):
+        is_number = right and position > 0
+        least = max(
+            *(len(word) for word in column.plain.split()),
+            *(len(word) for value in values for word in ([value.plain] if is_number else value.plain.split())),
+            1,
+        )
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold", min_width=least)
+    for row in cells:
+        table.add_row(*row)
+    console.print(_cell(title), style="italic", soft_wrap=True)
+    widths = [column.min_width or 0 for column in table.columns]
+    console.print(table, width=max(console.width, sum(widths) + SPACE * len(widths)), soft_wrap=True)
+
+
+PIPED = 140
+"""Columns of a table that no terminal shows."""
+SPACE = 3
+"""Columns around a cell."""
 
 
 def _cell(value: object) -> Text:
     return Text(printable(str(value)))
+
+
+def say_wrapped(*lines: str) -> None:
+    """Print lines, escaped, broken between words where the terminal ends."""
+    width = Console().width if sys.stdout.isatty() or "COLUMNS" in os.environ else sys.maxsize
+    wrap = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+    say(*(line for text in lines for line in wrap(printable(text)).split("\n")))
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from omnibal_ext.architectures.presets import MODEL_FLAGS
-from omnibal_ext.console import print_json, print_table, track
+from omnibal_ext.console import print_json, print_table, say_wrapped, track
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.records import write_text
 from omnibal_ext.flags import Interval, Need, ToolParser
@@ -54,11 +54,12 @@ NUMBERS = (
     Interval("[1, 65536]", "ranks micro_batches pipeline_model_parallel_size batch"),
     Interval("[1, inf)", "max_tiles max_pixels"),
     Interval("[1, 1024]", "workers"),
+    Interval("[0, inf)", "max_rejects"),
     Interval("[0, 4294967295]", "seed"),
 )
 NEEDS = (
     Need(
-        "image_root max_tiles max_pixels workers save_sizes",
+        "image_root max_tiles max_pixels max_rejects workers save_sizes",
         "conversations, and --model",
         lambda given: given.model and not all(map(is_sizes, given.input)),
     ),
@@ -88,6 +89,7 @@ def _parser() -> ToolParser:
     add("--image-root", type=Path, metavar="FOLDER", help="where image paths start (default: each file's)")
     add("--max-tiles", type=int, metavar="N", help="a conversation, thumbnails not counted (default: the model's)")
     add("--max-pixels", type=int, metavar="N", help="an image, for models that see it near its own size")
+    add("--max-rejects", type=int, metavar="N", help="lines that may be left out (default: 1%%, at least 10)")
     add("--workers", type=int, default=1, metavar="N", help="processes that read them (default 1)")
     add("--save-sizes", type=Path, metavar="FILE.npz", help="write the sizes, to look again in seconds")
     add = parser.add_argument_group("your run").add_argument
@@ -154,7 +156,7 @@ def _measured(arguments: argparse.Namespace) -> tuple[Corpus, str]:
         with_pixels(choices, arguments.max_pixels), image_root=arguments.image_root, image_checksums=False
     )
     check_tokenizer(open_recipe(recipe), arguments.model)
-    corpus, rejects = measure_inputs(arguments.input, recipe, arguments.workers)
+    corpus, rejects = measure_inputs(arguments.input, recipe, arguments.workers, arguments.max_rejects)
     return corpus, rejects.describe() if rejects.total else ""
 
 
@@ -201,20 +203,36 @@ def compare(given: Input, arguments: argparse.Namespace) -> Comparison:
     return Comparison(options, costs, asked, measured, [one.against(measured[-1], asked[0]) for one in sides])
 
 
-def table(found: Comparison) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Columns and rows for people."""
-    columns = ["a device's batch", "samples", "padding", "most tiles", "most tokens"]
+Rows = list[tuple[str, ...]]
+
+
+def table(found: Comparison) -> tuple[list[str], Rows]:
+    """Columns and rows for people: the batches, then their steps on each number of ranks."""
+    columns, rows = batches(found)
     for ranks in found.ranks:
-        columns += [f"steps on {ranks}", "waiting", "time"]
-    rows = []
-    for way in found.ways:
-        row = [way.name, f"{way.samples_per_batch:.1f}", f"{way.padding:.1%}"]
-        row += [f"{way.most_tiles:,}", f"{way.most_tokens:,}"]
-        for ranks in found.ranks:
-            one, best = way.on_ranks.get(ranks), found.ways[-1].on_ranks[ranks]
-            row += (f"{one.steps:,}", f"{one.wait:.1%}", f"{one.seconds / best.seconds:.2f}") if one else ("", "", "")
-        rows.append(tuple(row))
+        more, cells = steps(found, ranks)
+        columns, rows = columns + more, [(*row, *cell) for row, cell in zip(rows, cells, strict=True)]
     return columns, rows
+
+
+def batches(found: Comparison) -> tuple[list[str], Rows]:
+    """Columns and rows of what does not depend on the number of ranks."""
+    rows = [
+        (way.name, f"{way.samples_per_batch:.1f}", f"{way.padding:.1%}", f"{way.most_tiles:,}", f"{way.most_tokens:,}")
+        for way in found.ways
+    ]
+    return ["a device's batch", "samples", "padding", "most tiles", "most tokens"], rows
+
+
+def steps(found: Comparison, ranks: int) -> tuple[list[str], Rows]:
+    """Columns and rows of one number of ranks, empty for an order of another."""
+    best = found.ways[-1].on_ranks[ranks]
+    each = (way.on_ranks.get(ranks) for way in found.ways)
+    rows = [
+        (f"{one.steps:,}", f"{one.wait:.1%}", f"{one.seconds / best.seconds:.2f}") if one else ("", "", "")
+        for one in each
+    ]
+    return [f"steps on {ranks}", "waiting", "time"], rows
 
 
 def next_commands(given: Input, found: Comparison, arguments: argparse.Namespace) -> list[str]:
@@ -226,7 +244,8 @@ def next_commands(given: Input, found: Comparison, arguments: argparse.Namespace
     model = ["--model", arguments.model] if arguments.model else []
     if not given.has_dataset:
         limits = [("--image-root", arguments.image_root), ("--max-tiles", arguments.max_tiles)]
-        limits += [("--max-pixels", arguments.max_pixels), ("--workers", arguments.workers)]
+        limits += [("--max-pixels", arguments.max_pixels), ("--max-rejects", arguments.max_rejects)]
+        limits += [("--workers", arguments.workers)]
         chosen = [word for flag, value in limits if value is not None for word in (flag, str(value))]
         commands.append([*preprocess, "--input", *map(str, arguments.input), *model, *chosen, "--output-dir", "data"])
     priced = ["--costs", arguments.costs] if arguments.costs else model
@@ -271,8 +290,14 @@ def main() -> None:
     if arguments.json:
         print_json(as_record(given, found, commands))
         return
-    print_table(title, *table(found))
-    say(*notes, "", *found.said, "", NEXT, *commands)
+    columns, rows = batches(found)
+    print_table(title, columns, rows)
+    for ranks in found.ranks:
+        more, cells = steps(found, ranks)
+        named = [(row[0], *cell) for row, cell in zip(rows, cells, strict=True)]
+        print_table(f"{ranks} data-parallel ranks", [columns[0], *more], named)
+    say_wrapped(*notes, "", *found.said, "", NEXT)
+    say(*commands)
 
 
 def as_record(given: Input, found: Comparison, commands: Sequence[str]) -> dict[str, Any]:

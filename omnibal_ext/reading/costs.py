@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -117,14 +118,22 @@ def _lower(name: int, most: int) -> tuple[int, int]:
 
 
 class _Bounded:
-    """The state of `bounded`: whether it is running, and in which process its signal handler was installed."""
+    """The state of `bounded`: whether it is running, since when, and in which process its alarm is set."""
 
     active = False
+    begun = 0.0
     process = 0
 
 
 def _ring(*_: object) -> None:
-    if _Bounded.active:
+    """Obey the alarm, after `SECONDS` and then every quarter of them; without work it turns itself off.
+
+    Setting it for each work would take longer than most work does.
+    """
+    if not _Bounded.active:
+        _Bounded.process = 0
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    elif time.process_time() - _Bounded.begun >= SECONDS:
         raise CostError(f"takes more than {SECONDS} seconds of processor")
 
 
@@ -139,16 +148,15 @@ def bounded(work: Callable[[], Value]) -> Value:
     if _Bounded.process != os.getpid():
         _Bounded.process = os.getpid()
         signal.signal(signal.SIGVTALRM, _ring)
+        signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, SECONDS / 4)
     limits = _lower(resource.RLIMIT_AS, taken() + BYTES)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, 1)  # again, if the first was caught
-    _Bounded.active = True
+    _Bounded.begun, _Bounded.active = time.process_time(), True
     try:
         return work()
     except MemoryError:
         raise CostError(f"takes more than {BYTES // 2**20} MiB of memory") from None
     finally:
         _Bounded.active = False
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 

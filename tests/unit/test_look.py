@@ -230,6 +230,23 @@ def test_conversations_are_measured_without_megatron_core(run: Run, model: Path,
     assert json.loads(said.stdout)["ways"] == run(look, *words)["ways"]
 
 
+def test_images_that_are_not_found_are_no_corpus_of_texts(run: Run, model: Path, tmp_path: Path) -> None:
+    """Without --image-root the samples of words alone are left, whose loss is another."""
+    with pytest.raises(UserError, match=r"lines rejected, limit 10: \d+ missing_image.*--image-root"):
+        run(look, *llama_factory(tmp_path), "--model", model, "--ranks", 2)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_fit_a_terminal(run: Run, sizes: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = run(look, sizes, "--tokens", 1000, "--ranks", "2,8,64")
+    *lines, command = said.splitlines()
+    assert command.startswith("python tools/pack_data.py")
+    assert max(map(len, lines)) <= width
+    for way in ("4 of similar length, padded", "packs by tokens, tiles (ISF)"):
+        assert len([line for line in lines if line.strip().startswith(way)]) == 4, "names are not broken"
+
+
 def test_parts_that_end_in_another_order_change_nothing(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,10 +263,19 @@ def test_lines_that_cannot_be_used_are_counted_and_named(run: Run, model: Path, 
     shown = run(look, *words, "--json")
     assert shown["samples"] == 40
     assert shown["rejected"].startswith(f"2 malformed_line; {path} line 1: malformed_line, not JSON")
-    assert f"lines that cannot be used: 2 malformed_line; {path} line 1" in run(look, *words)
+    said = " ".join(run(look, *words).split())
+    assert f"lines that cannot be used: 2 malformed_line; {path} line 1" in said
     (tmp_path / "order.jsonl").write_text("[[0], [1]]\n")
     with pytest.raises(UserError, match=r"--order numbers all conversations from 0, but some cannot be used \(2 mal"):
         run(look, *words[:-2], "--order", "order.jsonl")
+    path.write_text("nonsense\n" * 11 + path.read_text())
+    few = r"13 of 53 lines rejected, limit 10: .* or allow them with --max-rejects 13$"
+    with pytest.raises(UserError, match=few):
+        run(look, *words)
+    assert run(look, *words, "--max-rejects", 13, "--json")["samples"] == 40
+    path.write_text("")
+    with pytest.raises(UserError, match=r"no line of the input can be used: it has none$"):
+        run(look, *words)
     path.write_text("nonsense")
     with pytest.raises(UserError, match=r"no line of the input can be used: 1 malformed_line; .* line 1"):
         run(look, *words)
@@ -267,9 +293,8 @@ def test_a_persons_table_has_their_order_beside_ours(run: Run, sizes: Path) -> N
     ):  # fmt: skip
         assert text in said
         assert text in page
-    row = next(line.split() for line in said.splitlines() if line.strip().startswith("your order "))
-    assert len(row) == 2 + 4 + 3  # of 16 ranks there is nothing to say
-    assert (row[2], row[6]) == ("3.0", "24")
+    batches, of_4, of_16 = [line.split()[2:] for line in said.splitlines() if line.lstrip().startswith("your order  ")]
+    assert (batches[0], len(batches), of_4[0], len(of_4), of_16) == ("3.0", 4, "24", 3, [])
     packed = run(look, sizes, "--tokens", 1000, "--order", "order.jsonl", "--order-packed", "--json")["ways"][0]
     assert (packed["name"], packed["padding"], list(packed["on_ranks"])) == ("your order", 0.0, ["4"])
 

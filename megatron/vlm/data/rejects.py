@@ -103,23 +103,24 @@ class RejectCount:
         """Rejected lines."""
         return self.by_reason.total()
 
-    def check(self, limit: int, lines: int, where: Path | None) -> None:
+    def check(self, limit: int, lines: int, where: Path | None = None, whole: bool = False) -> None:
         """Raise `UserError`, with the remedy of the most frequent reason, if over `limit` of `lines` were rejected.
 
-        `where` is the file that lists them; None if only the first lines were read.
+        `where` is the file that lists them; without it `whole` says whether these are all lines, or the first ones.
         """
         if self.total <= limit:
             return
         said = f"{self.total} of {lines} lines rejected, limit {limit}: {self.describe()}"
         listed = f"; all are in {where}" if where else ""
         remedy = REMEDIES.get(self.by_reason.most_common(1)[0][0], "fix the input")
-        allowed = f", or allow them with --max-rejects {self.total} (what was prepared is kept)" if where else ""
+        allowed = f", or allow them with --max-rejects {self.total}" if where or whole else ""
+        allowed += " (what was prepared is kept)" if where else ""
         raise UserError(f"{said}{listed}; {remedy}{allowed}")
 
     def describe(self) -> str:
         """The reasons, most frequent first, and the first rejected line."""
         if self._first is None:
-            return "none rejected"
+            return "it has none"
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())
         first = self._first
         return f"{reasons}; {first['file']} line {first['line']}: {first['reason']}, {first['detail']}"

@@ -70,7 +70,8 @@ def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
     joined = _join_parts(job, folder)
     rejected = folder / "rejected.jsonl"
     if not any(source["samples"] for source in joined.sources):
-        raise UserError(f"no line of the input can be used: {joined.rejects.describe()}; all are in {rejected}")
+        listed = f"; all are in {rejected}" * bool(joined.rejects.total)
+        raise UserError(f"no line of the input can be used: {joined.rejects.describe()}{listed}")
     joined.rejects.check(reject_limit(job.lines, max_rejects), job.lines, rejected)
     columns = {name: np.concatenate(arrays) for name, arrays in joined.columns.items()}
     sizes = take_sizes(columns)

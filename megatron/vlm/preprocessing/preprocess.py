@@ -67,15 +67,17 @@ def preview(job: PreprocessJob, max_rejects: int | None = None) -> str:
         rejects.add(rejections)
         seen += number
     if rejects.total > seen // 2:
-        rejects.check(min(reject_limit(job.lines, max_rejects), seen // 2), seen, None)
+        rejects.check(min(reject_limit(job.lines, max_rejects), seen // 2), seen)
     files = f"{len(job.inputs)} file{'s' * (len(job.inputs) > 1)} of {job.lines} lines"
     return f"{files}; of the first {seen} {rejects.total} rejected" + (f": {rejects.describe()}" * bool(rejects.total))
 
 
-def measure(inputs: Sequence[Path], recipe: Recipe, workers: int = 1) -> tuple[Corpus, RejectCount]:
+def measure(
+    inputs: Sequence[Path], recipe: Recipe, workers: int = 1, max_rejects: int | None = None
+) -> tuple[Corpus, RejectCount]:
     """The corpus that a dataset of these inputs would be, without making it, and the lines that it would reject.
 
-    Raises `UserError` if an input cannot be read, or no line can be used.
+    Raises `UserError` if an input cannot be read, no line can be used, or more than `reject_limit` could not.
     """
     open_recipe(recipe)  # a bad tokenizer must fail here, not in every worker
     files = read_inputs(inputs, image_root=recipe.image_root)
@@ -85,6 +87,8 @@ def measure(inputs: Sequence[Path], recipe: Recipe, workers: int = 1) -> tuple[C
     rejects = RejectCount()
     for _, rejections in parts:
         rejects.add(rejections)
+    lines = sum(file.lines for file in files)
+    rejects.check(reject_limit(lines, max_rejects), lines, whole=True)
     columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in of_samples(recipe)} if parts else {}
     if not len(columns.get("lines", ())):
         raise UserError(f"no line of the input can be used: {rejects.describe()}")
