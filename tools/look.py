@@ -217,7 +217,7 @@ def table(found: Comparison) -> tuple[list[str], Rows]:
 
 def batches(found: Comparison) -> tuple[list[str], Rows]:
     """Columns and rows of what does not depend on the number of ranks."""
-    rows = [
+    rows: Rows = [
         (way.name, f"{way.samples_per_batch:.1f}", f"{way.padding:.1%}", f"{way.most_tiles:,}", f"{way.most_tokens:,}")
         for way in found.ways
     ]
@@ -228,7 +228,7 @@ def steps(found: Comparison, ranks: int) -> tuple[list[str], Rows]:
     """Columns and rows of one number of ranks, empty for an order of another."""
     best = found.ways[-1].on_ranks[ranks]
     each = (way.on_ranks.get(ranks) for way in found.ways)
-    rows = [
+    rows: Rows = [
         (f"{one.steps:,}", f"{one.wait:.1%}", f"{one.seconds / best.seconds:.2f}") if one else ("", "", "")
         for one in each
     ]
