@@ -5,6 +5,7 @@ opening one keeps within the limits is `tried` in a fork: so a file that never e
 process that reads it is a line. What it costs later, for one conversation, is `bounded`.
 """
 
+import atexit
 import faulthandler
 import json
 import os
@@ -149,6 +150,7 @@ def bounded(work: Callable[[], Value]) -> Value:
         _Bounded.process = os.getpid()
         signal.signal(signal.SIGVTALRM, _ring)
         signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, SECONDS / 4)
+        atexit.register(signal.setitimer, signal.ITIMER_VIRTUAL, 0)  # Python drops its handlers before it ends
     limits = _lower(resource.RLIMIT_AS, taken() + BYTES)
     _Bounded.begun, _Bounded.active = time.process_time(), True
     try:

@@ -16,6 +16,7 @@ from omnibal_ext.reading import costs
 from omnibal_ext.reading.checks import integer
 from omnibal_ext.reading.costs import CostError, bounded, tried
 from omnibal_ext.reading.fields import Fields
+from tests.programs import fresh_python
 
 
 def spin() -> None:
@@ -94,6 +95,12 @@ def test_work_within_the_limits_of_a_conversation_leaves_no_trace(monkeypatch: p
     assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0, "it has rung, and was turned off"
     with pytest.raises(CostError, match="seconds"):
         bounded(spin)
+
+
+def test_the_alarm_does_not_end_a_process_that_ends() -> None:
+    asks = "import atexit, signal; atexit.register(lambda: print(signal.getitimer(signal.ITIMER_VIRTUAL)[0]))"
+    done = fresh_python("-c", f"{asks}\nfrom omnibal_ext.reading.costs import bounded\nbounded(int)")
+    assert (done.returncode, done.stdout) == (0, "0.0\n"), done.stderr
 
 
 def test_a_process_that_has_grown_itself_is_no_fault_of_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
