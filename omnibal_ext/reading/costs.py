@@ -138,6 +138,9 @@ def _ring(*_: object) -> None:
         raise CostError(f"takes more than {SECONDS} seconds of processor")
 
 
+atexit.register(signal.setitimer, signal.ITIMER_VIRTUAL, 0)  # Python drops its handlers before it ends
+
+
 def bounded(work: Callable[[], Value]) -> Value:
     """`work()`, Python code of others, within `SECONDS` and `BYTES`, in the main thread of a process.
 
@@ -150,7 +153,6 @@ def bounded(work: Callable[[], Value]) -> Value:
         _Bounded.process = os.getpid()
         signal.signal(signal.SIGVTALRM, _ring)
         signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, SECONDS / 4)
-        atexit.register(signal.setitimer, signal.ITIMER_VIRTUAL, 0)  # Python drops its handlers before it ends
     limits = _lower(resource.RLIMIT_AS, taken() + BYTES)
     _Bounded.begun, _Bounded.active = time.process_time(), True
     try:
