@@ -14,8 +14,8 @@ from omnibal_ext.reading.files import PathLike, open_plain, size_of
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 """Bytes of one number, by safetensors' dtype."""
-MOST_HEADER = 100_000_000
-"""The safetensors library's limit."""
+MOST_HEADER = 2**24
+"""Bytes: of more than 100,000 tensors; the format allows 100 MB, which take twenty seconds to read."""
 REMEDY = "download it again"
 
 _HEADER = mapping(anything)
