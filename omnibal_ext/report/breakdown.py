@@ -3,6 +3,7 @@
 All ranks' time (lanes x length of the iteration) is divided by cause:
 
     needed             forwards and backwards of the layers, once
+    padding            the same of tokens that fill up a batch
     recomputation      repeated forwards
     executor           time of an action outside its layers
     exchange           ranks that share a pack exchange tensors, and wait for each other
@@ -30,9 +31,10 @@ from omnibal_ext.report.timeline import Lane, Span, Timeline
 from omnibal_ext.schedules.actions import givers
 from omnibal_ext.units import GIB
 
-NEEDED, RECOMPUTED, EXECUTOR, LATE = "needed", "recomputation", "executor", "late data or host"
+NEEDED, PADDING, RECOMPUTED, EXECUTOR = "needed", "padding", "recomputation", "executor"
+LATE = "late data or host"
 UNEVEN, FILL, UPDATE, REPLICAS = "uneven stages", "fill and drain", "update", "other replicas"
-CAUSES = (NEEDED, RECOMPUTED, EXECUTOR, EXCHANGE, LATE, UNEVEN, FILL, UPDATE, REPLICAS)
+CAUSES = (NEEDED, PADDING, RECOMPUTED, EXECUTOR, EXCHANGE, LATE, UNEVEN, FILL, UPDATE, REPLICAS)
 WORTH_TRYING = 0.01
 """Least predicted gain of a change that is suggested."""
 
@@ -43,6 +45,8 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
     causes = {OTHER: EXECUTOR, EXCHANGE: EXCHANGE}
     for (part, phase), seconds in timeline.totals().items():
         found[causes.get(part, RECOMPUTED if phase == "recompute" else NEEDED)] += seconds
+    found[PADDING] = found[NEEDED] * timeline.padding
+    found[NEEDED] -= found[PADDING]
     prompt = on_time(timeline)
     found[LATE] = late_seconds(timeline) * len(timeline.lanes)
     for lanes in replicas(prompt).values():
@@ -165,6 +169,13 @@ def faster_data(timeline: Timeline) -> Change | None:
     gain = timeline.seconds / (timeline.seconds - late_seconds(timeline)) - 1
     how = "tools/launch.py -- --num-workers N, or smaller images"
     return Change("data and host in time", how, gain) if gain >= WORTH_TRYING else None
+
+
+def level_ranks(timeline: Timeline) -> Change | None:
+    """Return the gain of an iteration in which no data-parallel rank waits; None: less than `WORTH_TRYING`."""
+    gain = 1 / (1 - breakdown(timeline)[REPLICAS]) - 1
+    how = "balanced packs for these ranks (tools/pack_data.py, tools/level_packs.py), or more --micro-batches"
+    return Change("data-parallel ranks level", how, gain) if gain >= WORTH_TRYING else None
 
 
 def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:

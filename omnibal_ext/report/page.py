@@ -18,12 +18,15 @@ from omnibal_ext.report.breakdown import (
     CAUSES,
     FILL,
     LATE,
+    PADDING,
+    REPLICAS,
     UNEVEN,
     Change,
     Limit,
     breakdown,
     changes,
     faster_data,
+    level_ranks,
     limit_of,
 )
 from omnibal_ext.report.packing import PackingView
@@ -93,6 +96,7 @@ TEMPLATES = Environment(
 )
 BECAUSE = {
     "needed": "forwards and backwards of the layers, once",
+    PADDING: "batches are filled up to their longest sample",
     "recomputation": "layers are run again to save memory",
     "executor": "actions take time outside the layers: packs are small for this model",
     EXCHANGE: "ranks that run a pack together send each other parts of it",
@@ -100,7 +104,7 @@ BECAUSE = {
     UNEVEN: "stages are not equally long",
     FILL: "the pipeline fills and drains, with few microbatches for its ranks",
     "update": "gradients are reduced and weights updated",
-    "other replicas": "data-parallel ranks wait for the slowest of them",
+    REPLICAS: "data-parallel ranks wait for the slowest of them",
 }
 
 
@@ -169,7 +173,7 @@ class SubjectView:
     def changes(self) -> list[Change]:
         """Suggested changes."""
         found = changes(self.subject.problem, self.subject.layout)
-        return [*filter(None, [faster_data(self.subject.seen)]), *found]
+        return [*filter(None, [faster_data(self.subject.seen), level_ranks(self.subject.seen)]), *found]
 
     @property
     def timelines(self) -> list[tuple[Timeline, Markup]]:
@@ -244,8 +248,9 @@ class SubjectView:
         shares = breakdown(now)
         named = {
             "needed work": ("needed",),
+            "padding": (PADDING,),
             "recomputation": ("recomputation",),
-            "waiting for other ranks": (UNEVEN, FILL),
+            "waiting for other ranks": (UNEVEN, FILL, REPLICAS),
             "waiting for data or host": (LATE,),
         }
         named["the rest"] = tuple(cause for cause in CAUSES if not any(cause in causes for causes in named.values()))

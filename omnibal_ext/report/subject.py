@@ -116,12 +116,12 @@ class Subject:
     @cached_property
     def predicted(self) -> Timeline:
         """One simulated iteration."""
-        return predicted(self.problem, self.layout)
+        return replace(predicted(self.problem, self.layout), padding=self.padding)
 
     @cached_property
     def measured(self) -> Timeline | None:
         """The typical recorded iteration."""
-        return self.measured_of(self.typical) if self.typical else None
+        return replace(self.measured_of(self.typical), padding=self.padding) if self.typical else None
 
     def measured_of(self, record: dict[str, Any]) -> Timeline:
         """A recorded iteration."""
@@ -162,6 +162,12 @@ class Subject:
     def intervals(self) -> list[dict[str, Any]]:
         """Metrics of the run's intervals."""
         return training_intervals(self.metrics) if self.metrics else []
+
+    @cached_property
+    def padding(self) -> float:
+        """Share of the run's tokens that fill up batches; 0 without metrics."""
+        shares = [(line["padding"], line["seconds"]) for line in self.intervals if "padding" in line]
+        return float(np.average(*zip(*shares, strict=True))) if shares else 0.0
 
     def samples_per_second(self) -> float | None:
         """Mean over the entire run; None without metrics."""

@@ -93,6 +93,8 @@ class Timeline:
     placement: Placement
     beside: Beside | None = None
     """Where the replicated tower is encoded; None: there is none."""
+    padding: float = 0.0
+    """Share of the tokens that fill up batches."""
 
     @property
     def seconds(self) -> float:

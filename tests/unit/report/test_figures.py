@@ -21,7 +21,16 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.against_random import contributions, random_index
-from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, faster_data, limit_of, on_time
+from omnibal_ext.report.breakdown import (
+    CAUSES,
+    WORTH_TRYING,
+    breakdown,
+    changes,
+    faster_data,
+    level_ranks,
+    limit_of,
+    on_time,
+)
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.timeline import Lane, Span, SpanPart, Timeline, recorded
 from omnibal_ext.schedules.actions import Action, Schedule, givers
@@ -59,12 +68,29 @@ def by_hand() -> Timeline:
 def test_the_time_of_all_ranks_is_divided_by_its_causes() -> None:
     whole = 4 * 13.0
     expected = {
-        "needed": 3 + 3 + 5 + 7 + 4, "recomputation": 1, "executor": 1, "exchange": 0, "late data or host": 0,
+        "needed": 3 + 3 + 5 + 7 + 4, "padding": 0, "recomputation": 1, "executor": 1, "exchange": 0,
+        "late data or host": 0,
         "uneven stages": (8 - 5) + (7 - 4), "update": 1 + 3 + 3 + 0.5, "other replicas": 2 * (13 - 10),
         "fill and drain": (12 - 8) + (9 - 5 - 3 + 13 - 12) + (7 - 7) + (9 - 4 - 3 + 10 - 9.5),
     }  # fmt: skip
     assert sum(expected.values()) == whole
     assert breakdown(by_hand()) == pytest.approx({cause: expected[cause] / whole for cause in CAUSES})
+
+
+def test_work_on_padding_is_lost_and_not_needed() -> None:
+    """Else batches with more padding would show more needed work."""
+    before, shares = breakdown(by_hand()), breakdown(replace(by_hand(), padding=0.25))
+    assert shares["needed"] == pytest.approx(0.75 * before["needed"])
+    assert shares["padding"] == pytest.approx(0.25 * before["needed"])
+    assert {name: shares[name] for name in CAUSES[2:]} == {name: before[name] for name in CAUSES[2:]}
+
+
+def test_ranks_that_wait_for_others_are_told_what_levels_them() -> None:
+    change = level_ranks(by_hand())
+    assert change is not None
+    assert change.gain == pytest.approx(52 / (52 - 6) - 1)
+    alone = replace(by_hand(), lanes=by_hand().lanes[:2])
+    assert level_ranks(alone) is None
 
 
 def test_ranks_that_meet_in_the_update_have_waited_for_each_other_before_it() -> None:
