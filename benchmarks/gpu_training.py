@@ -4,6 +4,7 @@ All of a run is there but data: Megatron's loop, wrappers and distributed optimi
 """
 
 import gc
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ class RandomTrainer(Trainer):
     def __init__(self, inputs: Any, packs: RandomPacks, folder: Path) -> None:
         """In `folder` lies a manifest, which saves name: what they are made of is the packs."""
         super().__init__(inputs)
-        (folder / "manifest.json").write_text(f"{packs}")
+        (folder / "manifest.json").write_text(json.dumps({"packs": str(packs)}))
         self.args.data = self.args.packs = str(folder)
         self.random_packs = packs
         self.stage: Any = None

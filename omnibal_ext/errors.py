@@ -68,6 +68,11 @@ NOT_IN_EXTRAS = ("accelerate", "datasets", "deepspeed", "peft", "trl")
 """Frameworks of examples/, which no extra installs."""
 
 
+def how_to_install(extra: str) -> str:
+    """The command that installs what an extra of setup.py names; no index has this project."""
+    return f"pip install '.[{extra}]' in a clone of this project"
+
+
 def missing_package(module: str) -> str:
     """The name of a missing module and how to install it; "" if it is installed, or no dependency of ours."""
     root = module.partition(".")[0]
@@ -75,7 +80,7 @@ def missing_package(module: str) -> str:
     module = "megatron.core" if root == "megatron" else root  # `megatron` is a namespace package
     if not (extra or root in NOT_IN_EXTRAS) or find_spec(module):
         return ""
-    remedy = f"pip install 'omnibal[{extra}]'" if extra else f"pip install {root}"
+    remedy = how_to_install(extra) if extra else f"pip install {root}"
     if module == "megatron.core" and sys.version_info < (3, 12):
         # Its wheel runs on Python 3.11, but its metadata excludes it.
         remedy = "pip install --no-deps --ignore-requires-python 'megatron-core>=0.19.2,<0.20'"

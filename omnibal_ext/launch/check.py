@@ -31,7 +31,7 @@ def check_versions() -> str:
             found[package] = version(package)
         except PackageNotFoundError:
             needed = missing_package(package.replace("-", ".")) or f"{package} {wanted}"
-            raise UserError(f"training needs {needed}; in a clone run scripts/setup.sh and enter .venv") from None
+            raise UserError(f"training needs {needed}, or run scripts/setup.sh there and enter .venv") from None
         if not SpecifierSet(wanted).contains(found[package], prereleases=True):
             raise UserError(f"{package} is {found[package]}; {wanted} is needed: run scripts/setup.sh and enter .venv")
     return ", ".join(f"{name} {number}" for name, number in found.items())

@@ -12,7 +12,7 @@ import psutil
 
 from omnibal_ext.architectures.folder import CONFIG, read_config, weight_files
 from omnibal_ext.architectures.presets import hub_name
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import UserError, how_to_install
 from omnibal_ext.families.registry import MODELS
 from omnibal_ext.files.folders import building
 from omnibal_ext.launch.processes import run_python
@@ -91,7 +91,7 @@ def downloaded(name: str, quiet: bool) -> str:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise UserError("--download needs huggingface_hub: pip install 'omnibal[train]'") from None
+        raise UserError(f"--download needs huggingface_hub: {how_to_install('train')}") from None
     try:
         files = snapshot_download(model, revision=revision, allow_patterns=FILES, dry_run=True)
         missing = sum(file.file_size or 0 for file in files if file.will_download)

@@ -201,7 +201,7 @@ def test_an_example_without_its_package_says_so_in_a_line(name: str, tmp_path: P
     )
     done = run_tool(str(tmp_path / "run.py"))
     assert (done.returncode, done.stdout) == (2, "")
-    remedy = "'omnibal[train]'" if needs == "transformers" else needs
+    remedy = "'.[train]' in a clone of this project" if needs == "transformers" else needs
     assert done.stderr == f"error: this needs {needs}, which is not installed: pip install {remedy}\n"
 
 

@@ -1,14 +1,13 @@
 """A run that was planned from a wrong profile says so by part of the model, and --replan mends profile and plan."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.plan import Plan
-from omnibal_ext.run_metrics import profile_check, training_intervals
+from omnibal_ext.run_metrics import noted_inputs, profile_check, training_intervals
 from tests.system.test_launch import launch
 from tests.system.test_training import make_dataset, pack
 
@@ -77,5 +76,5 @@ def test_the_run_goes_on_from_its_checkpoint_by_the_new_plan(folder: Path) -> No
     assert check
     assert check["profile_hash"] == Profile.load(folder / "wrong/profile.corrected.json").hash
     assert min(check["iterations"]) >= 12 + 4
-    noted = json.loads((folder / "wrong/inputs.json").read_text())
+    noted = noted_inputs(folder / "wrong")
     assert noted["profile"] == str(folder / "wrong/profile.corrected.json")

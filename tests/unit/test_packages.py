@@ -57,7 +57,9 @@ def imported(room: str, at_once: bool) -> set[str]:
     return names - set(sys.stdlib_module_names) - {"omnibal_ext", "omnibal_tools", "megatron.vlm"}
 
 
-EXTRAS = re.compile(r"(?:omnibal|WHEEL|CLONE|['\" ]\.)\[([a-z,]+)\]|source .*/setup\.sh\" ([a-z,]+)")
+EXTRAS = re.compile(
+    r"(?:omnibal|WHEEL|CLONE|['\" ]\.)\[([a-z,]+)\]|source .*/setup\.sh\" ([a-z,]+)|how_to_install\('([a-z]+)'"
+)
 
 
 def test_every_extra_that_is_named_anywhere_exists(described: dict[str, Any]) -> None:
@@ -102,10 +104,10 @@ def test_the_table_is_the_one_of_the_extras(described: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        ("torch.nn", "torch, which is not installed: pip install 'omnibal[train]'"),
-        ("tokenizers", "tokenizers, which is not installed: pip install 'omnibal[train]'"),
-        ("pyarrow", "pyarrow, which is not installed: pip install 'omnibal[tables]'"),
-        ("av", "av, which is not installed: pip install 'omnibal[video]'"),
+        ("torch.nn", "torch, which is not installed: pip install '.[train]' in a clone of this project"),
+        ("tokenizers", "tokenizers, which is not installed: pip install '.[train]' in a clone of this project"),
+        ("pyarrow", "pyarrow, which is not installed: pip install '.[tables]' in a clone of this project"),
+        ("av", "av, which is not installed: pip install '.[video]' in a clone of this project"),
         ("trl.trainer", "trl, which is not installed: pip install trl"),
         ("somebody_elses", ""),
     ],
@@ -119,7 +121,7 @@ def test_what_is_missing_is_said_with_its_extra(module: str, said: str, monkeypa
 def test_megatron_core_for_python_3_11_is_one_that_pip_does_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "megatron.core" else object())
     monkeypatch.setattr(errors.sys, "version_info", (3, 12))
-    assert errors.missing_package("megatron.core.utils").endswith(": pip install 'omnibal[train]'")
+    assert errors.missing_package("megatron.core.utils").endswith(": pip install '.[train]' in a clone of this project")
     monkeypatch.setattr(errors.sys, "version_info", (3, 11))
     wanted = errors.missing_package("megatron.core.utils").partition("pip install ")[2]
     assert wanted == "--no-deps --ignore-requires-python 'megatron-core>=0.19.2,<0.20'"
@@ -156,7 +158,7 @@ def test_a_tool_works_without_training_s_packages_or_names_their_extra(program: 
     done = without_extras(program, *NEEDING.get(program, ("--help",)))
     if program in NEEDING:
         assert done.returncode == 2, done.stderr
-        lacks = r"error: this needs \w+, which is not installed: pip install 'omnibal\[train\]'\n"
+        lacks = r"error: this needs \w+, which is not installed: pip install '\.\[train\]' in a clone of this project\n"
         assert re.fullmatch(lacks, done.stderr)
     else:
         assert done.returncode == 0, done.stderr

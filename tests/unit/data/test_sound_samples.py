@@ -389,7 +389,7 @@ def test_workers_read_sounds(spoken: ChatDataset) -> None:
 @pytest.mark.parametrize("package", ["av", "soxr"])
 def test_what_is_not_installed_is_named(package: str, spoken: ChatDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=r"pip install 'omnibal\[audio\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[audio\]' in a clone"):
         ChatDataset(spoken.folder)
 
 

@@ -336,10 +336,10 @@ def test_without_a_decoder_the_extra_is_named(tmp_path: Path, monkeypatch: pytes
     write_video(tmp_path / "a.mp4", noise(8, 56, 56), 4)
     made(tmp_path, "qwen-vl", [film_of("a.mp4")])
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(UserError, match=r"pip install 'omnibal\[video\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[video\]' in a clone"):
         ChatDataset(tmp_path / "dataset")
     shutil.rmtree(tmp_path / "dataset")
-    with pytest.raises(UserError, match=r"pip install 'omnibal\[video\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[video\]' in a clone"):
         made(tmp_path, "qwen-vl", [film_of("a.mp4")])
     (tmp_path / "other").mkdir()
     film = {"video": write_frames(tmp_path / "other", "f", noise(4, 56, 56)), "fps": 2, "conversations": TURNS}

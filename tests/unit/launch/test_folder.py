@@ -93,7 +93,9 @@ def test_versions_are_those_that_are_installed_with_us(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(check, "version", missing)
     monkeypatch.setattr(errors, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"torch, which is not installed: pip install 'omnibal\[train\]'; in a clone"):
+    with pytest.raises(
+        UserError, match=r"torch, which is not installed: pip install '\.\[train\]' in a clone of this project, or run"
+    ):
         check.check_versions()
 
 

@@ -1,6 +1,6 @@
 """Sound files: is a file complete, how long is it, and its waveform at a model's rate.
 
-PyAV decodes and soxr resamples (`pip install 'omnibal[audio]'`), with the steps of librosa.load, by which processors
+PyAV decodes and soxr resamples (the extra `audio`), with the steps of librosa.load, by which processors
 read sounds: the mean of all channels, resampled in high quality, rounded up to whole samples.
 
 Where packets say exactly how many samples they hold (WAV, AIFF, FLAC, MP3 with LAME's header), only the last one is
@@ -24,7 +24,7 @@ from megatron.vlm.data.media.crc import opened
 from megatron.vlm.data.media.endings import missing_end
 from megatron.vlm.data.media.videos import check_file
 from megatron.vlm.data.rejects import Rejected
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import UserError, how_to_install
 from omnibal_ext.reading.memory import limited_memory
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def require_hearing(why: str) -> None:
         from av import Packet
     except ImportError as error:
         raise UserError(
-            f"{why}: reading sounds needs packages that are not installed: pip install 'omnibal[audio]'"
+            f"{why}: reading sounds needs packages that are not installed: {how_to_install('audio')}"
         ) from error
     if not hasattr(Packet, "get_sidedata"):
-        raise UserError(f"{why}: this PyAV does not say where sounds begin: pip install --upgrade 'omnibal[audio]'")
+        raise UserError(f"{why}: this PyAV does not say where sounds begin: pip install --upgrade av")
 
 
 def sound_length(path: Path, place: Place, rate: int, decode: bool = False) -> int:

@@ -1,6 +1,6 @@
 """Video files: is a file complete, the times of its frames, and frames as patches.
 
-PyAV (`pip install 'omnibal[video]'`) reads files with the results of torchcodec, transformers' reader: frames are the
+PyAV (the extra `video`) reads files with the results of torchcodec, transformers' reader: frames are the
 packets that no edit list discards, the frame rate comes from the packets' times, not from the header, and frames are
 rotated as the header says. Checking reads all packets and decodes one frame.
 """
@@ -27,7 +27,7 @@ from megatron.vlm.data.media.crc import opened
 from megatron.vlm.data.media.images import MAX_PIXELS
 from megatron.vlm.data.media.tiling import FRAMES, SQUARE, TiledImage
 from megatron.vlm.data.rejects import Rejected
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import UserError, how_to_install
 from omnibal_ext.reading.memory import limited_memory
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ def require_decoder(why: str) -> None:
         from av import VideoFrame
     except ImportError as error:
         raise UserError(
-            f"{why}: reading videos needs a package that is not installed: pip install 'omnibal[video]'"
+            f"{why}: reading videos needs a package that is not installed: {how_to_install('video')}"
         ) from error
     if not hasattr(VideoFrame, "rotation"):
-        raise UserError(f"{why}: this PyAV does not say how videos are turned: pip install --upgrade 'omnibal[video]'")
+        raise UserError(f"{why}: this PyAV does not say how videos are turned: pip install --upgrade av")
 
 
 def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
