@@ -166,8 +166,9 @@ class Subject:
     @cached_property
     def padding(self) -> float:
         """Share of the run's tokens that fill up batches; 0 without metrics."""
-        shares = [(line["padding"], line["seconds"]) for line in self.intervals if "padding" in line]
-        return float(np.average(*zip(*shares, strict=True))) if shares else 0.0
+        lines = [line for line in self.intervals if "padding" in line]
+        seconds = sum(line["seconds"] for line in lines)
+        return float(sum(line["padding"] * line["seconds"] for line in lines) / seconds) if lines else 0.0
 
     def samples_per_second(self) -> float | None:
         """Mean over the entire run; None without metrics."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from omnibal_ext.report.breakdown import (
     on_time,
 )
 from omnibal_ext.report.packing import PackingView
+from omnibal_ext.report.subject import Subject
 from omnibal_ext.report.timeline import Lane, Span, SpanPart, Timeline, recorded
 from omnibal_ext.schedules.actions import Action, Schedule, givers
 from omnibal_ext.schedules.placement import Placement
@@ -83,6 +85,14 @@ def test_work_on_padding_is_lost_and_not_needed() -> None:
     assert shares["needed"] == pytest.approx(0.75 * before["needed"])
     assert shares["padding"] == pytest.approx(0.25 * before["needed"])
     assert {name: shares[name] for name in CAUSES[2:]} == {name: before[name] for name in CAUSES[2:]}
+
+
+def test_padding_is_the_mean_of_a_runs_intervals_by_their_seconds(tmp_path: Path) -> None:
+    lines = [{"iteration": n, "loss": 1.0, "padding": share, "seconds": s} for n, share, s in ((1, 0.5, 1), (2, 0, 3))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    nothing: Any = None
+    assert Subject("run", nothing, nothing, metrics=tmp_path / "metrics.jsonl").padding == 0.125
+    assert Subject("plan", nothing, nothing).padding == 0
 
 
 def test_ranks_that_wait_for_others_are_told_what_levels_them() -> None:
