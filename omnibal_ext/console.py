@@ -36,16 +36,13 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     Cells are escaped: they may quote untrusted text. Lines are broken between words: a path or a number stays whole,
     and makes the table wider than the terminal if it has to.
     """
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED)
+    console = Console(width=_columns(piped=PIPED))
     table = Table(box=box.SIMPLE_HEAD)
     cells = [[_cell(value) for value in row] for row in rows]
     for position, (column, *values) in enumerate(zip(map(_cell, columns), *cells, strict=True)):
         is_number = right and position > 0
-        least = max(
-            *(len(word) for word in column.plain.split()),
-            *(len(word) for value in values for word in ([value.plain] if is_number else value.plain.split())),
-            1,
-        )
+        unbroken = [value.plain for value in values] if is_number else _words(values)
+        least = max(map(len, (*_words([column]), *unbroken)), default=1)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold", min_width=least)
     for row in cells:
         table.add_row(*row)
@@ -60,14 +57,22 @@ SPACE = 3
 """Columns around a cell."""
 
 
+def _columns(piped: int) -> int:
+    """Return the columns of the terminal, or `piped` where none shows what is printed."""
+    return Console().width if sys.stdout.isatty() or "COLUMNS" in os.environ else piped
+
+
+def _words(cells: Iterable[Text]) -> list[str]:
+    return [word for cell in cells for word in cell.plain.split()]
+
+
 def _cell(value: object) -> Text:
     return Text(printable(str(value)))
 
 
 def say_wrapped(*lines: str) -> None:
     """Print lines, escaped, broken between words where the terminal ends."""
-    width = Console().width if sys.stdout.isatty() or "COLUMNS" in os.environ else sys.maxsize
-    wrap = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+    wrap = partial(textwrap.fill, width=_columns(piped=sys.maxsize), break_long_words=False, break_on_hyphens=False)
     say(*(line for text in lines for line in wrap(printable(text)).split("\n")))
 
 

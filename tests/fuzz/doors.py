@@ -22,7 +22,7 @@ OURS = {
     ("omnibal_ext/launch/weights.py", "converted_folder"): "any bytes",
     ("megatron/vlm/checkpoint/safe.py", "_read_once"): "hands a path to `read_contents`",
     ("megatron/vlm/preprocessing/job.py", "PreprocessJob.finished"): "the manifest of a dataset, by its seal",
-    ("megatron/vlm/checkpoint/run.py", "describe_run"): "manifests that a run has read before",
+    ("megatron/vlm/checkpoint/run.py", "_content"): "manifests that a run has read before",
     **{
         ("megatron/vlm/data/formats/table.py", name): "in a process of its own, which the readers of tables start"
         for name in ("_Arrow.__init__", "_Arrow.check", "_Parquet.__init__", "_Parquet.check", "_cut", "_open")

@@ -48,8 +48,8 @@ def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dic
         "from": args.first_weights and str(Path(args.first_weights).resolve()),
         "model": architecture.name,
         "model_hash": architecture.hash,
-        "data": content_hash(read_json(Path(args.data) / MANIFEST, mapping(anything), "give the run's dataset")),
-        "packs": content_hash(read_json(Path(args.packs) / MANIFEST, mapping(anything), "give the run's packs")),
+        "data": _content(args.data),
+        "packs": _content(args.packs),
         "global_batch_size": args.global_batch_size,
         "consumed_packs": args.consumed_train_samples,
         "expert_ranks": args.expert_model_parallel_size,
@@ -97,16 +97,20 @@ def _check_same(run: Mapping[str, Any], now: Mapping[str, Any], args: Namespace,
     """Raise UserError for another model, dataset or packs. Older saves have no name of the model beside --model, and
     the SHA-256 of manifests, places included."""
     name = str(run.get("model") or model_name(Path(run.get("preset") or "")))
-    alike = {"model": architecture.was_noted(name, str(run.get("model_hash")))}
-    for what in ("data", "packs"):
-        folder = Path(vars(args)[what])
-        alike[what] = run.get(what) in (now[what], sha256_of(folder / MANIFEST))
-    given = {"model": args.preset, "data": args.data, "packs": args.packs}
-    if unlike := [what for what, same in alike.items() if not same]:
-        raise UserError(
-            f"--{unlike[0]} {given[unlike[0]]}: not what the run was trained on so far, so its position means nothing; "
-            "give that, or begin another run with these weights: --from, with a new --save"
-        )
+    alike = {f"--model {args.preset}": architecture.was_noted(name, str(run.get("model_hash")))}
+    for what, folder in (("data", args.data), ("packs", args.packs)):
+        alike[f"--{what} {folder}"] = run.get(what) in (now[what], sha256_of(Path(folder) / MANIFEST))
+    for what, same in alike.items():
+        if not same:
+            raise UserError(
+                f"{what}: not what the run was trained on so far, so its position means nothing; give that, or begin "
+                "another run with these weights: --from, with a new --save"
+            )
+
+
+def _content(folder: str) -> str:
+    """Return the hash of what is in a dataset or packed index, from its manifest."""
+    return content_hash(read_json(Path(folder) / MANIFEST, mapping(anything), "give what the run was started with"))
 
 
 def _check_expert_ranks(saved: int, now: int) -> None:
