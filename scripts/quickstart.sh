@@ -3,7 +3,8 @@
 # the same samples: `baseline`, random padded batches; `careful`, what a careful user does today, ISF packs; `balanced`.
 # First two replicas, where data is all that differs: the rank with less to do waits. Then a pipeline of two, for an
 # epoch: `baseline` is cut by parameters and recomputes all, `careful` has the paper's cuts and recomputes nothing,
-# `balanced` our plan. What is there already is not done again.
+# `balanced` our plan. The three ways take turns of two seconds, so that what else the machine does falls on all alike.
+# What is there already is not done again.
 #   [EPOCHS=6] bash scripts/quickstart.sh [output folder, default runs/quickstart]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo
 OUT="${1:-runs/quickstart}"
@@ -38,11 +39,12 @@ pack() { # RANKS WAY FLAGS...
     python tools/pack_data.py --data "$OUT/train" --output-dir "$OUT/$1/packs-$2" "${@:3}"
 }
 
-launch() { # RANKS WAY EPOCHS FLAGS...
-    python tools/launch.py --model tiny --from-scratch --data "$OUT/train" --packs "$OUT/$1/packs-$2" \
-        --run-dir "$OUT/$1/$2" --nproc-per-node 2 --epochs "$3" "${@:4}" -- --lr 3e-3 --min-lr 1e-4 \
+launch() { # RANKS WAY EPOCHS FLAGS...: the command, in a line
+    printf '%q ' python tools/launch.py --model tiny --from-scratch --data "$OUT/train" --packs "$OUT/$1/packs-$2" \
+        --run-dir "$OUT/$1/$2" --nproc-per-node 2 --progress --epochs "$3" "${@:4}" -- --lr 3e-3 --min-lr 1e-4 \
         --lr-decay-style cosine --lr-warmup-fraction 0.1 --init-method-std 0.1 --adam-beta2 0.95 --weight-decay 0.01 \
-        --clip-grad 1.0 --log-interval 10
+        --clip-grad 1.0 --log-interval 1
+    echo
 }
 
 evaluate() { # WAY
@@ -69,28 +71,34 @@ step replicas-pack-balanced "two replicas: pack, balanced" pack replicas balance
 step replicas-pack-careful "two replicas: pack, careful" pack replicas careful "${LIKE[@]}" --method isf
 step replicas-pack-baseline "two replicas: pack, baseline" \
     pack replicas baseline --method random --samples-per-pack 4 --micro-batches 4 --data-parallel-size 2
-step replicas-train-balanced "two replicas: profile, plan, train, balanced" launch replicas balanced "$EPOCHS" --progress
-step replicas-train-careful "two replicas: plan, train, careful" \
-    launch replicas careful 1 "${SAME_PROFILE[@]}" --no-save --progress
-step replicas-train-baseline "two replicas: profile, plan, train, baseline" launch replicas baseline "$EPOCHS" --progress
+train_replicas() {
+    python examples/demo/take_turns.py <<END
+$(launch replicas balanced "$EPOCHS")
+$(launch replicas careful 1 "${SAME_PROFILE[@]}" --no-save)
+$(launch replicas baseline "$EPOCHS")
+END
+}
+step replicas-train "two replicas: profile, plan, train, in turns" train_replicas
 step replicas-eval-balanced "read the held-out pictures, balanced" evaluate balanced
 step replicas-eval-baseline "read the held-out pictures, baseline" evaluate baseline
 
 # A pipeline of two: 8 packs, or 30 padded batches.
-PIPELINE=(--pipeline-model-parallel-size 2 --no-save --progress)
+PIPELINE=(--pipeline-model-parallel-size 2 --no-save)
 step pipeline-pack-balanced "a pipeline of two: pack, balanced" \
     pack pipeline balanced "${LIKE[@]}" --data-parallel-size 1 --micro-batches 8
 step pipeline-pack-careful "a pipeline of two: pack, careful" \
     pack pipeline careful "${LIKE[@]}" --method isf --data-parallel-size 1 --micro-batches 8
 step pipeline-pack-baseline "a pipeline of two: pack, baseline" \
     pack pipeline baseline --method random --samples-per-pack 4 --micro-batches 30
-step pipeline-balanced "a pipeline of two: plan, train, balanced" \
-    launch pipeline balanced 1 "${SAME_PROFILE[@]}" "${PIPELINE[@]}"
-step pipeline-careful "a pipeline of two: plan, train, careful" \
-    launch pipeline careful 1 "${SAME_PROFILE[@]}" --method bmp "${PIPELINE[@]}"
-step pipeline-baseline "a pipeline of two: plan, train, baseline" \
-    launch pipeline baseline 1 --profile "$OUT/replicas/baseline/profile.json" --method parameters --recompute full \
-    "${PIPELINE[@]}"
+train_pipeline() {
+    python examples/demo/take_turns.py <<END
+$(launch pipeline balanced 1 "${SAME_PROFILE[@]}" "${PIPELINE[@]}")
+$(launch pipeline careful 1 "${SAME_PROFILE[@]}" --method bmp "${PIPELINE[@]}")
+$(launch pipeline baseline 1 --profile "$OUT/replicas/baseline/profile.json" --method parameters --recompute full \
+    "${PIPELINE[@]}")
+END
+}
+step pipeline-train "a pipeline of two: plan, train, in turns" train_pipeline
 
 compare replicas "two replicas"
 compare pipeline "a pipeline of two"

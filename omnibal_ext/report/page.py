@@ -73,18 +73,15 @@ def _ranks(subject: Subject) -> str:
 
 
 def _speed(subject: Subject) -> str:
-    """Return the run's TFLOP/s and MFU: means over its intervals, weighted by seconds."""
-    lines = [line for line in subject.intervals if "model_tflops" in line]
-    if not lines:
-        return ""
-    seconds = sum(line["seconds"] for line in lines)
-    mean = {
-        name: sum(line[name] * line["seconds"] for line in lines) / seconds
+    """Return the run's TFLOP/s and MFU."""
+    lines = subject.intervals
+    found = {
+        name: subject.a_second([line[name] * line["seconds"] for line in lines])
         for name in ("model_tflops", "mfu")
-        if all(name in line for line in lines)
+        if lines and all(name in line for line in lines)
     }
-    share = f", MFU {mean['mfu']:.1%}" if "mfu" in mean else ""
-    return f"{mean['model_tflops']:,.4g} TFLOP/s a device{share}"
+    share = f", MFU {found['mfu']:.1%}" if "mfu" in found else ""
+    return f"{found['model_tflops']:,.4g} TFLOP/s a device{share}" if found else ""
 
 
 TEMPLATES = Environment(
@@ -108,20 +105,24 @@ BECAUSE = {
 }
 
 
+SPARE = 1.001
+"""Length of a time axis, in iterations."""
+
+
 @dataclass(frozen=True)
 class SubjectView:
     """All that the template shows of a plan or run."""
 
     subject: Subject
     scale: float
-    """Seconds of the time axis, shared by the subject's timelines."""
+    """Seconds of the time axis, shared by the subject's timelines unless they are of two devices."""
     contributions: Mapping[str, float]
     packing: PackingView | None
 
     @classmethod
     def of(cls, subject: Subject) -> "SubjectView":
         """From a plan or run; compared with random batches if the sizes of its samples are known."""
-        index, scale = subject.index, max(timeline.seconds for timeline in subject.timelines) * 1.001
+        index, scale = subject.index, max(line.seconds for line in subject.timelines) * SPARE
         sizes = sizes_of(index) if index else None
         packing = PackingView(index, sizes) if index else None
         if index is None or sizes is None or index.pad:
@@ -178,7 +179,8 @@ class SubjectView:
     @property
     def timelines(self) -> list[tuple[Timeline, Markup]]:
         """Timelines, each with its drawing."""
-        return [(timeline, draw.timeline_svg(timeline, self.scale)) for timeline in self.subject.timelines]
+        shared = self.scale if self.subject.is_of_profile else 0.0
+        return [(line, draw.timeline_svg(line, shared or line.seconds * SPARE)) for line in self.subject.timelines]
 
     @property
     def causes(self) -> Markup:
@@ -241,10 +243,11 @@ class SubjectView:
     def figures(self) -> list[tuple[str, str]]:
         """The main figures, at the top."""
         subject, now = self.subject, self.subject.seen
-        rows = [("iteration, predicted", f"{subject.predicted.seconds * 1e3:,.1f} ms")]
+        where = "" if subject.is_of_profile else f" on {subject.profile.device}"
+        rows = [("iteration, predicted" + where, f"{subject.predicted.seconds * 1e3:,.1f} ms")]
         if subject.measured:
-            off = subject.measured.seconds / subject.predicted.seconds - 1
-            rows.append(("iteration, measured", f"{subject.measured.seconds * 1e3:,.1f} ms ({off:+.0%})"))
+            off = "" if where else f" ({subject.measured.seconds / subject.predicted.seconds - 1:+.0%})"
+            rows.append(("iteration, measured", f"{subject.measured.seconds * 1e3:,.1f} ms{off}"))
         shares = breakdown(now)
         named = {
             "needed work": ("needed",),
@@ -256,7 +259,7 @@ class SubjectView:
         named["the rest"] = tuple(cause for cause in CAUSES if not any(cause in causes for causes in named.values()))
         rows += [(name, f"{sum(shares[cause] for cause in causes):.0%}") for name, causes in named.items()]
         if speed := subject.samples_per_second():
-            rows.append(("samples/s, whole run", f"{speed:,.1f}"))
+            rows.append(("samples/s, median", f"{speed:,.1f}"))
         return rows
 
 

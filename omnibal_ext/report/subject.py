@@ -128,6 +128,11 @@ class Subject:
         return recorded(record, self.plan.placement, self.plan.tower.beside if self.plan.tower else None)
 
     @property
+    def is_of_profile(self) -> bool:
+        """Whether the run's device is the profile's; True if nothing was recorded."""
+        return self.typical is None or is_of_device(self.profile, self.typical)
+
+    @property
     def timelines(self) -> list[Timeline]:
         """Predicted, then measured if there is one."""
         return [self.predicted, *([self.measured] if self.measured else [])]
@@ -171,11 +176,17 @@ class Subject:
         return float(sum(line["padding"] * line["seconds"] for line in lines) / seconds) if lines else 0.0
 
     def samples_per_second(self) -> float | None:
-        """Mean over the entire run; None without metrics."""
-        if not self.intervals:
+        """Samples of the mean iteration by seconds of the median one; None without metrics."""
+        return self.a_second([line["samples"] for line in self.intervals])
+
+    def a_second(self, amounts: Sequence[float]) -> float | None:
+        """What the mean iteration does by seconds of the median one, so that the start, saves and what else stood in
+        the way of some do not count; None without metrics. `amounts`: of every interval."""
+        if not amounts:
             return None
-        samples, seconds = (np.sum([line[name] for line in self.intervals]) for name in ("samples", "seconds"))
-        return float(samples / seconds)
+        iterations = np.diff([line["iteration"] for line in self.intervals], prepend=0)
+        median = np.median([line["seconds"] for line in self.intervals] / iterations)
+        return float(np.sum(amounts) / iterations.sum() / median)
 
     def curves(self) -> dict[str, Curves]:
         """Loss (training and held out) and samples a second: curves over iterations."""
@@ -191,6 +202,12 @@ class Subject:
 
 PARTS = (*dict.fromkeys(TIMED_PART_OF.values()), OTHER, EXCHANGE, UPDATE, WHOLE)
 """What is compared, in the order shown."""
+
+
+def is_of_device(profile: Profile, record: Mapping[str, Any]) -> bool:
+    """Whether a recorded iteration ran on the profile's device ("h100" is that of NVIDIA H100 80GB HBM3 too); True for
+    records of older versions, which do not name theirs."""
+    return profile.device.casefold() in record.get("device", profile.device).casefold()
 
 
 def against_profile(plan: Plan, profile: Profile, records: Sequence[Mapping[str, Any]]) -> list[Compared]:

@@ -49,10 +49,13 @@ class Journal:
         write_curves(iteration, {f"lm loss validation of {source}": loss for source, loss in losses})
 
     def profile_check(
-        self, iterations: Sequence[int], model_hash: str, profile_hash: str, compared: Sequence[Compared]
+        self, iterations: Sequence[int], model_hash: str, profile_hash: str, compared: Sequence[Compared], other: str
     ) -> None:
-        """Write measured against profiled seconds by part of the model, see `ProfileCheck`; called on the last rank."""
-        say(*profile_lines(iterations, compared))
+        """Write measured against profiled seconds by part of the model, see `ProfileCheck`; called on the last rank.
+
+        other: the profile's device if it is another one than the run's.
+        """
+        say(*profile_lines(iterations, compared, other))
         check = {"model_hash": model_hash, "profile_hash": profile_hash, "iterations": list(iterations)}
         check["parts"] = [asdict(one) for one in compared]
         self._append({"iteration": iterations[-1], PROFILE_CHECK: check})
@@ -110,23 +113,30 @@ def training_line(iteration: int, report: Mapping[str, Any]) -> str:
     )
 
 
-def profile_lines(iterations: Sequence[int], compared: Sequence[Compared]) -> Iterator[str]:
-    """Log lines: profiled and measured seconds by part of the model, and advice if the step differs too much."""
-    numbers = ", ".join(map(str, iterations))
-    yield f" iterations {numbers} compared with the profile, mean ms per rank and iteration:"
+def profile_lines(iterations: Sequence[int], compared: Sequence[Compared], other: str = "") -> Iterator[str]:
+    """Log lines: profiled and measured seconds by part of the model, and advice if the step differs too much.
+
+    other: the device of a profile that is not of this one; then percents of the step are compared.
+    """
+    numbers, again = ", ".join(map(str, iterations)), "stop this run and start tools/launch.py again with --replan"
+    totals = dict.fromkeys(dict.fromkeys(one.part for one in compared), (0.0, 0.0))
+    for one in compared:
+        planned, measured = totals[one.part]
+        totals[one.part] = planned + one.profile_seconds, measured + one.measured_seconds
+    whole, unit, scales = totals.get(WHOLE, (0.0, 0.0)), "mean ms per rank and iteration", (1e3, 1e3)
+    if other and all(whole):
+        unit, scales = f"which is of another device ({other}); percent of the step", (100 / whole[0], 100 / whole[1])
+    yield f" iterations {numbers} compared with the profile, {unit}:"
     yield f"  {'part':<12}{'profile':>12}{'measured':>12}{'measured / profile':>20}"
-    for part in dict.fromkeys(one.part for one in compared):
-        phases = [one for one in compared if one.part == part]
-        planned = sum(one.profile_seconds for one in phases)
-        measured = sum(one.measured_seconds for one in phases)
-        ratio = measured / planned if planned else None
-        shown = "-" if ratio is None else f"{ratio:.2f}"
-        yield f"  {part:<12}{planned * 1e3:>12,.2f}{measured * 1e3:>12,.2f}{shown:>20}"
-        if part == WHOLE and ratio is not None and abs(ratio - 1) > TOLERANCE:
-            yield (
-                f" the step takes {ratio:.2f} x what the profile says; to plan again from these measurements, stop "
-                "this run and start tools/launch.py again with --replan"
-            )
+    for part, seconds in totals.items():
+        planned, measured = (value * scale for value, scale in zip(seconds, scales, strict=True))
+        shown = f"{measured / planned:.2f}" if planned else "-"
+        yield f"  {part:<12}{planned:>12,.2f}{measured:>12,.2f}{shown:>20}"
+    if other:
+        yield f" to plan again from what this device measures, {again}"
+    elif whole[0] and abs(whole[1] / whole[0] - 1) > TOLERANCE:
+        ratio = whole[1] / whole[0]
+        yield f" the step takes {ratio:.2f} x what the profile says; to plan again from these measurements, {again}"
 
 
 def evaluation_line(iteration: int, report: Mapping[str, Any]) -> str:

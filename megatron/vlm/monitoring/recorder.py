@@ -1,6 +1,6 @@
 """Records what every rank does in some iterations: one line each of timeline.jsonl, which `tools/report.py` draws.
 
-    {"iteration": 5, "lanes": [{"data_parallel_rank": 0, "rank": 0, "end": 0.21,
+    {"iteration": 5, "device": "2 x AMD EPYC", "lanes": [{"data_parallel_rank": 0, "rank": 0, "end": 0.21,
       "actions": [["F", 0, 0, 0.001, 0.013, [["vit", "forward", 0.010], ["projector", "forward", 0.002]]], ...],
       "reads": [[0.0, 0.001], ...], "held": [[0.013, 8123456], ...],
       "packs": [[tiles, tokens, sum of squared lengths, tokens sent to others of a team, its ranks,
@@ -30,7 +30,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.exchange import watched
 from megatron.vlm.monitoring.stage_meter import ProfileCheck
 from megatron.vlm.pipeline.stage import Stage
-from megatron.vlm.platform import Moment, allocated_bytes
+from megatron.vlm.platform import Moment, allocated_bytes, device_name
 from omnibal_ext.chain import TIMED_PART_OF
 from omnibal_ext.costs.corrected import EXCHANGE, OTHER
 from omnibal_ext.files.records import JsonLines
@@ -216,7 +216,7 @@ class Recorder:
         self.origin = self._step_hook = None
         if not lanes:
             return
-        record = {"iteration": self.number, "lanes": lanes}
+        record = {"iteration": self.number, "device": device_name(), "lanes": lanes}
         if self.lines is not None and self.number in self.iterations:
             self.lines.append(record)
         if self.check is not None:

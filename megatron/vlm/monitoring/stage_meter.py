@@ -22,7 +22,7 @@ from megatron.vlm.platform import Moment, peak_bytes, to_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
-from omnibal_ext.report.subject import against_profile
+from omnibal_ext.report.subject import against_profile, is_of_device
 from omnibal_ext.run_metrics import noted_inputs
 from omnibal_ext.schedules.actions import VISION, Action
 
@@ -152,7 +152,8 @@ class ProfileCheck:
         if records and (profile := self._profile()):
             numbers = [record["iteration"] for record in records]
             compared = against_profile(self.plan, profile, records)
-            self.journal.profile_check(numbers, self.plan.model_hash, profile.hash, compared)
+            other = "" if is_of_device(profile, records[0]) else profile.device
+            self.journal.profile_check(numbers, self.plan.model_hash, profile.hash, compared, other)
         self.records = []
 
     def _profile(self) -> Profile | None:

@@ -83,6 +83,31 @@ def test_it_is_said_once_and_written_for_replan(run: Path, tmp_path: Path, capsy
     assert "tools/launch.py again with --replan" in said
 
 
+def test_with_the_profile_of_another_device_shares_are_compared(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A CPU's milliseconds beside those of a GPU say nothing."""
+    check, slower = check_of(run, tmp_path / "metrics.jsonl"), records(run)
+    for lane in (lane for line in slower for lane in line["lanes"]):
+        for action in lane["actions"]:
+            action[3:5] = (500 * seconds for seconds in action[3:5])
+            action[5] = [[part, phase, 500 * seconds] for part, phase, seconds in action[5]]
+        lane["end"] *= 500
+    check.records = [{**line, "device": "2 x Some CPU"} for line in slower]
+    check.close()
+    said = capsys.readouterr().out
+    assert "compared with the profile, which is of another device (a100); percent of the step:" in said
+    rows = {words[0]: words[1:] for line in said.splitlines() if len(words := line.split()) == 4}
+    assert "whole step        100.00      100.00                1.00" in said
+    assert {ratio for *_, ratio in rows.values()} == {"1.00"}
+    assert "x what the profile says" not in said
+    assert "to plan again from what this device measures" in said
+    check = check_of(run, tmp_path / "metrics.jsonl")
+    check.records = [{**line, "device": "NVIDIA A100-SXM4-80GB"} for line in slower]
+    check.close()
+    assert "the step takes 500.00 x what the profile says" in capsys.readouterr().out
+
+
 def test_the_profile_is_the_plans_as_noted_or_beside_it_and_else_nothing_is_compared(run: Path, tmp_path: Path) -> None:
     folder, metrics = tmp_path / "plan", tmp_path / "run/metrics.jsonl"
     folder.mkdir()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from examples.demo import compare
 from examples.demo.compare import summary
 from examples.demo.evaluate import share_right
+from examples.demo.take_turns import Turn
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
@@ -275,7 +276,7 @@ def test_a_headline_counts_what_was_packed(sizes: Sizes, tmp_path: Path) -> None
     )
 
 
-def test_runs_are_compared_by_all_that_followed_their_first_interval(tmp_path: Path) -> None:
+def test_a_run_is_summed_up_by_its_intervals(tmp_path: Path) -> None:
     lines = [
         {"iteration": n, "samples": s, "seconds": t, "padding": p, "loss": loss, **waits(v, 0.5 * v)}
         for n, s, t, p, loss, v in ((9, 10, 50.0, 0.3, 9.0, 0.1), (18, 30, 2.0, 0.2, 5.0, 0.1),
@@ -289,7 +290,7 @@ def test_runs_are_compared_by_all_that_followed_their_first_interval(tmp_path: P
     (tmp_path / "evaluation.json").write_text('{"share_right": 0.75, "standard_error": 0.0125}')
     found = summary(tmp_path)
     assert found == {
-        "samples": 120, "iterations": 20, "samples_per_second": pytest.approx(110 / 10), "padding": pytest.approx(0.15),
+        "samples": 120, "iterations": 20, "samples_an_iteration": 6.0, "padding": pytest.approx(0.15),
         "final_loss": pytest.approx((20 * 4.0 + 60 * 1.0) / 80), "recomputed_layers": 3, "held-out_loss": 6.5,
         "dist_ratio_vit": pytest.approx((18 * 0.1 + 0.7 + 0.3) / 20),
         "dist_ratio_llm": pytest.approx((18 * 0.1 + 0.7 + 0.3) / 40),
@@ -297,27 +298,55 @@ def test_runs_are_compared_by_all_that_followed_their_first_interval(tmp_path: P
     }  # fmt: skip
 
 
+def turn(number: int, seconds: float, others: float = 0.0) -> Turn:
+    return Turn(number, 9, seconds, 2 * seconds, others)
+
+
 def test_the_last_run_is_compared_with_all_others_and_with_the_baseline_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chain = make_profile().chain
-    for name, samples in (("baseline", 10), ("careful", 25), ("balanced", 40)):
+    turns = {"baseline": (1.0, 2.0, 1.0, 7.0), "careful": (0.8, 4.0, 0.5, 9.0), "balanced": (1.0, 4.0, 0.5, 1.0, 1.0)}
+    for (name, seconds), samples in zip(turns.items(), (10, 25, 40), strict=True):
         (tmp_path / name).mkdir()
-        same = {"samples": samples, "seconds": 2.0, "padding": 0.0, "loss": 1.0, **waits(0.0, 0.0)}
+        same = {"samples": samples, "seconds": 200.0, "padding": 0.0, "loss": 1.0, **waits(0.0, 0.0)}
         write_lines(tmp_path / name / "metrics.jsonl", *({"iteration": n, **same} for n in (1, 2)))
         Plan.from_cuts(chain, (4,), num_microbatches=2).save(tmp_path / name / "plan.json")
+        others = [0.0, 0.0, 0.0, 0.4 if name == "careful" else 0.0, 0.0]
+        of_run = [asdict(turn(n, *each)) for n, each in enumerate(zip(seconds, others, strict=False), 1)]
+        write_lines(tmp_path / name / "turns.jsonl", *of_run)
     for name, share in (("baseline", 0.5), ("balanced", 0.75)):
         evaluation = {"share_right": share, "standard_error": 0.0125}
         (tmp_path / name / "evaluation.json").write_text(json.dumps(evaluation))
     runs = ["--run", str(tmp_path / "careful"), "--run", str(tmp_path / "balanced")]
     monkeypatch.setattr("sys.argv", ["compare.py", "--baseline", str(tmp_path / "baseline"), *runs])
     compare.main()
-    *table, second, last = capsys.readouterr().out.splitlines()
-    assert second == "balanced / careful samples per second: 1.60x"
-    assert last == "balanced / baseline samples per second: 4.00x"
+    *table, left_out, second, last = capsys.readouterr().out.splitlines()
+    assert left_out == "Rounds that are left out, with other programs' share of the processors: 4 (40%)."
+    # Seconds a sample: .032, .16, .02 beside .025, .1, .0125; and .1, .2, .1 beside these.
+    assert second == "balanced / careful samples a second: 1.60x (1.28 to 1.60 in 3 rounds)"
+    assert last == "balanced / baseline samples a second: 4.00x (2.00 to 8.00 in 3 rounds)"
     shown = [" ".join(line.split()) for line in table]
-    assert "samples per second 5 12.500 20" in shown
+    assert "samples an iteration 10 25 40" in shown
+    assert "processor ms a sample 300 192 50" in shown
     assert "held-out digits read right 0.500 ± 0.013 - 0.750 ± 0.013" in shown
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ((0.5, 0.6, 0.0, 0.0), "in 2 of 4 rounds other programs had 50% to 60%"),
+        ((0.5, 0.6, 0.7, 0.0, 0.0, 0.0), ""),
+        ((0.5, 0.6, 0.7, 0.8, 0.0, 0.0, 0.0), "in 4 of 7 rounds other programs had 50% to 80%"),
+        ((0.0, 0.0), "there were 2 rounds; 3 are needed"),
+        ((), "took no turns"),
+    ],
+)
+def test_seconds_of_a_busy_machine_are_not_compared(others: tuple[float, ...], said: str) -> None:
+    runs = [[turn(n, seconds, share) for n, share in enumerate(others, 1)] for seconds in (2.0, 1.0)]
+    compared = compare.compare(runs, (10, 10))
+    assert compared.ratios == ([] if said else [(2.0, 2.0, 2.0)])
+    assert said.lower() in compare.said(("one", "other"), compared)[0].lower()
 
 
 def waits(tiles: float, tokens: float) -> dict[str, float]:

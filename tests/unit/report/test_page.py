@@ -212,15 +212,16 @@ def test_what_is_written_is_what_is_said(folder: Path) -> None:
 
 
 def test_runs_side_by_side_say_which_is_faster(folder: Path, tmp_path: Path) -> None:
-    """By the samples and seconds of all their intervals; the shares of a first screen are a whole."""
+    """By the samples of all their intervals and seconds of the median iteration, whatever stood in the way of some; the
+    shares of a first screen are a whole."""
     plan, runs = Subject.of_plan(folder / "plan.json", None, None), []
     for name, samples in (("slow", 40), ("fast", 100)):
-        lines = [{"iteration": n, "seconds": 4.0, "samples": samples * n, "samples_per_second": samples * n / 4,
-                  "loss": 1.0} for n in (1, 2)]  # fmt: skip
+        lines = [{"iteration": 2 * n, "seconds": 800.0 if n == 1 else 8.0, "samples": samples * n,
+                  "samples_per_second": samples * n / 8, "loss": 1.0} for n in (1, 2, 3)]  # fmt: skip
         write_lines(tmp_path / name, *lines)
         runs.append(replace(plan, name=name, metrics=tmp_path / name))
     page = report([*runs, plan])
-    assert "<tr><td>samples/s, whole run</td><td>15.0</td><td>37.5</td><td>-</td></tr>" in page
+    assert "<tr><td>samples/s, median</td><td>10.0</td><td>25.0</td><td>-</td></tr>" in page
     assert "<tr><td>against the slowest</td><td>1.00x</td><td>2.50x</td><td>-</td></tr>" in page
     causes = "needed work|recomputation|waiting for other ranks|waiting for data or host|the rest"
     shares = re.findall(rf"<dt>(?:{causes})</dt><dd>(\d+)%", page)
