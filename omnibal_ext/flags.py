@@ -242,7 +242,7 @@ _FLAGS = {
     "--lr": "--learning-rate",
     "--train-iters": "--max-steps --train-samples",
     "--epochs of tools/launch.py": "--num-epochs --num-train-epochs",
-    "--micro-batches of packing, whose packs are the microbatches":
+    "--llm-budget and --micro-batches of packing: a microbatch is one pack":
         "--batch-size --rampup-batch-size --step-batch-size-schedule",
     "--micro-batches of packing": "--gradient-accumulation-steps",
     "--llm-budget and --vit-budget of packing: a microbatch is one pack, of at most that size":

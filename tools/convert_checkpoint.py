@@ -57,12 +57,22 @@ def main() -> None:
         print_json(result)
     else:
         result |= {name: f"{result[name]:.1e}" for name in FIGURES if result.get(name) is not None}
-        print_table(
-            "checkpoint", ("what", "value"), ((name.replace("_", " "), value) for name, value in result.items())
-        )
+        rows = [(name.replace("_", " "), value) for name, value in result.items() if value is not None]
+        print_table("checkpoint", ("what", "value"), rows)
+    if adapters:
+        _say_other_base(adapters, theirs)
     if difference is not None and not difference <= TOLERANCE:  # NaN fails too
         say(f"error: logits differ from Hugging Face's by {difference:.2e}, limit {TOLERANCE}", error=True)
         sys.exit(1)
+
+
+def _say_other_base(adapters: Path, model: Path) -> None:
+    """Print that adapters name another model than the one that gets them, if they do."""
+    from megatron.vlm.hf.peft_config import PeftConfig
+
+    base = PeftConfig.read(adapters).fields.get("base_model_name_or_path")
+    if isinstance(base, str) and base and Path(base).name.casefold() != model.resolve().name.casefold():
+        say(f"note: {adapters} says that its adapters were trained on {base}, not on {model.name}", error=True)
 
 
 def _existing(folder: str) -> Path:

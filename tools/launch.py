@@ -127,8 +127,7 @@ def _parsed() -> argparse.Namespace:
     refuse_unprintable(sys.argv)
     arguments.recipe = recipe_of(words)
     refuse_misplaced(parser, arguments.megatron)
-    if arguments.model is None and arguments.first_weights is None:
-        parser.error("give --model FOLDER with a config.json, or the name of a preset")
+    _refuse_missing(parser, arguments)
     check_conversation_flags(arguments)
     check_paths(arguments)
     if arguments.download:
@@ -143,6 +142,15 @@ def _parsed() -> argparse.Namespace:
     read = {"--data": arguments.data, "--packs": arguments.packs, "--eval-data": arguments.eval_data}
     refuse_within("--run-dir", Path(arguments.run_dir), {**read, "--eval-packs": arguments.eval_packs})
     return arguments
+
+
+def _refuse_missing(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Exit with a line that names all that every run needs and that is not given."""
+    missing = [] if arguments.model or arguments.first_weights else ["--model FOLDER (or a preset)"]
+    missing += [] if arguments.input or arguments.data or arguments.packs or arguments.dry_run else ["--input FILE"]
+    missing += [] if arguments.run_dir else ["--run-dir RUN"]
+    if missing:
+        parser.error(f"give {', '.join(missing)}")
 
 
 def _locked(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
@@ -352,7 +360,7 @@ def _parser() -> ToolParser:
     add("--packs", help="packed index of tools/pack_data.py")
     add("--eval-data", help="held-out dataset folder")
     add("--eval-packs", help="packed index over it")
-    add("--run-dir", required=True, help="of one run: profile, plan, metrics, TensorBoard")
+    add("--run-dir", help="of one run: profile, plan, metrics, TensorBoard")
     add("--epochs", type=float, help="instead of --train-iters")
     add("--save-hf", action="store_true", help="Hugging Face's weights beside every save")
     add("--no-save", action="store_true", help="keep no checkpoint (default: in RUN/checkpoints)")

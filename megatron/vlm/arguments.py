@@ -100,7 +100,7 @@ def read_arguments(argv: Sequence[str] | None = None, is_packed: bool = True) ->
     parser.set_defaults(**platform.megatron_defaults(), **FIXED, **_flight_recorder(given))
     if architecture:
         parser.set_defaults(**preset_defaults(architecture, plan or single_stage_plan(architecture.chain), known))
-    refused += refused_values(given, parser, architecture is not None, plan is not None or architecture is None)
+    refused += refused_values(given, parser, architecture is not None, plan is not None or not known.preset)
     args, said = _parsed(parser, given, refused)
     assert architecture
     assert plan

@@ -134,7 +134,9 @@ def _add_usual_flags(arguments: argparse.Namespace) -> None:
 
 
 def check_paths(arguments: argparse.Namespace) -> None:
-    """Raise UserError if files of --input or the folder of --image-root do not exist."""
+    """Raise UserError if files of --input or the folder of --image-root do not exist, or --run-dir is a file."""
+    if Path(arguments.run_dir).exists() and not Path(arguments.run_dir).is_dir():
+        raise UserError(f"--run-dir {arguments.run_dir}: is a file; name a folder, new or of the run so far")
     for path in arguments.input or ():
         if not Path(path).exists():
             raise UserError(f"{path}: cannot be read: No such file or directory")

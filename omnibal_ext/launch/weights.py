@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -64,9 +65,14 @@ def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bo
             words += ["--check", "--data", data]
         elif data and not quiet:
             say(f"{source}: converted without comparing logits with transformers': {why_not}")
-        done = run_python(*words, stdout=subprocess.DEVNULL if quiet else None)
+        done = run_python(*words, "--json", stdout=subprocess.PIPE)
         if done.returncode:
             sys.exit(done.returncode)
+    if not quiet:
+        found = json.loads(done.stdout)
+        difference = found["logit_difference"]
+        compared = "" if difference is None else f"; logits differ from transformers' by {difference:.1e}"
+        say(f"converted to {target}: {found['weights']:,} weights, {found['parameters']:,} parameters{compared}")
 
 
 FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]

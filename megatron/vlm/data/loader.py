@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from megatron.vlm import platform
+from megatron.vlm import log_noise, platform
 from megatron.vlm.data.dataset import ChatDataset, Sample
 from megatron.vlm.data.media.features import order_tensors
 from megatron.vlm.data.pack_media import Shown, all_broken, read_mels, read_tiles
@@ -196,7 +196,7 @@ def microbatches(
         dataset, batch_size=None, sampler=order, num_workers=workers,
         multiprocessing_context="forkserver" if workers else None,
         pin_memory=platform.HAS_CUDA,
-        worker_init_fn=exit_with_parent,
+        worker_init_fn=_begin_worker,
         generator=torch.Generator(),  # for workers' seeds: on CPU the default one is dropout's
     )  # fmt: skip
     batches = iter(loader)
@@ -206,6 +206,12 @@ def microbatches(
         if batch is None:
             return
         yield batch
+
+
+def _begin_worker(_: int) -> None:
+    """Have a worker end with its rank, and open its files without a line for each."""
+    exit_with_parent()
+    log_noise.quieten_start_up()
 
 
 @cache

@@ -49,8 +49,8 @@ SET = {
         "num_layers encoder_num_layers hidden_size ffn_hidden_size num_attention_heads group_query_attention "
         "num_query_groups kv_channels normalization layernorm_epsilon swiglu add_bias_linear add_qkv_bias num_experts "
         "moe_ffn_hidden_size moe_router_topk moe_router_pre_softmax qk_layernorm position_embedding_type rotary_base "
-        "rotary_percent rotary_interleaved add_position_embedding untie_embeddings_and_output_weights vocab_size "
-        "tokenizer_type",
+        "rotary_percent rotary_interleaved add_position_embedding untie_embeddings_and_output_weights vocab_size",
+    "the trainer: it reads token ids; --tokenizer-model of preprocessing chooses the tokenizer": "tokenizer_type",
     "--plan: plan again with tools/plan_layout.py":
         "pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank",
     "--plan: the longest pack; pack with another --llm-budget": "seq_length max_position_embeddings",

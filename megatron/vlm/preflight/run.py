@@ -20,6 +20,7 @@ from megatron.vlm.preflight.saving import check_saving
 from megatron.vlm.weights import Weights, check_weights, starting_weights
 from omnibal_ext.adapters import Adapters, adapter_parameters
 from omnibal_ext.errors import UserError
+from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 
@@ -103,8 +104,12 @@ def _check_packs(run: Run) -> str:
     if args.packs is None:
         raise UserError("--packs is missing; give the packed index of tools/pack_data.py")
     found = _packs_fit(run, args.data, args.packs, "--packs")
-    _refuse_another_global_batch(args, PackedIndex.open(args.packs))
-    return found
+    index, ranks = PackedIndex.open(args.packs), args.data_parallel_size
+    _refuse_another_global_batch(args, index)
+    if index.wide is not None or PackStream(index, ranks, index.global_batch // ranks).is_balanced:
+        return found
+    before = index.manifest["data_parallel_size"]
+    return Note(f"{found}; ordered for {before} data-parallel ranks: tools/level_packs.py orders them for {ranks}")
 
 
 def _refuse_another_global_batch(args: Namespace, index: PackedIndex) -> None:

@@ -81,10 +81,12 @@ def resolve_settings(given: Mapping[str, Any], model: str | None) -> dict[str, F
                 f"({wanted[flag].origin}); leave --{flag} out"
             )
     settled = {flag: FlagValue(value, "usual") for flag, value in DEFAULTS.items()} | wanted | flags
-    for flag in ("tokenizer-model", "chat-template"):
-        if flag not in settled:
-            who = f"model {model!r} does not say which" if model else "--model would say which"
-            raise UserError(f"--{flag} is missing, and {who}")
+    if "tokenizer-model" not in settled:
+        remedy = f"put tokenizer.json or tokenizer.model into the folder of {model!r}" if model else "give --model"
+        raise UserError(f"there is no tokenizer: {remedy}, or name one by --tokenizer-model of preprocessing")
+    if "chat-template" not in settled:
+        who = f"model {model!r} does not say which" if model else "--model would say which"
+        raise UserError(f"--chat-template is missing, and {who}")
     return settled
 
 

@@ -58,6 +58,11 @@ class PackStream:
             self._balanced = self._rebalanced is not None
 
     @property
+    def is_balanced(self) -> bool:
+        """Whether the stored order was made for these ranks."""
+        return self._balanced
+
+    @property
     def iterations_per_epoch(self) -> int:
         """Iterations that run packs of epoch 0, including an incomplete last one."""
         return self.order.first_iteration(1)

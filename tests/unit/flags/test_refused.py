@@ -46,6 +46,13 @@ def test_what_would_not_be_obeyed_is_refused_with_what_to_do() -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("flag", ["--pipeline-model-parallel-size 1", "--num-virtual-stages-per-pipeline-rank 2"])
+def test_a_refused_model_brings_no_refusal_of_a_plan_that_nobody_gave(flag: str) -> None:
+    assert refusals(f"{COMPLETE} --freeze vit projector llm {flag}") == [
+        "--freeze vit projector llm leaves nothing to train; leave one part out"
+    ]
+
+
 @pytest.mark.starts
 def test_a_script_of_megatron_s_examples_is_refused_in_one_go() -> None:
     done = run_alone("megatron.vlm.pretrain", *SCRIPT.split())

@@ -19,6 +19,7 @@ from megatron.vlm.hf.peft_config import ALLOWED_VALUES, IGNORED_FIELDS, NEEDED, 
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.errors import UserError
 from tests.unit.hf import models
+from tools.convert_checkpoint import _say_other_base
 
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -170,3 +171,15 @@ def test_what_is_trained_otherwise_is_said_in_a_line(
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
     assert len(notes) == bool(said)
     assert all(re.match(said, note) for note in notes)
+
+
+@pytest.mark.parametrize(("base", "said"), [("hub/Model-1", False), ("/home/other/model-1/", False),
+                                            ("hub/other", True), (None, False), ("", False)])  # fmt: skip
+def test_adapters_of_another_model_are_said(
+    base: str | None, said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": base}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(fields))
+    _say_other_base(tmp_path, Path("models/Model-1"))
+    told = capsys.readouterr().err
+    assert told == (f"note: {tmp_path} says that its adapters were trained on {base}, not on Model-1\n" if said else "")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ TOOL = """import json, pathlib, sys
 folder = pathlib.Path(sys.argv[sys.argv.index("--output-dir") + 1])
 folder.mkdir(exist_ok=True)
 (folder / "words.json").write_text(json.dumps(sys.argv[1:]))
+print(json.dumps({"weights": 3, "parameters": 12, "logit_difference": 2e-7 if "--check" in sys.argv else None}))
 """
 
 
@@ -38,9 +40,14 @@ def words(source: Path, data: Path | None, quiet: bool = False) -> list[str]:
     return told
 
 
-def test_logits_are_compared_on_the_data_unless_turned_off(source: Path) -> None:
-    assert words(source, Path("data"))[-3:] == ["--check", "--data", "data"]
+def test_logits_are_compared_on_the_data_unless_turned_off(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words(source, Path("data"))[-4:] == ["--check", "--data", "data", "--json"]
     assert "--check" not in words(source, None)
+    compared, not_compared = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"converted to .*/converted-\d: 3 weights, 12 parameters; logits differ from transformers' by 2.0e-07", compared
+    )
+    assert not_compared.endswith("/converted-3: 3 weights, 12 parameters")
 
 
 @pytest.mark.parametrize(

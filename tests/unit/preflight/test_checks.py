@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -20,7 +21,13 @@ from megatron.vlm.preflight.findings import Note, refuse, run_checks
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.rebalanced import RankLayout, rebalance, write_rebalanced
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
+from omnibal_ext.sizes import Sizes
 
 TINY, GIB = preset("tiny"), 2**30
 
@@ -184,6 +191,27 @@ def test_wide_packs_need_whole_teams_and_a_cut_tower(widest: int, ranks: int, to
 
 
 @pytest.mark.parametrize(("tensor", "data", "dealt"), [(1, 8, 1), (1, 8, 8), (2, 8, 4), (2, 4, 1)])
+def test_packs_that_are_ordered_for_other_ranks_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    tokens = random.integers(20, 200, 300)
+    Sizes.from_arrays(tokens // 50, tokens).save(tmp_path / "sizes.npz")
+    options = PackOptions("balanced", 20, 800, micro_batches=4, data_parallel_size=2)
+    index, _ = build_index(Corpus.load([tmp_path / "sizes.npz"]), tmp_path / "packs", options, {"sizes": {}})
+    monkeypatch.setattr(run, "_packs_fit", lambda *_: "fits")
+
+    def said(ranks: int) -> str:
+        args = Namespace(data="", packs=index.folder, global_batch_size=8, data_parallel_size=ranks)
+        return run._check_packs(SimpleNamespace(inputs=SimpleNamespace(args=args)))
+
+    assert said(2) == "fits"
+    other = said(4)
+    assert isinstance(other, Note)
+    assert other == "fits; ordered for 2 data-parallel ranks: tools/level_packs.py orders them for 4"
+    layout = RankLayout(4, 2, str(index.manifest["last_iteration"]))
+    write_rebalanced(index, layout, rebalance(index, PackStream(index, *layout).order, layout))
+    assert said(4) == "fits"
+
+
 def test_a_rank_needs_memory_for_its_share_of_the_experts(tensor: int, data: int, dealt: int) -> None:
     """48 layers of 128 experts of 3 x 2048 x 768 weights: cut over the tensor-parallel ranks, or dealt whole."""
     model, experts = preset("qwen3-vl-30b-a3b"), 48 * 128 * 3 * 2048 * 768

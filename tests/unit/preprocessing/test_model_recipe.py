@@ -186,10 +186,13 @@ def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:
     with pytest.raises(UserError, match=r"--chat-template is missing, and model '.*' does not say which"):
         resolve_settings({}, str(folder))
     (folder / "tokenizer.model").unlink()
-    with pytest.raises(UserError, match=r"--tokenizer-model is missing, and model '.*' does not say which"):
+    with pytest.raises(
+        UserError,
+        match=r"no tokenizer: put tokenizer.json or .* into the folder of '.*', or name one",
+    ):
         resolve_settings({"chat-template": "vicuna"}, str(folder))
     assert resolve_settings({"chat-template": "vicuna", "tokenizer-model": TOKENIZER}, str(folder))["tile-size"] == 336
-    with pytest.raises(UserError, match="--tokenizer-model is missing, and --model would say which"):
+    with pytest.raises(UserError, match="there is no tokenizer: give --model, or name one by --tokenizer-model"):
         resolve_settings({"chat-template": "chatml"}, None)
 
 
