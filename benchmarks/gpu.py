@@ -23,7 +23,7 @@ processes of their own.
     queues      does a kernel that waits keep back another stream's, with one hardware queue and with eight
     linear      flash-linear-attention's kernels, if it is there, against fp32; does the host wait for them
 
-The result is benchmarks/results/GPU.json, which `tools/profile_layers.py --analytic GPU` then prefers to its own
+The result is benchmarks/results/GPU.json, which `omnibal profile --analytic GPU` then prefers to its own
 estimates, and beside it what documents show of this card and model (`benchmarks/gpu_cards.py`). Exit code 2 without
 CUDA, 1 where a part fails or a figure is out of its limit; the last line says which. torch and megatron-core are all
 that it needs; what else is missing is said. `--short` has small models, for trying it.

@@ -3,7 +3,7 @@
     python benchmarks/level.py [--samples 20000] [--corpus "heavy tails" ...]
 
 Each corpus is packed for eight ranks of two and of four packs, and run by sixteen of one and of two: as its packs are
-assigned anew there, after `tools/level_packs.py`, and packed again for sixteen. `wait` is the share of device time that
+assigned anew there, after `omnibal level`, and packed again for sixteen. `wait` is the share of device time that
 ranks wait in an epoch, and DistRatio the worst of tiles and tokens. Published lengths are those of OmniBal's authors
 (folder $OMNIBAL_LENGTHS). The last line is the ratio of waiting, rebalanced to not rebalanced, over all corpora.
 """

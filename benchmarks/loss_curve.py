@@ -17,7 +17,7 @@ hold, over the mean. The last line is the ratio of ours to alike.
 
 measures a curriculum instead. Packs hold 75 tokens a rank, an iteration 16 of them; 4% of the samples, with 11% of the
 tokens, are longer and run on both ranks. Each seed trains from the same weights with such iterations only, and with the
-first 32 of narrow packs (`tools/pack_data.py --narrow-first`). Held-out losses of the same iterations are compared; ±
+first 32 of narrow packs (`omnibal pack --narrow-first`). Held-out losses of the same iterations are compared; ±
 is the standard error of the mean difference over seeds. The last line is the ratio of the held-out losses at the end.
 """
 

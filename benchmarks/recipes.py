@@ -2,7 +2,7 @@
 
     python benchmarks/recipes.py [MODEL...] [--gpus 8 32 64]
 
-Each candidate is `tools/launch.py --config CANDIDATE --dry-run --analytic h100`: packs that fill the budgets, half of
+Each candidate is `omnibal launch --config CANDIDATE --dry-run --analytic h100`: packs that fill the budgets, half of
 whose tokens are images, at analytic costs. Writes the fastest of each, with what is predicted for it.
 """
 

@@ -44,10 +44,10 @@ LANGUAGE_LAYERS = r".*(language_model|text_model).*\.(q|k|v|o|gate|up|gate_up|do
 def parser(description: str | None, packs: bool = True) -> argparse.ArgumentParser:
     """The flags of all examples; `packs`: of those that train on packs."""
     flags = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--data", type=Path, required=True, help="dataset folder of tools/preprocess_data.py")
+    flags.add_argument("--data", type=Path, required=True, help="dataset folder of omnibal preprocess")
     flags.set_defaults(lora=None)
     if packs:
-        flags.add_argument("--packs", type=Path, required=True, help="packed index of tools/pack_data.py over it")
+        flags.add_argument("--packs", type=Path, required=True, help="packed index of omnibal pack over it")
         flags.add_argument("--lora", type=int, metavar="RANK", help="train adapters of language layers alone (peft)")
     flags.add_argument("--steps", type=int, default=20, help="optimizer steps")
     flags.add_argument("--model", help="a folder of transformers' to start from; without, a small random model")

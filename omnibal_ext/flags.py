@@ -241,7 +241,7 @@ def flag_value(flag: str, words: Sequence[str]) -> str | None:
 _FLAGS = {
     "--lr": "--learning-rate",
     "--train-iters": "--max-steps --train-samples",
-    "--epochs of tools/launch.py": "--num-epochs --num-train-epochs",
+    "--epochs of omnibal launch": "--num-epochs --num-train-epochs",
     "--llm-budget and --micro-batches of packing: a microbatch is one pack":
         "--batch-size --rampup-batch-size --step-batch-size-schedule",
     "--micro-batches of packing": "--gradient-accumulation-steps",
@@ -286,8 +286,8 @@ _FLAGS = {
     "nothing: adapters have no dropout": "--lora-dropout",
     "nothing: Megatron's --use-distributed-optimizer shards the optimizer": "--deepspeed",
     "nothing: edit the profile.json that --output names, and take manifest_hash out of it": "--measured",
-    "--output of tools/report.py, whose page draws the timelines": "--png",
-    "RUN/checkpoints of tools/launch.py, unless it is told": "--save",
+    "--output of omnibal report, whose page draws the timelines": "--png",
+    "RUN/checkpoints of omnibal launch, unless it is told": "--save",
 }  # fmt: skip
 SYNONYMS = {flag: here for here, flags in _FLAGS.items() for flag in flags.split()}
 """Our flag, or a remark, by that of another trainer: transformers, LLaMA-Factory, ms-swift, Megatron-LM's examples."""

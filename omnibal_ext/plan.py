@@ -138,7 +138,7 @@ class Plan:
                 say(f"{path}: layers in {', '.join(sorted(old))} are recomputed whole", error=True)
             return plan
 
-        return read_record(path, "plan", "tools/plan_layout.py", build)
+        return read_record(path, "plan", "omnibal plan", build)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Plan":
@@ -247,7 +247,7 @@ class Plan:
         if not model.was_noted(self.model, self.model_hash):
             raise UserError(
                 f"the plan was made for model {self.model!r} (hash {self.model_hash}), not for {model.name!r} "
-                f"(hash {model.hash}); plan again with tools/plan_layout.py"
+                f"(hash {model.hash}); plan again with omnibal plan"
             )
         if (chain := model.chain) != self.chain:
             at = next((i for i, (one, other) in enumerate(zip(self.chain, chain, strict=False)) if one != other), None)

@@ -1,4 +1,4 @@
-"""Flags of the trainer that tools/launch.py takes too and forwards: all of ours, and the most used of Megatron's.
+"""Flags of the trainer that omnibal launch takes too and forwards: all of ours, and the most used of Megatron's.
 
 `megatron.vlm.arguments` adds ours to the trainer from here; Megatron declares its own, and here is the launcher's help.
 """

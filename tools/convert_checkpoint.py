@@ -1,10 +1,10 @@
 """Hugging Face weights in and out, a weight at a time.
 
-    python tools/convert_checkpoint.py --from-hf InternVL3-8B-hf --output-dir internvl3-8b --check
+    omnibal convert --from-hf InternVL3-8B-hf --output-dir internvl3-8b --check
     torchrun ... -m megatron.vlm.pretrain --model internvl3-8b --from internvl3-8b --save run/checkpoints ...
-    python tools/convert_checkpoint.py --to-hf run/checkpoints --output-dir InternVL3-8B-tuned --check
+    omnibal convert --to-hf run/checkpoints --output-dir InternVL3-8B-tuned --check
 
-    python tools/convert_checkpoint.py --to-peft run/checkpoints --output-dir adapters
+    omnibal convert --to-peft run/checkpoints --output-dir adapters
 
 --to-hf merges adapters into the weights; --to-peft writes them to a folder of peft's, which --adapters reads.
 Checkpoints do not depend on the layout: a run with another plan, or other tensor- or pipeline-parallel sizes, can load

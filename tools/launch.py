@@ -1,9 +1,9 @@
 """Start a run, from files of conversations or from a dataset and packs: preprocess, pack, check, profile and plan where
 results are missing or stale, and start torchrun.
 
-    python tools/launch.py --model FOLDER --input chat.jsonl --image-root IMAGES --run-dir RUN --nproc-per-node 8
+    omnibal launch --model FOLDER --input chat.jsonl --image-root IMAGES --run-dir RUN --nproc-per-node 8
 
-    python tools/launch.py --model tiny --from-scratch --data D --packs P --run-dir RUN --nproc-per-node 2 \\
+    omnibal launch --model tiny --from-scratch --data D --packs P --run-dir RUN --nproc-per-node 2 \\
         --pipeline-model-parallel-size 2 --epochs 3 --lr 1e-3 --save-interval 100
 
 Megatron's flags that are not listed here follow --; `python -m megatron.vlm.pretrain --help` lists them. `--check`
@@ -184,7 +184,7 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 def _planning(arguments: argparse.Namespace, data_parallel: int) -> Planning:
     """The inputs of the run's plan. Raises UserError for packs that the data-parallel ranks do not divide."""
-    refuse_without_manifest(Path(arguments.data), "a dataset", "tools/preprocess_data.py, or name files by --input")
+    refuse_without_manifest(Path(arguments.data), "a dataset", "omnibal preprocess, or name files by --input")
     architecture, index, job = preset(arguments.model), PackedIndex.open(arguments.packs), _megatron_flags(arguments)
     count = _micro_batches(index, data_parallel)
     planning = Planning(arguments, job, architecture, index, data_parallel, count, TOOLS)
@@ -356,8 +356,8 @@ def _parser() -> ToolParser:
         "--no-logit-check", action="store_true", help="convert without comparing two samples' logits with transformers'"
     )
     add("--fresh", action="store_true", help="refuse a folder in which there has been a run")
-    add("--data", help="dataset folder of tools/preprocess_data.py")
-    add("--packs", help="packed index of tools/pack_data.py")
+    add("--data", help="dataset folder of omnibal preprocess")
+    add("--packs", help="packed index of omnibal pack")
     add("--eval-data", help="held-out dataset folder")
     add("--eval-packs", help="packed index over it")
     add("--run-dir", help="of one run: profile, plan, metrics, TensorBoard")
@@ -380,9 +380,9 @@ def _parser() -> ToolParser:
     add("--repack", action="store_true", help="pack again, levelling the profile's seconds")
     add("--plan", help="use this plan.json, whatever its profile")
     add("--virtual-pipeline-model-parallel-size", type=int, default=1)
-    add("--method", choices=METHODS, default="joint", help="see tools/plan_layout.py")
+    add("--method", choices=METHODS, default="joint", help="see omnibal plan")
     add("--schedule", type=offered, choices=OFFERED, default="1f1b")
-    add("--tower", type=tower_layout, choices=TOWER_LAYOUTS, default="cut", help="see tools/plan_layout.py")
+    add("--tower", type=tower_layout, choices=TOWER_LAYOUTS, default="cut", help="see omnibal plan")
     add("--recompute", default="fewest", choices=("fewest", "full"))
     add("--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest")
     add("--memory-gib", type=float, help="of one device; no limit unless given")

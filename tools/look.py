@@ -238,21 +238,21 @@ def steps(found: Comparison, ranks: int) -> tuple[list[str], Rows]:
 def next_commands(given: Input, found: Comparison, arguments: argparse.Namespace) -> list[str]:
     """The commands that make the balanced packs of the table."""
     options, commands = found.options, []
-    in_clone = ToolParser.program is None  # a file of tools/, not the command
-    pack = ["python", "tools/pack_data.py"] if in_clone else ["omnibal", "pack"]
-    preprocess = ["python", "tools/preprocess_data.py"] if in_clone else ["omnibal", "preprocess"]
     model = ["--model", arguments.model] if arguments.model else []
     if not given.has_dataset:
         limits = [("--image-root", arguments.image_root), ("--max-tiles", arguments.max_tiles)]
         limits += [("--max-pixels", arguments.max_pixels), ("--max-rejects", arguments.max_rejects)]
         limits += [("--workers", arguments.workers)]
         chosen = [word for flag, value in limits if value is not None for word in (flag, str(value))]
-        commands.append([*preprocess, "--input", *map(str, arguments.input), *model, *chosen, "--output-dir", "data"])
+        commands.append(
+            ["omnibal", "preprocess", "--input", *map(str, arguments.input), *model, *chosen, "--output-dir", "data"]
+        )
     priced = ["--costs", arguments.costs] if arguments.costs else model
     if arguments.analytic:
         priced = [*priced, "--analytic", arguments.analytic]
     commands.append([
-        *pack, *given.flags, "--llm-budget", str(options.llm_budget), "--vit-budget", str(options.vit_budget),
+        "omnibal", "pack", *given.flags,
+        "--llm-budget", str(options.llm_budget), "--vit-budget", str(options.vit_budget),
         "--data-parallel-size", str(found.ranks[0]), "--micro-batches", str(options.micro_batches),
         "--pipeline-model-parallel-size", str(options.pipeline_model_parallel_size), *priced,
         "--seed", str(options.seed), "--output-dir", "packs",

@@ -98,7 +98,7 @@ def _parser() -> ToolParser:
     )
     corpus = parser.add_argument_group("corpus")
     add = corpus.add_mutually_exclusive_group(required=True).add_argument
-    add("--data", metavar="FOLDER", help="a dataset folder of tools/preprocess_data.py")
+    add("--data", metavar="FOLDER", help="a dataset folder of omnibal preprocess")
     add("--sizes", nargs="+", metavar="FILE", help="sizes files, .json or .npz; several are one corpus")
     corpus.add_argument("--weights", nargs="+", type=float, help="times an epoch sees each input file")
     corpus.add_argument("--held-out", type=float, metavar="SHARE", help="leave these samples out, drawn by --seed")
@@ -145,7 +145,7 @@ def _parser() -> ToolParser:
     )  # fmt: skip
     add("--seconds", type=float, default=1.0, help="nominal time for evening, and for mixing iterations")
     add = parser.add_argument_group("costs, by which ranks are balanced").add_argument
-    add("--costs", metavar="PROFILE", help="a profile.json of tools/profile_layers.py")
+    add("--costs", metavar="PROFILE", help="a profile.json of omnibal profile")
     add("--analytic", metavar="DEVICE", help="or count the operations of --model on an a100, h100 or h200")
     add(*MODEL_FLAGS, help="a preset or a Hugging Face folder, for --analytic")
     parser.add_argument("--seed", type=int, default=0)

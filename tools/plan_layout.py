@@ -1,10 +1,10 @@
 """Choose where to cut the model and what to recompute; write plan.json.
 
-    python tools/plan_layout.py --profile profile.json --pipeline-model-parallel-size 4 --num-microbatches 8 \\
+    omnibal plan --profile profile.json --pipeline-model-parallel-size 4 --num-microbatches 8 \\
         --memory-gib 80 --method joint --output plan.json
-    python tools/plan_layout.py --analytic h100 --model qwen3-vl-8b --budgets 16384x8192 --tensor-sizes 2 \\
+    omnibal plan --analytic h100 --model qwen3-vl-8b --budgets 16384x8192 --tensor-sizes 2 \\
         --pipeline-model-parallel-size 4 --num-microbatches 32 --memory-gib 72 --output plan.json
-    python tools/plan_layout.py --sweep --analytic a100 --model internvl-chat-1.5 --gpus 32 --memory-gib 74.5 \\
+    omnibal plan --sweep --analytic a100 --model internvl-chat-1.5 --gpus 32 --memory-gib 74.5 \\
         --global-batch-samples 128 --sizes sizes.npz --budgets 9x4096,14x5632 --output plan.json
 """
 
@@ -294,7 +294,7 @@ def _parser() -> ToolParser:
         numbers=NUMBERS, needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--profile", help="profile.json of tools/profile_layers.py")
+    add("--profile", help="profile.json of omnibal profile")
     add("--pipeline-model-parallel-size", type=int, help="pipeline ranks")
     add("--virtual-pipeline-model-parallel-size", type=int, default=1, help="chunks a rank (1: none)")
     add("--num-microbatches", type=int, help="microbatches a data-parallel rank and step")

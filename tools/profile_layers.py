@@ -1,7 +1,7 @@
 """Measure (or estimate) what every kind of layer costs; write profile.json.
 
-    python tools/profile_layers.py --model tiny --vit-budget 40 --llm-budget 512 --output profile.json
-    python tools/profile_layers.py --model internvl-chat-1.5 --analytic h100 --vit-budget 9 --llm-budget 4096 \\
+    omnibal profile --model tiny --vit-budget 40 --llm-budget 512 --output profile.json
+    omnibal profile --model internvl-chat-1.5 --analytic h100 --vit-budget 9 --llm-budget 4096 \\
         --tensor-model-parallel-size 4 --output profile.json
 
 It starts as many processes as it needs: all ranks over which experts are distributed, and if the machine has them twice

@@ -1,7 +1,7 @@
 """Show a plan or runs as one HTML page: where the time of every rank goes, what limits it, what to change.
 
-    python tools/report.py --run RUN [--run OTHER ...] --output report.html
-    python tools/report.py --plan plan.json --profile profile.json --output report.html --trace trace.json
+    omnibal report --run RUN [--run OTHER ...] --output report.html
+    omnibal report --plan plan.json --profile profile.json --output report.html --trace trace.json
 
 The page needs no network. The trace opens in ui.perfetto.dev and chrome://tracing.
 """
@@ -48,7 +48,7 @@ def main() -> None:
 def _subjects(arguments: argparse.Namespace) -> list[Subject]:
     """The plans and runs, in the flags' order. Raises UserError if there are none, or no output is asked for."""
     if not (arguments.run or arguments.plan):
-        raise UserError("nothing to report on: give --run FOLDER of tools/launch.py, or --plan plan.json")
+        raise UserError("nothing to report on: give --run FOLDER of omnibal launch, or --plan plan.json")
     if not (arguments.output or arguments.trace):
         raise UserError("nothing to write: give --output report.html or --trace trace.json")
     profile = Path(arguments.profile) if arguments.profile else None
@@ -62,7 +62,7 @@ def _subjects(arguments: argparse.Namespace) -> list[Subject]:
 def _parser() -> argparse.ArgumentParser:
     parser = ToolParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--run", action="append", default=[], help="run folder of tools/launch.py; again for more")
+    add("--run", action="append", default=[], help="run folder of omnibal launch; again for more")
     add("--plan", action="append", default=[], help="plan.json alone, or of the one --run; again for more")
     add("--profile", help="its profile.json (default: the one beside the plan)")
     add("--packs", help="packed index to predict on (default: the run's, or full budgets)")

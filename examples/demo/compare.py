@@ -39,7 +39,7 @@ BUSY, LEAST = 0.1, 3
 def main() -> None:
     """Print metrics and evaluations of the runs in one table."""
     parser = ToolParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--baseline", required=True, help="folder of tools/launch.py --run-dir")
+    parser.add_argument("--baseline", required=True, help="folder of omnibal launch --run-dir")
     parser.add_argument("--run", required=True, action="append", help="compared with the others: the last one")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -115,7 +115,7 @@ def summary(folder: Path) -> dict[str, Any]:
     path = folder / METRICS
     lines = training_intervals(path)
     if not lines:
-        raise UserError(f"{path}: no metrics; has this run been started by tools/launch.py and ended an interval?")
+        raise UserError(f"{path}: no metrics; has this run been started by omnibal launch and ended an interval?")
     samples, turns = sum(line["samples"] for line in lines), turns_of(folder)
     result = {
         "samples": samples,

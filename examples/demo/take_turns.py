@@ -2,7 +2,7 @@
 
     python examples/demo/take_turns.py < COMMANDS
 
-COMMANDS: for each run a line, its command of tools/launch.py with `--progress` and `--log-interval 1`. What else the
+COMMANDS: for each run a line, its command of omnibal launch with `--progress` and `--log-interval 1`. What else the
 machine does falls on all of them alike, so that examples/demo/compare.py can compare their seconds. A run's turns are
 noted in its folder, in turns.jsonl; what its launcher says on stderr is in launch.err.
 """

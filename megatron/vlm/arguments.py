@@ -61,9 +61,9 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
         metavar="MODEL",
         help="model to build: a preset, or a folder with Hugging Face's config.json",
     )
-    add("--plan", help="plan.json of tools/plan_layout.py; not needed on a single pipeline rank")
-    add("--data", help="dataset folder of tools/preprocess_data.py")
-    add("--packs", help="packed index of tools/pack_data.py over --data")
+    add("--plan", help="plan.json of omnibal plan; not needed on a single pipeline rank")
+    add("--data", help="dataset folder of omnibal preprocess")
+    add("--packs", help="packed index of omnibal pack over --data")
     add("--eval-data", help="held-out dataset folder, evaluated on whole")
     add("--eval-packs", help="packed index over --eval-data")
     add("--from", dest="first_weights", metavar="FOLDER", help="first weights: a converted or another run's checkpoint")
@@ -176,7 +176,7 @@ def _missing(given: Namespace, parser: Parser) -> list[str]:
     wanted = {
         "preset": (None, "--model is missing; give a preset, or a folder with Hugging Face's config.json"),
         "lr": (math.inf, "--lr is missing; give the learning rate"),
-        "train_iters": (2**62, "--train-iters is missing; give it, or --epochs to tools/launch.py"),
+        "train_iters": (2**62, "--train-iters is missing; give it, or --epochs to omnibal launch"),
     }
     missing = {name: line for name, (_, line) in wanted.items() if getattr(given, name, None) is None}
     parser.set_defaults(**{name: wanted[name][0] for name in missing})
@@ -243,7 +243,7 @@ def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:
     frozen = adapters.frozen(known.freeze)
     if known.plan is None:
         if ranks not in (None, 1):
-            raise UserError(f"{ranks} pipeline ranks need --plan; make one with tools/plan_layout.py")
+            raise UserError(f"{ranks} pipeline ranks need --plan; make one with omnibal plan")
         return single_stage_plan(
             architecture.chain,
             model=architecture.name,

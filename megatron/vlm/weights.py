@@ -44,8 +44,8 @@ class Weights:
         """Raise UserError for Hugging Face weights, which must be converted first."""
         if self.kind == "unconverted":
             raise UserError(
-                f"--from {self.folder}: is a folder of Hugging Face's; convert it with tools/convert_checkpoint.py "
-                f"--from-hf {self.folder} --output-dir CONVERTED, then --from CONVERTED (tools/launch.py does both)"
+                f"--from {self.folder}: is a folder of Hugging Face's; convert it with omnibal convert "
+                f"--from-hf {self.folder} --output-dir CONVERTED, then --from CONVERTED (omnibal launch does both)"
             )
 
     def describe(self) -> str:
@@ -93,7 +93,7 @@ def starting_weights(args: Namespace) -> Weights:
     where = f"; --load {load} holds no checkpoint" if load else ""
     raise UserError(
         f"no weights to start from{where}: --from FOLDER takes a model of Hugging Face's or a converted one (as does "
-        "--model of tools/launch.py), --from-scratch draws random ones"
+        "--model of omnibal launch), --from-scratch draws random ones"
     )
 
 
@@ -185,7 +185,7 @@ def _check_adapters(weights: Weights, checkpoint: OurCheckpoint, adapters: Adapt
     if saved.rank and saved != adapters:
         raise UserError(
             f"{checkpoint.folder}: has adapters; give {' '.join(saved.flags)}, or merge them into the weights: "
-            f"tools/convert_checkpoint.py --to-hf {weights.folder} --output-dir MERGED, then --from MERGED"
+            f"omnibal convert --to-hf {weights.folder} --output-dir MERGED, then --from MERGED"
         )
     if weights.kind == "own" and checkpoint.run and saved != adapters:
         raise UserError(

@@ -18,7 +18,7 @@ MOST_FILES = 2**12
 AGAIN = "download it again"
 ADAPTER = "adapter_config.json"
 """The config of peft's adapters; the adapters' weights lie next to it."""
-WITH_ADAPTERS = "tools/convert_checkpoint.py --from-hf MODEL --adapters FOLDER reads both"
+WITH_ADAPTERS = "omnibal convert --from-hf MODEL --adapters FOLDER reads both"
 
 
 def find_config(path: Path) -> Path | None:
@@ -33,7 +33,7 @@ def config_path(path: Path) -> Path:
         return found
     if (path / ADAPTER).exists():
         raise UserError(f"{path}: holds an adapter ({ADAPTER}) and no model; {WITH_ADAPTERS}")
-    raise UserError(f"{path}: no {CONFIG} here; give a folder of Hugging Face's or one of tools/convert_checkpoint.py")
+    raise UserError(f"{path}: no {CONFIG} here; give a folder of Hugging Face's or one of omnibal convert")
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _unknown(name: str) -> str:
         words = f"{model} --revision {revision}" if revision not in (None, "main") else model
         return (
             f"{name}: no such folder; models are downloaded by `hf download {words} --local-dir {folder}`, then give "
-            f"{folder}; or by --download of tools/launch.py"
+            f"{folder}; or by --download of omnibal launch"
         )
     if "/" in name:
         return f"{name}: no such folder; give one with Hugging Face's config.json, or a preset of docs/models.md"

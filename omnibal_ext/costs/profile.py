@@ -201,7 +201,7 @@ class Profile:
             profile.validate()
             return profile
 
-        return read_record(path, "profile", "tools/profile_layers.py", build)
+        return read_record(path, "profile", "omnibal profile", build)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Profile":

@@ -60,7 +60,7 @@ def _check_layers(config: Any, packs: Packs) -> None:
     elif other:
         raise UserError(
             f"packs for {kind}: its layers of {', '.join(sorted(other))} do not tell samples apart in transformers; "
-            "tools/launch.py trains the families of docs/models.md"
+            "omnibal launch trains the families of docs/models.md"
         )
     if getattr(language, "use_bidirectional_attention", None) in (True, "all"):
         raise UserError(f"packs for {kind}: use_bidirectional_attention of all tokens; supported: of images alone")

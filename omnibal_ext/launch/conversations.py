@@ -1,7 +1,7 @@
 """`--input`: makes a dataset and packs from files of conversations, in the folder of the run.
 
-    --input chat.jsonl   1. tools/preprocess_data.py -> RUN/data
-                         2. tools/pack_data.py       -> RUN/packs-by-size, and RUN/packs-held-out
+    --input chat.jsonl   1. omnibal preprocess -> RUN/data
+                         2. omnibal pack       -> RUN/packs-by-size, and RUN/packs-held-out
 
 They are kept if made from the same inputs and flags; otherwise they are made again, unless a run was started on them.
 Megatron's flags have the defaults of a usual fine-tuning, `USUAL_FLAGS`.
@@ -61,7 +61,7 @@ def widths(text: str) -> str:
 def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a run from conversations."""
     add = parser.add_argument_group("conversations, instead of --data and --packs").add_argument
-    add("--input", nargs="+", metavar="FILE", help="files of conversations, see tools/preprocess_data.py")
+    add("--input", nargs="+", metavar="FILE", help="files of conversations, see omnibal preprocess")
     add("--image-root", metavar="FOLDER", help="where image paths start from (default: at each file)")
     add("--chat-template", help="if the model's folder has none")
     add("--max-tiles", type=int, help="of a conversation; at native resolution patches of an image")
@@ -73,7 +73,7 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     add("--audio-budget", type=int, metavar="FRAMES", help="most mel frames of a pack (default: auto)")
     add(
         "--widths", type=widths, default=ONE_RANK, metavar="W,W...",
-        help="ranks that may run a pack together, see tools/pack_data.py; needs --llm-budget, of one rank",
+        help="ranks that may run a pack together, see omnibal pack; needs --llm-budget, of one rank",
     )  # fmt: skip
     add("--held-out", type=float, metavar="SHARE", help="evaluate on these samples, train on the rest")
     add("--workers", type=int, default=1, help="processes that preprocess")
@@ -87,8 +87,8 @@ def refuse_sizes_alone(model: str) -> None:
     if not find_config(Path(model)):
         raise UserError(
             f"--model {model}: a preset has sizes and no tokenizer, which --input needs; give the folder of a model's "
-            "files (--from-scratch: its weights are not used), or make dataset and packs with tools/preprocess_data.py "
-            "--tokenizer-model and tools/pack_data.py"
+            "files (--from-scratch: its weights are not used), or make dataset and packs with omnibal preprocess "
+            "--tokenizer-model and omnibal pack"
         )
 
 
@@ -211,7 +211,7 @@ def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
 
 
 def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, Any]:
-    """Return the flags of tools/pack_data.py, but for the folders that it reads and writes."""
+    """Return the flags of omnibal pack, but for the folders that it reads and writes."""
     flags: dict[str, Any] = {
         "--data-parallel-size": data_parallel,
         "--micro-batches": micro_batches(arguments),

@@ -38,7 +38,7 @@ def longest_sample(data: Path, index: PackedIndex, is_native: bool, is_limited: 
     said = f"longest samples: {' and '.join(shares)}"
     if not is_native or is_limited or not len(tiles) or tiles.max() <= OUTLIER * np.median(tiles):
         return said
-    manifest = read_json(data / "manifest.json", TILES, "preprocess again with tools/preprocess_data.py")
+    manifest = read_json(data / "manifest.json", TILES, "preprocess again with omnibal preprocess")
     smaller = min(MAX_PIXELS, manifest["tiling"]["max_tiles"] * manifest["tile_size"] ** 2 // OUTLIER)
     return f"{said}; costs and memory are planned for these: --max-pixels {smaller} makes large images smaller"
 

@@ -24,19 +24,19 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 
 PROFILED = ("tensor_model_parallel_size", "expert_model_parallel_size", "analytic")
-"""Flags of tools/launch.py that are forwarded to tools/profile_layers.py."""
+"""Flags of omnibal launch that are forwarded to omnibal profile."""
 PLANNED = (
     "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "method", "schedule", "tower", "memory_gib",
     "recompute",
 )  # fmt: skip
-"""Flags of tools/launch.py that are forwarded to tools/plan_layout.py."""
+"""Flags of omnibal launch that are forwarded to omnibal plan."""
 SWITCHES = ("bf16", "use_distributed_optimizer", "sequence_parallel")
 """Megatron flags without value on which costs depend."""
 
 
 @dataclass(frozen=True)
 class Planning:
-    """Inputs of a run's plan: flags of tools/launch.py, the model, the packs, and parallel sizes."""
+    """Inputs of a run's plan: flags of omnibal launch, the model, the packs, and parallel sizes."""
 
     flags: argparse.Namespace
     job: argparse.Namespace
@@ -251,7 +251,7 @@ def plan_of_budgets(
 def profiler_flags(
     flags: argparse.Namespace, vit_budget: int, llm_budget: int, data_parallel: int, output: Path
 ) -> dict[str, Any]:
-    """Flags of tools/profile_layers.py for a run with these budgets, except those of a replicated tower."""
+    """Flags of omnibal profile for a run with these budgets, except those of a replicated tower."""
     return {
         "--model": flags.model,
         "--vit-budget": vit_budget,
@@ -269,7 +269,7 @@ def replica_flags(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def trained_words(job: argparse.Namespace) -> list[str]:
-    """Words of tools/profile_layers.py that say what the run trains, and in which precision."""
+    """Words of omnibal profile that say what the run trains, and in which precision."""
     switches = [flag_name(name) for name in SWITCHES if getattr(job, name)]
     return [*switches, *(["--freeze", *job.freeze] if job.freeze else Adapters.of(job).size_flags)]
 

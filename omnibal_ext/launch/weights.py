@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ from omnibal_ext.families.registry import MODELS
 from omnibal_ext.files.folders import building
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
-from omnibal_ext.reading.document import MOST_BYTES
+from omnibal_ext.reading.document import MOST_BYTES, decode
 from omnibal_ext.reading.files import read_bytes
 from omnibal_ext.units import GIB
 
@@ -54,7 +53,7 @@ def converted_folder(source: Path, run_dir: Path) -> Path:
 
 
 def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bool) -> None:
-    """Convert with tools/convert_checkpoint.py, atomically; several nodes may do so at the same time.
+    """Convert with omnibal convert, atomically; several nodes may do so at the same time.
 
     With `data`, a dataset, logits are compared with transformers' on two of its samples if this machine can. If the
     tool fails, this program exits with the same code.
@@ -69,7 +68,7 @@ def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bo
         if done.returncode:
             sys.exit(done.returncode)
     if not quiet:
-        found = json.loads(done.stdout)
+        found = decode(done.stdout.encode())
         difference = found["logit_difference"]
         compared = "" if difference is None else f"; logits differ from transformers' by {difference:.1e}"
         say(f"converted to {target}: {found['weights']:,} weights, {found['parameters']:,} parameters{compared}")

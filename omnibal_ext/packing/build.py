@@ -1,4 +1,4 @@
-"""From a corpus to a packed index, in one call: the work of `tools/pack_data.py`."""
+"""From a corpus to a packed index, in one call: the work of `omnibal pack`."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,7 @@
-"""What an epoch costs in batches as other trainers make them, and in balanced packs: the work of `tools/look.py`.
+"""What an epoch costs in batches as other trainers make them, and in balanced packs: the work of `omnibal look`.
 
 Every way batches the same samples: those that fit the budgets. Its figures are those of the index that
-`tools/pack_data.py` makes with the same options.
+`omnibal pack` makes with the same options.
 """
 
 import tempfile

@@ -71,14 +71,14 @@ class Corpus:
 
     @classmethod
     def of_dataset(cls, folder: str | Path, more: Sequence[str] = ()) -> "Corpus":
-        """Read a dataset folder of `tools/preprocess_data.py`: its input files are the sources.
+        """Read a dataset folder of `omnibal preprocess`: its input files are the sources.
 
         Raises:
             UserError: the folder is incomplete, or of another version.
         """
-        refuse_without_manifest(Path(folder), "a dataset", "tools/preprocess_data.py")
+        refuse_without_manifest(Path(folder), "a dataset", "omnibal preprocess")
         manifest, sizes = Path(folder) / "manifest.json", Path(folder) / "sizes.npz"
-        sources = read_json(manifest, DATASET_SOURCES, "preprocess again with tools/preprocess_data.py")["sources"]
+        sources = read_json(manifest, DATASET_SOURCES, "preprocess again with omnibal preprocess")["sources"]
         about = [name for name in ("lines", "supervised") if name == "lines" or name in column_names(sizes)]
         loaded = Sizes.load(sizes, (*more, *about))
         return cls(

@@ -1,4 +1,4 @@
-"""How to pack: the options of `tools/pack_data.py`, checked."""
+"""How to pack: the options of `omnibal pack`, checked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

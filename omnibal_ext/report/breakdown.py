@@ -167,14 +167,14 @@ class Change:
 def faster_data(timeline: Timeline) -> Change | None:
     """Return the gain of a recorded iteration without waits for data and host; None: less than `WORTH_TRYING`."""
     gain = timeline.seconds / (timeline.seconds - late_seconds(timeline)) - 1
-    how = "tools/launch.py -- --num-workers N, or smaller images"
+    how = "omnibal launch -- --num-workers N, or smaller images"
     return Change("data and host in time", how, gain) if gain >= WORTH_TRYING else None
 
 
 def level_ranks(timeline: Timeline) -> Change | None:
     """Return the gain of an iteration in which no data-parallel rank waits; None: less than `WORTH_TRYING`."""
     gain = 1 / (1 - breakdown(timeline)[REPLICAS]) - 1
-    how = "balanced packs for these ranks (tools/pack_data.py, tools/level_packs.py), or more --micro-batches"
+    how = "balanced packs for these ranks (omnibal pack, omnibal level), or more --micro-batches"
     return Change("data-parallel ranks level", how, gain) if gain >= WORTH_TRYING else None
 
 
@@ -190,12 +190,12 @@ def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
             other = replace(problem, schedule_name=name, lists=None)
             if other.fits(layout):
                 gain = now / other.step_seconds(layout) - 1
-                found.append(Change(f"schedule {name}", f"tools/launch.py --schedule {name}", gain))
+                found.append(Change(f"schedule {name}", f"omnibal launch --schedule {name}", gain))
     if can_reschedule:
         many = replace(problem, microbatches=2 * problem.microbatches, packs=_twice(problem.packs), lists=None)
         gain = 2 * now / many.step_seconds(layout) - 1
         words = f"{many.microbatches} microbatches an iteration"
-        found.append(Change(words, f"tools/pack_data.py --micro-batches {many.microbatches}", gain))
+        found.append(Change(words, f"omnibal pack --micro-batches {many.microbatches}", gain))
     keeping, bare = _keeping_all(problem), Layout(layout.edges, tuple(() for _ in layout.recompute))
     if keeping is not problem or any((*layout.recompute, *layout.recompute_cheap)):
         needs = max(keeping.stage_peak_bytes(bare)) / GIB

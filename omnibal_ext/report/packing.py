@@ -32,7 +32,7 @@ class PackingView:
     index: PackedIndex
     sizes: Sizes | None
     measures: Sequence[tuple[str, Any]] = ()
-    """(measure, value) of `tools/pack_data.py`."""
+    """(measure, value) of `omnibal pack`."""
     waste: Sequence[tuple[str, float]] = ()
     tried: Sequence[dict[str, Any]] = ()
 

@@ -54,7 +54,7 @@ def _cut(files: Files, cut: Callable[[Path, int], InputFile], rows: Callable[[Pa
 
 
 def _table(name: str, content: bytes) -> Reader:
-    """As the processes do in which preprocessing reads it; this one may not end."""
+    """As the processes do in which preprocessing reads it."""
 
     def read(folder: Path) -> None:
         work_apart()
@@ -62,7 +62,7 @@ def _table(name: str, content: bytes) -> Reader:
         file = table._cut(folder / name, 2)
         assert _rows_and_cells(file) == file.lines == sum(part.lines for part in file.parts)
 
-    return Reader({name: content}, read)
+    return Reader({name: content}, read, may_end=True)
 
 
 def _rows_and_cells(file: InputFile) -> int:

@@ -17,6 +17,7 @@ OURS = {
     ("omnibal_ext/__init__.py", "forget_stale"): "our own sources, to see which compiled functions are of older ones",
     ("omnibal_ext/launch/check.py", "check"): "what a process of ours prints",
     ("omnibal_ext/launch/conversations.py", "check_conversations"): "what a process of ours prints",
+    ("omnibal_ext/launch/weights.py", "convert"): "what a process of ours prints",
     ("megatron/vlm/preflight/__main__.py", "main"): "an argument that our launcher gives",
     ("omnibal_ext/files/records.py", "sha256_of"): "any bytes",
     ("omnibal_ext/launch/weights.py", "converted_folder"): "any bytes",

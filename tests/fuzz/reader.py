@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.reading.document import sealed
 
 Files = Mapping[str, bytes]
+ENDS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,9 @@ class Reader:
     read: Callable[[Path], Any]
     mend: Callable[[Path], None] = lambda folder: None
     """Makes hashes true again, so that what lies behind them is reached too."""
+    may_end: bool = False
+    """It is read in processes of their own (`omnibal_ext.launch.apart`), whose end is a refusal: one that is ended by
+    `ENDS` is no finding."""
 
 
 def each_of(pattern: str, read: Callable[[Path], Any]) -> Callable[[Path], None]:

@@ -17,7 +17,7 @@ from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.memory import taken
 from tests.fuzz.mutate import Choices, damaged
-from tests.fuzz.reader import Reader
+from tests.fuzz.reader import ENDS, Reader
 
 TIMERS = {signal.ITIMER_PROF: 5.0, signal.ITIMER_REAL: 60.0}
 """Seconds of computing, and of waiting."""
@@ -110,7 +110,9 @@ class Trial:
             _kill_if_it_stands(child, Path(note.name))
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             said: dict[str, Any] = json.loads(Path(note.name).read_bytes().partition(b"\n")[0])
-        if status:
+        if self.reader.may_end and -status in ENDS:
+            said["fates"]["refused"] = said["fates"].get("refused", 0) + 1
+        elif status:
             how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
             said["fates"]["undocumented"] = said["fates"].get("undocumented", 0) + 1
             said["found"][f"the process ended by {how}"] = said["last"]

@@ -25,14 +25,14 @@ ELSEWHERE = {
     r"python -m pip install --dry-run": "needs a network",
     r".*train_internvl_chat_1_5\.sh": "eight ranks: tests/unit/test_scripts.py",
     r"python benchmarks/gpu\.py": "needs a GPU: tests/unit/test_gpu_benchmark.py",
-    r".*convert_checkpoint\.py --to-hf run/checkpoints --output-dir tuned --check": "of a run that saves",
+    r"omnibal convert --to-hf run/checkpoints --output-dir tuned --check": "of a run that saves",
     r".*--download": "needs the hub: tests/unit/launch/test_weights.py",
     r".*internvl_sft_1\.2M\.json": "needs their file: tests/unit/packing/test_corpus.py",
     r"python benchmarks/peer_waiting\.py|DIR/bin/python": "installs other trainers, and tests with them",
     r"\w+=\$\(sbatch|(\w+=\S+ )*sbatch|flags=\(": "needs Slurm: tests/system/test_slurm.py",
 }
 SMALLER = {
-    r"level_packs\.py packs --data-parallel-size 16 --iteration 12000": "level_packs.py packs --data-parallel-size 2",
+    r"omnibal level packs --data-parallel-size 16 --iteration 12000": "omnibal level packs --data-parallel-size 2",
     r"--nproc-per-node 8": "--nproc-per-node 2",
     r"--tensor-model-parallel-size 4(?=.*-- )": "--tensor-model-parallel-size 1",
     r"--micro-batches 16": "--micro-batches 2",
@@ -41,8 +41,8 @@ SMALLER = {
     r"--max-tokens 131072 --llm-budget 16384": "--max-tokens 1024 --llm-budget 64",
     r"--workers 16": "--workers 2",
     r"examples/train_ddp\.py": "examples/train_ddp.py --steps 2",
-    r"tools/launch\.py": "tools/launch.py --analytic h100",
-    r"tools/profile_layers\.py (?!.*--analytic)": "tools/profile_layers.py --steps 1 ",
+    r"omnibal launch": "omnibal launch --analytic h100",
+    r"omnibal profile (?!.*--analytic)": "omnibal profile --steps 1 ",
 }
 MODELS = ("HF_FOLDER", "InternVL3_5-8B-HF", "InternVL-Chat-V1-5", "InternVL3-8B-hf", "internvl-chat-1.5")
 """Names under which documents speak of a user's model."""

@@ -50,7 +50,7 @@ def test_a_wrong_profile_is_said_by_part_and_replan_comes_to_the_cut_of_the_righ
         flags = ("--profile", folder / profile)
         done = launch(folder, run, *flags, *TRAIN)
         assert "iterations 4, 6, 8 compared with the profile" in done.stdout
-        assert "start tools/launch.py again with --replan" in done.stdout
+        assert "start omnibal launch again with --replan" in done.stdout
         before = Plan.load(folder / run / "plan.json")
         ratios[run] = ratio(folder / run, "llm") / ratio(folder / run, "vit")
         launch(folder, run, *flags, "--replan", "--dry-run", *TRAIN)

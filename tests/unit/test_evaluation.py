@@ -50,7 +50,7 @@ def test_the_interval_is_obeyed_or_a_tenth_of_the_run(packs: str, given: dict[st
     [
         ({"eval_data": None}, "--eval-packs .* without --eval-data"),
         ({"eval_packs": None}, "--eval-data D without --eval-packs"),
-        ({"eval_packs": "/nowhere"}, "/nowhere.*tools/pack_data.py"),
+        ({"eval_packs": "/nowhere"}, "/nowhere.*omnibal pack"),
     ],
 )
 def test_what_is_no_whole_pass_is_refused(packs: str, given: dict[str, Any], message: str) -> None:

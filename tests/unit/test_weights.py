@@ -104,7 +104,7 @@ def test_megatron_is_told_in_its_own_words(tmp_path: Path) -> None:
         apply_weights(args, weights)
         assert (args.load, args.pretrained_checkpoint) == (load, pretrained)
         assert args.exit_on_missing_checkpoint == (weights.kind == "own")
-    with pytest.raises(UserError, match=r"convert_checkpoint.py --from-hf .* --from CONVERTED"):
+    with pytest.raises(UserError, match=r"omnibal convert --from-hf .* --from CONVERTED"):
         apply_weights(flags(), Weights("unconverted", tmp_path))
 
 

@@ -24,8 +24,8 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.trainer_flags import DECAYS, RATES
 
 MANIFEST = "manifest.json"
-BEHIND = " (behind -- of tools/launch.py)"
-"""Appended to remedies: tools/launch.py takes the trainer's flags there."""
+BEHIND = " (behind -- of omnibal launch)"
+"""Appended to remedies: omnibal launch takes the trainer's flags there."""
 WITHOUT_EFFECT = {
     "save", "save_interval", "load", "log_interval", "tensorboard_dir", "num_workers", "logging_level",
     "eval_interval", "skip_train", "global_batch_size", "init_method_std", "embedding_init_method_std",

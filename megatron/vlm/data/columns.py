@@ -5,7 +5,7 @@ import numpy as np
 COLUMNS: dict[str, type[np.generic]] = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
 SOUNDS = "sounds"
 """One more column, of bytes, for models that hear."""
-REMEDY = "preprocess again with tools/preprocess_data.py"
+REMEDY = "preprocess again with omnibal preprocess"
 
 
 def columns_of(hears: bool) -> dict[str, type[np.generic]]:

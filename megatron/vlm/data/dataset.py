@@ -58,7 +58,7 @@ class ChatDataset(Dataset):
     def __init__(self, folder: str | Path, checks_images: bool = True) -> None:
         """`checks_images`: an image whose CRC-32 is not the recorded one counts as unreadable."""
         self.folder, self.checks_images = Path(folder), checks_images
-        refuse_without_manifest(self.folder, "a dataset", "tools/preprocess_data.py")
+        refuse_without_manifest(self.folder, "a dataset", "omnibal preprocess")
         self.manifest = read_json(self.folder / "manifest.json", check_manifest, REMEDY)
         self._verify(lambda name: not name.endswith((".bin", ".jsonl")))
         self.hears = "audio" in self.manifest

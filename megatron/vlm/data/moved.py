@@ -11,7 +11,7 @@ from omnibal_ext.reading.checks import listing, maybe, record, text
 from omnibal_ext.reading.document import read_json, sealed, sealed_by
 
 FILE = "moved.json"
-REMEDY = "remove it, and name the files again to tools/preprocess_data.py"
+REMEDY = "remove it, and name the files again to omnibal preprocess"
 _WHERE = record({"sources": listing(record({"path": text, "image_root": maybe(text)}))})
 
 Where = Mapping[str, str | None]

@@ -51,7 +51,7 @@ SET = {
         "moe_ffn_hidden_size moe_router_topk moe_router_pre_softmax qk_layernorm position_embedding_type rotary_base "
         "rotary_percent rotary_interleaved add_position_embedding untie_embeddings_and_output_weights vocab_size",
     "the trainer: it reads token ids; --tokenizer-model of preprocessing chooses the tokenizer": "tokenizer_type",
-    "--plan: plan again with tools/plan_layout.py":
+    "--plan: plan again with omnibal plan":
         "pipeline_model_parallel_size num_virtual_stages_per_pipeline_rank",
     "--plan: the longest pack; pack with another --llm-budget": "seq_length max_position_embeddings",
     "the trainer: a microbatch is one pack; for larger ones pack with a larger --llm-budget or --vit-budget":
@@ -119,7 +119,7 @@ INSTEAD = {
         "--*inference-* --rl-* --*-rl-* --grpo-*",
     "leave it out: shapes change from pack to pack, which CUDA graphs do not support":
         "--*cuda-graph* --te-rng-tracker",
-    "chunks per rank are set by --virtual-pipeline-model-parallel-size of tools/plan_layout.py":
+    "chunks per rank are set by --virtual-pipeline-model-parallel-size of omnibal plan":
         "--num-layers-per-virtual-pipeline-stage --microbatch-group-size-*",
     "the plan (--plan) sets pipeline stages and schedule":
         "--decoder-*-pipeline-* --decoder-num-layers --account-for-* --pipeline-model-parallel-* --*overlap-p2p-* "
@@ -129,7 +129,7 @@ INSTEAD = {
         "--data-parallel-sharding-*",
     "the plan sets what is recomputed: plan with --memory-gib":
         "--recompute-* --checkpoint-activations --distribute-saved-activations --cpu-offloading-* --*offload*",
-    "samples of a pack are isolated; long ones are split over ranks by --widths of tools/pack_data.py":
+    "samples of a pack are isolated; long ones are split over ranks by --widths of omnibal pack":
         "--*context-parallel* --cp-comm-* --max-seqlen-per-* --sft --reset-* --no-create-attention-*",
     "FP8 has --fp8-format, --fp8-recipe and --first-last-layers-bf16 only":
         "--*fp8* --*fp4* --te-precision-*",
@@ -146,7 +146,7 @@ INSTEAD = {
     "leave it out: the attention kernel is chosen by what the machine supports": "--attention-backend --*flash-*",
     "--seed alone sets the initial weights, the same in every layout":
         "--no-initialization --data-parallel-random-* --init-method-* --deterministic-mode",
-    "tokens are made by --tokenizer-model and --chat-template of tools/preprocess_data.py":
+    "tokens are made by --tokenizer-model and --chat-template of omnibal preprocess":
         "--*tokenizer-* --*tiktoken-* --vocab-* --merge-file --trust-remote-code --chat-template",
     "evaluation data are set by --eval-data and --eval-packs":
         "--valid-data-path --test-data-path --full-validation --test-mode --*validation-set*",

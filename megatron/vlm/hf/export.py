@@ -1,7 +1,7 @@
 """--save-hf: every save is exported to Hugging Face's format as well, by a process that rank 0 starts.
 
 SAVE/iter_0000200       a save of the trainer
-SAVE/iter_0000200-hf    the same as tools/convert_checkpoint.py --to-hf writes it; appears when it is complete
+SAVE/iter_0000200-hf    the same as omnibal convert --to-hf writes it; appears when it is complete
 
 python -m megatron.vlm.hf.export SAVE/iter_0000200 LIKE
 """

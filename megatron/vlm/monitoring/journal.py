@@ -118,7 +118,7 @@ def profile_lines(iterations: Sequence[int], compared: Sequence[Compared], other
 
     other: the device of a profile that is not of this one; then percents of the step are compared.
     """
-    numbers, again = ", ".join(map(str, iterations)), "stop this run and start tools/launch.py again with --replan"
+    numbers, again = ", ".join(map(str, iterations)), "stop this run and start omnibal launch again with --replan"
     totals = dict.fromkeys(dict.fromkeys(one.part for one in compared), (0.0, 0.0))
     for one in compared:
         planned, measured = totals[one.part]

@@ -1,4 +1,4 @@
-"""Records what every rank does in some iterations: one line each of timeline.jsonl, which `tools/report.py` draws.
+"""Records what every rank does in some iterations: one line each of timeline.jsonl, which `omnibal report` draws.
 
     {"iteration": 5, "device": "2 x AMD EPYC", "lanes": [{"data_parallel_rank": 0, "rank": 0, "end": 0.21,
       "actions": [["F", 0, 0, 0.001, 0.013, [["vit", "forward", 0.010], ["projector", "forward", 0.002]]], ...],

@@ -120,7 +120,7 @@ class ProfileCheck:
 
     iterations since the start   1  2  3  [4]  5  [6]  7  [8]     [recorded], as for timeline.jsonl
 
-    The rank that writes metrics.jsonl compares once: a table in the log, and a line from which `tools/launch.py
+    The rank that writes metrics.jsonl compares once: a table in the log, and a line from which `omnibal launch
     --replan` makes a new plan.
     """
 

@@ -167,7 +167,7 @@ class Executor:
             return build_schedule(self.schedule_name, ranks, microbatches, chunks)
         raise UserError(
             f"the plan has lists for {next(iter(self.lists))[1]} microbatches with its tower beside the pipeline, the "
-            f"run has {microbatches}; plan again with tools/plan_layout.py --num-microbatches {microbatches}"
+            f"run has {microbatches}; plan again with omnibal plan --num-microbatches {microbatches}"
         )
 
     def _in_time(self, placement: Placement, num_microbatches: int) -> Postings:

@@ -2,7 +2,7 @@
 
 python -m megatron.vlm.preflight '{"endpoint": null, "memory_gib": 72}' <arguments of megatron.vlm.pretrain>
 
-WORLD_SIZE and LOCAL_WORLD_SIZE in the environment: how many ranks there will be. `tools/launch.py` calls it.
+WORLD_SIZE and LOCAL_WORLD_SIZE in the environment: how many ranks there will be. `omnibal launch` calls it.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The checks of a run's inputs, made by `tools/launch.py` and by every rank of the trainer."""
+"""The checks of a run's inputs, made by `omnibal launch` and by every rank of the trainer."""
 
 import os
 from argparse import Namespace
@@ -95,21 +95,21 @@ def _check_model(run: Run) -> str:
 def _check_dataset(run: Run) -> str:
     folder = run.inputs.args.data
     if folder is None:
-        raise UserError("--data is missing; give the dataset folder of tools/preprocess_data.py")
+        raise UserError("--data is missing; give the dataset folder of omnibal preprocess")
     return _dataset_fits(run, folder)
 
 
 def _check_packs(run: Run) -> str:
     args = run.inputs.args
     if args.packs is None:
-        raise UserError("--packs is missing; give the packed index of tools/pack_data.py")
+        raise UserError("--packs is missing; give the packed index of omnibal pack")
     found = _packs_fit(run, args.data, args.packs, "--packs")
     index, ranks = PackedIndex.open(args.packs), args.data_parallel_size
     _refuse_another_global_batch(args, index)
     if index.wide is not None or PackStream(index, ranks, index.global_batch // ranks).is_balanced:
         return found
     before = index.manifest["data_parallel_size"]
-    return Note(f"{found}; ordered for {before} data-parallel ranks: tools/level_packs.py orders them for {ranks}")
+    return Note(f"{found}; ordered for {before} data-parallel ranks: omnibal level orders them for {ranks}")
 
 
 def _refuse_another_global_batch(args: Namespace, index: PackedIndex) -> None:
@@ -120,7 +120,7 @@ def _refuse_another_global_batch(args: Namespace, index: PackedIndex) -> None:
     remedy = f"--micro-batches {asked // ranks}" if asked % ranks == 0 else f"a multiple of {ranks} packs an iteration"
     raise UserError(
         f"--global-batch-size {asked}: {index.folder} is packed for iterations of {index.global_batch} packs; give "
-        f"--global-batch-size {index.global_batch}, or pack again with tools/pack_data.py {remedy}"
+        f"--global-batch-size {index.global_batch}, or pack again with omnibal pack {remedy}"
     )
 
 
@@ -211,7 +211,7 @@ def _check_plan(run: Run) -> str:
         }
         made = {name: getattr(plan, name) for name in wanted}
         if unlike := [f"{name} {made[name]}, not {wanted[name]}" for name in wanted if made[name] != wanted[name]]:
-            raise UserError(f"plan {args.plan}: made for {'; '.join(unlike)}; plan again with tools/plan_layout.py")
+            raise UserError(f"plan {args.plan}: made for {'; '.join(unlike)}; plan again with omnibal plan")
     return f"{len(plan.stages)} stages of {len(plan.chain)} layers, {plan.schedule}"
 
 

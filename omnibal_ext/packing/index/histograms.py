@@ -1,4 +1,4 @@
-"""Distributions of sizes before and after packing, and waste by cause, for `tools/pack_data.py`."""
+"""Distributions of sizes before and after packing, and waste by cause, for `omnibal pack`."""
 
 from typing import Any
 

@@ -36,7 +36,7 @@ from omnibal_ext.reading.arrays import map_array
 from omnibal_ext.reading.document import read_json, sealed
 from omnibal_ext.sizes import FRAMES
 
-REMEDY = "pack again with tools/pack_data.py"
+REMEDY = "pack again with omnibal pack"
 
 
 class WidePackArrays(NamedTuple):
@@ -77,7 +77,7 @@ class PackedIndex:
             UserError: the folder has no index, one of another version, or arrays that do not match the manifest.
         """
         folder = Path(folder)
-        refuse_without_manifest(folder, "a packed index", "tools/pack_data.py")
+        refuse_without_manifest(folder, "a packed index", "omnibal pack")
         return cls(folder, read_json(folder / "manifest.json", check_manifest, REMEDY))
 
     def __reduce__(self) -> tuple[Any, ...]:

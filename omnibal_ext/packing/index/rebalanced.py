@@ -26,7 +26,7 @@ from omnibal_ext.packing.ordering.order_iterations import order_iterations
 from omnibal_ext.reading.arrays import map_array
 
 EFFORT = 1.0  # nominal seconds, see `balance_ranks`
-REMEDY = "remove it and run tools/level_packs.py again"
+REMEDY = "remove it and run omnibal level again"
 
 
 class Rebalanced(NamedTuple):

@@ -39,7 +39,7 @@ def reject_names(budgets: Iterable[str]) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Measures of a packing, as `tools/pack_data.py --json` prints them. Counts and ratios are those of epoch 0."""
+    """Measures of a packing, as `omnibal pack --json` prints them. Counts and ratios are those of epoch 0."""
 
     packs: int
     samples: int

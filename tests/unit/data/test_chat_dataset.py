@@ -39,7 +39,7 @@ def test_sizes_tokens_and_images_agree(dataset: ChatDataset) -> None:
 
 
 def test_a_folder_without_dataset_or_of_another_version_is_refused(dataset: ChatDataset, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="preprocess_data"):
+    with pytest.raises(UserError, match="omnibal preprocess"):
         ChatDataset(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps({**dataset.manifest, "schema_version": 99}))
     with pytest.raises(UserError, match="99"):

@@ -80,7 +80,7 @@ def test_it_is_said_once_and_written_for_replan(run: Path, tmp_path: Path, capsy
     check.close()
     said = capsys.readouterr().out
     assert "the step takes 1.06 x what the profile says" in said
-    assert "tools/launch.py again with --replan" in said
+    assert "omnibal launch again with --replan" in said
 
 
 def test_with_the_profile_of_another_device_shares_are_compared(

@@ -240,9 +240,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 )  # fmt: skip
 def test_damage_is_named(name: str, change: Any, says: str, folder: Path) -> None:
     np.save(folder / name, change(np.load(folder / name)))
-    with pytest.raises(
-        UserError, match=rf"index/(pack_seats.npy|{name}): .*{says}.*; pack again with tools/pack_data.py"
-    ):
+    with pytest.raises(UserError, match=rf"index/(pack_seats.npy|{name}): .*{says}.*; pack again with omnibal pack"):
         PackedIndex.open(folder)
 
 
@@ -281,7 +279,7 @@ def test_a_manifest_that_cannot_be_is_refused_by_its_field(change: dict[str, Any
     changed = {name: value for name, value in (manifest | change).items() if value is not None}
     for written, found in ((changed, ""), (sealed(changed), says)):
         path.write_text(json.dumps(written))
-        with pytest.raises(UserError, match=rf"index/manifest\.json: .*{found}.*; pack again with tools/pack_data.py"):
+        with pytest.raises(UserError, match=rf"index/manifest\.json: .*{found}.*; pack again with omnibal pack"):
             PackedIndex.open(folder)
 
 

@@ -190,7 +190,6 @@ def test_wide_packs_need_whole_teams_and_a_cut_tower(widest: int, ranks: int, to
         run._check_teams(started, index, "--packs")
 
 
-@pytest.mark.parametrize(("tensor", "data", "dealt"), [(1, 8, 1), (1, 8, 8), (2, 8, 4), (2, 4, 1)])
 def test_packs_that_are_ordered_for_other_ranks_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     tokens = random.integers(20, 200, 300)
@@ -206,12 +205,13 @@ def test_packs_that_are_ordered_for_other_ranks_are_said(tmp_path: Path, monkeyp
     assert said(2) == "fits"
     other = said(4)
     assert isinstance(other, Note)
-    assert other == "fits; ordered for 2 data-parallel ranks: tools/level_packs.py orders them for 4"
+    assert other == "fits; ordered for 2 data-parallel ranks: omnibal level orders them for 4"
     layout = RankLayout(4, 2, str(index.manifest["last_iteration"]))
     write_rebalanced(index, layout, rebalance(index, PackStream(index, *layout).order, layout))
     assert said(4) == "fits"
 
 
+@pytest.mark.parametrize(("tensor", "data", "dealt"), [(1, 8, 1), (1, 8, 8), (2, 8, 4), (2, 4, 1)])
 def test_a_rank_needs_memory_for_its_share_of_the_experts(tensor: int, data: int, dealt: int) -> None:
     """48 layers of 128 experts of 3 x 2048 x 768 weights: cut over the tensor-parallel ranks, or dealt whole."""
     model, experts = preset("qwen3-vl-30b-a3b"), 48 * 128 * 3 * 2048 * 768
