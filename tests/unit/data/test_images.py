@@ -4,6 +4,7 @@ import io
 import os
 import struct
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,19 @@ def test_every_fault_of_an_image_has_its_reason(tmp_path: Path, name: str) -> No
     reason, content = FAULTY[name]
     (tmp_path / name).write_bytes(content)
     assert verdict_on(tmp_path / name) == reason
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP", "PNG"])
+def test_a_second_frame_that_is_damaged_is_a_reject_too(tmp_path: Path, kind: str) -> None:
+    """Pillow looks for it behind the header, and raises nearly anything."""
+    small = noise().resize((4, 3))
+    whole, path = encoded(small, kind, save_all=True, append_images=[small.rotate(180)]), tmp_path / "image"
+    damaged = [whole[:length] for length in range(1, len(whole))]
+    damaged += [whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :] for place in range(len(whole))]
+    for content in damaged:
+        path.write_bytes(content)
+        with suppress(Rejected):
+            image_size(path)
 
 
 def with_orientation(turned: int) -> Image.Exif:

@@ -149,8 +149,8 @@ def _checked(path: Path, file: BinaryIO, max_pixels: int, decode: bool, most_at_
         raise Rejected("too_many_pixels", f"{path}: {width} x {height} pixels, limit {max_pixels}; scale it down")
     if max(width, height) > MAX_SIDE:
         raise Rejected("too_many_pixels", f"{path}: {width} x {height} pixels, limit {MAX_SIDE} a side; cut it")
-    if getattr(image, "is_animated", False):
-        raise Rejected("animated_image", f"{path}: {getattr(image, 'n_frames', 'several')} frames; save the one meant")
+    if _is_animated(path, image):
+        raise Rejected("animated_image", f"{path}: several frames; save the one meant")
     if image.mode in _NO_RANGE:
         raise Rejected(
             "unscaled_pixels", f"{path}: pixels of mode {image.mode}, whose range is unknown; save 8 or 16 bits"
@@ -161,6 +161,13 @@ def _checked(path: Path, file: BinaryIO, max_pixels: int, decode: bool, most_at_
         image, is_whole = _decode(path, file), True
     width, height = image.size
     return Glance((height, width) if orientation(image) in _SIDEWAYS else (width, height), is_whole)
+
+
+def _is_animated(path: Path, image: Image.Image) -> bool:
+    try:
+        return getattr(image, "is_animated", False)  # looks for a second frame, in a GIF or TIFF
+    except Exception as error:  # as above
+        raise Rejected("truncated_image", f"{path}: {error}") from error
 
 
 def _decode(path: Path, file: BinaryIO) -> Image.Image:
