@@ -6,7 +6,9 @@
 #
 # --ipc=host: workers hand decoded tiles over, and NCCL's ranks of a node talk, through /dev/shm, of which a container has
 # 64 MiB otherwise. memlock: pinned memory. stack: as NVIDIA asks for its images. CUDA 13 needs a driver from 580 on.
-FROM nvidia/cuda:13.1.1-cudnn-devel-ubuntu24.04
+# Another image of Ubuntu 24.04 with CUDA's compiler: --build-arg BASE=IMAGE.
+ARG BASE=nvidia/cuda:13.1.1-cudnn-devel-ubuntu24.04
+FROM ${BASE}
 
 # Python 3.12, which megatron-core has wheels for, with its headers and a compiler: torch compiles small functions.
 RUN apt-get update && \
@@ -34,6 +36,7 @@ COPY omnibal_ext omnibal_ext
 COPY megatron megatron
 COPY tools tools
 COPY scripts scripts
+COPY examples examples
 RUN pip install --no-build-isolation --editable '.[train,demo]'
 
 # The reasons stand in scripts/gpu_environment.sh.

@@ -56,10 +56,11 @@ setup(
     packages=[
         *find_namespace_packages(include=["omnibal_ext", "omnibal_ext.*", "megatron.vlm", "megatron.vlm.*"]),
         "omnibal_tools",
+        "omnibal_tools.recipes",
     ],
-    package_dir={"omnibal_tools": "tools"},
+    package_dir={"omnibal_tools": "tools", "omnibal_tools.recipes": "examples/recipes"},
     # And every py.typed, which setuptools takes along.
-    package_data={"": ["*.jinja"], "omnibal_ext.report.templates": ["*"]},
+    package_data={"": ["*.jinja"], "omnibal_tools.recipes": ["*.json"], "omnibal_ext.report.templates": ["*"]},
     entry_points={"console_scripts": ["omnibal=omnibal_tools.__main__:main"]},
     install_requires=[  # the packer and the planner, which decide for any trainer
         "numpy>=1.26,<3",

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Everything once, on a laptop: demo data, preprocess, pack, profile, plan, train on two ranks, evaluate. Three ways on
 # the same samples: `baseline`, random padded batches; `careful`, what a careful user does today, ISF packs; `balanced`.
-# First two replicas, where data is all that differs: the rank with less to do waits. Then a pipeline of two, for an
-# epoch: `baseline` is cut by parameters and recomputes all, `careful` has the paper's cuts and recomputes nothing,
+# First two replicas, where data is all that differs: the rank with less to do waits. Then a pipeline of two:
+# `baseline` is cut by parameters and recomputes all, `careful` has the paper's cuts and recomputes nothing,
 # `balanced` our plan. The three ways take turns of two seconds, so that what else the machine does falls on all alike.
 # What is there already is not done again.
-#   [EPOCHS=6] bash scripts/quickstart.sh [output folder, default runs/quickstart]
+#   [EPOCHS=3] bash scripts/quickstart.sh [output folder, default runs/quickstart]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo
 OUT="${1:-runs/quickstart}"
-SAMPLES=4000 EPOCHS="${EPOCHS:-3}" HELDOUT=800
+SAMPLES=4000 EPOCHS="${EPOCHS:-1}" HELDOUT=800
 export PYTHONWARNINGS=ignore
 mkdir -p "$OUT"
 [[ -e "$OUT/.epochs" ]] || echo "$EPOCHS" >"$OUT/.epochs"

@@ -30,14 +30,20 @@ install() { # EXTRAS
     [[ -x .venv/bin/python ]] || "${PYTHON:-python3}" -m venv .venv
     # shellcheck disable=SC1091
     source .venv/bin/activate
-    local torch pip=(python -m pip install --quiet --disable-pip-version-check)
+    # On a terminal pip shows what it downloads; elsewhere these lines say how far it is.
+    local torch pip=(python -m pip install --disable-pip-version-check)
+    [[ -t 1 ]] || pip+=(--quiet)
     read -ra torch <<<"${OMNIBAL_TORCH:-torch==2.13.0}"
+    echo "-- 1 of 4: what builds packages"
     "${pip[@]}" setuptools wheel
+    echo "-- 2 of 4: ${torch[0]}, most of the download (minutes)"
     "${pip[@]}" "${torch[@]}"
+    echo "-- 3 of 4: $MEGATRON"
     if python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then
         # The cp311 wheel exists and works; only its metadata asks for Python 3.12.
         "${pip[@]}" --no-deps --ignore-requires-python "$MEGATRON"
     fi
+    echo "-- 4 of 4: this project and what it needs: $1"
     "${pip[@]}" --no-build-isolation --editable ".[$1]"
     echo "$1" >.venv/ready
 }

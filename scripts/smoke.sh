@@ -40,7 +40,7 @@ make() {
     "$python" -m venv "$home/.venv"
     "$home/.venv/bin/python" -m pip install --quiet --dry-run --no-deps --retries 1 --timeout 15 'torch<3' \
         >"$home/log" 2>&1 || skip "no network: pip finds no torch ($(grep -a -m 1 ERROR "$home/log"))"
-    cp -r setup.py pyproject.toml README.md LICENSE scripts omnibal_ext megatron tools "$home"
+    cp -r setup.py pyproject.toml README.md LICENSE scripts omnibal_ext megatron tools examples "$home"
     PYTHON="$python" timeout "${MINUTES}m" bash "$home/scripts/setup.sh" "$1" >"$home/log" 2>&1 || {
         (($? == 124)) && skip "its environment was not made within $MINUTES minutes; the next try goes on from there"
         tail -n 30 "$home/log" >&2

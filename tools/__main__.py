@@ -29,7 +29,7 @@ COMMANDS = {
     "profile": Command("profile_layers.py", "what the layers of a model cost, measured here or counted"),
     "plan": Command("plan_layout.py", "where to cut a model, what to recompute, which schedule to run"),
     "launch": Command("launch.py", "all of these where they are missing, and then the training"),
-    "report": Command("report.py", "a plan or runs as a page, a trace, a picture"),
+    "report": Command("report.py", "a plan or runs as a page, and as a trace"),
     "convert": Command("convert_checkpoint.py", "weights from Hugging Face's folders and back"),
 }
 

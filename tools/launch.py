@@ -345,7 +345,7 @@ def _parser() -> ToolParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add(FLAG, metavar="FILE", help="flags from a file, as in examples/recipes or RUN/inputs.json")
+    add(FLAG, metavar="FILE", help="flags from a file, RUN/inputs.json or a recipe of the project by name")
     add(*MODEL_FLAGS, help="a folder with config.json and weights, or a preset (default: that of --from)")
     add("--download", action="store_true", help="fetch --model OWNER/MODEL[@REVISION] from the Hugging Face hub")
     add = parser.add_mutually_exclusive_group().add_argument

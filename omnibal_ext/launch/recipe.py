@@ -6,6 +6,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
@@ -24,6 +25,8 @@ BY_HAND = frozenset((
 ))  # fmt: skip
 """Flags that only who starts a run may give, as a recipe may be a stranger's: what lets code run (as torch's rendezvous
 does for its host), or is fetched; what names a place to write; what sends to others or listens. No run notes them."""
+SHIPPED = tuple(Path(__file__).parents[2] / folder for folder in ("examples/recipes", "omnibal_tools/recipes"))
+"""Where the project's recipes are: in a checkout, and beside what is installed."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -41,6 +44,7 @@ def with_recipe(words: Sequence[str]) -> list[str]:
     path = given["config"]
     if not isinstance(path, str):
         raise UserError(f"{FLAG} takes one file; {REMEDY}")
+    path = str(_found(path))
     recipe = read_json(path, RECIPE, REMEDY)
     noted = recipe.get("megatron", ())
     _refuse_by_hand(path, {*recipe["flags"], *_values(noted)} - {*given, *_values(megatron)})
@@ -53,6 +57,13 @@ def with_recipe(words: Sequence[str]) -> list[str]:
     own = [word for name, value in given.items() if name != "config" for word in (f"--{name}", *_as_words(value))]
     further = [*_without_by_hand(noted), *megatron]
     return [*found, *own, *(["--", *further] if further else [])]
+
+
+def _found(name: str) -> Path:
+    """The file of that name, else the recipe of that name that comes with the project."""
+    shipped = (folder / f"{name.removesuffix('.json')}.json" for folder in SHIPPED)
+    own = Path(name)
+    return own if own.exists() or own.name != name else next((path for path in shipped if path.exists()), own)
 
 
 def recipe_of(words: Sequence[str]) -> dict[str, Any]:

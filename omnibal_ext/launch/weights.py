@@ -68,7 +68,7 @@ def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bo
         if done.returncode:
             sys.exit(done.returncode)
     if not quiet:
-        found = decode(done.stdout.encode())
+        found = decode(done.stdout.splitlines()[-1].encode())
         difference = found["logit_difference"]
         compared = "" if difference is None else f"; logits differ from transformers' by {difference:.1e}"
         say(f"converted to {target}: {found['weights']:,} weights, {found['parameters']:,} parameters{compared}")

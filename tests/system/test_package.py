@@ -20,7 +20,17 @@ from tests.programs import ROOT
 from tests.unit.report.subjects import planned
 
 pytestmark = pytest.mark.starts
-BUILT_FROM = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "omnibal_ext", "megatron", "tools")
+BUILT_FROM = (
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "MANIFEST.in",
+    "omnibal_ext",
+    "megatron",
+    "tools",
+    "examples",
+)
 
 
 HOME = "https://example.org/own/er"
@@ -63,6 +73,7 @@ def test_the_wheel_claims_its_own_names_only_and_has_all_of_them(wheel: Path) ->
     ours |= {f"omnibal_tools/{path.name}" for path in (ROOT / "tools").glob("*.py")}
     ours |= {str(path.relative_to(ROOT)) for path in (ROOT / "omnibal_ext/report/templates").iterdir()}
     ours |= {str(path.relative_to(ROOT)) for path in (ROOT / "omnibal_ext/families").rglob("*.jinja")}
+    ours |= {f"omnibal_tools/recipes/{path.name}" for path in (ROOT / "examples/recipes").glob("*.json")}
     ours |= {"omnibal_ext/py.typed", "megatron/vlm/py.typed"}  # who imports them is checked against their types
     assert packaged == ours
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -102,6 +113,7 @@ def test_the_source_distribution_builds_the_same(wheel: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"setup.py", "LICENSE", "tools/launch.py", "omnibal_ext/report/templates/report.js"} <= names
     assert "omnibal_ext/families/glm_v/glm-4.5v.jinja" in names
+    assert "examples/recipes/qwen3-vl-8b-8xh100.json" in names
     assert "megatron/__init__.py" not in names
 
 
@@ -135,6 +147,7 @@ def test_the_command_is_the_tools(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
     bring_compiled(installed)
+    assert (installed / "omnibal_tools/recipes/qwen3-vl-8b-8xh100.json").exists()
     (entry,) = installed.glob("*.dist-info/entry_points.txt")
     assert "omnibal=omnibal_tools.__main__:main" in entry.read_text().replace(" ", "")
     planned(tmp_path)

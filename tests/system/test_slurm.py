@@ -58,7 +58,7 @@ def folder(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     packed = documented(cluster, "Data", {
         "data/*.jsonl": f"{folder}/demo/train*.jsonl", "/images": f"{folder}/demo", "/scratch": folder,
         "--model InternVL-Chat-V1-5 --tokenizer-model ": small, "--array=0-15": "--array=0-1",
-        "${PYTHON:-python} ": f"{PYTHON} ",
+        "omnibal pack": f"{PYTHON} tools/pack_data.py",
         "(sbatch ": f"(sbatch {own}", "\nsbatch ": f"\nsbatch {own}",
         "--vit-budget auto": "--vit-budget 16", "--llm-budget auto": "--llm-budget 160",
         "--micro-batches 16 --data-parallel-size 2": "--micro-batches 2",

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 PROGRAMS = sorted(path for room in ("tools", "benchmarks", "examples") for path in (ROOT / room).glob("*.py"))
 COMMANDS = {"preprocess": "preprocess_data", "pack": "pack_data", "profile": "profile_layers", "plan": "plan_layout",
-            "convert": "convert_checkpoint", "launch": "launch", "report": "report", "look": "look"}  # fmt: skip
+            "convert": "convert_checkpoint", "launch": "launch", "report": "report", "look": "look",
+            "level": "level_packs"}  # fmt: skip
 
 PROGRAM = re.compile(r"(tools|benchmarks|examples|scripts)/[\w./]+\.(py|sh|sbatch)")
 
@@ -119,3 +120,13 @@ def test_lines_of_the_troubleshooting_page_are_printed_by_the_code() -> None:
 def pattern(line: str) -> str:
     """A text of the code in which these words follow each other; what is between them is filled in, or other words."""
     return "[^\\n]*".join(map(re.escape, line.split("...")))
+
+
+def test_commands_have_one_form() -> None:
+    """A wheel has no tools/, and a clone that is not installed fails with a traceback there."""
+    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    texts += [path for room in ("omnibal_ext", "megatron/vlm", "tools") for path in (ROOT / room).rglob("*.py")]
+    programs = "|".join(f"{tool}\\.py" for tool in COMMANDS.values())
+    other = re.compile(rf"(?<![\w/(.])(?:python )?tools/(?:{programs})")
+    found = {str(path.relative_to(ROOT)) for path in texts if other.search(path.read_text())}
+    assert found <= {"docs/architecture.md", "docs/api.md"}

@@ -86,7 +86,7 @@ def test_a_first_try_has_no_tools_of_tests_and_tests_bring_them(checkout: Path) 
 
 def test_another_torch_may_come_with_options(checkout: Path) -> None:
     _, _, asked = start(checkout, "setup.sh", OMNIBAL_TORCH="torch<3 --index-url https://example.org/cpu")
-    assert any("--disable-pip-version-check torch<3 --index-url https://example.org/cpu (" in line for line in asked)
+    assert any("--quiet torch<3 --index-url https://example.org/cpu (" in line for line in asked)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,17 @@ def test_what_a_run_notes_is_given_back_by_config(
     assert grouped(with_recipe(["--config", path])) == grouped(words)
 
 
+def test_recipes_of_the_project_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = with_recipe(["--config", "internvl3.5-8b-32xh100"])
+    assert found == with_recipe(["--config", str(RECIPES / "internvl3.5-8b-32xh100.json")])
+    assert found == with_recipe(["--config", "internvl3.5-8b-32xh100.json"])
+    (tmp_path / "internvl3.5-8b-32xh100.json").write_text(json.dumps({"flags": {"lr": 1}}))
+    assert with_recipe(["--config", "internvl3.5-8b-32xh100.json"]) == ["--lr", "1"]
+    with pytest.raises(UserError, match="internvl4: cannot be read"):
+        with_recipe(["--config", "internvl4"])
+
+
 def test_the_command_line_comes_before_the_file_and_says_where_the_run_is(tmp_path: Path) -> None:
     path = recipe(tmp_path, {"flags": {"lr": 1e-5, "model": "a", "run-dir": "old"}, "megatron": ["--adam-eps", "1"]})
     words = with_recipe([f"--config={path}", "--lr=2e-5", "--run-dir", "new", "--dry-run", "--", "--seed", "3"])
