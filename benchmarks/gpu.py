@@ -162,7 +162,7 @@ def start(verdict: Verdict) -> None:
     verdict.found["kernels"] = {f"heads of {width}": names for width, names in gpu_probes.kernels().items()}
     rows = [*verdict.found["versions"].items(), *verdict.found["kernels"].items()]
     rows += [("not here, and not needed", ", ".join(bare.MISSING))] if bare.MISSING else []
-    console.print_table(verdict.found["device"], ("what", "version or kernel"), rows, right=False)
+    console.print_table(verdict.found["device"], ("what", "version or kernel"), rows)
 
 
 def answers(verdict: Verdict) -> None:
@@ -303,7 +303,7 @@ def attention(verdict: Verdict) -> None:
     """A kernel may refuse a width, unless it is the one that is chosen for it."""
     found = gpu_probes.attention(verdict.size.attended)
     verdict.found["attention"] = found
-    console.print_table("attention against fp32", ("kernel and width", "difference"), list(found.items()), right=False)
+    console.print_table("attention against fp32", ("kernel and width", "difference"), list(found.items()))
     verdict.differences["attention"] = worst_attention(found, verdict.found["kernels"])
 
 
@@ -326,7 +326,7 @@ def waits(verdict: Verdict) -> None:
     verdict.found["waits"], verdict.found["waits untold"] = found, untold
     verdict.differences["waits"] = float(len(found))
     rows = [*found.items(), *((name, "not looked at: no time was left") for name in untold)]
-    console.print_table("the host waits for its device", ("layer", "where"), rows, right=False)
+    console.print_table("the host waits for its device", ("layer", "where"), rows)
 
 
 def queues(verdict: Verdict) -> None:
@@ -342,7 +342,7 @@ def queues(verdict: Verdict) -> None:
 def linear(verdict: Verdict) -> None:
     """Their first calls try out settings for minutes."""
     found = verdict.found["linear"] = gpu_probes.linear_attention(verdict.size.attended)
-    console.print_table("linear attention against fp32", ("kernel", "difference"), list(found.items()), right=False)
+    console.print_table("linear attention against fp32", ("kernel", "difference"), list(found.items()))
     verdict.differences["linear"] = max(found.values(), default=0.0)
     verdict.found["linear waits"] = waiting = gpu_probes.waits(verdict.size.linear)
     verdict.differences["linear waits"] = float(len(waiting))

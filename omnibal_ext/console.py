@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import textwrap
 import time
@@ -30,31 +31,38 @@ from omnibal_ext.run_metrics import complete_lines, loss_text
 Item = TypeVar("Item")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> None:
-    """Print a table to stdout: the first column is left-aligned, the others, if `right`, right-aligned as numbers are.
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table to stdout: columns of numbers are right-aligned, but for the first.
 
     Cells are escaped: they may quote untrusted text. Lines are broken between words: a path or a number stays whole,
     and makes the table wider than the terminal if it has to.
     """
     console = Console(width=_columns(piped=PIPED))
-    table = Table(box=box.SIMPLE_HEAD)
     cells = [[_cell(value) for value in row] for row in rows]
-    for position, (column, *values) in enumerate(zip(map(_cell, columns), *cells, strict=True)):
-        is_number = right and position > 0
+    shown = list(zip(map(_cell, columns), *cells, strict=True))
+    is_wide = sum(max(map(len, column)) + SPACE for column in shown) > console.width
+    table, needed = Table(box=box.SIMPLE_HEAD), 0
+    for position, (column, *values) in enumerate(shown):
+        is_number = position > 0 and all(NUMBER.fullmatch(value.plain) for value in values)
         unbroken = [value.plain for value in values] if is_number else _words(values)
         least = max(map(len, (*_words([column]), *unbroken)), default=1)
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold", min_width=least)
+        needed += least + SPACE
+        fixed = least if is_number and is_wide else None
+        table.add_column(
+            column, justify="right" if is_number else "left", overflow="fold", min_width=least, width=fixed
+        )
     for row in cells:
         table.add_row(*row)
     console.print(_cell(title), style="italic", soft_wrap=True)
-    widths = [column.min_width or 0 for column in table.columns]
-    console.print(table, width=max(console.width, sum(widths) + SPACE * len(widths)), soft_wrap=True)
+    console.print(table, width=max(console.width, needed), soft_wrap=True)
 
 
 PIPED = 140
 """Columns of a table that no terminal shows."""
 SPACE = 3
 """Columns around a cell."""
+NUMBER = re.compile(r"|-|none|[-+]?[\d.,]*\d(e[-+]?\d+)?(%|x)?( [A-Za-z/]+)?( ± .*)?|[ \u2581-\u2588]+")
+"""What stands in a column of numbers: one with its unit and error, no value, or bars of a histogram."""
 
 
 def _columns(piped: int) -> int:

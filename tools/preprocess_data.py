@@ -139,7 +139,7 @@ def main() -> None:
     choices = choices_of(arguments)
     if not arguments.json:
         said = [(flag, str(choice.value), choice.origin) for flag, choice in choices.items()]
-        print_table("Read as", ("", "value", "from"), said, right=False)
+        print_table("Read as", ("", "value", "from"), said)
     result = run(arguments, recipe_by(arguments, choices))
     seconds = round(time.perf_counter() - started, 3)
     if arguments.check and not arguments.json:

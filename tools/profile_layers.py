@@ -211,16 +211,18 @@ def _show(profile: Profile, output: str) -> None:
             f"{cost.kept_bytes / 2**20:.2f}",
             f"{cost.weight_bytes / 2**20:.2f}",
             f"{cost.output_bytes / 2**20:.2f}",
-            profile.mode(kind),
-            disturbed.get(kind, "-"),
         )
         for kind, cost in profile.layers.items()
     ]
     milliseconds, sizes = ("forward ms", "backward ms", "again ms"), ("kept MiB", "weights MiB", "output MiB")
-    columns = ("layer", "layers", *milliseconds, *sizes, "mode", "disturbed runs")
+    columns = ("layer", "layers", *milliseconds, *sizes)
     where = f"{profile.device} {profile.dtype}, {profile.vit_budget} tiles, {profile.llm_budget} tokens"
     where += f", {profile.audio_budget} mel frames" if profile.audio_budget else ""
     print_table(f"{profile.model} on {where} -> {output}", columns, rows)
+    special = [kind for kind in profile.layers if kind in disturbed or profile.mode(kind) != "trained"]
+    if special:
+        found = [(kind, profile.mode(kind), disturbed.get(kind, "-")) for kind in special]
+        print_table("Not trained, or with runs that were disturbed", ("layer", "mode", "disturbed runs"), found)
     if slow := profile.bound_by_host:
         say(f"bound by the host, which takes longer to ask for it than the device to compute it: {', '.join(slow)}")
     each, latency = profile.transfer_seconds_per_byte, profile.transfer_latency_seconds * 1e6

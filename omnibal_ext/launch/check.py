@@ -60,7 +60,7 @@ class Report:
     def print(self) -> None:
         """Print the findings as a table."""
         rows = [(finding["check"], finding["state"], finding["detail"]) for finding in self.findings]
-        print_table("check", ("what", "", "found"), rows, right=False)
+        print_table("check", ("what", "", "found"), rows)
 
 
 def check(words: Sequence[str], nodes: int, ranks_a_node: int, job: dict[str, Any]) -> Report:

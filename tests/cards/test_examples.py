@@ -10,6 +10,7 @@ import pytest
 from tests.long import short
 from tests.programs import CARDS, ROOT, run_ranks, tool
 from tests.system.families import build
+from tools.__main__ import COMMANDS
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.starts
@@ -38,7 +39,7 @@ def training(folder: Path) -> list[str]:
     named = {name: str(folder / name) for name in ("HF_FOLDER", "chat.jsonl", "images", "data", "packs")} | NUMBERS
     *before, last = [[named.get(word, word) for word in shlex.split(line)] for line in block.strip().splitlines()]
     for _, program, *words in before:
-        tool(Path(program).name, *words)
+        tool(COMMANDS[program].file, *words)
     assert last[:3] == ["torchrun", "--nproc-per-node", str(RANKS)]
     return [*last[3:], "--steps", str(STEPS)]
 

@@ -75,7 +75,7 @@ def test_one_command_trains_and_its_weights_are_transformers_own(trained: Traine
     metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     assert len(metrics) > 1
     assert "conversations ->" in trained.said
-    (difference,) = re.findall(r"logit difference +(\S+)", trained.said)
+    (difference,) = re.findall(r"logits differ from transformers' by (\S+)", trained.said)
     assert float(difference) < 1e-4
     manifest = json.loads((folder / "run/data/manifest.json").read_text())
     assert [source["samples"] for source in manifest["sources"][1:]] == [2] * (trained.films + trained.sounds)
@@ -113,7 +113,7 @@ def test_one_command_trains_and_its_weights_are_transformers_own(trained: Traine
 def test_the_readmes_loop_runs_as_printed_on_its_packs(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every family's; the names are those of the README's own command."""
     readme = (ROOT / "README.md").read_text()
-    command, loop = re.findall(r"```(?:bash\npython tools/launch|python\n)(.*?)```", readme, re.DOTALL)
+    command, loop = re.findall(r"```(?:bash\nomnibal launch|python\n)(.*?)```", readme, re.DOTALL)
     (folder,) = re.findall(r'from_pretrained\("(.*)"\)', loop)
     assert f"--model {folder} " in command
     assert "--run-dir run " in command
