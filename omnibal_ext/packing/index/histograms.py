@@ -11,7 +11,7 @@ from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.packs import TILES, TOKENS
 from omnibal_ext.sizes import FRAMES
 
-LINE_BINS, BLOCKS = 32, " ▁▂▃▄▅▆▇█"
+LINE_BINS, BLOCKS = 24, " ▁▂▃▄▅▆▇█"
 
 
 def distributions(index: PackedIndex, corpus: Corpus, summary: Summary) -> list[tuple[str, NDArray[Any]]]:

@@ -144,8 +144,8 @@ def test_the_report_draws_what_was_packed(tmp_path: Path) -> None:
 
 
 def test_a_line_of_bars_shows_where_values_lie() -> None:
-    bars = bar_line(np.repeat([0, 16, 31], [8, 1, 4]))
-    assert bars == "█" + " " * 15 + "▁" + " " * 14 + "▄"
+    bars = bar_line(np.repeat([0, 12, 23], [8, 1, 4]))
+    assert bars == "█" + " " * 11 + "▁" + " " * 10 + "▄"
     assert bar_line(np.array([5, 5])).strip() == "█"
 
 
