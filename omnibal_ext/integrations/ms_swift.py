@@ -142,6 +142,8 @@ def with_tiles(table: Any, jobs: Sequence[Sequence[Any]]) -> list[tuple[Any, ...
 
     Raises UserError for a cached data set in which an older plugin noted tiles as negative lengths.
     """
+    while not hasattr(table, "column_names"):  # samples that are encoded when they are read: the table is behind them
+        table = table.dataset
     tiles = list(table[TILES]) if TILES in table.column_names else [None] * len(table)
     made = []
     for rank, offset, lengths, *more in jobs:

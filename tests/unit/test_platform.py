@@ -204,6 +204,7 @@ with torch.random.fork_rng():
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 torch.distributed.barrier()
 torch.distributed.all_gather_object([None], 1)
+torch.distributed.destroy_process_group()  # whose threads would outlive the interpreter now and then
 print(torch.get_device_module().__name__, torch.cuda.is_available())
 """
 

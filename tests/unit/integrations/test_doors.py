@@ -67,6 +67,8 @@ def test_tiles_stand_in_a_column_of_their_own_and_lengths_are_those_of_ms_swift(
         (0, 0, [(5, 2), (6, 0)], 300, "binpack"), (1, 2, [(7, None)], 300, "binpack")
     ]  # fmt: skip
     assert ms_swift.with_tiles(Table(lengths=[1, 2, 3]), jobs[:1])[0][2] == [(5, None), (6, None)]
+    lazy = SimpleNamespace(dataset=table, __len__=table.__len__)  # encoded when they are read: `swift sft` by default
+    assert ms_swift.with_tiles(lazy, jobs) == ms_swift.with_tiles(table, jobs)
     with pytest.raises(UserError, match="export it again"):
         ms_swift.with_tiles(table, [(0, 0, [[5, -3]], 300, "binpack")])
 

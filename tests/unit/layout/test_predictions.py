@@ -89,7 +89,9 @@ def test_a_rank_near_its_memory_or_the_slowest_is_limited_by_it(share: float) ->
     assert predictions(slower, layout)["stage_limit"] == ["time" if share > 0.97 else "none", "time"]
 
 
-def test_a_plan_says_all_that_was_predicted_and_why_others_lost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_says_all_that_was_predicted_and_why_others_lost(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = even_problem(memory=2e9)
     best, worse = Layout((0, 6, 9), ((), ())), Layout((0, 7, 9), ((4, 5), ()))
     candidates = [Candidate(layout, problem.step_seconds(layout)) for layout in (best, worse)]
@@ -107,6 +109,7 @@ def test_a_plan_says_all_that_was_predicted_and_why_others_lost(capsys: pytest.C
     assert other["why"].startswith(
         f"{slower:.2%} slower; its slowest rank works {11 / 6 - 1:+.2%}, +2 recomputed layers"
     )
+    monkeypatch.setenv("COLUMNS", "200")
     print_plan(plan)
     said = " ".join(capsys.readouterr().out.split())
     assert "rank 0 patch_embed, vit.0, projector, word_embed, llm.0-1 - 2000.00 4000.00" in said
