@@ -67,7 +67,7 @@ class Compared:
     or the machine was too busy."""
     rounds: int
     disturbed: dict[int, float]
-    """By rounds that are left out the share of the machine's processors that other programs had."""
+    """Round that is left out -> share of the machine's processors that other programs had in it."""
 
 
 def compare(turns: Sequence[Sequence[Turn]], samples: Sequence[float]) -> Compared:

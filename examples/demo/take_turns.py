@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,6 @@ from omnibal_ext.run_metrics import complete_lines
 SECONDS, ITERATIONS = 2.0, 3
 """Least length of a turn. Its first iteration was begun in another turn."""
 TURNS, ERRORS = "turns.jsonl", "launch.err"
-_FIGURES = {name: finite(0) for name in ("seconds", "processor_seconds", "others")}
-TURN = record({"round": integer(), "iterations": integer(), **_FIGURES})
-"""The schema of a line of turns.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +46,17 @@ class Turn:
 
     round: int
     iterations: int
-    """Whole ones."""
+    """That began and ended in it."""
     seconds: float
     """Of the median iteration."""
     processor_seconds: float
     """Of all the run's processes, an iteration."""
     others: float
     """Share of the machine's processors that other programs had."""
+
+
+TURN = record({field.name: integer() if field.type is int else finite(0) for field in fields(Turn)})
+"""The schema of a line of turns.jsonl."""
 
 
 def turns_of(folder: Path) -> list[Turn]:

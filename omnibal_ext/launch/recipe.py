@@ -61,9 +61,9 @@ def with_recipe(words: Sequence[str]) -> list[str]:
 
 def _found(name: str) -> Path:
     """The file of that name, else the recipe of that name that comes with the project."""
-    shipped = (folder / f"{name.removesuffix('.json')}.json" for folder in SHIPPED)
-    own = Path(name)
-    return own if own.exists() or own.name != name else next((path for path in shipped if path.exists()), own)
+    own, file = Path(name), f"{name.removesuffix('.json')}.json"
+    found = [own] if own.name != name else [own, *(folder / file for folder in SHIPPED)]
+    return next((path for path in found if path.exists()), own)
 
 
 def recipe_of(words: Sequence[str]) -> dict[str, Any]:

@@ -176,12 +176,14 @@ class Subject:
         return float(sum(line["padding"] * line["seconds"] for line in lines) / seconds) if lines else 0.0
 
     def samples_per_second(self) -> float | None:
-        """Samples of the mean iteration by seconds of the median one; None without metrics."""
+        """As `a_second`, of samples."""
         return self.a_second([line["samples"] for line in self.intervals])
 
     def a_second(self, amounts: Sequence[float]) -> float | None:
-        """What the mean iteration does by seconds of the median one, so that the start, saves and what else stood in
-        the way of some do not count; None without metrics. `amounts`: of every interval."""
+        """Return the mean iteration's amount divided by the median iteration's seconds; None without metrics.
+
+        So the start, saves and whatever else delayed some iterations do not count. `amounts`: of every interval.
+        """
         if not amounts:
             return None
         iterations = np.diff([line["iteration"] for line in self.intervals], prepend=0)

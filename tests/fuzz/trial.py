@@ -110,12 +110,13 @@ class Trial:
             _kill_if_it_stands(child, Path(note.name))
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             said: dict[str, Any] = json.loads(Path(note.name).read_bytes().partition(b"\n")[0])
-        if self.reader.may_end and -status in ENDS:
-            said["fates"]["refused"] = said["fates"].get("refused", 0) + 1
-        elif status:
-            how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
-            said["fates"]["undocumented"] = said["fates"].get("undocumented", 0) + 1
-            said["found"][f"the process ended by {how}"] = said["last"]
+        if status:
+            is_refusal = self.reader.may_end and -status in ENDS
+            fate = "refused" if is_refusal else "undocumented"
+            said["fates"][fate] = said["fates"].get(fate, 0) + 1
+            if not is_refusal:
+                how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+                said["found"][f"the process ended by {how}"] = said["last"]
         return said
 
 

@@ -51,16 +51,11 @@ class PackStream:
         self.order = EpochOrder.of_manifest(index.manifest, last_iteration)
         self._rebalanced = None
         """Stored groups, regrouped for these ranks; None: not regrouped."""
-        self._balanced = data_parallel_size == index.manifest.get("data_parallel_size", data_parallel_size)
+        self.is_balanced = data_parallel_size == index.manifest.get("data_parallel_size", data_parallel_size)
         """Whether stored groups are balanced for these ranks."""
-        if not self._balanced and not index.wide:
+        if not self.is_balanced and not index.wide:
             self._rebalanced = read_rebalanced(index, RankLayout(data_parallel_size, micro_batches, last_iteration))
-            self._balanced = self._rebalanced is not None
-
-    @property
-    def is_balanced(self) -> bool:
-        """Whether the stored order was made for these ranks."""
-        return self._balanced
+            self.is_balanced = self._rebalanced is not None
 
     @property
     def iterations_per_epoch(self) -> int:
@@ -94,7 +89,7 @@ class PackStream:
         groups = self.order.packs(first * batch, end * batch).reshape(-1, batch)
         if self._index.wide is not None:
             return self._slots_of(groups, self._index.wide)
-        balanced = self.order.are_groups(groups) & self._balanced
+        balanced = self.order.are_groups(groups) & self.is_balanced
         if self._rebalanced is not None:
             groups, regrouped = self._rebalanced.packs(self.order, first, groups)
             balanced &= regrouped
@@ -114,7 +109,7 @@ class PackStream:
         """Return the slots of stored iterations [I, B]: as stored, or reassigned for another number of ranks."""
         ranks, micro_batches = self._data_parallel_size, groups.shape[1] // self._data_parallel_size
         tables = np.asarray(wide.pack_seats[groups])
-        if self._balanced:
+        if self.is_balanced:
             return tables.reshape(len(groups), ranks, micro_batches)
         slots = []
         for table in tables:
