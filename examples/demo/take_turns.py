@@ -83,6 +83,8 @@ def main() -> None:
                 number += 1
                 for run in going:
                     run.have_turn(number, alone=len(going) == 1)
+            for run in runs:  # one may have ended between its turns
+                run.check_end()
         except BaseException:
             for run in runs:
                 run.end()
@@ -129,15 +131,20 @@ class Run:
                 break
         spent, busy = self._processor_seconds() - spent, _busy_seconds() - busy
         passed = (time.monotonic() - begin) * (psutil.cpu_count() or 1)
-        if self.is_going():
-            self._send(signal.SIGSTOP)
-        elif self.launcher.returncode:
-            raise UserError(f"{self.folder}: ended with exit code {self.launcher.returncode}: {self._last_words()}")
-        if number > 0 and not alone and self.is_going():
+        if not self.is_going():
+            self.check_end()
+            return
+        self._send(signal.SIGSTOP)
+        if number > 0:
             others = max(0.0, busy - spent) / passed
             turn = Turn(number, len(seconds) - 1, statistics.median(seconds[1:]), spent / len(seconds), others)
             with (self.folder / TURNS).open("a") as file:
                 file.write(json.dumps(asdict(turn)) + "\n")
+
+    def check_end(self) -> None:
+        """Raise UserError if it has failed."""
+        if code := self.launcher.poll():
+            raise UserError(f"{self.folder}: ended with exit code {code}: {self._last_words()}")
 
     def end(self) -> None:
         """Ask it to end, and wait until it has."""
