@@ -9,6 +9,7 @@ operations. "waiting" is the share of the ranks' time, where each runs all of th
 they wait in vision and in language. "tiles" is the fullest pack over the budget, which others do not know: with as many
 as the least of their fullest, `pack` makes no more packs than they.
 
+The bound is what no packs in random order fall below, as many as those of `pack` (`waiting_bound.py`).
 `pack` is used as the integrations do: each rank packs a buffer of 1000 samples of its own with no costs (Energon,
 VeOmni), or all lengths are packed together with the model's (Automodel, PackedBatches); beside it is what `omnibal
 pack` orders for so many ranks. Milliseconds are the processor's of `pack` on a buffer. The last line is the median over
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.level import PUBLISHED, corpus_of
 from benchmarks.peer_orders import Question, Steps
 from benchmarks.peers import ask_peers, python_of
+from benchmarks.waiting_bound import least_of_whole_tiles, least_waiting
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing import pack
@@ -47,6 +49,7 @@ TOKENS_A_TILE = {PUBLISHED: 256.0, "single tiles": 576.0, "patches": 0.25}
 BUFFER, TIMED, BATCH = 1000, (1000, 10_000), 4
 BUFFERS, TOGETHER, INDEX = "pack, a rank's buffers of 1000", "pack, all lengths, with costs", "omnibal pack"
 THEIR_TILES = "pack, with costs, at their tiles"
+BOUND = "bound of random orders"
 
 
 def one_part(costs: PackCosts) -> PackCosts:
@@ -60,6 +63,15 @@ def waiting(steps: Steps, sizes: Sizes, costs: PackCosts) -> float:
     packs = PackList.from_lists([list(pack) for step in steps for pack in step])
     seconds = costs.seconds(pack_loads(packs, sizes), LOADS)
     return wait(seconds.reshape(len(steps), -1, len(costs.parts)))
+
+
+def bound(sizes: Sizes, llm_budget: int, costs: PackCosts, packs: int, ranks: int) -> float:
+    """Share of the ranks' time that they wait at least, whoever makes so many packs; each rank runs the whole model."""
+    (units,) = costs.parts.values()
+    each = units["tiles"], units["tokens"]
+    whole = least_of_whole_tiles(sizes.tiles, sizes.tokens, each, llm_budget, packs)
+    seconds = each[0] * sizes.tiles + each[1] * sizes.tokens + units["attention"] * sizes.tokens.astype(float) ** 2
+    return least_waiting(seconds, packs, ranks, whole)
 
 
 def dealt(packs: list[list[int]], ranks: int) -> Steps:
@@ -99,17 +111,19 @@ def compare(name: str, samples: int, ranks: int, python: str) -> list[float]:
     by_tokens = [fullest(steps, sizes) for way, steps in packed.items() if not way.startswith("InternVL")]
     least = min(by_tokens, default=budgets[0])
     columns: list[dict[str, float]] = []
+    bounds: list[str] = []
     for size in ("2b", "8b"):
         whole = PackCosts.of_model(f"{MODELS[name]}-{size}", "h100", *budgets)
         for costs in (one_part(whole), whole):
-            ours = {BUFFERS: by_buffers(sizes, budgets, ranks), INDEX: by_index(sizes, budgets, ranks, costs)}
-            for way, tiles in ((TOGETHER, budgets[0]), (THEIR_TILES, least)):
-                groups = pack(sizes.tiles, sizes.tokens, tiles, budgets[1], costs=costs, seconds=1.0)
-                ours[way] = dealt(groups, ranks)
-            ways = {**packed, **ours}
+            together, at_theirs = (pack(sizes.tiles, sizes.tokens, tiles, budgets[1], costs=costs, seconds=1.0)
+                                   for tiles in (budgets[0], least))  # fmt: skip
+            ways = {**packed, BUFFERS: by_buffers(sizes, budgets, ranks), INDEX: by_index(sizes, budgets, ranks, costs),
+                    TOGETHER: dealt(together, ranks), THEIR_TILES: dealt(at_theirs, ranks)}  # fmt: skip
             columns.append({way: waiting(steps, sizes, costs) for way, steps in ways.items() if steps})
+            bounds.append("" if costs is whole else f"{bound(sizes, budgets[1], costs, len(together), ranks):.3f}")
     rows = [(way, sum(len(step) for step in ways[way]), f"{fullest(ways[way], sizes) / budgets[0]:.2f}",
              *(f"{column[way]:.3f}" for column in columns)) for way in columns[0]]  # fmt: skip
+    rows.append((BOUND, "", "", *bounds))
     print_table(f"{name}: {len(sizes):,} samples, {budgets[0]:,} tiles and {budgets[1]:,} tokens, {ranks} ranks",
                 ("", "packs", "tiles", "2B", "2B, pipeline", "8B", "8B, pipeline"), rows)  # fmt: skip
     return [min(column[way] for way in packed) / max(1e-9, column[TOGETHER]) for column in columns if packed]

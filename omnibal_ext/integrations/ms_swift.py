@@ -27,7 +27,7 @@ SIGNATURES = {
     "create_packed_idx": ["rank", "offset", "lengths", "out_queue", "packing_length", "packing_strategy"],
     "_worker_jobs": ["self", "jobs"],
 }
-"""Parameters of the functions that are replaced, as ms-swift 4.5 and 4.6 have them."""
+"""Parameters of the functions that are replaced, as ms-swift 4.5.3 and 4.6 have them."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def install(
         costs, beyond, seconds: as in `omnibal_ext.packing.pack`.
 
     Raises:
-        UserError: an ms-swift that packs by other functions than those of 4.5 and 4.6, naming its version.
+        UserError: an ms-swift that packs by other functions than those of 4.5.3 and 4.6, naming its version.
     """
     import swift
     from swift.dataset import packing
@@ -132,7 +132,9 @@ def check_version(version: str, packing: Any, sft: Any) -> None:
     wrong = [name for name, call in found.items() if not call or [*signature(call).parameters] != SIGNATURES[name]]
     if wrong or sft.PackingDataset is not packing.PackingDataset:
         what = f"{', '.join(wrong)} of swift.dataset.packing" if wrong else "another PackingDataset"
-        raise UserError(f"ms-swift {version} packs by {what}, not as 4.5 and 4.6 do: pip install 'ms-swift>=4.5,<4.7'")
+        raise UserError(
+            f"ms-swift {version} packs by {what}, not as 4.5.3 and 4.6 do: pip install 'ms-swift>=4.5.3,<4.7'"
+        )
     if "swift.dev.dataset" in sys.modules:
         raise UserError(f"ms-swift {version}: swift.dev packs by functions of its own: start it by `swift sft`")
 

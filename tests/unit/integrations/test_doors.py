@@ -43,7 +43,7 @@ def test_an_ms_swift_that_packs_otherwise_is_refused_with_its_version(monkeypatc
 
     for wrong in (swifts(create_packed_idx=of_old), swifts(_worker_jobs=None)):
         with pytest.raises(
-            UserError, match=r"ms-swift 4\.4\.2 packs by .* of swift.dataset.packing, not as 4.5 and 4.6"
+            UserError, match=r"ms-swift 4\.4\.2 packs by .* of swift.dataset.packing, not as 4.5.3 and 4.6"
         ):
             ms_swift.check_version("4.4.2", *wrong)
     with pytest.raises(UserError, match="packs by another PackingDataset"):
