@@ -24,6 +24,7 @@ import tempfile
 import venv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def python_of(environment: Path) -> str:
         venv.create(environment, with_pip=True)
         (packages,) = environment.glob("lib/python*/site-packages")
         (packages / "ours.pth").write_text("\n".join(site.getsitepackages()))
-        for flags in (WHOLE, ("--no-deps", *ALONE)):
+        torch = f"torch=={version('torch').partition('+')[0]}"  # not what the newest torchvision wants
+        for flags in ((*WHOLE, torch), ("--no-deps", *ALONE)):
             command = [str(python), "-m", "pip", "install", "--quiet", *flags]
             if subprocess.run(command, check=False).returncode:
                 say(f"warning: {' '.join(flags)}: cannot all be installed", error=True)

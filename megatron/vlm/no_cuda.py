@@ -63,6 +63,8 @@ def _sent(make: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
             kwargs["device"] = device
         return make(*args, **kwargs)
 
+    if (operator := torch.jit._builtins._find_builtin(make)) is not None:
+        torch.jit._builtins._register_builtin(made, operator)  # for torch.jit.script of other packages
     return made
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from omnibal_ext import trainer_flags
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Interval, Need, ToolParser
-from omnibal_ext.launch.folder import CHECKPOINTS, SAVE_INTERVAL, TENSORBOARD
+from omnibal_ext.launch.folder import CHECKPOINTS, PLAN, SAVE_INTERVAL, TENSORBOARD
 from omnibal_ext.launch.processes import python
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -38,6 +38,12 @@ def flags_in(words: Sequence[str]) -> set[str]:
     return {word.partition("=")[0] for word in words}
 
 
+def is_own_plan(given: Namespace) -> bool:
+    """Whether --plan names the plan in the run's own folder, as on all nodes behind the one that made it."""
+    return bool(given.plan and given.run_dir) and Path(given.plan).resolve() == (Path(given.run_dir) / PLAN).resolve()
+
+
+USED_AS_IT_IS = "to be given without --plan: an existing plan is used as it is"
 NEEDS = (
     Need(
         "epochs",
@@ -68,10 +74,11 @@ NEEDS = (
         lambda given: not given.no_save,
     ),
     Need("no_save", "to be given without --save", lambda given: "--save" not in flags_in(given.megatron)),
+    Need("repack replan", USED_AS_IT_IS, lambda given: not given.plan),
     Need(
-        "analytic repack replan method schedule tower recompute virtual_pipeline_model_parallel_size",
-        "to be given without --plan: an existing plan is used as it is",
-        lambda given: not given.plan,
+        "analytic method schedule tower recompute virtual_pipeline_model_parallel_size",
+        USED_AS_IT_IS,
+        lambda given: not given.plan or is_own_plan(given),
     ),
     Need(
         "replan",

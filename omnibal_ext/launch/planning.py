@@ -16,6 +16,7 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import sha256_of, write_record
 from omnibal_ext.flags import as_flags, flag_name
+from omnibal_ext.launch.flags import is_own_plan
 from omnibal_ext.launch.folder import PLAN, is_made, remove_unused
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.layout.partition import even_edges
@@ -141,7 +142,15 @@ class Planning:
         return Profile.load(self.profile_path).hash
 
     def ensure(self) -> Plan:
-        """Return the run's plan; profile and plan are made first if missing or stale."""
+        """Return the run's plan; profile and plan are made first if missing or stale.
+
+        Raises UserError if --plan names the run's own plan, and that was made from other flags, costs or packs.
+        """
+        own = is_own_plan(self.flags) and self.inputs_path.exists() and self.profile_path.exists()
+        if own and not is_made(self.inputs_path, self._asked(), self.plan_path):
+            raise UserError(
+                f"plan {self.plan_path}: made from other flags, costs or packs: leave --plan out to have it made again"
+            )
         if not self.flags.plan:
             self._ensure_profile()
             if not self.is_planned():

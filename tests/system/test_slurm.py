@@ -39,7 +39,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def documented(cluster: Cluster, under: str, changes: dict[str, object], **variables: str) -> str:
     """Run the commands under a title of docs/cluster.md, with other values for theirs; the last job's number."""
     section = (ROOT / "docs/cluster.md").read_text().partition(f"\n## {under}\n")[2]
-    commands = section.partition("```bash\n")[2].partition("```")[0]
+    (commands, *_) = re.findall(r"```(?:ba)?sh\n(.*?)```", section, re.DOTALL)
     lacking = [value for value in changes if value not in commands]
     assert not lacking, f"docs/cluster.md, {under}: no {lacking} in its commands"
     commands = re.sub("|".join(map(re.escape, changes)), lambda found: str(changes[found[0]]), commands)
@@ -161,6 +161,27 @@ def test_a_job_that_is_signalled_and_then_preempted_ends_with_the_weights_of_an_
     assert cluster.wait(job) == {"COMPLETED"}, logs(folder)
     assert cluster.job(job)["Restarts"] == "2", logs(folder)
     check_equal(result(folder, "disturbed"), undisturbed)
+
+
+def test_one_command_trains_a_folder_on_conversations_and_goes_on(cluster: Cluster, folder: Path) -> None:
+    """Two tasks: the first preprocesses, packs, converts and plans; the second job trains the other half."""
+    pytest.importorskip("transformers")
+    from tests.system.families import save_model
+
+    save_model("qwen3-vl", folder / "model", folder / "demo/tokenizer.model")
+    log, run, losses = folder / "one command.log", folder / "one", []
+    shape = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=8", "--output", log)
+    for more in ("--exit-interval 2", ""):
+        job = documented(cluster, "One command", {
+            "FROM=/models/InternVL3_5-8B-HF": f"TENSOR=1 PIPELINE=1 EPOCHS= GPUS_PER_NODE=1 FROM={folder}/model",
+            "/scratch/run": run, "--nodes=4": words(*shape), "/data/chat.jsonl": folder / "demo/train.jsonl",
+            "/images": folder / "demo", "--workers 32": "--workers 2 --analytic a100",
+            "--lr 2e-5": f"--lr 1e-3 --train-iters 4 --log-interval 1 {more}",
+        })  # fmt: skip
+        assert cluster.wait(job) == {"COMPLETED"}, logs(folder)
+        losses.append([line["loss"] for line in training_intervals(run / "metrics.jsonl")])
+    assert [len(each) for each in losses] == [2, 4]
+    assert losses[1][:2] == losses[0]
 
 
 @pytest.mark.skipif("OMNIBAL_SLURM_CLOCK" not in os.environ, reason="takes minutes: set OMNIBAL_SLURM_CLOCK=1")

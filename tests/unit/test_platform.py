@@ -1,6 +1,7 @@
 """What a machine is taken for: optional accelerators count where they can be used, and not where they cannot."""
 
 import json
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -180,6 +181,15 @@ def test_what_asks_for_cuda_is_on_the_cpu(make: Callable[[], torch.Tensor]) -> N
     with torch.device("meta"):
         assert torch.empty(2).device.type == torch.ones(3).new_zeros(3).device.type == "meta"
         assert torch.empty(2, device="cuda").device.type == "cpu"
+
+
+def _counted(count: int) -> torch.Tensor:
+    return torch.arange(count)
+
+
+def test_what_other_packages_compile_by_torch_jit_calls_the_operators() -> None:
+    with warnings.catch_warnings(action="ignore"):  # of torch's own that it is deprecated
+        assert torch.jit.script(_counted)(3).tolist() == [0, 1, 2]
 
 
 BUILT_FOR_CUDA = """

@@ -25,6 +25,7 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.plan import Plan
 from omnibal_ext.sizes import Sizes
 from tools import launch, profile_layers
 
@@ -158,6 +159,20 @@ def test_another_input_of_a_plan_has_it_made_again(name: str, start: Planning, c
     assert not other.is_planned()
     other._plan()
     assert other.is_planned()
+
+
+def test_the_plan_of_the_run_s_folder_is_named_with_the_flags_it_was_made_from(start: Planning, calls: Calls) -> None:
+    start = with_flags(start, schedule="zb_h1")
+    start._plan()
+    start.provisional().save(start.plan_path)
+    named = with_flags(start, plan=str(start.plan_path))
+    assert named.ensure() == Plan.load(start.plan_path)
+    with pytest.raises(UserError, match="made from other flags, costs or packs: leave --plan out"):
+        with_flags(named, schedule="1f1b").ensure()
+    words = ("--model", "tiny", "--run-dir", start.run_dir, "--schedule", "zb_h1", "--plan")
+    assert launched(*words, start.plan_path).schedule == "zb_h1"
+    with pytest.raises(UserError, match=r"--schedule.*without --plan: an existing plan is used as it is"):
+        launched(*words, start.run_dir / "other.json")
 
 
 @pytest.mark.parametrize("damage", ["plan.json", "profile.json", "plan.inputs.json", "nothing in it"])
