@@ -48,16 +48,19 @@ def image_token_id(config: Mapping[str, Any]) -> Any:
 
 
 def weight_files(folder: Path) -> dict[str, str]:
-    """Return {weight name: safetensors file} of a folder; empty without weights."""
-    if (folder / INDEX).exists():
-        index = read_json(folder / INDEX, record({"weight_map": mapping(weight_file)}), AGAIN)
-        weights: dict[str, str] = index["weight_map"]
-        if (files := len({*weights.values()})) > MOST_FILES:
-            raise UserError(f"{folder / INDEX}: names {files} files, at most {MOST_FILES} are read; {AGAIN}")
-        return weights
-    if not (folder / SINGLE_FILE).exists():
+    """Return {weight name: safetensors file} of a folder; empty without weights.
+
+    A single file comes before an index, which may be an older model's: as in transformers.
+    """
+    if (folder / SINGLE_FILE).exists():
+        return dict.fromkeys(read_tensor_entries(folder / SINGLE_FILE), SINGLE_FILE)
+    if not (folder / INDEX).exists():
         return {}
-    return dict.fromkeys(read_tensor_entries(folder / SINGLE_FILE), SINGLE_FILE)
+    index = read_json(folder / INDEX, record({"weight_map": mapping(weight_file)}), AGAIN)
+    weights: dict[str, str] = index["weight_map"]
+    if (files := len({*weights.values()})) > MOST_FILES:
+        raise UserError(f"{folder / INDEX}: names {files} files, at most {MOST_FILES} are read; {AGAIN}")
+    return weights
 
 
 def weight_file(place: str, value: Any) -> str:

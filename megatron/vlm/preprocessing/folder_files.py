@@ -2,11 +2,11 @@
 
 | file | what is read |
 |---|---|
-| preprocessor_config.json (or processor_config.json) | mean and deviation of pixels, tile size, fewest and most tiles |
+| processor_config.json, or preprocessor_config.json | mean and deviation of pixels, tile size, fewest and most tiles |
 | the same, or video_preprocessor_config.json | the video rule |
 | preprocessor_config.json, processor_config.json | how sounds are heard |
 | config.json, if InternVL's own | fewest and most tiles, thumbnail, dynamic tiling or not |
-| chat_template.jinja, .json, tokenizer_config.json | the chat template |
+| processor_config.json, chat_template.json, .jinja, tokenizer_config.json | the chat template |
 | tokenizer.json, tokenizer.model | the tokenizer |
 
 An unsupported field that would change pixels is refused by name.
@@ -42,7 +42,7 @@ class FlagValue:
     origin: str
 
 
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 
 def folder_settings(folder: Path, architecture: Architecture, with_template: bool = True) -> dict[str, FlagValue]:
@@ -70,14 +70,14 @@ def folder_settings(folder: Path, architecture: Architecture, with_template: boo
 
 
 def _processor(folder: Path, architecture: Architecture) -> Processor:
-    """The image processor; newer folders have it in processor_config.json."""
+    """The image processor: that inside processor_config.json, where transformers looks first, or of an older folder."""
     for name in PROCESSORS:
         fields = read_fields(folder / name)
-        if "image_processor" in fields or name != PROCESSORS[0]:
+        if "image_processor" in fields or name == PROCESSORS[0]:
             fields = section(fields, "image_processor")
         if fields:
-            return Processor(folder / name, fields, architecture)
-    return Processor(folder / PROCESSORS[0], fields, architecture)
+            break
+    return Processor(folder / name, fields, architecture)
 
 
 def _check_pixels(processor: Processor, rule: TilingRule) -> None:
@@ -145,7 +145,7 @@ def _video_rule(where: Path, fields: Fields, rule: VideoRule, vision: VisionArch
 
 
 def _video_processor(folder: Path) -> tuple[str, Fields]:
-    if fields := section(read_fields(folder / "processor_config.json"), "video_processor"):
+    if fields := section(read_fields(folder / PROCESSORS[0]), "video_processor"):
         return "processor_config.json", fields
     for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
         if fields := read_fields(folder / name):
@@ -181,8 +181,9 @@ def sound_rule(folder: Path, rule: SoundRule) -> FlagValue:
 
 
 def _feature_extractor(folder: Path) -> Fields | None:
-    inner = section(read_fields(folder / "processor_config.json"), "feature_extractor")
-    for fields in (inner, read_fields(folder / "preprocessor_config.json")):
+    newer = read_fields(folder / PROCESSORS[0])
+    inner = (section(newer, name) for name in ("feature_extractor", "audio_processor"))
+    for fields in (*inner, read_fields(folder / PROCESSORS[1])):
         if "feature_size" in fields or "feature_extractor_type" in fields:
             return fields
     return None

@@ -17,8 +17,7 @@ from megatron.vlm.data.templates import CALL, CALLING, CHATS, LOOK, TEMPLATES, T
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, Call, Message
 from megatron.vlm.preprocessing.tokenizer_files import (
     CONFIG,
-    JINJA,
-    JSON,
+    TEMPLATE_FILES,
     TOKENIZER,
     is_special,
     read_beside,
@@ -39,9 +38,9 @@ def folder_template(folder: Path) -> tuple[str, str] | None:
     """(name of our template or path of the folder's own, name of its file); None if the folder has no template.
 
     Raises UserError naming the file if it is damaged, its program writes no conversations, or takes more time or memory
-    than a file of others may. Transformers looks for a template in the same files, in this order.
+    than a file of others may.
     """
-    files = [folder / name for name in (JINJA, JSON, CONFIG) if template_source(folder / name)]
+    files = [folder / name for name in TEMPLATE_FILES if template_source(folder / name)]
     if not files:
         return None
     ours = sorted(map(chat_template, TEMPLATES), key=lambda one: not one.has_tools)  # once, not in every fork

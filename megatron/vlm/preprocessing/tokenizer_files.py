@@ -22,7 +22,9 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.files import read_bytes
 
 JINJA, JSON, CONFIG, ADDED = "chat_template.jinja", "chat_template.json", "tokenizer_config.json", "added_tokens.json"
-TOKENIZER = "tokenizer.json"
+PROCESSOR, TOKENIZER = "processor_config.json", "tokenizer.json"
+TEMPLATE_FILES = (PROCESSOR, JSON, JINJA, CONFIG)
+"""Files in which a folder's chat template may be; of several, transformers' processors take the first."""
 AGAIN = "download it again"
 MOST_TEMPLATE = 2**20
 """Bytes of a chat template: published ones have up to 30,000."""
@@ -75,6 +77,7 @@ def _steps(place: str, value: Any) -> Any:
 
 CHECKS: dict[str, Check[Any]] = {
     JSON: record({}, _TEMPLATE),
+    PROCESSOR: record({}, _TEMPLATE),
     CONFIG: record({}, {**_TEMPLATE, **_TOKENS, "added_tokens_decoder": _decoder_of_ids, "add_bos_token": maybe(flag)}),
     TOKENIZER: record({}, {"added_tokens": listing(_token), "post_processor": maybe(_steps)}),
     ADDED: mapping(TOKEN_ID),

@@ -33,7 +33,7 @@ _TABLE: tuple[tuple[Check[Any], str], ...] = (
     (anything, "resample image_mean image_std do_normalize do_pad min_size patch_size temporal_patch_size merge_size"),
     (anything, "pooling_kernel_size num_frames image_processor_type feature_size dither padding_value"),
     (anything, "sampling_rate n_fft hop_length chunk_length feature_extractor_type"),
-    (mapping(anything), "image_processor video_processor feature_extractor"),
+    (mapping(anything), "image_processor video_processor feature_extractor audio_processor"),
 )
 CHECKS: Mapping[str, Check[Any]] = {field: check for check, fields in _TABLE for field in fields.split()}
 """Field -> its check."""
