@@ -70,8 +70,7 @@ def bound(sizes: Sizes, llm_budget: int, costs: PackCosts, packs: int, ranks: in
     (units,) = costs.parts.values()
     each = units["tiles"], units["tokens"]
     whole = least_of_whole_tiles(sizes.tiles, sizes.tokens, each, llm_budget, packs)
-    seconds = each[0] * sizes.tiles + each[1] * sizes.tokens + units["attention"] * sizes.tokens.astype(float) ** 2
-    return least_waiting(seconds, packs, ranks, whole)
+    return least_waiting(costs.of_samples(sizes, one_sum=True)[:, 0], packs, ranks, whole)
 
 
 def dealt(packs: list[list[int]], ranks: int) -> Steps:

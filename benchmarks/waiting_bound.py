@@ -1,12 +1,12 @@
-"""How long ranks wait at least for the dearest pack of a step, whoever packs: packs in random order, a pack a rank.
+"""How long ranks wait at least for the slowest, whoever packs: each step is a pack a rank, drawn at random.
 
-The mean of the dearest of D packs drawn at random is a sum over packs, the dearest first, with weights that fall: so it
-is a sum with weights of no sign but plus over what the k dearest packs cost together, for each k. Whatever the packs:
+What the dearest pack of a step costs in the mean follows from what the k dearest packs cost together, for each k: the
+more these cost, the longer the wait. Three reasons why they cost at least so much, whatever the packs are:
 
-    alone       the k dearest samples lie in k packs at most, so the k dearest packs cost no less than these
-    level       of those k packs, j hold the j dearest samples; the rest is at best shared out evenly
-    whole       packs have whole tiles: the k with the most have k mean ones rounded down, and one of those left over
-                each; what they lack of the budget of tokens is no more than all packs lack together
+    alone       the k dearest samples lie in at most k packs
+    level       if j packs hold the j dearest samples, all that is left is at best shared out evenly
+    whole       packs hold whole tiles: if the mean is no whole number, some packs have a tile more than others; and
+                packs can lack no more tokens of the budget than all packs together do
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from omnibal_ext.arrays import Floats, Ints
 
 
 def least_waiting(seconds: Floats, packs: int, ranks: int, whole: Floats | None = None) -> float:
-    """Return the least share of the ranks' time in which they wait, in the mean over random orders of the packs.
+    """Return the least share of their time that ranks wait, the mean over random orders of the packs.
 
     Args:
         seconds: what each sample costs, wherever it lies, [N].
@@ -26,13 +26,14 @@ def least_waiting(seconds: Floats, packs: int, ranks: int, whole: Floats | None 
     samples = np.concatenate([[0.0], np.cumsum(np.sort(seconds)[::-1])])
     total, numbers = float(samples[-1]), np.arange(packs + 1)
     alone = samples[np.minimum(numbers, len(seconds))]
-    dearest = np.array([np.max(alone[: k + 1] + (k - numbers[: k + 1]) * (total - alone[: k + 1])
-                               / np.maximum(1, packs - numbers[: k + 1])) for k in range(packs + 1)])  # fmt: skip
+    share_left = (total - alone) / np.maximum(1, packs - numbers)  # of each further pack
+    dearest = np.array([np.max(alone[: k + 1] + (k - numbers[: k + 1]) * share_left[: k + 1]) for k in numbers])
     if whole is not None:
         dearest = np.maximum(dearest, whole)
-    is_dearest = np.exp(_log_choices(packs - 1 - numbers, ranks - 1) - _log_choices(packs, ranks))  # the k-th of a step
-    falls = is_dearest[:-1] - is_dearest[1:]
-    return max(0.0, 1 - total / packs / float(falls @ dearest[1:]))
+    # The share of steps in which the k-th dearest of all packs is the dearest: it falls with k.
+    is_slowest = np.exp(_log_choices(packs - 1 - numbers, ranks - 1) - _log_choices(packs, ranks))
+    slowest = float((is_slowest[:-1] - is_slowest[1:]) @ dearest[1:])
+    return max(0.0, 1 - total / packs / slowest)
 
 
 def least_of_whole_tiles(tiles: Ints, tokens: Ints, costs: tuple[float, float], llm_budget: int, packs: int) -> Floats:
@@ -45,13 +46,12 @@ def least_of_whole_tiles(tiles: Ints, tokens: Ints, costs: tuple[float, float], 
     """
     numbers, (each, left) = np.arange(packs + 1), divmod(int(tiles.sum()), packs)
     lacking = packs * llm_budget - int(tokens.sum())
-    return costs[0] * (numbers * each + np.minimum(numbers, left)) + costs[1] * np.maximum(
-        0, numbers * llm_budget - lacking
-    )
+    most_tiles, most_tokens = numbers * each + np.minimum(numbers, left), np.maximum(0, numbers * llm_budget - lacking)
+    return costs[0] * most_tiles + costs[1] * most_tokens
 
 
 def _log_choices(of: Ints | int, chosen: int) -> Floats:
-    """Return the logarithm of the number of ways to choose; of too few to choose from, minus infinity."""
+    """Return the logarithm of the number of ways to choose `chosen` of `of`; minus infinity where that is too few."""
     enough = np.maximum(of, chosen)
     ways = gammaln(enough + 1.0) - gammaln(chosen + 1.0) - gammaln(enough - chosen + 1.0)
     return np.where(np.asarray(of) >= chosen, ways, -np.inf)

@@ -11,6 +11,8 @@ from omnibal_ext.reading.files import is_plain_name
 from omnibal_ext.reading.tensors import read_tensor_entries
 
 CONFIG = "config.json"
+PROCESSOR, OLD_PROCESSOR = "processor_config.json", "preprocessor_config.json"
+"""Settings of a model's processors; the second, which older folders have, of images alone, or of sounds."""
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MOST_FILES = 2**12

@@ -39,7 +39,7 @@ def flags_in(words: Sequence[str]) -> set[str]:
 
 
 def is_own_plan(given: Namespace) -> bool:
-    """Whether --plan names the plan in the run's own folder, as on all nodes behind the one that made it."""
+    """Return whether --plan names RUN/plan.json, as train.sbatch does once its first node has made it."""
     return bool(given.plan and given.run_dir) and Path(given.plan).resolve() == (Path(given.run_dir) / PLAN).resolve()
 
 

@@ -27,7 +27,7 @@ from megatron.vlm.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.folder import CONFIG
+from omnibal_ext.architectures.folder import CONFIG, OLD_PROCESSOR, PROCESSOR
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import is_number, shown
@@ -40,9 +40,6 @@ class FlagValue:
 
     value: Any
     origin: str
-
-
-PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 
 def folder_settings(folder: Path, architecture: Architecture, with_template: bool = True) -> dict[str, FlagValue]:
@@ -71,9 +68,9 @@ def folder_settings(folder: Path, architecture: Architecture, with_template: boo
 
 def _processor(folder: Path, architecture: Architecture) -> Processor:
     """The image processor: that inside processor_config.json, where transformers looks first, or of an older folder."""
-    for name in PROCESSORS:
+    for name in (PROCESSOR, OLD_PROCESSOR):
         fields = read_fields(folder / name)
-        if "image_processor" in fields or name == PROCESSORS[0]:
+        if "image_processor" in fields or name == PROCESSOR:
             fields = section(fields, "image_processor")
         if fields:
             break
@@ -145,9 +142,9 @@ def _video_rule(where: Path, fields: Fields, rule: VideoRule, vision: VisionArch
 
 
 def _video_processor(folder: Path) -> tuple[str, Fields]:
-    if fields := section(read_fields(folder / PROCESSORS[0]), "video_processor"):
-        return "processor_config.json", fields
-    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
+    if fields := section(read_fields(folder / PROCESSOR), "video_processor"):
+        return PROCESSOR, fields
+    for name in ("video_preprocessor_config.json", OLD_PROCESSOR):
         if fields := read_fields(folder / name):
             return name, fields
     return CONFIG, fields
@@ -181,9 +178,9 @@ def sound_rule(folder: Path, rule: SoundRule) -> FlagValue:
 
 
 def _feature_extractor(folder: Path) -> Fields | None:
-    newer = read_fields(folder / PROCESSORS[0])
+    newer = read_fields(folder / PROCESSOR)
     inner = (section(newer, name) for name in ("feature_extractor", "audio_processor"))
-    for fields in (*inner, read_fields(folder / PROCESSORS[1])):
+    for fields in (*inner, read_fields(folder / OLD_PROCESSOR)):
         if "feature_size" in fields or "feature_extractor_type" in fields:
             return fields
     return None

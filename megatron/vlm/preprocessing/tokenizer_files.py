@@ -4,6 +4,7 @@ tokenizer.json (beside what the library reads), chat templates."""
 from pathlib import Path
 from typing import Any
 
+from omnibal_ext.architectures.folder import PROCESSOR
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import (
     Check,
@@ -22,7 +23,7 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.files import read_bytes
 
 JINJA, JSON, CONFIG, ADDED = "chat_template.jinja", "chat_template.json", "tokenizer_config.json", "added_tokens.json"
-PROCESSOR, TOKENIZER = "processor_config.json", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 TEMPLATE_FILES = (PROCESSOR, JSON, JINJA, CONFIG)
 """Files in which a folder's chat template may be; of several, transformers' processors take the first."""
 AGAIN = "download it again"

@@ -6,7 +6,7 @@ from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.architectures.experts import Experts
-from omnibal_ext.architectures.folder import read_config
+from omnibal_ext.architectures.folder import OLD_PROCESSOR, PROCESSOR, read_config
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
@@ -16,8 +16,8 @@ from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes, rotary
 from omnibal_ext.families.towers.rotation import Rotation, partial_rotation, rotary_share, rotation_fields
 from omnibal_ext.reading.checks import finite
 
-FILES, PROCESSOR = ("processor_config.json", "preprocessor_config.json"), "Glm46VProcessor"
-"""Files that name a folder's processor, and the class of GLM-4.6V's."""
+GLM_46V_PROCESSOR = "Glm46VProcessor"
+"""The class of GLM-4.6V's processor, as a folder's files name it."""
 ROTATION = Rotation(sections=(8, 12, 12))
 
 
@@ -53,8 +53,8 @@ def whole(
 def _prompt(config: Section) -> PromptFormat:
     """The folder's processor, not the model type, decides how a video's times are written."""
     kind, markup = config["model_type"], "glm-4.6v"
-    files = (config.folder / name for name in FILES) if config.folder else ()
-    if kind != "glm46v" and PROCESSOR not in map(_processor, files):
+    files = (config.folder / name for name in (PROCESSOR, OLD_PROCESSOR)) if config.folder else ()
+    if kind != "glm46v" and GLM_46V_PROCESSOR not in map(_processor, files):
         markup = "glm-4.1v"
     template = "glm-4.1v" if kind == "glm4v" else "glm-4.5v"
     return PromptFormat(markup, config.take("image_token_id"), template, "native_grown")

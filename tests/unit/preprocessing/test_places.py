@@ -1,4 +1,4 @@
-"""Of a fact that several files of a folder give, each in its way, the one is taken that transformers takes."""
+"""Where files of a folder say one thing differently, ours reads the file that transformers reads."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -81,7 +81,7 @@ class Fact:
 
 
 def their_template(folder: Path) -> str:
-    """The processor's; with none its tokenizer's, as who calls that one gets it."""
+    """The processor's; without one the tokenizer's, which `tokenizer.apply_chat_template` uses."""
     found = ProcessorMixin.get_processor_dict(folder)[0].get("chat_template")
     return str(found or json.loads((folder / "tokenizer_config.json").read_text())["chat_template"])
 

@@ -7,6 +7,7 @@ from megatron.vlm.data.media.processor_fields import SIDE, read_fields
 from megatron.vlm.data.media.tiling import SQUARE, Grid, Processor, TiledImage
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.families.towers.tiling import Native, patches
+from omnibal_ext.architectures.folder import PROCESSOR
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import Places
 
@@ -34,7 +35,7 @@ class NativeEdge(Native):
 
     def limits(self, processor: Processor) -> dict[str, Any]:
         """Limits of patches where the file limits an image's longer side; processor_config.json has their size."""
-        own, side = processor.where.with_name("processor_config.json"), processor.model.vision.patch_size
+        own, side = processor.where.with_name(PROCESSOR), processor.model.vision.patch_size
         fields, square, edge = read_fields(own), side * SQUARE, processor.limit("longest_edge")
         usual = {"patch_size": 16, "spatial_merge_size": 1}
         patch, merge = (SIDE(f"{own}: {name}", fields.get(name) or usual[name]) for name in usual)
