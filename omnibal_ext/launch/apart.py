@@ -1,5 +1,6 @@
 """Work in forked processes: one that dies is an error that names what it worked on, and the others' work is kept."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -114,6 +115,7 @@ def _serve(
     work: Work[Any],
     tasks: Sequence[tuple[Any, ...]],
 ) -> None:
+    gc.freeze()  # the parent's garbage is not collected here: an open film joins its threads, which are not in a fork
     begin()
     for inherited in of_parent:  # so that a pipe ends when the parent closes it
         inherited.close()

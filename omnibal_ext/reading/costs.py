@@ -7,6 +7,7 @@ process that reads it is a line. What it costs later, for one conversation, is `
 
 import atexit
 import faulthandler
+import gc
 import json
 import os
 import resource
@@ -98,6 +99,7 @@ def _answer(work: Callable[[], Any], end: int, seconds: int, most_bytes: int) ->
 def _confine(seconds: int, most_bytes: int) -> None:
     """Limit this process, which says nothing and obeys signals."""
     faulthandler.disable()
+    gc.freeze()  # the parent's garbage is not collected here: an open film joins its threads, which are not in a fork
     for number in (signal.SIGXCPU, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGVTALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.alarm(_WAIT * seconds)

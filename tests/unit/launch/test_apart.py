@@ -1,16 +1,18 @@
 """A process that dies costs one line, which names what it worked on, and nothing of the others' work."""
 
 import faulthandler
+import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.apart import apart, each_apart
 from omnibal_ext.reading import memory
+from omnibal_ext.reading.costs import tried
 from omnibal_ext.reading.memory import memory_beyond
 
 
@@ -37,6 +39,22 @@ def _take_all(values: Iterator[int], found: list[int]) -> None:
         found.append(value)
 
 
+class _OfParent:
+    """What only the process that made it can end, as a film with threads; in a circle, so that it is left to gc."""
+
+    def __init__(self) -> None:
+        self.owner, self.circle = os.getpid(), self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.owner:
+            faulthandler.disable()
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def collect() -> int:
+    return min(gc.collect(), 1)
+
+
 def place(number: int, *_: str) -> str:
     return f"file {number}"
 
@@ -45,6 +63,16 @@ def place(number: int, *_: str) -> str:
 def test_every_task_is_done_once(workers: int) -> None:
     assert sorted(each_apart(work, [(number,) for number in range(9)], workers, place)) == [n * n for n in range(9)]
     assert list(each_apart(work, [], workers, place)) == []
+
+
+@pytest.mark.parametrize("fork", [lambda: apart(collect, (), "a file"), lambda: tried(collect, "a file", "leave it out")])
+def test_garbage_of_the_parent_is_left_to_the_parent(fork: Callable[[], int]) -> None:
+    gc.disable()
+    try:
+        _OfParent()
+        assert fork() in (0, 1)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
