@@ -65,7 +65,7 @@ def test_every_task_is_done_once(workers: int) -> None:
     assert list(each_apart(work, [], workers, place)) == []
 
 
-@pytest.mark.parametrize("fork", [lambda: apart(collect, (), "a file"), lambda: tried(collect, "a file", "leave it out")])
+@pytest.mark.parametrize("fork", [lambda: apart(collect, (), "a file"), lambda: tried(collect, "a file", "go on")])
 def test_garbage_of_the_parent_is_left_to_the_parent(fork: Callable[[], int]) -> None:
     gc.disable()
     try:
