@@ -98,13 +98,22 @@ class RateColumn(ProgressColumn):
         return Text(f"{task.speed or 0:,.0f}/s")
 
 
-def track(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
-    """Yield `items`, with a progress bar, the rate and the time left on stderr when that is a terminal."""
+def track(items: Iterable[Item], description: str, total: int, every: float = 60.0) -> Iterator[Item]:
+    """Yield `items`; on stderr a bar with the rate and the time left, or, where that is no terminal, a line every
+    `every` seconds."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn()
     )  # fmt: skip
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        due = time.monotonic() + every
+        for number, item in enumerate(items):
+            if time.monotonic() > due:
+                say(f"{description}: {number:,} of {total:,}", error=True)
+                due = time.monotonic() + every
+            yield item
+        return
+    with Progress(*columns, console=console) as progress:
         yield from progress.track(items, total=total, description=description)
 
 

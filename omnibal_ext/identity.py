@@ -5,9 +5,10 @@ A run's folder, its data, model and images may be moved, copied or named by anot
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from omnibal_ext.reading.checks import shown
 from omnibal_ext.reading.document import FIELD
 
 PLACES = frozenset(("path", "file", "name", "origin", "image_root", "given", "chat_template", "manifest_sha256", FIELD))
@@ -32,3 +33,15 @@ def content_of(manifest: Any) -> Any:
 def content_hash(manifest: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a manifest's `content_of`."""
     return hashlib.sha256(json.dumps(content_of(manifest), sort_keys=True).encode()).hexdigest()
+
+
+def differences(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
+    """The innermost fields of `wanted` that differ in `found`, as "FIELD is FOUND, not WANTED"."""
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        for key in wanted:
+            yield from differences(found.get(key), wanted[key], f"{name}.{key}")
+    elif isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        for number, pair in enumerate(zip(found, wanted, strict=True)):
+            yield from differences(*pair, f"{name}.{number}")
+    elif found != wanted:
+        yield f"{name.removeprefix('.')} is {shown(found)}, not {shown(wanted)}"

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from omnibal_ext.adapters import add_trained_flags
-from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
+from omnibal_ext.architectures.presets import MODEL_FLAGS, check_is_folder, preset
 from omnibal_ext.console import follow_metrics, print_json
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.errors import UserError, run_tool
@@ -39,7 +39,6 @@ from omnibal_ext.launch.conversations import (
     check_paths,
     make_packs,
     micro_batches,
-    refuse_sizes_alone,
     say_unused,
 )
 from omnibal_ext.launch.flags import (
@@ -87,7 +86,7 @@ def main() -> None:
         say_unused(arguments)
         planning = _planning(arguments, data_parallel)
         report = _checked(arguments, planning)
-        if arguments.check:
+        if arguments.check or _has_ended(arguments, report):
             return
         if report.weights and report.weights["kind"] == "unconverted":
             _convert(arguments)
@@ -137,7 +136,7 @@ def _parsed() -> argparse.Namespace:
         noted |= {flag: pinned(name, arguments.model) for flag in ("model", "preset") if flag in noted}
     _name_weights(arguments)
     if arguments.input:
-        refuse_sizes_alone(arguments.model)
+        check_is_folder(arguments.model, "--input needs")
     save_in_run(arguments)
     read = {"--data": arguments.data, "--packs": arguments.packs, "--eval-data": arguments.eval_data}
     refuse_within("--run-dir", Path(arguments.run_dir), {**read, "--eval-packs": arguments.eval_packs})
@@ -271,6 +270,20 @@ def _check_memory(plan: Plan, report: Report) -> None:
             f"the plan predicts {needs:.1f} GiB on a rank, a device has {report.device_gib:.1f}; give --memory-gib "
             f"{report.device_gib * 0.9:.0f} to have layers recomputed, or raise the parallel sizes"
         )
+
+
+def _has_ended(arguments: argparse.Namespace, report: Report) -> bool:
+    """Whether the run has nothing left to do, such as training, evaluating or exporting; if so, say it."""
+    if arguments.dry_run or arguments.save_hf or "--skip-train" in flags_in(arguments.megatron) or not report.has_ended:
+        return False
+    if arguments.json:
+        print_json({"started": False, "check": report.findings})
+    else:
+        say(
+            f"{arguments.run_dir}: nothing is left to train; for more epochs: --epochs N -- "
+            "--override-opt-param-scheduler; to take the weights out: omnibal convert --to-hf"
+        )
+    return True
 
 
 def _say_end(epochs: float | None, index: PackedIndex) -> None:

@@ -15,11 +15,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omnibal_ext.architectures.presets import MODEL_FLAGS
+from omnibal_ext.architectures.presets import MODEL_FLAGS, check_is_folder
 from omnibal_ext.console import print_json, print_table, say_wrapped, track
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.files.folders import check_exists
 from omnibal_ext.files.records import write_text
 from omnibal_ext.flags import Interval, Need, ToolParser
+from omnibal_ext.launch.weights import downloaded
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import reject_reasons
 from omnibal_ext.packing.comparison import Batching, Order, measure, ways
@@ -63,6 +65,7 @@ NEEDS = (
         "conversations, and --model",
         lambda given: given.model and not all(map(is_sizes, given.input)),
     ),
+    Need("download", "--model", lambda given: given.model),
     Need("save_sizes", "a name that ends in .npz", lambda given: given.save_sizes.suffix == ".npz"),
     Need("max_pixels", "to be given without --max-tiles", lambda given: given.max_tiles is None),
     Need("micro_batches", "to be given without --order, which has them", lambda given: not given.order),
@@ -86,6 +89,7 @@ def _parser() -> ToolParser:
     )  # fmt: skip
     add = parser.add_argument_group("conversations").add_argument
     add(*MODEL_FLAGS, help="a Hugging Face folder (no weights needed) or a preset; counts its costs too")
+    add("--download", action="store_true", help="fetch --model OWNER/MODEL of the Hugging Face hub, without weights")
     add("--image-root", type=Path, metavar="FOLDER", help="where image paths start (default: each file's)")
     add("--max-tiles", type=int, metavar="N", help="a conversation, thumbnails not counted (default: the model's)")
     add("--max-pixels", type=int, metavar="N", help="an image, for models that see it near its own size")
@@ -131,8 +135,8 @@ def read_input(arguments: argparse.Namespace) -> Input:
         return Input(Corpus.load(sizes_files(paths), (FRAMES,)), ["--sizes", *names])
     if len(paths) == 1 and (paths[0] / "sizes.npz").exists():
         return Input(Corpus.of_dataset(paths[0], (FRAMES,)), ["--data", *names])
-    if missing := [path for path in paths if not path.exists()]:
-        raise UserError(f"{missing[0]}: no such file or folder")
+    for path in paths:
+        check_exists(path)
     if not arguments.model or any(map(is_sizes, paths)):
         wrong = next(path for path in paths if not is_sizes(path))
         raise UserError(
@@ -151,6 +155,7 @@ def _measured(arguments: argparse.Namespace) -> tuple[Corpus, str]:
     from megatron.vlm.preprocessing.preprocess import measure as measure_inputs
     from megatron.vlm.preprocessing.samples import open_recipe
 
+    check_is_folder(arguments.model, "conversations need")
     choices = resolve_settings({"max-tiles": arguments.max_tiles}, arguments.model)
     recipe = recipe_of(
         with_pixels(choices, arguments.max_pixels), image_root=arguments.image_root, image_checksums=False
@@ -280,6 +285,8 @@ def _left_out(given: Input, found: Comparison) -> int:
 def main() -> None:
     """Read, compare, print."""
     arguments = _parser().parse_args()
+    if arguments.download:
+        arguments.model = downloaded(arguments.model, arguments.json, weights=False)
     given = read_input(arguments)
     found = compare(given, arguments)
     (title, notes), commands = about(given, found), next_commands(given, found, arguments)

@@ -40,6 +40,10 @@ class Weights:
                 return folder
         return None
 
+    def ends(self, train_iters: int | None) -> bool:
+        """Whether a run of so many iterations has ended with these weights."""
+        return self.kind == "own" and bool(train_iters) and self.iteration >= (train_iters or 0)
+
     def refuse_unconverted(self) -> None:
         """Raise UserError for Hugging Face weights, which must be converted first."""
         if self.kind == "unconverted":

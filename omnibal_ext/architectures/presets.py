@@ -81,13 +81,24 @@ def _unknown(name: str) -> str:
         words = f"{model} --revision {revision}" if revision not in (None, "main") else model
         return (
             f"{name}: no such folder; models are downloaded by `hf download {words} --local-dir {folder}`, then give "
-            f"{folder}; or by --download of omnibal launch"
+            f"{folder}; or by --download of omnibal launch and omnibal look"
         )
     if "/" in name:
         return f"{name}: no such folder; give one with Hugging Face's config.json, or a preset of docs/models.md"
     nearest = difflib.get_close_matches(name.lower(), PRESETS, 3, 0.7)
-    known = f"the nearest is {' or '.join(nearest)}, all" if nearest else "all"
+    known = f"the nearest preset is {' or '.join(nearest)}, all" if nearest else "presets"
     return (
-        f"unknown preset {name!r}; {known} are in docs/models.md; or VISION+LANGUAGE, as {next(iter(VISION_TOWERS))}+"
-        f"{next(iter(LANGUAGE_MODELS))}, or a folder with Hugging Face's config.json"
+        f"{name}: no such folder, and no preset; give a folder with Hugging Face's config.json; {known} are in "
+        f"docs/models.md, or VISION+LANGUAGE, as {next(iter(VISION_TOWERS))}+{next(iter(LANGUAGE_MODELS))}"
     )
+
+
+def check_is_folder(model: str, what: str) -> None:
+    """Raise UserError for a preset, or no model at all: `what` needs a model's files."""
+    preset(model)
+    if not find_config(Path(model)):
+        raise UserError(
+            f"--model {model}: a preset has sizes and no tokenizer, which {what}; give the folder of a model's files, "
+            "without weights if you have none (examples/small-model is one), or make dataset and packs with "
+            "omnibal preprocess --tokenizer-model and omnibal pack"
+        )

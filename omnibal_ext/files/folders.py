@@ -12,6 +12,10 @@ from omnibal_ext.files.writing import hidden_name, naming, new_folder, remove_un
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Constants of Linux's renameat2."""
+TAKE_ANOTHER = (
+    "choose another folder (--output-dir; of omnibal launch --run-dir), or remove it if no run is to go on with it"
+)
+"""The remedy where a folder holds something else: a run goes on only with the data that it began with."""
 
 
 def refuse_within(flag: str, folder: Path, taken: Mapping[str, str | None]) -> None:
@@ -21,6 +25,12 @@ def refuse_within(flag: str, folder: Path, taken: Mapping[str, str | None]) -> N
             raise UserError(
                 f"{flag} {folder}: lies in {other} {name}, which a run reads; choose a folder outside of {inside}"
             )
+
+
+def check_exists(path: Path) -> None:
+    """Raise UserError if conversations or sizes are not there."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; name those of your conversations, or of their sizes")
 
 
 def refuse_no_images(root: Path) -> None:

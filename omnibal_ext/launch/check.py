@@ -42,8 +42,9 @@ class Report:
     """Findings of the checks, each {"check", "state": ok | note | later | refused, "detail"}."""
 
     findings: list[dict[str, str]]
-    weights: dict[str, str | None] | None
-    """Initial weights: kind (own: the run's checkpoint, given, unconverted, random) and folder; None: refused."""
+    weights: dict[str, Any] | None
+    """Initial weights: kind (own: the run's checkpoint, given, unconverted, random), folder, and whether the run has
+    `ended` with them; None: refused."""
     device_gib: float
     """Memory of one device."""
 
@@ -56,6 +57,11 @@ class Report:
     def resumes(self) -> bool:
         """Whether the run resumes from its own checkpoint."""
         return self.weights is not None and self.weights["kind"] == "own"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.weights is not None and self.weights["ended"]
 
     def print(self) -> None:
         """Print the findings as a table."""

@@ -13,10 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.architectures.folder import find_config
-from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.folders import refuse_no_images
+from omnibal_ext.files.folders import check_exists, refuse_no_images
 from omnibal_ext.files.records import sha256_of, write_record
 from omnibal_ext.flags import as_flags, flag_name
 from omnibal_ext.launch.flags import flags_in
@@ -81,17 +79,6 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     add("--micro-batches", type=int, help=f"packs per rank and iteration (default: {MICRO_BATCHES} per pipeline rank)")
 
 
-def refuse_sizes_alone(model: str) -> None:
-    """Raise UserError for a preset, which has no tokenizer to preprocess conversations."""
-    preset(model)
-    if not find_config(Path(model)):
-        raise UserError(
-            f"--model {model}: a preset has sizes and no tokenizer, which --input needs; give the folder of a model's "
-            "files (--from-scratch: its weights are not used), or make dataset and packs with omnibal preprocess "
-            "--tokenizer-model and omnibal pack"
-        )
-
-
 def say_unused(arguments: argparse.Namespace) -> None:
     """Print which of `READING_FLAGS` have no effect because --input is not given."""
     unused = [flag_name(name) for name, usual in READING_FLAGS.items() if getattr(arguments, name) != usual]
@@ -138,8 +125,7 @@ def check_paths(arguments: argparse.Namespace) -> None:
     if Path(arguments.run_dir).exists() and not Path(arguments.run_dir).is_dir():
         raise UserError(f"--run-dir {arguments.run_dir}: is a file; name a folder, new or of the run so far")
     for path in arguments.input or ():
-        if not Path(path).exists():
-            raise UserError(f"{path}: cannot be read: No such file or directory")
+        check_exists(Path(path))
     if arguments.input and arguments.image_root:
         refuse_no_images(Path(arguments.image_root))
 

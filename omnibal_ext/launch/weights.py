@@ -74,14 +74,15 @@ def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bo
         say(f"converted to {target}: {found['weights']:,} weights, {found['parameters']:,} parameters{compared}")
 
 
-FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
-"""What a model's folder needs here: weights, configurations, chat template, tokenizer."""
+WEIGHTS, SETTINGS = ["*.safetensors"], ["*.json", "*.jinja", "*.model", "*.txt"]
+"""What a model's folder needs here: weights; configurations, chat template, tokenizer."""
 
 
-def downloaded(name: str, quiet: bool) -> str:
+def downloaded(name: str, quiet: bool, weights: bool = True) -> str:
     """The folder of a model of the hub in its cache (`HF_HOME`), fetched as far as it is not there.
 
-    `name`: OWNER/MODEL, OWNER/MODEL@REVISION, or the URL of a page. The folder's name is the commit.
+    `name`: OWNER/MODEL, OWNER/MODEL@REVISION, or the URL of a page. The folder's name is the commit. Without `weights`
+    it has what conversations are read by, a few megabytes.
 
     Raises:
         UserError: the name is none of the hub's, or the hub does not give it.
@@ -98,11 +99,12 @@ def downloaded(name: str, quiet: bool) -> str:
     except ImportError:
         raise UserError(f"--download needs huggingface_hub: {how_to_install('train')}") from None
     try:
-        files = snapshot_download(model, revision=revision, allow_patterns=FILES, dry_run=True)
+        wanted = WEIGHTS * weights + SETTINGS
+        files = snapshot_download(model, revision=revision, allow_patterns=wanted, dry_run=True)
         missing = sum(file.file_size or 0 for file in files if file.will_download)
         if missing and not quiet:
             say(f"{model}: {missing / 1e9:.2f} GB are downloaded, and kept in the hub's cache")
-        return str(snapshot_download(model, revision=revision, allow_patterns=FILES))
+        return str(snapshot_download(model, revision=revision, allow_patterns=wanted))
     except (
         OSError,
         ValueError,

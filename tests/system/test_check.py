@@ -172,7 +172,7 @@ def test_a_check_before_packs_looks_at_all_else_and_names_what_it_did_not(folder
     found, _ = start(folder, "--check", "--held-out", 0.1, code=0)
     later = {name for name, one in found.items() if one["state"] == "later"}
     assert later == {"dataset", "packs", "held-out dataset", "held-out packs"}
-    assert "not made yet; --dry-run makes it" in found["packs"]["detail"]
+    assert "not made yet; --dry-run makes them" in found["packs"]["detail"]
     looked = {"versions", "devices", "model", "weights", "checkpoints", "memory", "host memory", "conversations"}
     assert {found[name]["state"] for name in looked} <= {"ok", "note"}
     assert found["conversations"]["detail"] == "1 file of 48 lines; of the first 32 0 rejected"

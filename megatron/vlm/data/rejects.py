@@ -2,12 +2,15 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from megatron.vlm.data.formats.json_list import is_list
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import Check, integer, record, text
 from omnibal_ext.reading.document import read_lines
+from omnibal_ext.reading.files import open_plain
 
 LEAST_LIMIT, LINES_A_REJECT = 10, 100
 _ROOT = "paths start from --image-root, by default the folder of each input: name the folder in which they are"
@@ -123,4 +126,13 @@ class RejectCount:
             return "it has none"
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())
         first = self._first
-        return f"{reasons}; {first['file']} line {first['line']}: {first['reason']}, {first['detail']}"
+        return f"{reasons}; {_place(first)}: {first['reason']}, {first['detail']}"
+
+
+def _place(row: dict[str, Any]) -> str:
+    """The file of a rejected row, and which it is: "line 4", or "element 4" of a JSON list."""
+    path, is_element = Path(row["file"]), False
+    if path.suffix == ".json":
+        with suppress(OSError, UserError), open_plain(path, "") as file:
+            is_element = is_list(file.read(4096))
+    return f"{path} {'element' if is_element else 'line'} {row['line']}"

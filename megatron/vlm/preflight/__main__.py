@@ -42,13 +42,14 @@ def preflight(job: dict[str, Any]) -> dict[str, Any]:
             return _report([Finding("flags", "refused", line) for line in error.lines], None)
         findings = [*check_run(run), *run_checks(CHECKS, run)]
     try:
-        return _report(findings, run.weights)
+        return _report(findings, run.weights, run.weights.ends(run.inputs.args.train_iters))
     except UserError:
         return _report(findings, None)
 
 
-def _report(findings: Sequence[Finding], weights: Weights | None) -> dict[str, Any]:
-    described = {"kind": weights.kind, "folder": weights.folder and str(weights.folder)} if weights else None
+def _report(findings: Sequence[Finding], weights: Weights | None, ended: bool = False) -> dict[str, Any]:
+    folder = weights and weights.folder and str(weights.folder)
+    described = {"kind": weights.kind, "folder": folder, "ended": ended} if weights else None
     rows = [dataclasses.asdict(finding) for finding in findings]
     return {"findings": rows, "weights": described, "device_gib": platform.device_memory() / GIB}
 

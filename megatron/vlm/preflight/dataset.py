@@ -110,7 +110,7 @@ def check_lengths(index: PackedIndex, sizes: Sizes, limit: int | None) -> str:
             f"packs {index.folder}: sample {longest} has {tokens} tokens; {count} in all have more than the "
             f"model's {limit} positions; pack again with --llm-budget {limit} or less, which leaves them out"
         )
-    return f"{tokens} tokens, " + (f"the model has {limit} positions" if limit else "the model sets no limit")
+    return f"{tokens} tokens, " + (f"the model has {limit} positions" if limit else "rotary positions have no limit")
 
 
 def longest_positions(architecture: Architecture, model_folder: Path | None, padded: bool = False) -> int | None:

@@ -65,7 +65,7 @@ def check_run(run: Run) -> list[Finding]:
         return run_checks(CHECKS, run)
     args = run.inputs.args
     names = [*PACK_CHECKS, *(HELD_OUT_CHECKS if args.eval_packs else ())]
-    later = [Finding(name, "later", f"{args.data}: not made yet; --dry-run makes it") for name in names]
+    later = [Finding(name, "later", "dataset and packs are not made yet; --dry-run makes them") for name in names]
     checks = [(name, check) for name, check in CHECKS if name not in (*PACK_CHECKS, *HELD_OUT_CHECKS)]
     return [*run_checks(checks, run), *later]
 
@@ -179,7 +179,7 @@ def _check_resumes(run: Run, saved: dict[str, Any]) -> str:
         first_iteration(saved["consumed_packs"], args.global_batch_size)
         if differ := check_resumable(saved, args, run.inputs.architecture, run.inputs.plan, run.is_planned):
             found = Note(f"{found}; unlike the run so far: {', '.join(differ)}")
-    if args.train_iters and run.weights.iteration >= args.train_iters:
+    if run.weights.ends(args.train_iters):
         return Note(f"{found}, the end of --train-iters {args.train_iters}: nothing is left to train")
     return found
 

@@ -35,7 +35,7 @@ from megatron.vlm.preprocessing.record_media import (
 )
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
 from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, VIDEO_MARK
-from omnibal_ext.reading.checks import is_unicode
+from omnibal_ext.reading.checks import is_unicode, shown
 
 TURN_NAMES = {"role": "from", "content": "value", "reasoning": "reasoning_content"}
 TRAINED_FIELDS = ("weight", "loss", "train")
@@ -110,6 +110,10 @@ def _decode(line: bytes) -> dict[str, Any]:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise Rejected("not_utf8", f"byte {error.start} of the line is no UTF-8") from error
+    except json.JSONDecodeError as error:
+        before = shown(error.doc[max(error.pos - 40, 0) : error.pos])
+        fault = f"not JSON: {error.msg} at character {error.pos + 1}, behind {before}"
+        raise Rejected("malformed_line", fault) from error
     except (ValueError, RecursionError) as error:
         raise Rejected("malformed_line", f"not JSON: {error}") from error
     if not isinstance(record, dict):
@@ -247,9 +251,9 @@ def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Se
 
 def _check_marks(messages: Sequence[Message], mark: str, given: int) -> None:
     """Check that marks are in user and tool messages only, one for each image or video."""
-    shown = sum(message.words.count(mark) for message in messages if message.role in (USER, TOOL))
+    seen = sum(message.words.count(mark) for message in messages if message.role in (USER, TOOL))
     everywhere = sum(text.count(mark) for message in messages for text in message.texts)
-    if not shown == everywhere == given:
+    if not seen == everywhere == given:
         what = mark.strip("<>")
-        detail = f"{shown} {mark} marks in the user's turns, {everywhere - shown} elsewhere, for {given} {what}s"
+        detail = f"{seen} {mark} marks in the user's turns, {everywhere - seen} elsewhere, for {given} {what}s"
         raise Rejected(f"{what}_mark_mismatch", detail)

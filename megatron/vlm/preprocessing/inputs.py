@@ -152,8 +152,7 @@ def _kind(path: Path) -> str:
     if path.suffix != ".json":
         return "lines"
     with open_plain(path, REMEDY) as file:
-        start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-        if start == b"[":
+        if json_list.is_list(file.read(4096)):
             return "json_list"
         file.seek(0)
         content = file.read(LARGEST_META + 1)

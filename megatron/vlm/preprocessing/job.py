@@ -20,8 +20,9 @@ from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.folders import TAKE_ANOTHER
 from omnibal_ext.files.records import sha256_of
-from omnibal_ext.identity import content_of
+from omnibal_ext.identity import content_of, differences
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json, sealed_by
 
@@ -92,13 +93,14 @@ class PreprocessJob:
         """
         path = self.output / "manifest.json"
         if path.is_file():
-            manifest = read_json(path, sealed_by(mapping(anything)), "remove it or choose another --output-dir")
-            same = _made(manifest.get("made_from")) == _made(json.loads(json.dumps(self.identity)))
-            if same and is_read_alike(manifest):
+            manifest = read_json(path, sealed_by(mapping(anything)), TAKE_ANOTHER)
+            found, wanted = _made(manifest.get("made_from")), _made(json.loads(json.dumps(self.identity)))
+            if found == wanted and is_read_alike(manifest):
                 return manifest
-            raise UserError(f"{self.output}: holds a dataset made otherwise; remove it or choose another --output-dir")
+            how = next(differences(found, wanted), "by another version")
+            raise UserError(f"{self.output}: holds a dataset made otherwise ({how}); {TAKE_ANOTHER}")
         if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
-            raise UserError(f"{self.output}: exists and is no dataset; choose another --output-dir")
+            raise UserError(f"{self.output}: exists and is no dataset; {TAKE_ANOTHER}")
         return None
 
 

@@ -82,11 +82,13 @@ def resolve_settings(given: Mapping[str, Any], model: str | None) -> dict[str, F
             )
     settled = {flag: FlagValue(value, "usual") for flag, value in DEFAULTS.items()} | wanted | flags
     if "tokenizer-model" not in settled:
-        remedy = f"put tokenizer.json or tokenizer.model into the folder of {model!r}" if model else "give --model"
-        raise UserError(f"there is no tokenizer: {remedy}, or name one by --tokenizer-model of preprocessing")
+        remedy = f"copy the model's tokenizer.json or tokenizer.model into {model}" if model else "give --model"
+        raise UserError(f"there is no tokenizer: {remedy}, or name one by --tokenizer-model of omnibal preprocess")
     if "chat-template" not in settled:
-        who = f"model {model!r} does not say which" if model else "--model would say which"
-        raise UserError(f"--chat-template is missing, and {who}")
+        remedy = f"copy the model's chat_template.jinja into {model}" if model else "give --model, which says it"
+        raise UserError(
+            f"there is no chat template: {remedy}, or name one by --chat-template of omnibal launch or preprocess"
+        )
     return settled
 
 

@@ -16,7 +16,7 @@ Version 1 has three loads, and epochs of one sub-epoch; from version 3 on the ma
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.folders import building, refuse_without_manifest
+from omnibal_ext.files.folders import TAKE_ANOTHER, building, refuse_without_manifest
 from omnibal_ext.files.records import checksums_of, verify_checksums, write_record
 from omnibal_ext.files.writing import replacing
-from omnibal_ext.identity import content_of
+from omnibal_ext.identity import content_of, differences
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.manifest import VERSION, WIDE, check_manifest
 from omnibal_ext.packing.packs import LOADS, PackList
@@ -173,8 +173,8 @@ class PackedIndex:
             found: Any = self.manifest
             for key in field.split("."):
                 found = found.get(key) if isinstance(found, dict) else None
-            for name, one, other in _differences(field, content_of(found), content_of(wanted)):
-                raise UserError(f"{self.folder}: {name} is {one!r:.100}, expected {other!r:.100}: pack again")
+            for how in differences(content_of(found), content_of(wanted), field):
+                raise UserError(f"{self.folder}: {how}; pack again")
 
 
 def write_index(
@@ -195,7 +195,7 @@ def write_index(
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()) and not (folder / "pack_offsets.npy").exists():
-        raise UserError(f"{folder}: exists and is no packed index: choose another --output-dir")
+        raise UserError(f"{folder}: exists and is no packed index; {TAKE_ANOTHER}")
     with building(folder) as new:
         arrays = {"pack_offsets": packs.pack_offsets, "sample_ids": packs.sample_ids, "pack_loads": loads}
         arrays |= wide._asdict() if wide else {}
@@ -219,24 +219,12 @@ def write_index(
 
 def refuse_other(folder: Path, wanted: Mapping[str, Any]) -> None:
     """Raise UserError if `folder` has an index that differs in a field of `wanted`."""
-    path, remedy = folder / "manifest.json", "choose another --output-dir, or remove this one"
+    path = folder / "manifest.json"
     if not path.exists():
         return
-    found = content_of(read_json(path, check_manifest, remedy))
-    for name, one, other in _differences("", found, content_of(sealed(wanted))):
-        raise UserError(
-            f"{folder}: holds an index whose {name.lstrip('.')} is {one!r:.100}, not {other!r:.100}, and a run on it "
-            f"could not be resumed without it; {remedy}"
-        )
-
-
-def _differences(name: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, found, wanted) of the innermost fields that differ."""
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        for key in wanted:
-            yield from _differences(f"{name}.{key}", found.get(key), wanted[key])
-    elif found != wanted:
-        yield name, found, wanted
+    found = content_of(read_json(path, check_manifest, TAKE_ANOTHER))
+    for how in differences(found, content_of(sealed(wanted))):
+        raise UserError(f"{folder}: holds an index made otherwise ({how}); {TAKE_ANOTHER}")
 
 
 def _wide_arrays(folder: Path, manifest: Mapping[str, Any], shape: tuple[int, ...]) -> WidePackArrays:

@@ -54,14 +54,15 @@ def test_elements_of_a_list_are_those_of_json(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 2][3]", "the list ends before byte 6, where more follows"),
-        ("[1] and more", "the list ends before byte 4"),
-        ("[1]" + " " * 5000 + "{", "the list ends before byte 5003"),
-        ("[1]\0", "the list ends before byte 3"),
-        *((text, "a comma or the end of the list is due at byte 3") for text in ("[1 2]", "[{}{}]", "[1 }]")),
-        *((text, f"no element at byte {at}") for text, at in (("[1,,2]", 3), ("[1, ]", 4), ("[,1]", 1), ("[}", 1))),
-        *((text, "ends before the list does") for text in ("[", "[1", '["a', '[{"a": 1}', '["a\\"]')),
-        ('[{"a": [}]', "a bracket of another kind is due before byte 9"),
+        ("[1, 2][3]", r"line 1, behind '\[1, 2\]': the list has ended, and more follows"),
+        ("[1] and more", r"behind '\[1\] ': the list has ended"),
+        ("[1]" + "\n" * 5000 + "{", "line 5001, .*: the list has ended"),
+        ("[1]\0", r"behind '\[1\]': the list has ended"),
+        *((text, "line 1, .*: a comma or the end of the list is due") for text in ("[1 2]", "[{}{}]", "[1 }]")),
+        *((f"[{text}", "(no element|Expecting value)") for text in ("1,,2]", "1, ]", ",1]", "}")),
+        *((text, "the file ends before what begins here") for text in ("[", "[1", '["a', '[{"a": 1}', '["a\\"]')),
+        ('[\n{"a":\n[}]', r"line 3, behind .*: Expecting value"),
+        ('[\n{"a": 1},\n{"b: 2},\n{"c": 3}]', "line 4, behind .*: Expecting ':' delimiter"),
         ("[" * 5000, "nested deeper than 1000"),
     ],
 )

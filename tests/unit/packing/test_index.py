@@ -72,7 +72,7 @@ def test_a_mismatch_of_nested_fields_names_the_innermost(index: PackedIndex, tmp
     dataset: dict[str, Any] = json.loads(json.dumps(built_from["data"]["manifest"]))
     index.check({"built_from.data.manifest": dataset})
     dataset["tiling"]["max_tiles"] = 6
-    with pytest.raises(UserError, match=r"built_from.data.manifest.tiling.max_tiles is 12, expected 6: pack again"):
+    with pytest.raises(UserError, match=r"built_from.data.manifest.tiling.max_tiles is 12, not 6; pack again"):
         index.check({"built_from.data.manifest": dataset})
 
 
@@ -110,7 +110,7 @@ def test_an_index_of_other_content_is_not_written_over(index: PackedIndex, chang
     def never(*_: Any) -> Epoch:
         raise AssertionError
 
-    with pytest.raises(UserError, match=f"packs: holds an index whose {field}, .* choose another --output-dir"):
+    with pytest.raises(UserError, match=rf"packs: holds an index made otherwise \({field}\); choose another folder"):
         build_index(CORPUS, index.folder, replace(OPTIONS, **change), {"corpus": "eight"}, packer=never)
     with pytest.raises(UserError, match=r"built_from.corpus is 'eight', not 'nine'"):
         build_index(CORPUS, index.folder, OPTIONS, {"corpus": "nine"}, packer=never)
@@ -122,11 +122,11 @@ def test_an_index_of_other_content_is_not_written_over(index: PackedIndex, chang
 def test_packs_that_come_out_otherwise_are_not_written_over_either(index: PackedIndex, tmp_path: Path) -> None:
     """From the same request, by another version of the packer; nor is an index that cannot be read."""
     epoch = pack_epoch(CORPUS, np.zeros(8, np.int8), replace(OPTIONS, epochs=1), index.costs, 0)
-    with pytest.raises(UserError, match=r"holds an index whose (packs|checksums|samples)"):
+    with pytest.raises(UserError, match=r"holds an index made otherwise \((packs|checksums|samples)"):
         write_index(index.folder, epoch.packs, epoch.loads, index.manifest, [])
     index.verify()
     (index.folder / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match=r"choose another --output-dir, or remove this one"):
+    with pytest.raises(UserError, match=r"choose another folder .*, or remove it"):
         build_index(CORPUS, index.folder, OPTIONS, {"corpus": "eight"})
 
 

@@ -6,14 +6,17 @@ what is no JSON in itself is one rejected row.
 
 import codecs
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from megatron.vlm.data.formats.rows import MOST_BYTES, InputFile, PartSource, Row, bulk_of, named_errors
+from omnibal_ext.reading.checks import shown
 from omnibal_ext.reading.files import open_plain
 
 REMEDY = "fix or split the file"
@@ -46,14 +49,45 @@ def cut(path: Path, rows_per_part: int) -> InputFile:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
         text = _Text(file)
-        text.open_list()
-        found = text.elements()
-        while spans := list(islice(found, rows_per_part)):
-            start, end = spans[0][0], spans[-1][1]
-            parts.append(PartSource(path, start, end - start, count + 1, len(spans), "json_list"))
-            count += len(spans)
-        text.close()
+        try:
+            text.open_list()
+            found = text.elements()
+            while spans := list(islice(found, rows_per_part)):
+                start, end = spans[0][0], spans[-1][1]
+                parts.append(PartSource(path, start, end - start, count + 1, len(spans), "json_list"))
+                count += len(spans)
+            text.close()
+        except _FaultError as fault:
+            raise ValueError(_first_fault(file, text.start, fault)) from None
     return InputFile(path, digest, count, tuple(parts))
+
+
+def _first_fault(file: BinaryIO, start: int, fault: "_FaultError") -> str:
+    """What is wrong, in which line, and behind which words: as a JSON decoder sees the element from byte `start` on.
+
+    A quote that is missing turns words into strings and strings into words, so brackets alone tell nothing of where.
+    """
+    element, words, position = os.pread(file.fileno(), _BLOCK, start).decode(errors="replace"), *fault.args
+    with suppress(RecursionError):
+        try:
+            json.JSONDecoder().raw_decode(element)
+        except json.JSONDecodeError as error:
+            if error.pos < len(element) and not error.msg.startswith("Unterminated"):
+                words, position = error.msg, start + len(element[: error.pos].encode())
+    before = os.pread(file.fileno(), min(position, 40), max(position - 40, 0)).decode(errors="replace")
+    return f"line {_line_of(file, position)}, behind {shown(before)}: {words}"
+
+
+def _line_of(file: BinaryIO, position: int) -> int:
+    """The number, from 1, of the line that has this byte."""
+    file.seek(0)
+    blocks = (file.read(min(_BLOCK, position - at)) for at in range(0, position, _BLOCK))
+    return 1 + sum(block.count(b"\n") for block in blocks)
+
+
+def is_list(start: bytes) -> bool:
+    """Whether a file that begins with these bytes is meant as a list."""
+    return start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
 def rows(part: PartSource) -> Iterator[Row]:
@@ -66,12 +100,16 @@ def rows(part: PartSource) -> Iterator[Row]:
             yield Row(number, record, start, fault=bulk_of(record))
 
 
+class _FaultError(Exception):
+    """What is wrong with a list, and at which byte."""
+
+
 class _Text:
-    """A JSON text that is read block by block. Methods raise ValueError saying what is wrong, and at which byte."""
+    """A JSON text that is read block by block. Methods raise _FaultError."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.block, self.at = file, b"", 0
-        self.offset = file.tell()  # of the block
+        self.offset = self.start = file.tell()  # of the block, and of the element that is read
 
     @property
     def position(self) -> int:
@@ -90,9 +128,9 @@ class _Text:
             self.at += 1
             return
         while True:
-            start = self.position
+            self.start = self.position
             self._pass_value()
-            yield start, self.position
+            yield self.start, self.position
             if self._next() != b",":
                 break
             self.at += 1
@@ -104,7 +142,7 @@ class _Text:
         while self.at < len(self.block) or self._more():
             self.at = _end(_SPACE, self.block, self.at)
             if self.at < len(self.block):
-                raise ValueError(f"the list ends before byte {self.position}, where more follows")
+                raise _FaultError("the list has ended, and more follows", self.position)
 
     def _next(self) -> bytes:
         """The next byte that is no white space."""
@@ -113,11 +151,11 @@ class _Text:
             if self.at < len(self.block):
                 return self.block[self.at : self.at + 1]
             if not self._more():
-                raise ValueError("it ends before the list does")
+                raise _FaultError("the file ends before what begins here", self.start)
 
     def _expect(self, byte: bytes, what: str) -> None:
         if self._next() != byte:
-            raise ValueError(f"{what} is due at byte {self.position}")
+            raise _FaultError(f"{what} is due", self.position)
         self.at += 1
 
     def _pass_value(self) -> None:
@@ -129,12 +167,11 @@ class _Text:
                 self._need_more()
             self.at = found.end()
         else:
-            start = self.position
             while (end := _end(_WORD, self.block, self.at)) == len(self.block):
                 self._need_more()
+            if end == self.at:
+                raise _FaultError("no element", self.position)
             self.at = end
-            if self.position == start:
-                raise ValueError(f"no element at byte {start}")
 
     def _pass_brackets(self) -> None:
         if found := _SHALLOW.match(self.block, self.at):
@@ -150,17 +187,17 @@ class _Text:
             if byte in _CLOSING:
                 due.append(_CLOSING[byte])
                 if len(due) > MOST_DEPTH:
-                    raise ValueError(f"nested deeper than {MOST_DEPTH} at byte {self.position}")
+                    raise _FaultError(f"nested deeper than {MOST_DEPTH}", self.position)
             elif due.pop() != byte:
-                raise ValueError(f"a bracket of another kind is due before byte {self.position}")
+                raise _FaultError("a bracket of another kind is due", self.position)
             if not due:
                 return
 
     def _need_more(self) -> None:
         if len(self.block) - self.at > MOST_BYTES:
-            raise ValueError(f"more than {MOST_BYTES} bytes without an end from byte {self.position} on")
+            raise _FaultError(f"more than {MOST_BYTES} bytes without an end", self.position)
         if not self._more():
-            raise ValueError("it ends before the list does")
+            raise _FaultError("the file ends before what begins here", self.start)
 
     def _more(self) -> bool:
         """Read on, as much as is left of the block, so that a long string is not looked through again and again."""
