@@ -86,10 +86,10 @@ def _unknown(name: str) -> str:
     if "/" in name:
         return f"{name}: no such folder; give one with Hugging Face's config.json, or a preset of docs/models.md"
     nearest = difflib.get_close_matches(name.lower(), PRESETS, 3, 0.7)
-    known = f"the nearest preset is {' or '.join(nearest)}, all" if nearest else "presets"
+    known = f" (the nearest is {' or '.join(nearest)})" if nearest else ""
     return (
-        f"{name}: no such folder, and no preset; give a folder with Hugging Face's config.json; {known} are in "
-        f"docs/models.md, or VISION+LANGUAGE, as {next(iter(VISION_TOWERS))}+{next(iter(LANGUAGE_MODELS))}"
+        f"{name}: no such folder, and no preset{known}; give a folder with Hugging Face's config.json; presets are "
+        f"in docs/models.md, or VISION+LANGUAGE, as {next(iter(VISION_TOWERS))}+{next(iter(LANGUAGE_MODELS))}"
     )
 
 

@@ -92,7 +92,7 @@ def test_a_run_that_may_start_is_let_through(folder: Path, monkeypatch: pytest.M
         ("dataset", {"data": "nowhere"}, "no such folder; give a dataset that omnibal preprocess has made"),
         ("dataset", {"data": "demo"}, "is not a dataset: has no manifest.json; make one with omnibal preprocess"),
         ("packs", {"packs": "nowhere"}, "no such folder; give a packed index that omnibal pack has made"),
-        ("packs", {"data": "other-data"}, "manifest.tiling.max_tiles is 32, expected 33"),
+        ("packs", {"data": "other-data"}, "manifest.tiling.max_tiles is 32, not 33"),
         ("plan", {"plan": "other.json", **BY_PLAN}, "internvl-chat-1.5"),
         ("plan", {"plan": "lossy.json", **BY_PLAN}, "layer projector (id 5) is lost"),
         ("plan", {"freeze": "vit", **BY_PLAN}, "freeze"),

@@ -88,7 +88,7 @@ def test_a_model_decides_what_no_flag_says(raw: Path, tmp_path: Path) -> None:
     [
         ("tiny", "tile_size", 448, "--tile-size 448, but model 'tiny' needs 32"),
         ("llava-1.5-7b", "tile_size", 32, "but model 'llava-1.5-7b' needs 336"),
-        ("nowhere", "tile_size", 32, "unknown preset 'nowhere'; all are in docs/models.md"),
+        ("nowhere", "tile_size", 32, "nowhere: no such folder, and no preset"),
     ],
 )
 def test_flags_against_the_model_end_with_exit_code_2(

@@ -299,7 +299,7 @@ def test_a_persons_table_has_their_order_beside_ours(run: Run, sizes: Path) -> N
         ("nowhere.jsonl", "nowhere.jsonl: no such file or folder"), ("nowhere.npz", "nowhere.npz"),
         ("sizes.npz --tokens 10", "no sample fits"),
         ("sizes.npz --order order.jsonl", r"order.jsonl: line 1: \[0\]\[0\] must be a whole number from 0 to 599"),
-        ("sizes.npz --costs profile.json", "profile.json"), ("sizes.npz --model nobody", "unknown preset 'nobody'"),
+        ("sizes.npz --costs profile.json", "profile.json"), ("sizes.npz --model nobody", "nobody: no such folder"),
         ("sizes.npz --ranks 0", "--ranks must be at least 1 and at most 65536, got 0"),
         ("sizes.npz --batch 4,x", "--batch: invalid"),
         ("chat.jsonl --model llava --save-sizes sizes", "--save-sizes sizes needs a name that ends in .npz"),

@@ -178,7 +178,7 @@ def test_an_empty_pack_counts_no_token(dataset: ChatDataset, index: PackedIndex)
 def test_an_index_of_another_dataset_is_refused_by_field(dataset: ChatDataset, index: PackedIndex) -> None:
     other = ChatDataset(dataset.folder)
     other.manifest = {**dataset.manifest, "tiling": {**dataset.manifest["tiling"], "max_tiles": 6}}
-    with pytest.raises(UserError, match=r"manifest\.tiling\.max_tiles is 32, expected 6"):
+    with pytest.raises(UserError, match=r"manifest\.tiling\.max_tiles is 32, not 6"):
         PackDataset(other, index, ALL)
 
 

@@ -62,7 +62,7 @@ def test_elements_of_a_list_are_those_of_json(
         *((f"[{text}", "(no element|Expecting value)") for text in ("1,,2]", "1, ]", ",1]", "}")),
         *((text, "the file ends before what begins here") for text in ("[", "[1", '["a', '[{"a": 1}', '["a\\"]')),
         ('[\n{"a":\n[}]', r"line 3, behind .*: Expecting value"),
-        ('[\n{"a": 1},\n{"b: 2},\n{"c": 3}]', "line 4, behind .*: Expecting ':' delimiter"),
+        ('[\n{"a": 1},\n{"b": "c",\n"d: "e"}]', "line 4, behind .*: Expecting ':' delimiter"),
         ("[" * 5000, "nested deeper than 1000"),
     ],
 )

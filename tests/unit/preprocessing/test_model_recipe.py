@@ -190,7 +190,7 @@ def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:
     (folder / "tokenizer.model").unlink()
     with pytest.raises(
         UserError,
-        match=r"no tokenizer: put tokenizer.json or .* into the folder of '.*', or name one",
+        match=r"no tokenizer: copy the model's tokenizer.json or .*, or name one",
     ):
         resolve_settings({"chat-template": "vicuna"}, str(folder))
     assert resolve_settings({"chat-template": "vicuna", "tokenizer-model": TOKENIZER}, str(folder))["tile-size"] == 336
