@@ -18,6 +18,8 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
+import psutil
+
 from tests.warm_python import ask
 
 ROOT = Path(__file__).parents[1]
@@ -198,6 +200,14 @@ def _meaning(code: int) -> str:
     if code == TIMED_OUT:
         return "still ran when its time was up"
     return f"exit code {code}" if code > 0 else f"killed by signal {-code}"
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs: one that has ended, and that nobody has asked how, does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def free_port() -> int:

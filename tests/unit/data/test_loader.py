@@ -30,7 +30,7 @@ from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from tests.demo import demo_dataset, demo_packs
-from tests.programs import environment
+from tests.programs import environment, runs
 from tests.unit.data.workers import Worker
 
 ALL = Needs(pixels=True, tokens=True, labels=True)
@@ -326,7 +326,7 @@ def test_workers_end_with_their_rank_however_it_ended(tmp_path: Path) -> None:
         rank.kill()
     assert len(processes) == 3
     limit = time.monotonic() + 20
-    while left := [number for number in processes if psutil.pid_exists(number)]:
+    while left := [number for number in processes if runs(number)]:
         assert time.monotonic() < limit, f"left: {left}"
         time.sleep(0.05)
 

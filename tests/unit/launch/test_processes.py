@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from omnibal_ext.launch.processes import descendants
-from tests.programs import ROOT
+from tests.programs import ROOT, runs
 
 pytestmark = pytest.mark.starts
 RANK = """
@@ -82,7 +82,7 @@ def stopped(rank: Path, grace: float, what: str, number: int) -> tuple[int, str,
         for pid in (launcher.pid, tree[0]):
             os.kill(pid, number)
     output, errors = launcher.communicate(timeout=120)
-    assert not [pid for pid in tree if psutil.pid_exists(pid)]
+    assert not [pid for pid in tree if runs(pid)]
     return launcher.returncode, output, errors
 
 
@@ -135,7 +135,7 @@ def test_whoever_is_killed_nothing_is_left(rank: Path, whom: str) -> None:
     _, errors = launcher.communicate(timeout=60)
     assert launcher.returncode == (-signal.SIGKILL if whom == "launcher" else 1)
     limit = time.monotonic() + 20
-    while (left := [pid for pid in {*tree, *pids} if psutil.pid_exists(pid)]) and time.monotonic() < limit:
+    while (left := [pid for pid in {*tree, *pids} if runs(pid)]) and time.monotonic() < limit:
         time.sleep(0.05)
     assert not left
     if whom != "launcher":
@@ -163,4 +163,4 @@ def test_a_tool_and_what_it_started_end_with_the_launcher(tmp_path: Path) -> Non
     launcher.send_signal(signal.SIGTERM)
     _, errors = launcher.communicate(timeout=60)
     assert (launcher.returncode, errors.splitlines()) == (143, ["stopped by SIGTERM"])
-    assert not psutil.pid_exists(pid)
+    assert not runs(pid)
