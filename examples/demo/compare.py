@@ -3,7 +3,7 @@
 python examples/demo/compare.py --baseline RUN [--run RUN ...] --run RUN
 
 What other work on the machine cannot change comes first. Seconds are compared where the runs took turns
-(examples/demo/take_turns.py), round by round.
+(examples/demo/take_turns.py): of the median iteration of all rounds in which other programs did little.
 """
 
 import argparse
@@ -63,8 +63,8 @@ class Compared:
     """How fast the last of several runs is, by rounds in which each had a turn."""
 
     ratios: list[tuple[float, float, float]]
-    """Against each of the others: least, median and most of the rounds that are counted. Empty: the runs took no turns,
-    or the machine was too busy."""
+    """Against each of the others, in the rounds that are counted: that of the median iterations, and the least and most
+    of a round. Empty: the runs took no turns, or the machine was too busy."""
     rounds: int
     disturbed: dict[int, float]
     """Round that is left out -> share of the machine's processors that other programs had in it."""
@@ -79,11 +79,13 @@ def compare(turns: Sequence[Sequence[Turn]], samples: Sequence[float]) -> Compar
     quiet = [number for number in common if number not in disturbed]
     if len(quiet) < LEAST or len(quiet) < len(disturbed):
         return Compared([], len(common), disturbed)
+    counted = [[run[number].seconds for number in quiet] for run in by_round]
     *before, last = (
-        [run[number].seconds / size for number in quiet] for run, size in zip(by_round, samples, strict=True)
+        [statistics.median(seconds) / size for seconds in (sum(rounds, []), *rounds)]
+        for rounds, size in zip(counted, samples, strict=True)
     )
     found = [[one / own for one, own in zip(other, last, strict=True)] for other in before]
-    return Compared([(min(each), statistics.median(each), max(each)) for each in found], len(common), disturbed)
+    return Compared([(each[0], min(each[1:]), max(each[1:])) for each in found], len(common), disturbed)
 
 
 def said(names: Sequence[str], compared: Compared) -> list[str]:
@@ -103,7 +105,7 @@ def said(names: Sequence[str], compared: Compared) -> list[str]:
         left_out = ", ".join(f"{number} ({share:.0%})" for number, share in compared.disturbed.items())
         lines.append(f"Rounds that are left out, with other programs' share of the processors: {left_out}.")
     count = compared.rounds - len(shares)
-    for name, (least, median, most) in reversed(list(zip(names, compared.ratios, strict=False))):
+    for name, (median, least, most) in reversed(list(zip(names, compared.ratios, strict=False))):
         lines.append(
             f"{names[-1]} / {name} samples a second: {median:.2f}x ({least:.2f} to {most:.2f} in {count} rounds)"
         )
@@ -136,7 +138,7 @@ def summary(folder: Path) -> dict[str, Any]:
     if turns:
         each = result["samples_an_iteration"]
         result["processor_ms_a_sample"] = statistics.median(t.processor_seconds for t in turns) / each * 1e3
-        result["samples_a_second"] = each / statistics.median(turn.seconds for turn in turns)
+        result["samples_a_second"] = each / statistics.median(second for turn in turns for second in turn.seconds)
     return result
 
 

@@ -12,12 +12,11 @@ import contextlib
 import json
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import ToolParser, flag_value
 from omnibal_ext.launch.folder import METRICS
 from omnibal_ext.launch.processes import SIGNALS, descendants, end_tree, kill_with_this_process, stoppable
-from omnibal_ext.reading.checks import finite, integer, record
+from omnibal_ext.reading.checks import finite, integer, listing, record
 from omnibal_ext.reading.document import read_lines
 from omnibal_ext.run_metrics import complete_lines
 
@@ -45,17 +44,17 @@ class Turn:
     """One turn of a run."""
 
     round: int
-    iterations: int
-    """That began and ended in it."""
-    seconds: float
-    """Of the median iteration."""
+    seconds: list[float]
+    """Of each iteration that began and ended in it."""
     processor_seconds: float
     """Of all the run's processes, an iteration."""
     others: float
     """Share of the machine's processors that other programs had."""
 
 
-TURN = record({field.name: integer() if field.type is int else finite(0) for field in fields(Turn)})
+TURN = record(
+    {"round": integer(), "seconds": listing(finite(0), 1), "processor_seconds": finite(0), "others": finite(0)}
+)
 """The schema of a line of turns.jsonl."""
 
 
@@ -137,7 +136,7 @@ class Run:
         self._send(signal.SIGSTOP)
         if number > 0:
             others = max(0.0, busy - spent) / passed
-            turn = Turn(number, len(seconds) - 1, statistics.median(seconds[1:]), spent / len(seconds), others)
+            turn = Turn(number, seconds[1:], spent / len(seconds), others)
             with (self.folder / TURNS).open("a") as file:
                 file.write(json.dumps(asdict(turn)) + "\n")
 

@@ -1,6 +1,7 @@
 """Files of a Hugging Face model folder."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,15 @@ def image_token_id(config: Mapping[str, Any]) -> Any:
     """Return the id of the token that stands for an image feature, from a config.json, unchecked; None: not there."""
     config = config.get("thinker_config", config)
     return config.get("image_token_id", config.get("image_token_index"))
+
+
+def token_ids(config: Mapping[str, Any]) -> Iterator[int]:
+    """All ids of tokens that a config.json names, in inner sections too."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from token_ids(value)
+        elif type(value) is int and re.search("_token_(id|index)$", name):
+            yield value
 
 
 def weight_files(folder: Path) -> dict[str, str]:

@@ -73,3 +73,5 @@ class Family:
     """(pattern, replacement): from the tables' names to those of the modules in transformers' `model`."""
     idle: tuple[str, ...] = ()
     """Patterns of weights that are in checkpoints and that the model never uses."""
+    kept: tuple[str, ...] = ()
+    """Files of a model's folder that are named like weights and are none, which transformers' class needs: copied."""

@@ -41,7 +41,9 @@ GENERAL = names(
     transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache use_flash_attn
     """
 )
-LANGUAGE = GENERAL | {"max_position_embeddings", "model_max_length"}  # a limit, which changes no result below it
+LANGUAGE = GENERAL | names(  # limits, which change no result below them; layers that transformers leaves out
+    "max_position_embeddings model_max_length num_nextn_predict_layers"
+)
 DATA = names(  # how images were cut: the dataset's own
     """
     dynamic_image_size ignore_index image_fold image_seq_length max_dynamic_patch min_dynamic_patch

@@ -51,10 +51,12 @@ class ChatProgram:
         told = {
             "messages": [_as_openai(message, message.role in parts) for message in messages],
             "tools": [_tool(tool) for tool in tools] or None,
+            "documents": None,
+            "add_generation_prompt": False,
             "generation_tag": TAG,
         }
         try:
-            text = self._template.render(**self.variables, **told, **variables)
+            text = self._template.render(**{**self.variables, **told, **variables})
         except (MemoryError, CostError):
             raise
         except Exception as error:  # another's program may raise anything

@@ -24,7 +24,7 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.folder import config_path, image_token_id, read_config
+from omnibal_ext.architectures.folder import config_path, image_token_id, read_config, token_ids
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import VisionArchitecture
@@ -75,7 +75,7 @@ def compared(ours: Path, theirs: Path, peft: Path | None = None, data: Path | No
             f"note: {data}: has no samples but with videos or unreadable images; logits are compared on random ones",
             error=True,
         )
-    samples = samples or random_samples(architecture, image_token)
+    samples = samples or random_samples(architecture, image_token, {*token_ids(read_config(config_path(theirs)))})
     unmerged, merged = _our_logits(ours, theirs, architecture, samples, image_token, is_merged=peft is None)
     wanted = _their_logits(theirs, samples, peft, architecture.vision)
     scale = max(1.0, nan_max([logits.abs() for logits in wanted]))

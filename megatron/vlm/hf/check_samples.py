@@ -1,6 +1,6 @@
 """Samples for --check (`hf/check.py`): random ones, or a dataset's."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -55,6 +55,15 @@ class CheckSample:
     """Mel frames of each sound, fp32 [frames, mel bins]."""
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """The image token, and those that are words."""
+
+    image: int
+    words: Tensor
+    """Int64 [words]."""
+
+
 def samples_of(folder: Path) -> list[CheckSample]:
     """The dataset's shortest samples with images, without, and with sounds, as far as there are some; samples with
     videos or unreadable images are skipped."""
@@ -88,14 +97,18 @@ def _of_dataset(data: ChatDataset, sample: Sample) -> CheckSample:
     )
 
 
-def random_samples(architecture: Architecture, image_token: int) -> list[CheckSample]:
-    """Samples of random tokens and pixels, with images of the sizes in `IMAGES`, and sounds where they are heard."""
+def random_samples(architecture: Architecture, image_token: int, meant: Collection[int] = ()) -> list[CheckSample]:
+    """Samples of random tokens and pixels, with images of the sizes in `IMAGES`, and sounds where they are heard.
+
+    `meant`: other tokens that the model takes as more than words, of which there are none.
+    """
     native = architecture.vision.native
     generators = [torch.Generator().manual_seed(seed) for seed in range(len(IMAGES))]
+    tokens = Tokens(image_token, _words_but(architecture, {image_token, architecture.prompt.audio_token_id, *meant}))
     made = [
-        _at_native_resolution(architecture, native, sizes, image_token, generator)
+        _at_native_resolution(native, architecture.vision.patch_size, sizes, tokens, generator)
         if native
-        else _of_tiles(architecture, sizes, image_token, generator)
+        else _of_tiles(architecture, sizes, tokens, generator)
         for sizes, generator in zip(IMAGES, generators, strict=True)
     ]
     if (audio := architecture.audio) is None:
@@ -110,7 +123,7 @@ def _with_sounds(
 ) -> CheckSample:  # fmt: skip
     """The sample with sounds of so many mel frames behind, and words behind each."""
     token = audio_token(architecture)
-    parts = [sample.ids.where(sample.ids != token, token - 1)]  # words may be any token
+    parts = [sample.ids]
     for count in frames:
         parts += [torch.full((audio.tokens(count),), token), sample.ids[:1]]
     sounds = tuple(torch.randn(count, audio.mel_bins, generator=generator) for count in frames)
@@ -125,7 +138,7 @@ def audio_token(architecture: Architecture) -> int:
 
 
 def _of_tiles(
-    architecture: Architecture, sides: tuple[Sides, ...], image_token: int, generator: torch.Generator
+    architecture: Architecture, sides: tuple[Sides, ...], tokens: Tokens, generator: torch.Generator
 ) -> CheckSample:
     tile, per_tile = architecture.vision.image_size, architecture.image_tokens_per_tile
     sizes = tuple((round(width * tile), round(height * tile)) for width, height in sides)
@@ -133,7 +146,7 @@ def _of_tiles(
     tiling = Tiling(tile, 1, MOST_TILES, architecture.newline, rule)
     images = [tile_image("", size, len(sizes), tiling) for size in sizes]
     orders = [TILINGS[rule].order(image, per_tile) for image in images]
-    ids, starts = _words_around(architecture, list(map(len, orders)), image_token, generator)
+    ids, starts = _words_around(list(map(len, orders)), tokens, generator)
     pixels = torch.randn(sum(image.tiles for image in images), 3, tile, tile, generator=generator)
     features = tuple((image.tiles * per_tile, order) for image, order in zip(images, orders, strict=True))
     prefix = len(ids) - WORDS // 2 if architecture.language.prefix_attention else 0
@@ -141,31 +154,33 @@ def _of_tiles(
 
 
 def _at_native_resolution(
-    architecture: Architecture, native: NativeResolution, sides: tuple[Sides, ...], image_token: int,
-    generator: torch.Generator,
-) -> CheckSample:  # fmt: skip
+    native: NativeResolution, size: int, sides: tuple[Sides, ...], tokens: Tokens, generator: torch.Generator
+) -> CheckSample:
     """Three squares of patches for every tile of `sides`."""
     squares = [(max(1, round(3 * width)), max(1, round(3 * height))) for width, height in sides]
     grids = tuple((1, rows * native.merge, columns * native.merge) for columns, rows in squares)
     counts = [columns * rows for columns, rows in squares]
-    ids, starts = _words_around(architecture, counts, image_token, generator)
-    patches, size = sum(rows * columns for _, rows, columns in grids), architecture.vision.patch_size
+    ids, starts = _words_around(counts, tokens, generator)
+    patches = sum(rows * columns for _, rows, columns in grids)
     pixels = torch.randn(patches, 3, size, size, generator=generator)
     features = tuple((count, FeatureOrder(np.arange(count))) for count in counts)
     return CheckSample(ids, pixels, features, tuple((columns, rows) for _, rows, columns in grids), grids, starts)
 
 
-def _words_around(
-    architecture: Architecture, counts: list[int], image_token: int, generator: torch.Generator
-) -> tuple[Tensor, tuple[int, ...]]:
+def _words_around(counts: list[int], tokens: Tokens, generator: torch.Generator) -> tuple[Tensor, tuple[int, ...]]:
     """Random tokens before, between and after the images' tokens; the index of each image's first one."""
-    ids, starts = [_words(architecture, image_token, generator)], []
+    ids, starts = [_some(tokens.words, generator)], []
     for count in counts:
         starts.append(sum(map(len, ids)))
-        ids += [torch.full((count,), image_token), _words(architecture, image_token, generator)]
+        ids += [torch.full((count,), tokens.image), _some(tokens.words, generator)]
     return torch.cat(ids), tuple(starts)
 
 
-def _words(architecture: Architecture, image_token: int, generator: torch.Generator) -> Tensor:
-    words = torch.randint(0, architecture.language.vocab_size - 1, (WORDS,), generator=generator)
-    return words + (words >= image_token).long()  # all but the image token
+def _some(words: Tensor, generator: torch.Generator) -> Tensor:
+    return words[torch.randint(0, len(words), (WORDS,), generator=generator)]
+
+
+def _words_but(architecture: Architecture, others: Collection[int | None]) -> Tensor:
+    """All ids but these."""
+    words = torch.arange(architecture.language.vocab_size)
+    return words[~torch.isin(words, torch.tensor([token for token in others if token is not None]))]

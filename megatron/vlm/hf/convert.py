@@ -6,7 +6,7 @@ their files and shapes, and the few weights that the model never uses. An export
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from omnibal_ext.architectures.folder import CONFIG, INDEX, config_path, read_co
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.registry import MODELS
+from omnibal_ext.families.registry import MODELS, family_of
 from omnibal_ext.files.records import write_text
 from omnibal_ext.output import say
 from omnibal_ext.reading.checks import anything, integer, listing, mapping, one_of
@@ -83,7 +83,7 @@ class KeyMap:
                 f"{folder}: lacks {len(lacking)} weights that its {CONFIG} asks for, {lacking[0]} first{where}"
             )
         unused = [name for table, name in own.items() if table not in taken]
-        if strange := [name for name in unused if not is_unused(table_name(name))]:
+        if strange := [name for name in unused if not is_unused(table_name(name), architecture)]:
             raise UserError(f"{folder}: has {len(strange)} weights the model has no place for, {strange[0]} first")
         found, shapes = {}, {}
         for ours, source in wanted.items():
@@ -187,11 +187,12 @@ def _empty(folder: Path) -> None:
 
 
 def _write_side(folder: Path, side: Path, theirs: WeightFolder, keys: KeyMap) -> None:
-    _copy_all_but_weights(folder, side)
+    _copy_all_but_weights(folder, side, family_of(keys.architecture).kept)
     if read_architecture(side).tied != keys.architecture.tied:
         # The folder's weights overrode its config, as they do in transformers; from here on the config says it.
         config = read_config(side / CONFIG)
-        for section in (config, config.get("text_config", {})):
+        thinker = config.get("thinker_config", config)
+        for section in (thinker, thinker.get("text_config", {})):
             section["tie_word_embeddings"] = keys.architecture.tied
         write_text(side / CONFIG, json.dumps(config, indent=2) + "\n")
     listed = {name: [entry.file, entry.dtype, list(entry.shape)] for name, entry in theirs.stored.items()}
@@ -200,10 +201,12 @@ def _write_side(folder: Path, side: Path, theirs: WeightFolder, keys: KeyMap) ->
     write_weights(side / UNUSED_FILE, unused, ((name, theirs.tensor(name)) for name in unused))
 
 
-def _copy_all_but_weights(folder: Path, output: Path) -> None:
+def _copy_all_but_weights(folder: Path, output: Path, kept: Collection[str]) -> None:
+    """Copy a model folder's files, and those `kept` although they are named like weights (`Family.kept`)."""
     output.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES and path.name not in NOT_COPIED:
+        is_weights = path.suffix in WEIGHT_SUFFIXES and path.name not in kept
+        if path.is_file() and not is_weights and path.name not in NOT_COPIED:
             shutil.copyfile(path, output / path.name)
 
 
@@ -229,7 +232,7 @@ def to_hugging_face(folder: Path, output: Path, like: Path | None = None, step: 
         )
     broken.warn(ours.folder)
     write_index(output, stored)
-    _copy_all_but_weights(side, output)
+    _copy_all_but_weights(side, output, family_of(keys.architecture).kept)
     write_config_dtype(output, stored)
     return keys
 

@@ -15,7 +15,7 @@ from megatron.vlm.hf.forms import Link
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.chain import layer_names
-from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS
+from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS, family_of
 from omnibal_ext.families.weights import Weight
 
 FIRST_EXPERT = r"^language_model\.model\.layers\.\d+\.mlp\.experts\.0\."
@@ -35,9 +35,8 @@ UNUSED = (
     r"vision_tower\.encoder\.layers\.\d+\.",
     r"vision_tower\.embeddings\.position_ids$",
     r".*rotary_emb\.inv_freq$",
-    *(pattern for family in FAMILIES for pattern in family.idle),
 )
-"""Weights that checkpoints have and no model uses; kept so that an export has them again."""
+"""Weights that checkpoints of all families have and no model uses; kept so that an export has them again."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,9 @@ def table_name(name: str) -> str:
     return name
 
 
-def is_unused(name: str) -> bool:
+def is_unused(name: str, architecture: Architecture) -> bool:
     """Whether a weight outside of the tables is known to be unused by the model."""
-    return any(re.match(pattern, name) for pattern in UNUSED)
+    return any(re.match(pattern, name) for pattern in (*UNUSED, *family_of(architecture).idle))
 
 
 def sources(

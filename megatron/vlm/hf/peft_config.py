@@ -22,6 +22,8 @@ from omnibal_ext.reading.document import read_json
 
 PREFIX = "base_model.model."
 SUFFIXES = (".lora_A.weight", ".lora_B.weight")
+HALF = re.compile(r"(?P<layer>.+)\.lora_(?P<half>[AB])(\.\w+)?\.weight")
+"""Matches an A or B; the adapter's name, which peft leaves out of files, stands in those that others save."""
 REMEDY = "give a folder that peft saved"
 MERGE = "merge it with peft (merge_and_unload), and give the merged model alone"
 LARGEST_RANK = 2**16
@@ -205,14 +207,18 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def read_pairs(file: Path) -> dict[str, Pair]:
     """A and B by layer name in peft's file. Raises UserError for any other tensor."""
-    weights, found = WeightFolder(file), dict[str, Pair]()
+    if not file.exists() and (pickled := file.with_suffix(".bin")).exists():
+        raise UserError(f"{pickled}: is a pickle, which may run code and is not read; load and save it with peft")
+    weights, halves = WeightFolder(file), dict[str, dict[str, str]]()
     for name in weights.stored:
-        stem = name.removesuffix(SUFFIXES[0]).removesuffix(SUFFIXES[1])
-        both = [f"{stem}{end}" for end in SUFFIXES]
-        if name not in both:
+        if not (half := HALF.fullmatch(name)):
             raise UserError(f"{file}: {name} is more than the A and B of linear layers: {MERGE}")
-        shapes = [weights.stored[one].shape for one in both if one in weights.stored]
+        layer = halves.setdefault(half["layer"].removeprefix(PREFIX), {})
+        if half["half"] in layer:
+            raise UserError(f"{file}: has {layer[half['half']]} and {name}; give a folder of one adapter")
+        layer[half["half"]] = name
+    for both in halves.values():
+        shapes = [weights.stored[both[half]].shape for half in "AB" if half in both]
         if [len(shape) for shape in shapes] != [2, 2] or shapes[0][0] != shapes[1][1]:
-            raise UserError(f"{file}: {name} is not one of an A and a B; {REMEDY}")
-        found[stem.removeprefix(PREFIX)] = (weights.tensor(both[0]), weights.tensor(both[1]))
-    return found
+            raise UserError(f"{file}: {next(iter(both.values()))} is not one of an A and a B; {REMEDY}")
+    return {layer: (weights.tensor(both["A"]), weights.tensor(both["B"])) for layer, both in halves.items()}

@@ -47,6 +47,7 @@ ROLES = {
     **dict.fromkeys(CALLS, ASSISTANT),
 }
 SOUND_MARK = "<sound>"
+KINDS = (IMAGE_MARK, VIDEO_MARK, AUDIO_MARK)
 MAX_CHARACTERS = 2**20
 """Of a conversation: tokenizers need half a kilobyte of memory per character."""
 
@@ -89,6 +90,7 @@ def parse_conversation(
         messages = _marked(messages, IMAGE_MARK, VIDEO_MARK)
     if sounds:  # VILA's
         messages = _marked(messages, SOUND_MARK, AUDIO_MARK)
+    messages = _marked_in_front(messages, (len(images), len(videos), len(sounds)), gap)
     _check_roles(messages)
     _check_words(messages, tools, reserved, senses)
     _check_marks(messages, IMAGE_MARK, len(images))
@@ -103,6 +105,17 @@ def _marked(messages: tuple[Message, ...], other: str, mark: str) -> tuple[Messa
     if any(mark in one.words for one in messages):
         return messages
     return tuple(replace(one, words=one.words.replace(other, mark)) for one in messages)
+
+
+def _marked_in_front(messages: tuple[Message, ...], given: Sequence[int], gap: str) -> tuple[Message, ...]:
+    """The messages with marks before the first question's words, where media of one kind are given and none is marked:
+    as TRL, ms-swift and InternVL put them."""
+    if sum(map(bool, given)) != 1 or any(mark in one.words for one in messages for mark in KINDS):
+        return messages
+    marks = "".join((mark + gap) * count for mark, count in zip(KINDS, given, strict=True))
+    first = next((number for number, one in enumerate(messages) if one.role == USER), len(messages))
+    asked = tuple(replace(one, words=marks + one.words) for one in messages[first : first + 1])
+    return (*messages[:first], *asked, *messages[first + 1 :])
 
 
 def _decode(line: bytes) -> dict[str, Any]:

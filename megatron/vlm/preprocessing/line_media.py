@@ -1,9 +1,11 @@
 """Images, videos and sounds of one line: found, measured and checked, each once however often it is named."""
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from megatron.vlm.data.formats.places import embedded
 from megatron.vlm.data.formats.rows import PartSource, Place, Row
@@ -84,7 +86,10 @@ class LineMedia:
 
     def _found(self, reference: str, what: str) -> tuple[str, Path, Place]:
         path, place = locate(reference, self.row, self._root, what)
-        return path, self.source.file if self.source and place else self._root / path, place
+        if place:
+            return path, self.source.file if self.source else self._root / path, place
+        path = self._once(written_as, self._root, path, what, reference.startswith("file://"))
+        return path, self._root / path, place
 
     def _once(self, work: Callable[..., Value], *words: Any) -> Value:
         key = (work, words)
@@ -133,6 +138,20 @@ class LineMedia:
         if not (tokens := rule.tokens(samples)):
             raise Rejected("too_short_audio", f"{file}: {samples / rule.rate:.3f} seconds are too short to be heard")
         return Sound(path, samples, rule.frames(samples), tokens, place, self._crcs([file], place, what))
+
+
+def written_as(root: Path, path: str, what: str, is_url: bool) -> str:
+    """The path of a file below `root` as its name is written there: composed or decomposed (NFC, NFD), or, of a URL,
+    without %20 and the like. Raises `Rejected` (missing_image, of `what`) for the latter in a path that is no URL."""
+    if (path.isascii() and "%" not in path) or (root / path).exists():
+        return path
+    forms = [unicodedata.normalize(form, path) for form in ("NFC", "NFD")]
+    if decoded := "%" in path:
+        forms.append(path_below_root(unquote(path)))
+    found = next((other for other in forms if (root / other).exists()), path)
+    if decoded and found == forms[-1] != path and not is_url:
+        raise Rejected(f"missing_{what}", f"{path}: no such file; {found!r} is there: write it so, or as file://...")
+    return found
 
 
 def _decode(file: Path, place: Place, numbers: Sequence[int]) -> None:

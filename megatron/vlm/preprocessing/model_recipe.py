@@ -82,7 +82,9 @@ def resolve_settings(given: Mapping[str, Any], model: str | None) -> dict[str, F
             )
     settled = {flag: FlagValue(value, "usual") for flag, value in DEFAULTS.items()} | wanted | flags
     if "tokenizer-model" not in settled:
-        remedy = f"copy the model's tokenizer.json or tokenizer.model into {model}" if model else "give --model"
+        made = "of vocab.json and merges.txt transformers' AutoTokenizer makes it, and save_pretrained writes it"
+        put = f"copy the model's tokenizer.json or tokenizer.model into {model} ({made})"
+        remedy = put if model else "give --model"
         raise UserError(f"there is no tokenizer: {remedy}, or name one by --tokenizer-model of omnibal preprocess")
     if "chat-template" not in settled:
         remedy = f"copy the model's chat_template.jinja into {model}" if model else "give --model, which says it"

@@ -11,6 +11,8 @@
 
 The same as parts of messages: {"type": "image", "image": "a.png"}, {"type": "video", "video": ..., "fps": 2},
 {"type": "audio", "audio": "a.wav"}, {"type": "input_audio", "input_audio": {"data": "UklGR...", "format": "wav"}}.
+Where a path may stand, an object with it may: {"path": "a.png"}, {"url": ...}, {"base64": ...}, Anthropic's `source`.
+Each field of a part or an object is obeyed, says what changes nothing (`ABOUT`), or is refused by its name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +31,15 @@ AUDIO_PARTS = ("audio", "audio_url", "input_audio")
 AUDIO_FIELDS = frozenset({"audio", "audios", "sound", "sounds"})
 VIDEO_FIELDS = frozenset({"video", "videos"})
 HEARS_VIDEOS = "use_audio_in_video"
-OF_A_VIDEO = frozenset({"type", "video", "video_url", "frames", "url", "path", "fps", "times"})
+NAMING = ("input_audio", "image_url", "audio_url", "image", "audio", "source", "url", "path", "base64", "data")
+"""Fields of an object that name an image or a sound: by a path, an object, or content in base64."""
+CONTENT = ("base64", "data")
+ABOUT = frozenset({"type", "id", "index", "width", "height", "format", "media_type", "mime_type", "cache_control"})
+"""Fields of a part that change nothing."""
+DETAILS = ("auto", "high")
+"""OpenAI's `detail` of an image that is seen as well as the model can."""
+NAMING_A_VIDEO = ("video", "video_url", "frames", "url", "path")
+OF_A_VIDEO = ABOUT.union(NAMING_A_VIDEO, ("fps", "times"))
 MOST_A_SECOND = 1e4
 LONGEST = 1e6  # seconds
 
@@ -74,6 +84,7 @@ def words_of(part: Any, number: int, gap: str, senses: Senses) -> str:
     """
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
+        _refuse_others(part, ABOUT | {"text", "annotations"}, f"the text of turn {number}")
         if mark := next((mark for mark in senses.marks if mark in part["text"]), None):
             raise Rejected("image_mark_mismatch", f"turn {number} has {mark!r} in the text of a message part")
         return str(part["text"])
@@ -89,8 +100,8 @@ def words_of(part: Any, number: int, gap: str, senses: Senses) -> str:
 
 def images_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ...]:
     """The images of a record, in the order of their marks. Raises `Rejected` (malformed_line)."""
-    references = [_inside(_first(part, "image_url", "image", "url", "path")) for part in _parts(turns, IMAGE_PARTS)]
-    return _paths(*_given(record, ("image", "images"), references, "images"))
+    references = [_reference(part, "an image") for part in _parts(turns, IMAGE_PARTS)]
+    return _paths(*_given(record, ("image", "images"), references, "images"), "an image")
 
 
 def hears_videos(record: Mapping[str, Any]) -> bool | None:
@@ -103,28 +114,43 @@ def hears_videos(record: Mapping[str, Any]) -> bool | None:
 
 def sounds_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ...]:
     """The sounds of a record, in the order of their marks. Raises `Rejected` (malformed_line)."""
-    references = [_sound(part) for part in _parts(turns, AUDIO_PARTS)]
-    name, value = _given(record, tuple(sorted(AUDIO_FIELDS)), references, "sounds")
-    several = value if isinstance(value, list) else [value]
-    return _paths(name, [_sound(one) if isinstance(one, dict) else one for one in several])
+    references = [_reference(part, "a sound") for part in _parts(turns, AUDIO_PARTS)]
+    return _paths(*_given(record, tuple(sorted(AUDIO_FIELDS)), references, "sounds"), "a sound")
 
 
-def _sound(said: Mapping[str, Any]) -> Any:
-    """The path of a sound, or its content as a `data:` URL (of OpenAI's `input_audio`, without its beginning)."""
-    named = _first(said, "input_audio", "audio_url", "audio", "url", "path", "data")
-    if isinstance(named, dict):
-        return _sound(named)
-    if isinstance(named, str) and named and named == said.get("data") and not named.startswith("data:"):
-        return f"data:;base64,{named}"
-    return named
+def _reference(said: Any, what: str) -> Any:
+    """The path of an image or a sound, or its content as a `data:` URL, from a text, an object or a part; None: a part
+    that names nothing. Raises `Rejected` for what else an object says."""
+    if not isinstance(said, Mapping):
+        return said
+    others = {name: value for name, value in said.items() if not (name == "detail" and value in DETAILS)}
+    _refuse_others(others, ABOUT.union(NAMING), what)
+    name, value = _named(said, NAMING, what)
+    if isinstance(value, Mapping):
+        return _reference(value, what)
+    if name in CONTENT and isinstance(value, str) and not value.startswith("data:"):
+        return f"data:;base64,{value}"
+    return value
 
 
-def _first(said: Mapping[str, Any], *names: str) -> Any:
-    return next((said[name] for name in names if said.get(name)), None)
+def _named(said: Mapping[str, Any], names: Sequence[str], what: str) -> tuple[str, Any]:
+    """(field, value) of the one that names it; ("", None): none does."""
+    given = {name: said[name] for name in names if said.get(name)}
+    if len(given) > 1:
+        raise Rejected("malformed_line", f"both {' and '.join(map(repr, given))} name {what}; leave one")
+    return next(iter(given.items()), ("", None))
 
 
-def _paths(name: str, value: Any) -> tuple[str, ...]:
-    paths = value if isinstance(value, list) else [value]
+def _refuse_others(said: Mapping[str, Any], known: frozenset[str], what: str) -> None:
+    for name, value in said.items():
+        if name not in known and value not in (None, "", [], {}):
+            raise Rejected(
+                "unsupported_field", f"{name[:40]!r} of {what} is not read: sizes and frames are the model's own rule's"
+            )
+
+
+def _paths(name: str, value: Any, what: str) -> tuple[str, ...]:
+    paths = [_reference(one, what) for one in (value if isinstance(value, list) else [value])]
     if not all(isinstance(path, str) and path and is_unicode(path) for path in paths):
         raise Rejected("malformed_line", f"{name!r} is neither a path nor a list of paths")
     return tuple(paths)
@@ -155,10 +181,6 @@ def _parts(turns: Sequence[Turn], kinds: Sequence[str]) -> Iterator[dict[str, An
                 yield part
 
 
-def _inside(named: Any) -> Any:
-    return named.get("url") if isinstance(named, dict) else named
-
-
 def _given(record: Mapping[str, Any], names: Sequence[str], parts: Sequence[Any], what: str) -> tuple[str, Any]:
     """(field, value) of the field that names media, or the media of message `parts` (None: a part without its own)."""
     given = {name: record[name] for name in names if record.get(name) not in (None, "", [])}
@@ -172,16 +194,13 @@ def _given(record: Mapping[str, Any], names: Sequence[str], parts: Sequence[Any]
 
 def _video(said: Mapping[str, Any]) -> VideoReference:
     """The video of a message part or of an entry in `videos`."""
-    if unknown := [name for name, value in said.items() if value is not None and name not in OF_A_VIDEO]:
-        raise Rejected(
-            "unsupported_field", f"{unknown[0][:40]!r} of a video is not read: the model's own rule chooses frames"
-        )
-    named = _first(said, "video", "video_url", "frames", "url", "path")
-    named, timed = _inside(named), [name for name in ("fps", "times") if said.get(name) is not None]
-    files = tuple(named if isinstance(named, list) else [named])
+    _refuse_others(said, OF_A_VIDEO, "a video")
+    _, named = _named(said, NAMING_A_VIDEO, "a video")
+    timed = [name for name in ("fps", "times") if said.get(name) is not None]
+    files = tuple(_reference(one, "a video") for one in (named if isinstance(named, list) else [named]))
     if not files or not all(isinstance(path, str) and path and is_unicode(path) for path in files):
         raise Rejected("malformed_line", "a video is neither a path nor a list of its frames' paths")
-    if isinstance(named, str):
+    if not isinstance(named, list):
         if timed:
             raise Rejected("unsupported_field", f"{timed[0]!r} of a video file is in the file; take it out")
         return VideoReference(files)

@@ -10,6 +10,7 @@ from omnibal_ext.architectures.vision import VideoClock
 from omnibal_ext.families.qwen_omni.audio import read_audio
 from omnibal_ext.families.qwen_vl.config import Generation, with_tower
 from omnibal_ext.families.section import Section
+from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.reading.checks import anything, finite, integer, mapping
 
 PACE = finite(1e-3, 1e4)
@@ -29,8 +30,8 @@ def read_thinker(name: str, config: Section, code: Generation) -> Architecture:
     sound = config.take("audio_token_index" if code.windows else "audio_token_id", integer(0, 2**24))
     prompt = PromptFormat(code.markup, image, code.template, "native", audio_token_id=sound)
     audio = read_audio(hearing, language.hidden_size)
-    types, tied = (config["model_type"], f"{stem}_text"), config.take("tie_word_embeddings")
-    model = with_tower(name, tower, language, code, prompt=prompt, types=types, tied=tied, audio=audio)
+    types, tied_words = (config["model_type"], f"{stem}_text"), tied(config)
+    model = with_tower(name, tower, language, code, prompt=prompt, types=types, tied=tied_words, audio=audio)
     chunk = config.take("seconds_per_chunk", PACE) if code.windows else None
     assert model.vision.native is not None
     native = replace(model.vision.native, clock=VideoClock(config.take("position_id_per_seconds", PACE), chunk))
@@ -40,6 +41,6 @@ def read_thinker(name: str, config: Section, code: Generation) -> Architecture:
 def read_whole(name: str, config: Section, code: Generation) -> Architecture:
     """Read the thinker in a whole model's config.json."""
     inner = config.inner("thinker_config", f"{config['model_type']}_thinker", always=True)
-    model = read_thinker(name, inner, code)
+    model = read_thinker(name, replace(inner, folder=config.folder), code)
     inner.refuse_unread()
     return model

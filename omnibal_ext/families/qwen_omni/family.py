@@ -161,5 +161,6 @@ FAMILY = Family(
         (r"^thinker\.(model|lm_head)\.", r"language_model.\1."),
         (r"^(language_model\.model|thinker|model)\.(?=audio_tower\.|visual\.)", ""),
     ),
+    kept=("spk_dict.pt",),  # the talker's voices
     idle=(r"audio_tower\.audio_bos_eos_token\.", r"talker\.", r"token2wav\.", r"code2wav\."),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -201,6 +202,8 @@ def test_a_whole_omni_is_its_thinker_and_comes_back_with_what_it_hears_and_says(
     weights = {f"thinker.{name}": weight for name, weight in weights_of(thinker).items()}
     weights |= {"talker.model.norm.weight": torch.ones(3), "token2wav.bias": torch.zeros(2)}
     whole.mkdir()
+    for name in ("spk_dict.pt", "training_args.bin"):  # the talker's voices, which transformers' class loads
+        (whole / name).write_bytes(b"of " + name.encode())
     safetensors.save_file(weights, whole / "model.safetensors")
     config = json.loads((thinker / "config.json").read_text())
     said = {"talker_config": {"model_type": "qwen2_5_omni_talker"}, "enable_audio_output": True}
@@ -211,18 +214,70 @@ def test_a_whole_omni_is_its_thinker_and_comes_back_with_what_it_hears_and_says(
     assert_same(ours_of(tmp_path / "ours_whole"), ours_of(tmp_path / "ours_thinker"))
     to_hugging_face(tmp_path / "ours_whole", tmp_path / "back")
     assert_same(weights_of(tmp_path / "back"), weights)
+    assert (tmp_path / "back/spk_dict.pt").read_bytes() == b"of spk_dict.pt"
+    assert not (tmp_path / "back/training_args.bin").exists()
     (whole / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": {**config, "x": 1}}))
     with pytest.raises(UserError, match=r"thinker_config\.x is '1', which is not known"):
         read_architecture(whole)
 
 
-def test_a_head_in_the_weights_overrides_tied_embeddings(tmp_path: Path) -> None:
-    models.build("internvl", seed=1).save_pretrained(tmp_path / "theirs")
-    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    from_hugging_face(tmp_path / "theirs", tmp_path / "ours")
+@pytest.mark.parametrize("kind", ["internvl", "llava", "qwen3-vl", "qwen2.5-omni", "qwen3-omni"])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_head_in_the_weights_overrides_tied_embeddings(tmp_path: Path, kind: str, is_whole: bool) -> None:
+    if is_whole and "omni" not in kind:
+        pytest.skip("is no part of a larger model")
+    theirs = tmp_path / "theirs"
+    models.build(kind, seed=1).save_pretrained(theirs)
+    config, weights = json.loads((theirs / "config.json").read_text()), weights_of(theirs)
+    config["tie_word_embeddings"] = True
+    if is_whole:
+        config = {"model_type": config["model_type"].removesuffix("_thinker"), "thinker_config": config}
+        weights = {f"thinker.{name}": weight for name, weight in weights.items()}
+        safetensors.save_file(weights, theirs / "model.safetensors")
+    (theirs / "config.json").write_text(json.dumps(config))
+    from_hugging_face(theirs, tmp_path / "ours")
     assert not read_architecture(tmp_path / "ours").tied
     assert "links.head.linear.weight" in OurCheckpoint(tmp_path / "ours").weights
+    to_hugging_face(tmp_path / "ours", tmp_path / "back")
+    assert_same(weights_of(tmp_path / "back"), weights)
+    written = json.loads((tmp_path / "back/config.json").read_text())
+    assert written.get("thinker_config", written)["tie_word_embeddings"] is False
+
+
+OF_EACH_CLASS = list({prefix: kind for kind, (prefix, *_) in models.FAMILIES.items()}.values())
+
+
+@pytest.mark.parametrize("kind", OF_EACH_CLASS)
+def test_an_export_is_opened_by_the_class_that_its_config_names_and_generates(tmp_path: Path, kind: str) -> None:
+    model = models.build(kind, seed=1)
+    model.save_pretrained(tmp_path / "theirs")
+    there_and_back(tmp_path / "theirs", tmp_path)
+    named = json.loads((tmp_path / "back/config.json").read_text())["architectures"]
+    assert named == [type(model).__name__]
+    opened = getattr(transformers, named[0]).from_pretrained(tmp_path / "back")
+    asked = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "max_new_tokens": 3, "do_sample": False}
+    assert opened.generate(**asked).tolist() == model.eval().generate(**asked).tolist()
+
+
+@pytest.mark.parametrize("kind", OF_EACH_CLASS)
+def test_a_language_layer_more_than_the_config_says_is_refused(tmp_path: Path, kind: str) -> None:
+    """As it is for the model's own family alone: GLM-OCR's has one behind its last, which nothing runs."""
+    folder = tmp_path / "theirs"
+    models.build(kind, seed=1).save_pretrained(folder)
+    weights = weights_of(folder)
+    found = re.compile(r"(.*\blayers\.)(\d+)(\.(?:input_layernorm|self_attn\.[qo]_proj)\.weight)")
+    layers = [match for name in weights if "vision" not in name and "visual" not in name and "audio" not in name
+              for match in [found.fullmatch(name)] if match]  # fmt: skip
+    last = max(layers, key=lambda match: int(match[2]))
+    name = f"{last[1]}16{last[3]}"
+    change_weights(folder, {name: weights[last[0]]})
+    if models.FAMILIES[kind][0] == "GlmOcr":
+        from_hugging_face(folder, tmp_path / "ours")
+        to_hugging_face(tmp_path / "ours", tmp_path / "back")
+        assert name in weights_of(tmp_path / "back")
+        return
+    with pytest.raises(UserError, match=r"the model has no place for, .*layers\.16\."):
+        from_hugging_face(folder, tmp_path / "ours")
 
 
 LIMITED = """

@@ -70,7 +70,7 @@ def changed(folder: Path, **fields: Any) -> Path:
         {"use_rslora": True, "r": 3, "lora_alpha": 5},
         {"lora_dropout": 0.05, "bias": "none"},
         {"fan_in_fan_out": True, "ensure_weight_tying": True},
-        {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {r"layers\.0\.mlp\.fc1": 6, "nowhere": 5}},
+        {"rank_pattern": {"q_proj": 2, "proj": 5}, "alpha_pattern": {r"layers\.0\.mlp\.fc1": 6, "nowhere": 5}},
         {"target_modules": ["q_proj", "fc2"], "layers_to_transform": [0], "layers_pattern": "layers"},
         {"target_modules": "all-linear", "exclude_modules": ["k_proj", "lm_head"], "task_type": "CAUSAL_LM"},
         {

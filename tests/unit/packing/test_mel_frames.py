@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packers.budgets import audio_budget_for
 from omnibal_ext.packing.packs import TOKENS
 from omnibal_ext.report.against_random import _wide_packs, random_index, sizes_of
 from omnibal_ext.sizes import FRAMES, Sizes
@@ -48,6 +49,15 @@ def test_packs_keep_three_budgets_and_ranks_wait_for_none_of_three_parts(tmp_pat
     assert packs.frames.max() <= 12000
     of_pack = dict(zip(index.loads[:, TOKENS].tolist(), heard.tolist(), strict=True))
     assert packs.frames.ravel()[0] == of_pack[packs.tokens.ravel()[0]]
+
+
+def test_a_long_sound_among_words_has_room(tmp_path: Path) -> None:
+    """On average there are fewer frames than it has."""
+    heard = np.zeros(500, np.int64)
+    heard[7] = 9000
+    sizes = Sizes(np.ones(500, np.int64), np.full(500, 100), {FRAMES: heard})
+    assert audio_budget_for(sizes, 1000) == 9000
+    assert audio_budget_for(replace(sizes, more={FRAMES: heard // heard.max() * 90}), 100_000) > 90
 
 
 def profiled(index: PackedIndex, **budgets: int) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from examples.demo.data import train_tokenizer
-from megatron.vlm.preflight.dataset import _hearing, check_dataset, check_lengths, longest_positions
+from megatron.vlm.preflight.dataset import _hearing, _token_ids, check_dataset, check_lengths, longest_positions
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from omnibal_ext.architectures.language import RopeScaling
 from omnibal_ext.architectures.presets import preset
@@ -61,7 +61,8 @@ ENCODER = {"mel_bins": 128, "chunk": 200, "channels": 0, "pooled": True}
 
 @pytest.mark.parametrize(
     ("change", "fits"),
-    [({}, True), ({"hop": 80}, False), ({"longest": 30}, False), ({"encoder": {**ENCODER, "chunk": 100}}, False),
+    [({}, True), *(({name: value + 1}, False) for name, value in HEARD.items()),
+     *(({"encoder": {**ENCODER, name: value + 1}}, False) for name, value in ENCODER.items()),
      ({"encoder": {**ENCODER, "layers": 7}}, True)],
 )  # fmt: skip
 def test_sounds_must_have_been_heard_as_the_model_hears(
@@ -70,6 +71,9 @@ def test_sounds_must_have_been_heard_as_the_model_hears(
     hears = preset("qwen2.5-omni-3b")
     said = {"audio": {**HEARD, "encoder": ENCODER, **change}, "audio_token_id": hears.prompt.audio_token_id}
     assert (not [*_hearing({**manifest, **said}, hears, None)]) is fits
+    said["image_token_id"] = hears.prompt.image_token_id or 0
+    assert not [*_token_ids({**manifest, **said}, hears, None)]
+    assert [*_token_ids({**manifest, **said, "audio_token_id": 7}, hears, None)]
     assert not [*_hearing(manifest, hears, None)]
     assert [*_hearing({**manifest, **said}, TINY, None)]
 
@@ -106,7 +110,8 @@ def test_all_that_differs_is_said_at_once_with_the_flags_that_mend_it(manifest: 
 
 @pytest.mark.parametrize("field", ["vocab_size", "image_token_id"])
 def test_ids_behind_the_vocabulary_are_refused(manifest: dict[str, Any], field: str) -> None:
-    for value, fits in ((TINY.language.vocab_size - (field == "image_token_id"), True), (600, False)):
+    last = TINY.language.vocab_size - (field == "image_token_id")
+    for value, fits in ((last, True), (last + 1, False), (600, False)):
         manifest[field] = value
         if fits:
             check_dataset(Path("data"), manifest, TINY, None)

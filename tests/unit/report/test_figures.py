@@ -299,7 +299,7 @@ def test_a_run_is_summed_up_by_its_intervals(tmp_path: Path) -> None:
 
 
 def turn(number: int, seconds: float, others: float = 0.0) -> Turn:
-    return Turn(number, 9, seconds, 2 * seconds, others)
+    return Turn(number, [seconds] * 9, 2 * seconds, others)
 
 
 def test_the_last_run_is_compared_with_all_others_and_with_the_baseline_last(
@@ -323,8 +323,8 @@ def test_the_last_run_is_compared_with_all_others_and_with_the_baseline_last(
     compare.main()
     *table, left_out, second, last = capsys.readouterr().out.splitlines()
     assert left_out == "Rounds that are left out, with other programs' share of the processors: 4 (40%)."
-    # Seconds a sample: .032, .16, .02 beside .025, .1, .0125; and .1, .2, .1 beside these.
-    assert second == "balanced / careful samples a second: 1.60x (1.28 to 1.60 in 3 rounds)"
+    # Seconds a sample: .032, .16, .02 beside .025, .1, .0125; and .1, .2, .1 beside these; medians .032, .025, .1.
+    assert second == "balanced / careful samples a second: 1.28x (1.28 to 1.60 in 3 rounds)"
     assert last == "balanced / baseline samples a second: 4.00x (2.00 to 8.00 in 3 rounds)"
     shown = [" ".join(line.split()) for line in table]
     assert "samples an iteration 10 25 40" in shown

@@ -26,9 +26,10 @@ from omnibal_ext.families.markup import AUDIO_MARK, VIDEO_MARK
 from omnibal_ext.reading.files import open_plain, size_of
 from omnibal_ext.reading.tars import Member, members
 
-NAMED = re.compile(rb'"(?:image|images|image_url|url|path|video|videos|video_url|audios?|audio_url|sounds?)"\s*:')
-"""Matches a record that names images, videos or sounds, in a field or in message parts."""
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+FIELDS = ("image", "images", "video", "videos", "audio", "audios", "sound", "sounds")
+NAMED = re.compile(r'"(?:image|images|image_url|url|path|source|base64|video|video_url|audio|audio_url|input_audio)":')
+"""Matches message parts that name images, videos or sounds, in JSON as Python writes it."""
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
 SOUNDS = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".oga", ".opus", ".aif", ".aiff")
 
@@ -149,10 +150,15 @@ def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
         found["videos"] = [name for name in names if name.lower().endswith(VIDEOS)]
     if AUDIO_MARK.encode() in text:
         found["audios"] = [name for name in names if name.lower().endswith(SOUNDS)]
-    names_its_own = not isinstance(record, dict) or NAMED.search(text)
-    if names_its_own or not any(found.values()):
+    if not isinstance(record, dict) or not any(found.values()) or _names_its_own(record):
         return record if is_turns else text
     return {**record, **found}
+
+
+def _names_its_own(record: dict[str, Any]) -> bool:
+    """Whether a record names images, videos or sounds; img2dataset's `url` is where the image of its key was."""
+    turns = [record.get("conversations"), record.get("messages")]
+    return any(record.get(name) for name in FIELDS) or NAMED.search(json.dumps(turns)) is not None
 
 
 def _content(file: BufferedReader, member: Member, start: int = 0, most: int = MOST_BYTES) -> bytes:

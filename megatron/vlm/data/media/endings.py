@@ -4,8 +4,10 @@ import os
 from collections.abc import Callable
 from typing import BinaryIO
 
+MOST_SECONDS = 3600
+"""Of a sound. RIFF lengths beyond are those of programs that wrote to a pipe and did not know."""
 UNKNOWN = 0x7FFFFF00
-"""RIFF lengths from here on are those of programs that wrote to a pipe and did not know."""
+"""The same of IFF lengths, and of RIFF ones without a rate."""
 OGG_PAGE = 27 + 255 + 255**2
 """Bytes of the largest page."""
 
@@ -22,7 +24,9 @@ def _read(file: BinaryIO, at: int, size: int) -> bytes:
 
 
 def _riff(file: BinaryIO, end: int) -> str:
-    return _chunks(int.from_bytes(_read(file, 4, 4), "little"), end)
+    said, a_second = (int.from_bytes(_read(file, at, 4), "little") for at in (4, 28))
+    is_known = _read(file, 12, 4) != b"fmt " or said <= MOST_SECONDS * a_second
+    return _chunks(said, end) if is_known else ""
 
 
 def _aiff(file: BinaryIO, end: int) -> str:

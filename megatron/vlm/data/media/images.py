@@ -14,6 +14,7 @@ import struct
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -42,7 +43,12 @@ NORMALIZATIONS = {
     "unit": Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),  # as they are (Gemma 4 without towers)
 }
 
-FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = (
+    *("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP"),
+    *(["AVIF"] if find_spec("PIL.AvifImagePlugin") else []),  # from Pillow 11.3 on
+)
+SEVERAL_PICTURES = "MPO"
+"""A JPEG with further pictures of the same scene behind it, such as one in depth: the first is meant."""
 MAX_SIDE = 2**16
 MAX_JPEG_HEADER, MAX_JPEG_SEGMENTS = 2**24, 2**12
 """Limits of what comes before a JPEG's pixels: Pillow joins tens of thousands of EXIF segments in minutes."""
@@ -164,6 +170,8 @@ def _checked(path: Path, file: BinaryIO, max_pixels: int, decode: bool, most_at_
 
 
 def _is_animated(path: Path, image: Image.Image) -> bool:
+    if image.format == SEVERAL_PICTURES:
+        return False
     try:
         return getattr(image, "is_animated", False)  # looks for a second frame, in a GIF or TIFF
     except Exception as error:  # as above

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.media.containers import MOST_PACKETS, SOUNDS, open_container
 from megatron.vlm.data.media.crc import opened
-from megatron.vlm.data.media.endings import missing_end
+from megatron.vlm.data.media.endings import MOST_SECONDS, missing_end
 from megatron.vlm.data.media.videos import check_file
 from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError, how_to_install
@@ -38,7 +38,6 @@ EXACT = (
     ("flac", "flac"),
 )  # fmt: skip
 """Containers and codecs whose packets hold as many samples as they say. Floats are decoded: they may be no numbers."""
-MOST_SECONDS = 3600
 MOST_SAMPLES = MOST_SECONDS * 96000
 """Of all channels together: an hour of two at 48 kHz. Silence of years fits a file of megabytes."""
 BLOCK = 2**16
@@ -169,8 +168,9 @@ def _scanned(container: "InputContainer") -> _Scan:
         return _Scan(None, f"ends inside packet {len(sizes) - 1}")
     if exact and samples < said:
         return _Scan(None, f"{samples} samples where the file says {said}")
-    if len(sizes) - 1 < stream.frames and container_name not in ("wav", "aiff"):
-        return _Scan(None, f"{len(sizes) - 1} packets where the file says {stream.frames}")
+    found = samples if codec.startswith("pcm_") else len(sizes) - 1  # of which each sample is a frame
+    if found < stream.frames and container_name not in ("wav", "aiff"):
+        return _Scan(None, f"{found} frames where the file says {stream.frames}")
     if container_name == "mp3" and not exact and sizes[-1] < min(sizes[1:]) - 1:
         return _Scan(None, "ends inside a frame")
     if codec == "flac" and last is not None:  # of which each can be decoded alone
