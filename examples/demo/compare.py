@@ -12,7 +12,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def compare(turns: Sequence[Sequence[Turn]], samples: Sequence[float]) -> Compar
         return Compared([], len(common), disturbed)
     counted = [[run[number].seconds for number in quiet] for run in by_round]
     *before, last = (
-        [statistics.median(seconds) / size for seconds in (sum(rounds, []), *rounds)]
+        [statistics.median(seconds) / size for seconds in (chain.from_iterable(rounds), *rounds)]
         for rounds, size in zip(counted, samples, strict=True)
     )
     found = [[one / own for one, own in zip(other, last, strict=True)] for other in before]
