@@ -75,7 +75,7 @@ def compared(ours: Path, theirs: Path, peft: Path | None = None, data: Path | No
             f"note: {data}: has no samples but with videos or unreadable images; logits are compared on random ones",
             error=True,
         )
-    samples = samples or random_samples(architecture, image_token, {*token_ids(read_config(config_path(theirs)))})
+    samples = samples or random_samples(architecture, image_token, _meant(theirs))
     unmerged, merged = _our_logits(ours, theirs, architecture, samples, image_token, is_merged=peft is None)
     wanted = _their_logits(theirs, samples, peft, architecture.vision)
     scale = max(1.0, nan_max([logits.abs() for logits in wanted]))
@@ -96,6 +96,11 @@ def nan_max(differences: Sequence[torch.Tensor]) -> float:
 def _image_token(theirs: Path) -> int:
     token = image_token_id(read_config(config_path(theirs)))
     return 151667 if token is None else int(token)
+
+
+def _meant(theirs: Path) -> set[int]:
+    """Tokens that the model takes as more than words: from some it derives positions."""
+    return {*token_ids(read_config(config_path(theirs)))}
 
 
 def _our_logits(

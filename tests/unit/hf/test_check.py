@@ -12,7 +12,7 @@ from megatron.vlm.data.dataset import Sample
 from megatron.vlm.data.media.tiling import VideoFrames
 from megatron.vlm.hf import check
 from megatron.vlm.hf.check import nan_max
-from megatron.vlm.hf.check_samples import CheckSample, samples_of
+from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from omnibal_ext.architectures.presets import preset
 from tests.demo import demo_dataset
 
@@ -45,6 +45,21 @@ def test_a_sample_whose_image_cannot_be_read_is_passed_by(tmp_path: Path) -> Non
     assert torch.equal(samples_of(data.folder)[0].pixels, data.sample(second).pixels())
 
 
+@pytest.mark.parametrize("name", ["tiny", "qwen3-vl-8b", "qwen2.5-omni-3b", "qwen3-omni-30b-a3b", "llava-1.5-7b"])
+def test_random_words_mean_nothing_else(name: str) -> None:
+    """Of a small vocabulary any word may come; each run of an image's or a sound's tokens is as long as it is."""
+    model, words = preset(name), 16
+    hears = model.audio and replace(model.prompt, audio_token_id=4)
+    model = replace(model, language=replace(model.language, vocab_size=words), prompt=hears or model.prompt)
+    samples = random_samples(model, 5, {1, 2, 3})
+    assert not {1, 2, 3} & {int(token) for sample in samples for token in sample.ids}
+    assert {*range(6, words)} <= {int(token) for sample in samples for token in sample.ids}
+    for sample in samples:
+        assert (sample.ids == 5).sum() == sum(len(order) for _, order in sample.images)
+        heard = sum(model.audio.tokens(len(sound)) for sound in sample.sounds) if model.audio else 0
+        assert (sample.ids == 4).sum() == heard or not model.audio
+
+
 def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +75,7 @@ def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(
     monkeypatch.setattr(check, "_our_logits", lambda *given, **_: (logits(given[3]), None))
     monkeypatch.setattr(check, "_their_logits", lambda *given: logits(given[1]))
     monkeypatch.setattr(check, "_image_token", lambda _: 7)
+    monkeypatch.setattr(check, "_meant", lambda _: set())
     monkeypatch.setattr(check, "preset", lambda _: preset("tiny"))
     found = check.compared(tmp_path, tmp_path, data=data.folder)
     assert found == check.LogitDifference(0.0)
