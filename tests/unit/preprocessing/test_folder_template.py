@@ -47,6 +47,13 @@ PROGRAMS = {
         + PROMPT.replace("PROMPT", "'<|assistant|>\\n'"),
         ["  A cat. \n</s>", "Yes.</s>"],
     ),
+    # PaddleOCR-VL's: where nothing is said of a prompt, there is one; transformers says that there is none.
+    "a prompt unless told otherwise": (
+        "{% if add_generation_prompt is not defined %}{% set add_generation_prompt = true %}{% endif %}"
+        + EACH + "{{ '<|' + m.role + '|>\\n' + m.content + eos_token }}{% endfor %}"
+        + PROMPT.replace("PROMPT", "'<|assistant|>\\n'") + "{% if documents is defined %}{% else %}?{% endif %}",
+        ["  A cat. \n</s>", "Yes.</s>"],
+    ),
     # Falcon's: nothing ends an answer.
     "no end": (
         EACH + "{{ '\\n\\n' + m.role.title() + ': ' + m.content.strip() }}{% endfor %}"
@@ -105,6 +112,7 @@ def test_answers_and_their_ends_are_found(opened: Opened, kind: str, system: tup
     assert [chat.text[start:end] for start, end in chat.trained] == trained
     assert "<|vision_start|><|image_pad|><|vision_end|>What" in chat.text
     assert chat.text.count("Be brief.") == len(system)
+    assert chat.text.rstrip().endswith(trained[-1].rstrip())  # no prompt to answer stands behind
 
 
 def test_the_last_answer_ends_as_the_others_do(opened: Opened) -> None:
