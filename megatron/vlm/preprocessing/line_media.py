@@ -143,15 +143,22 @@ class LineMedia:
 def written_as(root: Path, path: str, what: str, is_url: bool) -> str:
     """The path of a file below `root` as its name is written there: composed or decomposed (NFC, NFD), or, of a URL,
     without %20 and the like. Raises `Rejected` (missing_image, of `what`) for the latter in a path that is no URL."""
-    if (path.isascii() and "%" not in path) or (root / path).exists():
+    if (path.isascii() and "%" not in path) or _is_there(root / path):
         return path
     forms = [unicodedata.normalize(form, path) for form in ("NFC", "NFD")]
     if decoded := "%" in path:
         forms.append(path_below_root(unquote(path)))
-    found = next((other for other in forms if (root / other).exists()), path)
+    found = next((other for other in forms if _is_there(root / other)), path)
     if decoded and found == forms[-1] != path and not is_url:
         raise Rejected(f"missing_{what}", f"{path}: no such file; {found!r} is there: write it so, or as file://...")
     return found
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long, a folder of others: opening it says so
+        return False
 
 
 def _decode(file: Path, place: Place, numbers: Sequence[int]) -> None:

@@ -34,6 +34,8 @@ HEARS_VIDEOS = "use_audio_in_video"
 NAMING = ("input_audio", "image_url", "audio_url", "image", "audio", "source", "url", "path", "base64", "data")
 """Fields of an object that name an image or a sound: by a path, an object, or content in base64."""
 CONTENT = ("base64", "data")
+MOST_WITHIN = 3
+"""Objects within each other: a part, its `image`, a row of `datasets`."""
 ABOUT = frozenset({"type", "id", "index", "width", "height", "format", "media_type", "mime_type", "cache_control"})
 """Fields of a part that change nothing."""
 DETAILS = ("auto", "high")
@@ -121,16 +123,16 @@ def sounds_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ..
 def _reference(said: Any, what: str) -> Any:
     """The path of an image or a sound, or its content as a `data:` URL, from a text, an object or a part; None: a part
     that names nothing. Raises `Rejected` for what else an object says."""
-    if not isinstance(said, Mapping):
-        return said
-    others = {name: value for name, value in said.items() if not (name == "detail" and value in DETAILS)}
-    _refuse_others(others, ABOUT.union(NAMING), what)
-    name, value = _named(said, NAMING, what)
-    if isinstance(value, Mapping):
-        return _reference(value, what)
-    if name in CONTENT and isinstance(value, str) and not value.startswith("data:"):
-        return f"data:;base64,{value}"
-    return value
+    name = ""
+    for _ in range(MOST_WITHIN):
+        if not isinstance(said, Mapping):
+            break
+        others = {name: value for name, value in said.items() if not (name == "detail" and value in DETAILS)}
+        _refuse_others(others, ABOUT.union(NAMING), what)
+        name, said = _named(said, NAMING, what)
+    if name in CONTENT and isinstance(said, str) and not said.startswith("data:"):
+        return f"data:;base64,{said}"
+    return said
 
 
 def _named(said: Mapping[str, Any], names: Sequence[str], what: str) -> tuple[str, Any]:

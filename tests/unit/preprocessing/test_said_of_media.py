@@ -1,6 +1,7 @@
 """What a part of a message, or an object in place of a path, says of an image, video or sound is obeyed or refused."""
 
 import base64
+import json
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *(("qwen_vl_utils", {"type": "video", "video": "a.mp4", **{name: 8}}, name)
       for name in ("nframes", "min_frames", "max_frames", "video_start", "video_end", "total_pixels", "fps")),
     ("OpenAI", {"type": "video_url", "video_url": {"url": "a.mp4", "fps": 2}}, "fps"),
+    ("nobody", image(image=json.loads('{"image": ' * 300 + "7" + "}" * 300)), "neither a path nor a list"),
     ("text", {"type": "text", "text": "a", "weight": 0.5}, "weight"),
     ("OpenAI's responses", {"type": "input_image", "image_url": "a.png"}, "input_image"),
 ]  # fmt: skip
@@ -93,6 +95,11 @@ def test_a_name_is_found_composed_or_not(tmp_path: Path, written: str, there: st
     (tmp_path / names[there]).parent.mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / names[there])
     assert written_as(tmp_path, names[written], "image", is_url=False) == names[there]
+
+
+@pytest.mark.parametrize("name", ["é" * 300, "%C3%A9" * 300, "é\x01" * 40])
+def test_a_name_that_no_file_can_have_is_missing(tmp_path: Path, name: str) -> None:
+    assert written_as(tmp_path, name, "image", is_url=False) == name
 
 
 def test_a_url_is_decoded_and_a_path_is_told_what_is_there(tmp_path: Path) -> None:

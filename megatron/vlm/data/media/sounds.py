@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.media.containers import MOST_PACKETS, SOUNDS, open_container
 from megatron.vlm.data.media.crc import opened
-from megatron.vlm.data.media.endings import MOST_SECONDS, missing_end
+from megatron.vlm.data.media.endings import missing_end
 from megatron.vlm.data.media.videos import check_file
 from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError, how_to_install
@@ -38,6 +38,7 @@ EXACT = (
     ("flac", "flac"),
 )  # fmt: skip
 """Containers and codecs whose packets hold as many samples as they say. Floats are decoded: they may be no numbers."""
+MOST_SECONDS = 3600
 MOST_SAMPLES = MOST_SECONDS * 96000
 """Of all channels together: an hour of two at 48 kHz. Silence of years fits a file of megabytes."""
 BLOCK = 2**16
