@@ -23,7 +23,7 @@ install() { # EXTRAS
     check_python
     if [[ -z "$there" ]]; then
         echo "== setting up .venv (once): about 3 GB to download and 6 on disk with PyPI's torch, which is built for CUDA;" \
-            "with one for CPUs alone (OMNIBAL_TORCH, see scripts/setup.sh) .6 and 2 =="
+            "with one for CPUs alone (OMNIBAL_TORCH, see scripts/setup.sh) .6 and 2.6 =="
     else
         echo "== bringing .venv up to date: $1 =="
     fi

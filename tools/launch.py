@@ -51,7 +51,7 @@ from omnibal_ext.launch.flags import (
     torchrun_words,
     trainer_words,
 )
-from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, number_old_files, refuse_used
+from omnibal_ext.launch.folder import CHECKPOINTS, LOCK, LOG, METRICS, PLAN, number_old_files, refuse_used
 from omnibal_ext.launch.longest import longest_sample
 from omnibal_ext.launch.planning import SWITCHES, Planning, plan_of_budgets, provisional_plan
 from omnibal_ext.launch.processes import GRACE_SECONDS, run_ranks, stoppable
@@ -281,7 +281,8 @@ def _has_ended(arguments: argparse.Namespace, report: Report) -> bool:
     else:
         say(
             f"{arguments.run_dir}: nothing is left to train; for more epochs: --epochs N -- "
-            "--override-opt-param-scheduler; to take the weights out: omnibal convert --to-hf"
+            "--override-opt-param-scheduler; to take the weights out: omnibal convert --to-hf "
+            f"{Path(arguments.run_dir) / CHECKPOINTS} --output-dir tuned"
         )
     return True
 

@@ -273,6 +273,8 @@ def about(given: Input, found: Comparison) -> tuple[str, list[str]]:
     notes = [f"time: device seconds a sample, balanced packs = 1, by the costs of {found.costs.origin}", YOURS]
     if left_out := _left_out(given, found):
         notes.append(f"{left_out:,} samples ({left_out / samples:.1%}) exceed these limits: in no batch but --order's")
+    if (batches := samples / found.ways[-1].samples_per_batch) < max(found.ranks) * options.micro_batches:
+        notes.append(f"{batches:.0f} balanced packs are fewer than a step has: too few samples to see who waits")
     if given.rejected:
         notes.append(f"lines that cannot be used: {given.rejected}")
     return title, notes

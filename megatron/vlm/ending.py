@@ -92,7 +92,8 @@ def _watch_signals() -> threading.Event:
                 elif _is_handled_here(number):
                     break
             stopped.set()
-            _print_once(f"stopped by {signal.Signals(number).name}; --load goes on from the last checkpoint saved")
+            name = signal.Signals(number).name
+            _print_once(f"stopped by {name}; a new start goes on from the last save, if there is one")
             time.sleep(GRACE)
             os._exit(128 + number)
 

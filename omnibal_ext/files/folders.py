@@ -12,9 +12,7 @@ from omnibal_ext.files.writing import hidden_name, naming, new_folder, remove_un
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Constants of Linux's renameat2."""
-TAKE_ANOTHER = (
-    "choose another folder (--output-dir; of omnibal launch --run-dir), or remove it if no run is to go on with it"
-)
+TAKE_ANOTHER = "choose another folder: --output-dir, or --run-dir of omnibal launch"
 """The remedy where a folder holds something else: a run goes on only with the data that it began with."""
 
 

@@ -18,7 +18,7 @@ from omnibal_ext.files.folders import check_exists, refuse_no_images
 from omnibal_ext.files.records import sha256_of, write_record
 from omnibal_ext.flags import as_flags, flag_name
 from omnibal_ext.launch.flags import flags_in
-from omnibal_ext.launch.folder import is_made, remove_unused
+from omnibal_ext.launch.folder import is_made, refuse_other, remove_unused
 from omnibal_ext.launch.planning import run_our_tool
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
@@ -139,11 +139,12 @@ def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -
 def are_made(arguments: argparse.Namespace, data_parallel: int) -> bool:
     """Whether dataset and packs exist and were made with these flags; input files may have changed since.
 
-    Raises UserError for --widths that these ranks cannot have.
+    Raises UserError for --widths that these ranks cannot have, and if a run was begun on a dataset of other limits.
     """
     if asked := read_widths(arguments.widths):
         check_widths(asked, data_parallel)
     data, manifest = _asked_of_data(arguments), Path(arguments.data) / "manifest.json"
+    refuse_other(Path(arguments.run_dir), _note(arguments, "data"), data)
     return is_made(_note(arguments, "data"), data, manifest) and _are_packed(arguments, data_parallel)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.identity import differences
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.run_metrics import INPUTS, TIMELINE
@@ -41,6 +42,18 @@ def is_made(note: Path, asked: Mapping[str, Any], *made: Path) -> bool:
     except UserError:  # damaged
         return False
     return {name: value for name, value in noted.items() if name not in OLD_PLACES} == json.loads(json.dumps(asked))
+
+
+def refuse_other(folder: Path, note: Path, asked: Mapping[str, Any]) -> None:
+    """Raise UserError if a run was begun in `folder` on what its `note` says was made otherwise than is asked."""
+    if not (folder / INPUTS).exists() or not note.exists():
+        return
+    try:
+        noted = read_json(note, mapping(anything), "it is made again")
+    except UserError:  # damaged
+        return
+    for how in differences(noted, {name: value for name, value in asked.items() if name in noted}):
+        raise UserError(f"{folder}: a run was begun there on other data ({how}); choose another --run-dir")
 
 
 def remove_unused(folder: Path, made: Path) -> None:

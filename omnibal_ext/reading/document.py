@@ -35,6 +35,12 @@ def decode(content: bytes) -> Any:
     return value
 
 
+def described(error: json.JSONDecodeError) -> str:
+    """What is wrong with a JSON text."""
+    is_open = error.msg.startswith("Invalid control character")
+    return "a text has no quote at the end of its line" if is_open else error.msg
+
+
 def read_lines(path: PathLike, check: Check[Value], remedy: str, most_bytes: int = MOST_BYTES) -> Iterator[Value]:
     """Yield the checked values of a JSON Lines file, whose lines have at most `most_bytes`.
 

@@ -25,7 +25,7 @@ from megatron.vlm.hf.precision import export_types, write_config_dtype
 from megatron.vlm.hf.shapes import weight_shape
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.folder import CONFIG, INDEX, config_path, read_config, weight_file
+from omnibal_ext.architectures.folder import CONFIG, INDEX, config_path, read_config, weight_file, weight_files
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
@@ -289,6 +289,11 @@ def _extras(side: Path, folder: Path, ours: OurCheckpoint) -> PeftExtras:
 def _listing(side: Path) -> tuple[dict[str, Stored], Path]:
     """The original weights by name, and the folder or file that holds the unused ones."""
     if not (side / LISTING).is_file():
+        if not weight_files(side):
+            raise UserError(
+                f"{side}: has no weights, as whose an export's are named and stored: give --like, a folder of the same "
+                "model with weights"
+            )
         return WeightFolder(side).stored, side
     listed = read_json(side / LISTING, LISTED, "convert again")
     return {

@@ -36,6 +36,7 @@ from megatron.vlm.preprocessing.record_media import (
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
 from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, VIDEO_MARK
 from omnibal_ext.reading.checks import is_unicode, shown
+from omnibal_ext.reading.document import described
 
 TURN_NAMES = {"role": "from", "content": "value", "reasoning": "reasoning_content"}
 TRAINED_FIELDS = ("weight", "loss", "train")
@@ -125,7 +126,7 @@ def _decode(line: bytes) -> dict[str, Any]:
         raise Rejected("not_utf8", f"byte {error.start} of the line is no UTF-8") from error
     except json.JSONDecodeError as error:
         before = shown(error.doc[max(error.pos - 40, 0) : error.pos])
-        fault = f"not JSON: {error.msg} at character {error.pos + 1}, behind {before}"
+        fault = f"not JSON: {described(error)} at character {error.pos + 1}, behind {before}"
         raise Rejected("malformed_line", fault) from error
     except (ValueError, RecursionError) as error:
         raise Rejected("malformed_line", f"not JSON: {error}") from error

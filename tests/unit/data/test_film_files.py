@@ -164,7 +164,7 @@ def test_a_dataset_whose_frames_were_counted_otherwise_is_refused(tmp_path: Path
     path.write_text(json.dumps(sealed(old)))
     with pytest.raises(UserError, match=r"chosen by another way.*preprocess again"):
         ChatDataset(path.parent)
-    with pytest.raises(UserError, match=r"made otherwise .*, or remove it"):
+    with pytest.raises(UserError, match="made otherwise"):
         made(tmp_path, "qwen-vl", film)
     path.write_text(json.dumps(sealed({**old, "video_files": 0})))  # images alone are what they were
     assert len(ChatDataset(path.parent)) == 1

@@ -13,7 +13,7 @@ from omnibal_ext import console, errors
 from omnibal_ext.console import follow_metrics
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch import check
-from omnibal_ext.launch.folder import number_old_files, refuse_used, remove_unused
+from omnibal_ext.launch.folder import number_old_files, refuse_other, refuse_used, remove_unused
 from omnibal_ext.launch.weights import converted_folder
 from tests.programs import ROOT
 
@@ -159,3 +159,27 @@ def test_packs_make_way_unless_a_run_was_started_on_them(tmp_path: Path) -> None
     remove_unused(tmp_path, packs)
     assert not packs.exists()
     remove_unused(tmp_path, packs)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"--max-tokens": 9, "shorten": []}, ""),
+        ({"--max-tokens": 9, "shorten": [], "--later": 1}, ""),  # noted by an older version, which had no such flag
+        ({"--max-tokens": 8, "shorten": []}, "--max-tokens is 9, not 8"),
+        ({"--max-tokens": 9, "shorten": ["truncate"]}, "shorten is"),
+    ],
+)
+def test_a_run_that_was_begun_on_other_data_is_named_at_once(tmp_path: Path, asked: dict[str, Any], said: str) -> None:
+    note = tmp_path / "data.inputs.json"
+    refuse_other(tmp_path, note, asked)
+    note.write_text(json.dumps({"--max-tokens": 9, "shorten": []}))
+    refuse_other(tmp_path, note, {})  # no run was begun
+    (tmp_path / "inputs.json").touch()
+    if not said:
+        refuse_other(tmp_path, note, asked)
+        return
+    with pytest.raises(UserError, match=rf"a run was begun there on other data \({said}.*choose another --run-dir"):
+        refuse_other(tmp_path, note, asked)
+    note.write_text("{")
+    refuse_other(tmp_path, note, asked)

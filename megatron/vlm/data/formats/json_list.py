@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from megatron.vlm.data.formats.rows import MOST_BYTES, InputFile, PartSource, Row, bulk_of, named_errors
 from omnibal_ext.reading.checks import shown
+from omnibal_ext.reading.document import described
 from omnibal_ext.reading.files import open_plain
 
 REMEDY = "fix or split the file"
@@ -73,7 +74,7 @@ def _first_fault(file: BinaryIO, start: int, fault: "_FaultError") -> str:
             json.JSONDecoder().raw_decode(element)
         except json.JSONDecodeError as error:
             if error.pos < len(element) and not error.msg.startswith("Unterminated"):
-                words, position = error.msg, start + len(element[: error.pos].encode())
+                words, position = described(error), start + len(element[: error.pos].encode())
     before = os.pread(file.fileno(), min(position, 40), max(position - 40, 0)).decode(errors="replace")
     return f"line {_line_of(file, position)}, behind {shown(before)}: {words}"
 
