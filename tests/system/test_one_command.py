@@ -113,7 +113,7 @@ def test_one_command_trains_and_its_weights_are_transformers_own(trained: Traine
 def test_the_readmes_loop_runs_as_printed_on_its_packs(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every family's; the names are those of the README's own command."""
     readme = (ROOT / "README.md").read_text()
-    command, loop = re.findall(r"```(?:bash\nomnibal launch|python\n)(.*?)```", readme, re.DOTALL)
+    *_, command, loop = re.findall(r"```(?:bash\nomnibal launch|python\n)(.*?)```", readme, re.DOTALL)
     (folder,) = re.findall(r'from_pretrained\("(.*)"\)', loop)
     assert f"--model {folder} " in command
     assert "--run-dir run " in command
@@ -146,7 +146,7 @@ def folder(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("flags", "message"),
     [
         (("--input", "chat.jsonl", "--data", "data"), "--input makes dataset and packs in the run's folder"),
-        (("--input", "nowhere.jsonl"), "nowhere.jsonl: cannot be read"),
+        (("--input", "nowhere.jsonl"), "nowhere.jsonl: no such file or folder"),
     ],
 )
 def test_what_is_not_named_or_twice_is_refused_in_a_line(folder: Path, flags: tuple[str, ...], message: str) -> None:
