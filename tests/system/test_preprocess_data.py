@@ -51,7 +51,7 @@ def bad_lines(raw: Path) -> dict[str, str]:
         "missing_image": about("images/nowhere.png"),
         "truncated_image": about("images/cut.png"),
         "malformed_line": '{"conversations": [',
-        "image_mark_mismatch": about("images/train-00001-0.png", question="Read the digits."),
+        "image_mark_mismatch": about("images/train-00001-0.png", question="<image><image>Read the digits."),
         "empty_conversation": json.dumps({"conversations": []}),
         "path_outside_root": about("../secret.png"),
         "too_many_tokens": about(None, question="Repeat", answer="a5" * 300),
