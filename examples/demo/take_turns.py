@@ -79,17 +79,23 @@ def main() -> None:
                 runs[-1].have_turn(0, alone=False)
             number = max((turn.round for run in runs for turn in turns_of(run.folder)), default=0)
             while going := [run for run in runs if run.is_going()]:
+                check_ends(runs)  # before the last one left goes on to its end
                 number += 1
                 for run in going:
                     run.have_turn(number, alone=len(going) == 1)
-            for run in runs:  # one may have ended between its turns
-                run.check_end()
+            check_ends(runs)
         except BaseException:
             for run in runs:
                 run.end()
             for run in runs:
                 end_tree(run.launcher)
             raise
+
+
+def check_ends(runs: Sequence["Run"]) -> None:
+    """Raise UserError if one has failed: it may have ended between its turns, and the others would go on for long."""
+    for run in runs:
+        run.check_end()
 
 
 class Run:

@@ -183,9 +183,7 @@ def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:
     assert (of_folder["tokenizer-model"], of_folder["tiling"]) == (folder / "tokenizer.model", "pad")
     strange = {**LLAVA_CONFIG, "text_config": {"model_type": "llama", "vocab_size": 64064}}
     (folder / "config.json").write_text(json.dumps(strange))
-    with pytest.raises(
-        UserError, match=r"no chat template: copy the model's chat_template.jinja into .*, or name one"
-    ):
+    with pytest.raises(UserError, match=r"no chat template: copy the model's chat_template.jinja into .*, or name one"):
         resolve_settings({}, str(folder))
     (folder / "tokenizer.model").unlink()
     with pytest.raises(
