@@ -16,6 +16,7 @@ from typing import Any
 
 from megatron.vlm import platform
 from megatron.vlm.arguments import read_arguments
+from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.preflight.findings import Check, Finding, run_checks
 from megatron.vlm.preflight.machine import check_host_memory, check_memory, check_rendezvous
 from megatron.vlm.preflight.run import Run, check_run
@@ -42,9 +43,21 @@ def preflight(job: dict[str, Any]) -> dict[str, Any]:
             return _report([Finding("flags", "refused", line) for line in error.lines], None)
         findings = [*check_run(run), *run_checks(CHECKS, run)]
     try:
-        return _report(findings, run.weights, run.weights.ends(run.inputs.args.train_iters))
+        return _report(findings, run.weights, _has_ended(run))
     except UserError:
         return _report(findings, None)
+
+
+def _has_ended(run: Run) -> bool:
+    """Whether nothing is left to train; if the last save is damaged, a start goes on from the one before."""
+    weights = run.weights
+    if not weights.ends(run.inputs.args.train_iters) or weights.folder is None:
+        return False
+    try:
+        OurCheckpoint(weights.folder, step=weights.iteration).verify()
+    except UserError:
+        return False
+    return True
 
 
 def _report(findings: Sequence[Finding], weights: Weights | None, ended: bool = False) -> dict[str, Any]:
