@@ -97,7 +97,7 @@ def _unknown(name: str) -> str:
 
 
 def check_is_folder(model: str, what: str) -> None:
-    """Raise UserError for a preset, or no model at all: `what` needs a model's files."""
+    """Raise UserError unless `model` is a folder with a model's files; `what` completes "a tokenizer, which ..."."""
     preset(model)
     if not find_config(Path(model)):
         raise UserError(

@@ -1,6 +1,5 @@
 """Work in forked processes: one that dies is an error that names what it worked on, and the others' work is kept."""
 
-import gc
 import multiprocessing
 import os
 import signal
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.processes import kill_with_this_process
-from omnibal_ext.reading.memory import work_apart
+from omnibal_ext.reading.memory import leave_garbage, work_apart
 
 Value = TypeVar("Value")
 Work = Callable[..., Value]
@@ -115,7 +114,7 @@ def _serve(
     work: Work[Any],
     tasks: Sequence[tuple[Any, ...]],
 ) -> None:
-    gc.freeze()  # the parent's garbage is not collected here: an open film joins its threads, which are not in a fork
+    leave_garbage()
     begin()
     for inherited in of_parent:  # so that a pipe ends when the parent closes it
         inherited.close()

@@ -37,21 +37,26 @@ def is_made(note: Path, asked: Mapping[str, Any], *made: Path) -> bool:
     """Whether all of `made` exist, and `note` (of `write_record`) says that they were made from what is asked."""
     if not all(path.exists() for path in (note, *made)):
         return False
+    return _noted(note) == json.loads(json.dumps(asked))
+
+
+def _noted(note: Path) -> dict[str, Any] | None:
+    """Return what a note says, without `OLD_PLACES`; None if it is damaged."""
     try:
         noted = read_json(note, mapping(anything), "it is made again")
-    except UserError:  # damaged
-        return False
-    return {name: value for name, value in noted.items() if name not in OLD_PLACES} == json.loads(json.dumps(asked))
+    except UserError:
+        return None
+    return {name: value for name, value in noted.items() if name not in OLD_PLACES}
 
 
 def refuse_other(folder: Path, note: Path, asked: Mapping[str, Any]) -> None:
-    """Raise UserError if a run was begun in `folder` on what its `note` says was made otherwise than is asked."""
+    """Raise UserError if a run was begun in `folder` on data made with other flags than `asked`; `note` is their file.
+
+    Flags that an older version did not note are not compared.
+    """
     if not (folder / INPUTS).exists() or not note.exists():
         return
-    try:
-        noted = read_json(note, mapping(anything), "it is made again")
-    except UserError:  # damaged
-        return
+    noted = _noted(note) or {}
     for how in differences(noted, {name: value for name, value in asked.items() if name in noted}):
         raise UserError(f"{folder}: a run was begun there on other data ({how}); choose another --run-dir")
 

@@ -7,7 +7,6 @@ process that reads it is a line. What it costs later, for one conversation, is `
 
 import atexit
 import faulthandler
-import gc
 import json
 import os
 import resource
@@ -19,7 +18,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.memory import taken
+from omnibal_ext.reading.memory import leave_garbage, taken
 
 Value = TypeVar("Value")
 
@@ -99,7 +98,7 @@ def _answer(work: Callable[[], Any], end: int, seconds: int, most_bytes: int) ->
 def _confine(seconds: int, most_bytes: int) -> None:
     """Limit this process, which says nothing and obeys signals."""
     faulthandler.disable()
-    gc.freeze()  # the parent's garbage is not collected here: an open film joins its threads, which are not in a fork
+    leave_garbage()
     for number in (signal.SIGXCPU, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGVTALRM):
         signal.signal(number, signal.SIG_DFL)
     signal.alarm(_WAIT * seconds)

@@ -99,7 +99,7 @@ def _image_token(theirs: Path) -> int:
 
 
 def _meant(theirs: Path) -> set[int]:
-    """Tokens that the model takes as more than words: from some it derives positions."""
+    """Return the ids of all tokens that config.json names: of images and sounds, beginnings, ends, padding."""
     return {*token_ids(read_config(config_path(theirs)))}
 
 

@@ -57,7 +57,7 @@ class CheckSample:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The image token, and those that are words."""
+    """Ids of which random samples are made: the image token's, and those of words."""
 
     image: int
     words: Tensor
@@ -100,7 +100,7 @@ def _of_dataset(data: ChatDataset, sample: Sample) -> CheckSample:
 def random_samples(architecture: Architecture, image_token: int, meant: Collection[int] = ()) -> list[CheckSample]:
     """Samples of random tokens and pixels, with images of the sizes in `IMAGES`, and sounds where they are heard.
 
-    `meant`: other tokens that the model takes as more than words, of which there are none.
+    `meant`: further ids that stand for something else than words, which are not drawn.
     """
     native = architecture.vision.native
     generators = [torch.Generator().manual_seed(seed) for seed in range(len(IMAGES))]
@@ -181,6 +181,6 @@ def _some(words: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _words_but(architecture: Architecture, others: Collection[int | None]) -> Tensor:
-    """All ids but these."""
+    """Return all ids of the vocabulary but these, int64 [words]."""
     words = torch.arange(architecture.language.vocab_size)
     return words[~torch.isin(words, torch.tensor([token for token in others if token is not None]))]

@@ -141,8 +141,11 @@ class LineMedia:
 
 
 def written_as(root: Path, path: str, what: str, is_url: bool) -> str:
-    """The path of a file below `root` as its name is written there: composed or decomposed (NFC, NFD), or, of a URL,
-    without %20 and the like. Raises `Rejected` (missing_image, of `what`) for the latter in a path that is no URL."""
+    """Return `path` as the file below `root` is called: with letters composed or decomposed (NFC, NFD), or with %20 and
+    the like decoded. A path that no such file has is returned as it is.
+
+    Raises `Rejected` (missing_image; `what` in place of image) if only the decoded path exists, and it is no URL.
+    """
     if (path.isascii() and "%" not in path) or _is_there(root / path):
         return path
     forms = [unicodedata.normalize(form, path) for form in ("NFC", "NFD")]

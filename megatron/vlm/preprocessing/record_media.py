@@ -38,6 +38,7 @@ MOST_WITHIN = 3
 """Objects within each other: a part, its `image`, a row of `datasets`."""
 ABOUT = frozenset({"type", "id", "index", "width", "height", "format", "media_type", "mime_type", "cache_control"})
 """Fields of a part that change nothing."""
+OF_AN_OBJECT = ABOUT.union(NAMING)
 DETAILS = ("auto", "high")
 """OpenAI's `detail` of an image that is seen as well as the model can."""
 NAMING_A_VIDEO = ("video", "video_url", "frames", "url", "path")
@@ -128,7 +129,7 @@ def _reference(said: Any, what: str) -> Any:
         if not isinstance(said, Mapping):
             break
         others = {name: value for name, value in said.items() if not (name == "detail" and value in DETAILS)}
-        _refuse_others(others, ABOUT.union(NAMING), what)
+        _refuse_others(others, OF_AN_OBJECT, what)
         name, said = _named(said, NAMING, what)
     if name in CONTENT and isinstance(said, str) and not said.startswith("data:"):
         return f"data:;base64,{said}"
