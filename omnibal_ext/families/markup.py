@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 IMAGE_MARK, VIDEO_MARK, AUDIO_MARK = "<image>", "<video>", "<audio>"  # in the user's data
 MARKS = re.compile(f"{IMAGE_MARK}|{VIDEO_MARK}|{AUDIO_MARK}")
+QUOTED = "\U0010fff0"
+"""Stands for the "<" of a mark that is nothing but words; it is one again where a conversation is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class ImageMarkup:
     after: str = ""
     gap: str = "\n"
     """Text after an image that is a part of a message, as the models' chat templates write it."""
+    first: bool = False
+    """A message's images stand before its words, as the models' chat templates write them."""
     video: str = ""
     """The token of one video feature; "": the model does not see videos."""
     steps: "Steps | None" = None

@@ -22,7 +22,7 @@ MARK = re.compile(f"[{chr(FIRST)}-{chr(LAST)}]")
 
 
 def with_answers(
-    run: Callable[[Sequence[Message]], str], text: str, messages: Sequence[Message], opening: str, ending: str
+    run: Callable[..., str], text: str, messages: Sequence[Message], opening: str, ending: str
 ) -> tuple[str, list[Range]]:
     """The text, with `ending` behind it if nothing ends its last answer, and the range of every answer.
 
@@ -50,7 +50,10 @@ def with_answers(
         first, last = places[own[0]][1], places[own[-1]][1]
         before = text[places[own[0] - 1][1] if own[0] else 0 : first]
         behind = text[last : places[own[-1] + 1][1] if own[-1] + 1 < len(places) else len(text)]
-        start = first - len(before.rpartition(opening)[2]) if opening in before else first
+        if opening in before:
+            start = first - len(before.rpartition(opening)[2])
+        else:
+            start = _behind_prompt(run, text, messages[:number], first)
         closing, end, _ = behind.partition(ending) if ending else (behind, "", "")
         if end and (message.calls or not message.words.strip() or not closing.strip()):
             last += len(closing) + len(end)
@@ -60,6 +63,15 @@ def with_answers(
             raise Rejected("unsupported_field", "does not end calls as it ends answers")
         ranges.append((start, last))
     return text, ranges
+
+
+def _behind_prompt(run: Callable[..., str], text: str, before: Sequence[Message], first: int) -> int:
+    """Where an answer starts whose first mark is at `first`: behind the prompt that the program writes for it."""
+    try:
+        prompt = run(before, add_generation_prompt=True)
+    except Rejected:
+        return first
+    return min(len(prompt), first) if text.startswith(prompt) else first
 
 
 def _marked(message: Message, mark: str) -> Message:

@@ -8,8 +8,9 @@ from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.sandbox import sandbox
-from megatron.vlm.data.turns import SYSTEM, Message
+from megatron.vlm.data.turns import Message
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.markup import IMAGE_MARK
 from omnibal_ext.reading.costs import CostError, bounded
 
 TAG = "\U0010fffd"
@@ -71,8 +72,8 @@ def _as_openai(message: Message, as_parts: bool) -> dict[str, Any]:
     """A message as `apply_chat_template` takes it; without words the content is ""."""
     content: Any = message.words
     if as_parts and content:
-        texts = message.parts if message.role == SYSTEM and message.parts else (content,)
-        content = [{"type": "text", "text": text} for text in texts]
+        parts = message.parts or (content,)
+        content = [{"type": "image"} if part == IMAGE_MARK else {"type": "text", "text": part} for part in parts]
     told = {"role": message.role, "content": content}
     if message.calls:
         told["tool_calls"] = [

@@ -28,7 +28,7 @@ from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.sandbox import DATE
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, HeardTurns, ImageMarkup, Places
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, QUOTED, HeardTurns, ImageMarkup, Places
 from omnibal_ext.reading.costs import CostError, bounded
 
 FILES = Path(omnibal_ext.families.registry.__file__).parent.glob("*/*.jinja")
@@ -92,7 +92,7 @@ class ChatTemplate:
             raise UserError(f"chat template {self.name!r} {error} for a few short words; {REMEDY}") from error
         except Rejected:
             return None
-        said = [words for message in messages for words in message.parts or (message.words,)]
+        said = [words for one in messages for words in ({*one.parts} - {IMAGE_MARK} or (one.words,))]
         said += [call.name for message in messages for call in message.calls]
         return text if "{'type'" not in text and all(words.strip() in text for words in said) else None
 
@@ -134,6 +134,20 @@ class ChatTemplate:
         """Whether it writes reasoning."""
         thought = (QUESTION[0], Message(ASSISTANT, "A cat.", reasoning="It purrs."))
         return "It purrs." in (self.text(thought) or "")
+
+    @cached_property
+    def images_first(self) -> tuple[bool, bool] | None:
+        """Whether a message's images are written before its words, of two parts and of more; None: it takes none."""
+        pair, more = self._moves(("One", IMAGE_MARK)), self._moves(("One", IMAGE_MARK, "Two"))
+        return None if pair is None or more is None else (pair, more)
+
+    def _moves(self, parts: tuple[str, ...]) -> bool | None:
+        words = tuple(part for part in parts if part != IMAGE_MARK)
+        written, moved, without = (
+            self.text((Message(USER, "".join(said), parts=said), QUESTION[1]), parts={USER, *self._parts})
+            for said in (parts, (IMAGE_MARK, *words), words)
+        )
+        return written == moved if written and written != without else None
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:
@@ -271,4 +285,5 @@ def render_chat(
         for message, (start, end) in zip(spoken, ranges, strict=True)
         if message.trained and end > start
     )
-    return RenderedChat(text, trained, tuple(start for start, _ in trained) if template.pair else ())
+    cuts = tuple(start for start, _ in trained) if template.pair else ()
+    return RenderedChat(text.replace(QUOTED, "<"), trained, cuts)

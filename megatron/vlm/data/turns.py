@@ -42,7 +42,7 @@ class Message:
     calls: tuple[Call, ...] = ()
     reasoning: str | None = None
     parts: tuple[str, ...] = ()
-    """The system message as a list of texts, if it was given so: some templates write a list differently."""
+    """A message as a list of texts, an image of which is its mark: some templates write a list differently."""
 
     @property
     def teaches(self) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
-from megatron.vlm.preprocessing.line_fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, unsupported
+from megatron.vlm.preprocessing.line_fields import LINE_FIELDS, MEDIA_MARKS, STRAY, TURN_FIELDS, unsupported
 from megatron.vlm.preprocessing.record_media import (
     SIGHT,
     Senses,
@@ -34,7 +34,7 @@ from megatron.vlm.preprocessing.record_media import (
     words_of,
 )
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, VIDEO_MARK
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, QUOTED, VIDEO_MARK
 from omnibal_ext.reading.checks import is_unicode, shown
 from omnibal_ext.reading.document import described
 
@@ -70,11 +70,16 @@ class Conversation:
 
 
 def parse_conversation(
-    record: bytes | Mapping[str, Any], reserved: Sequence[str], gap: str = "\n", senses: Senses = SIGHT
+    record: bytes | Mapping[str, Any],
+    reserved: Sequence[str],
+    gap: str = "\n",
+    senses: Senses = SIGHT,
+    first: tuple[bool, bool] = (False, False),
 ) -> Conversation:
     """Parse and check one record. `reserved`: texts that no message may contain; `senses`: what the model takes.
 
-    An image, video or sound part of a message becomes a mark followed by `gap`.
+    An image, video or sound part of a message becomes a mark followed by `gap`. `first`: whether it is put before the
+    words of a question of two parts, and of more; a text's only mark is if both are, as LLaVA's own programs do.
 
     Raises `Rejected` with the reasons not_utf8, malformed_line, unsupported_media, unsupported_field,
     empty_conversation, bad_roles, reserved_words, image_mark_mismatch, video_mark_mismatch and audio_mark_mismatch.
@@ -83,7 +88,7 @@ def parse_conversation(
     _check_fields("", fields, LINE_FIELDS | senses.fields)
     turns = _turns(fields)
     tools = tools_of(fields)
-    messages = (*_system(fields), *_messages(turns, gap, senses))
+    messages = (*_system(fields), *_messages(turns, gap, senses, first))
     images = images_of(fields, turns)
     videos = videos_of(fields, turns) if senses.videos else ()
     sounds = sounds_of(fields, turns) if senses.sounds else ()
@@ -113,6 +118,10 @@ def _marked_in_front(messages: tuple[Message, ...], given: Sequence[int], gap: s
     as TRL, ms-swift and InternVL put them."""
     if sum(map(bool, given)) != 1 or any(mark in one.words for one in messages for mark in KINDS):
         return messages
+    for number, one in enumerate(messages):
+        if QUOTED in one.words:
+            detail = f"a part of turn {number} has a mark in its text and none is an image: in parts, marks are words"
+            raise Rejected("image_mark_mismatch", detail)
     marks = "".join((mark + gap) * count for mark, count in zip(KINDS, given, strict=True))
     first = next((number for number, one in enumerate(messages) if one.role == USER), len(messages))
     asked = tuple(replace(one, words=marks + one.words) for one in messages[first : first + 1])
@@ -178,7 +187,9 @@ def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _messages(turns: Sequence[dict[str, Any]], gap: str, senses: Senses) -> tuple[Message, ...]:
+def _messages(
+    turns: Sequence[dict[str, Any]], gap: str, senses: Senses, first: tuple[bool, bool]
+) -> tuple[Message, ...]:
     messages: list[Message] = []
     for number, turn in enumerate(turns):
         speaker = turn.get("from")
@@ -192,12 +203,25 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, senses: Senses) -> tupl
                 said = replace(before, calls=before.calls + said.calls)
         else:
             parts = [value] if isinstance(value, str) else [words_of(part, number, gap, senses) for part in value]
+            if ROLES[speaker] == USER:
+                parts = _moved(parts, value, gap, first)
             calls, reasoning = _calls_and_reasoning(turn, number)
             said = Message(ROLES[speaker], "".join(parts), trained, calls, reasoning)
             if ROLES[speaker] == SYSTEM and not isinstance(value, str):
                 said = replace(said, parts=tuple(parts))
         messages.append(said)
     return tuple(messages)
+
+
+def _moved(parts: list[str], value: str | list[dict[str, Any]], gap: str, first: tuple[bool, bool]) -> list[str]:
+    """The texts of a question with its media in front, where `first` says so."""
+    if not isinstance(value, str):
+        order = sorted(range(len(parts)), key=lambda at: value[at]["type"] == "text" and first[len(parts) > 2])
+        return [parts[at] for at in order]
+    before, mark, behind = value.partition(IMAGE_MARK)
+    if not all(first) or not before.strip() or not mark or MARKS.search(before + behind):
+        return parts
+    return [mark, gap, f"{before}{behind}".strip()]
 
 
 def _calls_and_reasoning(turn: dict[str, Any], number: int) -> tuple[tuple[Call, ...], str | None]:
@@ -258,7 +282,10 @@ def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Se
             *some, last = map(repr, senses.marks)
             known = f"{', '.join(some)} and {last} are the marks" if some else f"{last} is the only mark"
             raise Rejected("unsupported_media", f"{where} contains {mark[0][:40]!r}; {known}")
-        found = next((word for word in reserved if word in text), None)
+        if STRAY.search(text):
+            raise Rejected("reserved_words", f"{where} contains {QUOTED!r}, by which marks are told from words")
+        both = (text, text.replace(QUOTED, "<"))
+        found = next((word.replace(QUOTED, "<") for word in reserved for one in both if word in one), None)
         if found is not None:
             raise Rejected("reserved_words", f"{where} contains {found!r}, which the model reads as structure")
 

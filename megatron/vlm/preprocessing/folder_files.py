@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.data.media.mel import SoundRule
 from megatron.vlm.data.media.processor_fields import read_fields, section
@@ -61,7 +62,7 @@ def folder_settings(folder: Path, architecture: Architecture, with_template: boo
             found["normalize"] = FlagValue(_normalization(processor), name)
     if tokenizer := model_tokenizer(folder):
         found["tokenizer-model"] = FlagValue(tokenizer, tokenizer.name)
-    if with_template and (template := folder_template(folder)):
+    if with_template and (template := folder_template(folder, MARKUPS[architecture.prompt.image_markup].first)):
         found["chat-template"] = FlagValue(*template)
     return found
 

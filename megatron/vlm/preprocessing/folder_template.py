@@ -34,8 +34,10 @@ THOUGHT = tuple(replace(one, reasoning="1 + 1") if n in (1, 5, 10) else one for 
 """Reasoning about an earlier question and between calls; turns without any."""
 
 
-def folder_template(folder: Path) -> tuple[str, str] | None:
+def folder_template(folder: Path, images_first: bool = False) -> tuple[str, str] | None:
     """(name of our template or path of the folder's own, name of its file); None if the folder has no template.
+
+    `images_first`: whether ours write a message's images before its words, as this model's markup says.
 
     Raises UserError naming the file if it is damaged, its program writes no conversations, or takes more time or memory
     than a file of others may.
@@ -44,18 +46,19 @@ def folder_template(folder: Path) -> tuple[str, str] | None:
     if not files:
         return None
     ours = sorted(map(chat_template, TEMPLATES), key=lambda one: not one.has_tools)  # once, not in every fork
-    name, file = tried(partial(_chosen, folder, files, ours), str(files[0]), REMEDY)
+    chosen = partial(_chosen, folder, files, ours, images_first)
+    name, file = tried(chosen, str(files[0]), REMEDY)
     return name, file
 
 
-def _chosen(folder: Path, files: Sequence[Path], known: Sequence[ChatTemplate]) -> tuple[str, str]:
+def _chosen(folder: Path, files: Sequence[Path], known: Sequence[ChatTemplate], images_first: bool) -> tuple[str, str]:
     """The name or path, and the name of the file, of those that have a template."""
     first = file_template(files[0], folder)
     own = {files[0]: first}
     for file in files[1:]:
         with suppress(UserError):  # transformers would not run these
             own[file] = file_template(file, folder)
-    for ours in known:
+    for ours in known if first.images_first in (None, (images_first, images_first)) else ():
         asked = (CALLS, (TOLD, *CALLS), THOUGHT)[: (2 + ours.has_reasoning) * ours.has_tools]
         if _alike(ours, first, CHATS) and any(_alike(ours, one, asked, ours.has_tools) for one in own.values()):
             return ours.name, files[0].name

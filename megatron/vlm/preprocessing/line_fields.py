@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from omnibal_ext.families.markup import IMAGE_MARK, QUOTED
+
 LINE_FIELDS = frozenset({"conversations", "messages", "image", "images", "system", "tools"})
 TURN_FIELDS = frozenset({"from", "value", "tool_calls", "reasoning_content", "weight", "loss", "train"})
 WEIGHT_FIELDS = frozenset({"loss", "loss_weight", "train", "weight"})
@@ -29,6 +31,14 @@ MEDIA_MARKS = re.compile(
     r"<(?:video|audio|speech|ImageHere|image[ _-]?(?:placeholder|\d+))>|<\|(?:video|audio|image)\w*\|>"
 )
 """Media marks of other programs; ours is `<image>`."""
+MARK = re.compile(f"{IMAGE_MARK}|<sound>|{MEDIA_MARKS.pattern}")
+STRAY = re.compile(f"{QUOTED}(?!{MARK.pattern.replace('<', '')})")
+"""What `quoted` has not written."""
+
+
+def quoted(text: str) -> str:
+    """A text whose marks are words."""
+    return MARK.sub(lambda mark: QUOTED + mark[0][1:], text)
 
 
 def unsupported(fields: Mapping[str, Any], honoured: frozenset[str]) -> tuple[str, str] | None:

@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.preprocessing.line_fields import quoted
 from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, VIDEO_MARK
 from omnibal_ext.reading.checks import is_number, is_unicode
 
@@ -81,16 +82,14 @@ SIGHT = Senses()
 
 
 def words_of(part: Any, number: int, gap: str, senses: Senses) -> str:
-    """The text of a part of turn `number`; a mark is followed by `gap`.
+    """The text of a part of turn `number`, in which marks are words; the mark of another part is followed by `gap`.
 
-    Raises `Rejected`: image_mark_mismatch, unsupported_media, malformed_line.
+    Raises `Rejected`: unsupported_media, unsupported_field, malformed_line.
     """
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
         _refuse_others(part, ABOUT | {"text", "annotations"}, f"the text of turn {number}")
-        if mark := next((mark for mark in senses.marks if mark in part["text"]), None):
-            raise Rejected("image_mark_mismatch", f"turn {number} has {mark!r} in the text of a message part")
-        return str(part["text"])
+        return quoted(part["text"])
     for mark, kinds in ((IMAGE_MARK, IMAGE_PARTS), (VIDEO_MARK, VIDEO_PARTS), (AUDIO_MARK, AUDIO_PARTS)):
         if kind in kinds and mark in senses.marks:
             return mark + gap

@@ -18,6 +18,7 @@ from megatron.vlm.data.turns import SYSTEM, Message
 from megatron.vlm.families.media import TILINGS
 from megatron.vlm.preprocessing.chat import Conversation, parse_conversation
 from megatron.vlm.preprocessing.folder_template import open_template
+from megatron.vlm.preprocessing.line_fields import quoted
 from megatron.vlm.preprocessing.line_media import LineMedia
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.record_media import Senses
@@ -73,8 +74,11 @@ class SampleMaker:
         self.audio_token_id = self.special_tokens.get(self.markup.audio) if recipe.audio else None
         self.senses = Senses(recipe.video is not None, recipe.audio is not None)
         # Other special tokens may be in conversations: boxes, references, the user's own.
-        of_tokenizer = sorted(self.tokenizer.reserved - {IMAGE_MARK})
-        self.reserved = tuple(dict.fromkeys((*self.template.tokens, *self.markup.reserved, *of_tokenizer)))
+        of_tokenizer = self.tokenizer.reserved
+        as_words = [quoted(IMAGE_MARK)] if IMAGE_MARK in of_tokenizer.union(special) else []
+        others = (*self.markup.reserved, *sorted(of_tokenizer - {IMAGE_MARK}), *as_words)
+        self.reserved = tuple(dict.fromkeys((*self.template.tokens, *others)))
+        self.first = self.template.images_first or (self.markup.first, self.markup.first)
         self.rule = TILINGS[recipe.tiling.rule]
         if recipe.video and not (self.markup.video and self.rule.native):
             raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")
@@ -103,7 +107,7 @@ class SampleMaker:
         """
         if row.fault:
             raise Rejected(*row.fault)
-        conversation = parse_conversation(row.record, self.reserved, self.markup.gap, self.senses)
+        conversation = parse_conversation(row.record, self.reserved, self.markup.gap, self.senses, self.first)
         messages = conversation.messages
         if messages[0].role == SYSTEM and not self.template.has_system:
             raise Rejected("bad_roles", f"chat template {self.template.name!r} has no system turn")

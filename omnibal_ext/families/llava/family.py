@@ -68,5 +68,5 @@ FAMILY = Family(
         ),
     },
     presets=PRESETS,
-    markups=(ImageMarkup("llava", IMAGE_MARK, (IMAGE_MARK,)),),
+    markups=(ImageMarkup("llava", IMAGE_MARK, (IMAGE_MARK,), first=True),),
 )

@@ -247,7 +247,7 @@ IMAGE, TEXT = {"type": "image", "image": "a.png"}, {"type": "text", "text": "Wha
         (asked({"type": "image_url", "image_url": "data:image/png;base64,!!!!"}, TEXT), "unreadable_image"),
         (asked({"type": "image_url", "image_url": "data:image/png,abc"}, TEXT), "unreadable_image"),
         (asked({"type": "image_url", "image_url": "data:image/png;base64,aGVsbG8="}, TEXT), "not_an_image"),
-        (asked(IMAGE, {"type": "text", "text": "<image>"}), "image_mark_mismatch"),
+        (asked({"type": "text", "text": "<image>"}, images=["a.png"]), "image_mark_mismatch"),
         (asked(IMAGE, TEXT, images=["a.png"]), "malformed_line"),
         (asked({"type": "image"}, TEXT), "image_mark_mismatch"),
         (asked({"type": "video", "video": "a.mp4"}), "unsupported_media"),

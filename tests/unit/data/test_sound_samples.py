@@ -227,7 +227,7 @@ def test_hearing_decides_a_dataset(folder: Path) -> None:
 REJECTED: list[tuple[str, dict[str, Any]]] = [
     ("audio_mark_mismatch", {**ONE, "conversations": TWO}),  # a mark too many
     ("audio_mark_mismatch", {**ONE, "conversations": turns("Sing.", "<audio>")}),
-    ("image_mark_mismatch", parts({"type": "text", "text": "<audio>"})),
+    ("image_mark_mismatch", {**parts({"type": "text", "text": "<audio>"}), "audio": "a.wav"}),
     ("malformed_line", {**ONE, "audios": ["a.wav"]}),
     ("malformed_line", {**ONE, "audio": 7}),
     ("malformed_line", parts({"type": "audio", "audio": "a.wav"}, {"type": "audio"})),

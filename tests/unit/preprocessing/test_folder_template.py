@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.errors import UserError
 from tests.demo import byte_level, turns, written
 from tests.unit.preprocessing.test_tool_turns import FAMILIES, drawn
+
+pytest.importorskip("transformers")
+from transformers.utils.chat_template_utils import render_jinja_template
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -165,6 +169,64 @@ def test_calls_are_trained_up_to_their_end(opened: Opened) -> None:
     otherwise = opened(program.replace("END", "'<turn_end>' if m.tool_calls else '<|end|>'"))
     with pytest.raises(Rejected, match=r"unsupported_field: .* does not end calls as it ends answers"):
         render_chat(messages, otherwise, MARKUPS["llava"], (), [tool])
+
+
+USER_TURN = EACH + "{% if m.role == 'user' %}[INST] PARTS[/INST]{% else %}{{ m.content[0].text }}</s>{% endif %}"
+SHOWN = "{% for part in BLOCKS %}{{ '<image>\n' if part.type == 'image' else part.text }}{% endfor %}"
+IMAGES = {
+    # LLaVA's: images, then words.
+    "first": (SHOWN.replace("BLOCKS", "m.content | selectattr('type', 'equalto', 'image')")
+              + SHOWN.replace("BLOCKS", "m.content | selectattr('type', 'equalto', 'text')"), (True, True)),
+    # Ministral 3's: an image first, if there are two parts.
+    "first of two": ("{% set blocks = m.content | sort(attribute='type') if m.content | length == 2 else m.content %}"
+                     + SHOWN.replace("BLOCKS", "blocks"), (True, False)),
+    "in order": (SHOWN.replace("BLOCKS", "m.content"), (False, False)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_stand_where_the_program_puts_them(opened: Opened, name: str) -> None:
+    blocks, moves = IMAGES[name]
+    program = USER_TURN.replace("PARTS", blocks) + "{% endfor %}"
+    template = opened(program)
+    assert template.images_first == moves
+    said = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
+    for parts in (order for count in (1, 2, 3) for order in permutations(said, count)):
+        if parts == tuple(said[:1]):
+            continue
+        chat = [{"role": "user", "content": list(parts)}, {"role": "assistant", "content": [said[1]]}]
+        read = parse_conversation({"messages": chat}, (), "\n", first=moves)
+        (text,), _ = render_jinja_template([chat], chat_template=program)
+        assert render_chat(read.messages, template, MARKUPS["llava"]).text == text, parts
+
+
+def test_a_text_s_only_image_is_put_first_as_llava_s_own_programs_do() -> None:
+    def read(words: str, first: bool) -> str:
+        record = {"conversations": turns(words, "Yes."), "images": ["a.png"] * words.count("<image>")}
+        return parse_conversation(record, (), "\n", first=(first, first)).messages[0].words
+
+    assert read("What is it? <image>", True) == read("What is <image>it?", True) == "<image>\nWhat is it?"
+    for words in ("<image>What?", "<image>\nWhat?", "\n<image>What?", "From <image> to <image>", "What?"):
+        assert read(words, True) == words
+    assert read("What is it? <image>", False) == "What is it? <image>"
+    assert MARKUPS["llava"].first
+    assert not MARKUPS["qwen-vl"].first
+
+
+def test_calls_behind_results_are_trained_from_their_first_token(opened: Opened) -> None:
+    """Mistral's program: nothing opens an answer but what stands before it."""
+    program = (
+        "{{ tools | tojson if tools }}"
+        + EACH
+        + "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% elif m.role == 'tool' %}"
+        "<|tool|>{{ m.content }}<|end|>{% else %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+        "<|start|>{{ call.function.name ~ (call.function.arguments | tojson) }}{% endfor %}</s>{% endif %}{% endfor %}"
+    )
+    call = (Call("look", {"at": 3}),)
+    messages = (ASKED[0], *(Message(ASSISTANT, "", calls=call), Message(TOOL, "far")) * 2, Message(ASSISTANT, "Far."))
+    chat = render_chat(messages, opened(program), MARKUPS["llava"], (), ['{"type": "function", "function": {}}'])
+    said = '<|start|>look{"at": 3}</s>'
+    assert [chat.text[start:end] for start, end in chat.trained] == [said, said, "Far.</s>"]
 
 
 CHATML = EACH + "{{ '<|' + m.role + '|>' + WORDS + '<|end|>' }}{% endfor %}"

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.data.templates import chat_template, render_chat
 from megatron.vlm.preprocessing.chat import Conversation, parse_conversation
+from megatron.vlm.preprocessing.line_fields import quoted
 from megatron.vlm.preprocessing.line_media import written_as
 from megatron.vlm.preprocessing.record_media import Senses
+from omnibal_ext.families.markup import QUOTED
 
 ALL = Senses(videos=True, sounds=True)
 PIXEL = base64.b64encode(b"GIF89a").decode()
@@ -87,6 +91,25 @@ def test_media_without_marks_stand_before_the_first_question(field: str, mark: s
     assert found == ["Be kind.", f"{mark}\n" * count + "Which?", "This.", "And?", "That."]
     with pytest.raises(Rejected, match="mark_mismatch"):  # of two kinds nobody knows the order
         parse_conversation({**record, "images": ["a"], "audios": ["b"]}, (), "\n", ALL)
+
+
+def test_marks_typed_in_a_part_are_words() -> None:
+    """As transformers tokenizes them; only a model whose token they are reads them as more."""
+    typed = {"type": "text", "text": "Write <image>, <video> and <|image_1|>. "}
+    read = asked(image(image="a.png"), typed)
+    text = render_chat(read.messages, chat_template("qwen-vl"), MARKUPS["qwen-vl"]).text
+    shown = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert f"user\n{shown}Write <image>, <video> and <|image_1|>. What?<|im_end|>" in text
+    assert not asked(typed).images
+    record = {"messages": [{"role": "user", "content": [typed]}, {"role": "assistant", "content": "It."}]}
+    for reserved in (quoted("<image>"), "<video>"):
+        with pytest.raises(Rejected, match=r"reserved_words: turn 0 contains '<(image|video)>'"):
+            parse_conversation(record, (reserved,), "", ALL)
+    with pytest.raises(Rejected, match="image_mark_mismatch: a part of turn 0"):
+        asked(typed, images=["a.png"])  # meant as a mark, perhaps
+    for field in ({"type": "text", "text": QUOTED}, {"type": "text", "text": f"{QUOTED}img>"}):
+        with pytest.raises(Rejected, match="reserved_words"):
+            asked(field)
 
 
 @pytest.mark.parametrize(("written", "there"), [("NFC", "NFD"), ("NFD", "NFC")])
