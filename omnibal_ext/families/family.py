@@ -42,6 +42,8 @@ class Model:
     """None: packs are not joined for it."""
     transformers: str = "AutoModelForImageTextToText"
     """Transformers' class that loads it; "": only the model's repository has its code, and that is not run."""
+    inside: str = ""
+    """The name, with its point, by which a larger model has it: the module of a thinker in Qwen-Omni."""
 
 
 @dataclass(frozen=True)

@@ -137,18 +137,19 @@ def write_peft(
     architecture: Architecture,
     base: str,
     is_remote_code: bool,
+    inside: str,
     extras: PeftExtras,
 ) -> None:
     """Write a folder that `peft.PeftModel.from_pretrained` loads onto the model `base`.
 
     `ours`: a and b by name in our checkpoints. `is_remote_code`: the model's modules are named as its weights are, as
-    code in repositories does. `extras`: what the original peft folder had besides.
+    code in repositories does. `inside`: of `base`'s `Model`. `extras`: what the original peft folder had besides.
     """
     tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
     for layer in layers.values():
         pair = ours[f"{layer.adapter_name}.a"], ours[f"{layer.adapter_name}.b"]
         for theirs, both in layer.split(*pair).items():
-            name = theirs if is_remote_code else in_memory(theirs, family_of(architecture).modules)
+            name = theirs if is_remote_code else inside + in_memory(theirs, family_of(architecture).modules)
             tensors |= {f"{PREFIX}{name}{end}": tensor for end, tensor in zip(SUFFIXES, both, strict=True)}
             if layer.rank_factor > 1:
                 ranks[name] = layer.rank_factor * adapters.rank

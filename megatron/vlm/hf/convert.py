@@ -251,10 +251,9 @@ def to_peft(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
     broken = Broken()
     tensors = {name: broken.seen(name, ours.tensor(name)) for name in sorted(ours.adapters)}
     broken.warn(ours.folder)
-    is_remote_code = not MODELS[keys.architecture.types[0]].transformers
-    base = str(ours.preset or side)
-    extras = _extras(side, folder, ours)
-    write_peft(output, layers, adapters, tensors, keys.architecture, base, is_remote_code, extras)
+    kind = MODELS[read_config(side / CONFIG)["model_type"]]
+    base, extras = str(ours.preset or side), _extras(side, folder, ours)
+    write_peft(output, layers, adapters, tensors, keys.architecture, base, not kind.transformers, kind.inside, extras)
     return keys
 
 

@@ -78,7 +78,10 @@ def _models(stem: str, prefix: str, code: Generation, fields: Part) -> dict[str,
         transformers=f"{prefix}ThinkerForConditionalGeneration",
     )
     whole = replace(fields, defaults={}, without_effect=GENERAL | SPOKEN)
-    return {stem: replace(alone, part=whole, read=partial(read_whole, code=code)), f"{stem}_thinker": alone}
+    return {
+        stem: replace(alone, part=whole, read=partial(read_whole, code=code), inside="thinker."),
+        f"{stem}_thinker": alone,
+    }
 
 
 def _preset(kind: str, vision: dict[str, Any], words: dict[str, Any], **fields: Any) -> Preset:
@@ -158,6 +161,7 @@ FAMILY = Family(
     markups=(MARKUP, MARKUP_3),
     folder_says_template=True,
     spellings=(
+        (r"^thinker\.model\.language_model\.", "language_model.model."),
         (r"^thinker\.(model|lm_head)\.", r"language_model.\1."),
         (r"^(language_model\.model|thinker|model)\.(?=audio_tower\.|visual\.)", ""),
     ),

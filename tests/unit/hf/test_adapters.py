@@ -72,7 +72,7 @@ def some_adapters(layers: dict[str, AdaptedLayer]) -> dict[str, torch.Tensor]:
 def written(folder: Path, layers: dict[str, AdaptedLayer], is_remote_code: bool = False) -> dict[str, torch.Tensor]:
     ours = some_adapters(layers)
     chosen = {name: layer for name, layer in layers.items() if layer.target in ADAPTERS.targets}
-    write_peft(folder, chosen, ADAPTERS, ours, TINY, "the model", is_remote_code, PeftExtras())
+    write_peft(folder, chosen, ADAPTERS, ours, TINY, "the model", is_remote_code, "", PeftExtras())
     return ours
 
 

@@ -244,6 +244,29 @@ def test_a_head_in_the_weights_overrides_tied_embeddings(tmp_path: Path, kind: s
     assert written.get("thinker_config", written)["tie_word_embeddings"] is False
 
 
+@pytest.mark.parametrize("said", [{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}, {0, 1, 2}])
+def test_an_export_generates_by_the_settings_that_its_original_generates_by(tmp_path: Path, said: set[int]) -> None:
+    """Wherever they stand: in their own file, in config.json, or in its language model."""
+    theirs = tmp_path / "theirs"
+    models.build("llava", seed=1).save_pretrained(theirs)
+    (theirs / "generation_config.json").unlink()
+    config = json.loads((theirs / "config.json").read_text())
+    settings = [
+        {"eos_token_id": 3 + place, "repetition_penalty": 1.5 + place, "max_length": 30 + place} for place in range(3)
+    ]
+    if 0 in said:
+        (theirs / "generation_config.json").write_text(json.dumps(settings[0]))
+    config |= settings[1] if 1 in said else {}
+    config["text_config"] |= settings[2] if 2 in said else {}
+    (theirs / "config.json").write_text(json.dumps(config))
+    there_and_back(theirs, tmp_path)
+    before, after = (
+        transformers.AutoModelForImageTextToText.from_pretrained(folder).generation_config.to_dict()
+        for folder in (theirs, tmp_path / "back")
+    )
+    assert after == before
+
+
 OF_EACH_CLASS = list({prefix: kind for kind, (prefix, *_) in models.FAMILIES.items()}.values())
 
 

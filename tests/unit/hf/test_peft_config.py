@@ -21,7 +21,7 @@ from omnibal_ext.errors import UserError
 from tests.unit.hf import models
 from tools.convert_checkpoint import _say_other_base
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 OTHERS = {one.name for one in fields(peft.LoraConfig)} - {*NEEDED, *OPTIONAL, *ALLOWED_VALUES, *IGNORED_FIELDS}
@@ -95,6 +95,33 @@ def test_what_is_read_is_merged_and_written_as_peft_does(tmp_path: Path, base: P
     before, after = (json.loads((tmp_path / one / "adapter_config.json").read_text()) for one in ("peft", "back"))
     kept = ("r", "lora_alpha", "use_rslora", "lora_dropout")
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+
+
+@pytest.mark.parametrize("kind", ["qwen2.5-omni", "qwen3-omni"])
+def test_adapters_of_a_whole_omni_are_those_of_its_thinker(tmp_path: Path, kind: str) -> None:
+    """Trained with the whole class or the thinker's, they are written for the whole again."""
+    thinker = models.build(kind, seed=1)
+    name = type(thinker).__name__.replace("Thinker", "")
+    config = getattr(transformers, name).config_class(thinker_config=thinker.config, enable_audio_output=False)
+
+    def whole() -> torch.nn.Module:
+        made = getattr(transformers, name)(config)
+        made.thinker.load_state_dict(models.build(kind, seed=1).state_dict())
+        return made
+
+    whole().save_pretrained(tmp_path / "theirs")
+    layers = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj", "v_proj"], exclude_modules=".*audio.*")
+    models.with_random_adapters(peft.get_peft_model(whole(), layers)).save_pretrained(tmp_path / "whole")
+    models.with_random_adapters(peft.get_peft_model(thinker, layers)).save_pretrained(tmp_path / "thinker")
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        wanted = peft.PeftModel.from_pretrained(whole(), tmp_path / "whole", torch_device="cpu").merge_and_unload()
+    for way in ("whole", "thinker"):
+        from_hugging_face(tmp_path / "theirs", tmp_path / f"ours {way}", tmp_path / way)
+        to_peft(tmp_path / f"ours {way}", tmp_path / f"back {way}")
+        named = load_file(tmp_path / f"back {way}/adapter_model.safetensors")
+        assert all(one.startswith("base_model.model.thinker.model.") for one in named)
+        back = peft.PeftModel.from_pretrained(whole(), tmp_path / f"back {way}", torch_device="cpu").merge_and_unload()
+        assert difference(back.state_dict(), wanted.state_dict()) < 1e-6
 
 
 def test_adapters_of_a_layer_that_never_runs_come_back_bit_by_bit(tmp_path: Path, base: Path) -> None:
