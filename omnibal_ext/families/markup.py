@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 IMAGE_MARK, VIDEO_MARK, AUDIO_MARK = "<image>", "<video>", "<audio>"  # in the user's data
 MARKS = re.compile(f"{IMAGE_MARK}|{VIDEO_MARK}|{AUDIO_MARK}")
+KINDS = {IMAGE_MARK: "image", VIDEO_MARK: "video", AUDIO_MARK: "audio"}
+"""Mark -> type of a part of a message."""
 QUOTED = "\U0010fff0"
 """Stands for the "<" of a mark that is nothing but words; it is one again where a conversation is written."""
 

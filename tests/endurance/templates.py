@@ -54,7 +54,8 @@ def conversation(seed: int, template: ChatTemplate, pictures: bool) -> dict[str,
     ]
     for one in messages:
         if pictures and one["role"] == "user":
-            parts: list[dict[str, Any]] = [{"type": "text", "text": one["content"]}]
+            texts = [one["content"], *draw.sample(["And? ", " so", "\n"], draw.randint(0, 2))]
+            parts: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
             for _ in range(draw.randint(0, 2)):
                 parts.insert(draw.randint(0, len(parts)), {"type": "image", "image": "a.png"})
             one["content"] = parts
@@ -94,7 +95,7 @@ def image_text(source: str, known: dict[str, str]) -> str:
     )
     size = len(shown) - len(without)
     places = [at for at in range(len(without) + 1) if shown[:at] + shown[at + size :] == without]
-    return min((shown[at : at + size] for at in places), key=lambda text: text[0] not in "<[")
+    return min((shown[at : at + size].strip() for at in places), key=lambda text: text[0] not in "<[")
 
 
 def parted(ours: str, theirs: str) -> tuple[str, str]:
@@ -105,7 +106,7 @@ def parted(ours: str, theirs: str) -> tuple[str, str]:
 
 def compared(template: ChatTemplate, source: str, known: dict[str, str], record: dict[str, Any]) -> str:
     """Equal, refused for a reason, or what differs."""
-    read = parse_conversation(json.dumps(record).encode(), (), "", Senses(), template.images_first or (False, False))
+    read = parse_conversation(json.dumps(record).encode(), (), "", Senses(), bool(template.images_first))
     try:
         check_forms(read.messages, read.tools, template)
         chat = render_chat(read.messages, template, MARKUPS["paligemma"], (), read.tools)
@@ -145,7 +146,8 @@ def trained(
         said = (one["content"] or "").strip()
         if prompts and start not in map(len, prompts) and text[len(prompts[0]) : start].strip():
             return f"prompt: {text!r}: {text[start:end]!r} behind {prompts[0]!r}"
-        if said and said.split("</think>")[-1].strip() not in text[start:end]:
+        words = said.split("</think>")[-1].strip()
+        if words and text.count(words) and words not in text[start:end] and not one.get("tool_calls"):
             return f"words: {text!r}: {text[start:end]!r} without {said!r}"
     return "equal"
 
@@ -168,7 +170,7 @@ def main() -> None:
             continue
         seen, first = Counter[str](), ""
         for seed in range(args.seed, args.seed + args.count):
-            record = conversation(seed, template, bool(template.images_first) and seed % 2 == 1)
+            record = conversation(seed, template, template.images_first is not None and seed % 2 == 1)
             verdict = compared(template, file.read_text(encoding="utf-8"), known, record)
             kind = verdict.partition(":")[0]
             first = first or (verdict if ":" in verdict else "")

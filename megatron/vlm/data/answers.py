@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.turns import ASSISTANT, USER, Call, Message
+from omnibal_ext.families.markup import KINDS
 
 Range = tuple[int, int]
 FIRST, LAST = 0x100000, 0x10FF00
@@ -35,7 +36,7 @@ def with_answers(
     places = [(ord(mark[0]) - FIRST, mark.start() - count) for count, mark in enumerate(MARK.finditer(marked))]
     changes = sum(one != other for (one, _), (other, _) in pairwise(places))
     found = {number for number, _ in places}
-    left_out = [number for number, message in enumerate(messages) if message.words.strip() and number not in found]
+    left_out = [number for number, message in enumerate(messages) if _says(message) and number not in found]
     if left_out or MARK.sub("", marked) != text or changes != len(found) - 1:
         what = f"leaves out turn {left_out[0]}" if left_out else "changes or mixes what is said"
         raise Rejected("unsupported_field", f"{what}, so that answers are not found in it")
@@ -65,6 +66,11 @@ def with_answers(
     return text, ranges
 
 
+def _says(message: Message) -> bool:
+    """Whether a message has words; a question may be an image alone."""
+    return any(part.strip() and part not in KINDS for part in message.parts or (message.words,))
+
+
 def _behind_prompt(run: Callable[..., str], text: str, before: Sequence[Message], first: int) -> int:
     """Where an answer starts whose first mark is at `first`: behind the prompt that the program writes for it."""
     try:
@@ -79,7 +85,7 @@ def _marked(message: Message, mark: str) -> Message:
 
     def around(words: str) -> str:
         core = words.strip()
-        return words.replace(core, mark + core + mark, 1) if core else words
+        return words.replace(core, mark + core + mark, 1) if core and core not in KINDS else words
 
     calls = tuple(Call(around(call.name), call.arguments) for call in message.calls)
     reasoning = message.reasoning and around(message.reasoning)

@@ -8,9 +8,9 @@ from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.sandbox import sandbox
-from megatron.vlm.data.turns import Message
+from megatron.vlm.data.turns import USER, Message
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import IMAGE_MARK
+from omnibal_ext.families.markup import KINDS
 from omnibal_ext.reading.costs import CostError, bounded
 
 TAG = "\U0010fffd"
@@ -46,8 +46,9 @@ class ChatProgram:
     ) -> str:
         """The text of a conversation, with `TAG` where a `{% generation %}` begins or ends and `DATE` for a date.
 
-        `tools` are JSON texts; contents of the roles `parts` are lists. Raises `Rejected`: unsupported_field if the
-        program refuses the conversation, costly_template if it writes more than `MOST_WRITTEN` characters.
+        `tools` are JSON texts; contents of the roles `parts` are lists, and questions that have parts. Raises
+        `Rejected`: unsupported_field if the program refuses the conversation, costly_template if it writes more than
+        `MOST_WRITTEN` characters.
         """
         told = {
             "messages": [_as_openai(message, message.role in parts) for message in messages],
@@ -71,9 +72,9 @@ class ChatProgram:
 def _as_openai(message: Message, as_parts: bool) -> dict[str, Any]:
     """A message as `apply_chat_template` takes it; without words the content is ""."""
     content: Any = message.words
-    if as_parts and content:
+    if content and (as_parts or (message.role == USER and message.parts)):
         parts = message.parts or (content,)
-        content = [{"type": "image"} if part == IMAGE_MARK else {"type": "text", "text": part} for part in parts]
+        content = [{"type": KINDS[part]} if part in KINDS else {"type": "text", "text": part} for part in parts]
     told = {"role": message.role, "content": content}
     if message.calls:
         told["tool_calls"] = [

@@ -14,8 +14,8 @@ The trained ranges stand between a program's `{% generation %}` tags, which all 
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from operator import itemgetter
 from pathlib import Path
@@ -28,7 +28,7 @@ from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.sandbox import DATE
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, QUOTED, HeardTurns, ImageMarkup, Places
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, KINDS, MARKS, QUOTED, HeardTurns, ImageMarkup, Places
 from omnibal_ext.reading.costs import CostError, bounded
 
 FILES = Path(omnibal_ext.families.registry.__file__).parent.glob("*/*.jinja")
@@ -38,6 +38,9 @@ TOKENS = re.compile(r"\{#- tokens: (.*) -#\}")
 """The special tokens of one of ours, in the order in which ids are given to those that a tokenizer lacks."""
 FORMS: tuple[tuple[str, ...], ...] = ((), (USER, ASSISTANT, TOOL), (SYSTEM, USER, ASSISTANT, TOOL))
 """Roles whose contents are lists: tokenizers' templates take texts, processors' lists."""
+
+LISTED = re.compile(r"""(["'])type\1: *(["'])text\2""")
+"""In what a program writes that takes no lists and is given one."""
 
 TOLD = Message(SYSTEM, "Be brief.And kind.", parts=("Be brief.", "And kind."))
 QUESTION = (Message(USER, "What is it?"), Message(ASSISTANT, "A cat."))
@@ -92,9 +95,9 @@ class ChatTemplate:
             raise UserError(f"chat template {self.name!r} {error} for a few short words; {REMEDY}") from error
         except Rejected:
             return None
-        said = [words for one in messages for words in ({*one.parts} - {IMAGE_MARK} or (one.words,))]
+        said = [words for one in messages for words in (set(one.parts).difference(KINDS) or (one.words,))]
         said += [call.name for message in messages for call in message.calls]
-        return text if "{'type'" not in text and all(words.strip() in text for words in said) else None
+        return text if not LISTED.search(text) and all(words.strip() in text for words in said) else None
 
     @cached_property
     def _parts(self) -> tuple[str, ...]:
@@ -136,18 +139,27 @@ class ChatTemplate:
         return "It purrs." in (self.text(thought) or "")
 
     @cached_property
-    def images_first(self) -> tuple[bool, bool] | None:
-        """Whether a message's images are written before its words, of two parts and of more; None: it takes none."""
-        pair, more = self._moves(("One", IMAGE_MARK)), self._moves(("One", IMAGE_MARK, "Two"))
-        return None if pair is None or more is None else (pair, more)
+    def images_first(self) -> bool | None:
+        """Whether images are written before all words of their message; None: it takes no images as parts."""
+        if IMAGE_MARK not in self._media:
+            return None
+        return self._shown("One", IMAGE_MARK, "Two") == self._shown(IMAGE_MARK, "One", "Two")
 
-    def _moves(self, parts: tuple[str, ...]) -> bool | None:
-        words = tuple(part for part in parts if part != IMAGE_MARK)
-        written, moved, without = (
-            self.text((Message(USER, "".join(said), parts=said), QUESTION[1]), parts={USER, *self._parts})
-            for said in (parts, (IMAGE_MARK, *words), words)
-        )
-        return written == moved if written and written != without else None
+    @cached_property
+    def _media(self) -> Mapping[str, str]:
+        """Mark -> what is written for an image, a video or a sound that is a part of a message, of those it takes."""
+        without = self._shown("One")
+        found = {mark: inserted(without, self._shown("One", mark)) for mark in KINDS}
+        return {mark: text for mark, text in found.items() if text}
+
+    def _takes(self, message: Message) -> bool:
+        """Whether the parts of a message may be given apart."""
+        media = set(message.parts).intersection(KINDS)
+        return message.role != USER or (self._shown("One", "Two") is not None and media <= self._media.keys())
+
+    def _shown(self, *parts: str) -> str | None:
+        asked = Message(USER, "".join(parts), parts=parts)
+        return self.text((asked, QUESTION[1]), parts={USER, *self._parts})
 
     @cached_property
     def tokens(self) -> tuple[str, ...]:
@@ -203,9 +215,14 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[str], default_system: bool
     ) -> tuple[str, list[Range]]:
         parts = {*self._parts, SYSTEM} if messages[0].parts and self._lists_system else self._parts
+        messages = [one if self._takes(one) else replace(one, parts=()) for one in messages]
+        media = self._media if any(message.parts for message in messages if message.role == USER) else {}
 
         def run(chat: Sequence[Message], **variables: Any) -> str:
-            return self._program.run(chat, tools, parts, no_default_system=not default_system, **variables)
+            text = self._program.run(chat, tools, parts, no_default_system=not default_system, **variables)
+            for mark, written in media.items():
+                text = text.replace(written, mark)
+            return text
 
         text = run(messages)
         if DATE in text:
@@ -228,6 +245,15 @@ class ChatTemplate:
     def _opening(self) -> str:
         chat, text = next((chat, text) for chat in CHATS if (text := self.text(chat)) is not None)
         return opening_of(partial(self._program.run, tools=(), parts=self._parts), chat, text)
+
+
+def inserted(without: str | None, text: str | None) -> str:
+    """What stands in a text and not in another, without white space around it; "" if they differ otherwise."""
+    size = len(text or "") - len(without or "")
+    if size <= 0 or text is None or without is None:
+        return ""
+    cuts = (text[at : at + size] for at in range(len(without) + 1) if text[:at] + text[at + size :] == without)
+    return min(map(str.strip, cuts), key=lambda cut: cut[:1] not in "<[", default="")
 
 
 @cache

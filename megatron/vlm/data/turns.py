@@ -42,7 +42,7 @@ class Message:
     calls: tuple[Call, ...] = ()
     reasoning: str | None = None
     parts: tuple[str, ...] = ()
-    """A message as a list of texts, an image of which is its mark: some templates write a list differently."""
+    """A system message or a question as a list of texts and marks of media: some templates write a list differently."""
 
     @property
     def teaches(self) -> bool:

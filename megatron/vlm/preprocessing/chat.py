@@ -34,7 +34,7 @@ from megatron.vlm.preprocessing.record_media import (
     words_of,
 )
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, QUOTED, VIDEO_MARK
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, KINDS, MARKS, QUOTED, VIDEO_MARK
 from omnibal_ext.reading.checks import is_unicode, shown
 from omnibal_ext.reading.document import described
 
@@ -48,7 +48,6 @@ ROLES = {
     **dict.fromkeys(CALLS, ASSISTANT),
 }
 SOUND_MARK = "<sound>"
-KINDS = (IMAGE_MARK, VIDEO_MARK, AUDIO_MARK)
 MAX_CHARACTERS = 2**20
 """Of a conversation: tokenizers need half a kilobyte of memory per character."""
 
@@ -74,12 +73,12 @@ def parse_conversation(
     reserved: Sequence[str],
     gap: str = "\n",
     senses: Senses = SIGHT,
-    first: tuple[bool, bool] = (False, False),
+    first: bool = False,
 ) -> Conversation:
     """Parse and check one record. `reserved`: texts that no message may contain; `senses`: what the model takes.
 
-    An image, video or sound part of a message becomes a mark followed by `gap`. `first`: whether it is put before the
-    words of a question of two parts, and of more; a text's only mark is if both are, as LLaVA's own programs do.
+    An image, video or sound part of a message becomes a mark followed by `gap`. `first`: it is put before the words of
+    its question; so is the only image of a text, as LLaVA's own programs do.
 
     Raises `Rejected` with the reasons not_utf8, malformed_line, unsupported_media, unsupported_field,
     empty_conversation, bad_roles, reserved_words, image_mark_mismatch, video_mark_mismatch and audio_mark_mismatch.
@@ -187,9 +186,7 @@ def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _messages(
-    turns: Sequence[dict[str, Any]], gap: str, senses: Senses, first: tuple[bool, bool]
-) -> tuple[Message, ...]:
+def _messages(turns: Sequence[dict[str, Any]], gap: str, senses: Senses, first: bool) -> tuple[Message, ...]:
     messages: list[Message] = []
     for number, turn in enumerate(turns):
         speaker = turn.get("from")
@@ -203,23 +200,23 @@ def _messages(
                 said = replace(before, calls=before.calls + said.calls)
         else:
             parts = [value] if isinstance(value, str) else [words_of(part, number, gap, senses) for part in value]
-            if ROLES[speaker] == USER:
-                parts = _moved(parts, value, gap, first)
+            if ROLES[speaker] == USER and first:
+                parts = _moved(parts, gap)
             calls, reasoning = _calls_and_reasoning(turn, number)
             said = Message(ROLES[speaker], "".join(parts), trained, calls, reasoning)
-            if ROLES[speaker] == SYSTEM and not isinstance(value, str):
-                said = replace(said, parts=tuple(parts))
+            if ROLES[speaker] in (SYSTEM, USER) and not isinstance(value, str):
+                texts = (part.removesuffix(gap) if part.removesuffix(gap) in KINDS else part for part in parts)
+                said = replace(said, parts=tuple(texts))
         messages.append(said)
     return tuple(messages)
 
 
-def _moved(parts: list[str], value: str | list[dict[str, Any]], gap: str, first: tuple[bool, bool]) -> list[str]:
-    """The texts of a question with its media in front, where `first` says so."""
-    if not isinstance(value, str):
-        order = sorted(range(len(parts)), key=lambda at: value[at]["type"] == "text" and first[len(parts) > 2])
-        return [parts[at] for at in order]
-    before, mark, behind = value.partition(IMAGE_MARK)
-    if not all(first) or not before.strip() or not mark or MARKS.search(before + behind):
+def _moved(parts: list[str], gap: str) -> list[str]:
+    """The texts of a question with its media in front."""
+    if len(parts) > 1:
+        return sorted(parts, key=lambda part: part.removesuffix(gap) not in KINDS)
+    before, mark, behind = parts[0].partition(IMAGE_MARK) if parts else ("", "", "")
+    if not before.strip() or not mark or MARKS.search(before + behind):
         return parts
     return [mark, gap, f"{before}{behind}".strip()]
 

@@ -62,7 +62,7 @@ def folder_settings(folder: Path, architecture: Architecture, with_template: boo
             found["normalize"] = FlagValue(_normalization(processor), name)
     if tokenizer := model_tokenizer(folder):
         found["tokenizer-model"] = FlagValue(tokenizer, tokenizer.name)
-    if with_template and (template := folder_template(folder, MARKUPS[architecture.prompt.image_markup].first)):
+    if with_template and (template := folder_template(folder, MARKUPS[architecture.prompt.image_markup])):
         found["chat-template"] = FlagValue(*template)
     return found
 

@@ -13,8 +13,18 @@ from typing import Any
 
 from megatron.vlm.data.chat_program import REMEDY
 from megatron.vlm.data.sandbox import DATE
-from megatron.vlm.data.templates import CALL, CALLING, CHATS, LOOK, TEMPLATES, TOLD, ChatTemplate, chat_template
-from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, Call, Message
+from megatron.vlm.data.templates import (
+    CALL,
+    CALLING,
+    CHATS,
+    LOOK,
+    QUESTION,
+    TEMPLATES,
+    TOLD,
+    ChatTemplate,
+    chat_template,
+)
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from megatron.vlm.preprocessing.tokenizer_files import (
     CONFIG,
     TEMPLATE_FILES,
@@ -25,6 +35,7 @@ from megatron.vlm.preprocessing.tokenizer_files import (
     token_text,
 )
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.markup import IMAGE_MARK, KINDS, ImageMarkup
 from omnibal_ext.reading.costs import tried
 
 SEES = Message(ASSISTANT, "Let me see.", calls=(CALL, Call("wait", {})))
@@ -34,10 +45,14 @@ THOUGHT = tuple(replace(one, reasoning="1 + 1") if n in (1, 5, 10) else one for 
 """Reasoning about an earlier question and between calls; turns without any."""
 
 
-def folder_template(folder: Path, images_first: bool = False) -> tuple[str, str] | None:
+PICTURES = ((IMAGE_MARK, " What? "), ("What?", IMAGE_MARK), ("From ", IMAGE_MARK, "\nto ", IMAGE_MARK, "\n?"))
+"""Questions of several parts."""
+
+
+def folder_template(folder: Path, markup: ImageMarkup | None = None) -> tuple[str, str] | None:
     """(name of our template or path of the folder's own, name of its file); None if the folder has no template.
 
-    `images_first`: whether ours write a message's images before its words, as this model's markup says.
+    Ours writes images as parts of questions where the folder's own does; `markup`: the model's (None: not asked).
 
     Raises UserError naming the file if it is damaged, its program writes no conversations, or takes more time or memory
     than a file of others may.
@@ -46,21 +61,27 @@ def folder_template(folder: Path, images_first: bool = False) -> tuple[str, str]
     if not files:
         return None
     ours = sorted(map(chat_template, TEMPLATES), key=lambda one: not one.has_tools)  # once, not in every fork
-    chosen = partial(_chosen, folder, files, ours, images_first)
+    chosen = partial(_chosen, folder, files, ours, markup)
     name, file = tried(chosen, str(files[0]), REMEDY)
     return name, file
 
 
-def _chosen(folder: Path, files: Sequence[Path], known: Sequence[ChatTemplate], images_first: bool) -> tuple[str, str]:
+def _chosen(
+    folder: Path, files: Sequence[Path], known: Sequence[ChatTemplate], markup: ImageMarkup | None
+) -> tuple[str, str]:
     """The name or path, and the name of the file, of those that have a template."""
     first = file_template(files[0], folder)
     own = {files[0]: first}
     for file in files[1:]:
         with suppress(UserError):  # transformers would not run these
             own[file] = file_template(file, folder)
-    for ours in known if first.images_first in (None, (images_first, images_first)) else ():
+    for ours in known:
         asked = (CALLS, (TOLD, *CALLS), THOUGHT)[: (2 + ours.has_reasoning) * ours.has_tools]
-        if _alike(ours, first, CHATS) and any(_alike(ours, one, asked, ours.has_tools) for one in own.values()):
+        if (
+            _alike(ours, first, CHATS)
+            and (markup is None or _pictures_alike(ours, first, markup))
+            and any(_alike(ours, one, asked, ours.has_tools) for one in own.values())
+        ):
             return ours.name, files[0].name
     file = next((file for file, one in own.items() if one.has_tools and _alike(one, first, CHATS)), files[0])
     own[file].check()
@@ -73,6 +94,17 @@ def _alike(ours: ChatTemplate, theirs: ChatTemplate, chats: Sequence[Sequence[Me
         our, their = (template.text(chat, [LOOK] * tools) for template in (ours, theirs))
         dated = chat[0].role != SYSTEM and DATE in (their or "")
         if our != their and not (our and their and (dated or our == their + ours.ending)):
+            return False
+    return True
+
+
+def _pictures_alike(ours: ChatTemplate, theirs: ChatTemplate, markup: ImageMarkup) -> bool:
+    """Whether both write questions with images in the same places, or theirs takes none as parts."""
+    for parts in PICTURES if theirs.images_first is not None else ():
+        ordered = sorted(parts, key=lambda part: part not in KINDS) if markup.first else parts
+        words = "".join(part + markup.gap * (part in KINDS) for part in ordered)
+        chat = (Message(SYSTEM, "Be brief."), Message(USER, words, parts=parts), QUESTION[1])[not theirs.has_system :]
+        if not ours.written(chat)[0].startswith(theirs.written(chat)[0]):
             return False
     return True
 

@@ -78,7 +78,8 @@ class SampleMaker:
         as_words = [quoted(IMAGE_MARK)] if IMAGE_MARK in of_tokenizer.union(special) else []
         others = (*self.markup.reserved, *sorted(of_tokenizer - {IMAGE_MARK}), *as_words)
         self.reserved = tuple(dict.fromkeys((*self.template.tokens, *others)))
-        self.first = self.template.images_first or (self.markup.first, self.markup.first)
+        first = self.template.images_first
+        self.first = self.markup.first if first is None else first
         self.rule = TILINGS[recipe.tiling.rule]
         if recipe.video and not (self.markup.video and self.rule.native):
             raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")

@@ -172,38 +172,45 @@ def test_calls_are_trained_up_to_their_end(opened: Opened) -> None:
 
 
 USER_TURN = EACH + "{% if m.role == 'user' %}[INST] PARTS[/INST]{% else %}{{ m.content[0].text }}</s>{% endif %}"
-SHOWN = "{% for part in BLOCKS %}{{ '<image>\n' if part.type == 'image' else part.text }}{% endfor %}"
+SHOWN = "{% for part in BLOCKS %}{{ IMAGE if part.type == 'image' else part.text | trim }}{% endfor %}"
+KIND = "m.content | selectattr('type', 'equalto', 'NAME')"
 IMAGES = {
-    # LLaVA's: images, then words.
-    "first": (SHOWN.replace("BLOCKS", "m.content | selectattr('type', 'equalto', 'image')")
-              + SHOWN.replace("BLOCKS", "m.content | selectattr('type', 'equalto', 'text')"), (True, True)),
-    # Ministral 3's: an image first, if there are two parts.
-    "first of two": ("{% set blocks = m.content | sort(attribute='type') if m.content | length == 2 else m.content %}"
-                     + SHOWN.replace("BLOCKS", "blocks"), (True, False)),
-    "in order": (SHOWN.replace("BLOCKS", "m.content"), (False, False)),
-}  # fmt: skip
+    "LLaVA": SHOWN.replace("BLOCKS", KIND.replace("NAME", "image")).replace("IMAGE", "'<image>\n'")
+    + SHOWN.replace("BLOCKS", KIND.replace("NAME", "text")),
+    "Ministral 3": "{% set blocks = m.content | sort(attribute='type') if m.content | length == 2 else m.content %}"
+    + SHOWN.replace("BLOCKS", "blocks").replace("IMAGE", "'[IMG]'"),
+    "Gemma 3": SHOWN.replace("BLOCKS", "m.content").replace("IMAGE", "'<start_of_image>'"),
+}
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_images_stand_where_the_program_puts_them(opened: Opened, name: str) -> None:
-    blocks, moves = IMAGES[name]
-    program = USER_TURN.replace("PARTS", blocks) + "{% endfor %}"
+def test_parts_are_written_as_the_program_writes_them(opened: Opened, name: str) -> None:
+    """Images in places of its own, texts trimmed apart."""
+    program = USER_TURN.replace("PARTS", IMAGES[name]) + "{% endfor %}"
     template = opened(program)
-    assert template.images_first == moves
-    said = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
-    for parts in (order for count in (1, 2, 3) for order in permutations(said, count)):
-        if parts == tuple(said[:1]):
-            continue
+    assert template.images_first == (name == "LLaVA")
+    said = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "One "}, {"type": "text", "text": "\nTwo"}]
+    for parts in (order for count in (1, 2, 3) for order in permutations([*said, said[0]], count)):
         chat = [{"role": "user", "content": list(parts)}, {"role": "assistant", "content": [said[1]]}]
-        read = parse_conversation({"messages": chat}, (), "\n", first=moves)
+        read = parse_conversation({"messages": chat}, (), "\n", first=bool(template.images_first))
         (text,), _ = render_jinja_template([chat], chat_template=program)
+        for image in ("[IMG]", "<start_of_image>"):
+            text = text.replace(image, "<image>")
         assert render_chat(read.messages, template, MARKUPS["llava"]).text == text, parts
+
+
+def test_ours_is_taken_for_a_folder_s_own_if_it_writes_images_alike(opened: Opened, tmp_path: Path) -> None:
+    source = TEMPLATES["gemma"].read_text().replace("'<image>'", "'<start_of_image>'")
+    for change, named in (("", "gemma"), ("\\n", str(tmp_path / "chat_template.jinja"))):
+        (tmp_path / "chat_template.jinja").write_text(source.replace("<start_of_image>", f"{change}<start_of_image>"))
+        assert (folder_template(tmp_path, MARKUPS["gemma"]) or ("",))[0] == named
+    assert (folder_template(tmp_path) or ("",))[0] == "gemma"
 
 
 def test_a_text_s_only_image_is_put_first_as_llava_s_own_programs_do() -> None:
     def read(words: str, first: bool) -> str:
         record = {"conversations": turns(words, "Yes."), "images": ["a.png"] * words.count("<image>")}
-        return parse_conversation(record, (), "\n", first=(first, first)).messages[0].words
+        return parse_conversation(record, (), "\n", first=first).messages[0].words
 
     assert read("What is it? <image>", True) == read("What is <image>it?", True) == "<image>\nWhat is it?"
     for words in ("<image>What?", "<image>\nWhat?", "\n<image>What?", "From <image> to <image>", "What?"):
