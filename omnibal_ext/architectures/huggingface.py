@@ -7,7 +7,7 @@ from typing import Any
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import ADAPTER, WITH_ADAPTERS, config_path, read_config
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.registry import MODELS, PARTS
+from omnibal_ext.families.registry import MODELS, PARTS, model_type
 from omnibal_ext.families.section import whole_model
 
 
@@ -37,7 +37,8 @@ def read_fields(name: str, fields: Mapping[str, Any], where: str, folder: Path |
 
     Raises UserError as `read_architecture` does.
     """
-    config = whole_model(where, fields, {kind: model.part for kind, model in MODELS.items()}, PARTS, folder)
+    parts = {kind: model.part for kind, model in MODELS.items()}
+    config = whole_model(where, {**fields, "model_type": model_type(fields)}, parts, PARTS, folder)
     try:
         model = MODELS[config["model_type"]].read(name, config)
         config.refuse_unread()

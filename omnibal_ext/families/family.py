@@ -67,6 +67,8 @@ class Family:
     presets: Mapping[str, Preset] = field(default_factory=dict)
     markups: tuple[ImageMarkup, ...] = ()
     """Text around images that no other family has; `PromptFormat.image_markup` names a model's."""
+    classes: Mapping[str, str] = field(default_factory=dict)
+    """`model_type` by a class that `architectures` names where config.json says another family's."""
     folder_says_template: bool = False
     """The chat template of a model's folder is the one it was trained with; False: that of `PromptFormat` is."""
     spellings: tuple[tuple[str, str], ...] = ()

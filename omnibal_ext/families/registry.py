@@ -2,6 +2,7 @@
 only it has are in `megatron.vlm.families` (`media.py`, `modules.py`)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.families.deepseek_vl.family import FAMILY as DEEPSEEK_VL
@@ -38,6 +39,14 @@ PARTS: Mapping[str, Part] = {
 }
 """By `model_type`: sections inside a config.json."""
 _FAMILY_OF = {kind: family for family in FAMILIES for kind in family.models}
+_BY_CLASS = {name: kind for family in FAMILIES for name, kind in family.classes.items()}
+
+
+def model_type(config: Mapping[str, Any]) -> Any:
+    """The model type of a config.json's fields, whatever they are."""
+    named = config.get("architectures")
+    own = [_BY_CLASS[name] for name in named if name in tuple(_BY_CLASS)] if isinstance(named, list) else []
+    return own[0] if own else config.get("model_type", "")
 
 
 def family_of(architecture: Architecture) -> Family:

@@ -64,8 +64,9 @@ class Section:
         return maybe(check or CHECKS[name])(f"{self.where}.{name}", self.get(name))
 
     def inner(self, name: str, default_type: str, always: bool = False) -> "Section":
-        """The section of that name; its type is `default_type` if it has none, or `always`."""
+        """The section of that name; its type is `default_type` if it has none or the whole model's, or `always`."""
         values = self.take_if(name, mapping(any_value)) or {}
+        always = always or values.get("model_type") == self["model_type"]
         kind = default_type if always else part_type(f"{self.where}.{name}", values, default_type)
         return self.section_of(name, kind, values)
 

@@ -51,7 +51,7 @@ def with_answers(
         first, last = places[own[0]][1], places[own[-1]][1]
         before = text[places[own[0] - 1][1] if own[0] else 0 : first]
         behind = text[last : places[own[-1] + 1][1] if own[-1] + 1 < len(places) else len(text)]
-        if opening in before:
+        if opening and opening in before:
             start = first - len(before.rpartition(opening)[2])
         else:
             start = _behind_prompt(run, text, messages[:number], first)

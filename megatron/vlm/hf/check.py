@@ -29,7 +29,7 @@ from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError, missing_package
-from omnibal_ext.families.registry import MODELS
+from omnibal_ext.families.registry import MODELS, model_type
 from omnibal_ext.joining.positions import text_and_image_positions
 from omnibal_ext.output import say
 
@@ -39,7 +39,7 @@ TOLERANCE = 1e-4
 def check_possible(theirs: Path, with_adapters: bool = False) -> None:
     """Raises UserError if the model is unknown, or transformers (peft) is missing or does not have it."""
     read_architecture(theirs)  # raises for unknown models
-    if not MODELS[read_config(config_path(theirs))["model_type"]].transformers:
+    if not MODELS[model_type(read_config(config_path(theirs)))].transformers:
         raise UserError(
             f"{theirs}: --check runs transformers' own models; this one's code is in its repository, and is not run. "
             "Leave --check out, or convert the model's -hf variant"
@@ -174,7 +174,7 @@ def _their_logits(
 ) -> list[Tensor]:
     import transformers
 
-    loads = getattr(transformers, MODELS[read_config(config_path(theirs))["model_type"]].transformers)
+    loads = getattr(transformers, MODELS[model_type(read_config(config_path(theirs)))].transformers)
     model = loads.from_pretrained(theirs, dtype=torch.float32).eval()
     if peft:
         from peft import PeftModel

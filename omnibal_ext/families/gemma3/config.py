@@ -87,8 +87,8 @@ def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
         raise UserError(f"{section.where}.rope_parameters has {shown(min(unknown))}; supported: {SLIDING!r}, {FULL!r}")
     near = both.get(SLIDING) or {}
     far = (both.get(FULL) or {}) | (section.take_if("rope_scaling", ROPE) or {})
-    theta = far.get("rope_theta") or section.take_if("rope_theta") or 1e6
-    near_theta = near.get("rope_theta") or section.take_if("rope_local_base_freq") or 1e4
+    far_base, near_base = section.take_if("rope_theta"), section.take_if("rope_local_base_freq")
+    theta, near_theta = far.get("rope_theta") or far_base or 1e6, near.get("rope_theta") or near_base or 1e4
     for place, rope, known in ((SLIDING, near, ROPE_KINDS[:1]), (FULL, far, ROPE_KINDS)):
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind not in known:

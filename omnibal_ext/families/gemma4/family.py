@@ -9,8 +9,11 @@ from omnibal_ext.families.markup import ImageMarkup
 from omnibal_ext.families.section import Part
 
 OTHERS = names(
-    "audio_config boi_token_id eoi_token_id video_token_id boa_token_id eoa_token_index audio_token_id"
-)  # of sounds and films, and of what stands around an image
+    """
+    audio_config boi_token_id eoi_token_id video_token_id boa_token_id eoa_token_id eoa_token_index audio_token_id
+    vision_soft_tokens_per_image
+    """
+)  # of sounds and films, of what stands around an image, and how many tokens the processor gives it
 MODEL = Part({"image_token_id": 258880, "tie_word_embeddings": True}, GENERAL | OTHERS, tuple(vision_weights()))
 TEXT = Part(
     text(
@@ -27,7 +30,7 @@ TOWER = Part(
         position_embedding_size=10240, standardize=False, use_clipped_linears=False, rms_norm_eps=1e-6,
         hidden_activation="gelu_pytorch_tanh",
     ),
-    LANGUAGE,
+    LANGUAGE | {"default_output_length", "global_head_dim"},  # its class has neither
 )  # fmt: skip
 IMAGES = ("image_position_ids", "mm_token_type_ids")
 """Image inputs of transformers' models."""

@@ -9,8 +9,12 @@ from omnibal_ext.families.towers.llama import tied
 
 def read_lighton_ocr(name: str, config: Section) -> Architecture:
     """Read a lighton_ocr's config.json. Raises UserError naming an unsupported field."""
-    config.must(spatial_merge_size=2)
+    # Published files have Mistral 3's fields, and what Qwen3's layers always are.
+    config.must(spatial_merge_size=2, projector_hidden_act="gelu", vision_feature_layer=-1)
+    config.must(multimodal_projector_bias=False)
     tower, text = config.towers("pixtral", "qwen3")
+    text.must(use_qk_norm=True)
+    image, older = config.take("image_token_id"), config.take_if("image_token_index")
     return Architecture(
         name,
         read_pixtral(tower),
@@ -18,6 +22,6 @@ def read_lighton_ocr(name: str, config: Section) -> Architecture:
         merger="matrix",
         projector_bias=False,
         tied=tied(config),
-        prompt=PromptFormat("lighton_ocr", config.take("image_token_id"), None, "native_edge"),
+        prompt=PromptFormat("lighton_ocr", older or image, None, "native_edge"),
         types=("lighton_ocr", "qwen3"),
     )

@@ -18,7 +18,16 @@ MODEL = Part(
     (*pixtral_weights(), *merger_weights()),
 )
 FAMILY = Family(
-    models={"lighton_ocr": Model(MODEL, read_lighton_ocr, takes=("image_sizes",), packs=Packs("native_edge"))},
+    models={
+        "lighton_ocr": Model(
+            MODEL,
+            read_lighton_ocr,
+            takes=("image_sizes",),
+            packs=Packs("native_edge"),
+            transformers="LightOnOcrForConditionalGeneration",
+        )
+    },
+    classes={"LightOnOCRForConditionalGeneration": "lighton_ocr"},  # as published, of the type "mistral3"
     presets={"lighton-ocr-1b": Preset({"model_type": "lighton_ocr"})},
     markups=(ImageMarkup("lighton_ocr", "<|image_pad|>", ("<|image_pad|>",), gap=""),),
     folder_says_template=True,

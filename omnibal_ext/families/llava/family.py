@@ -52,7 +52,10 @@ FAMILY = Family(
         "llava_next_video": Model(
             Part(
                 {**_FIELDS, "image_token_index": 32001, "image_grid_pinpoints": None},
-                WITHOUT_EFFECT | names("spatial_pool_mode spatial_pool_stride video_seq_length video_token_index"),
+                WITHOUT_EFFECT
+                | names(
+                    "spatial_pool_mode spatial_pool_out_channels spatial_pool_stride video_seq_length video_token_index"
+                ),
                 WEIGHTS,
             ),
             read_llava,

@@ -30,4 +30,5 @@ def rotary_base(tower: Section) -> float:
     kind = rope.get("rope_type") or rope.get("type") or "axial"
     if kind not in ("axial", "default"):
         raise UserError(f"{tower.where}.rope_parameters has rope type {kind!r}; supported: 'axial'")
-    return float(rope.get("rope_theta") or tower.take_if("rope_theta") or 1e4)
+    base = tower.take_if("rope_theta")  # beside `rope_parameters` too
+    return float(rope.get("rope_theta") or base or 1e4)

@@ -82,6 +82,8 @@ PROGRAMS = {
         EACH + "{{ '<|' + m.role + '|>' }}{% for part in m.content %}{{ part.text }}{% endfor %}<|end|>{% endfor %}",
         ["  A cat. \n<|end|>", "Yes.<|end|>"],
     ),
+    # Nothing stands between a question and its answer.
+    "no opening": (EACH + "{{ m.content }}{% if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}", ["  A cat. \n<|end|>", "Yes.<|end|>"]),
     # With transformers' tags, and the end behind them.
     "tags": (
         EACH + "{{ '<|' + m.role + '|>' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
