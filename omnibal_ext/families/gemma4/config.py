@@ -193,8 +193,9 @@ def _far_heads(section: Section, far: tuple[int, ...], kv_heads: int, head_size:
     by_layer = section.take_if("per_layer_config", OWN)
     if by_layer is None:
         return FarHeads(groups if alike and groups else kv_heads, width, alike)
-    own = [by_layer.get(str(number), {}) for number in far]
-    if set(by_layer) - {str(number) for number in far} or any(one != own[0] for one in own):
+    named = {name.lstrip("0") or "0": fields for name, fields in by_layer.items()}  # "05" of sixty
+    own = [named.get(str(number), {}) for number in far]
+    if set(named) - {str(number) for number in far} or any(one != own[0] for one in own):
         raise UserError(
             f"{section.where}.per_layer_config: supported: the same in all layers of {FULL!r}, and in no other"
         )

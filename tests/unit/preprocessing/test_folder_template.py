@@ -83,7 +83,10 @@ PROGRAMS = {
         ["  A cat. \n<|end|>", "Yes.<|end|>"],
     ),
     # Nothing stands between a question and its answer.
-    "no opening": (EACH + "{{ m.content }}{% if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}", ["  A cat. \n<|end|>", "Yes.<|end|>"]),
+    "no opening": (
+        EACH + "{{ m.content ~ ('<|end|>' if m.role == 'assistant') }}{% endfor %}",
+        ["  A cat. \n<|end|>", "Yes.<|end|>"],
+    ),
     # With transformers' tags, and the end behind them.
     "tags": (
         EACH + "{{ '<|' + m.role + '|>' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
