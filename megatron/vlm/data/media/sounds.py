@@ -44,6 +44,8 @@ MOST_SAMPLES = MOST_SECONDS * 96000
 BLOCK = 2**16
 """Samples that are resampled at a time."""
 RATES = range(1000, 768001)
+UNSURE = "g726"
+"""In the name of a codec: of one file different programs make different sounds."""
 SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31}
 """Full scale of integer samples; 24 bits come as the upper ones of 32."""
 LOUDEST = 2.0**16
@@ -134,6 +136,8 @@ def sound_stream(container: "InputContainer") -> "AudioStream":
         raise Rejected("no_audio", "has no sound")
     if stream.rate not in RATES:
         raise Rejected("not_audio", f"{stream.rate} samples a second, supported are {RATES[0]} to {RATES[-1]}")
+    if UNSURE in stream.codec_context.name:
+        raise Rejected("not_audio", f"of the codec {stream.codec_context.name}, which programs read differently")
     return stream
 
 
