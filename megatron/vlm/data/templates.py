@@ -152,10 +152,15 @@ class ChatTemplate:
         found = {mark: inserted(without, self._shown("One", mark)) for mark in KINDS}
         return {mark: text for mark, text in found.items() if text}
 
+    @cached_property
+    def _takes_parts(self) -> bool:
+        return self._shown("One", "Two") is not None
+
     def _takes(self, message: Message) -> bool:
-        """Whether the parts of a message may be given apart."""
-        media = set(message.parts).intersection(KINDS)
-        return message.role != USER or (self._shown("One", "Two") is not None and media <= self._media.keys())
+        """Whether the parts of a message, if it has some, may be given apart."""
+        if message.role != USER or not message.parts:
+            return True
+        return self._takes_parts and self._media.keys() >= {part for part in message.parts if part in KINDS}
 
     def _shown(self, *parts: str) -> str | None:
         asked = Message(USER, "".join(parts), parts=parts)

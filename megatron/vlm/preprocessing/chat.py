@@ -109,7 +109,14 @@ def _marked(messages: tuple[Message, ...], other: str, mark: str) -> tuple[Messa
     """The messages with `mark` in place of another program's, unless some have it."""
     if any(mark in one.words for one in messages):
         return messages
-    return tuple(replace(one, words=one.words.replace(other, mark)) for one in messages)
+    return tuple(
+        replace(
+            one,
+            words=one.words.replace(other, mark),
+            parts=tuple(mark if part == other else part for part in one.parts),
+        )
+        for one in messages
+    )
 
 
 def _marked_in_front(messages: tuple[Message, ...], given: Sequence[int], gap: str) -> tuple[Message, ...]:
@@ -121,9 +128,12 @@ def _marked_in_front(messages: tuple[Message, ...], given: Sequence[int], gap: s
         if QUOTED in one.words:
             detail = f"a part of turn {number} has a mark in its text and none is an image: in parts, marks are words"
             raise Rejected("image_mark_mismatch", detail)
-    marks = "".join((mark + gap) * count for mark, count in zip(KINDS, given, strict=True))
+    marks = [mark for mark, count in zip(KINDS, given, strict=True) for _ in range(count)]
     first = next((number for number, one in enumerate(messages) if one.role == USER), len(messages))
-    asked = tuple(replace(one, words=marks + one.words) for one in messages[first : first + 1])
+    asked = (
+        replace(one, words="".join(mark + gap for mark in marks) + one.words, parts=one.parts and (*marks, *one.parts))
+        for one in messages[first : first + 1]
+    )
     return (*messages[:first], *asked, *messages[first + 1 :])
 
 
@@ -199,26 +209,25 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, senses: Senses, first: 
                 before = messages.pop()
                 said = replace(before, calls=before.calls + said.calls)
         else:
-            parts = [value] if isinstance(value, str) else [words_of(part, number, gap, senses) for part in value]
-            if ROLES[speaker] == USER and first:
-                parts = _moved(parts, gap)
-            calls, reasoning = _calls_and_reasoning(turn, number)
-            said = Message(ROLES[speaker], "".join(parts), trained, calls, reasoning)
-            if ROLES[speaker] in (SYSTEM, USER) and not isinstance(value, str):
-                texts = (part.removesuffix(gap) if part.removesuffix(gap) in KINDS else part for part in parts)
-                said = replace(said, parts=tuple(texts))
+            role, calls, reasoning = ROLES[speaker], *_calls_and_reasoning(turn, number)
+            leads = first and role == USER
+            if isinstance(value, str):
+                said = Message(role, _led(value, gap) if leads else value, trained, calls, reasoning)
+            else:
+                parts = tuple(words_of(part, number, senses) for part in value)
+                parts = tuple(sorted(parts, key=lambda part: part not in KINDS)) if leads else parts
+                words = "".join(part + gap * (part in KINDS) for part in parts)
+                said = Message(role, words, trained, calls, reasoning, parts if role in (SYSTEM, USER) else ())
         messages.append(said)
     return tuple(messages)
 
 
-def _moved(parts: list[str], gap: str) -> list[str]:
-    """The texts of a question with its media in front."""
-    if len(parts) > 1:
-        return sorted(parts, key=lambda part: part.removesuffix(gap) not in KINDS)
-    before, mark, behind = parts[0].partition(IMAGE_MARK) if parts else ("", "", "")
+def _led(words: str, gap: str) -> str:
+    """A question with its only image in front."""
+    before, mark, behind = words.partition(IMAGE_MARK)
     if not before.strip() or not mark or MARKS.search(before + behind):
-        return parts
-    return [mark, gap, f"{before}{behind}".strip()]
+        return words
+    return mark + gap + f"{before}{behind}".strip()
 
 
 def _calls_and_reasoning(turn: dict[str, Any], number: int) -> tuple[tuple[Call, ...], str | None]:
@@ -281,7 +290,7 @@ def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Se
             raise Rejected("unsupported_media", f"{where} contains {mark[0][:40]!r}; {known}")
         if STRAY.search(text):
             raise Rejected("reserved_words", f"{where} contains {QUOTED!r}, by which marks are told from words")
-        both = (text, text.replace(QUOTED, "<"))
+        both = (text, text.replace(QUOTED, "<")) if QUOTED in text else (text,)
         found = next((word.replace(QUOTED, "<") for word in reserved for one in both if word in one), None)
         if found is not None:
             raise Rejected("reserved_words", f"{where} contains {found!r}, which the model reads as structure")

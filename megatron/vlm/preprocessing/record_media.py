@@ -81,8 +81,8 @@ class Senses:
 SIGHT = Senses()
 
 
-def words_of(part: Any, number: int, gap: str, senses: Senses) -> str:
-    """The text of a part of turn `number`, in which marks are words; the mark of another part is followed by `gap`.
+def words_of(part: Any, number: int, senses: Senses) -> str:
+    """The text of a part of turn `number`, in which marks are words, or the mark of an image, a video or a sound.
 
     Raises `Rejected`: unsupported_media, unsupported_field, malformed_line.
     """
@@ -92,7 +92,7 @@ def words_of(part: Any, number: int, gap: str, senses: Senses) -> str:
         return quoted(part["text"])
     for mark, kinds in ((IMAGE_MARK, IMAGE_PARTS), (VIDEO_MARK, VIDEO_PARTS), (AUDIO_MARK, AUDIO_PARTS)):
         if kind in kinds and mark in senses.marks:
-            return mark + gap
+            return mark
     if isinstance(kind, str) and kind != "text":
         *some, last = ["text", "images", *(["videos"] * senses.videos), *(["sounds"] * senses.sounds)]
         known = f"{', '.join(some)} and {last}"

@@ -202,6 +202,13 @@ def test_parts_are_written_as_the_program_writes_them(opened: Opened, name: str)
         for image in ("[IMG]", "<start_of_image>"):
             text = text.replace(image, "<image>")
         assert render_chat(read.messages, template, MARKUPS["llava"]).text == text, parts
+    chat = [{"role": "user", "content": said}, {"role": "assistant", "content": [said[1]]}]
+    beside = [{"role": "user", "content": said[1:]}, chat[1]]  # images in a column of their own, as TRL has them
+    one, other = (
+        render_chat(parse_conversation(record, (), "\n").messages, template, MARKUPS["llava"]).text
+        for record in ({"messages": chat}, {"messages": beside, "images": ["a.png"]})
+    )
+    assert one == other
 
 
 def test_ours_is_taken_for_a_folder_s_own_if_it_writes_images_alike(opened: Opened, tmp_path: Path) -> None:
