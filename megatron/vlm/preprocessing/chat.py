@@ -288,12 +288,14 @@ def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Se
             *some, last = map(repr, senses.marks)
             known = f"{', '.join(some)} and {last} are the marks" if some else f"{last} is the only mark"
             raise Rejected("unsupported_media", f"{where} contains {mark[0][:40]!r}; {known}")
-        if STRAY.search(text):
-            raise Rejected("reserved_words", f"{where} contains {QUOTED!r}, by which marks are told from words")
-        both = (text, text.replace(QUOTED, "<")) if QUOTED in text else (text,)
-        found = next((word.replace(QUOTED, "<") for word in reserved for one in both if word in one), None)
+        found = next((word for word in reserved if word in text), None)
+        if QUOTED in text:
+            if STRAY.search(text):
+                raise Rejected("reserved_words", f"{where} contains {QUOTED!r}, by which marks are told from words")
+            found = found or next((word for word in reserved if word in text.replace(QUOTED, "<")), None)
         if found is not None:
-            raise Rejected("reserved_words", f"{where} contains {found!r}, which the model reads as structure")
+            written = found.replace(QUOTED, "<")
+            raise Rejected("reserved_words", f"{where} contains {written!r}, which the model reads as structure")
 
 
 def _check_marks(messages: Sequence[Message], mark: str, given: int) -> None:
