@@ -192,7 +192,7 @@ def differences(one: Architecture, other: Architecture) -> list[tuple[str, objec
     Names, the maximum length and dynamic RoPE scaling, which affects long samples only, are not compared.
     """
     first, second = map(_compared, (one, other))
-    compared = first.keys() - {"name", "types", "language.max_positions"}
+    compared = first.keys() - {"name", "types", "language.max_positions", "vision.unread"}
     return [(name, first[name], second[name]) for name in sorted(compared) if first[name] != second[name]]
 
 

@@ -32,7 +32,6 @@ SPELLINGS = (
 
 UNUSED = (
     r"vision_tower\.(post_layernorm|head)\.",
-    r"vision_tower\.encoder\.layers\.\d+\.",
     r"vision_tower\.embeddings\.position_ids$",
     r".*rotary_emb\.inv_freq$",
 )
@@ -73,9 +72,17 @@ def table_name(name: str) -> str:
     return name
 
 
+VIT_LAYER = re.compile(r"vision_(?:tower|model)\.encoder\.layers?\.(\d+)\.")
+
+
 def is_unused(name: str, architecture: Architecture) -> bool:
-    """Whether a weight outside of the tables is known to be unused by the model."""
-    return any(re.match(pattern, name) for pattern in (*UNUSED, *family_of(architecture).idle))
+    """Whether a weight outside of the tables is known to be unused by the model: one of `UNUSED`, of its family, or of
+    a ViT layer that config.json names behind the last one whose output is read."""
+    vision, idle = architecture.vision, family_of(architecture).idle
+    if layer := VIT_LAYER.match(name):
+        return int(layer[1]) < vision.layers + vision.unread
+    behind = str(architecture.language.layers)
+    return any(re.match(pattern.replace("LAYERS", behind), name) for pattern in (*UNUSED, *idle))
 
 
 def sources(

@@ -65,8 +65,6 @@ FAMILY = Family(
     ),
     idle=(
         r"vision_tower\.layernorm\.",
-        r"vision_tower\.encoder\.layer\.\d+\.",
-        r"vision_model\.encoder\.layers\.\d+\.",
         r"vision_model\.embeddings\.position_ids$",
     ),
 )

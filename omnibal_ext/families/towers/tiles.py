@@ -34,6 +34,7 @@ def vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
         raise UserError(f"{tower.where}: hidden_size {hidden_size} does not divide into {heads} heads")
     return {
         "layers": layers,
+        "unread": tower.take("num_hidden_layers") - layers,
         "hidden_size": hidden_size,
         "heads": heads,
         "ffn_hidden_size": tower.take("intermediate_size"),

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -282,24 +283,62 @@ def test_an_export_is_opened_by_the_class_that_its_config_names_and_generates(tm
     assert opened.generate(**asked).tolist() == model.eval().generate(**asked).tolist()
 
 
+STACK = re.compile(r"(.*?\.(?:layers?|blocks))\.(\d+)\..*")
+
+
+def stacks(weights: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The name of each stack of layers -> the number of its last one."""
+    found = [match for name in weights if (match := STACK.fullmatch(name))]
+    return {match[1]: max(int(other[2]) for other in found if other[1] == match[1]) for match in found}
+
+
 @pytest.mark.parametrize("kind", OF_EACH_CLASS)
-def test_a_language_layer_more_than_the_config_says_is_refused(tmp_path: Path, kind: str) -> None:
-    """As it is for the model's own family alone: GLM-OCR's has one behind its last, which nothing runs."""
+def test_a_layer_more_than_the_config_says_is_refused(tmp_path: Path, kind: str) -> None:
+    """Of the language model and of each encoder; GLM's last one, which predicts a second token, comes back."""
     folder = tmp_path / "theirs"
     models.build(kind, seed=1).save_pretrained(folder)
     weights = weights_of(folder)
-    found = re.compile(r"(.*\blayers\.)(\d+)(\.(?:input_layernorm|self_attn\.[qo]_proj)\.weight)")
-    layers = [match for name in weights if "vision" not in name and "visual" not in name and "audio" not in name
-              for match in [found.fullmatch(name)] if match]  # fmt: skip
-    last = max(layers, key=lambda match: int(match[2]))
-    name = f"{last[1]}16{last[3]}"
-    change_weights(folder, {name: weights[last[0]]})
-    if models.FAMILIES[kind][0] == "GlmOcr":
-        from_hugging_face(folder, tmp_path / "ours")
-        to_hugging_face(tmp_path / "ours", tmp_path / "back")
-        assert name in weights_of(tmp_path / "back")
-        return
-    with pytest.raises(UserError, match=r"the model has no place for, .*layers\.16\."):
+    for stack, last in stacks(weights).items():
+        of_last = {name: weight for name, weight in weights.items() if name.startswith(f"{stack}.{last}.")}
+        more = {name.replace(f"{stack}.{last}.", f"{stack}.{last + 1}.", 1): one for name, one in of_last.items()}
+        change_weights(folder, more)
+        if models.FAMILIES[kind][0] in ("GlmOcr", "Glm4v", "Glm4vMoe", "Glm46V") and "visual" not in stack:
+            from_hugging_face(folder, tmp_path / "ours")
+            to_hugging_face(tmp_path / "ours", tmp_path / "back")
+            assert more.keys() <= weights_of(tmp_path / "back").keys()
+        else:
+            with pytest.raises(UserError, match=rf"the model has no place for, .*\.{last + 1}\."):
+                from_hugging_face(folder, tmp_path / "ours")
+        change_weights(folder, dict.fromkeys(more))
+
+
+@pytest.mark.parametrize("kind", OF_EACH_CLASS)
+def test_a_layer_less_than_the_config_says_is_refused(tmp_path: Path, kind: str) -> None:
+    """But for a ViT's behind the last that is read, which no export needs."""
+    folder = tmp_path / "theirs"
+    models.build(kind, seed=1).save_pretrained(folder)
+    weights = weights_of(folder)
+    unread = read_architecture(folder).vision.unread
+    for stack, last in stacks(weights).items():
+        less = {name: weight for name, weight in weights.items() if name.startswith(f"{stack}.{last}.")}
+        change_weights(folder, dict.fromkeys(less))
+        if unread and "vision" in stack:
+            from_hugging_face(folder, tmp_path / "ours")
+        else:
+            with pytest.raises(UserError, match=r"lacks \d+ weights that its config.json asks for"):
+                from_hugging_face(folder, tmp_path / "ours")
+        change_weights(folder, less)
+
+
+def test_a_vit_layer_that_is_not_read_and_one_that_nobody_named(tmp_path: Path) -> None:
+    """One layer less in config.json would move the features that are read from the end."""
+    folder = tmp_path / "theirs"
+    models.build("llava", seed=1).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert read_architecture(folder).vision.unread == 1
+    config["vision_config"]["num_hidden_layers"] -= 1
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="the model has no place for"):
         from_hugging_face(folder, tmp_path / "ours")
 
 
