@@ -84,9 +84,9 @@ class Plan:
     predicted: dict[str, Any] = field(default_factory=dict)
     """step_seconds, bubble_fraction, stage_seconds (per stage), stage_peak_bytes (per pipeline rank) and more."""
     alternatives: tuple[dict[str, Any], ...] = ()
+    """The next-best layouts: stages, step_seconds and why each is worse; see `alternative`."""
     audio_budget: int = 0
     """Mel frames; 0, and not in the file, for a model that does not hear."""
-    """The next-best layouts: stages, step_seconds and why each is worse; see `alternative`."""
     trials: tuple[dict[str, Any], ...] = ()
     """Layouts measured by `launch.py --measure-top-k`: stages, predicted and measured seconds, and which was kept."""
     schema_version: int = SCHEMA_VERSION

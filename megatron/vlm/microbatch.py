@@ -31,7 +31,7 @@ class Segments(PackedSeqParams):
     masks: tuple[Tensor | None, ...] = ()
     """For each segment a bias [length, length] added to its scores instead of `causal`, or None; (): for none."""
     rotation: tuple[Tensor, Tensor, Tensor | None] | None = None
-    """RoPE angles of each row (`models.rotation`); None: no rotation."""
+    """RoPE angles of each row (`models/attention/rotation.py`); None: no rotation."""
     exchange: "HeadExchange | None" = None
     """For the first rows, of samples split over several ranks; None: no sample is split."""
 

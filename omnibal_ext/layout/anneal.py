@@ -196,7 +196,7 @@ def anneal(
 ) -> tuple[State, float]:  # pragma: no cover - compiled
     """The fastest state met, W filled in, and its step seconds; temperatures `warm` to `cold` in seconds.
 
-    `what` may change: one of `changes.LISTS`, `LAYOUTS`, `ENCODERS`. Never slower than `state`, if that fits.
+    `what` may change: one of `LISTS`, `LAYOUTS`, `ENCODERS`. Never slower than `state`, if that fits.
     """
     board, stages = board_of(state, costs), stages_of(state, costs)
     here = step_seconds(state, stages, costs, board, -1)

@@ -1,4 +1,4 @@
-"""Which recompute counts of a rank with one stage are worth looking at: the compiled part of `options`.
+"""Recompute counts of a rank with one stage that no other count beats in every kind; compiled, for `joint.py`.
 
 Of a kind all levels take the same share of a forward on every microbatch, so its counts have one order in time:
 

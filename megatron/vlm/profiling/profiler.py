@@ -1,6 +1,6 @@
 """Measures the costs of every kind of layer at the shapes of training: the `Profile` that the planner reads.
 
-1. Transfers and reductions between two ranks (`profiling.transfers`), where there are two.
+1. Transfers and reductions between two ranks (`profiling/action_costs.py`), where there are two.
 2. Every kind of layer (`profiling.layer_costs`), as a stage in Megatron's DDP wrapper, so that gradients are
    accumulated as in training. All ranks measure at the same time, since they share the machine in training too.
 3. The optimizer step: a constant, fitted over all kinds, and seconds per weight of each kind, since layers of many
