@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.processes import kill_with_this_process
-from omnibal_ext.reading.memory import leave_garbage, work_apart
+from omnibal_ext.reading.memory import forking, leave_garbage, work_apart
 
 Value = TypeVar("Value")
 Work = Callable[..., Value]
@@ -81,7 +81,8 @@ class _Worker:
         self.task: int | None = None
         arguments = (theirs, [*others, self.pipe], kill_with_this_process(), work, tasks)
         self.process = _FORK.Process(target=_serve, args=arguments)
-        self.process.start()
+        with forking():
+            self.process.start()
         theirs.close()  # so that the pipe ends with the process
 
     def begin(self, task: int) -> None:

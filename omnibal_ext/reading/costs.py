@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.memory import leave_garbage, taken
+from omnibal_ext.reading.memory import forking, leave_garbage, taken
 
 Value = TypeVar("Value")
 
@@ -43,7 +43,7 @@ def tried(work: Callable[[], Any], what: str, remedy: str, seconds: int = SECOND
     process has, ends the process, or fails by anything but a UserError, which is passed on.
     """
     answer, end = os.pipe()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), forking():
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads are not waited for: nothing here asks them
         child = os.fork()
     if not child:

@@ -31,10 +31,25 @@ def limited_memory(most_bytes: int = MOST_BYTES) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+@contextmanager
+def forking() -> Iterator[None]:
+    """Inside of it a fork begins without collecting its parent's garbage: libraries' hooks behind a fork come before
+    the fork's own first line. The fork calls `leave_garbage`."""
+    collects = gc.isenabled()
+    gc.disable()
+    parent = os.getpid()
+    try:
+        yield
+    finally:
+        if collects and os.getpid() == parent:
+            gc.enable()
+
+
 def leave_garbage() -> None:
     """In a forked process, leave what the parent no longer uses uncollected: ending an open film joins its decoder's
     threads, which a fork does not have."""
     gc.freeze()
+    gc.enable()
 
 
 def work_apart() -> None:

@@ -29,7 +29,10 @@ from omnibal_ext.errors import UserError
 from tests.unit.hf import models, parity
 
 TOLERANCE = 1e-4
-KEPT = {"vocab_size", "image_token_id", "image_token_index", "video_token_id", "model_type", "image_seq_length"}
+KEPT = {
+    "vocab_size", "image_token_id", "image_token_index", "video_token_id", "audio_token_id", "vision_start_token_id",
+    "model_type", "image_seq_length",
+}  # fmt: skip
 """What the samples are made for, and what a family is."""
 WORDS = {
     "hidden_act": ["silu", "gelu", "quick_gelu", "gelu_pytorch_tanh", "relu"],

@@ -15,6 +15,7 @@ from megatron.vlm.hf import checkpoint
 from megatron.vlm.hf.names import table_name
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import PARTS
+from omnibal_ext.families.internvl.family import FAMILY
 from omnibal_ext.plan import Plan
 from tests.distributed import beside_cases, cases
 from tests.endurance import kills
@@ -185,7 +186,7 @@ def test_adapters_are_trained_resumed_exactly_written_as_peft_does_and_merged(
             product = adapters[f"{layer}.lora_B.weight"] @ adapters[name]
             assert product.any(), name
             changed = f"{layer.removeprefix('base_model.model.')}.weight"
-            stored = next(one for one in before if table_name(one) == table_name(changed))
+            stored = next(one for one in before if table_name(one, FAMILY) == table_name(changed, FAMILY))
             assert torch.allclose(after[stored], before[stored] + 6 / 4 * product, atol=1e-6), name
             del before[stored]
     assert len(touched) == 2 * (6 + 7)

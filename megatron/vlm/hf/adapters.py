@@ -37,6 +37,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import ADAPTER
 from omnibal_ext.chain import PART_OF, PARTS, layer_names
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.family import Family
 from omnibal_ext.families.registry import family_of
 from omnibal_ext.files.records import write_text
 from omnibal_ext.matrices import Matrix
@@ -115,7 +116,7 @@ class AdaptedLayer:
 
 def adapted_layers(architecture: Architecture, sources: Mapping[str, WeightSource]) -> dict[str, AdaptedLayer]:
     """Weight's name in our checkpoints -> layer, for every layer that can have adapters."""
-    matrices, found = adapted_matrices(architecture), {}
+    matrices, found, family = adapted_matrices(architecture), {}, family_of(architecture)
     names = (name.replace(".", "_") for name in layer_names(architecture.chain))
     kinds = dict(zip(names, zip(architecture.chain, architecture.cost_kinds, strict=True), strict=True))
     for weight, source in sources.items():
@@ -123,7 +124,7 @@ def adapted_layers(architecture: Architecture, sources: Mapping[str, WeightSourc
         kind, cost = kinds[link]
         for matrix in matrices.get(cost, ()):
             if matrix.name == inner and weight.endswith(".weight"):
-                theirs = tuple(table_name(name).removesuffix(".weight") for name in source.theirs)
+                theirs = tuple(table_name(name, family).removesuffix(".weight") for name in source.theirs)
                 name = weight.removesuffix(".weight")
                 found[weight] = AdaptedLayer(name, matrix, PART_OF[kind], theirs, source.form, source.link)
     return found
@@ -206,8 +207,9 @@ def read_peft(
         broken.seen(f"{stem}{SUFFIXES[1]}", b)
     broken.refuse(folder / WEIGHT_FILE)
     known = {name: layer for layer in layers.values() for name in layer.theirs}
-    unused_pairs = _unused(found, unused or {})
-    theirs = {table_name(stem): pair for stem, pair in found.items() if stem not in unused_pairs}
+    family = family_of(architecture)
+    unused_pairs = _unused(found, unused or {}, family)
+    theirs = {table_name(stem, family): pair for stem, pair in found.items() if stem not in unused_pairs}
     if strange := sorted(theirs.keys() - known.keys()):
         raise UserError(f"{folder}: has adapters of {strange[0]}, which has none here (docs/training.md); {MERGE}")
     if len(theirs) + len(unused_pairs) < len(found):
@@ -224,11 +226,11 @@ def read_peft(
     return PeftAdapters(adapters, ours, PeftExtras(config.dropout, config.is_stabilized, unused_pairs), config.notes)
 
 
-def _unused(found: Mapping[str, Pair], unused: Mapping[str, Sequence[int]]) -> dict[str, Pair]:
+def _unused(found: Mapping[str, Pair], unused: Mapping[str, Sequence[int]], family: Family) -> dict[str, Pair]:
     """Those of a folder's adapters that belong to unused weights. Raises UserError if their shapes do not fit."""
-    shapes, kept = {table_name(name): list(shape) for name, shape in unused.items()}, {}
+    shapes, kept = {table_name(name, family): list(shape) for name, shape in unused.items()}, {}
     for stem, (a, b) in found.items():
-        shape = shapes.get(f"{table_name(stem)}.weight")
+        shape = shapes.get(f"{table_name(stem, family)}.weight")
         if shape not in (None, [len(b), a.shape[1]]):
             raise UserError(
                 f"{stem}: its adapters are {list(a.shape)} and {list(b.shape)}, its weight {shape}: of another model"

@@ -73,17 +73,18 @@ class KeyMap:
         Raises UserError naming a missing weight, or one that the model does not have.
         """
         architecture = read_architecture(folder)
-        own = {table_name(name): name for name in stored}
+        family = family_of(architecture)
+        own = {table_name(name, family): name for name in stored}
         wanted = sources(architecture, *architecture.types, own)
         taken = {name for source in wanted.values() for name in source.theirs}
         if lacking := sorted(taken - own.keys()):
-            files = {table_name(name): file for name, file in (absent or {}).items()}
+            files = {table_name(name, family): file for name, file in (absent or {}).items()}
             where = f" (in {files[lacking[0]]}, its {INDEX} says); download it again" if lacking[0] in files else ""
             raise UserError(
                 f"{folder}: lacks {len(lacking)} weights that its {CONFIG} asks for, {lacking[0]} first{where}"
             )
         unused = [name for table, name in own.items() if table not in taken]
-        if strange := [name for name in unused if not is_unused(table_name(name), architecture)]:
+        if strange := [name for name in unused if not is_unused(table_name(name, family), architecture)]:
             raise UserError(f"{folder}: has {len(strange)} weights the model has no place for, {strange[0]} first")
         found, shapes = {}, {}
         for ours, source in wanted.items():
@@ -324,4 +325,5 @@ def _tensors(
                     yield theirs, torch.cat(begun.pop(theirs), dim=source.chunk.axis)
     if unused := [name for name in keys.unused if name in here]:
         held, scale = WeightFolder(unused_weights), adapters.scale if adapters.rank else 0.0
-        yield from ((name, extras.merged(name, held.tensor(name), scale)) for name in unused)
+        family = family_of(keys.architecture)
+        yield from ((name, extras.merged(name, held.tensor(name), scale, family)) for name in unused)

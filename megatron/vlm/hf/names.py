@@ -15,7 +15,8 @@ from megatron.vlm.hf.forms import Link
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.chain import layer_names
-from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS, family_of
+from omnibal_ext.families.family import Family
+from omnibal_ext.families.registry import MODELS, PARTS, family_of
 from omnibal_ext.families.weights import Weight
 
 FIRST_EXPERT = r"^language_model\.model\.layers\.\d+\.mlp\.experts\.0\."
@@ -26,9 +27,8 @@ SPELLINGS = (
     (r"^model\.(?=layers\.|embed_tokens\.|norm\.)", "language_model.model."),
     (r"^model\.(?=vision_tower|multi_modal_projector|image_newline)", ""),
     (r"^vision_tower\.vision_model\.", "vision_tower."),
-    *(spelling for family in FAMILIES for spelling in family.spellings),
 )
-"""(pattern, replacement) from other spellings to the tables'."""
+"""(pattern, replacement) from other spellings to the tables', of all families."""
 
 UNUSED = (
     r"vision_tower\.(post_layernorm|head)\.",
@@ -65,9 +65,9 @@ class TensorChunk:
         return tensor.narrow(self.axis, self.number * size, size)
 
 
-def table_name(name: str) -> str:
+def table_name(name: str, family: Family) -> str:
     """A weight's name in the tables' spelling."""
-    for pattern, replacement in SPELLINGS:
+    for pattern, replacement in (*SPELLINGS, *family.spellings):
         name = re.sub(pattern, replacement, name)
     return name
 

@@ -16,6 +16,7 @@ from megatron.vlm.hf.names import table_name
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.folder import ADAPTER
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.family import Family
 from omnibal_ext.files.records import write_text
 from omnibal_ext.reading.checks import finite, flag, integer, mapping, maybe, record, shown
 from omnibal_ext.reading.document import read_json
@@ -186,10 +187,12 @@ class PeftExtras:
             return float(f"{adapters.scale * math.sqrt(times * adapters.rank):.12g}")
         return times * adapters.alpha
 
-    def merged(self, name: str, weight: Tensor, scale: float) -> Tensor:
-        """An unused weight (its Hugging Face name) with its adapters merged."""
-        found = (pair for stem, pair in self.unused.items() if f"{table_name(stem)}.weight" == table_name(name))
-        pair = next(found, None)
+    def merged(self, name: str, weight: Tensor, scale: float, family: Family) -> Tensor:
+        """An unused weight (its Hugging Face name) of a model of `family` with its adapters merged."""
+        wanted = table_name(name, family)
+        pair = next(
+            (pair for stem, pair in self.unused.items() if f"{table_name(stem, family)}.weight" == wanted), None
+        )
         return add_product(weight, *pair, scale) if pair else weight
 
 

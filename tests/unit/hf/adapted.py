@@ -23,6 +23,7 @@ from megatron.vlm.pipeline.stage import Stage
 from omnibal_ext.adapters import Adapters, adapted_matrices
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import PARTS
+from omnibal_ext.families.registry import family_of
 from tests.unit.hf import models
 from tests.unit.hf.parity import compare_all, compared_gradient, computed, load, packed, reference, save
 
@@ -83,12 +84,14 @@ def adapted(theirs: torch.nn.Module) -> Any:
 
 def gradient_difference(stage: Stage, model: torch.nn.Module, folder: Path) -> float:
     """Largest difference over all adapters, each relative to its largest; theirs brought to our form part by part."""
+    keys = KeyMap.of(folder / "theirs", WeightFolder(folder / "theirs").stored)
     expected = {
-        table_name(name.removeprefix("base_model.model.").replace(".default", "")): weight.grad
+        table_name(
+            name.removeprefix("base_model.model.").replace(".default", ""), family_of(keys.architecture)
+        ): weight.grad
         for name, weight in model.named_parameters()
         if weight.grad is not None
     }
-    keys = KeyMap.of(folder / "theirs", WeightFolder(folder / "theirs").stored)
     mine = {name: weight for name, weight in stage.named_parameters() if weight.requires_grad}
     worst = 0.0
     for layer in keys.layers.values():

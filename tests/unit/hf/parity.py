@@ -47,6 +47,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import NativeResolution
+from omnibal_ext.families.registry import family_of
 from omnibal_ext.plan import single_stage_plan
 from tests.engine.names import weights_by_checkpoint_name
 from tests.unit.hf import models
@@ -136,9 +137,10 @@ def frozen_otherwise(chain: Chain, theirs: torch.nn.Module, keys: KeyMap) -> set
     towers = [tower for name in TOWERS if (tower := getattr(theirs.model, name, None)) is not None]
     if not towers:
         return set()  # there is no ViT
+    named = partial(table_name, family=family_of(keys.architecture))
     of_tower = {id(weight) for tower in towers for weight in tower.parameters()}
-    of_tower = {table_name(name) for name, weight in theirs.named_parameters() if id(weight) in of_tower}
-    there = {name for name, source in keys.sources.items() for part in map(table_name, source.theirs)
+    of_tower = {named(name) for name, weight in theirs.named_parameters() if id(weight) in of_tower}
+    there = {name for name, source in keys.sources.items() for part in map(named, source.theirs)
              if part in of_tower and not re.search(JOINTS, part)}  # fmt: skip
     joint = {name for name in keys.sources if name.startswith(("links.projector.", "links.audio_projector."))} - there
     wrong = set()
@@ -402,7 +404,8 @@ def _whole_pictures(sample: Sample) -> dict[str, Tensor]:
 
 def gradient_difference(stage: Stage, theirs: torch.nn.Module, keys: KeyMap) -> float:
     """Largest difference over all weights, theirs brought to our form by the converter's map and cut as ours are."""
-    expected = {table_name(name): weight.grad for name, weight in theirs.named_parameters() if weight.grad is not None}
+    named = partial(table_name, family=family_of(keys.architecture))
+    expected = {named(name): weight.grad for name, weight in theirs.named_parameters() if weight.grad is not None}
     mine = {name: one for name, one in weights_by_checkpoint_name(stage) if not name.endswith(NOT_TRAINED)}
     worst = 0.0
     for name, whole in wanted_gradients(expected, keys):
@@ -427,16 +430,17 @@ def compared_gradient(name: str, weight: Tensor, whole: Tensor) -> tuple[float, 
 
 def wanted_gradients(expected: dict[str, Tensor], keys: KeyMap) -> Iterator[tuple[str, Tensor]]:
     """Theirs in our form, by the names of our modules, taken out of `expected`."""
+    named = partial(table_name, family=family_of(keys.architecture))
     for name, source in keys.sources.items():
         if name.endswith(NOT_TRAINED):
-            assert not any(table_name(part) in expected for part in source.theirs)
+            assert not any(named(part) in expected for part in source.theirs)
             continue
         if ".experts." not in name:
             more_to_come = source.chunk is not None and source.chunk.number + 1 < source.chunk.count
             take = expected.__getitem__ if more_to_come else expected.pop
-            yield name, keys.join(name, (take(table_name(part)) for part in source.theirs))
+            yield name, keys.join(name, (take(named(part)) for part in source.theirs))
             continue
-        layer, kind = table_name(source.theirs[0]).partition(".experts.")[0], name.split(".")[-2]
+        layer, kind = named(source.theirs[0]).partition(".experts.")[0], name.split(".")[-2]
         # In memory theirs are fused, however they are stored.
         fused = expected.pop(f"{layer}.experts.{'gate_up_proj' if kind == 'linear_fc1' else 'down_proj'}")
         yield name.replace(".experts.experts.", ".experts."), fused

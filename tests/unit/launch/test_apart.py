@@ -75,6 +75,36 @@ def test_garbage_of_the_parent_is_left_to_the_parent(fork: Callable[[], int]) ->
         gc.enable()
 
 
+@pytest.mark.parametrize("fork", [lambda: apart(collect, (), "a file"), lambda: tried(collect, "a file", "go on")])
+def test_a_library_s_hook_behind_a_fork_collects_nothing_of_the_parent(fork: Callable[[], int]) -> None:
+    """What it makes is enough for a collection to be due, before the fork has done anything."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000)
+    try:
+        _OfParent()
+        _Hook.makes = 1000
+        assert fork() in (0, 1)
+        assert gc.isenabled()
+    finally:
+        _Hook.makes = 0
+        gc.set_threshold(*before)
+
+
+class _Hook:
+    """What a library does in each fork of this process, once it is told to."""
+
+    makes = 0
+
+    @classmethod
+    def run(cls) -> None:
+        if cls.makes:
+            gc.set_threshold(100)
+            cls.kept = [[number] for number in range(cls.makes)]
+
+
+os.register_at_fork(after_in_child=_Hook.run)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("fate", ["SIGSEGV", "SIGABRT", "SIGKILL", "exit"])
 def test_a_process_that_dies_is_named_by_its_task_and_the_others_end(workers: int, fate: str) -> None:
