@@ -25,7 +25,7 @@ SPELLINGS = (
     (r"^model\.language_model\.", "language_model.model."),
     (r"^lm_head\.", "language_model.lm_head."),
     (r"^model\.(?=layers\.|embed_tokens\.|norm\.)", "language_model.model."),
-    (r"^model\.(?=vision_tower|multi_modal_projector|image_newline)", ""),
+    (r"^model\.(?=vision_tower|multi_modal_projector|image_newline|visual\.)", ""),
     (r"^vision_tower\.vision_model\.", "vision_tower."),
 )
 """(pattern, replacement) from other spellings to the tables', of all families."""

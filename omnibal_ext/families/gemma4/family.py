@@ -32,6 +32,8 @@ TOWER = Part(
     ),
     LANGUAGE | {"default_output_length", "global_head_dim"},  # its class has neither
 )  # fmt: skip
+IN_MEMORY = (r"^model\.(?=embed_vision\.|embed_audio\.|audio_tower\.)", "")
+"""Of spellings."""
 IMAGES = ("image_position_ids", "mm_token_type_ids")
 """Image inputs of transformers' models."""
 FAMILY = Family(
@@ -44,7 +46,7 @@ FAMILY = Family(
         ),
     ),
     folder_says_template=True,
-    spellings=((r"^model\.(?=embed_vision\.|embed_audio\.|audio_tower\.)", ""),),
+    spellings=(IN_MEMORY,),
     # Keys and values that published files have for layers which take those of others.
     idle=(r"embed_audio\.", r"audio_tower\.", r"language_model\.model\.layers\.\d+\.self_attn\.(k|v)_(proj|norm)\."),
 )

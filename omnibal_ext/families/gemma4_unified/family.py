@@ -2,7 +2,7 @@
 
 from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, LANGUAGE
-from omnibal_ext.families.gemma4.family import IMAGES, OTHERS, TEXT
+from omnibal_ext.families.gemma4.family import IMAGES, IN_MEMORY, OTHERS, TEXT
 from omnibal_ext.families.gemma4.presets import gemma_4_text
 from omnibal_ext.families.gemma4_unified.config import read_gemma4_unified
 from omnibal_ext.families.gemma4_unified.names import embedder_weights
@@ -38,6 +38,7 @@ FAMILY = Family(
     presets={"gemma-4-12b": Preset(GEMMA_12B)},
     folder_says_template=True,
     spellings=(
+        IN_MEMORY,
         (r"^(model\.)?(embed_vision|vision_embedder)\.(?=patch_|pos_)", "vision_embedder."),
         (r"^(model\.)?embed_vision\.multimodal_embedder\.", "embed_vision."),
     ),

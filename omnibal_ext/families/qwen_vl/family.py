@@ -101,5 +101,4 @@ FAMILY = Family(
     presets=PRESETS,
     markups=(QWEN, replace(QWEN, name="qwen3-vl", steps=_STEPS)),
     folder_says_template=True,
-    spellings=((r"^model\.visual\.", "visual."),),
 )
