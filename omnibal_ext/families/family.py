@@ -76,7 +76,6 @@ class Family:
     modules: tuple[tuple[str, str], ...] = ()
     """(pattern, replacement): from the tables' names to those of the modules in transformers' `model`."""
     idle: tuple[str, ...] = ()
-    """Patterns of weights that are in checkpoints and that the model never uses; LAYERS: how many the language model
-    has, which is the number of one behind its last."""
+    """Patterns of weights that are in checkpoints and that the model never uses."""
     kept: tuple[str, ...] = ()
     """Files of a model's folder that are named like weights and are none, which transformers' class needs: copied."""

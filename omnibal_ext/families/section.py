@@ -66,7 +66,9 @@ class Section:
     def inner(self, name: str, default_type: str, always: bool = False) -> "Section":
         """The section of that name; its type is `default_type` if it has none or the whole model's, or `always`."""
         values = self.take_if(name, mapping(any_value)) or {}
-        always = always or values.get("model_type") == self["model_type"]
+        always = always or (
+            values.get("model_type") == self["model_type"] and default_type.startswith(self["model_type"])
+        )
         kind = default_type if always else part_type(f"{self.where}.{name}", values, default_type)
         return self.section_of(name, kind, values)
 

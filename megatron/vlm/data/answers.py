@@ -54,7 +54,7 @@ def with_answers(
         if opening and opening in before:
             start = first - len(before.rpartition(opening)[2])
         else:
-            start = _behind_prompt(run, text, messages[:number], first)
+            start = _behind_prompt(run, text, messages[:number], first, opening)
         closing, end, _ = behind.partition(ending) if ending else (behind, "", "")
         if end and (message.calls or not message.words.strip() or not closing.strip()):
             last += len(closing) + len(end)
@@ -71,13 +71,19 @@ def _says(message: Message) -> bool:
     return any(part.strip() and part not in KINDS for part in message.parts or (message.words,))
 
 
-def _behind_prompt(run: Callable[..., str], text: str, before: Sequence[Message], first: int) -> int:
-    """Where an answer starts whose first mark is at `first`: behind the prompt that the program writes for it."""
+def _behind_prompt(run: Callable[..., str], text: str, before: Sequence[Message], first: int, opening: str) -> int:
+    """Where an answer starts whose first mark is at `first`: behind the prompt that the program writes for it, or, if
+    there is none, behind what stands before it and as much of the `opening` as follows."""
     try:
-        prompt = run(before, add_generation_prompt=True)
+        asked, prompt = run(before), run(before, add_generation_prompt=True)
     except Rejected:
         return first
-    return min(len(prompt), first) if text.startswith(prompt) else first
+    if not text.startswith(prompt) or len(prompt) > first:
+        return first
+    if prompt == asked:
+        between = text[len(prompt) : first]
+        prompt += next((between[:end] for end in range(len(between), 0, -1) if opening.endswith(between[:end])), "")
+    return len(prompt)
 
 
 def _marked(message: Message, mark: str) -> Message:

@@ -73,8 +73,9 @@ def _as_openai(message: Message, as_parts: bool) -> dict[str, Any]:
     """A message as `apply_chat_template` takes it; without words the content is ""."""
     content: Any = message.words
     if content and (as_parts or (message.role == USER and message.parts)):
+        kinds = KINDS if message.parts else {}
         parts = message.parts or (content,)
-        content = [{"type": KINDS[part]} if part in KINDS else {"type": "text", "text": part} for part in parts]
+        content = [{"type": kinds[part]} if part in kinds else {"type": "text", "text": part} for part in parts]
     told = {"role": message.role, "content": content}
     if message.calls:
         told["tool_calls"] = [

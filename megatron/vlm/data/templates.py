@@ -14,6 +14,7 @@ The trained ranges stand between a program's `{% generation %}` tags, which all 
 import hashlib
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -141,16 +142,22 @@ class ChatTemplate:
     @cached_property
     def images_first(self) -> bool | None:
         """Whether images are written before all words of their message; None: it takes no images as parts."""
-        if IMAGE_MARK not in self._media:
+        text = self._shown("One", IMAGE_MARK, "Two") if IMAGE_MARK in self._media else None
+        if text is None:
             return None
-        return self._shown("One", IMAGE_MARK, "Two") == self._shown(IMAGE_MARK, "One", "Two")
+        is_moved = text == self._shown(IMAGE_MARK, "One", "Two")
+        return is_moved and text.index(self._media[IMAGE_MARK]) < text.index("One")
 
     @cached_property
     def _media(self) -> Mapping[str, str]:
         """Mark -> what is written for an image, a video or a sound that is a part of a message, of those it takes."""
         without = self._shown("One")
-        found = {mark: inserted(without, self._shown("One", mark)) for mark in KINDS}
-        return {mark: text for mark, text in found.items() if text}
+        found = dict[str, str]()
+        for mark in KINDS:
+            text = inserted(without, self._shown("One", mark))
+            if text and text not in found.values():  # a program may write an image for whatever it does not know
+                found[mark] = text
+        return found
 
     @cached_property
     def _takes_parts(self) -> bool:
@@ -227,6 +234,8 @@ class ChatTemplate:
             text = self._program.run(chat, tools, parts, no_default_system=not default_system, **variables)
             for mark, written in media.items():
                 text = text.replace(written, mark)
+            if media and LISTED.search(text):
+                raise Rejected("unsupported_field", "writes a list where it is given one")
             return text
 
         text = run(messages)
@@ -253,12 +262,15 @@ class ChatTemplate:
 
 
 def inserted(without: str | None, text: str | None) -> str:
-    """What stands in a text and not in another, without white space around it; "" if they differ otherwise."""
+    """What stands in a text and not in another, without white space around it and words before ("Picture 1: "); "" if
+    they differ otherwise."""
     size = len(text or "") - len(without or "")
     if size <= 0 or text is None or without is None:
         return ""
-    cuts = (text[at : at + size] for at in range(len(without) + 1) if text[:at] + text[at + size :] == without)
-    return min(map(str.strip, cuts), key=lambda cut: cut[:1] not in "<[", default="")
+    cuts = [text[at : at + size] for at in range(len(without) + 1) if text[:at] + text[at + size :] == without]
+    cut = min(map(str.strip, cuts), key=lambda one: one[:1] not in "<[", default="")
+    begins = re.search(r"[<\[]", cut)
+    return cut[begins.start() :] if begins else cut
 
 
 @cache
@@ -288,7 +300,7 @@ def render_chat(
     `Rejected` if the template has no form for something.
     """
     text, ranges = template.written(messages, tools, default_system)
-    left, moves = iter(shown), [(0, 0)]
+    left, moves, found = iter(shown), [(0, 0)], Counter[str]()
 
     def text_of(mark: str) -> str:
         if mark == AUDIO_MARK:
@@ -300,11 +312,12 @@ def render_chat(
 
     def as_words(mark: re.Match[str]) -> str:
         words = text_of(mark[0])
+        found[mark[0]] += 1
         moves.append((mark.end(), moves[-1][1] + len(words) - len(mark[0])))
         return words
 
     text = MARKS.sub(as_words, text)
-    if len(moves) != 1 + sum(len(MARKS.findall(message.words)) for message in messages):
+    if found != Counter(mark for message in messages for mark in MARKS.findall(message.words)):
         raise Rejected("unsupported_media", f"chat template {template.name}: writes other images than it is given")
 
     def moved(at: int) -> int:

@@ -17,6 +17,7 @@ from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.hf.check_samples import CheckSample, audio_token, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.pack_inputs import by_rows, padded_patches, padded_sounds, whole_images
+from megatron.vlm.hf.peft_config import PREFIX
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.adapters import merge
 from megatron.vlm.models.chain import Chain
@@ -168,18 +169,35 @@ def _with_sounds(batch: Microbatch, samples: list[CheckSample], token: int) -> M
     )
 
 
+def _merged(model: Any, folder: Path, inside: str) -> Any:
+    """Transformers' model with a peft folder's adapters merged, of which names may begin with `inside`."""
+    from peft import PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    if not inside:
+        return PeftModel.from_pretrained(model, folder, torch_device="cpu").merge_and_unload()
+    config, stem = PeftConfig.from_pretrained(str(folder)), f"{PREFIX}{inside}"
+    if not isinstance(config.target_modules, str):
+        config.target_modules = {name.removeprefix(inside) for name in config.target_modules}
+    for field in ("rank_pattern", "alpha_pattern"):
+        setattr(config, field, {name.removeprefix(inside): value for name, value in getattr(config, field).items()})
+    weights = load_peft_weights(str(folder), device="cpu")
+    renamed = {name.replace(stem, PREFIX, 1) if name.startswith(stem) else name: one for name, one in weights.items()}
+    adapted = get_peft_model(model, config)
+    set_peft_model_state_dict(adapted, renamed)
+    return adapted.merge_and_unload()
+
+
 @torch.no_grad()
 def _their_logits(
     theirs: Path, samples: list[CheckSample], peft: Path | None, vision: VisionArchitecture
 ) -> list[Tensor]:
     import transformers
 
-    loads = getattr(transformers, MODELS[model_type(read_config(config_path(theirs)))].transformers)
-    model = loads.from_pretrained(theirs, dtype=torch.float32).eval()
+    kind = MODELS[model_type(read_config(config_path(theirs)))]
+    model = getattr(transformers, kind.transformers).from_pretrained(theirs, dtype=torch.float32).eval()
     if peft:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, peft, torch_device="cpu").merge_and_unload()
+        model = _merged(model, peft, kind.inside)
     takes = MODELS[model.config.model_type].takes
     inputs = (
         {**_images(sample, model.config, takes, vision), **_answer(sample), **padded_sounds(sample.sounds)}

@@ -84,7 +84,7 @@ class KeyMap:
                 f"{folder}: lacks {len(lacking)} weights that its {CONFIG} asks for, {lacking[0]} first{where}"
             )
         unused = [name for table, name in own.items() if table not in taken]
-        if strange := [name for name in unused if not is_unused(table_name(name, family), architecture)]:
+        if strange := [name for name in unused if not is_unused(table_name(name, family), architecture, own)]:
             raise UserError(f"{folder}: has {len(strange)} weights the model has no place for, {strange[0]} first")
         found, shapes = {}, {}
         for ours, source in wanted.items():

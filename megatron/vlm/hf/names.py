@@ -75,14 +75,16 @@ def table_name(name: str, family: Family) -> str:
 VIT_LAYER = re.compile(r"vision_(?:tower|model)\.encoder\.layers?\.(\d+)\.")
 
 
-def is_unused(name: str, architecture: Architecture) -> bool:
-    """Whether a weight outside of the tables is known to be unused by the model: one of `UNUSED`, of its family, or of
-    a ViT layer that config.json names behind the last one whose output is read."""
-    vision, idle = architecture.vision, family_of(architecture).idle
-    if layer := VIT_LAYER.match(name):
+def is_unused(name: str, architecture: Architecture, stored: Collection[str]) -> bool:
+    """Whether a weight outside of the tables is known to be unused by the model: one of `UNUSED`, of its family, of a
+    ViT layer that config.json names behind the last one whose output is read, or of the layer behind the language
+    model's last that predicts a second token. `stored`: the table names that the checkpoint has."""
+    vision = architecture.vision
+    if (layer := VIT_LAYER.match(name)) and vision.layers <= int(layer[1]):
         return int(layer[1]) < vision.layers + vision.unread
-    behind = str(architecture.language.layers)
-    return any(re.match(pattern.replace("LAYERS", behind), name) for pattern in (*UNUSED, *idle))
+    if name.startswith(behind := f"language_model.model.layers.{architecture.language.layers}."):
+        return f"{behind}eh_proj.weight" in stored
+    return any(re.match(pattern, name) for pattern in (*UNUSED, *family_of(architecture).idle))
 
 
 def sources(

@@ -22,7 +22,7 @@ from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
-from megatron.vlm.preprocessing.line_fields import LINE_FIELDS, MEDIA_MARKS, STRAY, TURN_FIELDS, unsupported
+from megatron.vlm.preprocessing.line_fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, plain, quoted, unsupported
 from megatron.vlm.preprocessing.record_media import (
     SIGHT,
     Senses,
@@ -124,8 +124,9 @@ def _marked_in_front(messages: tuple[Message, ...], given: Sequence[int], gap: s
     as TRL, ms-swift and InternVL put them."""
     if sum(map(bool, given)) != 1 or any(mark in one.words for one in messages for mark in KINDS):
         return messages
+    meant = [quoted(mark) for mark, count in zip((*KINDS, SOUND_MARK), (*given, given[-1]), strict=True) if count]
     for number, one in enumerate(messages):
-        if QUOTED in one.words:
+        if any(mark in one.words for mark in (*meant, quoted(IMAGE_MARK))):
             detail = f"a part of turn {number} has a mark in its text and none is an image: in parts, marks are words"
             raise Rejected("image_mark_mismatch", detail)
     marks = [mark for mark, count in zip(KINDS, given, strict=True) for _ in range(count)]
@@ -171,7 +172,7 @@ def _system(record: Mapping[str, Any]) -> tuple[Message, ...]:
     words = record.get("system") or ""
     if not isinstance(words, str):
         raise Rejected("malformed_line", "'system' is no text")
-    return (Message(SYSTEM, words),) if words else ()
+    return (Message(SYSTEM, plain(words, "'system'")),) if words else ()
 
 
 def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -212,7 +213,8 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, senses: Senses, first: 
             role, calls, reasoning = ROLES[speaker], *_calls_and_reasoning(turn, number)
             leads = first and role == USER
             if isinstance(value, str):
-                said = Message(role, _led(value, gap) if leads else value, trained, calls, reasoning)
+                words = plain(value, f"turn {number}")
+                said = Message(role, _led(words, gap) if leads else words, trained, calls, reasoning)
             else:
                 parts = tuple(words_of(part, number, senses) for part in value)
                 parts = tuple(sorted(parts, key=lambda part: part not in KINDS)) if leads else parts
@@ -278,8 +280,14 @@ def _roles_after(message: Message) -> tuple[str, ...]:
 def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Sequence[str], senses: Senses) -> None:
     texts = [(f"turn {number}", text) for number, message in enumerate(messages) for text in message.texts]
     texts += [("'tools'", tool) for tool in tools]
+    for text in (*tools, *(text for message in messages for text in message.texts[1:])):
+        plain(text, "a call, a tool or reasoning")
     if (length := sum(len(text) for _, text in texts)) > MAX_CHARACTERS:
         raise Rejected("too_many_characters", f"{length} characters, limit {MAX_CHARACTERS}; cut it into conversations")
+    # As a program may write them that strips each part.
+    texts += [
+        (f"turn {number}", "".join(map(str.strip, one.parts))) for number, one in enumerate(messages) if one.parts
+    ]
     for where, text in texts:
         if not is_unicode(text):
             raise Rejected("not_utf8", f"{where} has half of a surrogate pair")
@@ -290,8 +298,6 @@ def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Se
             raise Rejected("unsupported_media", f"{where} contains {mark[0][:40]!r}; {known}")
         found = next((word for word in reserved if word in text), None)
         if QUOTED in text:
-            if STRAY.search(text):
-                raise Rejected("reserved_words", f"{where} contains {QUOTED!r}, by which marks are told from words")
             found = found or next((word for word in reserved if word in text.replace(QUOTED, "<")), None)
         if found is not None:
             written = found.replace(QUOTED, "<")

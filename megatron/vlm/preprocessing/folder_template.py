@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.data.chat_program import REMEDY
+from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.sandbox import DATE
 from megatron.vlm.data.templates import (
     CALL,
@@ -104,8 +105,10 @@ def _pictures_alike(ours: ChatTemplate, theirs: ChatTemplate, markup: ImageMarku
         ordered = sorted(parts, key=lambda part: part not in KINDS) if markup.first else parts
         words = "".join(part + markup.gap * (part in KINDS) for part in ordered)
         chat = (Message(SYSTEM, "Be brief."), Message(USER, words, parts=parts), QUESTION[1])[not theirs.has_system :]
-        if not ours.written(chat)[0].startswith(theirs.written(chat)[0]):
-            return False
+        with suppress(Rejected):  # such as a second image
+            their = theirs.written(chat)[0]
+            if not ours.written(chat)[0].startswith(their):
+                return False
     return True
 
 

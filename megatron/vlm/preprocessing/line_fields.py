@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.families.markup import IMAGE_MARK, QUOTED
 
 LINE_FIELDS = frozenset({"conversations", "messages", "image", "images", "system", "tools"})
@@ -32,8 +33,13 @@ MEDIA_MARKS = re.compile(
 )
 """Media marks of other programs; ours is `<image>`."""
 MARK = re.compile(f"{IMAGE_MARK}|<sound>|{MEDIA_MARKS.pattern}")
-STRAY = re.compile(f"{QUOTED}(?!{MARK.pattern.replace('<', '')})")
-"""What `quoted` has not written."""
+
+
+def plain(text: str, where: str) -> str:
+    """The text. Raises `Rejected` (reserved_words) if it has the character by which marks are told from words."""
+    if QUOTED in text:
+        raise Rejected("reserved_words", f"{where} contains {QUOTED!r}, by which marks are told from words")
+    return text
 
 
 def quoted(text: str) -> str:

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.preprocessing.line_fields import quoted
+from megatron.vlm.preprocessing.line_fields import plain, quoted
 from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, VIDEO_MARK
 from omnibal_ext.reading.checks import is_number, is_unicode
 
@@ -89,7 +89,7 @@ def words_of(part: Any, number: int, senses: Senses) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
         _refuse_others(part, ABOUT | {"text", "annotations"}, f"the text of turn {number}")
-        return quoted(part["text"])
+        return quoted(plain(part["text"], f"turn {number}"))
     for mark, kinds in ((IMAGE_MARK, IMAGE_PARTS), (VIDEO_MARK, VIDEO_PARTS), (AUDIO_MARK, AUDIO_PARTS)):
         if kind in kinds and mark in senses.marks:
             return mark

@@ -27,5 +27,4 @@ FAMILY = Family(
     },
     presets={"glm-ocr": Preset({"model_type": "glm_ocr", "text_config": OCR})},  # from memory
     folder_says_template=True,
-    idle=(r"language_model\.model\.layers\.LAYERS\.",),  # which predicts a second token
 )  # fmt: skip

@@ -68,5 +68,4 @@ FAMILY = Family(
     presets=PRESETS,
     markups=(_MARKUP, replace(_MARKUP, name="glm-4.6v", steps=_LATER)),
     folder_says_template=True,
-    idle=(r"language_model\.model\.layers\.LAYERS\.",),  # which predicts a second token
 )

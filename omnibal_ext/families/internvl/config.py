@@ -32,7 +32,8 @@ def read_internvl(name: str, config: Section) -> Architecture:
         final_norm=is_last and not tower.take("use_mean_pooling"),
     )
     tower.refuse_unread()
-    config.must(image_token_index=config["image_token_id"])  # its first versions' name, which transformers ignores
+    if config.get("image_token_index") is not None:  # its first versions' name, which transformers ignores
+        config.must(image_token_index=config["image_token_id"])
     prompt = PromptFormat(image_token_id=config.take("image_token_id"))
     return Architecture(
         name, vision, read_language(language), shuffle=_shuffle(config), tied=tied(config), prompt=prompt,

@@ -6,6 +6,8 @@ from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
 from omnibal_ext.families.towers.llama import tied
 
+USUAL_IMAGE = 151655
+
 
 def read_lighton_ocr(name: str, config: Section) -> Architecture:
     """Read a lighton_ocr's config.json. Raises UserError naming an unsupported field."""
@@ -15,6 +17,8 @@ def read_lighton_ocr(name: str, config: Section) -> Architecture:
     tower, text = config.towers("pixtral", "qwen3")
     text.must(use_qk_norm=True)
     image, older = config.take("image_token_id"), config.take_if("image_token_index")
+    if older is not None and image not in (older, USUAL_IMAGE):
+        config.must(image_token_index=image)
     return Architecture(
         name,
         read_pixtral(tower),
@@ -22,6 +26,6 @@ def read_lighton_ocr(name: str, config: Section) -> Architecture:
         merger="matrix",
         projector_bias=False,
         tied=tied(config),
-        prompt=PromptFormat("lighton_ocr", older or image, None, "native_edge"),
+        prompt=PromptFormat("lighton_ocr", image if older is None else older, None, "native_edge"),
         types=("lighton_ocr", "qwen3"),
     )

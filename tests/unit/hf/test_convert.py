@@ -294,7 +294,7 @@ def stacks(weights: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", OF_EACH_CLASS)
 def test_a_layer_more_than_the_config_says_is_refused(tmp_path: Path, kind: str) -> None:
-    """Of the language model and of each encoder; GLM's last one, which predicts a second token, comes back."""
+    """Of the language model and of each encoder; GLM's last one, if it predicts a second token, comes back."""
     folder = tmp_path / "theirs"
     models.build(kind, seed=1).save_pretrained(folder)
     weights = weights_of(folder)
@@ -302,13 +302,14 @@ def test_a_layer_more_than_the_config_says_is_refused(tmp_path: Path, kind: str)
         of_last = {name: weight for name, weight in weights.items() if name.startswith(f"{stack}.{last}.")}
         more = {name.replace(f"{stack}.{last}.", f"{stack}.{last + 1}.", 1): one for name, one in of_last.items()}
         change_weights(folder, more)
-        if models.FAMILIES[kind][0] in ("GlmOcr", "Glm4v", "Glm4vMoe", "Glm46V") and "visual" not in stack:
+        with pytest.raises(UserError, match=rf"the model has no place for, .*\.{last + 1}\."):
+            from_hugging_face(folder, tmp_path / "ours")
+        if "Glm" in models.FAMILIES[kind][0] and "visual" not in stack:
+            more[f"{stack}.{last + 1}.eh_proj.weight"] = torch.zeros(2, 4)
+            change_weights(folder, more)
             from_hugging_face(folder, tmp_path / "ours")
             to_hugging_face(tmp_path / "ours", tmp_path / "back")
             assert more.keys() <= weights_of(tmp_path / "back").keys()
-        else:
-            with pytest.raises(UserError, match=rf"the model has no place for, .*\.{last + 1}\."):
-                from_hugging_face(folder, tmp_path / "ours")
         change_weights(folder, dict.fromkeys(more))
 
 
@@ -328,6 +329,16 @@ def test_a_layer_less_than_the_config_says_is_refused(tmp_path: Path, kind: str)
             with pytest.raises(UserError, match=r"lacks \d+ weights that its config.json asks for"):
                 from_hugging_face(folder, tmp_path / "ours")
         change_weights(folder, less)
+
+
+@pytest.mark.parametrize("kind", ["internvl", "llava"])
+def test_a_weight_that_a_layer_of_the_vit_has_not_is_refused(tmp_path: Path, kind: str) -> None:
+    models.build(kind, seed=1).save_pretrained(tmp_path / "theirs")
+    first = next(name for name in weights_of(tmp_path / "theirs") if re.search(r"encoder\.layers?\.0\..*weight$", name))
+    stem = first[: first.index(".0.") + 3]
+    change_weights(tmp_path / "theirs", {f"{stem}attention.other_norm.weight": torch.ones(4)})
+    with pytest.raises(UserError, match="the model has no place for"):
+        from_hugging_face(tmp_path / "theirs", tmp_path / "ours")
 
 
 def test_a_vit_layer_that_is_not_read_and_one_that_nobody_named(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from megatron.vlm.checkpoint.integrity import seal_by_one_process
+from megatron.vlm.hf.check import _merged
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.convert import from_hugging_face, to_hugging_face, to_peft
 from megatron.vlm.hf.peft_config import ALLOWED_VALUES, IGNORED_FIELDS, NEEDED, OPTIONAL, PeftConfig
@@ -122,6 +123,9 @@ def test_adapters_of_a_whole_omni_are_those_of_its_thinker(tmp_path: Path, kind:
         assert all(one.startswith("base_model.model.thinker.model.") for one in named)
         back = peft.PeftModel.from_pretrained(whole(), tmp_path / f"back {way}", torch_device="cpu").merge_and_unload()
         assert difference(back.state_dict(), wanted.state_dict()) < 1e-6
+    for way in ("whole", "thinker", "back whole"):  # as --check has it, whose class is the thinker's
+        checked = _merged(models.build(kind, seed=1), tmp_path / way, "thinker.")
+        assert difference(checked.state_dict(), wanted.thinker.state_dict()) < 1e-6
 
 
 def test_adapters_of_a_layer_that_never_runs_come_back_bit_by_bit(tmp_path: Path, base: Path) -> None:

@@ -87,6 +87,12 @@ PROGRAMS = {
         EACH + "{{ m.content ~ ('<|end|>' if m.role == 'assistant') }}{% endfor %}",
         ["  A cat. \n<|end|>", "Yes.<|end|>"],
     ),
+    # No prompt, and results of tools that end otherwise than questions.
+    "headers": (
+        EACH + "{{ '<tool>' ~ m.content ~ '</tool>\n' if m.role == 'tool' else '<|' ~ m.role ~ '|>\n' ~ m.content ~ "
+        "'<|end|>\n' }}{% endfor %}",
+        ["  A cat. \n<|end|>", "Yes.<|end|>"],
+    ),
     # With transformers' tags, and the end behind them.
     "tags": (
         EACH + "{{ '<|' + m.role + '|>' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
@@ -209,6 +215,48 @@ def test_parts_are_written_as_the_program_writes_them(opened: Opened, name: str)
         for record in ({"messages": chat}, {"messages": beside, "images": ["a.png"]})
     )
     assert one == other
+
+
+def test_a_header_behind_a_result_is_not_trained(opened: Opened) -> None:
+    messages = (ASKED[0], Message(ASSISTANT, "I look."), Message(TOOL, "far"), Message(ASSISTANT, "Far."))
+    chat = render_chat(messages, opened(PROGRAMS["headers"][0]), MARKUPS["llava"])
+    assert [chat.text[start:end] for start, end in chat.trained] == ["I look.<|end|>", "Far.<|end|>"]
+
+
+def asked_for(template: ChatTemplate, *parts: str) -> str:
+    message = Message(USER, "".join(parts), parts=parts)
+    return render_chat((message, Message(ASSISTANT, "Yes.")), template, MARKUPS["qwen-vl"]).text
+
+
+PARTS = (
+    EACH + "{{ '<|' ~ m.role ~ '|>' }}{% if m.content is string %}{{ m.content }}{% else %}BODY{% endif %}"
+    "<|end|>{% endfor %}"
+)
+SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def test_what_a_program_writes_for_media_is_told_apart(opened: Opened) -> None:
+    """An image for whatever it does not know; a number in front of each; images behind all words; one alone."""
+    other = "{% for c in m.content %}{{ c.text if c.type == 'text' else '<IMG>' }}{% endfor %}"
+    assert SEEN + "What" in asked_for(opened(PARTS.replace("BODY", other)), "<image>", "What")
+    numbered = other.replace("'<IMG>'", "'Picture ' ~ loop.index ~ ': <IMG>'")
+    template = opened(PARTS.replace("BODY", numbered))
+    assert f"Picture 1: {SEEN}Picture 2: {SEEN}What" in asked_for(template, "<image>", "<image>", "What")
+    kind = "{% for c in m.content | selectattr('type', 'equalto', 'KIND') %}{{ c.text or '<IMG>' }}{% endfor %}"
+    last = opened(PARTS.replace("BODY", kind.replace("KIND", "text") + kind.replace("KIND", "image")))
+    assert last.images_first is False
+    assert "What" + SEEN in asked_for(last, "<image>", "What")
+    one = "{% if m.content | length > 2 %}{{ raise_exception('one image only') }}{% endif %}" + other
+    assert SEEN + "What" in asked_for(opened(PARTS.replace("BODY", one)), "<image>", "What")
+
+
+def test_a_text_that_is_a_mark_is_a_text_to_a_program_of_lists(opened: Opened) -> None:
+    program = (
+        EACH
+        + "{{ '<|' ~ m.role ~ '|>' }}{% for c in m.content %}{{ c.text or '<IMG>' }}{% endfor %}<|end|>{% endfor %}"
+    )
+    chat = (Message(USER, "<image>"), Message(ASSISTANT, "Yes."))
+    assert SEEN in render_chat(chat, opened(program), MARKUPS["qwen-vl"]).text
 
 
 def test_ours_is_taken_for_a_folder_s_own_if_it_writes_images_alike(opened: Opened, tmp_path: Path) -> None:

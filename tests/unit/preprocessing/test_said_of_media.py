@@ -112,6 +112,32 @@ def test_marks_typed_in_a_part_are_words() -> None:
             asked(field)
 
 
+def test_parts_make_no_structure_together() -> None:
+    """Programs strip each, as Gemma's does."""
+    for texts in (("a<end_of_", " turn>b"), ("a<end_of_", "turn>b")):
+        with pytest.raises(Rejected, match="reserved_words"):
+            parse_conversation(
+                {"messages": [{"role": "user", "content": [{"type": "text", "text": text} for text in texts]},
+                              {"role": "assistant", "content": "It."}]},
+                ("<end_of_turn>",),
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [QUOTED, f"{QUOTED}image> hi"])
+def test_the_character_that_tells_marks_from_words_is_nobody_s(text: str) -> None:
+    said = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]
+    records: list[dict[str, Any]] = [
+        {"messages": [{**said[0], "content": text}, said[1]]},
+        {"messages": [said[0], {**said[1], "content": text}]},
+        {"messages": [said[0], {**said[1], "reasoning_content": text}]},
+        {"messages": said, "system": text},
+        {"messages": said, "tools": [{"name": text}]},
+    ]
+    for record in records:
+        with pytest.raises(Rejected, match="reserved_words"):
+            parse_conversation(record, ())
+
+
 @pytest.mark.parametrize(("written", "there"), [("NFC", "NFD"), ("NFD", "NFC")])
 def test_a_name_is_found_composed_or_not(tmp_path: Path, written: str, there: str) -> None:
     names = {form: unicodedata.normalize(form, "Zürich/é 1.png") for form in ("NFC", "NFD")}  # type: ignore[arg-type]
