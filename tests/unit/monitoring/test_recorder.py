@@ -94,7 +94,8 @@ def test_every_action_is_there_once_in_the_order_of_the_schedule(record: dict[st
 def test_waits_for_packs_are_there_one_a_pack(record: dict[str, Any]) -> None:
     (lane,) = record["lanes"]
     waits = [end - start for start, end in lane["reads"]]
-    assert (len(waits), waits[0]) == (MICROBATCHES, pytest.approx(LATE, rel=0.1))
+    assert len(waits) == MICROBATCHES
+    assert waits[0] >= LATE  # and as much more as other programs took meanwhile
     assert 0 <= lane["reads"][0][0] < lane["reads"][0][1] <= lane["actions"][0][3]
     assert lane["actions"][0][4] <= lane["reads"][1][0]  # read ahead, behind the forward before
     shares = breakdown(recorded(record, Placement.interleaved(1)))
