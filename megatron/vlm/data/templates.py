@@ -269,8 +269,7 @@ def inserted(without: str | None, text: str | None) -> str:
         return ""
     cuts = [text[at : at + size] for at in range(len(without) + 1) if text[:at] + text[at + size :] == without]
     cut = min(map(str.strip, cuts), key=lambda one: one[:1] not in "<[", default="")
-    begins = re.search(r"[<\[]", cut)
-    return cut[begins.start() :] if begins else cut
+    return re.sub(r"^[^<\[]*\s(?=[^<\[]*[<\[])", "", cut)
 
 
 @cache
