@@ -14,17 +14,7 @@ from typing import Any
 from megatron.vlm.data.chat_program import REMEDY
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.sandbox import DATE
-from megatron.vlm.data.templates import (
-    CALL,
-    CALLING,
-    CHATS,
-    LOOK,
-    QUESTION,
-    TEMPLATES,
-    TOLD,
-    ChatTemplate,
-    chat_template,
-)
+from megatron.vlm.data.templates import CALL, CALLING, CHATS, LOOK, TEMPLATES, TOLD, ChatTemplate, chat_template
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from megatron.vlm.preprocessing.tokenizer_files import (
     CONFIG,
@@ -104,7 +94,7 @@ def _pictures_alike(ours: ChatTemplate, theirs: ChatTemplate, markup: ImageMarku
     for parts in PICTURES if theirs.images_first is not None else ():
         ordered = sorted(parts, key=lambda part: part not in KINDS) if markup.first else parts
         words = "".join(part + markup.gap * (part in KINDS) for part in ordered)
-        chat = (Message(SYSTEM, "Be brief."), Message(USER, words, parts=parts), QUESTION[1])[not theirs.has_system :]
+        chat = (Message(SYSTEM, "Be brief."), Message(USER, words, parts=parts), CALLING[-1])[not theirs.has_system :]
         with suppress(Rejected):  # such as a second image
             their = theirs.written(chat)[0]
             if not ours.written(chat)[0].startswith(their):

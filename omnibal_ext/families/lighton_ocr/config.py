@@ -6,8 +6,6 @@ from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
 from omnibal_ext.families.towers.llama import tied
 
-USUAL_IMAGE = 151655
-
 
 def read_lighton_ocr(name: str, config: Section) -> Architecture:
     """Read a lighton_ocr's config.json. Raises UserError naming an unsupported field."""
@@ -17,7 +15,7 @@ def read_lighton_ocr(name: str, config: Section) -> Architecture:
     tower, text = config.towers("pixtral", "qwen3")
     text.must(use_qk_norm=True)
     image, older = config.take("image_token_id"), config.take_if("image_token_index")
-    if older is not None and image not in (older, USUAL_IMAGE):
+    if older is not None and image != 151655:  # the class's, which a file that says nothing has
         config.must(image_token_index=image)
     return Architecture(
         name,

@@ -2,7 +2,7 @@
 
 from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, text, tower
-from omnibal_ext.families.lighton_ocr.config import USUAL_IMAGE, read_lighton_ocr
+from omnibal_ext.families.lighton_ocr.config import read_lighton_ocr
 from omnibal_ext.families.markup import ImageMarkup
 from omnibal_ext.families.mistral3.names import merger_weights, pixtral_weights
 from omnibal_ext.families.section import Part
@@ -13,7 +13,7 @@ LANGUAGE = text(
     rope_parameters={"rope_type": "default", "rope_theta": 1e6},
 )  # fmt: skip
 MODEL = Part(
-    {"image_token_id": USUAL_IMAGE, "tie_word_embeddings": True, "vision_config": VISION, "text_config": LANGUAGE},
+    {"image_token_id": 151655, "tie_word_embeddings": True, "vision_config": VISION, "text_config": LANGUAGE},
     GENERAL,
     (*pixtral_weights(), *merger_weights()),
 )
