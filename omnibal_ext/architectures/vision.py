@@ -119,7 +119,7 @@ class VisionArchitecture:
     """The projector concatenates features instead, in this order, and none enters the language model: indices into
     `feature_layers`, with the ViT's output as the last one."""
     unread: int = field(default=0, metadata=UNPRICED, compare=False)
-    """Layers of a checkpoint behind the last that is read. No effect on what is computed."""
+    """Layers that config.json names behind the last one whose output is read. No effect on what is computed."""
 
     def __post_init__(self) -> None:
         if self.image_size % self.patch_size and self.class_token:  # SigLIP ignores the remaining pixels

@@ -43,7 +43,7 @@ class Model:
     transformers: str = "AutoModelForImageTextToText"
     """Transformers' class that loads it; "": only the model's repository has its code, and that is not run."""
     inside: str = ""
-    """The name, with its point, by which a larger model has it: the module of a thinker in Qwen-Omni."""
+    """Prefix of its modules' names in transformers' class of a larger model, such as `thinker.` in Qwen-Omni's."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Family:
     markups: tuple[ImageMarkup, ...] = ()
     """Text around images that no other family has; `PromptFormat.image_markup` names a model's."""
     classes: Mapping[str, str] = field(default_factory=dict)
-    """`model_type` by a class that `architectures` names where config.json says another family's."""
+    """Class in `architectures` -> `model_type`, for published files whose own `model_type` is another family's."""
     folder_says_template: bool = False
     """The chat template of a model's folder is the one it was trained with; False: that of `PromptFormat` is."""
     spellings: tuple[tuple[str, str], ...] = ()

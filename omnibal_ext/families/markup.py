@@ -21,6 +21,16 @@ QUOTED = "\U0010fff0"
 """Stands for the "<" of a mark that is nothing but words; it is one again where a conversation is written."""
 
 
+def media_first(parts: Sequence[str]) -> tuple[str, ...]:
+    """Return the parts of a message, texts and marks, with the marks in front."""
+    return tuple(sorted(parts, key=lambda part: part not in KINDS))
+
+
+def joined(parts: Sequence[str], gap: str) -> str:
+    """Return the parts of a message, texts and marks, as one text, with `gap` behind each mark."""
+    return "".join(part + gap * (part in KINDS) for part in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Video steps as separate runs of tokens, each with its time as text."""

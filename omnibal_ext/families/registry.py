@@ -49,6 +49,11 @@ def model_type(config: Mapping[str, Any]) -> Any:
     return own[0] if own else config.get("model_type", "")
 
 
+def model_of(config: Mapping[str, Any]) -> Model:
+    """Return the entry of the model that a config.json's fields describe, which is known."""
+    return MODELS[model_type(config)]
+
+
 def family_of(architecture: Architecture) -> Family:
     """The family of a model."""
     return _FAMILY_OF[architecture.types[0]]

@@ -75,12 +75,13 @@ def _behind_prompt(run: Callable[..., str], text: str, before: Sequence[Message]
     """Where an answer starts whose first mark is at `first`: behind the prompt that the program writes for it, or, if
     there is none, behind what stands before it and as much of the `opening` as follows."""
     try:
-        asked, prompt = run(before), run(before, add_generation_prompt=True)
+        prompt = run(before, add_generation_prompt=True)
+        if not text.startswith(prompt) or len(prompt) > first:
+            return first
+        has_prompt = prompt != run(before)
     except Rejected:
         return first
-    if not text.startswith(prompt) or len(prompt) > first:
-        return first
-    if prompt == asked:
+    if not has_prompt:
         between = text[len(prompt) : first]
         prompt += next((between[:end] for end in range(len(between), 0, -1) if opening.endswith(between[:end])), "")
     return len(prompt)

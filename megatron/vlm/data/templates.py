@@ -41,7 +41,7 @@ FORMS: tuple[tuple[str, ...], ...] = ((), (USER, ASSISTANT, TOOL), (SYSTEM, USER
 """Roles whose contents are lists: tokenizers' templates take texts, processors' lists."""
 
 LISTED = re.compile(r"""(["'])type\1: *(["'])text\2""")
-"""In what a program writes that takes no lists and is given one."""
+"""What is in the text of a program that prints a list of parts as it is."""
 
 TOLD = Message(SYSTEM, "Be brief.And kind.", parts=("Be brief.", "And kind."))
 QUESTION = (Message(USER, "What is it?"), Message(ASSISTANT, "A cat."))

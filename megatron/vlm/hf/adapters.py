@@ -144,7 +144,7 @@ def write_peft(
     """Write a folder that `peft.PeftModel.from_pretrained` loads onto the model `base`.
 
     `ours`: a and b by name in our checkpoints. `is_remote_code`: the model's modules are named as its weights are, as
-    code in repositories does. `inside`: of `base`'s `Model`. `extras`: what the original peft folder had besides.
+    code in repositories does. `inside`: `Model.inside` of `base`. `extras`: what the original peft folder had besides.
     """
     tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
     for layer in layers.values():

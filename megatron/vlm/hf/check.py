@@ -30,7 +30,7 @@ from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError, missing_package
-from omnibal_ext.families.registry import MODELS, model_type
+from omnibal_ext.families.registry import MODELS, model_of
 from omnibal_ext.joining.positions import text_and_image_positions
 from omnibal_ext.output import say
 
@@ -40,7 +40,7 @@ TOLERANCE = 1e-4
 def check_possible(theirs: Path, with_adapters: bool = False) -> None:
     """Raises UserError if the model is unknown, or transformers (peft) is missing or does not have it."""
     read_architecture(theirs)  # raises for unknown models
-    if not MODELS[model_type(read_config(config_path(theirs)))].transformers:
+    if not model_of(read_config(config_path(theirs))).transformers:
         raise UserError(
             f"{theirs}: --check runs transformers' own models; this one's code is in its repository, and is not run. "
             "Leave --check out, or convert the model's -hf variant"
@@ -194,7 +194,7 @@ def _their_logits(
 ) -> list[Tensor]:
     import transformers
 
-    kind = MODELS[model_type(read_config(config_path(theirs)))]
+    kind = model_of(read_config(config_path(theirs)))
     model = getattr(transformers, kind.transformers).from_pretrained(theirs, dtype=torch.float32).eval()
     if peft:
         model = _merged(model, peft, kind.inside)

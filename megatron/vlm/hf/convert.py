@@ -29,7 +29,7 @@ from omnibal_ext.architectures.folder import CONFIG, INDEX, config_path, read_co
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.registry import MODELS, family_of, model_type
+from omnibal_ext.families.registry import family_of, model_of
 from omnibal_ext.files.records import write_text
 from omnibal_ext.output import say
 from omnibal_ext.reading.checks import anything, integer, listing, mapping, one_of
@@ -252,7 +252,7 @@ def to_peft(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
     broken = Broken()
     tensors = {name: broken.seen(name, ours.tensor(name)) for name in sorted(ours.adapters)}
     broken.warn(ours.folder)
-    kind = MODELS[model_type(read_config(side / CONFIG))]
+    kind = model_of(read_config(side / CONFIG))
     base, extras = str(ours.preset or side), _extras(side, folder, ours)
     write_peft(output, layers, adapters, tensors, keys.architecture, base, not kind.transformers, kind.inside, extras)
     return keys

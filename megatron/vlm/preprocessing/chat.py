@@ -34,7 +34,7 @@ from megatron.vlm.preprocessing.record_media import (
     words_of,
 )
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, KINDS, MARKS, QUOTED, VIDEO_MARK
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, KINDS, MARKS, QUOTED, VIDEO_MARK, joined, media_first
 from omnibal_ext.reading.checks import is_unicode, shown
 from omnibal_ext.reading.document import described
 
@@ -217,9 +217,10 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, senses: Senses, first: 
                 said = Message(role, _led(words, gap) if leads else words, trained, calls, reasoning)
             else:
                 parts = tuple(words_of(part, number, senses) for part in value)
-                parts = tuple(sorted(parts, key=lambda part: part not in KINDS)) if leads else parts
-                words = "".join(part + gap * (part in KINDS) for part in parts)
-                said = Message(role, words, trained, calls, reasoning, parts if role in (SYSTEM, USER) else ())
+                parts = media_first(parts) if leads else parts
+                said = Message(
+                    role, joined(parts, gap), trained, calls, reasoning, parts if role in (SYSTEM, USER) else ()
+                )
         messages.append(said)
     return tuple(messages)
 

@@ -26,7 +26,7 @@ from megatron.vlm.preprocessing.tokenizer_files import (
     token_text,
 )
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import IMAGE_MARK, KINDS, ImageMarkup
+from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup, joined, media_first
 from omnibal_ext.reading.costs import tried
 
 SEES = Message(ASSISTANT, "Let me see.", calls=(CALL, Call("wait", {})))
@@ -92,8 +92,7 @@ def _alike(ours: ChatTemplate, theirs: ChatTemplate, chats: Sequence[Sequence[Me
 def _pictures_alike(ours: ChatTemplate, theirs: ChatTemplate, markup: ImageMarkup) -> bool:
     """Whether both write questions with images in the same places, or theirs takes none as parts."""
     for parts in PICTURES if theirs.images_first is not None else ():
-        ordered = sorted(parts, key=lambda part: part not in KINDS) if markup.first else parts
-        words = "".join(part + markup.gap * (part in KINDS) for part in ordered)
+        words = joined(media_first(parts) if markup.first else parts, markup.gap)
         chat = (Message(SYSTEM, "Be brief."), Message(USER, words, parts=parts), CALLING[-1])[not theirs.has_system :]
         with suppress(Rejected):  # such as a second image
             their = theirs.written(chat)[0]

@@ -33,17 +33,18 @@ MEDIA_MARKS = re.compile(
 )
 """Media marks of other programs; ours is `<image>`."""
 MARK = re.compile(f"{IMAGE_MARK}|<sound>|{MEDIA_MARKS.pattern}")
+"""Any media mark, ours or another program's."""
 
 
 def plain(text: str, where: str) -> str:
-    """The text. Raises `Rejected` (reserved_words) if it has the character by which marks are told from words."""
+    """Return the text. Raises `Rejected` (reserved_words) if it contains `QUOTED`, which only `quoted` may write."""
     if QUOTED in text:
         raise Rejected("reserved_words", f"{where} contains {QUOTED!r}, by which marks are told from words")
     return text
 
 
 def quoted(text: str) -> str:
-    """A text whose marks are words."""
+    """Return the text with `QUOTED` for the "<" of each media mark, so that it counts as words."""
     return MARK.sub(lambda mark: QUOTED + mark[0][1:], text)
 
 

@@ -33,7 +33,7 @@ TOWER = Part(
     LANGUAGE | {"default_output_length", "global_head_dim"},  # its class has neither
 )  # fmt: skip
 IN_MEMORY = (r"^model\.(?=embed_vision\.|embed_audio\.|audio_tower\.)", "")
-"""Of spellings."""
+"""One of `spellings`: from transformers' names in memory to those of the tables."""
 IMAGES = ("image_position_ids", "mm_token_type_ids")
 """Image inputs of transformers' models."""
 FAMILY = Family(

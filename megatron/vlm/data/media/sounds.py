@@ -45,7 +45,7 @@ BLOCK = 2**16
 """Samples that are resampled at a time."""
 RATES = range(1000, 768001)
 UNSURE = "g726"
-"""In the name of a codec: of one file different programs make different sounds."""
+"""Part of the names of codecs that FFmpeg and libsndfile decode to different sounds."""
 SCALES = {"u8": 2.0**7, "s16": 2.0**15, "s32": 2.0**31}
 """Full scale of integer samples; 24 bits come as the upper ones of 32."""
 LOUDEST = 2.0**16
