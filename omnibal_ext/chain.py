@@ -2,38 +2,32 @@
 
     patch_embed | vit.0 .. vit.n-1 | projector | word_embed | llm.0 .. llm.m-1 | head
 
-In models that hear, audio_embed | audio.0 .. | audio_projector come first. A chain is the tuple of the layers' kinds; a
+Other encoders come first, as audio_embed | audio.0 .. | audio_projector. A chain is the tuple of the layers' kinds; a
 layer's id is its index in it.
 """
 
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain as joined
 from typing import Literal
 
-AUDIO_KINDS = ("audio_embed", "audio", "audio_projector")
-"""Kinds whose work grows with a pack's mel frames, and that a pack without sounds passes by."""
-VISION_KINDS = ("patch_embed", "vit", "projector")
-"""Kinds whose work grows with a pack's tiles, and that a pack without tiles passes by."""
-TOWER_KINDS = (*AUDIO_KINDS, *VISION_KINDS)
-"""Kinds of both encoders."""
-LANGUAGE_KINDS = ("word_embed", "llm", "head")
-"""Kinds whose work grows with a pack's tokens."""
-KINDS = (*TOWER_KINDS, *LANGUAGE_KINDS)
-Size = Literal["frames", "tiles", "tokens"]
-"""What a pack has a budget of."""
-_SIZES: dict[str, Size] = {
-    **dict.fromkeys(AUDIO_KINDS, "frames"), **dict.fromkeys(VISION_KINDS, "tiles"),
-    **dict.fromkeys(LANGUAGE_KINDS, "tokens"),
-}  # fmt: skip
-RECOMPUTABLE_KINDS = ("vit", "llm", "audio")
-ADAPTABLE_KINDS = ("vit", "projector", "llm", "audio", "audio_projector")
+from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Modality, Size
+
+KINDS = tuple(joined.from_iterable(one.kinds for one in (*ENCODED, LANGUAGE)))
+"""All kinds of links, in the order of the chain."""
+TOWER_KINDS = KINDS[: KINDS.index(LANGUAGE.kinds[0])]
+"""Kinds of encoders: a pack without what they encode passes them by."""
+_MODALITIES = {kind: one for one in (*ENCODED, LANGUAGE) for kind in one.kinds}
+RECOMPUTABLE_KINDS = tuple(one.kinds[1] for one in (*ENCODED, LANGUAGE))
+ADAPTABLE_KINDS = (*joined.from_iterable(one.kinds[1:] for one in ENCODED), LANGUAGE.kinds[1])
 """Kinds whose linear layers get adapters if their part is among the targets."""
 PARTS = {
-    "vit": ("patch_embed", "vit", "audio_embed", "audio"), "projector": ("projector", "audio_projector"),
-    "llm": LANGUAGE_KINDS,
-}  # fmt: skip
-"""The parts of a model that can be frozen, and the kinds of layers in each: an audio encoder is treated as the ViT."""
+    "vit": tuple(joined.from_iterable(one.kinds[:2] for one in ENCODED)),
+    "projector": tuple(one.kinds[2] for one in ENCODED),
+    "llm": LANGUAGE.kinds,
+}
+"""The parts of a model that can be frozen, and the kinds of links in each: any encoder is treated as the ViT."""
 PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
 TIMED_PART_OF = {**PART_OF, "head": "head"}
 """The part of each kind in timelines: as in `PART_OF`, with the head as a part of its own."""
@@ -42,10 +36,10 @@ VISION_NORM = "vision_norm"
 GradientMode = Literal["trained", "adapted", "frozen", "idle"]
 
 
-def layer_chain(vit_layers: int, llm_layers: int, audio_layers: int | None = None) -> tuple[str, ...]:
-    """Return the chain of a model with so many layers of each tower; `audio_layers` None: it does not hear."""
-    audio = () if audio_layers is None else ("audio_embed", *["audio"] * audio_layers, "audio_projector")
-    return (*audio, "patch_embed", *["vit"] * vit_layers, "projector", "word_embed", *["llm"] * llm_layers, "head")
+def layer_chain(layers: Mapping[Modality, int]) -> tuple[str, ...]:
+    """Return the chain of a model with so many layers of each modality that it has."""
+    kinds = [(one.kinds, layers[one]) for one in (*ENCODED, LANGUAGE) if one in layers]
+    return tuple(joined.from_iterable((first, *[layer] * count, last) for (first, layer, last), count in kinds))
 
 
 def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collection[str] = ()) -> GradientMode:
@@ -61,8 +55,9 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collect
         return "adapted"
     if kind not in frozen:
         return "trained"
-    tower = next((one for one in (AUDIO_KINDS, VISION_KINDS) if kind in one), KINDS)
-    earlier = [other for other in KINDS[: KINDS.index(kind)] if other in tower]
+    modality = modality_of(kind)
+    seen = KINDS if modality is LANGUAGE else modality.kinds
+    earlier = seen[: seen.index(kind)]
     return "frozen" if any(other not in frozen or other in adapted for other in earlier) else "idle"
 
 
@@ -98,9 +93,14 @@ def chain_kind(name: str) -> str:
     return name if name in KINDS else re.split("[._]", name)[0]
 
 
+def modality_of(name: str) -> Modality:
+    """Return the modality of the layers with this cost key."""
+    return _MODALITIES[chain_kind(name)]
+
+
 def size_of(name: str) -> Size:
     """Return the size of a pack with which the work of the layers with this cost key grows."""
-    return _SIZES[chain_kind(name)]
+    return modality_of(name).size
 
 
 def sizes_of(chain: Sequence[str]) -> tuple[Size, ...]:

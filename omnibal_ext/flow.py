@@ -6,19 +6,21 @@
                        word embedding                 a first language layer   DeepStack
     first, norm        word embedding                 every language layer     Gemma 4 E2B
     key, value         a language layer               some later ones          Gemma 4 E2B
-    sounds             patch embedding, which         word embedding           models that hear
+    tokens             an encoder's embedding, which  word embedding           models with several encoders
                        gets them as hidden states
 
 Each is passed on from the link that makes it to the last that uses it. This determines what a stage receives
 (`megatron.vlm.models.flow`) and what the planner counts.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
 from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.modalities.encoder import Features
+from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Modality
 
 
 @dataclass(frozen=True)
@@ -33,43 +35,52 @@ class Extra:
     """Shape of one row; (): the tensor has the shape of the hidden states."""
     rows: int = 1
     """Its rows per row of the hidden states; 0: one row in total."""
-    of_tower: bool = False
-    """Only packs with images have it."""
+    of: Modality | None = None
+    """Packs without inputs of this modality do not have it; None: every pack has it."""
     added: bool = False
     """It is added to its taker's output, not read by the taker's module."""
-    heard: bool = False
-    """It is the hidden states that enter its giver: the pack's audio tokens, whose number `at` sets."""
+    passing: Modality | None = None
+    """It is the tokens of this modality: the hidden states that enter its giver, as many as `at` sets."""
 
-    def at(self, audio_tokens: int) -> "Extra":
-        """Return the extra in a pack with so many audio tokens; only one that is `heard` depends on them."""
-        return replace(self, shape=(audio_tokens, *self.shape)) if self.heard else self
+    def at(self, tokens: Mapping[Modality, int]) -> "Extra":
+        """Return the extra in a pack with so many tokens of each modality; only one that is `passing` depends on
+        them."""
+        return replace(self, shape=(tokens[self.passing], *self.shape)) if self.passing else self
 
     def enters(self, link: int) -> bool:
         """Whether it is passed to a link, or through it."""
         return self.giver < link <= self.takers[-1]
 
-    def of(self, rows: int, width: int) -> tuple[int, ...]:
+    def shape_of(self, rows: int, width: int) -> tuple[int, ...]:
         """Return its shape for hidden states [rows, 1, width]."""
         if not self.shape:
             return (rows, 1, width)
         return (rows * self.rows, *self.shape) if self.rows else self.shape
 
 
-def tower_extras(chain: Sequence[str], layers: Sequence[int], joined: bool) -> Iterator[Extra]:
-    """Yield features, the outputs of the ViT layers `layers` (ascending): the n-th is added after the n-th language
-    layer (DeepStack, arXiv 2406.04334), or with `joined` all enter the projector."""
-    vision, language = (_links(chain, kind) for kind in ("vit", "llm"))
-    for number, layer in enumerate(layers):
-        stops = [vision[layer], chain.index("projector")]
-        stops += [] if joined else [chain.index("word_embed"), language[number]]
+def encoder_extras(chain: Sequence[str], encoders: Mapping[Modality, Features], width: int) -> Iterator[Extra]:
+    """Yield what a model's `encoders` give, also of those that are in front of this chain. `width`: of the language
+    model's hidden states.
+
+    Tokens of an encoder pass by those behind it. Features go from layers to the projector and, unless it joins them, to
+    the first language layers."""
+    for before, behind in pairwise(one for one in ENCODED if one in encoders):
+        if behind.kinds[0] in chain:
+            stops = chain.index(behind.kinds[0]), chain.index(LANGUAGE.kinds[0])
+            yield Extra(f"{before.name} tokens", stops[0], stops[1:], (1, width), rows=0, passing=before)
+    for modality in ENCODED:
+        if modality in encoders and modality.kinds[0] in chain:
+            yield from _features(chain, modality, encoders[modality])
+
+
+def _features(chain: Sequence[str], modality: Modality, features: Features) -> Iterator[Extra]:
+    name, (_, layer_kind, projector) = modality.name, modality.kinds
+    layers, language = _links(chain, layer_kind), _links(chain, LANGUAGE.kinds[1])
+    for number, layer in enumerate(features.layers):
+        stops = [layers[layer], chain.index(projector)]
+        stops += [] if features.joined else [chain.index(LANGUAGE.kinds[0]), language[number]]
         for giver, taker in pairwise(stops):
-            yield Extra(f"feature {number}", giver, (taker,), of_tower=True, added=chain[taker] == "llm")
-
-
-def audio_extras(chain: Sequence[str], width: int, hears: bool) -> Iterator[Extra]:
-    """Yield the audio tokens, `width` wide, that pass by the vision tower if the model hears."""
-    if hears and "patch_embed" in chain:
-        yield Extra("sounds", chain.index("patch_embed"), (chain.index("word_embed"),), (1, width), rows=0, heard=True)
+            yield Extra(f"{name} feature {number}", giver, (taker,), of=modality, added=taker in language)
 
 
 def language_extras(
@@ -92,7 +103,7 @@ def language_extras(
 def blocks(extras: Iterable[Extra], width: int) -> int:
     """Return the size of extras in multiples of the hidden states (`width` numbers a row), rounded up. Those of one row
     are not counted."""
-    row = [prod(extra.of(1, width)) for extra in extras if extra.rows]
+    row = [prod(extra.shape_of(1, width)) for extra in extras if extra.rows]
     return -(-sum(row) // width)
 
 
@@ -102,9 +113,9 @@ def blocks_after(extras: Iterable[Extra], links: int, width: int) -> tuple[int, 
     return tuple(blocks([extra for extra in extras if extra.enters(link + 1)], width) for link in range(links))
 
 
-def features_after(chain: Sequence[str], layers: Sequence[int], joined: bool = False) -> tuple[int, ...]:
-    """Return the number of a tower's features passed on with the output of every link."""
-    return blocks_after(tower_extras(chain, layers, joined), len(chain), 1)
+def features_after(chain: Sequence[str], encoders: Mapping[Modality, Features]) -> tuple[int, ...]:
+    """Return the number of features passed on with the output of every link."""
+    return blocks_after([one for one in encoder_extras(chain, encoders, 1) if one.of], len(chain), 1)
 
 
 def _links(chain: Sequence[str], kind: str) -> tuple[int, ...]:

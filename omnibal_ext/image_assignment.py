@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import gcd
 
-from omnibal_ext.chain import Size
+from omnibal_ext.modalities.modality import Size
 
 Sounds = tuple[tuple[int, ...], ...]
 """Mel frames of each sample's sounds."""

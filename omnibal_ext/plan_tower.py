@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omnibal_ext.chain import RECOMPUTABLE_KINDS, Size, gradient_mode, layer_names, sizes_of
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, gradient_mode, layer_names, sizes_of
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import Size
 from omnibal_ext.schedules.actions import Beside
 
 AUDIO_BESIDE = "audio=beside,vision=cut"

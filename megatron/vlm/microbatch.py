@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 
 from megatron.vlm import platform
 from omnibal_ext.joining.positions import Grid
+from omnibal_ext.modalities.modality import Size
 from omnibal_ext.packing.shards import tokens_sent
 
 PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
@@ -240,6 +241,10 @@ class Microbatch:
     def frames(self) -> int:
         """Mel frames of all sounds."""
         return sum(self.sound_frames)
+
+    def inputs(self, size: Size) -> Sequence[int]:
+        """Return the units of what an encoder sees: mel frames of each sound, tiles of all images together."""
+        return self.sound_frames if size == "frames" else (self.tiles,) if self.tiles else ()
 
     @property
     def counted(self) -> int:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain as joined
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,9 @@ from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.chain import cost_kinds, layer_chain, separate_layers
 from omnibal_ext.errors import UserError
-from omnibal_ext.flow import Extra, audio_extras, blocks_after, features_after, language_extras, tower_extras
+from omnibal_ext.flow import Extra, blocks_after, encoder_extras, features_after, language_extras
+from omnibal_ext.modalities.encoder import Encoder, Features
+from omnibal_ext.modalities.modality import AUDIO, ENCODED, LANGUAGE, VISION, Modality
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class Architecture:
     @property
     def streams(self) -> int:
         """Number of tensors of image tokens after the projector: hidden states, and features that are added later."""
-        return 1 + self.features_after[self.chain.index("projector")]
+        return self.encoder(VISION).features.streams
 
     @property
     def untied(self) -> bool:
@@ -126,16 +129,30 @@ class Architecture:
         return audio_budget or int(self.audio is not None)
 
     @cached_property
+    def encoders(self) -> tuple[Encoder, ...]:
+        """Its encoders, in the order of the chain."""
+        vision, audio = self.vision, self.audio
+        layers = tuple(number in vision.full_layers for number in range(vision.layers))
+        features = Features(vision.feature_layers, bool(vision.side_by_side))
+        found = {VISION: Encoder(VISION, layers, vision.rows, self.image_tokens, features)}
+        if audio:
+            found[AUDIO] = Encoder(AUDIO, (None,) * audio.layers, audio.rows, audio.tokens)
+        return tuple(found[one] for one in ENCODED if one in found)
+
+    def encoder(self, modality: Modality) -> Encoder:
+        """Return the encoder of a modality that the model has."""
+        return next(one for one in self.encoders if one.modality == modality)
+
+    @cached_property
     def chain(self) -> tuple[str, ...]:
         """The model as one flat list of layer kinds."""
-        return layer_chain(self.vision.layers, self.language.layers, self.audio.layers if self.audio else None)
+        return layer_chain({one.modality: len(one.layers) for one in self.encoders} | {LANGUAGE: self.language.layers})
 
     @cached_property
     def layers(self) -> tuple[Hashable, ...]:
         """A value for each layer of the chain; layers of a kind with equal values have the same matrices and costs."""
-        sees_whole_images = [number in self.vision.full_layers for number in range(self.vision.layers)]
-        heard = () if self.audio is None else (None,) * (self.audio.layers + 2)
-        return (*heard, None, *sees_whole_images, None, None, *self.language.each_layer, None)
+        encoded = joined.from_iterable((None, *one.layers, None) for one in self.encoders)
+        return (*encoded, None, *self.language.each_layer, None)
 
     def layer(self, name: str) -> Layer:
         """Return the first language layer with this cost key."""
@@ -156,14 +173,17 @@ class Architecture:
     def extras(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[Extra, ...]:
         """Return the tensors passed along the chain in addition to the hidden states, on one of `ranks` tensor-parallel
         ranks."""
-        features = tower_extras(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
-        heard = audio_extras(self.chain, self.language.hidden_size, self.audio is not None)
-        return (*heard, *features, *language_extras(self.chain, self.language, ranks, is_shared_out))
+        given = encoder_extras(self.chain, self._features, self.language.hidden_size)
+        return (*given, *language_extras(self.chain, self.language, ranks, is_shared_out))
 
     @cached_property
     def features_after(self) -> tuple[int, ...]:
         """Number of features passed on with the output of every layer of the chain."""
-        return features_after(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
+        return features_after(self.chain, self._features)
+
+    @property
+    def _features(self) -> dict[Modality, Features]:
+        return {one.modality: one.features for one in self.encoders}
 
     def carried_after(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[int, ...]:
         """Return the size of language layers' extras (`flow.language_extras`) passed on with every layer's output, in

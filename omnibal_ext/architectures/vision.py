@@ -156,3 +156,7 @@ class VisionArchitecture:
     def tokens_per_tile(self) -> int:
         """ViT tokens of one tile: its patches and, except at native resolution, the class token."""
         return self.patches + (self.class_token and self.native is None)
+
+    def rows(self, tiles: int) -> int:
+        """Rows that the ViT's layers see of so many tiles."""
+        return tiles * self.tokens_per_tile

@@ -29,11 +29,12 @@ from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
 from omnibal_ext.architectures.layer import Layer
-from omnibal_ext.chain import TOWER_KINDS, GradientMode, Size, chain_kind, gradient_mode, size_of
+from omnibal_ext.chain import TOWER_KINDS, GradientMode, chain_kind, gradient_mode, size_of
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.work import BYTES, Work, exchange_costs
 from omnibal_ext.costs.works import IMAGE_PATCHES, AdaptersWork, adapters_works, layer_works
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import Size
 from omnibal_ext.units import GIB
 
 GPUS_A_NODE = 8

@@ -24,12 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.chain import (
-    AUDIO_KINDS,
     KINDS,
     RECOMPUTABLE_KINDS,
     TOWER_KINDS,
     GradientMode,
-    Size,
     chain_kind,
     cost_kinds,
     gradient_mode,
@@ -37,8 +35,10 @@ from omnibal_ext.chain import (
 )
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
-from omnibal_ext.flow import audio_extras, features_after
+from omnibal_ext.flow import encoder_extras, features_after
 from omnibal_ext.formats import PROFILE
+from omnibal_ext.modalities.encoder import Features
+from omnibal_ext.modalities.modality import AUDIO, ENCODED, VISION, Modality, Size
 from omnibal_ext.reading.checks import integer, is_number, listing, shown
 from omnibal_ext.reading.document import FIELD, sealed
 
@@ -245,7 +245,7 @@ class Profile:
             _validate_cost(kind, cost, self.mode(kind))
         if others := sorted(kind for kind in self.whole_layers if chain_kind(kind) not in TOWER_KINDS):
             raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(TOWER_KINDS)}")
-        hears = not set(AUDIO_KINDS).isdisjoint(self.chain)
+        hears = not set(AUDIO.kinds).isdisjoint(self.chain)
         if hears != (self.audio_budget > 0):
             needs = "needs a budget of mel frames" if hears else "has no layers for it"
             raise UserError(f"audio_budget is {self.audio_budget}, but the chain {needs}; profile again")
@@ -263,15 +263,21 @@ class Profile:
     @property
     def features_after(self) -> tuple[int, ...]:
         """Tensors as large as the hidden states passed on with every layer's output: features, and `carried_after`."""
-        features = features_after(self.chain, self.feature_layers, self.features_joined)
+        features = features_after(self.chain, self._encoders)
         return tuple(map(sum, zip(features, self.carried_after or (0,) * len(features), strict=True)))
 
     @property
-    def sounds_after(self) -> tuple[int, ...]:
-        """Whether audio tokens pass by the vision tower with every layer's output: 0 or 1, `output_bytes` of the audio
-        projector."""
-        (sounds,) = (*audio_extras(self.chain, 1, self.audio_budget > 0), None)[:1]
-        return tuple(int(sounds is not None and sounds.enters(link + 1)) for link in range(len(self.chain)))
+    def tokens_after(self) -> dict[str, tuple[int, ...]]:
+        """By kind of projector whose tokens pass by encoders behind it: whether they do so with every layer's output, 0
+        or 1, as many bytes as the projector's output has."""
+        given = encoder_extras(self.chain, self._encoders, 1)
+        links = range(1, len(self.chain) + 1)
+        return {one.passing.kinds[2]: tuple(int(one.enters(link)) for link in links) for one in given if one.passing}
+
+    @property
+    def _encoders(self) -> dict[Modality, Features]:
+        seen = Features(self.feature_layers, self.features_joined)
+        return {one: seen if one is VISION else Features() for one in ENCODED if self.budget(one.size)}
 
     @property
     def bound_by_host(self) -> tuple[str, ...]:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.arrays import Floats
-from omnibal_ext.chain import RECOMPUTABLE_KINDS, Size, chain_kind, size_of, sizes_of
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, chain_kind, size_of, sizes_of
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import Size
 
 SUM_BYTES = 4
 """Per parameter, in fp32."""

@@ -11,7 +11,6 @@ from numba import njit
 
 from omnibal_ext.arrays import Ints
 from omnibal_ext.layout.state import CHUNK, MICROBATCH, Costs, State, board_of, stages_of, step_seconds
-from omnibal_ext.layout.tables import KIND_OF_OPTION
 from omnibal_ext.packing.random_bits import below
 from omnibal_ext.schedules.weaving import NONE
 
@@ -28,13 +27,11 @@ FURTHEST, FURTHEST_PART = 6, 7
 
 
 @njit(cache=True)
-def changed(
-    state: State, what: int, holds: Ints, offered: Ints, ahead: bool, seed: int, at: int
-) -> State:  # pragma: no cover - compiled
-    """The state with one thing changed; `holds`, `offered` and `ahead` as of `Costs`."""
+def changed(state: State, what: int, costs: Costs, seed: int, at: int) -> State:  # pragma: no cover - compiled
+    """The state with one thing changed."""
     if what == ENCODERS:
         insertions = state.insertions.copy()
-        _change_parts(state.insertions, insertions, state.kinds.shape[1], ahead, seed, at)
+        _change_parts(state.insertions, insertions, state.kinds.shape[1], costs.ahead, seed, at)
         return State(state.kinds, state.orders, state.edges, state.again, insertions)
     new = State(state.kinds.copy(), state.orders.copy(), state.edges.copy(), state.again.copy(), state.insertions)
     dice = below(1000 if what == LAYOUTS else 1000 - CUTS - RECOMPUTED, seed, at)
@@ -47,9 +44,9 @@ def changed(
             _move_cuts(new.edges, seed, at + 1)
         if dice >= 1000 - RECOMPUTED or below(2, seed, at + 5) == 0:
             for draw in range(at + 6, at + 6 + 3 * (1 + below(2, seed, at + 12)), 3):
-                stage, option = below(new.again.shape[0], seed, draw), below(offered.size, seed, draw + 1)
-                new.again[stage, offered[option]] += 2 * below(2, seed, draw + 2) - 1
-        _limit(new, holds)
+                stage, option = below(new.again.shape[0], seed, draw), below(costs.offered.size, seed, draw + 1)
+                new.again[stage, costs.offered[option]] += 2 * below(2, seed, draw + 2) - 1
+        _limit(new, costs)
     return new
 
 
@@ -60,14 +57,15 @@ def same_layers(state: State, other: State) -> bool:  # pragma: no cover - compi
 
 
 @njit(cache=True)
-def _limit(state: State, holds: Ints) -> None:  # pragma: no cover - compiled
-    """Recompute no more layers than there are: first count those recomputed whole, which come last in `OPTIONS`."""
+def _limit(state: State, costs: Costs) -> None:  # pragma: no cover - compiled
+    """Recompute no more layers than there are: first count those recomputed whole, which come last of its options."""
+    holds, of_option = costs.holds, costs.of_option
     stages, options = state.again.shape
     for stage in range(stages):
         for option in range(options - 1, -1, -1):
             left = holds[option, state.edges[stage + 1]] - holds[option, state.edges[stage]]
             for other in range(option + 1, options):
-                if KIND_OF_OPTION[other] == KIND_OF_OPTION[option]:
+                if of_option[other] == of_option[option]:
                     left -= state.again[stage, other]
             state.again[stage, option] = max(0, min(state.again[stage, option], left))
 
@@ -203,7 +201,7 @@ def anneal(
     best, best_stages, least = state, stages, here
     for change in range(changes):
         at = change * DRAWS[what]
-        other = changed(state, what, costs.holds, costs.offered, costs.ahead, seed, at)
+        other = changed(state, what, costs, seed, at)
         others = stages_of(other, costs) if what == LAYOUTS and not same_layers(state, other) else stages
         there = step_seconds(other, others, costs, board, change)
         temperature = warm * (cold / warm) ** (change / changes)

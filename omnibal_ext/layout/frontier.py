@@ -16,16 +16,11 @@ from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
-from omnibal_ext.chain import KINDS
-from omnibal_ext.layout.tables import BY_KIND, COLUMNS, KIND_OF_OPTION, SEEING, SEEING_OPTIONS
 
 ROUNDING = 1e-9
-_BACKWARD = np.array([COLUMNS.index(kind) for kind in reversed(KINDS)])
-"""Columns of the kinds from the chain's last to its first."""
-_OPTIONS_OF = np.array([options for _, *options in BY_KIND])
-"""[3, 2] Of ViT, of LLM and of audio layers: cheap outputs, whole layers."""
 _MOST_TOGETHER = 4096
-"""Counts of audio layers times those of ViT layers in one stage; of more, some counts of audio layers are left out."""
+"""Counts of the last encoder's layers in one stage times those of the others; of more, some of the others are left
+out."""
 
 
 class StageBytes(NamedTuple):
@@ -40,12 +35,18 @@ class StageBytes(NamedTuple):
     """[vectors, 2] Between actions: microbatches before the end of their B, and between B and W."""
     in_backward: Ints
     """The same in a B."""
+    of_option: Ints
+    backward: Ints
+    pairs: Ints
+    """As of `tables.Columns`."""
     room: float
     split_backward: bool
 
 
 @register_jitable
-def on_top(held: Any, again: Any, kept: Floats, saved: Floats, split_backward: bool) -> Any:
+def on_top(
+    held: Any, again: Any, kept: Floats, saved: Floats, of_option: Ints, backward: Ints, split_backward: bool
+) -> Any:
     """Bytes above the held ones while a stage's backward recomputes; of counts [columns, ...] and [options, ...].
 
     Of each kind those recomputed whole come first in the stage, then those recomputed cheaply; and what comes after a
@@ -54,13 +55,13 @@ def on_top(held: Any, again: Any, kept: Floats, saved: Floats, split_backward: b
     """
     after = 0.0 * again[0]
     most = after
-    for kind in _BACKWARD[: SEEING if len(again) == SEEING_OPTIONS else len(_BACKWARD)]:
+    for kind in backward:
         after = after + held[kind] * kept[kind]
         for option in range(len(again)):
-            if KIND_OF_OPTION[option] == kind:
+            if of_option[option] == kind:
                 after = after - again[option] * kept[kind]
         for option in range(len(again)):
-            if KIND_OF_OPTION[option] == kind:
+            if of_option[option] == kind:
                 most = np.maximum(most, (saved[option] - after * (not split_backward)) * (again[option] > 0))
                 after = after + again[option] * (kept[kind] - saved[option])
     return most
@@ -73,7 +74,8 @@ def fits(stage: StageBytes, held: Ints, again: Ints) -> bool:  # pragma: no cove
     for option in range(again.size):
         kept -= again[option] * stage.saved[option]
         late -= again[option] * stage.saved_late[option]
-    most, transient = 0.0, on_top(held, again, stage.kept, stage.saved, stage.split_backward)
+    kinds = (stage.of_option, stage.backward)
+    most, transient = 0.0, on_top(held, again, stage.kept, stage.saved, *kinds, stage.split_backward)
     for early, later in stage.between:
         most = max(most, early * kept + later * late)
     for early, later in stage.in_backward:
@@ -98,26 +100,25 @@ def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.
     [options].
 
     1. Bring all counts of each kind into their order in time.
-    2. For those of audio layers one after the other, and for those of the ViT: the first of the LLM that fits, if it
-       takes less than any with as little of the other two. It is not among the first ones, of which none saves what is
-       missing even if running again took no bytes.
+    2. For those of all encoders: the first of the LLM that fits, if it takes less than any with as little of the
+       encoders. It is not among the first ones, of which none saves what is missing even if running again took no
+       bytes.
     """
-    of_vit, of_llm, of_audio = _OPTIONS_OF[0], _OPTIONS_OF[1], _OPTIONS_OF[2]
-    vit = _in_time(held[KIND_OF_OPTION[of_vit[0]]], seconds[of_vit], offered[of_vit])
-    llm = _in_time(held[KIND_OF_OPTION[of_llm[0]]], seconds[of_llm], offered[of_llm])
-    audio = np.zeros((1, 2), dtype=np.int64)
-    if seconds.size > SEEING_OPTIONS and held[KIND_OF_OPTION[of_audio[0]]]:
-        audio = _in_time(held[KIND_OF_OPTION[of_audio[0]]], seconds[of_audio], offered[of_audio])
-        audio = audio[:: 1 + len(audio) * len(vit) // _MOST_TOGETHER] if len(vit) > 1 else audio
+    of_llm, of_vit = stage.pairs[0], stage.pairs[1]
+    llm = _in_time(held[stage.of_option[of_llm[0]]], seconds[of_llm], offered[of_llm])
+    vit = _in_time(held[stage.of_option[of_vit[0]]], seconds[of_vit], offered[of_vit])
+    others = _of_others(stage, held, seconds, offered)
+    others = others[:: 1 + len(others) * len(vit) // _MOST_TOGETHER] if len(vit) > 1 else others
     most_saved, nothing_saved = _most_saved(stage, llm, of_llm), _missing(stage, held)
-    found, least = [], np.full(len(vit), np.inf)
-    again = np.zeros(seconds.size, dtype=np.int64)
-    for k in range(len(audio)):
-        missing, limit = nothing_saved.copy(), np.inf
-        if len(audio) > 1:
-            again[of_audio] = audio[k]
-            for moment in range(len(missing)):
-                missing[moment] -= _saved(stage, moment, audio[k], of_audio)
+    found, least, options = [], np.full(len(vit), np.inf), np.arange(seconds.size)
+    for k in range(len(others)):
+        again, missing, limit = others[k].copy(), nothing_saved.copy(), np.inf
+        if k and _is_less_of_some(stage, others[k], others[k - 1], seconds):
+            least[:] = np.inf
+        if least[0] == 0:
+            continue
+        for moment in range(len(missing)):
+            missing[moment] -= _saved(stage, moment, again, options)
         for i in range(len(vit)):
             again[of_vit] = vit[i]
             limit = min(limit, least[i])
@@ -135,12 +136,43 @@ def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.
                     limit = taken
                     break
             least[i] = limit
-        if least[0] == 0:
-            break
     out = np.empty((len(found), seconds.size), dtype=np.int64)
     for i in range(len(found)):
         out[i] = found[i]
     return out
+
+
+@njit(cache=True)
+def _of_others(
+    stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.bool_]
+) -> Ints:  # pragma: no cover - compiled
+    """[counts, options] Of all encoders but the last in the chain: each one's counts in their order in time, for each
+    of the one before."""
+    found = np.zeros((1, seconds.size), dtype=np.int64)
+    for number in range(2, len(stage.pairs)):
+        of_kind = stage.pairs[number]
+        layers = held[stage.of_option[of_kind[0]]]
+        if layers:
+            own = _in_time(layers, seconds[of_kind], offered[of_kind])
+            together = np.empty((len(found) * len(own), seconds.size), dtype=np.int64)
+            for i in range(len(together)):
+                together[i] = found[i // len(own)]
+                together[i][of_kind] = own[i % len(own)]
+            found = together
+    return found
+
+
+@njit(cache=True)
+def _is_less_of_some(
+    stage: StageBytes, counts: Ints, others: Ints, seconds: Floats
+) -> bool:  # pragma: no cover - compiled
+    """Whether counts [options] take less time than others in some kind."""
+    for number in range(2, len(stage.pairs)):
+        cheap, whole = stage.pairs[number]
+        more = (counts[cheap] - others[cheap]) * seconds[cheap] + (counts[whole] - others[whole]) * seconds[whole]
+        if more < -ROUNDING * seconds[whole]:
+            return True
+    return False
 
 
 @njit(cache=True)

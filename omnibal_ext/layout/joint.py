@@ -105,9 +105,9 @@ class RankOptions:
 
     def _added(self, rank: int, held: Ints) -> list[Ints]:
         """Nothing, then a layer more each time."""
-        again = np.zeros((len(held), len(self.problem.kind_of_option)), dtype=np.int64)
+        again = np.zeros((len(held), len(self.problem.columns.of_option)), dtype=np.int64)
         added = [again.copy()]
-        kinds, whole = self.problem.kind_of_option, self.problem.whole
+        kinds, whole = self.problem.columns.of_option, self.problem.columns.whole
         for chunk, option in self._axes(rank, held):
             layers = held[chunk, kinds[option]]
             (other,) = np.flatnonzero((kinds[option] == kinds) & (whole[option] != whole))
@@ -122,7 +122,7 @@ class RankOptions:
         """(chunk, option) of what can be recomputed, that first which gives back most bytes a second."""
         tables, in_flight = self.problem.tables, self.problem.held[rank].max(axis=0)
         gains = in_flight[:, None] * tables.saved / np.maximum(self._seconds, 1e-300)
-        axes = np.argwhere(held[:, self.problem.kind_of_option] * tables.offered).tolist()
+        axes = np.argwhere(held[:, self.problem.columns.of_option] * tables.offered).tolist()
         return sorted(((chunk, option) for chunk, option in axes), key=lambda axis: -float(gains[axis]))
 
     def _fits(self, rank: int, held: Ints, counts: Ints) -> NDArray[np.bool_]:
@@ -160,7 +160,7 @@ class _Search:
         """Seconds of counted work so far; deadlines are of this clock."""
         self.a_play = A_CALL + AN_ACTION * len(problem.program.listed) * problem.cases[0] * problem.cases[1]
         self.options, self.stages = RankOptions(problem), problem.stages
-        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(problem.kind_of_option)), dtype=np.int64))
+        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(problem.columns.of_option)), dtype=np.int64))
         self.seen: dict[Edges, _Best] = {}
         self.moves = list(self._moves())
         seconds = (problem.tables.forward + problem.tables.backward).sum(axis=2)
@@ -209,7 +209,7 @@ class _Search:
         return self.problem.step_seconds_of_counts(held, again, edges)
 
     def _short_bytes(self, rank: int, held: Ints) -> float:
-        everything = held[:, self.problem.kind_of_option] * self.problem.whole
+        everything = held[:, self.problem.columns.of_option] * self.problem.columns.whole
         return max(1.0, self.problem.rank_bytes(rank, held, everything) - self.problem.memory_bytes)
 
     def walk(self, start: Edges, until: float) -> None:

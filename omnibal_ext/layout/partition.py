@@ -63,8 +63,8 @@ def cut_bytes(profile: Profile) -> NDArray[np.float64]:
     """float64 [layers]: what a cut right after each layer carries."""
     output = np.array([profile.layers[kind].output_bytes for kind in profile.chain])
     carried = output * (1 + np.array(profile.features_after))
-    if any(profile.sounds_after):
-        carried += np.array(profile.sounds_after) * profile.layers["audio_projector"].output_bytes
+    for kind, passing in profile.tokens_after.items():
+        carried += np.array(passing) * profile.layers[kind].output_bytes
     return np.asarray(carried)
 
 

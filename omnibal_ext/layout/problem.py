@@ -15,23 +15,13 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.frontier import StageBytes, on_top
-from omnibal_ext.layout.tables import (
-    BY_KIND,
-    KIND_OF_OPTION,
-    WHOLE,
-    KindTables,
-    kind_tables,
-    kinds_of,
-    options_of,
-    prefix_sums,
-)
+from omnibal_ext.layout.tables import Columns, KindTables, kind_tables, prefix_sums
 from omnibal_ext.schedules.actions import BACKWARD, ENCODE, Schedule
 from omnibal_ext.schedules.clock import Seconds, last_ends, moved_bytes
 from omnibal_ext.schedules.placement import Placement
@@ -133,22 +123,12 @@ class LayoutProblem:
     @cached_property
     def kind_ids(self) -> Ints:
         """int64 [layers]: each layer's kind as a column of the tables."""
-        return np.array([self.kinds.index(kind) for kind in self.profile.chain], dtype=np.int64)
+        return np.array([self.columns.kinds.index(kind) for kind in self.profile.chain], dtype=np.int64)
 
     @cached_property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of the first columns."""
-        return kinds_of(self.profile)
-
-    @cached_property
-    def kind_of_option(self) -> Ints:
-        """[options] The column of each of the chain's options to recompute (`tables.OPTIONS`)."""
-        return KIND_OF_OPTION[: options_of(self.profile)]
-
-    @cached_property
-    def whole(self) -> NDArray[np.bool_]:
-        """[options] Which of them are whole layers."""
-        return WHOLE[: len(self.kind_of_option)]
+    def columns(self) -> Columns:
+        """Which kinds and options the tables have."""
+        return Columns.of(self.profile)
 
     @cached_property
     def cases(self) -> tuple[int, int]:
@@ -186,11 +166,11 @@ class LayoutProblem:
         """int64 [stages, columns]: layers of each kind a stage holds (and features it receives); [stages, options]:
         those that it recomputes by each option."""
         held = self.slices(layout.edges)
-        again = np.zeros((len(held), len(self.kind_of_option)), dtype=np.int64)
+        again = np.zeros((len(held), len(self.columns.of_option)), dtype=np.int64)
         for whole, of_stages in ((True, layout.recompute), (False, layout.recompute_cheap)):
             for s, ids in enumerate(of_stages):
                 kinds = self.kind_ids[list(ids)]
-                again[s] += ((kinds[:, None] == self.kind_of_option) & (whole == self.whole)).sum(axis=0)
+                again[s] += ((kinds[:, None] == self.columns.of_option) & (whole == self.columns.whole)).sum(axis=0)
         return held, again
 
     def slices(self, edges: Sequence[int]) -> Ints:
@@ -207,7 +187,7 @@ class LayoutProblem:
     @cached_property
     def _columns(self) -> Ints:
         """int64 [layers, columns]: where each layer counts."""
-        found = (self.kind_ids[:, None] == np.arange(2 * len(self.kinds))).astype(np.int64)
+        found = (self.kind_ids[:, None] == np.arange(2 * len(self.columns.kinds))).astype(np.int64)
         separate = [[kind == name for name in self.profile.layers_apart] for kind in self.profile.cost_kinds]
         return np.hstack([found, np.array(separate, dtype=np.int64)])
 
@@ -219,10 +199,10 @@ class LayoutProblem:
     def received(self) -> Ints:
         """int64 [layers + 1, columns]: features that a stage receives which begins with each layer."""
         found = np.zeros_like(self.kind_counts)
-        links, held = np.arange(1, len(found)), len(self.kinds) + self.kind_ids
+        links, held = np.arange(1, len(found)), len(self.columns.kinds) + self.kind_ids
         found[links, held] = self.profile.features_after
-        if any(self.profile.sounds_after):
-            found[links, len(self.kinds) + self.kinds.index("audio_projector")] += self.profile.sounds_after
+        for kind, passing in self.profile.tokens_after.items():
+            found[links, len(self.columns.kinds) + self.columns.kinds.index(kind)] += passing
         return found
 
     @cached_property
@@ -231,9 +211,9 @@ class LayoutProblem:
         latency = self.profile.transfer_latency_seconds
         features = np.array(self.profile.features_after)[:, None, None]
         carried = (self.tables.transfer[self.kind_ids] - latency) * (1 + features)
-        if any(self.profile.sounds_after):
-            sounds = self.tables.transfer[self.kinds.index("audio_projector")] - latency
-            carried = carried + sounds * np.array(self.profile.sounds_after)[:, None, None]
+        for kind, passing in self.profile.tokens_after.items():
+            tokens = self.tables.transfer[self.columns.kinds.index(kind)] - latency
+            carried = carried + tokens * np.array(passing)[:, None, None]
         return np.asarray((latency + carried) * (self.ranks > 1))
 
     def fits(self, layout: Layout) -> bool:
@@ -266,15 +246,17 @@ class LayoutProblem:
         found = []
         for between, in_backward, *_ in self.moments:
             moments = (np.ascontiguousarray(between[:, :, 0]), np.ascontiguousarray(in_backward[:, :, 0]))
+            of = (self.columns.of_option, self.columns.backward, self.columns.pairs)
             split = self.program.split_backward
-            found.append(StageBytes(t.fixed, t.kept, t.late, t.saved, t.saved_late, *moments, room, split))
+            found.append(StageBytes(t.fixed, t.kept, t.late, t.saved, t.saved_late, *moments, *of, room, split))
         return found
 
     def transient(self, held: Ints, again: Ints) -> Floats:
         """Bytes above the held ones while a stage's backward recomputes; counts [..., columns], [..., options] ->
         float64 [...]. See `frontier.on_top`."""
         t, split = self.tables, self.program.split_backward
-        return np.asarray(on_top(np.moveaxis(held, -1, 0), np.moveaxis(again, -1, 0), t.kept, t.saved, split))
+        counts = np.moveaxis(held, -1, 0), np.moveaxis(again, -1, 0)
+        return np.asarray(on_top(*counts, t.kept, t.saved, self.columns.of_option, self.columns.backward, split))
 
     def stage_peak_bytes(self, layout: Layout) -> list[float]:
         """Peak bytes of every pipeline rank, at the budgets."""
@@ -290,7 +272,8 @@ class LayoutProblem:
         for counts, (first, end) in zip(again.tolist(), pairwise(edges), strict=True):
             whole: list[int] = []
             cheap: list[int] = []
-            for kind, cheap_option, whole_option in BY_KIND:
+            for cheap_option, whole_option in self.columns.pairs.tolist():
+                kind = self.columns.of_option[whole_option]
                 ids = [i for i in range(first, end) if self.kind_ids[i] == kind]
                 if ids:
                     whole += ids[: counts[whole_option]]
@@ -331,7 +314,7 @@ class LayoutProblem:
         """float64 [3, stages]: seconds in which a host launches F, B and W; counts as `counts` gives them."""
         t = self.tables
         forward = held @ t.host_forward
-        backward = held @ t.host_backward + again @ (t.host_forward[self.kind_of_option] * self.whole)
+        backward = held @ t.host_backward + again @ (t.host_forward[self.columns.of_option] * self.columns.whole)
         return np.stack([forward, backward, np.zeros_like(forward)]) + self.profile.host_action_seconds
 
     def over_cases(self, seconds: Floats) -> float:
@@ -348,8 +331,8 @@ class LayoutProblem:
         t = self.tables
         at = [table[:, case] for table in (t.forward, t.backward, t.recompute, t.weight, t.load)]
         forward, backward, recompute, weight, load = at
-        kept = (held * t.kept) @ load - (again * t.saved) @ load[self.kind_of_option]
-        late = (held * t.late) @ load - (again * t.saved_late) @ load[self.kind_of_option]
+        kept = (held * t.kept) @ load - (again * t.saved) @ load[self.columns.of_option]
+        late = (held * t.late) @ load - (again * t.saved_late) @ load[self.columns.of_option]
         transient = self.transient(held, again)
         action, places = self.profile.action_seconds, map(self.placement.rank_and_chunk, range(self.stages))
         once_a_rank = np.array([chunk == 0 for _, chunk in places])

@@ -46,7 +46,7 @@ def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
 
 def _counts_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
     """All recompute counts int64 [1, options], fewest layers first."""
-    options = np.flatnonzero(problem.whole)
+    options = np.flatnonzero(problem.columns.whole)
     saved = problem.tables.saved[options].tolist()
     numbers = product(*(range(count + 1) for count in most[0, options].tolist()))
     for values in sorted(numbers, key=lambda n: (sum(n), -sum(a * b for a, b in zip(n, saved, strict=True)))):
@@ -60,7 +60,7 @@ def _counts_of_many_stages(problem: LayoutProblem, rank: int, most: Ints) -> Ite
     counts = np.zeros_like(most)
     in_flight = problem.held[rank].max(axis=0)
     order = sorted(
-        ((chunk, kind) for chunk in range(problem.chunks) for kind in np.flatnonzero(problem.whole)),
+        ((chunk, kind) for chunk in range(problem.chunks) for kind in np.flatnonzero(problem.columns.whole)),
         key=lambda one: -in_flight[one[0]] * problem.tables.saved[one[1]],
     )
     yield counts.copy()

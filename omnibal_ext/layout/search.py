@@ -110,7 +110,7 @@ def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> l
     tables = problem.tables
     whole = (tables.forward + tables.backward).sum(axis=(1, 2))
     again = whole.copy()
-    again[problem.kind_of_option[problem.whole]] += tables.recompute[problem.whole].sum(axis=(1, 2))
+    again[problem.columns.of_option[problem.columns.whole]] += tables.recompute[problem.columns.whole].sum(axis=(1, 2))
     weights = (whole, again)
     starts = [even_edges(problem.per_layer(weight), problem.stages) for weight in weights]
     return [Candidate(*one) for one in joint_search(problem, starts, layouts, seconds)[:top_k]]

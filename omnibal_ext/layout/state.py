@@ -29,7 +29,7 @@ class State(NamedTuple):
     edges: Ints
     """[stages + 1] Stage s holds layers edges[s] .. edges[s + 1] - 1."""
     again: Ints
-    """[stages, options] Layers that are recomputed, see `tables.OPTIONS`."""
+    """[stages, options] Layers that are recomputed, see `tables.Columns`."""
     insertions: Ints
     """[2, ranks, microbatches] After how many of `kinds` E and V of a tower run; `NONE`: not on this rank."""
 
@@ -51,6 +51,8 @@ class Costs(NamedTuple):
     """[layers + 1] Prefix sums of seconds once an iteration."""
     holds: Ints
     """[options, layers + 1] Prefix sums: layers of the option's kind."""
+    of_option: Ints
+    """[options] The kind of each, as a column of `tables`."""
     bytes: Floats
     """[3, layers + 1] Prefix sums: fixed, kept from F to B, and from B to W."""
     received: Floats

@@ -4,35 +4,67 @@ A stage is a row of counts (`columns_of`): its layers of each kind; then the fea
 the output of a layer, each of which takes as many bytes as that output until its backward; and its layers that differ
 from the first of their kind (`Profile.layers_apart`), whose column has what such a layer takes more, or less.
 
-What of a stage is recomputed is a row of counts too, one for each of `OPTIONS`: a level and a kind of layer.
+What of a stage is recomputed is a row of counts too, one for each of `Columns.options`: a level and a kind of layer.
 
     kept < cheap (outputs of norms and of the activation function) < whole (everything but the layer's input)
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain as joined
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.arrays import Floats
-from omnibal_ext.chain import AUDIO_KINDS, LANGUAGE_KINDS, RECOMPUTABLE_KINDS, VISION_KINDS, chain_kind
+from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.chain import KINDS, chain_kind, modality_of
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
+from omnibal_ext.modalities.modality import MODALITIES
 
-COLUMNS = (*VISION_KINDS, *LANGUAGE_KINDS, *AUDIO_KINDS)
-"""Kinds by column. Models that do not hear have the first `SEEING` only, and `SEEING_OPTIONS` of `OPTIONS`."""
 LEVELS = ("cheap", "whole")
-OPTIONS = (*product(LEVELS, ("vit", "llm")), *product(LEVELS, ("audio",)))
-SEEING, SEEING_OPTIONS = 6, 4
-KIND_OF_OPTION = np.array([COLUMNS.index(kind) for _, kind in OPTIONS])
-"""[options] The column of each."""
-WHOLE = np.array([level == "whole" for level, _ in OPTIONS])
-"""[options] Which of them are whole layers."""
-BY_KIND = tuple(
-    (COLUMNS.index(k), OPTIONS.index(("cheap", k)), OPTIONS.index(("whole", k))) for k in RECOMPUTABLE_KINDS
-)
-"""Of the kinds that are recomputed the column, and their options."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which kinds and options a profile's tables have columns of."""
+
+    kinds: tuple[str, ...]
+    """The kinds of layers, by column: of all modalities up to the last one that is in the chain, or whose tokens pass
+    through it."""
+    options: tuple[tuple[str, str], ...]
+    """(level, kind) of what can be recomputed."""
+
+    @classmethod
+    def of(cls, profile: Profile) -> "Columns":
+        """Return those of a profile's chain."""
+        there = {modality_of(kind) for kind in (*profile.chain, *profile.tokens_after)}
+        kinds = [one.kinds for one in MODALITIES[: 1 + max(map(MODALITIES.index, there))]]
+        layers = [layer for _, layer, _ in kinds]
+        return cls(tuple(joined.from_iterable(kinds)), (*product(LEVELS, layers[:2]), *product(LEVELS, layers[2:])))
+
+    @cached_property
+    def of_option(self) -> Ints:
+        """[options] The column of each option's kind."""
+        return np.array([self.kinds.index(kind) for _, kind in self.options])
+
+    @cached_property
+    def whole(self) -> NDArray[np.bool_]:
+        """[options] Which of them are whole layers."""
+        return np.array([level == "whole" for level, _ in self.options])
+
+    @cached_property
+    def backward(self) -> Ints:
+        """The kinds' columns from the chain's last to its first."""
+        return np.array([self.kinds.index(kind) for kind in reversed(KINDS) if kind in self.kinds])
+
+    @cached_property
+    def pairs(self) -> Ints:
+        """[kinds that are recomputed, 2] The options of each: cheap outputs, whole layers. The language model's come
+        first, then those of encoders, from the last in the chain to the first."""
+        kinds = sorted({kind for _, kind in self.options}, key=KINDS.index, reverse=True)
+        return np.array([[self.options.index((level, kind)) for level in LEVELS] for kind in kinds])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +95,9 @@ class KindTables:
     """[options] What the profile has figures of; whole layers always."""
 
 
-def kinds_of(profile: Profile) -> tuple[str, ...]:
-    """The kinds that have columns."""
-    return COLUMNS if any(profile.sounds_after) else COLUMNS[:SEEING]
-
-
-def options_of(profile: Profile) -> int:
-    """The number of `OPTIONS` that the chain has."""
-    return len(OPTIONS) if any(profile.sounds_after) else SEEING_OPTIONS
-
-
 def columns_of(profile: Profile) -> tuple[str, ...]:
     """The kind in the chain that each column of the tables is of."""
-    kinds = kinds_of(profile)
+    kinds = Columns.of(profile).kinds
     return (*kinds, *kinds, *map(chain_kind, profile.layers_apart))
 
 
@@ -86,7 +108,8 @@ def prefix_sums(per_layer: NDArray) -> NDArray:
 
 def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool) -> KindTables:
     """The tables for packs int64 [iterations, data-parallel ranks, microbatches]; without, all fill both budgets."""
-    profile, kinds = _alike(profile), kinds_of(profile)
+    profile, columns = _alike(profile), Columns.of(profile)
+    kinds = columns.kinds
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in kinds]
     rows += [_received(profile, row, kind) for row, kind in zip(rows, kinds, strict=True)]
     plain = dict(zip(kinds, rows, strict=False))
@@ -97,9 +120,9 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
         rows[column] = (*rows[column][:-1], rows[column][-1] + again)
         rows.append(more)
     *by_column, again = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
-    options = [_option(profile.layers.get(kind), level) for level, kind in OPTIONS[: options_of(profile)]]
+    options = [_option(profile.layers.get(kind), level) for level, kind in columns.options]
     shares, saved, saved_late, offered = (np.array(values) for values in zip(*options, strict=True))
-    recompute = again[KIND_OF_OPTION[: len(options)]] * shares[:, None, None]
+    recompute = again[columns.of_option] * shares[:, None, None]
     figures: list[Any] = [*by_column, recompute, saved, saved_late, offered]
     return KindTables(*figures)
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.arrays import Floats
-from omnibal_ext.chain import AUDIO_KINDS, size_of
+from omnibal_ext.chain import size_of
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
+from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.packing.packs import LOADS, sample_loads
 from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
 from omnibal_ext.sizes import FRAMES, Sizes
@@ -55,7 +56,7 @@ class PackCosts:
                 part[unit] += per_unit
                 if unit == "tokens":
                     part["attention"] += per_square
-        if set(AUDIO_KINDS).isdisjoint(profile.chain):
+        if set(AUDIO.kinds).isdisjoint(profile.chain):
             del parts["audio"]
         return cls(parts, f"{profile.model} on {profile.device or 'its device'}")
 

@@ -18,7 +18,7 @@ from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.tower import TowerCosts, rest_profile
 from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import KIND_OF_OPTION, KindTables, columns_of, kind_tables
+from omnibal_ext.layout.tables import KindTables, columns_of, kind_tables
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import VISION, Action, Beside, givers
 from omnibal_ext.schedules.placement import Placement
@@ -186,6 +186,7 @@ class _ActionSplit:
     def __init__(self, problem: LayoutProblem, layout: Layout, case: int) -> None:
         self.tables, self.case, self.columns = problem.tables, case, columns_of(problem.profile)
         self.held, self.recomputed = problem.counts(layout)
+        self.of_option = problem.columns.of_option
         self.split, self.action_seconds = problem.program.split_backward, problem.profile.action_seconds
         self.beside = problem.beside
         self.unexchanged: KindTables | None = None
@@ -212,7 +213,7 @@ class _ActionSplit:
             return self._by_part(t.weight, self.held[stage], action, "weight", KINDS[::-1])
         seconds = t.backward - t.weight if self.split else t.backward
         by_kind = np.zeros_like(t.forward)
-        np.add.at(by_kind, KIND_OF_OPTION[: len(t.recompute)], t.recompute * self.recomputed[stage][:, None, None])
+        np.add.at(by_kind, self.of_option, t.recompute * self.recomputed[stage][:, None, None])
         recompute = self._by_part(by_kind, 1, action, "recompute", KINDS[::-1])
         back = self._by_part(seconds, self.held[stage], action, "backward", KINDS[::-1])
         parts = dict.fromkeys(piece.part for piece in (*back, *recompute))

@@ -8,13 +8,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_chain
+from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS
 from omnibal_ext.costs.profile import LayerCost
 from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import BUILT
 from omnibal_ext.plan import Plan, StagePlan
 from omnibal_ext.schedules.actions import Schedule
+from tests.chains import layer_chain
 from tests.programs import ENGINE, PLAIN
 from tests.unit.layout.instances import make_profile
 

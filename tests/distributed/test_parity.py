@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibal_ext.chain import layer_chain
+from tests.chains import layer_chain
 from tests.distributed.cases import LAUNCHES, STRICT
 from tests.distributed.conftest import run_program
 from tests.long import short_launches

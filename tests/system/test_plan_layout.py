@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnibal_ext.chain import KINDS, layer_chain
+from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.sizes import Sizes
+from tests.chains import layer_chain
 from tests.long import short
 from tests.programs import refusal, tool
 

@@ -22,7 +22,6 @@ from megatron.vlm.families.towers import tiling as native
 from megatron.vlm.monitoring import bad_samples
 from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps, Hosts
 from megatron.vlm.preprocessing import chat, record_media
-from omnibal_ext.chain import layer_chain
 from omnibal_ext.costs.operations import EFFICIENCIES, _device
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
@@ -37,6 +36,7 @@ from omnibal_ext.reading.checks import text
 from omnibal_ext.reading.document import read_lines
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
+from tests.chains import layer_chain
 from tests.unit.layout.instances import make_profile
 from tools import launch, pack_data
 

@@ -10,6 +10,7 @@ from megatron.vlm.models.flow import Carrier
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import PRESETS
 from omnibal_ext.flow import Extra
+from omnibal_ext.modalities.modality import VISION
 
 
 def beside(model: Architecture, ranks: int, is_shared_out: bool) -> list[tuple[int, int]]:
@@ -41,8 +42,8 @@ def test_presets_carry_what_has_come_and_is_still_asked_for(ranks: int) -> None:
 
 
 EXTRAS = (
-    Extra("sound", 0, (5,), (2, 3)), Extra("like", 1, (2,), of_tower=True),
-    Extra("like", 2, (4,), of_tower=True, added=True), Extra("shared", 2, (3, 4, 5)),
+    Extra("sound", 0, (5,), (2, 3)), Extra("like", 1, (2,), of=VISION),
+    Extra("like", 2, (4,), of=VISION, added=True), Extra("shared", 2, (3, 4, 5)),
     Extra("one", 2, (3, 5), (5,), rows=0), Extra("more", 3, (5,), (1, 7), rows=2),
 )  # fmt: skip
 """Of a chain of six links, of two towers if one likes, four numbers a row; `more` has two rows for each."""
@@ -51,7 +52,7 @@ EXTRAS = (
 def run(cuts: tuple[int, ...], rows: int, texts_alone: bool = False) -> tuple[Tensor, list[Tensor], list[int]]:
     """Links that multiply what they read into what they give, in stages that begin at `cuts`: what comes out, gradients
     of their weights, rows of what went between stages."""
-    carrier = Carrier(tuple(one for one in EXTRAS if not (texts_alone and one.of_tower)))
+    carrier = Carrier(tuple(one for one in EXTRAS if not (texts_alone and one.of)))
     weights = [torch.tensor(1.0 + link / 7, requires_grad=True) for link in range(6)]
 
     def module(link: int, hidden: Tensor | None, *read: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -61,8 +62,8 @@ def run(cuts: tuple[int, ...], rows: int, texts_alone: bool = False) -> tuple[Te
         given = [one for one in carrier.extras if one.giver == link]
         if all(not one.shape for one in given) and len(given) < 2:
             return out  # which is what it gives
-        made = [torch.arange(1.0, 1 + torch.Size(one.of(rows, 4)).numel()) for one in given]
-        return out, *(weights[link] * own.view(one.of(rows, 4)) for own, one in zip(made, given, strict=True))
+        made = [torch.arange(1.0, 1 + torch.Size(one.shape_of(rows, 4)).numel()) for one in given]
+        return out, *(weights[link] * own.view(one.shape_of(rows, 4)) for own, one in zip(made, given, strict=True))
 
     tensor, sent = None, []
     for first, end in zip((0, *cuts), (*cuts, 6), strict=True):

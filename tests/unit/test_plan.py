@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.presets import PRESETS
-from omnibal_ext.chain import PARTS, layer_chain
+from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, StagePlan, single_stage_plan
 from omnibal_ext.plan_tower import Tower
+from tests.chains import layer_chain
 
 CHAIN = layer_chain(3, 2)
 

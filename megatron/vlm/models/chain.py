@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain as joined
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -38,7 +40,8 @@ from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import VisionArchitecture
-from omnibal_ext.chain import AUDIO_KINDS, VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
+from omnibal_ext.chain import VISION_NORM, GradientMode, gradient_mode, layer_names, modality_of
+from omnibal_ext.modalities.modality import AUDIO, ENCODED, LANGUAGE, VISION, Modality
 
 SEEDS_APART = 2**20
 """Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
@@ -92,7 +95,7 @@ class Chain:
         begins as one that is not cut. `again`: of a transformer layer, norm outputs and activations are computed again
         instead of kept.
         """
-        build = self._build_audio if self.kinds[link] in AUDIO_KINDS else self._build
+        build = self._build_audio if modality_of(self.kinds[link]) is AUDIO else self._build
         with alone() if self.is_whole else nullcontext(), _seeded(self.seed + link):
             module, mode = build(link, again), self.gradient_mode(link)
         if mode != "trained":
@@ -105,9 +108,8 @@ class Chain:
 
     def draws(self, link: int) -> bool:
         """Whether a link draws by chance in training."""
-        is_vision = self.kinds[link] in VISION_KINDS
-        config = self.vision if is_vision else self.audio if self.kinds[link] in AUDIO_KINDS else self.language
-        drop_path = is_vision and self.architecture.vision.drop_path
+        config = self.config(link)
+        drop_path = config is self.vision and self.architecture.vision.drop_path
         return bool(config.hidden_dropout or config.attention_dropout or drop_path)
 
     def gradient_mode(self, link: int) -> GradientMode:
@@ -124,8 +126,12 @@ class Chain:
 
     def passes_by(self, link: int, batch: Microbatch) -> bool:
         """Whether a pack skips a link: it is a tower's, and the pack has nothing for it."""
-        kind = self.kinds[link]
-        return (kind in VISION_KINDS and batch.tiles == 0) or (kind in AUDIO_KINDS and batch.frames == 0)
+        modality = modality_of(self.kinds[link])
+        return modality is not LANGUAGE and not batch.inputs(modality.size)
+
+    def config(self, link: int) -> TransformerConfig:
+        """Core's configuration of the part of the model that a link is of."""
+        return {LANGUAGE: self.language, VISION: self.vision}.get(modality_of(self.kinds[link])) or self.audio
 
     @cached_property
     def audio(self) -> TransformerConfig:
@@ -206,38 +212,37 @@ class Chain:
 
     def carrier(self, batch: Microbatch) -> Carrier:
         """Lays out the extras of a pack (`omnibal_ext.flow`)."""
-        carrier = self._carriers[batch.has_images]
-        return carrier.at(self.audio_tokens(batch)) if self.architecture.audio else carrier
+        there = frozenset(one for one in ENCODED if batch.full_pack.inputs(one.size))
+        return self._carriers[there].at(self._tokens(batch))
 
     @cached_property
-    def _carriers(self) -> dict[bool, Carrier]:
-        """Of packs with images, and without."""
+    def _carriers(self) -> dict[frozenset[Modality], Carrier]:
+        """By the modalities that a pack has inputs of."""
         config = self.language
         extras = self.architecture.extras(config.tensor_model_parallel_size, config.sequence_parallel)
-        return {True: Carrier(extras), False: Carrier(tuple(one for one in extras if not one.of_tower))}
+        subsets = joined.from_iterable(combinations(ENCODED, count) for count in range(len(ENCODED) + 1))
+        return {
+            frozenset(there): Carrier(tuple(one for one in extras if one.of is None or one.of in there))
+            for there in subsets
+        }
 
-    def audio_tokens(self, batch: Microbatch) -> int:
-        """LLM tokens of a pack's sounds."""
-        return self.architecture.audio_tokens(batch.sound_frames)
+    def _tokens(self, batch: Microbatch) -> dict[Modality, int]:
+        """Tokens that each encoder makes of a pack's inputs."""
+        return {
+            one.modality: sum(map(one.tokens, batch.inputs(one.modality.size))) for one in self.architecture.encoders
+        }
 
     def hidden_shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
         """Shape of the hidden states that enter `link`."""
-        match self.kinds[link - 1]:
-            case "audio_embed" | "audio":
-                audio = self.architecture.audio
-                assert audio is not None
-                rows = sum(map(audio.rows, batch.sound_frames))
-                return (shared_rows(rows, self.audio), 1, audio.hidden_size)
-            case "audio_projector":
-                return (self.audio_tokens(batch), 1, self.language.hidden_size)
-            case "patch_embed" | "vit":
-                vision = self.architecture.vision
-                return (shared_rows(vision.tokens_per_tile * batch.tiles, self.vision), 1, vision.hidden_size)
-            case "projector":
-                return (self.architecture.image_tokens(batch.tiles), 1, self.language.hidden_size)
-            case _:
-                share = self.language.tensor_model_parallel_size if self.language.sequence_parallel else 1
-                return (batch.tokens // share, 1, self.language.hidden_size)
+        modality = modality_of(self.kinds[link - 1])
+        if modality is LANGUAGE:
+            share = self.language.tensor_model_parallel_size if self.language.sequence_parallel else 1
+            return (batch.tokens // share, 1, self.language.hidden_size)
+        if self.kinds[link - 1] == modality.kinds[-1]:
+            return (self._tokens(batch)[modality], 1, self.language.hidden_size)
+        config, inputs = self.config(link - 1), batch.inputs(modality.size)
+        rows = sum(map(self.architecture.encoder(modality).rows, inputs))
+        return (shared_rows(rows, config), 1, config.hidden_size)
 
 
 class Links(torch.nn.ModuleDict):

@@ -6,7 +6,7 @@ A link's module takes the extras that the link reads as arguments, and returns `
 If it returns hidden states alone, these are also the extras that the link makes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from omnibal_ext.flow import Extra, blocks
+from omnibal_ext.modalities.modality import Modality
 
 
 @dataclass
@@ -33,9 +34,9 @@ class Carrier:
     extras: tuple[Extra, ...]
     """All that travel in a pack's chain, on one tensor-parallel rank."""
 
-    def at(self, audio_tokens: int) -> "Carrier":
-        """Return the carrier of a pack with so many audio tokens."""
-        return Carrier(tuple(one.at(audio_tokens) for one in self.extras))
+    def at(self, tokens: Mapping[Modality, int]) -> "Carrier":
+        """Return the carrier of a pack with so many tokens of each modality."""
+        return Carrier(tuple(one.at(tokens) for one in self.extras))
 
     def rows(self, link: int, rows: int, width: int) -> int:
         """Rows of the tensor that enters `link`, of so many of hidden states."""
@@ -50,7 +51,7 @@ class Carrier:
         made = [one for one in self.extras if one.giver == link]
         out = step(flow.hidden, *(tensor for one, tensor in taken if not one.added))
         hidden, *given = out if isinstance(out, tuple) else (out, *[out] * len(made))
-        given = [flow.hidden if one.heard else tensor for one, tensor in zip(made, given, strict=True)]
+        given = [flow.hidden if one.passing else tensor for one, tensor in zip(made, given, strict=True)]
         for one, tensor in taken:
             hidden = hidden + tensor if one.added else hidden
         passing = {one.name: flow.extras[one.name] for one in self._entering(link + 1) if one.giver < link}
@@ -76,7 +77,7 @@ class Carrier:
             return Flow(tensor)
         width = tensor.shape[-1]
         rows = (len(tensor) - _rows_apart(found, width)) // (1 + blocks(found, width))
-        shapes = [(rows, 1, width), *(one.of(rows, width) for one in found)]
+        shapes = [(rows, 1, width), *(one.shape_of(rows, width) for one in found)]
         sizes = [prod(shape) for shape in shapes]
         filler = tensor.numel() - sum(sizes)
         parts = tensor.flatten().split([*sizes, filler] if filler else sizes)

@@ -19,7 +19,8 @@ from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.vit.native import Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
-from omnibal_ext.chain import TOWER_KINDS, VISION_KINDS
+from omnibal_ext.chain import TOWER_KINDS
+from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.schedules.placement import Placement
 
 
@@ -64,7 +65,7 @@ class Stage(MegatronModule):
         if "llm" in self.kinds:
             self.language_viewer = LanguageViewer(chain.architecture, chain.language.params_dtype)
         vision = chain.architecture.vision
-        if vision.native and vision.layers and not set(VISION_KINDS).isdisjoint(self.kinds):
+        if vision.native and vision.layers and not set(VISION.kinds).isdisjoint(self.kinds):
             self.viewer = Viewer(vision, chain.vision)
         if chain.architecture.audio and "audio" in self.kinds:
             self.audio_viewer = AudioViewer(chain.architecture.audio, chain.audio)
@@ -134,7 +135,7 @@ class Stage(MegatronModule):
         """What links need of a pack besides its tensors, by kind: the same for all links of a kind."""
         views: dict[str, tuple[Any, ...]] = {"llm": (self.language_viewer(batch),)} if "llm" in self.kinds else {}
         if hasattr(self, "viewer") and batch.tiles:
-            views |= dict.fromkeys(VISION_KINDS, (self.viewer(batch),))
+            views |= dict.fromkeys(VISION.kinds, (self.viewer(batch),))
         if hasattr(self, "audio_viewer") and batch.frames:
             views["audio"] = (self.audio_viewer(batch),)
         return views

@@ -1,6 +1,6 @@
 """What the planner is told of each preset is what it was when golden.json was written, to the last bit.
 
-    python -m tests.unit.architectures.test_golden > tests/unit/architectures/golden.json      writes it anew
+python -m tests.unit.architectures.test_golden > tests/unit/architectures/golden.json      writes it anew
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.operations import ModelOperations
 from omnibal_ext.errors import UserError
 from omnibal_ext.matrices import matrices_of
+from omnibal_ext.modalities.modality import MODALITIES
 from omnibal_ext.packing.costs import PackCosts
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -31,6 +32,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"adapters": Adapters(4, 8.0, ("vit", "llm"))},
     {"adapters": Adapters(4, 8.0, ("projector",)), "tensor_model_parallel_size": 2},
 ]
+
+
+ONES = dict.fromkeys(MODALITIES, 1)
 
 
 def _profiles(model: Architecture) -> Iterator[Any]:
@@ -48,7 +52,7 @@ def _profiles(model: Architecture) -> Iterator[Any]:
 def facts(model: Architecture) -> dict[str, Any]:
     """All that the planner asks of a model."""
     extras = [
-        [(one.name, one.giver, one.takers, one.at(7).shape, one.rows, one.added) for one in model.extras(ranks)]
+        [(one.giver, one.takers, one.at(ONES).shape, one.rows, one.added, bool(one.of)) for one in model.extras(ranks)]
         for ranks in (1, 2)
     ]
     modes = [

@@ -7,10 +7,10 @@ import pytest
 
 from omnibal_ext.architectures.language import LanguageArchitecture, LayerInputs, SharedKeys, SlidingWindow
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.chain import layer_chain
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.tower import language_profile
 from omnibal_ext.flow import blocks_after, language_extras
+from tests.chains import layer_chain
 
 
 def some_language(seed: int) -> LanguageArchitecture:

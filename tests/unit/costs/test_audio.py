@@ -9,12 +9,13 @@ import pytest
 
 from megatron.vlm.hf.shapes import _shapes
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.chain import AUDIO_KINDS, VISION_KINDS, size_of
+from omnibal_ext.chain import size_of
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.operations import ModelOperations
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import AUDIO, VISION
 from omnibal_ext.packing.costs import PackCosts
 
 HEARING = ("qwen2.5-omni-7b", "qwen3-omni-30b-a3b")
@@ -25,7 +26,7 @@ def test_parameters_are_those_of_the_weights(name: str) -> None:
     """Of layers without the biases of their matrices, as a ViT's are counted."""
     model = preset(name)
     works = layer_works(model, 4, 4096, 1, frames=3000)
-    for kind in AUDIO_KINDS:
+    for kind in AUDIO.kinds:
         shapes = _shapes(kind, model)
         biases = sum(prod(shape) for weight, shape in shapes.items() if kind == "audio" and "linear" in weight[:-4]
                      and weight.endswith("bias"))  # fmt: skip
@@ -64,8 +65,8 @@ def test_seconds_and_bytes_grow_with_frames_alone(tmp_path: Path) -> None:
         assert seconds.tolist() == pytest.approx([0.0, full / 2, full] if heard else [0.0] * 3), kind
         assert profile.load_factor(kind, packs).tolist() == ([0, 0.5, 1] if heard else [0, 0, 0])
     deaf = PackSizes(frames, frames, none)
-    assert all(not profile.forward_seconds(kind, deaf).any() for kind in AUDIO_KINDS)
-    assert all(profile.forward_seconds(kind, deaf).any() for kind in VISION_KINDS)
+    assert all(not profile.forward_seconds(kind, deaf).any() for kind in AUDIO.kinds)
+    assert all(profile.forward_seconds(kind, deaf).any() for kind in VISION.kinds)
 
 
 @pytest.mark.parametrize("name", HEARING)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnibal_ext.chain import layer_chain
 from omnibal_ext.costs.profile import Fit, LayerCost, PackSizes, Profile
 from omnibal_ext.errors import UserError
+from tests.chains import layer_chain
 
 COST = LayerCost(1.0, 2.0, 100.0, 10.0, 1000.0, 5.0)
 

@@ -31,9 +31,9 @@ from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.architectures.audio import AudioArchitecture
-from omnibal_ext.chain import Size
 from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import EncoderRank, assign_units
+from omnibal_ext.modalities.modality import Size
 from tests.demo import dataset_of, turns
 from tests.unit.data.clips import noise, tar_of
 from tests.unit.data.noises import TURNS, chirp, write_wav

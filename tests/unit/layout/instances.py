@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnibal_ext.chain import AUDIO_KINDS, KINDS, LANGUAGE_KINDS, RECOMPUTABLE_KINDS, VISION_KINDS, layer_chain
+from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.modalities.modality import AUDIO, LANGUAGE, VISION
+from tests.chains import layer_chain
 
 FULL, LINEAR = "vit_full", "llm_linear"
 FRAMES = 32
 """The budget of those that hear."""
-LANGUAGE = [LINEAR, "llm.1", "llm.2"]
+LANGUAGE_LAYERS = [LINEAR, "llm.1", "llm.2"]
 """What layers that differ from the first of their kind stand under, in older profiles and in those of today."""
 
 
@@ -45,8 +47,8 @@ def random_problem(seed: int, hears: bool = False, **changes: Any) -> LayoutProb
     audio encoder in front."""
     random, of_audio = np.random.default_rng(seed), np.random.default_rng((seed, 3))
     costs = {}
-    for kind in (*VISION_KINDS, *LANGUAGE_KINDS, *AUDIO_KINDS):
-        drawn = of_audio if kind in AUDIO_KINDS else random
+    for kind in (*VISION.kinds, *LANGUAGE.kinds, *AUDIO.kinds):
+        drawn = of_audio if kind in AUDIO.kinds else random
         forward, backward, kept, weight, output = drawn.uniform(0.05, 1.0, 5)
         heavy = 3.0 if kind in RECOMPUTABLE_KINDS else 0.5
         costs[kind] = LayerCost(
@@ -83,7 +85,7 @@ def random_problem(seed: int, hears: bool = False, **changes: Any) -> LayoutProb
         linear = replace(costs["llm"], forward_seconds=0.6 * costs["llm"].forward_seconds)
         linear = replace(linear, backward_seconds=0.8 * linear.backward_seconds, weight_bytes=1.1 * linear.weight_bytes)
         some = [layer for layer in range(profile.chain.count("llm")) if layer != seed % 3] or [0]
-        kinds = {kind: tuple(some[number :: len(LANGUAGE)]) for number, kind in enumerate(LANGUAGE)}
+        kinds = {kind: tuple(some[number :: len(LANGUAGE_LAYERS)]) for number, kind in enumerate(LANGUAGE_LAYERS)}
         apart = {kind: layers for kind, layers in kinds.items() if layers}
         profile = replace(profile, layers=profile.layers | dict.fromkeys(apart, linear), layers_apart=apart)
     if random.random() < 0.5:

@@ -16,7 +16,7 @@ from numba import njit
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.layout.joint import RankOptions
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import KIND_OF_OPTION, prefix_sums
+from omnibal_ext.layout.tables import prefix_sums
 from omnibal_ext.schedules.actions import BACKWARD, FORWARD, Action
 from omnibal_ext.schedules.clock import Rows
 
@@ -84,7 +84,7 @@ class Bounds:
             return out
         for case in range(seconds.shape[1]):
             left = np.maximum(missing, 0.0)
-            for price, freed, kind in _steps(saved, seconds[:, case]):
+            for price, freed, kind in _steps(saved, seconds[:, case], problem.columns.of_option):
                 take = np.minimum(left, counts[..., kind] * freed)
                 out[..., case] += take * price
                 left = left - take
@@ -151,14 +151,13 @@ class _Search:
         return None
 
 
-def _steps(saved: Floats, seconds: Floats) -> list[tuple[float, float, int]]:
+def _steps(saved: Floats, seconds: Floats, kinds: Ints) -> list[tuple[float, float, int]]:
     """(seconds a byte, bytes, kind) of recomputing a layer, and of recomputing more of it, the best price first.
 
     Of a kind's ways only those are there that a mixture of others does not beat, each against the one before: prices
     of a kind rise from step to step.
     """
     steps = []
-    kinds = KIND_OF_OPTION[: len(saved)]
     for kind in dict.fromkeys(kinds.tolist()):
         ways, done, spent = [w for w in np.flatnonzero(kind == kinds) if saved[w] > 0], 0.0, 0.0
         while ways:

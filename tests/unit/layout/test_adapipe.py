@@ -13,7 +13,6 @@ import pytest
 from benchmarks.adapipe import adapipe_layout
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import COLUMNS, OPTIONS
 
 from .instances import random_problem
 
@@ -31,12 +30,12 @@ def stage(problem: LayoutProblem, s: int, first: int, end: int) -> tuple[float, 
     """Mean seconds forward and backward of the layers first .. end - 1 on rank s, recomputing the least that fits."""
     tables, (forward, backward, again) = problem.tables, means(problem)
     held = problem.slices((first, end))[0]
-    ways_here = OPTIONS[: len(tables.offered)]
-    counts = [held[COLUMNS.index(kind)] if tables.offered[way] else 0 for way, (_, kind) in enumerate(ways_here)]
+    ways_here, columns = problem.columns.options, problem.columns.kinds
+    counts = [held[columns.index(kind)] if tables.offered[way] else 0 for way, (_, kind) in enumerate(ways_here)]
     best = None
     for numbers in product(*(range(count + 1) for count in counts)):
         ways, kinds = np.array(numbers), np.array([kind for _, kind in ways_here])
-        if any(ways[kinds == kind].sum() > held[COLUMNS.index(kind)] for kind in kinds):
+        if any(ways[kinds == kind].sum() > held[columns.index(kind)] for kind in kinds):
             continue
         if problem.rank_bytes(s, held[None], ways[None]) > problem.memory_bytes:
             continue

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnibal_ext.chain import Size
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.costs.tower import SOUND_FRAMES, TowerCosts, rest_profile
 from omnibal_ext.errors import UserError
@@ -14,6 +13,7 @@ from omnibal_ext.layout.beside import TowerBeside, largest_share
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import make_plan
 from omnibal_ext.layout.tower_layout import TOWER_LAYOUTS, plan_tower
+from omnibal_ext.modalities.modality import Size
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import AUDIO_BESIDE, Tower, tower_layout
 from omnibal_ext.report.timeline import layout_of, predicted, problem_of
@@ -58,8 +58,8 @@ def test_audio_tokens_pass_the_stages_that_hold_the_vision_tower() -> None:
     """With the audio encoder alone beside, as behind the audio projector of the whole chain."""
     behind = rest_profile(PROFILE, 4)
     assert behind.chain[0] == "patch_embed"
-    assert behind.sounds_after == PROFILE.sounds_after[4:]
-    assert not any(rest_profile(PROFILE, 8).sounds_after)
+    assert behind.tokens_after == {kind: after[4:] for kind, after in PROFILE.tokens_after.items()}
+    assert not rest_profile(PROFILE, 8).tokens_after
     given = packs(0, FRAMES, FRAMES // 2)
     whole, rest = LayoutProblem(PROFILE, 3, 3, packs=given), LayoutProblem(behind, 2, 3, packs=given)
     cut = whole.stage_costs(Layout((0, 4, 6, 12), ((), (5,), ())))

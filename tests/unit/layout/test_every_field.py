@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnibal_ext.chain import KINDS, VISION_KINDS, layer_chain
+from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.packing.costs import PackCosts
+from tests.chains import layer_chain
 
 MICROBATCHES = 3
 CARRIED = (0, 0, 0, 0, 0, 1, 2, 2, 0, 0)
@@ -115,11 +117,11 @@ def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.n
 
 
 def load(profile: Profile, kind: str, pack: tuple[int, int, int]) -> float:
-    return pack[0] / profile.vit_budget if kind in VISION_KINDS else pack[1] / profile.llm_budget
+    return pack[0] / profile.vit_budget if kind in VISION.kinds else pack[1] / profile.llm_budget
 
 
 def seconds(profile: Profile, kind: str, name: str, pack: tuple[int, int, int]) -> float:
-    cost, vision = profile.layers[kind], kind in VISION_KINDS
+    cost, vision = profile.layers[kind], kind in VISION.kinds
     units = pack[0] if vision else pack[1]
     if units == 0:
         return cost.empty_seconds if name == "backward" else 0.0
@@ -227,7 +229,7 @@ def test_packs_cost_what_their_layers_cost(seed: int) -> None:
     found = PackCosts.of_profile(profile).seconds(loads, ("tiles", "tokens", "attention"))
     for row, pack in zip(found, loads.tolist(), strict=True):
         for part, vision in enumerate((True, False)):
-            kinds = [kind for kind in CHAIN if (kind in VISION_KINDS) == vision]
+            kinds = [kind for kind in CHAIN if (kind in VISION.kinds) == vision]
             units = pack[0] if vision else pack[1]
             expected = sum(seconds(profile, kind, name, pack) for kind in kinds for name in ("forward", "backward"))
             assert row[part] == pytest.approx(expected if units else 0.0)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.chain import layer_chain
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.works import IMAGE_PATCHES
@@ -20,13 +19,16 @@ from omnibal_ext.layout.frontier import minimal
 from omnibal_ext.layout.partition import cut_bytes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
-from omnibal_ext.layout.tables import SEEING, SEEING_OPTIONS, columns_of
+from omnibal_ext.layout.tables import columns_of
 from omnibal_ext.layout.tower_layout import plan_tower
+from omnibal_ext.modalities.encoder import Features
+from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.packing.costs import PackCosts
+from tests.chains import layer_chain
 
-from .instances import FRAMES, FULL, LANGUAGE, make_profile, random_problem
+from .instances import FRAMES, FULL, LANGUAGE_LAYERS, make_profile, random_problem
 
-KINDS = (FULL, *LANGUAGE)
+KINDS = (FULL, *LANGUAGE_LAYERS)
 OTHERS = (0, 1, 3)
 """Of the four layers of a part, those that are of another kind."""
 SECONDS = {"forward_seconds": 1.5, "backward_seconds": 3.5}
@@ -147,9 +149,9 @@ def test_features_travel_from_their_vit_layer_to_their_language_layer() -> None:
     """Of layers 1 and 2: the first enters behind llm.0, the second behind llm.1; side by side they go to the projector.
     Links: patch_embed, vit.0 to vit.3, projector, word_embed, llm.0 to llm.2, head."""
     chain = layer_chain(4, 3)
-    assert features_after(chain, (1, 2)) == (0, 0, 1, 2, 2, 2, 2, 1, 0, 0, 0)
-    assert features_after(chain, (1, 2), joined=True) == (0, 0, 1, 2, 2, 0, 0, 0, 0, 0, 0)
-    assert set(features_after(chain, ())) == {0}
+    assert features_after(chain, {VISION: Features((1, 2))}) == (0, 0, 1, 2, 2, 2, 2, 1, 0, 0, 0)
+    assert features_after(chain, {VISION: Features((1, 2), joined=True)}) == (0, 0, 1, 2, 2, 0, 0, 0, 0, 0, 0)
+    assert set(features_after(chain, {VISION: Features()})) == {0}
     alone = replace(make_profile(4, 3), transfer_seconds_per_byte=0.5, feature_layers=(1,))
     assert not LayoutProblem(alone, 1, 2).transfers.any()
 
@@ -222,16 +224,16 @@ def test_seconds_and_bytes_are_those_of_three_sizes_and_of_sounds_that_pass() ->
     kept = {kind: cost.kept_bytes for kind, cost in PROFILE.layers.items()}
     assert found.kept[2] == pytest.approx((kept["vit"] + kept["projector"]) * one / 2 + sounds)
     assert found.kept[3] == pytest.approx((kept["word_embed"] + 2 * kept["llm"] + kept["head"]) * one / 2 + sounds)
-    assert PROFILE.sounds_after == (0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0)
+    assert PROFILE.tokens_after == {"audio_projector": (0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0)}
     assert cut_bytes(PROFILE)[[3, 5]].tolist() == [1.0, vit.output_bytes + 1.0]
 
 
 def test_chains_that_do_not_hear_have_no_columns_for_it() -> None:
     deaf, hears = make_profile(2, 2), make_profile(2, 2, audio=1)
-    assert len(columns_of(deaf)) == 2 * SEEING == len(columns_of(hears)) - 6
+    assert len(columns_of(deaf)) == 2 * 6 == len(columns_of(hears)) - 6
     tables = LayoutProblem(deaf, 1, 1).tables
-    assert len(tables.forward) == 2 * SEEING
-    assert len(tables.offered) == SEEING_OPTIONS == len(LayoutProblem(hears, 1, 1).tables.offered) - 2
+    assert len(tables.forward) == 2 * 6
+    assert len(tables.offered) == 4 == len(LayoutProblem(hears, 1, 1).tables.offered) - 2
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -239,7 +241,11 @@ def test_recompute_counts_of_three_kinds_are_all_those_worth_looking_at(seed: in
     """Against all counts: each that fits has one among them that takes no longer in any of the kinds."""
     problem = replace(random_problem(seed, True, chunks=1, ranks=1), memory_bytes=1.0)
     held = problem.slices((0, len(problem.profile.chain)))
-    kinds, offered, seconds = problem.kind_of_option, problem.tables.offered, problem.tables.recompute.sum(axis=(1, 2))
+    kinds, offered, seconds = (
+        problem.columns.of_option,
+        problem.tables.offered,
+        problem.tables.recompute.sum(axis=(1, 2)),
+    )
     counts = [
         np.array(one)
         for one in product(*(range(held[0, kind] * ok + 1) for kind, ok in zip(kinds, offered, strict=True)))

@@ -17,7 +17,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import METHODS, Candidate, find_layouts, make_plan, predictions
-from omnibal_ext.layout.tables import KIND_OF_OPTION, WHOLE, columns_of, kind_tables, kinds_of, options_of
+from omnibal_ext.layout.tables import Columns, columns_of, kind_tables
 from omnibal_ext.report.timeline import layout_of
 from omnibal_ext.units import GIB
 from tools.plan_layout import print_plan
@@ -224,7 +224,7 @@ def test_only_trained_layers_have_weight_gradients_and_those_are_half_of_a_backw
     frozen = replace(PROFILE, layers=costs, frozen=("vit", "projector"))
     weight = kind_tables(frozen, None, microbatches=2, split_backward=True).weight[:, 0, 0]
     expected = {"patch_embed": 0.0, "vit": 0.0, "projector": 0.0, "word_embed": 0.1, "llm": 1.0, "head": 0.1}
-    assert dict(zip(kinds_of(PROFILE), weight.tolist(), strict=False)) == pytest.approx(expected)
+    assert dict(zip(Columns.of(PROFILE).kinds, weight.tolist(), strict=False)) == pytest.approx(expected)
     adapted = replace(frozen, frozen=("vit", "projector", "llm"), lora_rank=4, lora_targets=("vit", "llm"))
     assert not kind_tables(adapted, None, microbatches=2, split_backward=True).weight.any()
 
@@ -232,9 +232,9 @@ def test_only_trained_layers_have_weight_gradients_and_those_are_half_of_a_backw
 def test_without_packs_every_microbatch_fills_the_budgets() -> None:
     tables = kind_tables(PROFILE, None, microbatches=3, split_backward=False)
     assert tables.forward.shape == (len(columns_of(PROFILE)), 1, 3)
-    for kind, forward in zip(kinds_of(PROFILE), tables.forward, strict=False):
+    for kind, forward in zip(Columns.of(PROFILE).kinds, tables.forward, strict=False):
         assert (forward == PROFILE.layers[kind].forward_seconds).all()
-    whole = WHOLE[: options_of(PROFILE)]
+    whole, of_option = Columns.of(PROFILE).whole, Columns.of(PROFILE).of_option
     again = tables.recompute[whole]
-    assert np.allclose(again, tables.forward[KIND_OF_OPTION[: len(whole)][whole]])  # no other figure was measured
+    assert np.allclose(again, tables.forward[of_option[whole]])  # no other figure was measured
     assert not tables.offered[~whole].any()

@@ -9,11 +9,11 @@ import torch
 from megatron.vlm import platform
 from megatron.vlm.monitoring import stage_meter
 from megatron.vlm.monitoring.stage_meter import StageMeter, bubble
-from omnibal_ext.chain import layer_chain
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Action
 from omnibal_ext.schedules.program import compile_schedule
 from omnibal_ext.schedules.simulate import simulate
+from tests.chains import layer_chain
 from tests.unit.schedules.uniform import uniform
 
 

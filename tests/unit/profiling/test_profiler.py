@@ -23,9 +23,9 @@ from megatron.vlm.profiling.layer_costs import KindMeasurement, _consecutive, fi
 from megatron.vlm.profiling.profiler import ProfileJob, fit_line, measure_profile, seconds_of_weights, step_seconds
 from megatron.vlm.profiling.stage_pass import synthetic_pack
 from megatron.vlm.profiling.stopwatch import WARM_UP, Run, Stopwatch, at_usual_pace
-from omnibal_ext.chain import AUDIO_KINDS, VISION_KINDS
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import AUDIO, VISION
 from tests.distributed import harness, late_bytes
 from tests.distributed.conftest import run_program
 from tests.programs import ENGINE, PLAIN
@@ -309,11 +309,11 @@ def test_links_that_hear_are_measured_on_sounds_alone(chain: Chain) -> None:
     assert audio is not None
     for kind in ("audio_embed", "audio", "audio_projector", "patch_embed", "vit", "word_embed"):
         measured = KindMeasurement(harness.get_args(), chain, kind, (16, 64, 80))
-        frames, tiles = (80 * (kind not in VISION_KINDS), 16 * (kind not in AUDIO_KINDS))
+        frames, tiles = (80 * (kind not in VISION.kinds), 16 * (kind not in AUDIO.kinds))
         sizes = [(pack.tiles, pack.frames) for pack in measured.packs[:2]]
         assert sizes == [(tiles, frames), (tiles // 2, frames // 2)], kind
         assert ("empty" in measured.runs()) == (kind != "word_embed"), kind
-        if kind in AUDIO_KINDS:
+        if kind in AUDIO.kinds:
             assert measured._features(measured.packs[0]) == (1.0, 80, 0.0)
             rows, width = audio.rows(80), audio.hidden_size
             if kind == "audio_projector":

@@ -13,7 +13,6 @@ import pytest
 
 from omnibal_ext.architectures.folder import read_config, weight_files
 from omnibal_ext.architectures.presets import PRESETS
-from omnibal_ext.chain import layer_chain
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading import checks
@@ -21,6 +20,7 @@ from omnibal_ext.reading.arrays import UNPACKED, array_names, map_array, read_ar
 from omnibal_ext.reading.document import MOST_DEPTH, check_seal, decode, read_json, read_lines, sealed
 from omnibal_ext.reading.tensors import read_tensor_entries
 from omnibal_ext.sizes import Sizes
+from tests.chains import layer_chain
 
 
 def refused(read: Callable[[Path], Any], path: Path, message: str) -> None:

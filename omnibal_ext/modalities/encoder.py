@@ -1,0 +1,36 @@
+"""A model's encoder as a value: what chain, flow and sizes of packs follow from."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from omnibal_ext.modalities.modality import Modality
+
+
+@dataclass(frozen=True)
+class Features:
+    """Outputs of an encoder's layers that go to its projector in addition to the last one's."""
+
+    layers: tuple[int, ...] = ()
+    """Ascending."""
+    joined: bool = False
+    """The projector concatenates them; else it makes tokens of each, and the n-th are added after the n-th language
+    layer (DeepStack, arXiv 2406.04334)."""
+
+    @property
+    def streams(self) -> int:
+        """Number of tensors of tokens after the projector: hidden states, and features that are added later."""
+        return 1 if self.joined else 1 + len(self.layers)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What makes tokens of the language model of one modality's inputs."""
+
+    modality: Modality
+    layers: tuple[Hashable, ...]
+    """A value for each layer between embedding and projector; equal ones have the same matrices and costs."""
+    rows: Callable[[int], int]
+    """Rows that the layers see of one input (an image, a sound) of so many units of the modality's size."""
+    tokens: Callable[[int], int]
+    """Tokens of the language model of one input of so many units."""
+    features: Features = Features()
