@@ -17,8 +17,8 @@ import numpy as np
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.costs.profile import PackSizes, Profile
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,7 +16,8 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import PART_OF, PARTS, chain_kind
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Interval, Need
-from omnibal_ext.matrices import Matrix, matrices_of
+from omnibal_ext.matrices import matrices_of
+from omnibal_ext.modalities.matrix import Matrix
 
 SUFFIX = "_adapter"
 """An adapter's name is its linear layer's with this suffix."""

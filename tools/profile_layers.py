@@ -28,9 +28,9 @@ from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.operations import measured_device
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.costs.works import IMAGE_PATCHES
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Interval, Need, ToolParser
+from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 from omnibal_ext.output import say
 
 KERNELS = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")

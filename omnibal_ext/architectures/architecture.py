@@ -10,16 +10,16 @@ from itertools import chain as joined
 from itertools import pairwise
 from typing import Any
 
-from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.fields import LATER, hashed
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Layer
-from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.chain import cost_kinds, layer_chain, separate_layers
 from omnibal_ext.errors import UserError
 from omnibal_ext.flow import Extra, blocks_after, encoder_extras, features_after, language_extras
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.encoder import Encoder, Features
 from omnibal_ext.modalities.modality import AUDIO, ENCODED, LANGUAGE, VISION, Modality
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,11 @@ class Architecture:
         if audio:
             found[AUDIO] = Encoder(AUDIO, (None,) * audio.layers, audio.rows, audio.tokens)
         return tuple(found[one] for one in ENCODED if one in found)
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """What it reads, in the order of the chain."""
+        return (*(one.modality for one in self.encoders), LANGUAGE)
 
     def encoder(self, modality: Modality) -> Encoder:
         """Return the encoder of a modality that the model has."""

@@ -31,10 +31,11 @@ from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_sh
 from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.chain import TOWER_KINDS, GradientMode, chain_kind, gradient_mode, size_of
 from omnibal_ext.costs.profile import LayerCost, Profile
-from omnibal_ext.costs.work import BYTES, Work, exchange_costs
-from omnibal_ext.costs.works import IMAGE_PATCHES, AdaptersWork, adapters_works, layer_works
+from omnibal_ext.costs.works import AdaptersWork, adapters_works, layer_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.modality import Size
+from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
+from omnibal_ext.modalities.work import BYTES, Work, exchange_costs
 from omnibal_ext.units import GIB
 
 GPUS_A_NODE = 8
@@ -134,12 +135,12 @@ def analytic_profile(
     check_expert_ranks(architecture, expert_model_parallel_size, (tensor_model_parallel_size, data_parallel_size))
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
-    works = layer_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size, audio_budget)
+    budgets: dict[Size, int] = {"frames": audio_budget, "tiles": vit_budget, "tokens": llm_budget}
+    works = layer_works(architecture, budgets, t, expert_model_parallel_size)
     for name, layer in dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True)):
         if isinstance(layer, Layer) and layer.attention and layer.attention.is_masked:  # torch computes all scores
             work = works[name]
             works[name] = replace(work, attention=2 * work.attention, per_square=2 * work.per_square)
-    budgets: dict[Size, int] = {"frames": audio_budget, "tiles": vit_budget, "tokens": llm_budget}
     units = {kind: budgets[size_of(kind)] for kind in works}
     frozen = adapters.frozen(frozen)
     added = adapters_works(architecture, adapters, works, t)

@@ -44,7 +44,7 @@ class ModelOperations:
     ) -> "ModelOperations":
         """Count the operations of a model with `frozen` parts and adapters."""
         chunk = model.audio.chunk * model.audio.chunks_attended if model.audio else 1
-        works, added = layer_works(model, 1, 1, 1, frames=chunk), adapter_parameters(model, adapters)
+        works, added = layer_works(model, {"frames": chunk}, 1), adapter_parameters(model, adapters)
         frozen = adapters.frozen(frozen)
         units = dict.fromkeys(("tile", "token", "square", "counted", "frame"), 0.0)
         counts = Counter(model.cost_kinds)

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.architectures.vision import NativeResolution, VideoClock
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
 from omnibal_ext.joining.positions import Grid, text_and_image_positions
+from omnibal_ext.modalities.vision.architecture import NativeResolution, VideoClock
 
 WORD, IMAGE, VIDEO, SOUND = range(4)
 """Kinds of tokens, as in transformers' `mm_token_type_ids`."""

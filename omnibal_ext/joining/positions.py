@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.architectures.vision import NativeResolution
+from omnibal_ext.modalities.vision.architecture import NativeResolution
 
 Grid = tuple[int, int, int]
 """(temporal, rows, columns) in patches, of an image or video at native resolution."""

@@ -45,7 +45,6 @@ from megatron.vlm.platform import CPU
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.language import (
     FarHeads,
@@ -56,7 +55,8 @@ from omnibal_ext.architectures.language import (
     SlidingWindow,
 )
 from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Schedule
 from omnibal_ext.schedules.placement import Placement

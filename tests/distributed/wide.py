@@ -18,7 +18,7 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.communicator import Teams
 from megatron.vlm.pipeline.stage import Stage
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.costs.work import HeadShares
+from omnibal_ext.modalities.work import HeadShares
 from omnibal_ext.packing.shards import shard_tokens
 from tests.unit.costs.test_exchange import numbers_sent
 

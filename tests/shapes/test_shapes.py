@@ -12,9 +12,9 @@ from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_parameters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import PARTS, chain_kind
 from omnibal_ext.costs.analytic import analytic_profile
-from omnibal_ext.costs.language_works import CHUNK
-from omnibal_ext.costs.work import Work
 from omnibal_ext.costs.works import layer_works
+from omnibal_ext.modalities.language.works import CHUNK
+from omnibal_ext.modalities.work import Work
 from tests.long import short
 from tests.programs import fresh_python, result_of
 from tests.shapes.program import FRAMES
@@ -76,9 +76,14 @@ def run(program: str, machine: str, models: Mapping[str, tuple[int, ...]]) -> di
     return found
 
 
+def units_first(model: Any, tiles: int, tokens: int, *ranks: int) -> tuple[Any, ...]:
+    """What `layer_works` takes."""
+    return model, {"tiles": tiles, "tokens": tokens, "frames": FRAMES}, *ranks
+
+
 def works_here(measured: Mapping[str, Any], *sizes: Any) -> list[tuple[str, Work]]:
     """What those kinds of layers ask for that were measured: of a mixture layers with experts, none without."""
-    return [(kind, work) for kind, work in layer_works(*sizes, frames=FRAMES).items() if kind in measured]
+    return [(kind, work) for kind, work in layer_works(*units_first(*sizes)).items() if kind in measured]
 
 
 def test_nothing_waits_for_the_device(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
@@ -126,7 +131,7 @@ def test_plans_count_what_cheap_outputs_give_back_and_take(machine: tuple[str, d
         for kind in profile.layers.keys() & {one for one, found in machine[1][name].items() if "cheap" in found}:
             plain, cheap = machine[1][name][kind], machine[1][name][kind]["cheap"]
             counted = profile.layers[kind].recompute_cheap_kept_bytes
-            work = layer_works(preset(name), tiles, tokens, tensor, frames=FRAMES)[kind]
+            work = layer_works(*units_first(preset(name), tiles, tokens, tensor))[kind]
             assert counted == pytest.approx(cheap["kept"], rel=0.05), (name, kind)
             stream = work.tokens * work.width * 2 / tensor
             assert cheap["bytes"] - plain["bytes"] == pytest.approx(work.cheap_passes * stream, rel=0.05), (name, kind)
@@ -146,7 +151,7 @@ def test_plans_count_what_adapters_keep_and_compute(machine: tuple[str, dict[str
                 continue
             found, work = (
                 machine[1][name][kind]["adapted"],
-                layer_works(preset(name), tiles, tokens, tensor, frames=FRAMES)[kind],
+                layer_works(*units_first(preset(name), tiles, tokens, tensor))[kind],
             )
             assert profile.layers[kind].kept_bytes == pytest.approx(found["kept"], rel=0.05), (name, kind)
             products = 2 * work.tokens * (2 * work.matrix_weights / tensor + 3 * numbers)
@@ -228,7 +233,7 @@ def test_linear_attention_waits_for_nothing_and_holds_what_plans_count(
     found = mixed[1][name]["llm"]  # the first layer of the model
     assert not found["waits"]
     model = preset(name)
-    work, linear = layer_works(model, tiles, tokens, tensor)["llm"], model.language.linear
+    work, linear = layer_works(*units_first(model, tiles, tokens, tensor))["llm"], model.language.linear
     assert linear is not None
     gathered = work.blocks * tokens * work.width * 2 * (1 - 1 / tensor)
     assert found["late"] == pytest.approx(work.late / tensor - gathered, rel=0.001)
@@ -258,7 +263,7 @@ def check_heads(machine: str, name: str, found: dict[str, Any]) -> None:
     angles = Counter(
         {name: 4 * tokens * (model.language.rotated or layer.attention.head_dim) for name, layer in layers}
     )
-    for kind, work in layer_works(model, tiles, tokens, tensor).items():
+    for kind, work in layer_works(*units_first(model, tiles, tokens, tensor)).items():
         one, cost = found[kind], profile.layers[kind]
         assert not one["wide"], (name, kind)
         assert not one["waits"] or kind == "llm", (name, kind, one["waits"])
@@ -271,7 +276,7 @@ def check_heads(machine: str, name: str, found: dict[str, Any]) -> None:
     for kind in (name for name in profile.layers if chain_kind(name) in ("vit", "llm")):
         kept = found[kind]["cheap"]["kept"] - angles[kind]
         assert profile.layers[kind].recompute_cheap_kept_bytes == pytest.approx(kept, rel=0.05), (name, kind)
-    if work := layer_works(model, tiles, tokens, tensor).get("vit"):
+    if work := layer_works(*units_first(model, tiles, tokens, tensor)).get("vit"):
         again, stream = found["vit"]["cheap"]["bytes"] - found["vit"]["bytes"], work.tokens * work.width * 2 / tensor
         assert again == pytest.approx(work.cheap_passes * stream, rel=0.01), "norms, activation, and what clamps them"
 

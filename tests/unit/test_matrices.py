@@ -2,7 +2,8 @@
 
 from omnibal_ext.adapters import adapted_matrices
 from omnibal_ext.architectures.presets import PRESETS, preset
-from omnibal_ext.matrices import Matrix, matrices_of
+from omnibal_ext.matrices import matrices_of
+from omnibal_ext.modalities.matrix import Matrix
 
 
 def named(kind: str, model: str, ranks: int = 1) -> dict[str, Matrix]:

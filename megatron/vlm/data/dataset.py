@@ -41,10 +41,10 @@ from megatron.vlm.data.moved import sources_now
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.families.media import TILINGS
-from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_without_manifest
 from omnibal_ext.files.records import verify_checksums
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import Sizes
 

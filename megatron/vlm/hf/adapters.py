@@ -40,7 +40,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.families.family import Family
 from omnibal_ext.families.registry import family_of
 from omnibal_ext.files.records import write_text
-from omnibal_ext.matrices import Matrix
+from omnibal_ext.modalities.matrix import Matrix
 
 WEIGHT_FILE = "adapter_model.safetensors"
 

@@ -28,10 +28,10 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import config_path, image_token_id, read_config, token_ids
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError, missing_package
 from omnibal_ext.families.registry import MODELS, model_of
 from omnibal_ext.joining.positions import text_and_image_positions
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.output import say
 
 TOLERANCE = 1e-4

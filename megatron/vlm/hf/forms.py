@@ -125,18 +125,17 @@ def _grouped(rows: Callable[[Link], tuple[int, list[int]]], packed: int = 1) -> 
     return Form(joined, apart)
 
 
-def _vision_rows(link: Link) -> tuple[int, list[int]]:
-    heads = link.model.vision.heads
-    return heads, [link.model.vision.hidden_size // heads] * 3
+def _rows_of(encoder: str) -> Callable[[Link], tuple[int, list[int]]]:
+    """Query, key, value of each head of an encoder: the field of `Architecture` that has its sizes."""
+
+    def rows(link: Link) -> tuple[int, list[int]]:
+        sizes = getattr(link.model, encoder)
+        return sizes.heads, [sizes.hidden_size // sizes.heads] * 3
+
+    return rows
 
 
-def _audio_rows(link: Link) -> tuple[int, list[int]]:
-    audio = link.model.audio
-    assert audio is not None
-    return audio.heads, [audio.hidden_size // audio.heads] * 3
-
-
-AUDIO_QKV = _grouped(_audio_rows)
+AUDIO_QKV = _grouped(_rows_of("audio"))
 
 
 def _with_keys(tensors: Sequence[Tensor], link: Link) -> Tensor:
@@ -236,8 +235,8 @@ FORMS = {
     "experts": Form(lambda tensors, _: torch.stack(list(tensors)), lambda tensor, _: tensor.unbind()),
     "stacked_experts": Form(_stack_experts, _split_experts),
     "stacked": Form(_stack, lambda tensor, _: tensor.chunk(2)),
-    "vision_qkv": _grouped(_vision_rows),
-    "vision_packed_qkv": _grouped(_vision_rows, packed=3),
+    "vision_qkv": _grouped(_rows_of("vision")),
+    "vision_packed_qkv": _grouped(_rows_of("vision"), packed=3),
     "audio_qkv": AUDIO_QKV,
     "audio_qv": Form(_with_keys, _without_keys),
     "language_qkv": LANGUAGE_QKV,

@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 
 from megatron.vlm.models.attention.padding import loads_without_padding
 from omnibal_ext.adapters import SUFFIX, Adapters
-from omnibal_ext.matrices import Matrix
+from omnibal_ext.modalities.matrix import Matrix
 
 
 class Adapter(torch.nn.Module):

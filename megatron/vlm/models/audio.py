@@ -27,8 +27,8 @@ from megatron.vlm.models.configs import ACTIVATIONS, outside_layers
 from megatron.vlm.models.norm import build_norm
 from megatron.vlm.models.vit.layers import join_rows, missing_rows, share_rows
 from megatron.vlm.models.vit.native import View
-from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.arrays import Ints
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 
 Sounds = tuple[tuple[int, ...], ...]
 LONGEST_WAVE = 10_000

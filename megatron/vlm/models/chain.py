@@ -39,9 +39,9 @@ from megatron.vlm.models.vit.native import NativePatchEmbed
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.chain import VISION_NORM, GradientMode, gradient_mode, layer_names, modality_of
 from omnibal_ext.modalities.modality import AUDIO, ENCODED, LANGUAGE, VISION, Modality
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 SEEDS_APART = 2**20
 """Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""

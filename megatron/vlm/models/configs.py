@@ -15,7 +15,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Attention
-from omnibal_ext.architectures.vision import VisionArchitecture
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
 def gelu_tanh(value: Tensor) -> Tensor:

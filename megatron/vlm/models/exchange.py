@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import HeadExchange, PackShard
-from omnibal_ext.costs.work import HeadShares
+from omnibal_ext.modalities.work import HeadShares
 
 
 class Watched:

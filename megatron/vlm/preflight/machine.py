@@ -136,7 +136,7 @@ def _state_bytes(args: Namespace, architecture: Architecture) -> float:
     """Bytes of weights, gradients and optimizer state on a rank, if pipeline stages have equally many."""
     adapters, expert_parallel = Adapters.of(args), args.expert_model_parallel_size
     total, trained = parameters(architecture, tuple(args.freeze), adapters)
-    works = layer_works(architecture, 1, 1, 1)
+    works = layer_works(architecture, {}, 1)
     experts = sum(works[kind].expert_parameters for kind in architecture.cost_kinds)
     trained_experts = 0 if "llm" in adapters.frozen(args.freeze) else experts
     half = args.bf16 or args.fp16

@@ -29,8 +29,8 @@ from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, OLD_PROCESSOR, PROCESSOR
-from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.reading.checks import is_number, shown
 from omnibal_ext.reading.fields import Fields
 

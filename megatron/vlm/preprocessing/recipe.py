@@ -7,7 +7,7 @@ from megatron.vlm.data.media.images import MAX_PIXELS
 from megatron.vlm.data.media.mel import SoundRule
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.media.video_rules import VideoRule
-from omnibal_ext.architectures.vision import VideoClock
+from omnibal_ext.modalities.vision.architecture import VideoClock
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from megatron.vlm.single import single_process
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.expert_ranks import expert_shares
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.costs.work import exchange_costs
 from omnibal_ext.costs.works import layer_works
+from omnibal_ext.modalities.work import exchange_costs
 
 GRADIENT_BYTES = 4  # gradients are reduced in fp32
 
@@ -92,7 +92,7 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
         for kind, k in measured.items()
     }
     seconds_per_number = args.params_dtype.itemsize * transfers.transfer_seconds_per_byte
-    works = layer_works(chain.architecture, *budgets[:2], job.tensor_parallel, job.expert_parallel)
+    works = layer_works(chain.architecture, {"tokens": job.llm_budget}, job.tensor_parallel, job.expert_parallel)
     exchanges = {kind: exchange_costs(works[kind], job.tensor_parallel, seconds_per_number) for kind in layers}
     layers = {kind: replace(cost, **exchanges[kind]) for kind, cost in layers.items()}
     return Profile(

@@ -21,10 +21,10 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from megatron.vlm.profiling.stopwatch import Seconds, Timer
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.audio import AudioArchitecture
-from omnibal_ext.architectures.vision import NativeResolution
-from omnibal_ext.costs.works import IMAGE_PATCHES
 from omnibal_ext.joining.positions import Grid
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.vision.architecture import NativeResolution
+from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 
 
 def wrapped_stage(chain: Chain, first: int, end: int, recompute_cheap: bool = False) -> Any:

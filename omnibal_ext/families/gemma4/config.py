@@ -16,7 +16,6 @@ from omnibal_ext.architectures.language import (
     SharedKeys,
     SlidingWindow,
 )
-from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import BASE, FACTOR, HEADS, WIDTH
 from omnibal_ext.families.section import Section
@@ -30,6 +29,7 @@ from omnibal_ext.families.towers.llama import (
     tied,
 )
 from omnibal_ext.families.towers.native import native_sizes
+from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.reading.checks import finite, integer, mapping, maybe, record, shown, text
 
 PATTERN = 6

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.gemma4.config import read_language
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import tied
+from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.reading.checks import shown
 
 NOT_HERE = ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers")

@@ -1,12 +1,12 @@
 """Reads InternVL's config.json: transformers' form, and that of its own repository (`InternVLChatModel`)."""
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
 from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.families.towers.tiles import layers_read, vision_sizes
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.reading.checks import finite, text
 
 NORMALIZATIONS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}

@@ -1,12 +1,12 @@
 """Reads LLaVA's config.json: CLIP, or SigLIP without tiles, a perceptron of two layers, any Llama-like model."""
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
 from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.families.towers.tiles import clip, layers_read, siglip
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 LLAVA_TEMPLATES = {32064: "vicuna", 128320: "llava-llama3"}
 """Chat template by vocabulary size: Vicuna's and Llama 3's, with LLaVA's tokens."""

@@ -1,11 +1,11 @@
 """Reads the config.json of Mistral 3: Pixtral's ViT (arXiv 2410.07073) at native resolution, Mistral's layers."""
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
 from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes, rotary_base
+from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 
 NORM_EPSILON = 1e-5
 """Epsilon of every norm of the ViT, whatever config.json says."""

@@ -4,11 +4,11 @@ stretched over an image, with rotary ones besides; Llama's layers with M-RoPE (E
 from functools import partial
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import Llama, read_llama, tied_as_either_says
 from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes, rotary_base
 from omnibal_ext.families.towers.rotation import Rotation
+from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.reading.checks import anything, mapping
 
 VISION, TEXT = "paddleocr_vl_vision", "paddleocr_vl_text"

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import GENERAL, names
 from omnibal_ext.families.section import Part, Section
 from omnibal_ext.families.towers.native import ACTIVATIONS
 from omnibal_ext.families.weights import Weight, linear, norm
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.reading.checks import integer
 
 SIZE = integer(1, 2**20)

@@ -6,11 +6,11 @@ Its ViT is Qwen2.5-VL's, or Qwen3-VL's.
 from dataclasses import replace
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.vision import VideoClock
 from omnibal_ext.families.qwen_omni.audio import read_audio
 from omnibal_ext.families.qwen_vl.config import Generation, with_tower
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import tied
+from omnibal_ext.modalities.vision.architecture import VideoClock
 from omnibal_ext.reading.checks import anything, finite, integer, mapping
 
 PACE = finite(1e-3, 1e4)

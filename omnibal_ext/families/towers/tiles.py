@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import GENERAL, SIDE, tower
 from omnibal_ext.families.section import Part, Section
 from omnibal_ext.families.weights import Weight, embedding, linear, norm, split_qkv
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.reading.checks import listing, shown
 
 ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}

@@ -71,7 +71,7 @@ def test_layers_whose_images_see_both_ways_compute_whole_squares(name: str, far:
 def test_experts_weigh_all_and_work_by_the_chosen(name: str, weights: int, active: float) -> None:
     """Weights of the published Qwen3-30B-A3B and Qwen3-235B-A22B: in all to the last one, and those of one token."""
     model = PRESETS[name]
-    works, of = layer_works(model, 4, 4096, 1), analytic_profile(model, "h100", 4, 4096)
+    works, of = layer_works(model, {"tiles": 4, "tokens": 4096}, 1), analytic_profile(model, "h100", 4, 4096)
     counts = {kind: model.chain.count(kind) for kind in ("word_embed", "llm", "head")}
     assert sum(of.parameters[kind] * count for kind, count in counts.items()) == weights
     multiplied = sum(works[kind].matrix_weights * count for kind, count in counts.items())
@@ -79,7 +79,7 @@ def test_experts_weigh_all_and_work_by_the_chosen(name: str, weights: int, activ
     assert of.layers["llm"].weight_bytes == 18 * of.parameters["llm"], "memory is that of all"
     expert = 3 * model.language.hidden_size * model.language.ffn_hidden_size
     one_more = replace(model, language=replace(model.language, experts=Experts(128, 9)))
-    more = layer_works(one_more, 4, 4096, 1)["llm"]
+    more = layer_works(one_more, {"tiles": 4, "tokens": 4096}, 1)["llm"]
     assert (more.matrix_weights - works["llm"].matrix_weights, more.parameters) == (expert, works["llm"].parameters)
     sizes = 2 * 4096 * (model.language.hidden_size + 3 * model.language.ffn_hidden_size)
     assert more.kept - works["llm"].kept == sizes, "a sorted copy, and what goes in and out of its perceptron"
@@ -134,7 +134,9 @@ def test_a_layer_of_experts_keeps_what_the_dense_one_does_and_what_routes(
     rank that has a share of all experts; and what goes in and out of so many perceptrons in the place of one."""
     language = MOE.language
     dense, routed = (
-        layer_works(replace(MOE, language=replace(language, experts=experts)), 4, 4096, t, ranks)["llm"]
+        layer_works(replace(MOE, language=replace(language, experts=experts)), {"tiles": 4, "tokens": 4096}, t, ranks)[
+            "llm"
+        ]
         for experts, ranks in ((None, 1), (Experts(count, chosen), e))
     )
     scores, perceptrons = 2 * 4 * count, 2 * 3 * 768 * (chosen - 1)
@@ -187,7 +189,10 @@ def test_tokens_travel_to_their_experts_over_the_slower_link(
 def test_ranks_exchange_over_the_node_or_over_the_network(device: str, t: int) -> None:
     """Two all-reduces a layer and way, 2 (t - 1) / t times its bytes: over the node's links up to its eight GPUs."""
     gpu, cost = DEVICES[device], analytic_profile(INTERNVL, device, 9, 4096, t).layers["llm"]
-    work, weights = layer_works(INTERNVL, 9, 4096, t)["llm"], 6144 * (2 * 6144 + 2 * 8 * 128) + 3 * 6144 * 16384
+    work, weights = (
+        layer_works(INTERNVL, {"tiles": 9, "tokens": 4096}, t)["llm"],
+        6144 * (2 * 6144 + 2 * 8 * 128) + 3 * 6144 * 16384,
+    )
     stream, link = 2 * 4096 * 6144, 0.8 * (gpu.node_bandwidth if t <= 8 else gpu.network_bandwidth)
     reductions = 2 * stream * 2 * (t - 1) / t / link
     computed = 2 * 4096 * (work.matrix_weights if t > 8 else weights) / t / (gpu.flops * gpu.matrix_efficiency)
@@ -239,7 +244,7 @@ def test_unknown_devices_and_sizes_are_refused_and_experts_dealt_alike_or_not_at
 def test_groups_of_heads_that_fill_up_cost_what_they_cost(ranks: int, groups: int) -> None:
     """InternVL2-1B: 14 heads of 64, 7 of which share a key and a value; 4 ranks hold 7 heads each, two ranks zeros."""
     model = PRESETS["internvl2-1b"]
-    found = layer_works(model, 1, 1024, ranks)["llm"]
+    found = layer_works(model, {"tiles": 1, "tokens": 1024}, ranks)["llm"]
     assert found.attention == 2 * groups * 7 * 64 * 1024**2
     width, perceptron = 896, 3 * 896 * 4864
     assert found.matrix_weights == width * groups * (2 * 7 + 2) * 64 + perceptron

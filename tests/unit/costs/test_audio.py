@@ -25,7 +25,7 @@ HEARING = ("qwen2.5-omni-7b", "qwen3-omni-30b-a3b")
 def test_parameters_are_those_of_the_weights(name: str) -> None:
     """Of layers without the biases of their matrices, as a ViT's are counted."""
     model = preset(name)
-    works = layer_works(model, 4, 4096, 1, frames=3000)
+    works = layer_works(model, {"tiles": 4, "tokens": 4096, "frames": 3000}, 1)
     for kind in AUDIO.kinds:
         shapes = _shapes(kind, model)
         biases = sum(prod(shape) for weight, shape in shapes.items() if kind == "audio" and "linear" in weight[:-4]
@@ -38,7 +38,7 @@ def test_operations_are_those_of_convolutions_rows_and_windows(name: str) -> Non
     """Of a minute: each convolution's outputs times its kernel, matrices of every row, rows of a window squared."""
     audio, frames = preset(name).audio, 6000
     assert audio is not None
-    works, rows = layer_works(preset(name), 4, 4096, 1, frames=frames), audio.rows(frames)
+    works, rows = layer_works(preset(name), {"tiles": 4, "tokens": 4096, "frames": frames}, 1), audio.rows(frames)
     h, bins, c = audio.hidden_size, audio.mel_bins, audio.channels
     if c:  # 100 frames are 50, 25 and 13 after each convolution
         by_chunk = 50 * bins // 2 * c * 9 + 25 * bins // 4 * c * 9 * c + 13 * bins // 8 * c * 9 * c
@@ -103,7 +103,7 @@ def test_model_flops_have_a_term_for_frames() -> None:
     """A frozen encoder runs forward only; whole windows are counted."""
     model = preset("qwen2.5-omni-3b")
     assert model.audio is not None
-    works = layer_works(model, 1, 1, 1, frames=model.audio.chunk)
+    works = layer_works(model, {"frames": model.audio.chunk}, 1)
     counted = {"audio_embed": 1, "audio": model.audio.layers, "audio_projector": 1}
     products = {kind: 2 * works[kind].tokens * works[kind].matrix_weights * n for kind, n in counted.items()}
     mels = (1 - works["audio_embed"].input_gradient) * products["audio_embed"]  # spectrograms have no gradients

@@ -9,9 +9,9 @@ import pytest
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import PackSizes
-from omnibal_ext.costs.work import HeadShares
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import kind_tables
+from omnibal_ext.modalities.work import HeadShares
 from tests.unit.layout.instances import make_profile
 
 

@@ -30,9 +30,9 @@ from megatron.vlm.preprocessing.model_recipe import recipe_of as recipe_of_choic
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import open_recipe
-from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import EncoderRank, assign_units
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.modality import Size
 from tests.demo import dataset_of, turns
 from tests.unit.data.clips import noise, tar_of

@@ -12,7 +12,7 @@ from megatron.vlm.data.media.mel import SoundRule, mel_bands
 from megatron.vlm.data.media.sounds import load_sound, sound_length
 from megatron.vlm.data.rejects import REMEDIES, Rejected
 from megatron.vlm.families.media import SOUND_RULES
-from omnibal_ext.architectures.audio import AudioArchitecture
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from tests.unit.data.clips import noise, write_video
 from tests.unit.data.noises import chirp, encoded
 

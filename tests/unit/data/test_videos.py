@@ -27,9 +27,9 @@ from megatron.vlm.preprocessing.folder_files import FlagValue, video_rule
 from megatron.vlm.preprocessing.model_recipe import with_video
 from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
 from omnibal_ext.joining.positions import text_and_image_positions
+from omnibal_ext.modalities.vision.architecture import NativeResolution
 from tests.demo import dataset_of, turns
 from tests.unit.data.clips import OF_IMAGE, OF_WORDS, TURNS, inside, noise, write_frames, write_picture, write_video
 from tests.unit.data.test_loader import pack_of

@@ -44,10 +44,10 @@ from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.audio import AudioArchitecture
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.families.registry import family_of
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.vision.architecture import NativeResolution
 from omnibal_ext.plan import single_stage_plan
 from tests.engine.names import weights_by_checkpoint_name
 from tests.unit.hf import models

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from megatron.vlm.data.media.video_sounds import token_turns
-from omnibal_ext.architectures.vision import VideoClock
 from omnibal_ext.errors import UserError
 from omnibal_ext.joining.pack_positions import has_positions, pack_positions, positions_by_kind
+from omnibal_ext.modalities.vision.architecture import VideoClock
 
 pytest.importorskip("transformers")
 from tests.unit.hf import models

@@ -12,7 +12,6 @@ import pytest
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import PackSizes, Profile
-from omnibal_ext.costs.works import IMAGE_PATCHES
 from omnibal_ext.errors import UserError
 from omnibal_ext.flow import features_after
 from omnibal_ext.layout.frontier import minimal
@@ -23,6 +22,7 @@ from omnibal_ext.layout.tables import columns_of
 from omnibal_ext.layout.tower_layout import plan_tower
 from omnibal_ext.modalities.encoder import Features
 from omnibal_ext.modalities.modality import VISION
+from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 from omnibal_ext.packing.costs import PackCosts
 from tests.chains import layer_chain
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.vlm.data.formats.rows import Place
-from omnibal_ext.architectures.audio import AudioArchitecture
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 
 SILENCE = 16000
 """Zeros behind a sound that is padded: the extractor adds minutes of them, which change nothing more."""

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
-from omnibal_ext.architectures.vision import VideoClock
+from omnibal_ext.modalities.vision.architecture import VideoClock
 
 
 def token_turns(clock: VideoClock, steps: int, tokens: int, seconds: float, heard: int) -> tuple[int, ...]:

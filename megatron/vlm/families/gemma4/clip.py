@@ -20,10 +20,7 @@ from megatron.core.jit import jit_fuser
 from torch import Tensor
 from torch.nn.functional import pad
 
-MATRICES = {"linear_qkv": 3, "linear_proj": 1, "linear_fc1": 2, "linear_fc2": 1}
-"""The linear layers of a vision layer, and how many Hugging Face matrices each of them joins."""
-SUFFIX = "_clip"
-"""Suffix of the name of a linear layer's ranges."""
+from omnibal_ext.modalities.vision.weights import CLIP_SUFFIX, CLIPPED
 
 
 class Clip(torch.nn.Module):
@@ -59,10 +56,10 @@ def clip(layer: Any, width: int, head: int) -> None:
     """Make a vision layer's linear layers clamp; `width`, `head`: of the model and of a head. Its norms are unfused."""
     attention, mlp = layer.self_attention, layer.mlp
     linears = (attention.linear_qkv, attention.linear_proj, mlp.linear_fc1, mlp.linear_fc2)
-    for (name, parts), linear in zip(MATRICES.items(), linears, strict=True):
+    for (name, parts), linear in zip(CLIPPED.items(), linears, strict=True):
         rows = head if name == "linear_qkv" else len(linear.weight) // parts
-        layer.add_module(f"{name}{SUFFIX}", Clip(parts, rows, linear.weight.dtype))
-    qkv, proj, fc1, fc2 = (layer.get_submodule(f"{name}{SUFFIX}") for name in MATRICES)
+        layer.add_module(f"{name}{CLIP_SUFFIX}", Clip(parts, rows, linear.weight.dtype))
+    qkv, proj, fc1, fc2 = (layer.get_submodule(f"{name}{CLIP_SUFFIX}") for name in CLIPPED)
     here = attention.linear_proj.weight.shape[1]
     true = min(max(width - parallel_state.get_tensor_model_parallel_rank() * here, 0), here)
     _then(layer.input_layernorm, qkv.entering)

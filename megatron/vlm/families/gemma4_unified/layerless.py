@@ -13,7 +13,7 @@ from megatron.vlm.models.norm import build_norm, normalised_heads
 from megatron.vlm.models.vit.layers import join_rows, share_rows, whole_matrix
 from megatron.vlm.models.vit.native import NativePatchEmbed, View
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.vision import VisionArchitecture
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
 class NormedPatchEmbed(NativePatchEmbed):

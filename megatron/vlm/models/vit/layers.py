@@ -37,7 +37,7 @@ from megatron.vlm.models.norm import (
 from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules, set_projections
 from megatron.vlm.models.tile_rows import SplitHeads
-from omnibal_ext.architectures.vision import VisionArchitecture
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
 def whole_matrix(

@@ -30,10 +30,10 @@ from megatron.vlm.models.attention.rotation import rotation
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm
 from megatron.vlm.models.vit.layers import missing_rows, share_rows
-from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.joining.positions import Grid
+from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
+from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 
 
 @dataclass(frozen=True)

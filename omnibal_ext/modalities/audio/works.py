@@ -3,25 +3,26 @@
 Every tensor-parallel rank embeds all mel frames; layers are those of a ViT, and rows attend to those of their window.
 """
 
+from collections.abc import Mapping
+
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.audio import AudioArchitecture
-from omnibal_ext.costs.vit_works import vit_work
-from omnibal_ext.costs.work import BYTES, Work
-from omnibal_ext.matrices import matrices_of
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.audio.matrices import matrices
+from omnibal_ext.modalities.modality import AUDIO, Size
+from omnibal_ext.modalities.vision.layer_work import vit_work
+from omnibal_ext.modalities.work import BYTES, Work
 
 
-def audio_works(architecture: Architecture, frames: int, t: int) -> dict[str, Work]:
-    """Return the work of one layer of each audio kind on a sound of `frames` mel frames, of all `t` tensor-parallel
-    ranks together; {} for a model that does not hear."""
-    audio = architecture.audio
-    if audio is None:
-        return {}
+def works(model: Architecture, units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
+    """Return the work of one layer of each kind on one sound; arguments as of `costs.works.layer_works`."""
+    audio, frames = model.audio, units[AUDIO.size]
+    assert audio is not None
     pairs = sum(rows * rows for rows in audio.windows(frames))
-    weights = sum(matrix.weights for matrix in matrices_of(architecture, t)["audio"])
+    weights = sum(matrix.weights for matrix in matrices(model, t)["audio"])
     return {
         "audio_embed": _embed(audio, frames),
         "audio": vit_work(audio.as_vit, weights, audio.rows(frames), pairs, t),
-        "audio_projector": _projector(architecture, audio, frames, t),
+        "audio_projector": _projector(model, audio, frames, t),
     }
 
 
@@ -50,7 +51,7 @@ def _embed(audio: AudioArchitecture, frames: int) -> Work:
 
 def _projector(architecture: Architecture, audio: AudioArchitecture, frames: int, t: int) -> Work:
     """A norm, and one matrix or two; every tensor-parallel rank has the inputs and outputs."""
-    weights = sum(matrix.weights for matrix in matrices_of(architecture)["audio_projector"])
+    weights = sum(matrix.weights for matrix in matrices(architecture, 1)["audio_projector"])
     tokens, h, out = max(1, audio.tokens(frames)), audio.hidden_size, architecture.language.hidden_size
     biases = out + h * (not audio.pooled)
     late, shares = (h, out) if audio.pooled else (h + out, 2 * h)

@@ -1,7 +1,7 @@
 """Counts the work of one ViT layer, or of one layer of an encoder like a ViT."""
 
-from omnibal_ext.architectures.vision import VisionArchitecture
-from omnibal_ext.costs.work import BYTES, Work, cheap_passes, kept, passes
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
+from omnibal_ext.modalities.work import BYTES, Work, cheap_passes, kept, passes
 
 
 def vit_work(vision: VisionArchitecture, weights: int, tokens: int, pairs: int, t: int) -> Work:

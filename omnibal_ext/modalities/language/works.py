@@ -1,13 +1,16 @@
-"""Counts the work of language layers: attention or linear attention, then an MLP or experts."""
+"""Counts the work of the language model's links: layers are attention or linear attention, then an MLP or experts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.layer import Attention, Layer
 from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.costs.work import BYTES, Work, cheap_passes
-from omnibal_ext.matrices import language_layer
+from omnibal_ext.modalities.language.matrices import language_layer
+from omnibal_ext.modalities.modality import LANGUAGE, Size
+from omnibal_ext.modalities.work import BYTES, Work, cheap_passes
 
 SCORES = 2
 """fp32 probabilities a token and expert that a router keeps: for the choice, and for the balance loss."""
@@ -93,6 +96,23 @@ def linear_attention(linear: LinearAttention, t: int) -> Mixer:
         states=6.0 * groups * linear.state,
         exchanged=projected + values,
     )
+
+
+def works(model: Architecture, units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
+    """Return the work of one layer of each kind; arguments as of `costs.works.layer_works`."""
+    language, tokens = model.language, units[LANGUAGE.size]
+    g, words = language.hidden_size, language.vocab_size * language.hidden_size
+    encoded = sum(one.tokens(units[one.modality.size]) * one.features.streams for one in model.encoders)
+    layers = dict.fromkeys(zip(model.cost_kinds, model.layers, strict=True))
+    return {
+        "word_embed": Work(words, 0, tokens, g, (tokens * 8 + encoded * g * BYTES) * t),
+        **{name: language_work(language, one, tokens, t, e) for name, one in layers if isinstance(one, Layer)},
+        # Every rank has the hidden states of all supervised tokens.
+        "head": Work(
+            words + g, words, tokens, g, tokens * (g + g * t + language.vocab_size) * BYTES,
+            tokens * (g * t + language.vocab_size) * BYTES,
+        ),
+    }  # fmt: skip
 
 
 def language_work(language: LanguageArchitecture, layer: Layer, tokens: int, t: int, e: int = 1) -> Work:

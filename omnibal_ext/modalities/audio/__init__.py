@@ -1,0 +1,1 @@
+"""Sounds, as mel frames: how an encoder hears them."""

@@ -1,0 +1,29 @@
+"""Shapes of an audio encoder's weights that are no matrices."""
+
+from itertools import pairwise
+
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.chain import chain_kind
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.weights import Shape, layer_norms, norm
+
+
+def weights(model: Architecture, name: str) -> dict[str, Shape]:
+    """Return the weights that layers with this cost key may have."""
+    assert model.audio is not None
+    match chain_kind(name):
+        case "audio_embed":
+            return _embed(model.audio)
+        case "audio":
+            return layer_norms(model.audio.hidden_size)
+        case _:
+            return norm("norm", model.audio.hidden_size)
+
+
+def _embed(audio: AudioArchitecture) -> dict[str, Shape]:
+    widths = (1, *[audio.channels] * 3) if audio.channels else (audio.mel_bins, audio.hidden_size, audio.hidden_size)
+    found: dict[str, Shape] = {"projection.weight": (audio.hidden_size, audio.channels * audio.halved(audio.mel_bins))}
+    for number, (before, after) in enumerate(pairwise(widths)):
+        side = (3, 3) if audio.channels else (3,)
+        found |= {f"convolutions.{number}.weight": (after, before, *side), f"convolutions.{number}.bias": (after,)}
+    return found

@@ -1,0 +1,65 @@
+"""Shapes of the language model's weights that are no matrices."""
+
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.layer import Attention, Layer
+from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.chain import chain_kind
+from omnibal_ext.modalities.weights import Shape, layer_norms, norm
+
+
+def weights(model: Architecture, name: str) -> dict[str, Shape]:
+    """Return the weights that layers with this cost key may have."""
+    match chain_kind(name):
+        case "word_embed":
+            return _word_embed(model)
+        case "llm":
+            return _layer(model.language, model.layer(name))
+        case _:
+            return _head(model)
+
+
+def _word_embed(model: Architecture) -> dict[str, Shape]:
+    width = model.language.hidden_size
+    inputs = model.language.layer_inputs
+    return {
+        "embedding.weight": (model.language.vocab_size, width),
+        "newline": (1, width),
+        "inputs_norm": (inputs.width if inputs else 0,),
+    }
+
+
+def _layer(language: LanguageArchitecture, layer: Layer) -> dict[str, Shape]:
+    width, inputs = language.hidden_size, language.layer_inputs
+    experts = layer.experts.count if layer.experts else 0
+    norms = ("perceptron_norm", "perceptron_after", "experts_norm", "experts_after")
+    return {
+        **layer_norms(width),
+        **{f"mlp.{norm}.weight": (width,) for norm in norms},
+        "mlp.router.scale": (width,),
+        "mlp.router.expert_scale": (experts,),
+        "mlp.router.expert_bias": (experts,),
+        "input.table": (inputs.words, inputs.width) if inputs else (0, 0),
+        "input.norm.weight": (width,),
+        **norm("self_attn_bda.norm", width),
+        **norm("mlp_bda.norm", width),
+        "scalar": (1,),
+        **_mixer(layer.mixer),
+    }
+
+
+def _mixer(mixer: Attention | LinearAttention) -> dict[str, Shape]:
+    if isinstance(mixer, Attention):
+        queries = norm("self_attention.q_layernorm", mixer.head_dim)
+        return queries | norm("self_attention.k_layernorm", mixer.head_dim)
+    return {
+        "self_attention.convolution": (mixer.groups * mixer.convolved, mixer.kernel),
+        "self_attention.a_log": (mixer.heads,),
+        "self_attention.dt_bias": (mixer.heads,),
+        "self_attention.norm_weight": (mixer.value_width,),
+    }
+
+
+def _head(model: Architecture) -> dict[str, Shape]:
+    width = model.language.hidden_size
+    return {**norm("norm", width), "linear.weight": (model.language.vocab_size, width)}

@@ -1,0 +1,1 @@
+"""Images and videos, as tiles or patches: how an encoder sees them."""

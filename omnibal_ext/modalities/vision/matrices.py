@@ -1,0 +1,53 @@
+"""The matrices of a ViT's layers, and of its projector."""
+
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.chain import chain_kind
+from omnibal_ext.families.registry import MODELS
+from omnibal_ext.modalities.matrix import Matrix, perceptron
+
+
+def matrices(model: Architecture, ranks: int) -> dict[str, tuple[Matrix, ...]]:
+    """Return the matrices of one layer of each kind; see `omnibal_ext.matrices`."""
+    layer = _layer(model, ranks)
+    layers = {name: layer for name in model.cost_kinds if chain_kind(name) == "vit"}
+    return layers | {"projector": _projector(model)}
+
+
+def _layer(model: Architecture, ranks: int) -> tuple[Matrix, ...]:
+    vision = model.vision
+    width, inner, head = vision.hidden_size, vision.ffn_hidden_size, vision.hidden_size // vision.heads
+    heads = head * vision.heads_over(ranks)
+    tower = MODELS[model.types[0]].part.weights
+    qkv = [weight for weight in tower if (weight.kind, weight.ours) == ("vit", "self_attention.linear_qkv.weight")]
+    packed = vision.native is not None and all(len(weight.theirs) == 1 for weight in qkv)
+    return (
+        Matrix("self_attention.linear_qkv", 3 * heads, width, (1,) if packed else (head,) * 3),
+        Matrix("self_attention.linear_proj", width, heads, by_rows=True),
+        *perceptron("mlp.", width, inner, vision.gated, (inner,) * (1 + vision.gated)),
+    )
+
+
+def _projector(model: Architecture) -> tuple[Matrix, ...]:
+    """No adapters: matrices that merge patches, the one that follows in "gated", and the only matrix after pooling or
+    a norm without a weight."""
+    out, joined, width = model.language.hidden_size, model.joined_width, model.vision.hidden_size
+    if model.pools or model.merger == "normed":
+        return (Matrix("linear", out, joined, is_adaptable=False),)
+    if model.merger == "shuffled":
+        return (Matrix("linear", out, joined),)
+    if model.merger == "matrix":
+        merge = Matrix("merge", width, joined, is_adaptable=False)
+        return (merge, Matrix("linear_fc1", out, width), Matrix("linear_fc2", out, out, by_rows=True))
+    if model.merger == "gated":
+        inner = model.merger_width
+        bare = (Matrix("merge", out, joined, is_adaptable=False), Matrix("linear", out, out, is_adaptable=False))
+        return (*bare, *perceptron("mlp.", out, inner, shares=(inner, inner)))
+    inner = joined if model.vision.native else out
+    names = ("", *(f"feature_{number}." for number in range(model.streams - 1)))
+    return tuple(
+        matrix
+        for name in names
+        for matrix in (
+            Matrix(f"{name}linear_fc1", inner, joined), Matrix(f"{name}linear_fc2", out, inner, by_rows=True)
+        )
+    )  # fmt: skip
