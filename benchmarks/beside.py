@@ -106,7 +106,13 @@ def step_seconds(
     for frozen in ((), ("vit", "projector")):
         ranks = tensor * case.pipeline
         profile = analytic_profile(
-            preset(case.model), "h100", *budgets, tensor, data, frozen=frozen, replica_ranks=ranks
+            preset(case.model),
+            "h100",
+            dict(zip(("tiles", "tokens"), budgets, strict=True)),
+            tensor,
+            data,
+            frozen=frozen,
+            replica_ranks=ranks,
         )
         for name, chunks in schedules:
             problem = LayoutProblem(profile, case.pipeline, microbatches, chunks, name, MEMORY, packs)

@@ -130,8 +130,8 @@ def both_layouts(problem: LayoutProblem) -> dict[str, Plan]:
 def one_rank(problem: LayoutProblem) -> dict[str, Plan]:
     """The chain as it is, and with its tower beside it: E shortly before F, V shortly behind B."""
     chain, links = problem.profile.chain, problem.profile.chain.index("word_embed")
-    cut = Plan.from_cuts(chain, (), num_microbatches=MICROBATCHES, frozen=problem.profile.frozen)
-    ahead = bool(problem.profile.frozen)
+    cut = Plan.from_cuts(chain, (), num_microbatches=MICROBATCHES, trained=problem.profile.trained)
+    ahead = bool(problem.profile.trained.frozen)
     tower = Tower(links, (0,) * links, ((0,),) * MICROBATCHES, "ahead" if ahead else "bubbles")
     base = build_schedule("1f1b", 1, MICROBATCHES)
     lists = woven(base, in_time(base, MICROBATCHES, Placement.interleaved(1), tower.beside))

@@ -445,7 +445,7 @@ def layer_figures(found: dict[str, Any], model: str) -> list[dict[str, Any]]:
     What is computed again counts as time, not as work.
     """
     profile = Profile.from_record(found["profile"])
-    works = layer_works(preset(model), {"tiles": profile.vit_budget, "tokens": profile.llm_budget}, 1)
+    works = layer_works(preset(model), profile.budgets, 1)
     counts = {kind: 2 * work.tokens * work.matrix_weights + work.attention for kind, work in works.items()}
     figures = []
     for kind, cost in profile.layers.items():

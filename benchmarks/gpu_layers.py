@@ -54,7 +54,7 @@ def reaches(chain: Chain, tokens: int) -> dict[str, float]:
     wide, narrow = config.ffn_hidden_size, config.hidden_size
     entering, weight = (torch.randn(shape, device="cuda", dtype=dtype) for shape in ((tokens, narrow), (narrow, wide)))
     square = torch.randn(max(wide, tokens), narrow, device="cuda", dtype=dtype)
-    pack = synthetic_pack(chain.architecture, 0, [tokens])
+    pack = synthetic_pack(chain.architecture, {}, [tokens])
     heads, groups, width = config.num_attention_heads, config.num_query_groups, config.kv_channels
     query = torch.randn(tokens, 1, heads, width, device="cuda", dtype=dtype)
     key = torch.randn(tokens, 1, groups, width, device="cuda", dtype=dtype)

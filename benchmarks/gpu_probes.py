@@ -155,7 +155,7 @@ def waits(name: str) -> dict[str, str]:
     with single_process(few.name, ["--bf16"]) as inputs:
         chain = Chain.of(inputs.args, few)
         frames = 700 if few.audio else 0
-        pack = synthetic_pack(few, 256 if few.vision.native else 2, equal_lengths(1024, 4), frames)
+        pack = synthetic_pack(few, {"tiles": 256 if few.vision.native else 2, "frames": frames}, equal_lengths(1024, 4))
         for kind in dict.fromkeys(chain.kinds):
             step = StagePass(chain, _all_of(chain, kind), pack)
             both = (step.forward, step.backward)
@@ -192,7 +192,7 @@ def host(models: list[str]) -> dict[str, dict[str, float]]:
         few = one_of_each(name, LAYERS)
         with single_process(few.name, ["--bf16"]) as inputs:
             chain = Chain.of(inputs.args, few)
-            pack = synthetic_pack(few, HOST_TILES, equal_lengths(HOST_TOKENS, 4))
+            pack = synthetic_pack(few, {"tiles": HOST_TILES}, equal_lengths(HOST_TOKENS, 4))
             for kind in ("vit", "llm"):
                 module, timer = _all_of(chain, kind), Timer()
                 device = []

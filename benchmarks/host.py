@@ -80,7 +80,7 @@ def host_seconds(model: Architecture, layers: int, rounds: int) -> dict[str, tup
     words = ["--no-gradient-accumulation-fusion", "--make-vocab-size-divisible-by", "16"]
     with single_process(small.name, words) as inputs:
         chain = Chain.of(inputs.args, small)
-        pack = synthetic_pack(small, 4 if small.vision.native else 1, [8])
+        pack = synthetic_pack(small, {"tiles": small.least_tiles}, [8])
         firsts = {tower: chain.kinds.index(tower) for tower in TOWERS}
         steps = {tower: StagePass(chain, wrapped_stage(chain, at, at + layers), pack) for tower, at in firsts.items()}
         with torch.compiler.set_stance("force_eager"):  # what a pack knows is made while there are cards
@@ -115,7 +115,7 @@ def rows_of(name: str, rounds: int) -> list[dict[str, Any]]:
     model = preset(name)
     few, many = (host_seconds(model, layers, rounds) for layers in (ONE, MORE))
     vit = PATCHES if model.vision.native else TILES
-    profile = analytic_profile(model, "h100", vit, TOKENS)
+    profile = analytic_profile(model, "h100", {"tiles": vit, "tokens": TOKENS})
     rows = []
     for tower in TOWERS:
         host = [(b - a) / (MORE - ONE) for a, b in zip(few[tower], many[tower], strict=True)]

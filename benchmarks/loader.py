@@ -138,7 +138,7 @@ def fastest(read: Callable[[int], object], packs: range, repeats: int) -> float:
 
 def demand(model: str, tensor: int, pipeline: int, device: str, seconds: float) -> tuple[object, ...]:
     """What 8 GPUs take, the cores that bring it, and the workers of each rank that decodes, one a pipeline."""
-    profile = analytic_profile(preset(model), device, VIT_BUDGET, LLM_BUDGET, tensor)
+    profile = analytic_profile(preset(model), device, {"tiles": VIT_BUDGET, "tokens": LLM_BUDGET}, tensor)
     costs = [profile.layers[kind] for kind in profile.cost_kinds]
     pack = sum(cost.forward_seconds + cost.backward_seconds for cost in costs)
     rate = GPUS_A_NODE / tensor / pack

@@ -177,8 +177,8 @@ class Found:
 @cache
 def costs_of(study: str, setting: Setting) -> Profile:
     """A rank's."""
-    budgets, ranks = (STUDIES[study].tiles(setting), setting.budget), STUDIES[study].ranks(setting)
-    return analytic_profile(STUDIES[study].model, "h100", *budgets, setting.tensor, ranks)
+    budgets, ranks = {"tiles": STUDIES[study].tiles(setting), "tokens": setting.budget}, STUDIES[study].ranks(setting)
+    return analytic_profile(STUDIES[study].model, "h100", budgets, setting.tensor, ranks)
 
 
 def packed(study: str, setting: Setting, method: Method, sizes: Sizes, micro_batches: int) -> Epoch:

@@ -76,7 +76,12 @@ def main() -> None:
     rows, ratios = [], []
     for case in CASES[: arguments.models]:
         profile = analytic_profile(
-            preset(case.model), DEVICE, case.tiles, TOKENS, case.tensor, DATA_PARALLEL, distributed_optimizer=True
+            preset(case.model),
+            DEVICE,
+            {"tiles": case.tiles, "tokens": TOKENS},
+            case.tensor,
+            DATA_PARALLEL,
+            distributed_optimizer=True,
         )
         problem = LayoutProblem(profile, case.pipeline, MICROBATCHES, memory_bytes=MEMORY_BYTES)
         best = find_layouts(problem, "joint", seconds=arguments.seconds)[0]

@@ -121,8 +121,7 @@ def judged(packing: str, batch: Batch, setting: Setting, method: str, recompute:
     profile = analytic_profile(
         preset(MODEL),
         "a100",
-        work.vit_budget,
-        work.llm_budget,
+        {"tiles": work.vit_budget, "tokens": work.llm_budget},
         setting.tensor_model_parallel_size,
         setting.data_parallel_size,
     )
@@ -174,7 +173,7 @@ def layout_table(models: int) -> dict[str, Any]:
     rows, within = [], {}
     for model, (t, p, d), published, recomputed in LAYOUTS[:models]:
         work = workload("isf", d, MANY).workload(8)
-        profile = analytic_profile(preset(model), "a100", VIT_BUDGET, LLM_BUDGET, t, d)
+        profile = analytic_profile(preset(model), "a100", {"tiles": VIT_BUDGET, "tokens": LLM_BUDGET}, t, d)
         problem = LayoutProblem(profile, p, work.packs.tiles.shape[-1], memory_bytes=MEMORY, packs=work.packs)
         count = _Transformers(problem)
         try:
@@ -325,7 +324,7 @@ def share_of_ideal(outcome: Outcome, tensor: int = PAPER.tensor_model_parallel_s
     if outcome.judged is None:
         return 0.0
     d, needed = outcome.setting.data_parallel_size, outcome.judged.needed
-    profile = analytic_profile(preset(MODEL), "a100", VIT_BUDGET, LLM_BUDGET, tensor, d)
+    profile = analytic_profile(preset(MODEL), "a100", {"tiles": VIT_BUDGET, "tokens": LLM_BUDGET}, tensor, d)
     pipeline = LayoutProblem(profile, 1, needed.tiles.shape[-1], packs=needed)
     return pipeline.ideal_seconds() * tensor / (GPUS / d) / outcome.step_seconds
 

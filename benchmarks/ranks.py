@@ -69,7 +69,7 @@ def _train_all(shape: Shape, order: dict[str, Any]) -> list[dict[str, Any]]:
     jobs = []
     for case in cases:
         plan = Plan.from_record(case["plan"])
-        packs = [synthetic_pack(shape.architecture, tiles, lengths) for tiles, lengths in case["packs"]]
+        packs = [synthetic_pack(shape.architecture, {"tiles": tiles}, lengths) for tiles, lengths in case["packs"]]
         if case["contents"]:
             packs = [written(shape, *both) for both in zip(packs, case["contents"], strict=True)]
         if case["widths"]:

@@ -136,7 +136,7 @@ def recomputing(cost: LayerCost) -> LayerCost:
 
 def sharded(sizes: Sizes, gpus: int) -> dict[str, float]:
     """Seconds a sample, times GPUs, with sharded weights: batches as read, balanced as they come, packed offline."""
-    profile = analytic_profile(MODEL, "h100", TILES, TOKENS, 1, gpus, audio_budget=FRAMES_OF_PACKS)
+    profile = analytic_profile(MODEL, "h100", {"tiles": TILES, "tokens": TOKENS, "frames": FRAMES_OF_PACKS}, 1, gpus)
     again = {kind: recomputing(profile.layers[kind]) for kind in ("audio", "vit", "llm")}
     costs = PackCosts.of_profile(replace(profile, layers=profile.layers | again))
     home, nothing, read, ours = np.repeat(np.arange(gpus), A_RANK), np.zeros(gpus * A_RANK), 0.0, 0.0
@@ -165,7 +165,9 @@ def planned(sizes: Sizes, gpus: int, packing: str, method: str, recompute: str, 
     options = PackOptions(packing, TILES, TOKENS, {FRAMES: FRAMES_OF_PACKS}, microbatches, ranks)
     work = pack_corpus(sizes, options)
     frames = max(FRAMES_OF_PACKS, int(work.loads[:, work.frames].max()))
-    profile = analytic_profile(MODEL, "h100", work.vit_budget, work.llm_budget, TENSOR, ranks, audio_budget=frames)
+    profile = analytic_profile(
+        MODEL, "h100", {"tiles": work.vit_budget, "tokens": work.llm_budget, "frames": frames}, TENSOR, ranks
+    )
     outcome = judge_setting(setting, profile, work, H100.memory_bytes, method, seconds, recompute)
     return gpus / outcome.samples_per_second
 

@@ -45,7 +45,9 @@ def drawn(name: str, packing: str, method: str, recompute: str) -> tuple[Timelin
     """One iteration, and predicted samples a second."""
     corpus = workload(packing, 1, Batch(SAMPLES, "samples"))
     work = corpus.workload(ITERATIONS)
-    costs = analytic_profile(preset(MODEL), "a100", work.vit_budget, work.llm_budget, TENSOR, REPLICAS)
+    costs = analytic_profile(
+        preset(MODEL), "a100", {"tiles": work.vit_budget, "tokens": work.llm_budget}, TENSOR, REPLICAS
+    )
     microbatches = work.packs.tiles.shape[-1]
     problem = LayoutProblem(costs, RANKS, microbatches, memory_bytes=MEMORY, packs=work.packs)
     layout = find_layouts(problem, method, recompute=recompute, seconds=2.0)[0].layout

@@ -141,7 +141,9 @@ def compare(name: str, case: Case, all_micro_batches: list[int]) -> list[tuple[f
 
 def epoch_seconds(case: Case, sizes: Sizes, widths: tuple[int, ...], micro_batches: int) -> float:
     """Predicted seconds of an epoch of ours: each step is as long as its fullest rank's layers and exchange."""
-    profile = analytic_profile(preset(case.model), "h100", max(1, case.budgets[0]), case.budgets[1])
+    profile = analytic_profile(
+        preset(case.model), "h100", {"tiles": max(1, case.budgets[0]), "tokens": case.budgets[1]}
+    )
     options = PackOptions(
         "balanced", *case.budgets, data_parallel_size=case.ranks, micro_batches=micro_batches, widths=widths,
         pipeline_model_parallel_size=1,

@@ -18,6 +18,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Interval, Need
 from omnibal_ext.matrices import matrices_of
 from omnibal_ext.modalities.matrix import Matrix
+from omnibal_ext.trained import Trained
 
 SUFFIX = "_adapter"
 """An adapter's name is its linear layer's with this suffix."""
@@ -59,6 +60,10 @@ class Adapters:
     def frozen(self, parts: Sequence[str]) -> tuple[str, ...]:
         """Return the parts with frozen weights: `parts` (--freeze), or with adapters all."""
         return tuple(PARTS) if self.rank else tuple(parts)
+
+    def trained(self, freeze: Sequence[str]) -> Trained:
+        """Return what is trained with these adapters, or without any if `freeze` (--freeze) are frozen."""
+        return Trained(self.frozen(freeze), self.rank, self.targets)
 
     @property
     def size_flags(self) -> list[str]:

@@ -4,6 +4,7 @@ Limits exceed any real run, and keep a damaged file from exhausting memory.
 """
 
 from omnibal_ext.chain import KINDS, PARTS
+from omnibal_ext.modalities.modality import ALWAYS, ENCODED, MODALITIES
 from omnibal_ext.reading.checks import anything, finite, flag, integer, listing, mapping, maybe, one_of, record, text
 
 MOST_LAYERS, MOST_RANKS, MOST_MICROBATCHES = 2**14, 2**14, 2**16
@@ -12,11 +13,12 @@ MOST_LORA_RANK = 2**16
 OLD_RECOMPUTE = ("recompute_attention", "recompute_mlp")
 """Fields of stages in older plans, for layers recomputed in part; now these are recomputed entirely."""
 
+_BUDGETS = [one.budget for one in MODALITIES]
 PLAN_COUNTS = {
     "num_microbatches": integer(1, MOST_MICROBATCHES),
     "virtual_pipeline_model_parallel_size": integer(1, MOST_LAYERS),
     **{f"{name}_model_parallel_size": integer(1, MOST_RANKS) for name in ("pipeline", "tensor", "expert")},
-    **dict.fromkeys(("vit_budget", "llm_budget", "audio_budget"), integer(0, MOST_BUDGET)),
+    **dict.fromkeys(_BUDGETS, integer(0, MOST_BUDGET)),
     "lora_rank": integer(0, MOST_LORA_RANK),
 }
 _CHAIN = listing(one_of(*KINDS), least=1, most=MOST_LAYERS)
@@ -36,7 +38,7 @@ _TOWER = record(
     {
         "recompute": _LAYERS,
         "again": flag,
-        "sizes": listing(one_of("frames", "tiles"), least=1, most=2),
+        "sizes": listing(one_of(*(one.size for one in ENCODED)), least=1, most=len(ENCODED)),
         "tiles_per_frame": finite(),
     },
 )
@@ -73,7 +75,7 @@ PLAN = record(
 )
 
 PROFILE_COUNTS = {
-    **dict.fromkeys(("vit_budget", "llm_budget", "audio_budget"), integer(1, MOST_BUDGET)),
+    **dict.fromkeys(_BUDGETS, integer(1, MOST_BUDGET)),
     **dict.fromkeys(("tensor_model_parallel_size", "expert_model_parallel_size"), integer(1, MOST_RANKS)),
     **dict.fromkeys(("transfer_seconds_per_byte", "replica_seconds_per_byte", "transfer_latency_seconds"), finite()),
     **dict.fromkeys(("action_seconds", "host_action_seconds", "iteration_seconds"), finite()),
@@ -87,7 +89,7 @@ PROFILE = record(
         "model_hash": text,
         "chain": _CHAIN,
         "layers": mapping(mapping(anything)),
-        **{name: PROFILE_COUNTS[name] for name in ("vit_budget", "llm_budget")},
+        **{one.budget: PROFILE_COUNTS[one.budget] for one in ALWAYS},
     },
     {
         **PROFILE_COUNTS,

@@ -21,6 +21,7 @@ from omnibal_ext.chain import RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.formats import OLD_RECOMPUTE, PLAN, PLAN_COUNTS
+from omnibal_ext.modalities.modality import Budgets, budget_fields, budgets_in, in_place, with_budget_keys
 from omnibal_ext.output import say
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.reading.document import sealed
@@ -28,9 +29,10 @@ from omnibal_ext.schedules.actions import Action, Schedule, check_packs
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import check_schedule
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
+from omnibal_ext.trained import ALL, Trained
 
 SCHEMA_VERSION = 1
-_LISTS = ("alternatives", "trials", "frozen", "lora_targets", "lists", "stage_ranks")
+_LISTS = ("alternatives", "trials", "lists", "stage_ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +73,14 @@ class Plan:
     model: str = ""
     model_hash: str = ""
     profile_hash: str = ""
-    vit_budget: int = 0
-    llm_budget: int = 0
+    budgets: Budgets = field(default_factory=dict)
     method: str = ""
     memory_gib: float | None = None
-    frozen: tuple[str, ...] = ()
-    """Parts of the model with frozen weights, of `omnibal_ext.chain.PARTS`."""
-    lora_rank: int = 0
-    """Rank of the adapters; 0: none."""
-    lora_targets: tuple[str, ...] = ()
-    """Parts with adapters."""
+    trained: Trained = ALL
     predicted: dict[str, Any] = field(default_factory=dict)
     """step_seconds, bubble_fraction, stage_seconds (per stage), stage_peak_bytes (per pipeline rank) and more."""
     alternatives: tuple[dict[str, Any], ...] = ()
     """The next-best layouts: stages, step_seconds and why each is worse; see `alternative`."""
-    audio_budget: int = 0
-    """Mel frames; 0, and not in the file, for a model that does not hear."""
     trials: tuple[dict[str, Any], ...] = ()
     """Layouts measured by `launch.py --measure-top-k`: stages, predicted and measured seconds, and which was kept."""
     schema_version: int = SCHEMA_VERSION
@@ -149,6 +143,7 @@ class Plan:
         values = {name: value for name, value in record.items() if name in known}
         values |= {"chain": tuple(record["chain"]), "stages": tuple(map(_stage, record["stages"]))}
         values |= {"tower": Tower.from_record(record["tower"], record["chain"])} if "tower" in record else {}
+        values |= {"budgets": budgets_in(record), "trained": Trained.from_record(record)}
         return cls(**values | {name: tuple(record.get(name, ())) for name in _LISTS})
 
     def to_record(self) -> dict[str, Any]:
@@ -156,10 +151,9 @@ class Plan:
         record = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tower"}
         if self.tower:
             record |= {"tower": self.tower.to_record()}
-        if not self.audio_budget:
-            del record["audio_budget"]
         record |= {name: list(record[name]) for name in ("chain", *_LISTS)}
-        return record | {"stages": [stage.to_record() for stage in self.stages]}
+        record |= {"stages": [stage.to_record() for stage in self.stages]}
+        return with_budget_keys(in_place(record, {"trained": self.trained.to_record()}), behind="alternatives")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Validate and write plan.json, atomically."""
@@ -189,7 +183,7 @@ class Plan:
         self._validate_recompute(names[:-1])
         if self.tower:
             ranks = (self.pipeline_model_parallel_size, self.tensor_model_parallel_size)
-            self.tower.validate(self.chain, ranks, self.num_microbatches, self.frozen, self.lora_targets)
+            self.tower.validate(self.chain, ranks, self.num_microbatches, self.trained)
         self._validate_lists()
 
     def _validate_lists(self) -> None:
@@ -206,8 +200,9 @@ class Plan:
         check_packs(schedule, self.placement.chunks)
 
     def _validate_counts(self) -> None:
-        for name, check in PLAN_COUNTS.items():
-            check(name, getattr(self, name))
+        counts = vars(self) | budget_fields(self.budgets) | vars(self.trained)
+        for name in PLAN_COUNTS.keys() & counts.keys():
+            PLAN_COUNTS[name](name, counts[name])
         if self.schedule not in SCHEDULE_NAMES:
             raise UserError(f"schedule {self.schedule!r} is not known; choose one of {', '.join(SCHEDULE_NAMES)}")
         wanted = self.pipeline_model_parallel_size * self.virtual_pipeline_model_parallel_size
@@ -256,15 +251,15 @@ class Plan:
 
     def check_trained(self, frozen: Sequence[str], adapters: Adapters) -> None:
         """Raise UserError if the plan was made for other frozen parts than these, or other adapters."""
-        found = (self.lora_rank, set(self.lora_targets))
+        found = (self.trained.lora_rank, set(self.trained.lora_targets))
         if found != (adapters.rank, set(adapters.targets)):
             made, wanted = (
                 f"adapters of rank {rank} in {' '.join(sorted(parts))}" if rank else "no adapters"
                 for rank, parts in (found, (adapters.rank, adapters.targets))
             )
             raise UserError(f"the plan was made with {made}, this run has {wanted}; profile and plan again")
-        if set(self.frozen) != set(frozen):
-            made, wanted = (" ".join(sorted(parts)) or "nothing" for parts in (self.frozen, frozen))
+        if set(self.trained.frozen) != set(frozen):
+            made, wanted = (" ".join(sorted(parts)) or "nothing" for parts in (self.trained.frozen, frozen))
             raise UserError(f"the plan was made with {made} frozen, this run freezes {wanted}; profile and plan again")
 
     def alternative(self, number: int) -> "Plan":

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omnibal_ext.chain import RECOMPUTABLE_KINDS, gradient_mode, layer_names, sizes_of
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, layer_names, sizes_of
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.modality import Size
 from omnibal_ext.schedules.actions import Beside
+from omnibal_ext.trained import Trained
 
 AUDIO_BESIDE = "audio=beside,vision=cut"
 ENDS = {"beside": "word_embed", AUDIO_BESIDE: "patch_embed"}
@@ -77,8 +78,7 @@ class Tower:
         chain: Sequence[str],
         ranks: tuple[int, int],
         microbatches: int,
-        frozen: Sequence[str],
-        adapted: Sequence[str],
+        trained: Trained,
     ) -> None:
         """Raise UserError for what cannot be of this chain on (pipeline, tensor) ranks, naming link or microbatch."""
         ends = {end: list(chain).index(end) for end in ENDS.values() if end in chain[1:]}
@@ -99,7 +99,7 @@ class Tower:
         for link in self.recompute:
             if not 0 <= link < self.links or chain[link] not in RECOMPUTABLE_KINDS:
                 raise UserError(f"tower: recompute names link {link}, which is no encoder's layer of it")
-        idle = gradient_mode(chain[self.links - 1], frozen, adapted) == "idle"
+        idle = trained.mode(chain[self.links - 1]) == "idle"
         if idle != (self.mode == "ahead"):
             state = "all of it is frozen" if idle else "some of it is trained"
             raise UserError(f'tower: mode {self.mode!r}, but {state}; "ahead" is for frozen towers, and only for them')

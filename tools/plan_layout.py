@@ -26,6 +26,7 @@ from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, make_plan
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
 from omnibal_ext.layout.tower_layout import TOWER_LAYOUTS, plan_tower
 from omnibal_ext.layout.workload import packs_of_index
+from omnibal_ext.modalities.modality import AUDIO, budgets_in
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.packers.budgets import audio_budget_for, budgets_for
@@ -133,8 +134,7 @@ def _profile_source(
     that flags name, or the file of --profile for its own."""
     if arguments.analytic:
         architecture = preset(arguments.model)
-        if arguments.audio_budget and not architecture.audio:
-            raise UserError(f"--audio-budget {arguments.audio_budget}: {architecture.name} does not hear; leave it out")
+        architecture.check_budgets(budgets_in(vars(arguments)))
         sizes = _sizes(arguments)
         budgets = arguments.budgets or budgets_for(sizes)
 
@@ -145,22 +145,20 @@ def _profile_source(
             return analytic_profile(
                 architecture,
                 device,
-                vit,
-                llm,
+                {"tiles": vit, "tokens": llm, "frames": arguments.audio_budget or audio_budget_for(sizes, llm) or 1},
                 t,
                 d,
                 expert_model_parallel_size=e,
                 replica_ranks=ranks,
-                audio_budget=arguments.audio_budget or audio_budget_for(sizes, llm) or 1,
             )
 
         return source, budgets, arguments.tensor_sizes, arguments.expert_sizes
     if not arguments.profile:
         raise UserError("--sweep needs --profile, or --analytic with --model")
     profile = Profile.load(arguments.profile)
-    arguments.audio_budget = profile.audio_budget or None
+    arguments.audio_budget = profile.budgets.get(AUDIO.size)
     parallel = [profile.tensor_model_parallel_size], [profile.expert_model_parallel_size]
-    return (lambda *_: profile), [(profile.vit_budget, profile.llm_budget)], *parallel
+    return (lambda *_: profile), [(profile.budgets["tiles"], profile.budgets["tokens"])], *parallel
 
 
 def _sizes(arguments: argparse.Namespace) -> Sizes:

@@ -13,7 +13,7 @@ import argparse
 import math
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ from omnibal_ext.costs.operations import measured_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Interval, Need, ToolParser
+from omnibal_ext.modalities.modality import ENCODED, Budgets, budget_fields, budgets_in, in_words
 from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 from omnibal_ext.output import say
+from omnibal_ext.trained import ALL
 
 KERNELS = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")
 """Packages that choose what runs on the device."""
@@ -46,9 +48,7 @@ def main() -> None:
     ranks = arguments.tensor_model_parallel_size, arguments.data_parallel_size
     check_expert_ranks(architecture, arguments.expert_model_parallel_size, ranks)
     check_adapters(Adapters.of(arguments), architecture)
-    if arguments.audio_budget and not architecture.audio:
-        raise UserError(f"--audio-budget {arguments.audio_budget}: {architecture.name} does not hear; leave it out")
-    arguments.audio_budget = architecture.profiled_frames(arguments.audio_budget)
+    architecture.check_budgets(budgets_in(vars(arguments)))
     profile = _analytic(arguments, architecture) if arguments.analytic else _measured(arguments, architecture)
     if profile is None:
         return
@@ -59,9 +59,14 @@ def main() -> None:
         profile = learnt
         profile.save(arguments.output)
     if arguments.json:
-        print_json(asdict(profile))
+        print_json({**{one.budget: 0 for one in ENCODED}, **profile.fields})
     else:
         _show(profile, arguments.output)
+
+
+def _budgets(arguments: argparse.Namespace, architecture: Architecture) -> Budgets:
+    """Of the packs that layers are measured on."""
+    return architecture.profiled(budgets_in(vars(arguments)))
 
 
 def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Profile:
@@ -69,8 +74,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
     profile = analytic_profile(
         architecture,
         arguments.analytic,
-        arguments.vit_budget,
-        arguments.llm_budget,
+        _budgets(arguments, architecture),
         arguments.tensor_model_parallel_size,
         arguments.data_parallel_size,
         arguments.use_distributed_optimizer,
@@ -79,7 +83,6 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         arguments.expert_model_parallel_size,
         Adapters.of(arguments),
         arguments.replica_ranks,
-        arguments.audio_budget or 1,
     )
     profile.save(arguments.output)
     return profile
@@ -103,8 +106,7 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
 
     job = ProfileJob(
         arguments.model,
-        arguments.vit_budget,
-        arguments.llm_budget,
+        _budgets(arguments, architecture),
         arguments.tensor_model_parallel_size,
         arguments.sequence_parallel,
         arguments.data_parallel_size,
@@ -114,11 +116,9 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         arguments.steps,
         arguments.expert_model_parallel_size,
         Adapters.of(arguments),
-        arguments.audio_budget,
     )
     if not arguments.json and os.environ.get("RANK", "0") == "0":
-        sizes = f"{arguments.vit_budget:,} tiles or patches, {arguments.llm_budget:,} tokens"
-        sizes += f", {arguments.audio_budget:,} mel frames" if arguments.audio_budget else ""
+        sizes = in_words(job.budgets).replace("tiles", "tiles or patches")
         say(
             f"measuring layers on packs of {sizes}: on a CPU large ones take minutes; --max-pixels makes them smaller, "
             "--analytic h100 measures nothing"
@@ -138,11 +138,12 @@ def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: A
     unsharded = Profile.load(arguments.tower_profile)
     if not architecture.was_noted(unsharded.model, unsharded.model_hash):
         raise UserError(f"{arguments.tower_profile}: is of model {unsharded.model!r}; measure it for this one")
-    names = ("vit_budget", "audio_budget", "frozen", "lora_rank", "lora_targets", "dtype")
+    names = (*(one.budget for one in ENCODED), *vars(ALL), "dtype")
+    there, wanted = (vars(one) | budget_fields(one.budgets) | vars(one.trained) for one in (unsharded, profile))
     for name in names:
-        if getattr(unsharded, name) != getattr(profile, name):
+        if there.get(name) != wanted.get(name):
             raise UserError(
-                f"{arguments.tower_profile}: {name} is {getattr(unsharded, name)}, not {getattr(profile, name)}; "
+                f"{arguments.tower_profile}: {name} is {there.get(name)}, not {wanted.get(name)}; "
                 "measure it for the same model, budgets and weights"
             )
     if (size := unsharded.tensor_model_parallel_size) != 1:
@@ -159,7 +160,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
     least = math.lcm(arguments.tensor_model_parallel_size, experts)
     twice = 2 * arguments.tensor_model_parallel_size
     processes = twice if twice % experts == 0 and platform.device_count() >= twice else least
-    names = ("vit_budget", "llm_budget", "tensor_model_parallel_size", "data_parallel_size", "steps", "bf16")
+    names = ("tensor_model_parallel_size", "data_parallel_size", "steps", "bf16")
     return {
         **({"expert_model_parallel_size": experts} if experts > 1 else {}),
         "device": platform.device_name(),
@@ -173,7 +174,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "freeze": sorted(arguments.freeze),
         **({"adapters": adapters} if (adapters := Adapters.of(arguments).to_record()) else {}),
         **{name: getattr(arguments, name) for name in names},
-        **({"audio_budget": arguments.audio_budget} if arguments.audio_budget else {}),
+        **budget_fields(_budgets(arguments, architecture)),
     }
 
 
@@ -216,8 +217,7 @@ def _show(profile: Profile, output: str) -> None:
     ]
     milliseconds, sizes = ("forward ms", "backward ms", "again ms"), ("kept MiB", "weights MiB", "output MiB")
     columns = ("layer", "layers", *milliseconds, *sizes)
-    where = f"{profile.device} {profile.dtype}, {profile.vit_budget} tiles, {profile.llm_budget} tokens"
-    where += f", {profile.audio_budget} mel frames" if profile.audio_budget else ""
+    where = f"{profile.device} {profile.dtype}, {in_words(profile.budgets)}"
     print_table(f"{profile.model} on {where} -> {output}", columns, rows)
     special = [kind for kind in profile.layers if kind in disturbed or profile.mode(kind) != "trained"]
     if special:

@@ -248,9 +248,7 @@ def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:
             architecture.chain,
             model=architecture.name,
             model_hash=architecture.hash,
-            frozen=frozen,
-            lora_rank=adapters.rank,
-            lora_targets=adapters.targets,
+            trained=adapters.trained(known.freeze),
         )
     plan = Plan.load(known.plan)
     plan.check_model(architecture)

@@ -52,8 +52,8 @@ def preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) ->
         "num_virtual_stages_per_pipeline_rank": chunks if chunks > 1 else None,
         # Transformer Engine's layers hold the inputs of delayed weight gradients themselves.
         "delay_wgrad_compute": platform.HAS_TRANSFORMER_ENGINE and splits_backward(plan.schedule),
-        "seq_length": plan.llm_budget or 4096,
-        "max_position_embeddings": plan.llm_budget or 4096,
+        "seq_length": plan.budgets.get("tokens", 4096),
+        "max_position_embeddings": plan.budgets.get("tokens", 4096),
         "expert_tensor_parallel_size": known.tensor_model_parallel_size if known.expert_model_parallel_size == 1 else 1,
         **expert_defaults(language),
     }

@@ -18,7 +18,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.flow import Extra, blocks_after, encoder_extras, features_after, language_extras
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.encoder import Encoder, Features
-from omnibal_ext.modalities.modality import AUDIO, ENCODED, LANGUAGE, VISION, Modality
+from omnibal_ext.modalities.modality import AUDIO, ENCODED, LANGUAGE, MODALITIES, VISION, Budgets, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
@@ -124,9 +124,16 @@ class Architecture:
         """Return the LLM tokens of sounds of these mel frames."""
         return sum(map(self.audio.tokens, sounds)) if self.audio else 0
 
-    def profiled_frames(self, audio_budget: int) -> int:
-        """Return the mel frames for which layers are measured; 1 if the model hears and no pack has sounds."""
-        return audio_budget or int(self.audio is not None)
+    def check_budgets(self, budgets: Budgets) -> None:
+        """Raise UserError for the budget of a modality that the model does not have."""
+        for one in MODALITIES:
+            if one.size in budgets and one not in self.modalities:
+                flag = f"--{one.budget.replace('_', '-')} {budgets[one.size]}"
+                raise UserError(f"{flag}: {self.name} has no encoder of {one.units}; leave it out")
+
+    def profiled(self, budgets: Budgets) -> Budgets:
+        """Return the budgets for which layers are measured: of each modality of the model, 1 if packs have none."""
+        return {one.size: budgets.get(one.size, 1) for one in MODALITIES if one in self.modalities}
 
     @cached_property
     def encoders(self) -> tuple[Encoder, ...]:

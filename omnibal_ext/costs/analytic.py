@@ -33,7 +33,7 @@ from omnibal_ext.chain import TOWER_KINDS, GradientMode, chain_kind, gradient_mo
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.works import AdaptersWork, adapters_works, layer_works
 from omnibal_ext.errors import UserError
-from omnibal_ext.modalities.modality import Size
+from omnibal_ext.modalities.modality import Budgets
 from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 from omnibal_ext.modalities.work import BYTES, Work, exchange_costs
 from omnibal_ext.units import GIB
@@ -101,8 +101,7 @@ DEVICES = {
 def analytic_profile(
     architecture: Architecture,
     device: str,
-    vit_budget: int,
-    llm_budget: int,
+    budgets: Budgets,
     tensor_model_parallel_size: int = 1,
     data_parallel_size: int = 1,
     distributed_optimizer: bool = True,
@@ -111,10 +110,9 @@ def analytic_profile(
     expert_model_parallel_size: int = 1,
     adapters: Adapters = NO_ADAPTERS,
     replica_ranks: int = 0,
-    audio_budget: int = 1,
 ) -> Profile:
-    """Return the profile of a model on a100, h100 or h200, for packs of `vit_budget` tiles and `llm_budget` tokens, and
-    if the model hears of `audio_budget` mel frames.
+    """Return the profile of a model on a100, h100 or h200, for packs of these `budgets`; of a size that is not given,
+    1.
 
     `measured` (`measured_device`) replaces the efficiencies stated here. Seconds at the budgets are those of a pack of
     one sample; the fits price others. `replica_ranks` (pipeline x tensor-parallel) above 0 adds the costs of a
@@ -123,9 +121,7 @@ def analytic_profile(
     if device not in DEVICES:
         raise UserError(f"device {device!r} is not known; choose one of {', '.join(DEVICES)}, or measure a profile")
     sizes = (
-        vit_budget,
-        llm_budget,
-        audio_budget,
+        *budgets.values(),
         tensor_model_parallel_size,
         data_parallel_size,
         expert_model_parallel_size,
@@ -135,7 +131,7 @@ def analytic_profile(
     check_expert_ranks(architecture, expert_model_parallel_size, (tensor_model_parallel_size, data_parallel_size))
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
-    budgets: dict[Size, int] = {"frames": audio_budget, "tiles": vit_budget, "tokens": llm_budget}
+    budgets = architecture.profiled(budgets)
     works = layer_works(architecture, budgets, t, expert_model_parallel_size)
     for name, layer in dict.fromkeys(zip(architecture.cost_kinds, architecture.layers, strict=True)):
         if isinstance(layer, Layer) and layer.attention and layer.attention.is_masked:  # torch computes all scores
@@ -154,10 +150,7 @@ def analytic_profile(
         whole: Mapping[str, LayerCost] = {}
         if t > 1:
             unsharded = (1, d, distributed_optimizer, frozen, measured)
-            profile = analytic_profile(
-                architecture, device, vit_budget, llm_budget, *unsharded, adapters=adapters, audio_budget=audio_budget
-            )
-            whole = profile.layers
+            whole = analytic_profile(architecture, device, budgets, *unsharded, adapters=adapters).layers
         of_towers = {
             "whole_layers": {kind: cost for kind, cost in whole.items() if chain_kind(kind) in TOWER_KINDS},
             "image_tiles": float(IMAGE_PATCHES) if architecture.vision.native else 0.0,
@@ -172,15 +165,11 @@ def analytic_profile(
         carried_after=architecture.carried_after(t),
         layers_apart=architecture.layers_apart,
         layers=layers,
-        vit_budget=vit_budget,
-        llm_budget=llm_budget,
-        audio_budget=audio_budget if architecture.audio else 0,
+        budgets=budgets,
         parameters={kind: work.parameters for kind, work in works.items()},
         tensor_model_parallel_size=t,
         expert_model_parallel_size=expert_model_parallel_size,
-        frozen=frozen,
-        lora_rank=adapters.rank,
-        lora_targets=adapters.targets,
+        trained=adapters.trained(frozen),
         device=device,
         dtype="bf16",
         transfer_seconds_per_byte=1 / (gpu.network_bandwidth * gpu.bandwidth_efficiency),

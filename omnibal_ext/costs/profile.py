@@ -30,7 +30,6 @@ from omnibal_ext.chain import (
     GradientMode,
     chain_kind,
     cost_kinds,
-    gradient_mode,
     size_of,
 )
 from omnibal_ext.errors import UserError
@@ -38,16 +37,30 @@ from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.flow import encoder_extras, features_after
 from omnibal_ext.formats import PROFILE
 from omnibal_ext.modalities.encoder import Features
-from omnibal_ext.modalities.modality import AUDIO, ENCODED, VISION, Modality, Size
+from omnibal_ext.modalities.modality import (
+    ALWAYS,
+    ENCODED,
+    MODALITIES,
+    VISION,
+    Budgets,
+    Modality,
+    Size,
+    budgets_in,
+    in_place,
+    with_budget_keys,
+)
 from omnibal_ext.reading.checks import integer, is_number, listing, shown
 from omnibal_ext.reading.document import FIELD, sealed
+from omnibal_ext.trained import ALL, Trained
 
 SCHEMA_VERSION = 1
-LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "carried_after")
+LISTS = ("chain", "feature_layers", "carried_after")
 """Fields that are tuples here and lists in a file."""
 IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share",
-            "audio_budget", "host_action_seconds", "corrected_by")  # fmt: skip
+            "host_action_seconds", "corrected_by")  # fmt: skip
 """Fields that are left out of a file when empty."""
+ELSEWHERE = {*(one.budget for one in MODALITIES), *ALL.to_record()}
+"""Fields of a file that are in `Profile.budgets` and `Profile.trained` here."""
 Fit = tuple[float, float, float]
 
 
@@ -136,21 +149,14 @@ class Profile:
     model_hash: str
     chain: tuple[str, ...]
     layers: dict[str, LayerCost]
-    vit_budget: int
-    llm_budget: int
+    budgets: Budgets
+    """Of each modality in the model: at least 1."""
     parameters: dict[str, int] = field(default_factory=dict)
     """Parameters of one layer of each kind, unsharded; for parameter-based cuts and copies of a tower."""
-    audio_budget: int = 0
-    """Mel frames; 0 if the model does not hear."""
     tensor_model_parallel_size: int = 1
     expert_model_parallel_size: int = 1
     """Ranks over which whole experts of a layer are distributed; 1: every expert is sharded by tensor parallelism."""
-    frozen: tuple[str, ...] = ()
-    """Parts of the model (`omnibal_ext.chain.PARTS`) with frozen weights."""
-    lora_rank: int = 0
-    """Rank of the adapters; 0: none."""
-    lora_targets: tuple[str, ...] = ()
-    """The parts that have adapters."""
+    trained: Trained = ALL
     layers_apart: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Layers whose costs differ from the first layer's of their kind: their key in `layers`, and their numbers within
     the kind. ViT layers among them keep as many bytes as the others."""
@@ -208,20 +214,27 @@ class Profile:
         """The profile in a decoded profile.json. Raises UserError for missing fields or another schema version."""
         check_version(record, SCHEMA_VERSION, "profile again")
         PROFILE("", record)
-        if unknown := sorted(record.keys() - {field.name for field in dataclasses.fields(cls)} - {FIELD}):
+        if unknown := sorted(record.keys() - {field.name for field in dataclasses.fields(cls)} - {FIELD, *ELSEWHERE}):
             raise UserError(f"{unknown[0]} is not a field of profiles; profile again")
         values = {name: value for name, value in record.items() if name != FIELD}
         for name in ("layers", "whole_layers"):
             values[name] = {kind: _layer_cost(kind, cost) for kind, cost in record.get(name, {}).items()}
+        values = {name: value for name, value in values.items() if name not in ELSEWHERE}
+        values |= {"budgets": budgets_in(record), "trained": Trained.from_record(record)}
         values["layers_apart"] = {kind: tuple(layers) for kind, layers in record.get("layers_apart", {}).items()}
         return cls(**values | {name: tuple(values[name]) for name in LISTS if name in values})
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the content of profile.json."""
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All its fields under the names that a file has them."""
         lists = {name: list(getattr(self, name)) for name in LISTS}
         apart = {kind: list(layers) for kind, layers in self.layers_apart.items()}
         record = dataclasses.asdict(self) | lists | {"layers_apart": apart}
-        return {name: value for name, value in record.items() if value or name not in IF_KNOWN}
+        return with_budget_keys(in_place(record, {"trained": self.trained.to_record()}), behind="parameters")
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the content of profile.json."""
+        return {name: value for name, value in self.fields.items() if value or name not in IF_KNOWN}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Validate and write profile.json atomically."""
@@ -245,10 +258,10 @@ class Profile:
             _validate_cost(kind, cost, self.mode(kind))
         if others := sorted(kind for kind in self.whole_layers if chain_kind(kind) not in TOWER_KINDS):
             raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(TOWER_KINDS)}")
-        hears = not set(AUDIO.kinds).isdisjoint(self.chain)
-        if hears != (self.audio_budget > 0):
-            needs = "needs a budget of mel frames" if hears else "has no layers for it"
-            raise UserError(f"audio_budget is {self.audio_budget}, but the chain {needs}; profile again")
+        for one in (one for one in ENCODED if one not in ALWAYS):
+            if (is_there := not set(one.kinds).isdisjoint(self.chain)) != (self.budget(one.size) > 0):
+                needs = f"needs a budget of {one.units}" if is_there else "has no layers for it"
+                raise UserError(f"{one.budget} is {self.budget(one.size)}, but the chain {needs}; profile again")
         vision, language = self.chain.count("vit"), self.chain.count("llm")
         most = vision if self.features_joined else language
         listing(integer(0, vision - 1), 0, most)("feature_layers", list(self.feature_layers))
@@ -309,11 +322,11 @@ class Profile:
 
     def mode(self, kind: str) -> GradientMode:
         """Return which gradients the backward computes in layers of a kind."""
-        return gradient_mode(kind, self.frozen, self.lora_targets)
+        return self.trained.mode(kind)
 
     def budget(self, size: Size) -> int:
-        """Return the budget of tiles, tokens or frames."""
-        return {"frames": self.audio_budget, "tiles": self.vit_budget, "tokens": self.llm_budget}[size]
+        """Return the budget of a size; 0: the model has no layers whose work grows with it."""
+        return self.budgets.get(size, 0)
 
     def load_factor(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """Return tiles, tokens or frames of each pack divided by the budget; bytes are proportional to it."""

@@ -57,8 +57,7 @@ class TowerCosts:
     @cached_property
     def budgets(self) -> dict[Size, float]:
         """Of a pack, for each size that the tower's encoders take."""
-        of_size: dict[Size, float] = {"tiles": self.profile.vit_budget, "frames": self.profile.audio_budget}
-        return {size: float(of_size[size]) for size in sizes_of(self.kinds)}
+        return {size: float(self.profile.budget(size)) for size in sizes_of(self.kinds)}
 
     @property
     def tiles_per_frame(self) -> float:

@@ -20,6 +20,7 @@ from omnibal_ext.launch.flags import is_own_plan
 from omnibal_ext.launch.folder import PLAN, is_made, remove_unused
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.layout.partition import even_edges
+from omnibal_ext.modalities.modality import Budgets, budget_fields, budgets_in
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
@@ -80,8 +81,7 @@ class Planning:
 
     def provisional(self) -> Plan:
         """The run's `provisional_plan`."""
-        budgets = self.index.vit_budget, self.index.llm_budget
-        return provisional_plan(self.flags, self.job, self.architecture, self.micro_batches, *budgets)
+        return provisional_plan(self.flags, self.job, self.architecture, self.micro_batches, self.index.budgets)
 
     def is_planned(self) -> bool:
         """Whether a valid plan exists: that of --plan, or one made from this profile and these flags."""
@@ -100,18 +100,17 @@ class Planning:
         profile = Profile.load(self.profile_path)
         wanted: dict[str, Any] = {
             "model_hash": self.architecture.hash,
-            "vit_budget": self.index.vit_budget,
-            "llm_budget": self.index.llm_budget,
-            "audio_budget": self.architecture.profiled_frames(self.index.audio_budget),
+            **budget_fields(self.architecture.profiled(self.index.budgets)),
             "tensor_model_parallel_size": self.flags.tensor_model_parallel_size,
             "expert_model_parallel_size": self.flags.expert_model_parallel_size,
             "lora_rank": self.adapters.rank,
             "lora_targets": self.adapters.targets,
         }
-        found = {name: getattr(profile, name) for name in wanted}
+        said = vars(profile) | vars(profile.trained) | budget_fields(profile.budgets)
+        found = {name: said.get(name) for name in wanted}
         if self.architecture.was_noted(profile.model, profile.model_hash):
             wanted["model_hash"] = profile.model_hash
-        wanted["frozen"], found["frozen"] = sorted(self.frozen), sorted(profile.frozen)
+        wanted["frozen"], found["frozen"] = sorted(self.frozen), sorted(profile.trained.frozen)
         if found != wanted:
             raise UserError(
                 f"profile {self.profile_path}: is of {found}, not of {wanted}; leave --profile out to have one measured"
@@ -161,10 +160,7 @@ class Planning:
         """Run the profiler, which does not repeat measurements that are in the file."""
         if self.flags.profile:
             return
-        budgets = self.index.vit_budget, self.index.llm_budget
-        flags = profiler_flags(self.flags, *budgets, self.data_parallel, self.profile_path)
-        if self.index.audio_budget:
-            flags["--audio-budget"] = self.index.audio_budget
+        flags = profiler_flags(self.flags, self.index.budgets, self.data_parallel, self.profile_path)
         if (learnt := Corpus.of_dataset(self.flags.data).supervised_share) is not None:
             flags["--supervised-share"] = f"{learnt:.3f}"
         flags |= self._tower_flags()
@@ -213,8 +209,7 @@ def provisional_plan(
     job: argparse.Namespace,
     architecture: Architecture,
     micro_batches: int,
-    vit_budget: int = 0,
-    llm_budget: int = 0,
+    budgets: Budgets | None = None,
 ) -> Plan:
     """Return a plan for checks only, cut evenly and without predictions. Raises UserError as `Plan.validate`, and for
     one microbatch on several pipeline ranks."""
@@ -234,11 +229,8 @@ def provisional_plan(
         schedule=flags.schedule,
         model=architecture.name,
         model_hash=architecture.hash,
-        frozen=adapters.frozen(job.freeze),
-        lora_rank=adapters.rank,
-        lora_targets=adapters.targets,
-        vit_budget=vit_budget,
-        llm_budget=llm_budget,
+        trained=adapters.trained(job.freeze),
+        budgets=budgets or {},
     )
 
 
@@ -248,8 +240,7 @@ def plan_of_budgets(
     """Print the plan of packs that fill --vit-budget and --llm-budget, at --analytic costs, without data."""
     with tempfile.TemporaryDirectory() as folder:
         profile, plan = Path(folder) / "profile.json", Path(folder) / PLAN
-        asked = profiler_flags(flags, flags.vit_budget, flags.llm_budget, data_parallel, profile) | replica_flags(flags)
-        asked |= as_flags(flags, ("audio_budget",))
+        asked = profiler_flags(flags, budgets_in(vars(flags)), data_parallel, profile) | replica_flags(flags)
         run_our_tool(tools / "profile_layers.py", asked, True, trained_words(job))
         wanted = {"--profile": profile, "--num-microbatches": micro_batches, "--output": plan}
         run_our_tool(tools / "plan_layout.py", wanted | as_flags(flags, PLANNED), flags.json)
@@ -257,14 +248,11 @@ def plan_of_budgets(
             print_json({"plan": Plan.load(plan).to_record(), "started": False})
 
 
-def profiler_flags(
-    flags: argparse.Namespace, vit_budget: int, llm_budget: int, data_parallel: int, output: Path
-) -> dict[str, Any]:
+def profiler_flags(flags: argparse.Namespace, budgets: Budgets, data_parallel: int, output: Path) -> dict[str, Any]:
     """Flags of omnibal profile for a run with these budgets, except those of a replicated tower."""
     return {
         "--model": flags.model,
-        "--vit-budget": vit_budget,
-        "--llm-budget": llm_budget,
+        **{flag_name(name): most for name, most in budget_fields(budgets).items()},
         "--data-parallel-size": data_parallel,
         "--output": output,
         **as_flags(flags, PROFILED),

@@ -10,6 +10,7 @@ import numpy as np
 from omnibal_ext.arrays import Ints
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import MODALITIES
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -28,10 +29,10 @@ def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iter
             f"{index.folder}: packed for a global batch of {index.global_batch} packs, which --num-microbatches "
             f"{microbatches} does not divide: pack again, or plan for a divisor"
         )
-    for name in ("vit_budget", "llm_budget", "audio_budget"):
-        if getattr(index, name) > getattr(profile, name):
+    for one in MODALITIES:
+        if (packed := index.budgets.get(one.size, 0)) > (most := profile.budget(one.size)):
             raise UserError(
-                f"{index.folder}: packed for {name} {getattr(index, name)}, but profiled at {getattr(profile, name)}: "
+                f"{index.folder}: packed for {one.budget} {packed}, but profiled at {most}: "
                 "profile again at the index's budgets"
             )
     stream = PackStream(index, index.global_batch // microbatches, microbatches)

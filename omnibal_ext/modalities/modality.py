@@ -1,9 +1,13 @@
 """The registry of modalities: how chains, files and flags name what a model reads."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Size = str
 """What a pack has a budget of: "tiles", "frames", "tokens"."""
+Budgets = Mapping[Size, int]
+"""Most units of each size in a pack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +20,49 @@ class Modality:
     """With which the work of its layers grows."""
     kinds: tuple[str, str, str]
     """Kinds of its links in a chain: what embeds, a layer, what follows the layers."""
+    units: str
+    """What messages call the size's units."""
     budget: str
     """The budget's key in files; its flag is --NAME with hyphens."""
 
 
-VISION = Modality("vision", "tiles", ("patch_embed", "vit", "projector"), "vit_budget")
-LANGUAGE = Modality("language", "tokens", ("word_embed", "llm", "head"), "llm_budget")
-AUDIO = Modality("audio", "frames", ("audio_embed", "audio", "audio_projector"), "audio_budget")
+VISION = Modality("vision", "tiles", ("patch_embed", "vit", "projector"), "tiles", "vit_budget")
+LANGUAGE = Modality("language", "tokens", ("word_embed", "llm", "head"), "tokens", "llm_budget")
+AUDIO = Modality("audio", "frames", ("audio_embed", "audio", "audio_projector"), "mel frames", "audio_budget")
 MODALITIES = (VISION, LANGUAGE, AUDIO)
 """In the order in which files and tables list them; a new one comes last."""
+ALWAYS = (VISION, LANGUAGE)
+"""Those whose budgets are in every file, of others only where there are any."""
 ENCODED = tuple(one for one in reversed(MODALITIES) if one is not LANGUAGE)
 """Those with an encoder, in the order of the chain."""
+
+
+def budgets_in(record: Mapping[str, Any]) -> Budgets:
+    """Return the budgets that a record, or a program's arguments, have under their keys; without those that are 0."""
+    return {one.size: record[one.budget] for one in MODALITIES if record.get(one.budget)}
+
+
+def budget_fields(budgets: Budgets) -> dict[str, int]:
+    """Return budgets under their keys in files."""
+    return {one.budget: budgets.get(one.size, 0) for one in MODALITIES if one in ALWAYS or one.size in budgets}
+
+
+def with_budget_keys(record: Mapping[str, Any], behind: str) -> dict[str, Any]:
+    """Return a record whose "budgets" are under their keys: those of `ALWAYS` there, and others behind a field."""
+    keys = budget_fields(record["budgets"])
+    always = {one.budget: keys.pop(one.budget) for one in ALWAYS}
+    return in_place(record, {"budgets": always, behind: {behind: record[behind], **keys}})
+
+
+def in_place(record: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a record with several fields in the place of each that is a key of `fields`."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        found |= fields.get(name, {name: value})
+    return found
+
+
+def in_words(budgets: Budgets) -> str:
+    """Return budgets for people: "12 tiles, 4,096 tokens, 3,000 mel frames"."""
+    found = [f"{budgets[one.size]:,} {one.units}" for one in MODALITIES if one.size in budgets]
+    return ", ".join(found)

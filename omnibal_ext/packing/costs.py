@@ -71,8 +71,8 @@ class PackCosts:
     ) -> "PackCosts":
         """Count a model's operations (`costs.analytic`). Raises UserError for unknown models and devices."""
         found = preset(model or (HEARING_MODEL if audio_budget else DEFAULT_MODEL))
-        budgets = max(1, vit_budget), llm_budget
-        return cls.of_profile(analytic_profile(found, device, *budgets, audio_budget=max(1, audio_budget)))
+        budgets = {"tiles": max(1, vit_budget), "tokens": llm_budget, "frames": max(1, audio_budget)}
+        return cls.of_profile(analytic_profile(found, device, budgets))
 
     @classmethod
     def asked_for(

@@ -87,8 +87,7 @@ def _samples(index: PackedIndex, microbatches: int) -> float:
 
 def _wide_packs(random: PackedIndex, problem: LayoutProblem) -> PackSizes:
     """The packs of padded batches, which exceed the profile's budgets: those of a copy of the profile are raised."""
-    budgets = {name: getattr(random, name) for name in ("vit_budget", "llm_budget", "audio_budget")}
-    wide = replace(problem.profile, **budgets)
+    wide = replace(problem.profile, budgets=random.budgets)
     return packs_of_index(random, wide, problem.microbatches, 8)
 
 

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from omnibal_ext.chain import layer_names
 from omnibal_ext.costs.corrected import EXCHANGE
+from omnibal_ext.modalities.modality import in_words
 from omnibal_ext.plan import layer_ranges
 from omnibal_ext.plan_tower import choice_in_words
 from omnibal_ext.report import draw
@@ -37,17 +38,18 @@ from omnibal_ext.report.timeline import Timeline
 def heading(subject: Subject) -> list[tuple[str, str]]:
     """Return (what, value) pairs of all that is known."""
     plan, profile = subject.plan, subject.profile
-    adapters = [f"adapters of rank {plan.lora_rank} on {' and '.join(plan.lora_targets)}"] * bool(plan.lora_rank)
+    trained = plan.trained
+    adapters = [f"adapters of rank {trained.lora_rank} on {' and '.join(trained.lora_targets)}"]
+    parts = [*(f"{part} frozen" for part in trained.frozen), *(adapters if trained.lora_rank else [])]
     measured = "measured" if profile.measured_with else "counted, not measured"
-    heard = f" and {plan.audio_budget:,} mel frames" if plan.audio_budget > 1 else ""
     shape = f"{plan.num_microbatches} microbatches a rank, schedule {plan.schedule}"
     found = [
-        ("model", ", ".join([plan.model, *(f"{part} frozen" for part in plan.frozen), *adapters])),
+        ("model", ", ".join([plan.model, *parts])),
         ("profile", ", ".join(filter(None, [profile.device, profile.dtype, measured]))),
         ("ranks", _ranks(subject)),
         ("iteration", shape),
         ("vision tower", choice_in_words(tower, plan.tower) if (tower := plan.predicted.get("tower")) else ""),
-        ("pack", f"at most {plan.vit_budget:,} tiles and {plan.llm_budget:,} tokens{heard}"),
+        ("pack", f"at most {in_words({size: most for size, most in plan.budgets.items() if most > 1})}"),
         ("run" if subject.metrics else "plan", subject.date),
         ("versions", subject.versions),
         ("model's own work", _speed(subject)),

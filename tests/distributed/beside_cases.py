@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from omnibal_ext.chain import RECOMPUTABLE_KINDS, gradient_mode, sizes_of
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, sizes_of
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.schedules.actions import Action, Schedule
@@ -64,7 +64,7 @@ class Beside:
 
     def mode_of(self, plan: Plan) -> str:
         """Frozen towers run ahead."""
-        idle = gradient_mode("projector", plan.frozen, plan.lora_targets) == "idle"
+        idle = plan.trained.mode("projector") == "idle"
         return "ahead" if idle else self.mode
 
     def _ranks(self, ranks: int, generator: random.Random) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import BUILT
 from omnibal_ext.plan import Plan, StagePlan
 from omnibal_ext.schedules.actions import Schedule
+from omnibal_ext.trained import Trained
 from tests.chains import layer_chain
 from tests.programs import ENGINE, PLAIN
 from tests.unit.layout.instances import make_profile
@@ -116,9 +117,9 @@ class Case:
             pipeline_model_parallel_size=ranks,
             virtual_pipeline_model_parallel_size=self.chunks,
             schedule=self.schedule,
-            frozen=tuple(PARTS) if self.question.adapted else self.question.freeze,
-            lora_rank=3 if self.question.adapted else 0,
-            lora_targets=self.question.adapted,
+            trained=Trained(tuple(PARTS), 3, self.question.adapted)
+            if self.question.adapted
+            else Trained(self.question.freeze),
         )
 
     def lists(self, plan: Plan, microbatches: int) -> Schedule | None:
@@ -127,7 +128,9 @@ class Case:
             return None
         costs = np.random.default_rng(self.seed).uniform(0.1, 1.0, (len(KINDS), 6))
         made = make_profile(costs={k: LayerCost(*c) for k, c in zip(KINDS, costs, strict=True)})
-        profile = replace(made, chain=plan.chain, audio_budget=int("audio" in plan.chain))
+        profile = replace(
+            made, chain=plan.chain, budgets={**made.budgets, **({"frames": 1} if "audio" in plan.chain else {})}
+        )
         ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
         problem = LayoutProblem(profile, ranks, microbatches, chunks, self.schedule)
         layout = Layout((0, *(stage.layers[1] for stage in plan.stages)), ((),) * len(plan.stages))

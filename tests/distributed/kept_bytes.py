@@ -33,7 +33,9 @@ def measure(sequence_parallel: bool) -> dict[str, float]:
     args = get_args()
     args.sequence_parallel = sequence_parallel
     chain = harness.build_chain(args, harness.SMALL)
-    return {kind: KindMeasurement(args, chain, kind, (TILES, TOKENS)).kept[""] for kind in ("vit", "llm")}
+    return {
+        kind: KindMeasurement(args, chain, kind, {"tiles": TILES, "tokens": TOKENS}).kept[""] for kind in ("vit", "llm")
+    }
 
 
 if __name__ == "__main__":

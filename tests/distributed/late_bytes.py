@@ -20,13 +20,13 @@ def main() -> None:
     del sys.argv[1:]
     harness.start(harness.SMALL, 1, 1)
     chain = harness.build_chain(get_args(), harness.SMALL)
-    measured = {kind: KindMeasurement(get_args(), chain, kind, (TILES, TOKENS)) for kind in KINDS}
+    measured = {kind: KindMeasurement(get_args(), chain, kind, {"tiles": TILES, "tokens": TOKENS}) for kind in KINDS}
     for kind in measured.values():
         kind.runs()["split"]()
     weights = [weight for kind in measured.values() for weight in kind.split.module.parameters()]
     untouched = sum(not weight.main_grad.any() for weight in weights)
     windows = harness.build_chain(get_args(), harness.NATIVE)
-    vit = [KindMeasurement(get_args(), windows, kind, (16, 8)).stage for kind in ("vit", "vit.1")]
+    vit = [KindMeasurement(get_args(), windows, kind, {"tiles": 16, "tokens": 8}).stage for kind in ("vit", "vit.1")]
     whole = [[link.whole for link in stage.links.values()] for stage in vit]
     found = {kind: found.split.late_bytes for kind, found in measured.items()}
     harness.report(found | {"untouched": untouched, "whole": whole})

@@ -58,7 +58,7 @@ def _plan() -> Reader:
     predicted = {"step_seconds": 1.0, "bubble_fraction": 0.1, "stage_seconds": [0.5, 0.5], "stage_peak_bytes": [1, 2]}
     other = {"stages": [{"layers": [0, 5]}, {"layers": [5, 11]}], "step_seconds": 2.0, "predicted": predicted}
     plan = Plan.from_cuts(TINY.chain, (4,), ((1, 2), (7,)), num_microbatches=4, model="tiny", model_hash=TINY.hash,
-                          vit_budget=4, llm_budget=64, predicted=predicted, alternatives=(other,))  # fmt: skip
+                          budgets={"tiles": 4, "tokens": 64}, predicted=predicted, alternatives=(other,))  # fmt: skip
 
     def read(folder: Path) -> None:
         found = Plan.load(folder / "plan.json")
@@ -72,7 +72,7 @@ def _plan() -> Reader:
 
 
 def _profile() -> Reader:
-    profile = analytic_profile(TINY, "h100", 4, 64)
+    profile = analytic_profile(TINY, "h100", {"tiles": 4, "tokens": 64})
     record = json.dumps(profile.to_record()).encode()
 
     def read(folder: Path) -> None:

@@ -80,6 +80,7 @@ def plan_of(model: Any, ranks: tuple[int, int], frozen: tuple[str, ...], recompu
     from omnibal_ext.schedules.placement import Placement
     from omnibal_ext.schedules.schedule import build_schedule
     from omnibal_ext.schedules.weaving import in_time, woven
+    from omnibal_ext.trained import Trained
 
     (tensor, pipeline), chain = ranks, model.chain
     links = chain.index("word_embed")
@@ -89,7 +90,8 @@ def plan_of(model: Any, ranks: tuple[int, int], frozen: tuple[str, ...], recompu
     base = build_schedule("1f1b", pipeline, MICROBATCHES)
     lists = woven(base, in_time(base, MICROBATCHES, Placement.interleaved(pipeline), tower.beside))
     plan = Plan.from_cuts(
-        chain, tuple(edges[1:-1]), num_microbatches=MICROBATCHES, tensor_model_parallel_size=tensor, frozen=frozen,
+        chain, tuple(edges[1:-1]), num_microbatches=MICROBATCHES, tensor_model_parallel_size=tensor,
+        trained=Trained(frozen),
         predicted={"stage_seconds": [1.0] * pipeline},
     )  # fmt: skip
     stages = tuple(StagePlan((first, end)) for first, end in pairwise(edges))

@@ -140,7 +140,7 @@ def packs_of(model: Any, tiles: int, tokens: int) -> list[Any]:
     segments, sources = (torch.empty(size, dtype=torch.long, device="cuda") for size in (tokens, 4))
     told = {"segment_ids": segments, "sources": sources, "sample_ids": (BROKEN, 1, 2, 3)}
     sizes = [*[tiles] * (MICROBATCHES - 1), 0]
-    return [replace(synthetic_pack(model, tiles, lengths), **told) for tiles in sizes]
+    return [replace(synthetic_pack(model, {"tiles": tiles}, lengths), **told) for tiles in sizes]
 
 
 def wrapped(args: Any, chain: Any, plan: Any) -> Any:

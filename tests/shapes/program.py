@@ -65,7 +65,9 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     late = padded_chain(args, one)
     trained_by_adapters = replace(chain, frozen=tuple(PARTS), adapters=Adapters(16, 32.0, tuple(PARTS)))
     weights = torch.empty(4, device="cuda") if one.language.experts else None  # their routers are balanced by them
-    pack = replace(synthetic_pack(one, tiles, equal_lengths(tokens, 4), FRAMES), sample_weights=weights)
+    pack = replace(
+        synthetic_pack(one, {"tiles": tiles, "frames": FRAMES}, equal_lengths(tokens, 4)), sample_weights=weights
+    )
     MoEAuxLossAutoScaler.main_loss_backward_scale = torch.ones(1, device="cuda")  # as in an iteration
     found = {}
     for link, (kind, cost) in enumerate(zip(chain.kinds, names_in(model, one), strict=True)):

@@ -31,7 +31,9 @@ def costs_of(name: str, sizes: tuple[int, ...], frozen: bool) -> TowerCosts:
     model = preset(name)
     few = replace(model, vision=replace(model.vision, layers=2, feature_layers=()))
     parts = ("vit", "projector") if frozen else ()
-    profile = analytic_profile(few, "h100", tiles, tokens, tensor, frozen=parts, replica_ranks=tensor * pipeline)
+    profile = analytic_profile(
+        few, "h100", {"tiles": tiles, "tokens": tokens}, tensor, frozen=parts, replica_ranks=tensor * pipeline
+    )
     return TowerCosts.of(profile, profile.chain.index("word_embed"))
 
 

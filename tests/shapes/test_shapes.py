@@ -105,7 +105,7 @@ def test_no_activation_is_copied_in_fp32(machine: tuple[str, dict[str, dict[str,
 def test_plans_count_the_bytes_that_are_kept(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
-        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, audio_budget=FRAMES)
+        profile = analytic_profile(preset(name), "h100", {"tiles": tiles, "tokens": tokens, "frames": FRAMES}, tensor)
         for kind in profile.layers.keys() & machine[1][name].keys():
             counted = profile.layers[kind].kept_bytes
             assert counted == pytest.approx(machine[1][name][kind]["kept"], rel=0.05), (name, kind)
@@ -115,7 +115,7 @@ def test_plans_count_the_bytes_that_wait_for_w(machine: tuple[str, dict[str, dic
     """Of a split backward; without Transformer Engine a rank holds its share of a layer's two gathered inputs."""
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
-        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, audio_budget=FRAMES)
+        profile = analytic_profile(preset(name), "h100", {"tiles": tiles, "tokens": tokens, "frames": FRAMES}, tensor)
         for kind, work in works_here(machine[1][name], preset(name), tiles, tokens, tensor):
             counted = profile.layers[kind].late_bytes
             if machine[0] == "local":
@@ -127,7 +127,7 @@ def test_plans_count_what_cheap_outputs_give_back_and_take(machine: tuple[str, d
     """Bytes kept, and bytes read and written more than where they are kept; no product and no attention runs again."""
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
-        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, audio_budget=FRAMES)
+        profile = analytic_profile(preset(name), "h100", {"tiles": tiles, "tokens": tokens, "frames": FRAMES}, tensor)
         for kind in profile.layers.keys() & {one for one, found in machine[1][name].items() if "cheap" in found}:
             plain, cheap = machine[1][name][kind], machine[1][name][kind]["cheap"]
             counted = profile.layers[kind].recompute_cheap_kept_bytes
@@ -145,7 +145,9 @@ def test_plans_count_what_adapters_keep_and_compute(machine: tuple[str, dict[str
     adapters = Adapters(16, 32.0, tuple(PARTS))
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
-        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, adapters=adapters, audio_budget=FRAMES)
+        profile = analytic_profile(
+            preset(name), "h100", {"tiles": tiles, "tokens": tokens, "frames": FRAMES}, tensor, adapters=adapters
+        )
         for kind, numbers in adapter_parameters(preset(name), adapters, tensor).items():
             if kind not in machine[1][name]:  # of kinds that differ in attention alone one is measured
                 continue
@@ -255,7 +257,7 @@ def check_heads(machine: str, name: str, found: dict[str, Any]) -> None:
     tensor, tiles, tokens = 2, 2268, 4096
     model = preset(name)
     model = replace(model, language=replace(model.language, image_attention=False))  # no masks are made here
-    profile = analytic_profile(model, "h100", tiles, tokens, tensor)
+    profile = analytic_profile(model, "h100", {"tiles": tiles, "tokens": tokens}, tensor)
     # Cosines and sines of a pack, which a stage holds once, however many layers turn by them.
     layers = [
         (name, layer) for name, layer in zip(model.cost_kinds, model.layers, strict=True) if chain_kind(name) == "llm"

@@ -13,6 +13,7 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import training_intervals
+from omnibal_ext.trained import Trained
 from tests.programs import run_ranks, tool
 from tests.system.test_training import complete, make_dataset, pack
 
@@ -99,7 +100,7 @@ def test_it_profiles_for_the_precision_and_the_frozen_parts_of_the_run(folder: P
     words = ("--", "--lora-rank", 4, "--lora-targets", "llm", "vit", "--lr", "1e-3")
     launch(folder, "frozen", "--analytic", "a100", "--dry-run", *words)
     for found in (Profile.load(folder / "frozen/profile.json"), Plan.load(folder / "frozen/plan.json")):
-        assert (found.frozen, found.lora_rank, found.lora_targets) == (tuple(PARTS), 4, ("vit", "llm"))
+        assert found.trained == Trained(tuple(PARTS), 4, ("vit", "llm"))
 
 
 def test_packed_again_ranks_wait_for_the_seconds_of_the_profile(folder: Path) -> None:

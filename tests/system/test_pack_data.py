@@ -113,7 +113,7 @@ def test_packing_again_takes_options_from_an_index_and_costs_from_a_profile(data
         "--data", dataset, "--vit-budget", 8, "--llm-budget", 1000, "--weights", 1, 2, "--data-parallel-size", 4,
         "--micro-batches", 4, "--analytic", "a100", "--model", "internvl2-2b", "--output-dir", out, "--json",
     )  # fmt: skip
-    analytic_profile(preset("internvl2-76b"), "h100", 8, 1000).save(profile)
+    analytic_profile(preset("internvl2-76b"), "h100", {"tiles": 8, "tokens": 1000}).save(profile)
     again = pack_data(
         "--data", dataset, "--like", out, "--costs", profile, "--output-dir", dataset.parent / "again", "--json"
     )

@@ -22,7 +22,7 @@ from tests.programs import refusal, tool
 def profile(tmp_path: Path) -> Path:
     costs = {kind: LayerCost(0.01, 0.02, 2e8, 1e7, 1e8, 1e6) for kind in KINDS}
     path = tmp_path / "profile.json"
-    Profile("tiny", "aa", layer_chain(4, 4), costs, 4, 128, dict.fromkeys(KINDS, 7)).save(path)
+    Profile("tiny", "aa", layer_chain(4, 4), costs, {"tiles": 4, "tokens": 128}, dict.fromkeys(KINDS, 7)).save(path)
     return path
 
 

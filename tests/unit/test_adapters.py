@@ -11,6 +11,7 @@ from omnibal_ext.chain import KINDS, PARTS, gradient_mode
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.operations import ModelOperations
 from omnibal_ext.errors import UserError
+from omnibal_ext.trained import Trained
 
 TINY, INTERNVL, MOE = (preset(name) for name in ("tiny", "internvl3-8b", "internvl3.5-30b-a3b"))
 BOTH = Adapters(16, 32.0, ("vit", "llm"))
@@ -58,11 +59,11 @@ def test_numbers_are_those_of_the_published_layers() -> None:
 
 def test_a_layer_with_adapters_trains_them_alone() -> None:
     """Its matrices have no gradient, no state and nothing for W; what enters them is kept for A all the same."""
-    budgets = ("h100", 9, 4096)
+    budgets = ("h100", {"tiles": 9, "tokens": 4096})
     whole = analytic_profile(INTERNVL, *budgets)
     none = analytic_profile(INTERNVL, *budgets, frozen=tuple(PARTS))
-    adapted, frozen = analytic_profile(INTERNVL, *budgets, adapters=BOTH), none.frozen
-    assert (adapted.frozen, adapted.lora_rank, adapted.lora_targets) == (frozen, 16, ("vit", "llm"))
+    adapted, frozen = analytic_profile(INTERNVL, *budgets, adapters=BOTH), none.trained.frozen
+    assert adapted.trained == Trained(frozen, 16, ("vit", "llm"))
     sizes = {"vit": (3 * 1024 + 1024 + 4096 + 1024, 2 * 1024 + 1024 + 4096)}
     sizes["llm"] = (3584 + 2 * 512 + 3584 + 2 * 18944 + 3584, 3584 + 3584 + 3584 + 18944)
     for kind, parts in (("vit", 6), ("llm", 7)):
@@ -87,7 +88,10 @@ def test_a_layer_with_adapters_trains_them_alone() -> None:
 
 
 def test_state_of_adapters_is_shared_out_by_the_distributed_optimizer() -> None:
-    alone, shared = (analytic_profile(INTERNVL, "h100", 9, 4096, 2, d, adapters=BOTH).layers["llm"] for d in (1, 4))
+    alone, shared = (
+        analytic_profile(INTERNVL, "h100", {"tiles": 9, "tokens": 4096}, 2, d, adapters=BOTH).layers["llm"]
+        for d in (1, 4)
+    )
     numbers = adapter_parameters(INTERNVL, BOTH, 2)["llm"]
     assert alone.weight_bytes - shared.weight_bytes == pytest.approx(numbers * 12 * 3 / 4)
     assert DEVICES["h100"].memory_bytes > shared.weight_bytes

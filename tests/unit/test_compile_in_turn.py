@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.programs import ROOT, environment
+from tests.waiting import PATIENCE
 
 FUNCTION = "import numba\n\n@numba.njit(cache=True)\ndef twice(n):\n    return 2 * n if n < 9 else twice(n - 1)\n"
 RUN = (
@@ -18,5 +19,5 @@ def test_one_of_four_compiles(tmp_path: Path) -> None:
     # Without `tests`, which imports Megatron.
     words, found = [sys.executable, "-c", RUN], environment(PYTHONPATH=f"{ROOT}/tests:{tmp_path}")
     started = [subprocess.Popen(words, env=found, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    said = [process.communicate(timeout=120)[0] for process in started]
+    said = [process.communicate(timeout=PATIENCE)[0] for process in started]
     assert sorted(map(int, said)) == [0, 0, 0, 1]

@@ -137,10 +137,10 @@ BOUNDS: dict[str, Callable[[Path, int], object]] = {
     else (_ for _ in ()).throw(UserError("too many tokens")),
     "longest sample of budgets": lambda place, more: choose_budgets(SIZES, max_llm_budget=40 - more),
     "tiles that were profiled": lambda place, more: packs_of_index(
-        index(place), replace(make_profile(), vit_budget=4 - more), 2
+        index(place), replace(make_profile(), budgets={"tiles": 4 - more, "tokens": 128}), 2
     ),
     "tokens that were profiled": lambda place, more: packs_of_index(
-        index(place), replace(make_profile(), llm_budget=64 - more), 2
+        index(place), replace(make_profile(), budgets={"tiles": 4, "tokens": 64 - more}), 2
     ),
     "memory of a device": lambda place, more: planned_memory(more),
     "memory of a layout": lambda place, more: fits(more * 1e-6),

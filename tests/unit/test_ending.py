@@ -10,6 +10,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from tests.programs import environment, warm_interpreter
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.starts
 REFUSED = "raise UserError('x: too large; make it smaller')"
@@ -51,7 +52,7 @@ STORE = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout
 
 def test_bad_input_is_said_by_one_rank_and_to_torchrun(tmp_path: Path) -> None:
     ranks = as_ranks_of_one_job(REFUSED, 2, tmp_path)
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    said = [rank.communicate(timeout=PATIENCE)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [2, 2]
     assert sorted(said) == ["", "error: x: too large; make it smaller\n"]
     for rank in range(2):
@@ -68,7 +69,7 @@ def test_a_signal_ends_waiting_ranks_with_one_line(tmp_path: Path, number: signa
         assert rank.stdout.readline() == "ready\n"
     for rank in ranks:
         rank.send_signal(number)
-    said = [rank.communicate(timeout=20)[1] for rank in ranks]
+    said = [rank.communicate(timeout=PATIENCE)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [code, code]
     silent, line = sorted(said)
     assert silent == ""
@@ -78,7 +79,7 @@ def test_a_signal_ends_waiting_ranks_with_one_line(tmp_path: Path, number: signa
 
 def test_our_own_fault_keeps_its_traceback(tmp_path: Path) -> None:
     rank = start(tmp_path, "raise ValueError('ours')")
-    _, said = rank.communicate(timeout=120)
+    _, said = rank.communicate(timeout=PATIENCE)
     assert rank.returncode == 1
     assert "Traceback" in said
     assert "ValueError: ours" in said
@@ -94,7 +95,7 @@ def test_our_own_fault_keeps_its_traceback(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_run_that_stops_early_for_no_reason_has_failed(tmp_path: Path, code: str, number: int, line: str) -> None:
     ranks = as_ranks_of_one_job(code, 2, tmp_path)
-    said = sorted(rank.communicate(timeout=120)[1] for rank in ranks)
+    said = sorted(rank.communicate(timeout=PATIENCE)[1] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [number, number]
     assert said[0] == ""
     assert said[1].startswith(line)
@@ -105,5 +106,5 @@ def test_a_signal_that_someone_else_handles_is_theirs(tmp_path: Path) -> None:
     """As Megatron's --exit-signal-handler does, which saves a checkpoint first."""
     code = "import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: print('saving'))"
     rank = start(tmp_path, f"{code}; os.kill(os.getpid(), signal.SIGTERM); time.sleep(1); print('done')")
-    out, said = rank.communicate(timeout=120)
+    out, said = rank.communicate(timeout=PATIENCE)
     assert (rank.returncode, out, said) == (0, "saving\ndone\n", "")

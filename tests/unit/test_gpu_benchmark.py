@@ -62,7 +62,7 @@ def test_two_ranks_by_way_of_the_host_find_the_same(machine: str, folder: Path) 
 
 
 def test_every_kind_of_layer_has_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    profile = analytic_profile(preset("tiny"), "h100", 6, 96)
+    profile = analytic_profile(preset("tiny"), "h100", {"tiles": 6, "tokens": 96})
     found = {"profile": profile.to_record(), "reached": {"peak_flops": 1e15}}
     figures = gpu.layer_figures(found, "tiny")
     assert {(row["kind"], row["mode"]) for row in figures} >= {("vit", "recompute"), ("llm", "-"), ("head", "-")}
@@ -183,7 +183,7 @@ def test_analytic_profiles_prefer_what_was_measured(tmp_path: Path) -> None:
     measured = measured_device("h200", tmp_path)
     efficiencies = measured.matrix_efficiency, measured.attention_efficiency, measured.bandwidth_efficiency
     assert efficiencies == (0.5, 0.25, pytest.approx(0.9))
-    found = analytic_profile(preset("internvl-chat-1.5"), "h200", 9, 4096, measured=measured)
+    found = analytic_profile(preset("internvl-chat-1.5"), "h200", {"tiles": 9, "tokens": 4096}, measured=measured)
     assert found.notes["matrix_efficiency"] == 0.5
     (tmp_path / "h200.json").write_text(json.dumps({"efficiencies": {"matrix_efficiency": 2.0}}))
     with pytest.raises(UserError, match=r"h200\.json.*attention_efficiency"):

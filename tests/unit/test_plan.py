@@ -17,6 +17,7 @@ from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, StagePlan, single_stage_plan
 from omnibal_ext.plan_tower import Tower
+from omnibal_ext.trained import Trained
 from tests.chains import layer_chain
 
 CHAIN = layer_chain(3, 2)
@@ -94,7 +95,7 @@ def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_n
     assert Plan.from_record(older).tower == dataclasses.replace(TOWER, recompute=(1, 2, 3)), "all that can be"
     ahead = dataclasses.replace(TOWER, mode="ahead")
     lists = tuple(" ".join(word for word in words.split() if word[0] != "V") for words in BESIDE)
-    _beside(ahead, lists=lists, frozen=("vit", "projector")).save(tmp_path / "plan.json")
+    _beside(ahead, lists=lists, trained=Trained(("vit", "projector"))).save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").tower == ahead
     assert "tower" not in Plan.from_cuts(CHAIN, (7,)).to_record()
 
@@ -113,7 +114,7 @@ def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_n
         ({"recompute": (0,)}, {}, "recompute names link 0, which is no encoder's layer"),
         ({"recompute": (6,)}, {}, "recompute names link 6, which is no encoder's layer"),
         ({"mode": "ahead"}, {}, "some of it is trained"),
-        ({}, {"frozen": ("vit", "projector")}, "all of it is frozen"),
+        ({}, {"trained": Trained(("vit", "projector"))}, "all of it is frozen"),
         ({}, {"lists": ()}, "needs lists of actions"),
         ({}, {"lists": (BESIDE[0], BESIDE[1].replace("E1.1 ", ""))}, r"rank 1 never does E\(microbatch 1, part 1\)"),
     ],
@@ -127,12 +128,12 @@ def test_a_tower_that_hears_ends_behind_either_encoder_and_says_which_it_has() -
     chain = layer_chain(3, 2, 1)
     for links, sizes in ((8, ("frames", "tiles")), (3, ("frames",))):
         hears = dataclasses.replace(TOWER, links=links, owners=(0,) * links, sizes=sizes, recompute=(1,))
-        hears.validate(chain, (2, 1), 2, (), ())
+        hears.validate(chain, (2, 1), 2, Trained())
         assert Tower.from_record(hears.to_record(), chain) == hears
         with pytest.raises(UserError, match=f"sizes are tiles, but its links need {' '.join(sizes)}"):
-            dataclasses.replace(hears, sizes=("tiles",)).validate(chain, (2, 1), 2, (), ())
+            dataclasses.replace(hears, sizes=("tiles",)).validate(chain, (2, 1), 2, Trained())
     with pytest.raises(UserError, match="before word_embed, link 8 or patch_embed, link 3"):
-        dataclasses.replace(TOWER, links=7, owners=(0,) * 7).validate(chain, (2, 1), 2, (), ())
+        dataclasses.replace(TOWER, links=7, owners=(0,) * 7).validate(chain, (2, 1), 2, Trained())
     assert not {"sizes", "tiles_per_frame"} & set(TOWER.to_record())
 
 
@@ -227,7 +228,7 @@ def test_a_renamed_model_is_the_same_and_another_of_its_name_is_not() -> None:
 
 
 def test_a_plan_with_other_frozen_parts_is_refused() -> None:
-    plan = single_stage_plan(CHAIN, frozen=("vit",))
+    plan = single_stage_plan(CHAIN, trained=Trained(("vit",)))
     plan.check_trained(("vit",), NO_ADAPTERS)
     with pytest.raises(UserError, match="made with vit frozen, this run freezes nothing"):
         plan.check_trained((), NO_ADAPTERS)
@@ -236,7 +237,7 @@ def test_a_plan_with_other_frozen_parts_is_refused() -> None:
 
 
 def test_a_plan_with_other_adapters_is_refused() -> None:
-    plan = single_stage_plan(CHAIN, frozen=tuple(PARTS), lora_rank=8, lora_targets=("vit", "llm"))
+    plan = single_stage_plan(CHAIN, trained=Trained(tuple(PARTS), 8, ("vit", "llm")))
     plan.check_trained(tuple(PARTS), Adapters(8, 1.0, ("llm", "vit")))
     for other, said in ((NO_ADAPTERS, "no adapters"), (Adapters(4, 1.0, ("llm", "vit")), "rank 4 in llm vit"),
                         (Adapters(8, 1.0, ("llm",)), "rank 8 in llm;")):  # fmt: skip

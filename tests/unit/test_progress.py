@@ -11,6 +11,7 @@ import pytest
 from megatron.vlm.pipeline import progress as module
 from megatron.vlm.pipeline.progress import Progress
 from omnibal_ext.schedules.actions import Action
+from tests.waiting import PATIENCE, until
 
 HOST = socket.gethostname()
 
@@ -55,16 +56,19 @@ def test_a_progress_that_nobody_has_any_more_is_not_watched() -> None:
     progress.at("the forward")
     [thread] = set(threading.enumerate()) - before
     del progress
-    thread.join(timeout=20)
+    thread.join(timeout=PATIENCE)
     assert not thread.is_alive()
 
 
 def said_after(capsys: pytest.CaptureFixture[str], words: str) -> str:
-    said, limit = "", time.monotonic() + 20
-    while words not in said and time.monotonic() < limit:
-        time.sleep(0.01)
-        said += capsys.readouterr().err
-    return said
+    said: list[str] = []
+
+    def heard() -> bool:
+        said.append(capsys.readouterr().err)
+        return words in "".join(said)
+
+    until(heard, words)
+    return "".join(said)
 
 
 def test_who_waits_too_long_says_for_what_and_once(

@@ -13,7 +13,7 @@ GPUS = 64
 def test_batches_as_read_wait_in_each_phase_for_the_fullest_gpu() -> None:
     """All layers run their forward again; the head and what embeds do not."""
     found, sizes = orchmllm(GPUS, 0.05), three_modalities(6 * GPUS * A_RANK)
-    profile = analytic_profile(MODEL, "h100", 24, 8192, 1, GPUS, audio_budget=12_000)
+    profile = analytic_profile(MODEL, "h100", {"tiles": 24, "tokens": 8192, "frames": 12_000}, 1, GPUS)
     frames, tokens, tiles = sizes.more["frames"], sizes.tokens, sizes.tiles
     loads, seconds = {"frames": frames / 12_000, "tiles": tiles / 24}, 0.0
     samples = STEPS_PLACED * GPUS * A_RANK

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import ROOT
+from tests.waiting import PATIENCE
 
 PYTHON = """#!/bin/bash
 case "$*" in
@@ -50,7 +51,7 @@ def start(checkout: Path, script: str, *words: str, **settings: str) -> tuple[in
     }
     done = subprocess.run(
         ["bash", str(checkout / "scripts" / script), *words],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=60,
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     return done.returncode, done.stdout, said.read_text().splitlines() if said.exists() else []
 

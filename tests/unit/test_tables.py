@@ -31,7 +31,7 @@ def lines(capsys: pytest.CaptureFixture[str], width: int) -> list[str]:
 
 @WIDTHS
 def test_those_of_profiles_and_plans(width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    profile = analytic_profile(preset("internvl-chat-1.5"), "h100", 9, 4096, 4)
+    profile = analytic_profile(preset("internvl-chat-1.5"), "h100", {"tiles": 9, "tokens": 4096}, 4)
     profile_layers._show(profile, f"{PATH}/profile.json")
     shown = lines(capsys, width)
     assert len([line for line in shown if line.strip().startswith(("vit ", "llm "))]) == 2

@@ -23,6 +23,7 @@ from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import StagePlan, single_stage_plan
 from omnibal_ext.schedules.actions import Action
+from omnibal_ext.trained import Trained
 from tests.distributed import harness
 from tests.unit.alone import trainer_alone
 from tests.unit.test_loss import closed_form
@@ -39,7 +40,7 @@ CASES = {
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Trainer, Any]]:
     frozen, reduction = CASES[request.param]
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    plan = single_stage_plan(CHAIN, model="small", model_hash=harness.SMALL.hash, frozen=frozen)
+    plan = single_stage_plan(CHAIN, model="small", model_hash=harness.SMALL.hash, trained=Trained(tuple(frozen)))
     stage = StagePlan((0, len(CHAIN)), RECOMPUTED, CHEAP)
     replace(plan, stages=(stage,), num_microbatches=4).save(path)
     flags = ["--plan", str(path), "--loss-reduction", reduction, *(["--freeze", *frozen] if frozen else [])]

@@ -101,7 +101,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make(root / kind)
     tiny = preset("tiny")
     Plan.from_cuts(tiny.chain, (), model="tiny", model_hash=tiny.hash).save(root / "plan.json")
-    analytic_profile(tiny, "h100", 8, 256).save(root / "profile.json")
+    analytic_profile(tiny, "h100", {"tiles": 8, "tokens": 256}).save(root / "profile.json")
     return root
 
 

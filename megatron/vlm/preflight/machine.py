@@ -99,7 +99,10 @@ def parameters(
     architecture: Architecture, frozen: tuple[str, ...], adapters: Adapters = NO_ADAPTERS
 ) -> tuple[int, int]:
     """(parameters, trained parameters) of the model, without biases of linear layers."""
-    of_kind, frozen = analytic_profile(architecture, "h100", 1, 1).parameters, adapters.frozen(frozen)
+    of_kind, frozen = (
+        analytic_profile(architecture, "h100", {"tiles": 1, "tokens": 1}).parameters,
+        adapters.frozen(frozen),
+    )
     added = adapter_parameters(architecture, adapters)
     kinds = architecture.cost_kinds
     more = sum(int(added.get(kind, 0)) for kind in kinds)

@@ -20,6 +20,7 @@ from megatron.vlm.preflight.saving import check_saving
 from megatron.vlm.weights import Weights, check_weights, starting_weights
 from omnibal_ext.adapters import Adapters, adapter_parameters
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import budget_fields
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
@@ -204,13 +205,12 @@ def _check_plan(run: Run) -> str:
         wanted = {
             "tensor_model_parallel_size": args.tensor_model_parallel_size,
             "expert_model_parallel_size": args.expert_model_parallel_size,
-            "vit_budget": index.vit_budget,
-            "llm_budget": index.llm_budget,
-            "audio_budget": run.inputs.architecture.profiled_frames(index.audio_budget),
             "num_microbatches": index.global_batch // args.data_parallel_size,
         }
-        made = {name: getattr(plan, name) for name in wanted}
-        if unlike := [f"{name} {made[name]}, not {wanted[name]}" for name in wanted if made[name] != wanted[name]]:
+        made = {name: getattr(plan, name) for name in wanted} | budget_fields(plan.budgets)
+        wanted |= budget_fields(run.inputs.architecture.profiled(index.budgets))
+        pairs = {name: (made.get(name, 0), wanted.get(name, 0)) for name in (*wanted, *made)}
+        if unlike := [f"{name} {one}, not {other}" for name, (one, other) in pairs.items() if one != other]:
             raise UserError(f"plan {args.plan}: made for {'; '.join(unlike)}; plan again with omnibal plan")
     return f"{len(plan.stages)} stages of {len(plan.chain)} layers, {plan.schedule}"
 

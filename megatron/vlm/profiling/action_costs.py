@@ -45,7 +45,7 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
     tiles = small.least_tiles
     tokens = small.image_tokens(tiles) + 1
     tokens += -tokens % args.tensor_model_parallel_size
-    pack = synthetic_pack(small, tiles, [tokens])
+    pack = synthetic_pack(small, {"tiles": tiles}, [tokens])
     executor = Executor()
     few_timer, many_timer, layers_timer = Timer(), Timer(), Timer()
 

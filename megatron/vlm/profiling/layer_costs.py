@@ -21,6 +21,7 @@ from megatron.vlm.profiling.stopwatch import Run, Seconds, Timer
 from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, chain_kind, size_of
 from omnibal_ext.costs.profile import Fit, LayerCost
+from omnibal_ext.modalities.modality import Budgets
 
 SAMPLES = 4  # in the pack at the budgets
 LAYERS = 2  # consecutive, if the chain has so many: for caches and the wrapper as in a real stage
@@ -35,12 +36,12 @@ class KindMeasurement:
     with each other, and a machine's speed changes over time.
     """
 
-    def __init__(self, args: Namespace, chain: Chain, kind: str, budgets: tuple[int, ...]) -> None:
+    def __init__(self, args: Namespace, chain: Chain, kind: str, budgets: Budgets) -> None:
         self.link, self.count = _consecutive(kind, chain.architecture.cost_kinds)
         self.args, self.chain, self.kind = args, chain, kind
         layer = chain.architecture.layers[self.link]
         self.grows_with_squares = isinstance(layer, Layer) and layer.attention is not None
-        self.packs = self._packs(*budgets)
+        self.packs = self._packs(budgets)
         self.module = wrapped_stage(chain, self.link, self.link + self.count)
         self.mode = chain.gradient_mode(self.link)
         weights = list(self.module.parameters())
@@ -60,31 +61,29 @@ class KindMeasurement:
         """Times the runs without recomputation, at the budgets."""
         self.split = SplitBackward(args, chain, self.link, self.count, self.packs[0]) if self.trained else None
 
-    def _packs(self, tiles: int, tokens: int, frames: int = 0) -> list[Microbatch]:
+    def _packs(self, budgets: Budgets) -> list[Microbatch]:
         """Packs at the budgets and, for the fit, half as large; where attention counts, also one long sample. Those for
-        the ViT have no sounds, and those for the audio encoder no images.
+        an encoder have inputs of its modality alone.
 
         With sequence parallelism, padded to a multiple of the tensor-parallel size, as in training.
         """
         config = self.chain.language
         multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
 
-        def make(tiles: int, tokens: int, frames: int, samples: int = SAMPLES) -> Microbatch:
+        def make(units: Budgets, tokens: int, samples: int = SAMPLES) -> Microbatch:
             tokens += -tokens % multiple
-            return synthetic_pack(self.chain.architecture, tiles, equal_lengths(tokens, min(samples, tokens)), frames)
+            return synthetic_pack(self.chain.architecture, units, equal_lengths(tokens, min(samples, tokens)))
 
-        match size_of(self.kind):
-            case "tiles":
-                return [make(tiles, tokens, 0), make(max(1, tiles // 2), tokens, 0)]
-            case "frames":
-                return [make(0, tokens, frames), make(0, tokens, max(1, frames // 2))]
-        packs = [make(tiles, tokens, frames), make(tiles // 2, max(1, tokens // 2), frames // 2)]
-        return [*packs, make(tiles, tokens, frames, 1)] if self.grows_with_squares else packs
+        own, tokens = size_of(self.kind), budgets["tokens"]
+        if own != "tokens":
+            return [make({own: units}, tokens) for units in (budgets[own], max(1, budgets[own] // 2))]
+        packs = [make(budgets, tokens), make({size: n // 2 for size, n in budgets.items()}, max(1, tokens // 2))]
+        return [*packs, make(budgets, tokens, 1)] if self.grows_with_squares else packs
 
     def _features(self, pack: Microbatch) -> tuple[float, float, float]:
         """Regressors of the layer's seconds: (1, tiles, frames or tokens, sum of squared sample lengths)."""
         if (size := size_of(self.kind)) != "tokens":
-            return (1.0, getattr(pack, size), 0.0)
+            return (1.0, sum(pack.inputs(size)), 0.0)
         return (1.0, pack.tokens, float(sum(length**2 for length in pack.lengths)) * self.grows_with_squares)
 
     @property
@@ -104,7 +103,7 @@ class KindMeasurement:
         if self.split is not None:
             found["split"] = self.split.run
         if size_of(self.kind) != "tokens":
-            found["empty"] = self._run("", synthetic_pack(self.chain.architecture, 0, self.packs[0].lengths))
+            found["empty"] = self._run("", synthetic_pack(self.chain.architecture, {}, self.packs[0].lengths))
         return found
 
     def release(self) -> None:

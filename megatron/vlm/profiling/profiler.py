@@ -26,6 +26,7 @@ from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.expert_ranks import expert_shares
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.costs.works import layer_works
+from omnibal_ext.modalities.modality import Budgets
 from omnibal_ext.modalities.work import exchange_costs
 
 GRADIENT_BYTES = 4  # gradients are reduced in fp32
@@ -36,8 +37,7 @@ class ProfileJob:
     """The settings of a training run on which costs depend."""
 
     preset: str
-    vit_budget: int
-    llm_budget: int
+    budgets: Budgets
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     data_parallel: int = 1
@@ -47,8 +47,6 @@ class ProfileJob:
     steps: int = 5
     expert_parallel: int = 1
     adapters: Adapters = NO_ADAPTERS
-    audio_budget: int = 0
-    """Mel frames; 0 for a model that does not hear."""
 
     def flags(self) -> list[str]:
         """Megatron's flags."""
@@ -71,7 +69,7 @@ def profile_on_this_machine(job: ProfileJob, measured_with: dict[str, Any]) -> P
 
 def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_with: dict[str, Any]) -> Profile:
     """Measure all kinds of layers on this device, with the parallelism and precision in Megatron's `args`."""
-    stopwatch, budgets = Stopwatch(job.steps), (job.vit_budget, job.llm_budget, job.audio_budget)
+    stopwatch, budgets = Stopwatch(job.steps), job.budgets
     transfers = measure_transfers(stopwatch)
     kinds = dict.fromkeys(chain.architecture.cost_kinds)
     measured = {kind: KindMeasurement(args, chain, kind, budgets) for kind in kinds}
@@ -92,7 +90,7 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
         for kind, k in measured.items()
     }
     seconds_per_number = args.params_dtype.itemsize * transfers.transfer_seconds_per_byte
-    works = layer_works(chain.architecture, {"tokens": job.llm_budget}, job.tensor_parallel, job.expert_parallel)
+    works = layer_works(chain.architecture, budgets, job.tensor_parallel, job.expert_parallel)
     exchanges = {kind: exchange_costs(works[kind], job.tensor_parallel, seconds_per_number) for kind in layers}
     layers = {kind: replace(cost, **exchanges[kind]) for kind, cost in layers.items()}
     return Profile(
@@ -104,15 +102,11 @@ def measure_profile(args: Namespace, chain: Chain, job: ProfileJob, measured_wit
         carried_after=chain.architecture.carried_after(job.tensor_parallel, args.sequence_parallel),
         layers_apart=chain.architecture.layers_apart,
         layers=layers,
-        vit_budget=job.vit_budget,
-        llm_budget=job.llm_budget,
-        audio_budget=job.audio_budget,
+        budgets=budgets,
         parameters={kind: k.parameters for kind, k in measured.items()},
         tensor_model_parallel_size=job.tensor_parallel,
         expert_model_parallel_size=job.expert_parallel,
-        frozen=job.adapters.frozen(job.frozen),
-        lora_rank=job.adapters.rank,
-        lora_targets=job.adapters.targets,
+        trained=job.adapters.trained(job.frozen),
         device=str(measured_with.get("device", "")),
         dtype=str(args.params_dtype).removeprefix("torch."),
         transfer_seconds_per_byte=transfers.transfer_seconds_per_byte,

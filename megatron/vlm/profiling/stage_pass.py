@@ -2,7 +2,7 @@
 into B and W."""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import isqrt
@@ -23,6 +23,7 @@ from megatron.vlm.profiling.stopwatch import Seconds, Timer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.joining.positions import Grid
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.modality import Size
 from omnibal_ext.modalities.vision.architecture import NativeResolution
 from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 
@@ -125,13 +126,14 @@ SOUND_FRAMES = 3000
 """Mel frames of a sound: half a minute."""
 
 
-def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int], frames: int = 0) -> Microbatch:
+def synthetic_pack(architecture: Architecture, units: Mapping[Size, int], lengths: Sequence[int]) -> Microbatch:
     """A pack of samples of these lengths (tokens) that begins with as many image tokens as fit.
 
-    At native resolution `tiles` is the number of patches, in nearly square images of up to `IMAGE_PATCHES`. `frames`:
-    mel frames of the first sample's sounds, whose tokens are at the end; more of them than the pack has overwrite each
-    other.
+    `units`: of each size that it has any of. At native resolution tiles are patches, in nearly square images of up to
+    `IMAGE_PATCHES`. Mel frames are of the first sample's sounds, whose tokens are at the end; more of them than the
+    pack has overwrite each other.
     """
+    tiles, frames = units.get("tiles", 0), units.get("frames", 0)
     size, tokens = architecture.vision.image_size, sum(lengths)
     grids: tuple[Grid, ...] = ()
     if architecture.vision.native:

@@ -28,6 +28,7 @@ from omnibal_ext.files.folders import TAKE_ANOTHER, building, refuse_without_man
 from omnibal_ext.files.records import checksums_of, verify_checksums, write_record
 from omnibal_ext.files.writing import replacing
 from omnibal_ext.identity import content_of, differences
+from omnibal_ext.modalities.modality import MODALITIES, Budgets
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.manifest import VERSION, WIDE, check_manifest
 from omnibal_ext.packing.packs import LOADS, PackList
@@ -112,10 +113,16 @@ class PackedIndex:
     @property
     def audio_budget(self) -> int:
         """Most mel frames of a pack; 0 for a corpus without sounds."""
-        if FRAMES not in self.load_names:
-            return 0
-        longest = int(self.loads[:, self.load_names.index(FRAMES)].max(initial=0))
-        return max(longest, int(self.manifest.get("budgets", {}).get(FRAMES, 0)))
+        return self.budgets.get(FRAMES, 0)
+
+    @property
+    def budgets(self) -> Budgets:
+        """Most units of a pack, of each size of a model's that packs have."""
+        further = [one.size for one in MODALITIES if one.size in self.load_names[len(LOADS) :]]
+        said = self.manifest.get("budgets", {})
+        longest = {size: int(self.loads[:, self.load_names.index(size)].max(initial=0)) for size in further}
+        most = {size: max(longest[size], int(said.get(size, 0))) for size in further}
+        return {"tiles": self.vit_budget, "tokens": self.llm_budget} | {size: n for size, n in most.items() if n}
 
     @property
     def widths(self) -> tuple[int, ...]:

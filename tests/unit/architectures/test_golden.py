@@ -27,8 +27,8 @@ GOLDEN = Path(__file__).with_name("golden.json")
 SUBSETS = [parts for count in range(4) for parts in combinations(PARTS, count)]
 SETTINGS: list[dict[str, Any]] = [
     {},
-    {"tensor_model_parallel_size": 2, "replica_ranks": 8, "audio_budget": 3000},
-    {"frozen": ("vit",), "replica_ranks": 4, "audio_budget": 700},
+    {"tensor_model_parallel_size": 2, "replica_ranks": 8},
+    {"frozen": ("vit",), "replica_ranks": 4},
     {"adapters": Adapters(4, 8.0, ("vit", "llm"))},
     {"adapters": Adapters(4, 8.0, ("projector",)), "tensor_model_parallel_size": 2},
 ]
@@ -38,9 +38,14 @@ ONES = dict.fromkeys(MODALITIES, 1)
 
 
 def _profiles(model: Architecture) -> Iterator[Any]:
-    for settings in SETTINGS:
+    for frames, settings in zip((1, 3000, 700, 1, 1), SETTINGS, strict=True):
         try:
-            profile = analytic_profile(model, "h100", 4096 if model.vision.native else 12, 4096, **settings)
+            profile = analytic_profile(
+                model,
+                "h100",
+                {"tiles": 4096 if model.vision.native else 12, "tokens": 4096, "frames": frames},
+                **settings,
+            )
         except UserError as error:
             yield str(error)
             continue

@@ -72,7 +72,7 @@ def test_ranks_that_share_hidden_states_carry_as_many_times_more_of_their_keys()
     assert [carried(language, number, 1, True) for number in (-1, 12, 13, 14, 33, 34)] == [1, 1, 2, 2, 2, 0]
     assert [carried(language, number, 2, True) for number in (13, 14)] == [2, 3]
     assert [carried(language, number, 2, False) for number in (13, 14)] == [2, 2]
-    profile, first = analytic_profile(preset("gemma-4-e2b"), "h100", 2520, 4096, 2), 1 + 16 + 2
+    profile, first = analytic_profile(preset("gemma-4-e2b"), "h100", {"tiles": 2520, "tokens": 4096}, 2), 1 + 16 + 2
     assert [profile.carried_after[first + number] for number in (12, 13, 14)] == [1, 2, 3]
 
 
@@ -82,7 +82,7 @@ def test_ranks_that_share_hidden_states_carry_as_many_times_more_of_their_keys()
 def test_presets_have_the_published_numbers_of_parameters(name: str, billions: float, without_tables: float) -> None:
     """5.1 and 8 billion with an audio tower of .3, as published; what is no table, as 2.3 and 4.5 with it and less."""
     model = preset(name)
-    profile = analytic_profile(model, "h100", 2520, 4096)
+    profile = analytic_profile(model, "h100", {"tiles": 2520, "tokens": 4096})
     whole = sum(profile.parameters[kind] for kind in profile.cost_kinds if kind != "head")
     tables = model.language.layers * 262144 * 256 + profile.parameters["word_embed"]
     assert whole / 1e9 == pytest.approx(billions, abs=0.01)

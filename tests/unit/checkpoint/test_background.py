@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from megatron.vlm.checkpoint import background, guard
+from tests.waiting import until
 
 
 def test_training_does_not_change_what_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,15 +54,10 @@ def test_a_writer_ends_with_its_rank(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     rank = multiprocessing.get_context("fork").Process(target=starts_a_writer, args=(file,))
     rank.start()
-    limit = time.monotonic() + 30
-    while not (file.exists() and file.read_text()):
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    until(lambda: file.exists() and file.read_text(), "the writer's number")
     os.kill(rank.pid, signal.SIGKILL)
     rank.join()
-    while runs(int(file.read_text())):
-        assert time.monotonic() < limit, "the writer is left"
-        time.sleep(0.01)
+    until(lambda: not runs(int(file.read_text())), "the writer's end")
 
 
 def test_what_is_being_written_is_finished_before_room_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

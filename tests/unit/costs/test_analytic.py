@@ -21,7 +21,7 @@ INTERNVL = preset("internvl-chat-1.5")
 def test_every_preset_has_a_sound_profile_on_a_device(device: str, name: str) -> None:
     """On each of them in turn: what is asked of a device is not told by the model."""
     model = preset(name)
-    profile = analytic_profile(model, device, 4 * model.least_tiles, 4096)
+    profile = analytic_profile(model, device, {"tiles": 4 * model.least_tiles, "tokens": 4096})
     profile.validate()
     assert profile.chain == model.chain
 
@@ -46,7 +46,7 @@ def test_every_preset_has_a_sound_profile_on_a_device(device: str, name: str) ->
 )  # fmt: skip
 def test_parameters_are_those_of_the_published_models(name: str, kinds: str, wanted: float, within: float) -> None:
     model = preset(name)
-    of = analytic_profile(model, "h100", 4 * model.least_tiles, 4096).parameters
+    of = analytic_profile(model, "h100", {"tiles": 4 * model.least_tiles, "tokens": 4096}).parameters
     counted = sum(of[kind] for kind in model.cost_kinds if chain_kind(kind) in kinds.split())
     assert counted == pytest.approx(wanted, rel=within)
 
@@ -57,7 +57,7 @@ def test_layers_whose_images_see_both_ways_compute_whole_squares(name: str, far:
     model = PRESETS[f"gemma-4-{name}"]
     language = replace(model.language, shared_keys=SharedKeys(7, widens=False))
     ways = [replace(model, language=replace(language, image_attention=both)) for both in (True, False)]
-    masked, plain = (analytic_profile(one, "h100", 9, 4096).layers for one in ways)
+    masked, plain = (analytic_profile(one, "h100", {"tiles": 9, "tokens": 4096}).layers for one in ways)
     times = {kind: masked[kind].forward_fit[2] / plain[kind].forward_fit[2] for kind in plain if kind.startswith("llm")}
     layers = dict(zip(ways[0].cost_kinds, ways[0].layers, strict=True))
     assert len(times) == 4
@@ -71,7 +71,10 @@ def test_layers_whose_images_see_both_ways_compute_whole_squares(name: str, far:
 def test_experts_weigh_all_and_work_by_the_chosen(name: str, weights: int, active: float) -> None:
     """Weights of the published Qwen3-30B-A3B and Qwen3-235B-A22B: in all to the last one, and those of one token."""
     model = PRESETS[name]
-    works, of = layer_works(model, {"tiles": 4, "tokens": 4096}, 1), analytic_profile(model, "h100", 4, 4096)
+    works, of = (
+        layer_works(model, {"tiles": 4, "tokens": 4096}, 1),
+        analytic_profile(model, "h100", {"tiles": 4, "tokens": 4096}),
+    )
     counts = {kind: model.chain.count(kind) for kind in ("word_embed", "llm", "head")}
     assert sum(of.parameters[kind] * count for kind, count in counts.items()) == weights
     multiplied = sum(works[kind].matrix_weights * count for kind, count in counts.items())
@@ -99,7 +102,7 @@ def test_linear_layers_weigh_what_those_of_transformers_do(name: str, theirs: st
     config = getattr(transformers, f"{theirs}TextConfig")(**sizes)
     with torch.device("meta"):
         model = getattr(transformers, f"{theirs}ForCausalLM")(config)
-    profile = analytic_profile(PRESETS[name], "h100", 4, 4096)
+    profile = analytic_profile(PRESETS[name], "h100", {"tiles": 4, "tokens": 4096})
     kinds = [kind for kind in profile.cost_kinds if chain_kind(kind) in ("word_embed", "llm", "head")]
     assert sum(map(profile.parameters.__getitem__, kinds)) == sum(weight.numel() for weight in model.parameters())
 
@@ -114,7 +117,7 @@ def test_glm_weighs_what_those_of_transformers_do(name: str, theirs: str) -> Non
     config.text_config.head_dim = 128
     with torch.device("meta"):
         model = getattr(transformers, f"{theirs}ForConditionalGeneration")(config)
-    profile = analytic_profile(PRESETS[name], "h100", 4, 4096)
+    profile = analytic_profile(PRESETS[name], "h100", {"tiles": 4, "tokens": 4096})
     weights = {name: weight.numel() for name, weight in model.named_parameters() if not name.endswith("bias")}
     counted = sum(map(profile.parameters.__getitem__, profile.cost_kinds))
     assert counted == pytest.approx(sum(weights.values()), rel=1e-5)
@@ -150,16 +153,18 @@ def test_a_layer_of_experts_keeps_what_the_dense_one_does_and_what_routes(
 @pytest.mark.parametrize(("t", "d", "e"), [(1, 8, 8), (2, 8, 4), (2, 4, 2), (1, 32, 8)])
 def test_dealt_experts_weigh_their_share(t: int, d: int, e: int) -> None:
     """6 bytes a weight, and 12 over the ranks that have the same: d of them, of experts t d / e."""
-    profile = analytic_profile(MOE, "h100", 4, 4096, t, d, expert_model_parallel_size=e)
+    profile = analytic_profile(MOE, "h100", {"tiles": 4, "tokens": 4096}, t, d, expert_model_parallel_size=e)
     experts = 128 * EXPERT
     others = profile.parameters["llm"] - experts
     by_hand = others / t * (6 + 12 / d) + experts / e * (6 + 12 * e / (t * d))
     assert profile.layers["llm"].weight_bytes == pytest.approx(by_hand)
-    whole = analytic_profile(MOE, "h100", 4, 4096, t, d)
+    whole = analytic_profile(MOE, "h100", {"tiles": 4, "tokens": 4096}, t, d)
     assert profile.parameters == whole.parameters, "all ranks' together"
     for kind in ("vit", "projector", "word_embed", "head"):
         assert profile.layers[kind] == whole.layers[kind]
-    frozen = analytic_profile(MOE, "h100", 4, 4096, t, d, frozen=("llm",), expert_model_parallel_size=e)
+    frozen = analytic_profile(
+        MOE, "h100", {"tiles": 4, "tokens": 4096}, t, d, frozen=("llm",), expert_model_parallel_size=e
+    )
     assert frozen.layers["llm"].weight_bytes == pytest.approx(2 * (others / t + experts / e))
 
 
@@ -172,7 +177,9 @@ def test_tokens_travel_to_their_experts_over_the_slower_link(
     """Eight copies of each of a rank's tokens, there and back; sorted once more; nothing is gathered around them."""
     monkeypatch.setattr(analytic, "HOST_SECONDS", {})
     one, dealt = (
-        analytic_profile(MOE, "h100", 4, 4096, t, 16, expert_model_parallel_size=ranks).layers["llm"]
+        analytic_profile(MOE, "h100", {"tiles": 4, "tokens": 4096}, t, 16, expert_model_parallel_size=ranks).layers[
+            "llm"
+        ]
         for ranks in (1, e)
     )
     copies, node, network = 8 * 2048 * 4096 * 2 / t, 450e9 * 0.8, 50e9 * 0.8
@@ -188,7 +195,7 @@ def test_tokens_travel_to_their_experts_over_the_slower_link(
 @pytest.mark.parametrize("t", [1, 2, 8, 16])
 def test_ranks_exchange_over_the_node_or_over_the_network(device: str, t: int) -> None:
     """Two all-reduces a layer and way, 2 (t - 1) / t times its bytes: over the node's links up to its eight GPUs."""
-    gpu, cost = DEVICES[device], analytic_profile(INTERNVL, device, 9, 4096, t).layers["llm"]
+    gpu, cost = DEVICES[device], analytic_profile(INTERNVL, device, {"tiles": 9, "tokens": 4096}, t).layers["llm"]
     work, weights = (
         layer_works(INTERNVL, {"tiles": 9, "tokens": 4096}, t)["llm"],
         6144 * (2 * 6144 + 2 * 8 * 128) + 3 * 6144 * 16384,
@@ -213,7 +220,7 @@ def test_ranks_exchange_over_the_node_or_over_the_network(device: str, t: int) -
 def test_the_step_reduces_within_a_node_only_where_its_ranks_are_in_one(t: int, d: int, distributed: bool) -> None:
     """A quarter of 4 bytes of gradient reduced (twice over without sharding) and 2 of weights gathered; 40 bytes a
     weight that the optimizer moves."""
-    profile, gpu = analytic_profile(INTERNVL, "h100", 9, 4096, t, d, distributed), DEVICES["h100"]
+    profile, gpu = analytic_profile(INTERNVL, "h100", {"tiles": 9, "tokens": 4096}, t, d, distributed), DEVICES["h100"]
     weights = profile.parameters["llm"] / t
     link = 0.8 * (gpu.node_bandwidth if t * d <= 8 else gpu.network_bandwidth)
     carried = 0.25 * (6 if distributed else 8) * weights * (d - 1) / d / link
@@ -224,7 +231,7 @@ def test_the_step_reduces_within_a_node_only_where_its_ranks_are_in_one(t: int, 
 @pytest.mark.parametrize("t", [1, 2, 4])
 def test_what_a_profile_says_beside_its_layers(t: int) -> None:
     """Packs without tiles pass the ViT by at no cost."""
-    profile = analytic_profile(INTERNVL, "a100", 9, 4096, t)
+    profile = analytic_profile(INTERNVL, "a100", {"tiles": 9, "tokens": 4096}, t)
     assert profile.transfer_seconds_per_byte == pytest.approx(1 / (25e9 * 0.8))
     assert (profile.transfer_latency_seconds, profile.overhead_bytes) == (2e-5, 4 * 2**30)
     assert not any(cost.empty_seconds for cost in profile.layers.values())
@@ -237,7 +244,7 @@ def test_unknown_devices_and_sizes_are_refused_and_experts_dealt_alike_or_not_at
         (MOE, "h100", 4, 6, 4, "does not divide the 6 ranks"), (MOE, "h100", 4, 1, 0, "at least 1"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
-            analytic_profile(model, device, tiles, 4096, 1, d, expert_model_parallel_size=e)
+            analytic_profile(model, device, {"tiles": tiles, "tokens": 4096}, 1, d, expert_model_parallel_size=e)
 
 
 @pytest.mark.parametrize(("ranks", "groups"), [(1, 2), (2, 2), (4, 4), (8, 8)])
@@ -260,7 +267,7 @@ def test_ranks_that_share_a_group_need_no_more() -> None:
 def test_attention_under_masks_counts_whole_squares(name: str, sees: str, groups: int) -> None:
     model = PRESETS[name]
     blind = replace(model, language=replace(model.language, **{f"{sees}_attention": False}))
-    whole, half = (analytic_profile(one, "h100", 9, 4096).layers["llm"] for one in (model, blind))
+    whole, half = (analytic_profile(one, "h100", {"tiles": 9, "tokens": 4096}).layers["llm"] for one in (model, blind))
     square = 2 * 8 * 256 * 4096**2 / (989e12 * 0.45)
     assert whole.forward_seconds - half.forward_seconds == pytest.approx(square)
     assert whole.kept_bytes - half.kept_bytes == 4096 * 2 * 2 * (8 - groups) * 256, "keys and values are repeated"
@@ -272,7 +279,9 @@ def test_capped_scores_are_read_and_written(ranks: int) -> None:
     """PaliGemma 2 3B: 8 heads, a score 56 bytes of 3.35 TB/s at the share of it that is reached."""
     model = PRESETS["paligemma2-3b-224"]
     free = replace(model, language=replace(model.language, score_cap=None))
-    capped, plain = (analytic_profile(one, "h100", 9, 4096, ranks).layers["llm"] for one in (model, free))
+    capped, plain = (
+        analytic_profile(one, "h100", {"tiles": 9, "tokens": 4096}, ranks).layers["llm"] for one in (model, free)
+    )
     a_pair = 8 * 56 / (3.35e12 * 0.8) / ranks
     assert capped.forward_seconds - plain.forward_seconds == pytest.approx(a_pair * 4096**2)
     assert capped.backward_seconds - plain.backward_seconds == pytest.approx(2.5 * a_pair * 4096**2)
@@ -282,14 +291,15 @@ def test_capped_scores_are_read_and_written(ranks: int) -> None:
 
 def test_cuts_carry_what_was_published() -> None:
     """REFERENCE section 1, bf16: 9 x 1025 x 3200 in the ViT, 9 x 256 x 6144 after the projector, 4096 x 6144 later."""
-    layers = analytic_profile(INTERNVL, "a100", 9, 4096).layers
+    layers = analytic_profile(INTERNVL, "a100", {"tiles": 9, "tokens": 4096}).layers
     numbers = {"vit": 9 * 1025 * 3200, "projector": 9 * 256 * 6144, "llm": 4096 * 6144}
     assert {kind: layers[kind].output_bytes / 2 for kind in numbers} == numbers
 
 
 def test_a_frozen_layer_saves_one_of_three_matrix_products_and_an_idle_one_its_backward() -> None:
     trained, tower, language = (
-        analytic_profile(INTERNVL, "a100", 9, 4096, frozen=frozen).layers for frozen in ((), ("vit",), ("llm",))
+        analytic_profile(INTERNVL, "a100", {"tiles": 9, "tokens": 4096}, frozen=frozen).layers
+        for frozen in ((), ("vit",), ("llm",))
     )
     assert tower["vit"].backward_seconds == tower["vit"].kept_bytes == tower["vit"].step_seconds == 0.0
     assert (tower["vit"].forward_seconds, tower["llm"]) == (trained["vit"].forward_seconds, trained["llm"])
@@ -303,12 +313,12 @@ def test_a_frozen_layer_saves_one_of_three_matrix_products_and_an_idle_one_its_b
 
 def test_cheap_outputs_are_those_of_two_norms_and_the_activation_where_a_weight_would_keep_them() -> None:
     """InternViT-6B: 3200 wide, 12800 inside; Qwen3-30B-A3B's layer of experts keeps what goes into its router."""
-    of = analytic_profile(INTERNVL, "a100", 9, 4096, 4).layers["vit"]
+    of = analytic_profile(INTERNVL, "a100", {"tiles": 9, "tokens": 4096}, 4).layers["vit"]
     assert of.kept_bytes - of.recompute_cheap_kept_bytes == 2 * 9 * 1025 * (2 * 3200 + 12800) / 4
     assert 0 < of.recompute_cheap_seconds < 0.05 * of.forward_seconds
-    experts = analytic_profile(PRESETS["qwen3-vl-30b-a3b"], "h100", 4, 4096).layers["llm"]
+    experts = analytic_profile(PRESETS["qwen3-vl-30b-a3b"], "h100", {"tiles": 4, "tokens": 4096}).layers["llm"]
     assert experts.kept_bytes - experts.recompute_cheap_kept_bytes == 2 * 4096 * 2048
-    frozen = analytic_profile(INTERNVL, "a100", 9, 4096, frozen=("llm",)).layers["llm"]
+    frozen = analytic_profile(INTERNVL, "a100", {"tiles": 9, "tokens": 4096}, frozen=("llm",)).layers["llm"]
     assert (frozen.recompute_cheap_seconds, frozen.recompute_cheap_kept_bytes) == (None, None)
 
 
@@ -317,10 +327,10 @@ def test_a_host_takes_its_time_for_a_layer_however_large(tiles: int, monkeypatch
     """Which adds nothing to the device's; and it is said which kinds are bound by it."""
     model = preset("internvl3.5-8b")
     monkeypatch.setattr(analytic, "HOST_SECONDS", {})
-    plain = analytic_profile(model, "h100", tiles, 4096)
+    plain = analytic_profile(model, "h100", {"tiles": tiles, "tokens": 4096})
     monkeypatch.setattr(analytic, "HOST_SECONDS", {"vit": (2e-3, 3e-3)})
-    asked = analytic_profile(model, "h100", tiles, 4096)
-    idle = analytic_profile(model, "h100", tiles, 4096, frozen=("vit",))
+    asked = analytic_profile(model, "h100", {"tiles": tiles, "tokens": 4096})
+    idle = analytic_profile(model, "h100", {"tiles": tiles, "tokens": 4096}, frozen=("vit",))
     before, vit = plain.layers["vit"], asked.layers["vit"]
     assert replace(vit, host_forward_seconds=0.0, host_backward_seconds=0.0) == before
     assert (vit.host_forward_seconds, vit.host_backward_seconds) == (2e-3, 3e-3)

@@ -52,10 +52,10 @@ def test_operations_are_those_of_convolutions_rows_and_windows(name: str) -> Non
 
 
 def test_seconds_and_bytes_grow_with_frames_alone(tmp_path: Path) -> None:
-    profile = analytic_profile(preset("qwen2.5-omni-3b"), "h100", 2304, 4096, audio_budget=6000)
+    profile = analytic_profile(preset("qwen2.5-omni-3b"), "h100", {"tiles": 2304, "tokens": 4096, "frames": 6000})
     profile.save(tmp_path / "profile.json")
     profile = Profile.load(tmp_path / "profile.json")
-    assert profile.audio_budget == 6000
+    assert profile.budget("frames") == 6000
     none = np.zeros(3, np.int64)
     frames = np.array([0, 3000, 6000])
     packs = PackSizes(none, none, none, frames=frames)
@@ -75,23 +75,26 @@ def test_every_tensor_parallel_rank_sends_all_image_and_audio_tokens(name: str) 
     model, frames = preset(name), 6000
     assert model.audio is not None
     for ranks in (1, 2, 4):
-        layers = analytic_profile(model, "h100", 2304, 4096, ranks, audio_budget=frames).layers
+        layers = analytic_profile(model, "h100", {"tiles": 2304, "tokens": 4096, "frames": frames}, ranks).layers
         assert layers["audio_projector"].output_bytes == 2 * model.audio.tokens(frames) * model.language.hidden_size
         assert layers["projector"].output_bytes == 2 * model.image_tokens(2304) * model.language.hidden_size
         assert layers["audio"].output_bytes == 2 * model.audio.rows(frames) * model.audio.hidden_size / ranks
 
 
 def test_a_budget_of_frames_is_for_models_that_hear() -> None:
-    hears, sees = (analytic_profile(preset(name), "h100", 2304, 4096) for name in ("qwen2.5-omni-3b", "qwen2.5-vl-3b"))
+    hears, sees = (
+        analytic_profile(preset(name), "h100", {"tiles": 2304, "tokens": 4096})
+        for name in ("qwen2.5-omni-3b", "qwen2.5-vl-3b")
+    )
     assert "audio_budget" not in sees.to_record()
     with pytest.raises(UserError, match="audio_budget is 0, but the chain needs a budget of mel frames"):
-        replace(hears, audio_budget=0).validate()
+        replace(hears, budgets={"tiles": 1, "tokens": 1}).validate()
     with pytest.raises(UserError, match="audio_budget is 7, but the chain has no layers for it"):
-        replace(sees, audio_budget=7).validate()
+        replace(sees, budgets={**sees.budgets, "frames": 7}).validate()
 
 
 def test_a_packs_seconds_have_a_part_for_what_it_hears() -> None:
-    profile = analytic_profile(preset("qwen3-omni-30b-a3b"), "h100", 2304, 4096, audio_budget=6000)
+    profile = analytic_profile(preset("qwen3-omni-30b-a3b"), "h100", {"tiles": 2304, "tokens": 4096, "frames": 6000})
     costs, loads = PackCosts.of_profile(profile), np.array([[0, 0, 0, 6000]])
     assert list(costs.parts) == ["vision", "language", "audio"]
     seconds = costs.seconds(loads, ("tiles", "tokens", "attention", "frames"))[0]

@@ -46,7 +46,9 @@ def numbers_sent(shares: HeadShares, rows: Sequence[int], width: int, place: int
 
 
 def test_a_token_takes_its_heads_there_and_back_over_the_links_of_a_node() -> None:
-    profile = analytic_profile(preset("internvl3.5-8b"), "h100", 16, 8192, tensor_model_parallel_size=2)
+    profile = analytic_profile(
+        preset("internvl3.5-8b"), "h100", {"tiles": 16, "tokens": 8192}, tensor_model_parallel_size=2
+    )
     numbers = (32 + 2 * 8 + 32) * 128  # query, key and value there; what attention gives back
     assert profile.layers["llm"].exchange_seconds == pytest.approx(numbers * 2 / 2 / (450e9 * 0.8))
     assert profile.layers["vit"].exchange_seconds == profile.layers["head"].exchange_seconds == 0.0
@@ -58,7 +60,9 @@ def test_seconds_are_those_of_the_numbers_that_ranks_send_keys_and_values_to_who
     width: int, tensor: int
 ) -> None:
     """Eight groups of keys and values: of more ranks than there are of these on one, several read the same."""
-    profile = analytic_profile(preset("internvl3.5-8b"), "h100", 16, 8192, tensor_model_parallel_size=tensor)
+    profile = analytic_profile(
+        preset("internvl3.5-8b"), "h100", {"tiles": 16, "tokens": 8192}, tensor_model_parallel_size=tensor
+    )
     each = 8  # tokens of a sample on a rank
     shares = HeadShares(32 // tensor, 8 // tensor, width)
     if shares.count < width:

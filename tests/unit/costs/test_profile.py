@@ -11,6 +11,7 @@ import pytest
 
 from omnibal_ext.costs.profile import Fit, LayerCost, PackSizes, Profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.trained import Trained
 from tests.chains import layer_chain
 
 COST = LayerCost(1.0, 2.0, 100.0, 10.0, 1000.0, 5.0)
@@ -22,7 +23,7 @@ def _cost(**changes: Any) -> LayerCost:
 
 def _profile(**changes: Any) -> Profile:
     chain = layer_chain(2, 2)
-    return replace(Profile("tiny", "aa", chain, dict.fromkeys(chain, COST), 4, 100), **changes)
+    return replace(Profile("tiny", "aa", chain, dict.fromkeys(chain, COST), {"tiles": 4, "tokens": 100}), **changes)
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -58,11 +59,13 @@ def test_impossible_figures_are_refused_by_layer(name: str, value: float) -> Non
 def test_only_an_idle_layer_may_have_no_backward() -> None:
     idle = replace(COST, backward_seconds=0.0, kept_bytes=0.0)
     layers = {**_profile().layers, "patch_embed": idle, "vit": idle}
-    _profile(layers=layers, frozen=("vit",)).validate()
+    _profile(layers=layers, trained=Trained(("vit",))).validate()
     with pytest.raises(UserError, match="layer llm: backward_seconds is 0"):
-        _profile(layers={**layers, "llm": idle}, frozen=("vit", "llm")).validate()  # the projector is trained before it
+        _profile(
+            layers={**layers, "llm": idle}, trained=Trained(("vit", "llm"))
+        ).validate()  # the projector is trained before it
     with pytest.raises(UserError, match=r"frozen\[0\] must be one of .*, got 'eyes'"):
-        Profile.from_record(_profile(frozen=("eyes",)).to_record())
+        Profile.from_record(_profile(trained=Trained(("eyes",))).to_record())
 
 
 @pytest.mark.parametrize("fit", [None, (0.5, 2.0, 0.0)])

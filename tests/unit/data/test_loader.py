@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from itertools import count, islice
 from pathlib import Path
@@ -32,6 +31,7 @@ from omnibal_ext.packing.options import PackOptions
 from tests.demo import demo_dataset, demo_packs
 from tests.programs import environment, runs
 from tests.unit.data.workers import Worker
+from tests.waiting import until
 
 ALL = Needs(pixels=True, tokens=True, labels=True)
 
@@ -325,10 +325,7 @@ def test_workers_end_with_their_rank_however_it_ended(tmp_path: Path) -> None:
         processes = {int(number) for _ in range(2) for number in rank.stdout.readline().split()}
         rank.kill()
     assert len(processes) == 3
-    limit = time.monotonic() + 20
-    while left := [number for number in processes if runs(number)]:
-        assert time.monotonic() < limit, f"left: {left}"
-        time.sleep(0.05)
+    until(lambda: not any(map(runs, processes)), "the end of every worker")
 
 
 FILES = [

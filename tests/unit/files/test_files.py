@@ -21,6 +21,7 @@ from omnibal_ext.files import locks
 from omnibal_ext.files.locks import only_job, working_on
 from omnibal_ext.files.records import JsonLines, write_record
 from omnibal_ext.run_metrics import complete_lines
+from tests.waiting import PATIENCE
 
 
 @contextmanager
@@ -120,7 +121,7 @@ def elsewhere(hold: Callable[[], Any]) -> Iterator[Any]:
 
     process = FORK.Process(target=work)
     process.start()
-    assert ready.wait(20)
+    assert ready.wait(PATIENCE)
     yield process
     process.kill()
     process.join()

@@ -18,6 +18,7 @@ from swift.dataset import packing  # noqa: E402
 from swift.pipelines.train import sft  # noqa: E402
 
 from omnibal_ext.integrations.ms_swift import TwoBudgets, install  # noqa: E402
+from tests.waiting import PATIENCE  # noqa: E402
 
 THEIRS = packing.calculate_matched_group
 COUNT, BUDGETS = 2300, (12, 300)
@@ -94,13 +95,13 @@ def test_a_worker_that_fails_does_not_leave_the_trainer_waiting() -> None:
     queue: Any = multiprocessing.Queue()
     with pytest.raises(ValueError, match="unpack"):
         TwoBudgets(12).create_packed_idx(3, 0, [["a"]], queue, 300, "binpack")
-    assert queue.get(timeout=10) == (3, [], -1)
+    assert queue.get(timeout=PATIENCE) == (3, [], -1)
 
 
 def test_lengths_without_tiles_and_an_order_that_is_not_kept_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     queue: Any = multiprocessing.Queue()
     TwoBudgets(12).create_packed_idx(0, 5, [(10, None), (20, None)], queue, 300, "sequential")
-    rank, (pack,), count = queue.get(timeout=10)
+    rank, (pack,), count = queue.get(timeout=PATIENCE)
     assert (rank, sorted(pack), count) == (0, [(5, 10), (6, 20)], 2)
     said = capsys.readouterr().err
     assert "warning: 2 of 2 samples have no tiles counted" in said

@@ -12,6 +12,7 @@ import pytest
 
 from omnibal_ext.launch.processes import descendants
 from tests.programs import ROOT, runs
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.starts
 RANK = """
@@ -81,7 +82,7 @@ def stopped(rank: Path, grace: float, what: str, number: int) -> tuple[int, str,
         wait_for(rank.parent, [f"{int(number)}.0", f"{int(number)}.1"], launcher)
         for pid in (launcher.pid, tree[0]):
             os.kill(pid, number)
-    output, errors = launcher.communicate(timeout=120)
+    output, errors = launcher.communicate(timeout=PATIENCE)
     assert not [pid for pid in tree if runs(pid)]
     return launcher.returncode, output, errors
 
@@ -100,7 +101,7 @@ def test_torchrun_hands_a_signal_on_and_waits_for_its_ranks(rank: Path, what: st
     wait_for(rank.parent, ["pid.0", "pid.1"], launcher)
     (torchrun,) = (child.pid for child in psutil.Process(launcher.pid).children())
     os.kill(torchrun, signal.SIGUSR1 if what == "saves" else signal.SIGTERM)
-    output, errors = launcher.communicate(timeout=120)
+    output, errors = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == code
     assert sorted(output.splitlines()) == (["saved by 0", "saved by 1"] if what == "saves" else [])
     assert "error:" not in errors
@@ -132,12 +133,9 @@ def test_whoever_is_killed_nothing_is_left(rank: Path, whom: str) -> None:
     pids = wait_for(rank.parent, ["pid.0", "pid.1"], launcher)
     tree = [process.pid for process in descendants(launcher.pid)]
     os.kill({"launcher": launcher.pid, "torchrun": tree[0], "rank": pids[1]}[whom], signal.SIGKILL)
-    _, errors = launcher.communicate(timeout=60)
+    _, errors = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == (-signal.SIGKILL if whom == "launcher" else 1)
-    limit = time.monotonic() + 20
-    while (left := [pid for pid in {*tree, *pids} if runs(pid)]) and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert not left
+    until(lambda: not any(map(runs, {*tree, *pids})), "the end of the tree")
     if whom != "launcher":
         assert "was ended by SIGKILL" in errors
 
@@ -149,7 +147,7 @@ def test_whoever_is_killed_nothing_is_left(rank: Path, whom: str) -> None:
 )  # fmt: skip
 def test_how_ranks_end_is_said_in_a_line(rank: Path, what: str, code: int, said: str) -> None:
     launcher = start(5.0, rank, rank.parent, what)
-    _, errors = launcher.communicate(timeout=120)
+    _, errors = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == code
     assert {line for line in errors.splitlines() if line.startswith("error:")} == {said}
     assert "Traceback" not in errors
@@ -161,6 +159,6 @@ def test_a_tool_and_what_it_started_end_with_the_launcher(tmp_path: Path) -> Non
     launcher = start("tool", sys.executable, "-c", child)
     (pid,) = wait_for(tmp_path, ["pid"], launcher)
     launcher.send_signal(signal.SIGTERM)
-    _, errors = launcher.communicate(timeout=60)
+    _, errors = launcher.communicate(timeout=PATIENCE)
     assert (launcher.returncode, errors.splitlines()) == (143, ["stopped by SIGTERM"])
     assert not runs(pid)

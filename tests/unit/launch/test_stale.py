@@ -21,6 +21,7 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch import conversations, planning
 from omnibal_ext.launch.planning import Planning
+from omnibal_ext.modalities.modality import budget_fields
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -77,7 +78,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planning:
     monkeypatch.setattr(planning, "Corpus", learnt)
     flags = launched("--model", "tiny", "--run-dir", tmp_path, "--pipeline-model-parallel-size", 2, "--data", "DATA")
     job = launch._megatron_flags(argparse.Namespace(megatron=[]))
-    analytic_profile(TINY, "a100", *BUDGETS).save(tmp_path / "profile.json")
+    analytic_profile(TINY, "a100", dict(zip(("tiles", "tokens"), BUDGETS, strict=True))).save(tmp_path / "profile.json")
     return Planning(flags, job, TINY, pack(tmp_path / "packs-first"), 1, 4, Path("tools"))
 
 
@@ -105,7 +106,7 @@ OTHER_MODEL = replace(TINY, language=replace(TINY.language, vocab_size=1024))
 
 
 def with_model(start: Planning) -> Planning:
-    analytic_profile(OTHER_MODEL, "a100", *BUDGETS).save(start.profile_path)
+    analytic_profile(OTHER_MODEL, "a100", dict(zip(("tiles", "tokens"), BUDGETS, strict=True))).save(start.profile_path)
     return replace(start, architecture=OTHER_MODEL)
 
 
@@ -244,17 +245,17 @@ def test_whole_layers_are_profiled_too_where_the_tower_may_stand_beside(start: P
     "change",
     [
         {"model_hash": "other"}, {"vit_budget": 41}, {"llm_budget": 321}, {"tensor_model_parallel_size": 2},
-        {"expert_model_parallel_size": 2}, {"frozen": ("vit",)}, {"lora_rank": 4}, {"lora_targets": ("vit",)},
+        {"expert_model_parallel_size": 2}, {"frozen": ["vit"]}, {"lora_rank": 4}, {"lora_targets": ["vit"]},
     ],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
 def test_a_given_profile_of_something_else_is_refused(change: dict[str, Any], start: Planning) -> None:
     given = start.run_dir / "given.json"
-    profile = analytic_profile(TINY, "a100", *BUDGETS)
+    profile = analytic_profile(TINY, "a100", dict(zip(("tiles", "tokens"), BUDGETS, strict=True)))
     profile.save(given)
     asks = with_flags(start, profile=str(given))
     asks.check_profile()
-    replace(profile, **change).save(given)
+    Profile.from_record({**profile.to_record(), **change}).save(given)
     with pytest.raises(UserError, match=r"given\.json: is of .* not of"):
         asks.check_profile()
 
@@ -346,7 +347,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leave(folder: Path, arguments: argparse.Namespace) -> None:
     settings = profile_layers._settings(arguments, preset(arguments.model))
-    profile = analytic_profile(preset(arguments.model), "a100", *BUDGETS)
+    profile = analytic_profile(preset(arguments.model), "a100", dict(zip(("tiles", "tokens"), BUDGETS, strict=True)))
     replace(profile, measured_with=settings).save(folder / "profile.json")
 
 
@@ -406,7 +407,8 @@ def test_the_profiler_measures_for_what_was_asked(name: str, tmp_path: Path, mon
               "expert_model_parallel_size": "expert_parallel", "data_parallel_size": "data_parallel",
               "use_distributed_optimizer": "distributed_optimizer", "lora_rank": "adapters",
               "lora_targets": "adapters"}  # fmt: skip
-    before, now = map(vars, jobs)
+    before, now = ({**vars(job), **budget_fields(job.budgets)} for job in jobs)
+    del before["budgets"], now["budgets"]
     assert {field for field in before if before[field] != now[field]} == {fields.get(name, name)}
     word = OF_A_PROFILE[name][-1] if len(OF_A_PROFILE[name]) > 1 else True
     others = {"freeze": ("vit",), "lora_rank": Adapters(4, 8.0, ("llm",)), "lora_targets": Adapters(4, 8.0, ("vit",))}

@@ -29,9 +29,9 @@ def make_profile(
     usual["vit"] = LayerCost(1.0, 2.0, 8.0, 1.0, 10.0, 4.0)
     usual["llm"] = LayerCost(2.0, 4.0, 6.0, 2.0, 20.0, 2.0)
     return Profile(
-        "tiny", "aa", layer_chain(vit, llm, audio), usual | (costs or {}), 4, 128,
+        "tiny", "aa", layer_chain(vit, llm, audio), usual | (costs or {}),
+        {"tiles": 4, "tokens": 128} | ({} if audio is None else {"frames": FRAMES}),
         parameters or dict.fromkeys(KINDS, 1),
-        audio_budget=0 if audio is None else FRAMES,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from omnibal_ext.plan_tower import Tower
 from omnibal_ext.report.timeline import layout_of, predicted, problem_of
 from omnibal_ext.schedules.actions import Beside
 from omnibal_ext.schedules.weaving import first_and_last, in_time
+from omnibal_ext.trained import Trained
 from tests.unit.drawn import drawn_parts
 from tests.unit.layout.instances import make_profile
 from tests.unit.report.subjects import assert_whole
@@ -40,7 +41,7 @@ def small(trained: bool = True, tensor: int = 1) -> Profile:
         tower = {kind: replace(cost, **idle, backward_fit=None) for kind, cost in tower.items()}
     whole = tower if tensor > 1 else {}
     return replace(
-        profile, layers=profile.layers | tower, frozen=() if trained else ("vit", "projector"),
+        profile, layers=profile.layers | tower, trained=Trained(() if trained else ("vit", "projector")),
         tensor_model_parallel_size=tensor, whole_layers=whole, transfer_seconds_per_byte=0.01,
         transfer_latency_seconds=0.02, replica_seconds_per_byte=0.001, action_seconds=0.003,
     )  # fmt: skip
@@ -93,10 +94,12 @@ def test_features_travel_with_the_outputs_and_the_language_chain_has_none() -> N
 
 def test_analytic_profiles_price_whole_layers_only_when_asked() -> None:
     model = preset("qwen2.5-vl-7b")
-    plain, asked = (analytic_profile(model, "h100", 4096, 4096, 2, 4, replica_ranks=ranks) for ranks in (0, 8))
+    plain, asked = (
+        analytic_profile(model, "h100", {"tiles": 4096, "tokens": 4096}, 2, 4, replica_ranks=ranks) for ranks in (0, 8)
+    )
     assert plain.hash == replace(asked, whole_layers={}, image_tiles=0.0, replica_seconds_per_byte=0.0).hash
     assert not {"whole_layers", "image_tiles", "replica_seconds_per_byte"} & set(plain.to_record())
-    one = analytic_profile(model, "h100", 4096, 4096, 1, 4)
+    one = analytic_profile(model, "h100", {"tiles": 4096, "tokens": 4096}, 1, 4)
     assert set(asked.whole_layers) == {"patch_embed", "vit", "vit.7", "projector"}
     assert all(cost == one.layers[kind] for kind, cost in asked.whole_layers.items())
     assert Profile.from_record(asked.to_record()) == asked

@@ -26,11 +26,10 @@ LAYOUT = Layout((0, 3, 7, len(CHAIN)), ((1,), (), (7,)), ((2,), (), (8,)))
 WORDS = {"model", "model_hash", "device", "dtype", "measured_with", "corrected_by", "notes", "schema_version"}
 """Fields of a profile that are no costs."""
 ELSEWHERE = {
-    "audio_budget": "of models that hear: test_layers_apart.py",
     "parameters": "of the cut by parameters alone: test_partition.py",
-    **dict.fromkeys(("expert_model_parallel_size", "tensor_model_parallel_size", "lora_rank"),
+    **dict.fromkeys(("expert_model_parallel_size", "tensor_model_parallel_size"),
                     "chooses what is measured"),
-    **dict.fromkeys(("frozen", "lora_targets"), "modes: test_predictions.py"),
+    "trained": "modes: test_predictions.py",
     **dict.fromkeys(("features_joined", "layers_apart"), "test_layers_apart.py"),
     **dict.fromkeys(("whole_layers", "image_tiles", "replica_seconds_per_byte"),
                     "of a tower beside the pipeline: test_beside.py"),
@@ -61,7 +60,7 @@ def measured_profile(seed: int) -> Profile:
                               weight_gradient_seconds=None)  # fmt: skip
     seconds, latency, overhead, action, iteration, host = random.uniform(0.2, 0.9, 6).tolist()
     return Profile(
-        "tiny", "aa", CHAIN, costs, 4, 16, feature_layers=(1,), carried_after=CARRIED,
+        "tiny", "aa", CHAIN, costs, {"tiles": 4, "tokens": 16}, feature_layers=(1,), carried_after=CARRIED,
         transfer_seconds_per_byte=seconds,
         transfer_latency_seconds=latency, overhead_bytes=overhead, action_seconds=action, iteration_seconds=iteration,
         host_action_seconds=host,
@@ -117,7 +116,7 @@ def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.n
 
 
 def load(profile: Profile, kind: str, pack: tuple[int, int, int]) -> float:
-    return pack[0] / profile.vit_budget if kind in VISION.kinds else pack[1] / profile.llm_budget
+    return pack[0] / profile.budget("tiles") if kind in VISION.kinds else pack[1] / profile.budget("tokens")
 
 
 def seconds(profile: Profile, kind: str, name: str, pack: tuple[int, int, int]) -> float:
@@ -187,6 +186,8 @@ def with_more(profile: Profile, kind: str, name: str) -> Profile:
     value = getattr(holder, name)
     if name in ("feature_layers", "carried_after"):
         changed: Any = ()
+    elif name == "budgets":
+        changed = {size: budget + 3 for size, budget in value.items()}
     elif isinstance(value, tuple):
         changed = tuple(1.5 * figure for figure in value)
     else:

@@ -110,7 +110,7 @@ def test_joint_equals_brute_force(seed: int, schedule: str, hears: bool) -> None
 @pytest.mark.parametrize(("schedule", "memory_gib"), [("1f1b", 72), ("1f1b", 48), ("zb_h1", 72)])
 def test_no_cut_of_a_model_that_people_train_is_faster(schedule: str, memory_gib: int) -> None:
     """Proven, with every way to recompute."""
-    profile = analytic_profile(preset("internvl3.5-8b"), "h100", 30, 8192, 1, 8)
+    profile = analytic_profile(preset("internvl3.5-8b"), "h100", {"tiles": 30, "tokens": 8192}, 1, 8)
     problem = LayoutProblem(profile, 4, 16, schedule_name=schedule, memory_bytes=memory_gib * GIB)
     best = find_layouts(problem, "joint", seconds=2.0)[0]
     assert problem.fits(best.layout)
@@ -140,7 +140,7 @@ def test_a_plan_depends_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_110_layers_on_16_ranks_and_2_chunks_short_of_memory() -> None:
     model = preset("internvit-6b+yi-34b")
     large = replace(model, name="large", language=replace(model.language, layers=61))
-    profile = analytic_profile(large, "a100", 9, 4096, 1, 4)
+    profile = analytic_profile(large, "a100", {"tiles": 9, "tokens": 4096}, 1, 4)
     assert len(profile.chain) == 110
     problem = LayoutProblem(profile, 16, 64, 2, memory_bytes=40e9)
     assert problem.program.listed
@@ -212,7 +212,7 @@ def test_lists_never_lose_and_always_fit_and_run(seed: int, search: int, name: s
 @pytest.mark.slow
 def test_a_pipeline_of_large_models_gains_and_the_plan_has_the_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """On 7 microbatches, where lists made for equal stages wait; and no clock is read."""
-    profile = analytic_profile(preset("internvit-6b+internlm2-20b"), "a100", 9, 4096, 2, 4)
+    profile = analytic_profile(preset("internvit-6b+internlm2-20b"), "a100", {"tiles": 9, "tokens": 4096}, 2, 4)
     problem = LayoutProblem(profile, 4, 7, 3, "zb_auto", 80e9)
     build_lists(problem, find_layouts(problem, "profile")[0].layout, 0.0)  # compiles
     refuse_clocks(monkeypatch)

@@ -107,7 +107,7 @@ def test_the_cut_follows_them(full: tuple[int, ...]) -> None:
 def test_the_two_kinds_make_up_the_mean_of_qwen2_5_vl() -> None:
     """4 of 32 layers see 2,304 patches, the others 64 (windows of 4 x 4 squares of 2 x 2 patches)."""
     model = preset("qwen2.5-vl-7b")
-    profile = analytic_profile(model, "h100", 16384, 4096)
+    profile = analytic_profile(model, "h100", {"tiles": 16384, "tokens": 4096})
     assert profile.cost_kinds.count("vit.7") == 4
     assert profile.cost_kinds[1 + 7] == "vit.7"
     near, far = profile.layers["vit"], profile.layers["vit.7"]
@@ -123,7 +123,7 @@ def test_the_two_kinds_make_up_the_mean_of_qwen2_5_vl() -> None:
 
 def test_linear_layers_grow_with_length_and_others_with_its_square() -> None:
     model = preset("qwen3.5-27b")
-    profile = analytic_profile(model, "h100", 4096, 16384)
+    profile = analytic_profile(model, "h100", {"tiles": 4096, "tokens": 16384})
     assert profile.cost_kinds.count("llm") == 48, "the first layer is linear"
     assert profile.cost_kinds.count("llm.3") == 16
     long, short = (PackSizes(*np.array([[0], [16384], [squares]])) for squares in (16384**2, 4 * 4096**2))
@@ -158,7 +158,7 @@ def test_features_travel_from_their_vit_layer_to_their_language_layer() -> None:
 
 def test_analytic_features_side_by_side_are_those_of_the_model() -> None:
     """ViP-LLaVA-7B: a LayerNorm, 5 x 1024 to 4096 and 4096 to 4096; one tensor of image tokens goes on."""
-    profile = analytic_profile(preset("vip-llava-7b"), "h100", 16, 2048)
+    profile = analytic_profile(preset("vip-llava-7b"), "h100", {"tiles": 16, "tokens": 2048})
     assert profile.parameters["projector"] == 5 * 1024 * 4096 + 4096 * 4096
     assert [profile.features_after[1 + layer] for layer in (4, 5, 13, 16, 19, 22)] == [0, 1, 2, 3, 4, 4]
     assert not any(profile.features_after[24:])
@@ -186,7 +186,7 @@ def test_a_cut_carries_and_keeps_them(edge: int, features: int, output: float) -
 
 def test_analytic_mergers_are_those_of_the_model() -> None:
     """Qwen3-VL-8B: four mergers of 4608 x 4608 and 4608 x 4096; a token's features are as wide as its state."""
-    profile = analytic_profile(preset("qwen3-vl-8b"), "h100", 4096, 2048)
+    profile = analytic_profile(preset("qwen3-vl-8b"), "h100", {"tiles": 4096, "tokens": 2048})
     assert profile.parameters["projector"] == 4 * (4608 * 4608 + 4608 * 4096)
     assert profile.parameters["patch_embed"] == 3 * 16 * 16 * 2 * 1152 + 2304 * 1152
     assert profile.features_after[28] == 3
@@ -270,7 +270,7 @@ def test_recompute_counts_of_three_kinds_are_all_those_worth_looking_at(seed: in
 @pytest.mark.parametrize("name", ["qwen2.5-omni-3b", "qwen3-omni-30b-a3b"])
 def test_the_joint_search_cuts_through_both_towers(name: str) -> None:
     """On packs that are mostly sounds the audio encoder takes more than a stage."""
-    profile = analytic_profile(preset(name), "h100", 1024, 4096, 2, audio_budget=100_000)
+    profile = analytic_profile(preset(name), "h100", {"tiles": 1024, "tokens": 4096, "frames": 100_000}, 2)
     heard = np.array([0, 90_000, 100_000, 95_000] * 2, dtype=np.int64)[None, None]
     sizes = PackSizes(0 * heard + 1024, 0 * heard + 4096, 0 * heard + 4096**2 // 4, frames=heard)
     problem, candidates, _ = plan_tower(LayoutProblem(profile, 8, 8, packs=sizes), "cut", "joint", seconds=1)

@@ -19,6 +19,7 @@ from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import METHODS, Candidate, find_layouts, make_plan, predictions
 from omnibal_ext.layout.tables import Columns, columns_of, kind_tables
 from omnibal_ext.report.timeline import layout_of
+from omnibal_ext.trained import Trained
 from omnibal_ext.units import GIB
 from tools.plan_layout import print_plan
 
@@ -98,7 +99,7 @@ def test_a_plan_says_all_that_was_predicted_and_why_others_lost(
     plan = make_plan(problem, candidates, "joint")
     assert set(plan.predicted) == set(plan.alternatives[0]["predicted"]) == PREDICTED
     assert plan.memory_gib == pytest.approx(2e9 / GIB)
-    assert (plan.vit_budget, plan.llm_budget, plan.num_microbatches, plan.method) == (4, 128, 4, "joint")
+    assert (plan.budgets, plan.num_microbatches, plan.method) == ({"tiles": 4, "tokens": 128}, 4, "joint")
     assert (plan.model_hash, plan.profile_hash) == ("aa", problem.profile.hash)
     assert plan.predicted["step_seconds"] == pytest.approx((4 + 2 - 1) * 6, rel=1e-6)
     # Three layers of 3 s and two run again, four microbatches: while one rank works, the other is through in time.
@@ -161,7 +162,7 @@ def test_more_stages_than_layers_unknown_methods_and_impossible_memory_are_refus
 
 def test_a_frozen_tower_costs_no_backward_and_keeps_nothing() -> None:
     idle = LayerCost(1.0, 0.0, 0.0, 0.0, 2.0, 4.0)
-    profile = replace(make_profile(4, 4, {"patch_embed": idle, "vit": idle}), frozen=("vit",))
+    profile = replace(make_profile(4, 4, {"patch_embed": idle, "vit": idle}), trained=Trained(("vit",)))
     problem = LayoutProblem(profile, ranks=2, microbatches=4, memory_bytes=150.0)
     best = find_layouts(problem, "joint", seconds=10)[0]
     costs = problem.stage_costs(best.layout)
@@ -173,7 +174,9 @@ def test_dealt_experts_make_a_plan_fit() -> None:
     """30B-A3B over 4 pipeline x 8 data-parallel ranks: each needs 36 GiB less, and can do without recomputation."""
     model, plans = preset("qwen3-vl-30b-a3b"), []
     for dealt in (1, 8):
-        profile = analytic_profile(model, "h100", 16384, 8192, 1, 8, expert_model_parallel_size=dealt)
+        profile = analytic_profile(
+            model, "h100", {"tiles": 16384, "tokens": 8192}, 1, 8, expert_model_parallel_size=dealt
+        )
         problem = LayoutProblem(profile, ranks=4, microbatches=8)
         plans.append(make_plan(problem, find_layouts(problem, "layers"), "layers"))
     whole, less = (plan.predicted["stage_peak_bytes"] for plan in plans)
@@ -203,7 +206,7 @@ def test_cheap_outputs_are_given_up_before_whole_layers(memory: int) -> None:
 def test_a_step_takes_no_less_than_its_hosts(schedule: str) -> None:
     """Small packs of a model whose layers take 10 ms to be asked for; the device takes far less. One that is run again
     is asked for once more. In searches and in the simulator alike."""
-    profile = analytic_profile(preset("internvl3.5-2b"), "h100", 1, 512)
+    profile = analytic_profile(preset("internvl3.5-2b"), "h100", {"tiles": 1, "tokens": 512})
     asked = {"host_forward_seconds": 0.01, "host_backward_seconds": 0.02}
     layers = {kind: replace(cost, **asked) for kind, cost in profile.layers.items()}
     slow = replace(profile, layers=layers, host_action_seconds=0.001)
@@ -221,11 +224,11 @@ def test_a_step_takes_no_less_than_its_hosts(schedule: str) -> None:
 
 def test_only_trained_layers_have_weight_gradients_and_those_are_half_of_a_backward_unless_measured() -> None:
     costs = PROFILE.layers | {"llm": replace(PROFILE.layers["llm"], weight_gradient_seconds=1.0)}
-    frozen = replace(PROFILE, layers=costs, frozen=("vit", "projector"))
+    frozen = replace(PROFILE, layers=costs, trained=Trained(("vit", "projector")))
     weight = kind_tables(frozen, None, microbatches=2, split_backward=True).weight[:, 0, 0]
     expected = {"patch_embed": 0.0, "vit": 0.0, "projector": 0.0, "word_embed": 0.1, "llm": 1.0, "head": 0.1}
     assert dict(zip(Columns.of(PROFILE).kinds, weight.tolist(), strict=False)) == pytest.approx(expected)
-    adapted = replace(frozen, frozen=("vit", "projector", "llm"), lora_rank=4, lora_targets=("vit", "llm"))
+    adapted = replace(frozen, trained=Trained(("vit", "projector", "llm"), 4, ("vit", "llm")))
     assert not kind_tables(adapted, None, microbatches=2, split_backward=True).weight.any()
 
 

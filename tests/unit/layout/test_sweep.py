@@ -27,7 +27,7 @@ from .instances import make_profile
 
 
 def _profile(vit: int, llm: int, tensor: int, data: int, _: int) -> Profile:
-    return analytic_profile(preset("internvl-chat-1.5"), "a100", vit, llm, tensor, data)
+    return analytic_profile(preset("internvl-chat-1.5"), "a100", {"tiles": vit, "tokens": llm}, tensor, data)
 
 
 def test_settings_use_every_gpu_once() -> None:
@@ -73,7 +73,9 @@ def test_the_budget_of_mel_frames_follows_each_budget_of_tokens_unless_given() -
 
     def source(vit: int, llm: int, tensor: int, data: int, _: int) -> Profile:
         heard = audio_budget_for(sizes, llm)
-        return analytic_profile(preset("qwen2.5-omni-3b"), "h100", vit, llm, tensor, data, audio_budget=heard)
+        return analytic_profile(
+            preset("qwen2.5-omni-3b"), "h100", {"tiles": vit, "tokens": llm, "frames": heard}, tensor, data
+        )
 
     for given in (None, int(frames.max())):
         for outcome in sweep(points, sizes, 48, 80e9, source, "parameters", audio_budget=given):
@@ -138,7 +140,7 @@ def test_other_microbatches_and_larger_budgets_are_refused(index: PackedIndex) -
         packs_of_index(index, make_profile(), 4)
     for budget, packed, less in (("vit_budget", 4, 2), ("llm_budget", 128, 127)):
         with pytest.raises(UserError, match=f"packed for {budget} {packed}, but profiled at {less}"):
-            packs_of_index(index, replace(make_profile(), **{budget: less}), 3)
+            packs_of_index(index, Profile.from_record({**make_profile().to_record(), budget: less}), 3)
 
 
 def test_step_time_is_the_mean_over_iterations_of_the_slowest_rank(index: PackedIndex) -> None:

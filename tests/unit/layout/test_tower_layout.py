@@ -55,7 +55,9 @@ def test_a_replica_exchanges_over_the_adapters_that_its_ranks_have(sizes: tuple[
     gpu = DEVICES["h100"]
     fewest = min(nodes.values())
     rate = gpu.node_bandwidth if len(nodes) == 1 else min(gpu.node_bandwidth, fewest * gpu.network_bandwidth)
-    profile = analytic_profile(preset("qwen2.5-vl-7b"), "h100", 64, 64, tensor, data, replica_ranks=tensor * pipeline)
+    profile = analytic_profile(
+        preset("qwen2.5-vl-7b"), "h100", {"tiles": 64, "tokens": 64}, tensor, data, replica_ranks=tensor * pipeline
+    )
     assert 1 / profile.replica_seconds_per_byte == pytest.approx(0.8 * rate)
 
 

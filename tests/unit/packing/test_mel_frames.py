@@ -61,8 +61,7 @@ def test_a_long_sound_among_words_has_room(tmp_path: Path) -> None:
 
 
 def profiled(index: PackedIndex, **budgets: int) -> Any:
-    names = ("vit_budget", "llm_budget", "audio_budget")
-    return SimpleNamespace(**{name: getattr(index, name) for name in names} | budgets)
+    return SimpleNamespace(budget=lambda size: (index.budgets | budgets).get(size, 0))
 
 
 def test_64_ranks_hardly_wait_for_any_of_three_parts(tmp_path: Path) -> None:
@@ -73,7 +72,7 @@ def test_64_ranks_hardly_wait_for_any_of_three_parts(tmp_path: Path) -> None:
 def test_a_profile_of_fewer_frames_does_not_fit(tmp_path: Path) -> None:
     index, _ = packed(tmp_path / "packs", mix(500))
     with pytest.raises(UserError, match="packed for audio_budget 12000, but profiled at 3000"):
-        packs_of_index(index, profiled(index, audio_budget=3000), 4)
+        packs_of_index(index, profiled(index, frames=3000), 4)
 
 
 @pytest.mark.parametrize("method", ["isf", "random", "length_group", "device_group"])
@@ -103,16 +102,18 @@ def test_random_batches_of_a_report_hear_the_same_sounds(tmp_path: Path) -> None
     fits = sizes.more[FRAMES] <= 3000
     assert not fits.all()
     assert random.loads[:, random.load_names.index(FRAMES)].sum() == sizes.more[FRAMES][fits].sum()
-    packs = _wide_packs(random, Namespace(profile=_Profile(0, 0, 3000), microbatches=1))  # type: ignore[arg-type]
+    problem: Any = Namespace(profile=_Profile({"tiles": 0, "tokens": 0, "frames": 3000}), microbatches=1)
+    packs = _wide_packs(random, problem)
     assert packs.frames is not None
     assert packs.frames.any()
 
 
 @dataclass(frozen=True)
 class _Profile:
-    vit_budget: int
-    llm_budget: int
-    audio_budget: int
+    budgets: dict[str, int]
+
+    def budget(self, size: str) -> int:
+        return self.budgets[size]
 
 
 def test_samples_with_too_long_sounds_are_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from megatron.vlm.preflight.findings import Note, refuse, run_checks
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import MODALITIES
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.dispatch import PackStream
@@ -149,6 +150,7 @@ def test_parameters_are_those_of_the_model() -> None:
     assert saving.checkpoint_bytes(args, TINY) == 2 * whole
 
 
+HEARS = preset("qwen2.5-omni-3b")
 MADE_FOR = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4, "vit_budget": 40, "llm_budget": 320,
             "audio_budget": 50, "num_microbatches": 3}  # fmt: skip
 
@@ -157,14 +159,16 @@ MADE_FOR = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4, "v
 @pytest.mark.parametrize("name", MADE_FOR)
 def test_a_plan_for_another_job_is_refused(name: str, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the six alone, all together; microbatches are those of a replica. A plan of no planner's names none."""
-    packs = SimpleNamespace(vit_budget=40, llm_budget=320, audio_budget=50, global_batch=15)
+    packs = SimpleNamespace(budgets={"tiles": 40, "tokens": 320, "frames": 50}, global_batch=15)
     monkeypatch.setattr(run.PackedIndex, "open", lambda _: packs)
     args = arguments(plan="plan.json", packs="packs", tensor_model_parallel_size=2, expert_model_parallel_size=4,
                      data_parallel_size=5)  # fmt: skip
 
     def check(**made_for: Any) -> str:
-        plan = Plan.from_cuts(TINY.chain, (), **{"profile_hash": "made", **MADE_FOR, **made_for})
-        started: Any = SimpleNamespace(inputs=SimpleNamespace(args=args, plan=plan, architecture=TINY))
+        asked = {"profile_hash": "made", **MADE_FOR, **made_for}
+        budgets = {one.size: asked.pop(one.budget) for one in MODALITIES}
+        plan = Plan.from_cuts(TINY.chain, (), budgets=budgets, **asked)
+        started: Any = SimpleNamespace(inputs=SimpleNamespace(args=args, plan=plan, architecture=HEARS))
         return run._check_plan(started)
 
     assert check()

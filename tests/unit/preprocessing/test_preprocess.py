@@ -31,6 +31,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from tests.demo import demo_recipe as recipe
 from tests.demo import turns, written
+from tests.waiting import PATIENCE, until
 
 Files = dict[str, bytes]
 SAMPLES = 240
@@ -131,13 +132,10 @@ def test_workers_end_when_their_parent_is_killed(raw: Path, tmp_path: Path) -> N
     job = open_job([raw / "mixed.jsonl"], recipe(raw, decode_images=True), tmp_path / "dataset", lines_per_part=1)
     process = fork.Process(target=preprocess, args=(job, 2))
     process.start()
-    deadline = time.monotonic() + 20
-    while not (workers := psutil.Process(process.pid).children()) and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert workers
+    workers = until(psutil.Process(process.pid).children, "workers")
     process.kill()
     process.join()
-    assert not psutil.wait_procs(workers, timeout=20)[1]
+    assert not psutil.wait_procs(workers, timeout=PATIENCE)[1]
 
 
 def test_shards_and_a_merge_write_what_one_run_writes(raw: Path, tmp_path: Path, reference: Files) -> None:

@@ -26,6 +26,7 @@ from megatron.vlm.profiling.stopwatch import WARM_UP, Run, Stopwatch, at_usual_p
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.modality import AUDIO, VISION
+from omnibal_ext.trained import Trained
 from tests.distributed import harness, late_bytes
 from tests.distributed.conftest import run_program
 from tests.programs import ENGINE, PLAIN
@@ -80,7 +81,7 @@ def test_made_up_packs_run_through_the_model(chain: Chain) -> None:
     model = Stage(chain, 0, len(chain.kinds))
     for most, lengths, frames in ((0, [5], 0), (8, [30, 40], 50), (60, [200, 90], 4000), (5000, [700, 900], 7)):
         tiles = most if chain.architecture.vision.native else min(most, sum(lengths) // 4)
-        pack = synthetic_pack(chain.architecture, tiles, lengths, frames)
+        pack = synthetic_pack(chain.architecture, {"tiles": tiles, "frames": frames}, lengths)
         assert pack.frames == (frames if chain.architecture.audio else 0)
         losses = model(pack)
         assert losses.isfinite().all()
@@ -93,7 +94,7 @@ def test_a_pack_without_tiles_gives_every_weight_it_passes_by_a_gradient_of_zero
         pytest.skip("a model that does not hear")
     link = chain.kinds.index(kind)
     vit = Stage(chain, link, link + 1)
-    pack = synthetic_pack(chain.architecture, 0, [5])
+    pack = synthetic_pack(chain.architecture, {}, [5])
     entering = torch.empty(chain.shape_before(link, pack), requires_grad=True)
     vit.set_input_tensor(entering)
     out = vit(pack)
@@ -154,8 +155,8 @@ A_STEP, A_WEIGHT = 3.0, 0.25
 class Kind:
     """Stands for a kind's measurement: figures that its number of weights tells."""
 
-    def __init__(self, _: object, chain: Any, kind: str, budgets: tuple[int, int]) -> None:
-        assert budgets == (5, 7, 0)
+    def __init__(self, _: object, chain: Any, kind: str, budgets: dict[str, int]) -> None:
+        assert budgets == {"tiles": 5, "tokens": 7}
         self.kind, self.weights, self.parameters = kind, WEIGHTS[kind], 10 * WEIGHTS[kind]
         self.trained, self.trained_experts, self.count = (0 if kind == "vit" else WEIGHTS[kind]), 0, COUNTS.get(kind, 1)
         self.room = False
@@ -198,7 +199,7 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
     monkeypatch.setattr(profiler, "measure_transfers", lambda _: links)
     monkeypatch.setattr(profiler, "measure_actions", lambda *_: (0.5, 0.75, 0.125))
     monkeypatch.setattr(platform, "overhead_bytes", lambda: 77)
-    job = ProfileJob("small", 5, 7, tensor_parallel=2, data_parallel=4, frozen=("vit",), steps=11)
+    job = ProfileJob("small", {"tiles": 5, "tokens": 7}, tensor_parallel=2, data_parallel=4, frozen=("vit",), steps=11)
     chain: Any = SimpleNamespace(architecture=model, kinds=model.chain)
     found = measure_profile(
         Namespace(params_dtype=dtype, sequence_parallel=True), chain, job, {"device": "a device", "torch": "2"}
@@ -213,10 +214,10 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
     figures = ("forward_seconds", "backward_seconds", "weight_bytes", "step_seconds")
     assert {k: tuple(getattr(c, name) for name in figures) for k, c in found.layers.items()} == layers
     wanted = {
-        "model": "small", "model_hash": model.hash, "chain": model.chain, "vit_budget": 5, "llm_budget": 7,
-        "audio_budget": 0, "parameters": {kind: 10 * weights for kind, weights in WEIGHTS.items()},
-        "tensor_model_parallel_size": 2, "expert_model_parallel_size": 1, "frozen": ("vit",), "lora_rank": 0,
-        "lora_targets": (), "layers_apart": {}, "feature_layers": (), "features_joined": False, "carried_after": (),
+        "model": "small", "model_hash": model.hash, "chain": model.chain, "budgets": {"tiles": 5, "tokens": 7},
+        "parameters": {kind: 10 * weights for kind, weights in WEIGHTS.items()},
+        "tensor_model_parallel_size": 2, "expert_model_parallel_size": 1, "trained": Trained(("vit",)),
+        "layers_apart": {}, "feature_layers": (), "features_joined": False, "carried_after": (),
         "device": "a device", "dtype": "bfloat16" if half else "float32", "transfer_seconds_per_byte": 0.002,
         "transfer_latency_seconds": 0.01, "overhead_bytes": 77, "action_seconds": 0.5, "host_action_seconds": 0.125,
         "supervised_share": 0.0,
@@ -230,9 +231,12 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
 
 @pytest.mark.parametrize(("ranks", "share"), [(1, 0.0), (2, 1.0), (4, 1.5)])
 def test_gradients_are_reduced_by_a_ring(ranks: int, share: float) -> None:
-    job, links = ProfileJob("tiny", 1, 1, data_parallel=ranks), TransferCosts(reduction_seconds_per_byte=0.25)
+    job, links = (
+        ProfileJob("tiny", {"tiles": 1, "tokens": 1}, data_parallel=ranks),
+        TransferCosts(reduction_seconds_per_byte=0.25),
+    )
     assert step_seconds(job, 1.0, 0.0, 3.0, links) == pytest.approx(3.0 + share)
-    dealt = ProfileJob("tiny", 1, 1, data_parallel=2 * ranks, expert_parallel=2)
+    dealt = ProfileJob("tiny", {"tiles": 1, "tokens": 1}, data_parallel=2 * ranks, expert_parallel=2)
     assert step_seconds(dealt, 1.0, 1.0, 3.0, links) == pytest.approx(3.0 + share), "over those with the same experts"
 
 
@@ -259,7 +263,9 @@ def test_actions_are_measured_with_one_layer_of_every_kind_that_there_is(
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_layers_are_measured_as_the_job_runs_them(shared: bool) -> None:
-    flags = ProfileJob("tiny", 1, 1, tensor_parallel=2, sequence_parallel=shared, bf16=True).flags()
+    flags = ProfileJob(
+        "tiny", {"tiles": 1, "tokens": 1}, tensor_parallel=2, sequence_parallel=shared, bf16=True
+    ).flags()
     assert ("--sequence-parallel" in flags) == shared
     assert {"--bf16", "--tensor-model-parallel-size"} <= set(flags)
 
@@ -296,7 +302,7 @@ def test_what_layers_read_of_others_is_no_part_of_what_they_keep(chain: Chain) -
     kinds = [kind for kind in dict.fromkeys(chain.architecture.cost_kinds) if kind.startswith("llm")]
     assert len(kinds) == 4
     for kind in kinds:
-        measured = KindMeasurement(harness.get_args(), chain, kind, (16, 8))
+        measured = KindMeasurement(harness.get_args(), chain, kind, {"tiles": 16, "tokens": 8})
         tokens = measured.packs[0].tokens
         sizes = (measured.count, measured.kept["recompute"], measured.output_bytes)
         assert sizes == (1, *[tokens * language.hidden_size * number] * 2), kind
@@ -308,7 +314,7 @@ def test_links_that_hear_are_measured_on_sounds_alone(chain: Chain) -> None:
     audio = chain.architecture.audio
     assert audio is not None
     for kind in ("audio_embed", "audio", "audio_projector", "patch_embed", "vit", "word_embed"):
-        measured = KindMeasurement(harness.get_args(), chain, kind, (16, 64, 80))
+        measured = KindMeasurement(harness.get_args(), chain, kind, {"tiles": 16, "tokens": 64, "frames": 80})
         frames, tiles = (80 * (kind not in VISION.kinds), 16 * (kind not in AUDIO.kinds))
         sizes = [(pack.tiles, pack.frames) for pack in measured.packs[:2]]
         assert sizes == [(tiles, frames), (tiles // 2, frames // 2)], kind

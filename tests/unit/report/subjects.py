@@ -35,7 +35,9 @@ def planned(folder: Path, samples: int = 400, schedule: str = "1f1b", road: str 
     built_from = {"sizes": {str(path): ""}}
     index, _ = build_index(Corpus.load([path]), folder / "packs", options, built_from)
     replica = 0 if road == "cut" else 4 * RANKS
-    profile = analytic_profile(preset("internvl-chat-1.5"), "a100", 6, 4096, 4, replica_ranks=replica)
+    profile = analytic_profile(
+        preset("internvl-chat-1.5"), "a100", {"tiles": 6, "tokens": 4096}, 4, replica_ranks=replica
+    )
     profile.save(folder / "profile.json")
     packs = packs_of_index(index, profile, MICROBATCHES, 1)
     problem = LayoutProblem(profile, RANKS, MICROBATCHES, 1, schedule, 74 * 2**30, packs)

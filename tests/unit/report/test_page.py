@@ -25,6 +25,7 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.report.page import heading, report
 from omnibal_ext.report.subject import Subject
+from omnibal_ext.trained import Trained
 from tests.programs import tool
 from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned, ran, write_lines
 
@@ -166,7 +167,7 @@ def test_a_run_says_what_it_was(runs: Path) -> None:
     assert all(f"<dt>{name}</dt><dd>{value}</dd>" in html.unescape(said) for name, value in first.items())
     subject = Subject.of_run(runs / "late-0.0")
     assert subject.samples_per_second() == pytest.approx(60 / 12)
-    plan = replace(subject.plan, frozen=("vit", "llm"), lora_rank=8, lora_targets=("projector", "llm"))
+    plan = replace(subject.plan, trained=Trained(("vit", "llm"), 8, ("projector", "llm")))
     of_adapters = dict(heading(replace(subject, plan=plan)))["model"]
     assert of_adapters == "internvl-chat-1.5, vit frozen, llm frozen, adapters of rank 8 on projector and llm"
 
