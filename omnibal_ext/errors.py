@@ -127,3 +127,11 @@ def exit_on_user_error() -> Iterator[None]:
         number = stop.number if isinstance(stop, Stopped) else signal.SIGINT
         say(f"stopped by {signal.Signals(number).name}", error=True)
         sys.exit(128 + number)
+
+
+class Rejected(Exception):  # noqa: N818 - about a sample, not an error of the program
+    """A sample cannot be used: the reason, a key of `megatron.vlm.data.rejects.REMEDIES`, and a detail for the user."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail

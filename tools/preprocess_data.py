@@ -19,7 +19,6 @@ with exit_on_user_error():
     from megatron.vlm.data.markup import MARKUPS
     from megatron.vlm.data.media.images import NORMALIZATIONS
     from megatron.vlm.data.templates import TEMPLATES
-    from megatron.vlm.families.media import TILINGS
     from megatron.vlm.preprocessing.folder_files import FlagValue
     from megatron.vlm.preprocessing.job import Shard, open_job
     from megatron.vlm.preprocessing.model_recipe import (
@@ -34,6 +33,7 @@ with exit_on_user_error():
     from megatron.vlm.preprocessing.recipe import Recipe
     from megatron.vlm.preprocessing.samples import open_recipe
     from megatron.vlm.preprocessing.shorten import METHODS
+    from omnibal_ext.families.media import TILINGS
 
 LINES_LOOKED_AT = 32
 """Lines of every input that --check reads."""

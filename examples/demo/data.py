@@ -43,8 +43,8 @@ with exit_on_user_error():
     from PIL import Image, ImageDraw, ImageFont
 
     from megatron.vlm.data.markup import MARKUPS
-    from megatron.vlm.data.media.tiling import Grid
-    from megatron.vlm.families.internvl.tiling import internvl_grid
+    from omnibal_ext.families.internvl.tiling import internvl_grid
+    from omnibal_ext.modalities.vision.tiling import Grid
 
 NUMBERS = (Interval("[1, 1e9]", "samples heldout_samples"), Interval("[0, 4294967295]", "seed"))
 TILE = 32  # pixels a side of a cell, a tile of the tiny preset

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from megatron.vlm.checkpoint.folder import Checkpoints
 from megatron.vlm.checkpoint.guard import load_complete
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.features import FeatureOrder, order_tensors
+from megatron.vlm.data.pack_media import order_tensors
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
@@ -32,6 +32,7 @@ from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import ToolParser
+from omnibal_ext.modalities.vision.features import FeatureOrder
 
 
 def main() -> None:

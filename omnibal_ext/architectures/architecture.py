@@ -32,7 +32,7 @@ class PromptFormat:
     chat_template: str | None = None
     """Name of the chat template (megatron.vlm.data.templates); None: unknown."""
     tiling: str = "internvl"
-    """Rule by which images are tiled (a key of `TILINGS` in megatron/vlm/families/media.py)."""
+    """Rule by which images are tiled (a key of `TILINGS` in omnibal_ext/families/media.py)."""
     audio_token_id: int | None = None
     """Id of the token that stands for one feature of a sound; None: the model does not hear, or it is unknown."""
 

@@ -14,7 +14,7 @@ class Packs:
     """How packs are joined for transformers' model of a type, in any PyTorch loop (`megatron.vlm.hf.packs`)."""
 
     tiling: str
-    """Name of its tiling rule (`megatron.vlm.families.media`)."""
+    """Name of its tiling rule (`omnibal_ext.families.media`)."""
     boundaries: bool = False
     """It takes those of samples, which its ViT does not apply to patches; others find samples by their positions."""
     linear_attention: bool = False

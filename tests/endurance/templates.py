@@ -20,13 +20,12 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import ChatTemplate, render_chat
 from megatron.vlm.data.turns import ASSISTANT
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.record_media import Senses
 from megatron.vlm.preprocessing.tool_turns import check_forms
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import IMAGE_MARK
 from tests.unit.preprocessing.test_tool_turns import drawn
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.rejects import Rejected
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.reading.memory import taken
 from tests.fuzz.mutate import Choices, damaged
 from tests.fuzz.reader import ENDS, Reader

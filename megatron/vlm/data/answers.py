@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.turns import ASSISTANT, USER, Call, Message
+from omnibal_ext.errors import Rejected
 from omnibal_ext.families.markup import KINDS
 
 Range = tuple[int, int]

@@ -6,10 +6,9 @@ from functools import lru_cache, partial
 from json import loads
 from typing import Any
 
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.sandbox import sandbox
 from megatron.vlm.data.turns import USER, Message
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import KINDS
 from omnibal_ext.reading.costs import CostError, bounded
 

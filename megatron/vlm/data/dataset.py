@@ -31,20 +31,21 @@ from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.columns import REMEDY, SOUNDS, columns_of
 from megatron.vlm.data.manifest import check_manifest, read_images, read_sounds
 from megatron.vlm.data.media.crc import ChangedError
-from megatron.vlm.data.media.features import FeatureOrder
 from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization, load_rgb
-from megatron.vlm.data.media.mel import Sound, SoundRule
+from megatron.vlm.data.media.mel import log_mels
 from megatron.vlm.data.media.sounds import load_sound, require_hearing
-from megatron.vlm.data.media.tiling import TiledImage, TilingRule
 from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
 from megatron.vlm.data.moved import sources_now
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
-from megatron.vlm.families.media import TILINGS
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.media import TILINGS
 from omnibal_ext.files.folders import refuse_without_manifest
 from omnibal_ext.files.records import verify_checksums
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.audio.sounds import Sound, SoundRule
+from omnibal_ext.modalities.vision.features import FeatureOrder
+from omnibal_ext.modalities.vision.tiling import TiledImage, TilingRule
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import Sizes
 
@@ -284,7 +285,7 @@ class Sample:
             wave = load_sound(path, sound.place, rule.rate, crc)
             if len(wave) != sound.samples:
                 raise ValueError(f"{len(wave)} samples where {sound.samples} were preprocessed")
-            return rule.features(wave)
+            return log_mels(rule, wave)
 
     def hear_all(self) -> Tensor:
         """What is heard of all sounds, end to end: fp32 [frames, mel bins]."""

@@ -8,11 +8,11 @@ from torch.utils.data import Dataset
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import sounds_of
-from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.data.pack_media import Shown, all_broken, read_mels, read_tiles
 from megatron.vlm.microbatch import Microbatch
 from omnibal_ext.image_assignment import EncoderRank, unit_costs
 from omnibal_ext.joining.positions import Grid
+from omnibal_ext.modalities.vision.tiling import TiledImage
 from omnibal_ext.packing.index.packed_index import PackedIndex
 
 

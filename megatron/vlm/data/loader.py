@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from megatron.vlm import log_noise, platform
 from megatron.vlm.data.dataset import ChatDataset, Sample
-from megatron.vlm.data.media.features import order_tensors
-from megatron.vlm.data.pack_media import Shown, all_broken, read_mels, read_tiles
+from megatron.vlm.data.pack_media import Shown, all_broken, order_tensors, read_mels, read_tiles
 from megatron.vlm.data.pack_shard import shard_of_place, with_filler
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.architectures.language import LanguageArchitecture

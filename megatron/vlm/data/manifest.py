@@ -6,15 +6,14 @@ from typing import Any
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.crc import LARGEST
 from megatron.vlm.data.media.images import NORMALIZATIONS, path_below_root
-from megatron.vlm.data.media.mel import Sound
 from megatron.vlm.data.media.sounds import MOST_SECONDS, RATES
-from megatron.vlm.data.media.tiling import FRAMES, TiledImage, VideoFrames
-from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN
 from megatron.vlm.data.media.videos import MOST_FRAMES, READING
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES
-from megatron.vlm.families.media import TILINGS
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
+from omnibal_ext.families.media import TILINGS
+from omnibal_ext.modalities.audio.sounds import Sound
+from omnibal_ext.modalities.vision.tiling import FRAMES, TiledImage, VideoFrames
+from omnibal_ext.modalities.vision.video_rules import MOST_FRAMES_SEEN
 from omnibal_ext.reading.checks import (
     Check,
     anything,

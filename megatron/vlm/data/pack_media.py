@@ -1,7 +1,7 @@
 """The tiles and mel frames of a pack's images and sounds, with placeholders for those that cannot be read."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.vlm.data.dataset import Sample
-from megatron.vlm.data.media.tiling import FRAMES, TiledImage
 from megatron.vlm.data.media.videos import join_tiles
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.vision.features import FeatureOrder, joined_orders
+from omnibal_ext.modalities.vision.tiling import FRAMES, TiledImage
 
 
 class Shown(NamedTuple):
@@ -71,3 +72,10 @@ def read_mels(samples: Sequence[Sample], bins: int, decodes: bool = True) -> tup
                 broken.setdefault(sample.number, str(error))
                 mels.append(torch.zeros(sound.frames, bins))  # the other ranks expect this shape
     return torch.cat(mels), tuple(broken.items())
+
+
+def order_tensors(images: Iterable[tuple[int, FeatureOrder]]) -> dict[str, Any]:
+    """`joined_orders` as fields of a `Microbatch`."""
+    order = joined_orders(images)
+    found: dict[str, Any] = {"image_sources": torch.from_numpy(order.sources)}
+    return found if order.weights is None else found | {"image_weights": torch.from_numpy(order.weights)}

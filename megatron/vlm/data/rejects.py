@@ -73,14 +73,6 @@ def reject_limit(lines: int, limit: int | None) -> int:
     return max(LEAST_LIMIT, lines // LINES_A_REJECT) if limit is None else limit
 
 
-class Rejected(Exception):  # noqa: N818 - about a sample, not an error of the program
-    """A sample cannot be used: the reason, a key of `REMEDIES`, and a detail for the user."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
-
-
 class RejectCount:
     """Counts rejected lines by reason."""
 

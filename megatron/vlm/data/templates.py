@@ -25,10 +25,9 @@ from typing import Any
 import omnibal_ext.families.registry
 from megatron.vlm.data.answers import Range, opening_of, with_answers
 from megatron.vlm.data.chat_program import REMEDY, TAG, ChatProgram
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.sandbox import DATE
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, KINDS, MARKS, QUOTED, HeardTurns, ImageMarkup, Places
 from omnibal_ext.reading.costs import CostError, bounded
 

@@ -6,11 +6,11 @@ import torch
 
 from megatron.vlm.families.gemma3.projector import PooledProjector
 from megatron.vlm.families.gemma4.pooler import SquarePooler
-from megatron.vlm.families.gemma4_unified.layerless import NormedMatrix
 from megatron.vlm.families.glm_v.merger import GatedMerger
 from megatron.vlm.families.mistral3.merger import MatrixMerger
 from megatron.vlm.families.paddleocr_vl.merger import TwoNorms
 from megatron.vlm.families.qwen_vl.merger import PatchMerger
+from megatron.vlm.models.vit.layerless import NormedMatrix
 from megatron.vlm.models.vit.projector import Projector, ShuffledProjector
 
 Modules = Mapping[str, Callable[..., torch.nn.Module]]

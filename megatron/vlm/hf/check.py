@@ -12,8 +12,8 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.checkpoint.guard import load_complete
-from megatron.vlm.data.media.features import order_tensors
 from megatron.vlm.data.media.images import NORMALIZATIONS
+from megatron.vlm.data.pack_media import order_tensors
 from megatron.vlm.hf.check_samples import CheckSample, audio_token, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.pack_inputs import by_rows, padded_patches, padded_sounds, whole_images

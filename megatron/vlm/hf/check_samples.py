@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.vlm.data.dataset import ChatDataset, Sample
-from megatron.vlm.data.media.features import FeatureOrder
 from megatron.vlm.data.media.tiles import Tiling, tile_image
-from megatron.vlm.families.media import TILINGS
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.media import TILINGS
 from omnibal_ext.joining.positions import Grid
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.vision.architecture import NativeResolution
+from omnibal_ext.modalities.vision.features import FeatureOrder
 
 WORDS = 16
 MOST_TILES = 36

@@ -34,16 +34,16 @@ from torch import Tensor
 
 from megatron.vlm.data.batches import IGNORED, boundaries, join_words
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiling import Grid, TilingRule
-from megatron.vlm.families.media import TILINGS
 from megatron.vlm.hf.pack_inputs import INPUTS, Batch, Pack, Samples
 from megatron.vlm.loss import REDUCTIONS
 from megatron.vlm.microbatch import segment_ids
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.family import Packs
+from omnibal_ext.families.media import TILINGS
 from omnibal_ext.families.registry import MODELS
 from omnibal_ext.integrations.torch_loops import collate
 from omnibal_ext.joining.checks import check_model, check_rotation
+from omnibal_ext.modalities.vision.tiling import Grid, TilingRule
 
 
 class JoinPack:

@@ -16,8 +16,6 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import sharded_state_dict_default
 
-from megatron.vlm.families.gemma4.clip import clip
-from megatron.vlm.families.gemma4_unified.layerless import NormedPatchEmbed
 from megatron.vlm.families.modules import MERGERS, PROJECTORS
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import transformer_engine
@@ -34,6 +32,8 @@ from megatron.vlm.models.language import (
     language_layer_config,
     language_layer_spec,
 )
+from megatron.vlm.models.vit.clip import clip
+from megatron.vlm.models.vit.layerless import NormedPatchEmbed
 from megatron.vlm.models.vit.layers import PatchEmbed, shared_rows, vision_layer_spec
 from megatron.vlm.models.vit.native import NativePatchEmbed
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices

@@ -17,9 +17,9 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from megatron.vlm.families.gemma4.normed_values import KeysAsValues, NormedValues, QueriesAlone
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.core_attention import IsolatedAttention
+from megatron.vlm.models.attention.normed_values import KeysAsValues, NormedValues, QueriesAlone
 from megatron.vlm.models.attention.padding import loads_without_padding
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.cross_entropy import cap_logits, token_losses

@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from megatron.vlm.preprocessing.line_fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, plain, quoted, unsupported
 from megatron.vlm.preprocessing.record_media import (
@@ -34,6 +33,7 @@ from megatron.vlm.preprocessing.record_media import (
     words_of,
 )
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
+from omnibal_ext.errors import Rejected
 from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, KINDS, MARKS, QUOTED, VIDEO_MARK, joined, media_first
 from omnibal_ext.reading.checks import is_unicode, shown
 from omnibal_ext.reading.document import described

@@ -19,18 +19,18 @@ from typing import Any
 
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.images import NORMALIZATIONS
-from megatron.vlm.data.media.mel import SoundRule
-from megatron.vlm.data.media.processor_fields import read_fields, section
 from megatron.vlm.data.media.sounds import MOST_SECONDS, RATES
-from megatron.vlm.data.media.tiling import BICUBIC, FRAMES, Processor, TilingRule
-from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN, VideoRule
-from megatron.vlm.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, OLD_PROCESSOR, PROCESSOR
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
+from omnibal_ext.modalities.audio.sounds import SoundRule
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
+from omnibal_ext.modalities.vision.processor_fields import read_fields, section
+from omnibal_ext.modalities.vision.tiling import BICUBIC, FRAMES, Processor, TilingRule
+from omnibal_ext.modalities.vision.video_rules import MOST_FRAMES_SEEN, VideoRule
 from omnibal_ext.reading.checks import is_number, shown
 from omnibal_ext.reading.fields import Fields
 

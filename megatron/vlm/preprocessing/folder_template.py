@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.data.chat_program import REMEDY
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.sandbox import DATE
 from megatron.vlm.data.templates import CALL, CALLING, CHATS, LOOK, TEMPLATES, TOLD, ChatTemplate, chat_template
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
@@ -25,7 +24,7 @@ from megatron.vlm.preprocessing.tokenizer_files import (
     template_source,
     token_text,
 )
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup, joined, media_first
 from omnibal_ext.reading.costs import tried
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from megatron.vlm.data.rejects import Rejected
+from omnibal_ext.errors import Rejected
 from omnibal_ext.families.markup import IMAGE_MARK, QUOTED
 
 LINE_FIELDS = frozenset({"conversations", "messages", "image", "images", "system", "tools"})

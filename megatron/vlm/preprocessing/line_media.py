@@ -8,21 +8,21 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from megatron.vlm.data.formats.places import embedded
-from megatron.vlm.data.formats.rows import PartSource, Place, Row
+from megatron.vlm.data.formats.rows import PartSource, Row
 from megatron.vlm.data.media.crc import crc_of
 from megatron.vlm.data.media.images import glance, image_size, path_below_root
-from megatron.vlm.data.media.mel import Sound
 from megatron.vlm.data.media.sounds import sound_length
-from megatron.vlm.data.media.tiling import TiledImage, VideoFrames
-from megatron.vlm.data.media.video_rules import choose_frames, frame_grid
 from megatron.vlm.data.media.video_sounds import token_turns
 from megatron.vlm.data.media.videos import read_frames, video_facts
-from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.families.media import TILINGS
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.record_media import VideoReference
 from megatron.vlm.preprocessing.shorten import HeardVideo, ImageFile
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
+from omnibal_ext.families.media import TILINGS
+from omnibal_ext.modalities.audio.sounds import Sound
+from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.vision.tiling import TiledImage, VideoFrames
+from omnibal_ext.modalities.vision.video_rules import choose_frames, frame_grid
 
 Value = TypeVar("Value")
 

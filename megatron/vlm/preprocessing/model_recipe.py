@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.media.tiling import FRAMES
-from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN
-from megatron.vlm.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
 from megatron.vlm.preprocessing.folder_files import FlagValue, folder_settings
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import SampleMaker
@@ -22,7 +19,10 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import find_config
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
 from omnibal_ext.families.registry import family_of
+from omnibal_ext.modalities.vision.tiling import FRAMES
+from omnibal_ext.modalities.vision.video_rules import MOST_FRAMES_SEEN
 
 DEFAULTS = {
     "tiling": "internvl",

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.vlm.data.formats.rows import PartSource, Row
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.preprocessing.inputs import FORMATS
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import Sample, SampleMaker, open_recipe
 from megatron.vlm.preprocessing.shorten import METHODS
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.files.writing import replacing
 from omnibal_ext.reading.arrays import read_arrays
 

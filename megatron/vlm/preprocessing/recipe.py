@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.vlm.data.media.images import MAX_PIXELS
-from megatron.vlm.data.media.mel import SoundRule
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.media.video_rules import VideoRule
+from omnibal_ext.modalities.audio.sounds import SoundRule
 from omnibal_ext.modalities.vision.architecture import VideoClock
+from omnibal_ext.modalities.vision.video_rules import VideoRule
 
 
 @dataclass(frozen=True, slots=True)

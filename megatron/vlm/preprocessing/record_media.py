@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.preprocessing.line_fields import plain, quoted
+from omnibal_ext.errors import Rejected
 from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, VIDEO_MARK
 from omnibal_ext.reading.checks import is_number, is_unicode
 

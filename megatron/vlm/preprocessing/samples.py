@@ -10,12 +10,8 @@ from numpy.typing import NDArray
 
 from megatron.vlm.data.formats.rows import PartSource, Row
 from megatron.vlm.data.markup import image_markup
-from megatron.vlm.data.media.mel import Sound
-from megatron.vlm.data.media.tiling import TiledImage
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES, ChatTemplate, RenderedChat, render_chat
 from megatron.vlm.data.turns import SYSTEM, Message
-from megatron.vlm.families.media import TILINGS
 from megatron.vlm.preprocessing.chat import Conversation, parse_conversation
 from megatron.vlm.preprocessing.folder_template import open_template
 from megatron.vlm.preprocessing.line_fields import quoted
@@ -25,8 +21,11 @@ from megatron.vlm.preprocessing.record_media import Senses
 from megatron.vlm.preprocessing.shorten import Content, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, HeardTurns, Places
+from omnibal_ext.families.media import TILINGS
+from omnibal_ext.modalities.audio.sounds import Sound
+from omnibal_ext.modalities.vision.tiling import TiledImage
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ Methods apply in the given order, each to the result of the one before. What nev
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from megatron.vlm.data.formats.rows import Place
-from megatron.vlm.data.media.mel import Sound
 from megatron.vlm.data.media.tiles import Tiling, tile_image
-from megatron.vlm.data.media.tiling import TiledImage
 from megatron.vlm.data.turns import ASSISTANT, Message
-from megatron.vlm.families.media import TILINGS
 from omnibal_ext.families.markup import AUDIO_MARK, MARKS
+from omnibal_ext.families.media import TILINGS
+from omnibal_ext.modalities.audio.sounds import Sound
+from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.vision.tiling import TiledImage
 
 METHODS = ("fewer-tiles", "truncate")
 

@@ -17,9 +17,8 @@ import sentencepiece
 import tokenizers
 from numpy.typing import NDArray
 
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.preprocessing.tokenizer_files import ADDED, CONFIG, TOKEN_ID, read_beside, token_text
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.reading.costs import SECONDS, is_panic, tried
 from omnibal_ext.reading.files import read_bytes
 

@@ -19,10 +19,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import ChatTemplate
 from megatron.vlm.data.turns import TOOL, Call, Message, as_json
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import MARKS
 from omnibal_ext.reading.document import decode
 

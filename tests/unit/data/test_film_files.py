@@ -15,8 +15,7 @@ import pytest
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.videos import read_frames, video_facts
-from megatron.vlm.data.rejects import Rejected
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.reading.document import sealed
 from tests.long import short
 from tests.unit.data.films_made import FILMS, MadeFilm, even, passing, write_film

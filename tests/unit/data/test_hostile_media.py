@@ -19,8 +19,8 @@ from megatron.vlm.data.media import containers, images, sounds, videos
 from megatron.vlm.data.media.images import image_size
 from megatron.vlm.data.media.sounds import load_sound, sound_length
 from megatron.vlm.data.media.videos import read_frames, video_facts
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.preprocessing.samples import SampleMaker
+from omnibal_ext.errors import Rejected
 from omnibal_ext.reading.memory import limited_memory
 from tests.demo import demo_recipe, turns
 from tests.unit.data.clips import noise, write_video

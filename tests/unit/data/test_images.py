@@ -13,8 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from megatron.vlm.data.media.images import image_size, load_rgb, path_below_root
-from megatron.vlm.data.rejects import Rejected
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 
 
 def noise(width: int = 40, height: int = 30) -> Image.Image:

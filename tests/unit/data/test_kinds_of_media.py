@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageCms, features
 
 from megatron.vlm.data.media.images import image_size, load_rgb
-from megatron.vlm.data.rejects import Rejected
+from omnibal_ext.errors import Rejected
 
 av = pytest.importorskip("av")
 soundfile = pytest.importorskip("soundfile")

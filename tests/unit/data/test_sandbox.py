@@ -3,9 +3,8 @@
 import pytest
 
 from megatron.vlm.data.chat_program import ChatProgram
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.turns import ASSISTANT, USER, Message
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 
 CHAT = [Message(USER, "hi"), Message(ASSISTANT, "x")]
 

@@ -20,9 +20,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.image_shard import ImageShardDataset
 from megatron.vlm.data.loader import Needs, PackDataset, microbatches
 from megatron.vlm.data.manifest import read_sounds
-from megatron.vlm.data.media.mel import SoundRule
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.families.media import SOUND_RULES
 from megatron.vlm.preprocessing.folder_files import sound_rule
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import check_tokenizer, resolve_settings
@@ -31,8 +29,10 @@ from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.media import SOUND_RULES
 from omnibal_ext.image_assignment import EncoderRank, assign_units
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.audio.sounds import SoundRule
 from omnibal_ext.modalities.modality import Size
 from tests.demo import dataset_of, turns
 from tests.unit.data.clips import noise, tar_of

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron.vlm.data.media.mel import SoundRule, mel_bands
+from megatron.vlm.data.media.mel import log_mels, mel_bands
 from megatron.vlm.data.media.sounds import load_sound, sound_length
-from megatron.vlm.data.rejects import REMEDIES, Rejected
-from megatron.vlm.families.media import SOUND_RULES
+from megatron.vlm.data.rejects import REMEDIES
+from omnibal_ext.errors import Rejected
+from omnibal_ext.families.media import SOUND_RULES
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.audio.sounds import SoundRule
 from tests.unit.data.clips import noise, write_video
 from tests.unit.data.noises import chirp, encoded
 
@@ -114,7 +116,7 @@ def test_frames_are_the_feature_extractors(markup: str) -> None:
         assert rule.frames(length) == frames
         if rule.tokens(length):
             theirs = np.asarray(found["input_features"])[0, :, :frames].T
-            np.testing.assert_array_equal(rule.features(wave).numpy(), theirs)
+            np.testing.assert_array_equal(log_mels(rule, wave).numpy(), theirs)
 
 
 def test_what_gives_no_token_is_too_short() -> None:

@@ -12,13 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from megatron.vlm.data.loader import Needs, PackDataset
-from megatron.vlm.data.media.features import NEWLINE
 from megatron.vlm.data.media.tiles import Tiling, tile_image
-from megatron.vlm.data.media.tiling import TiledImage
-from megatron.vlm.families.internvl.tiling import internvl_grid
-from megatron.vlm.families.llava.tiling import image_sources
-from megatron.vlm.families.media import TILINGS
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.internvl.tiling import internvl_grid
+from omnibal_ext.families.llava.tiling import image_sources
+from omnibal_ext.families.media import TILINGS
+from omnibal_ext.modalities.vision.features import NEWLINE
+from omnibal_ext.modalities.vision.tiling import TiledImage
 from omnibal_ext.packing.options import PackOptions
 from tests.demo import demo_dataset, demo_packs
 

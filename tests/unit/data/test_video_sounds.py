@@ -13,9 +13,9 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_sounds
 from megatron.vlm.data.media.sounds import load_sound
-from megatron.vlm.families.media import SOUND_RULES
 from megatron.vlm.preprocessing.model_recipe import resolve_settings
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.media import SOUND_RULES
 from omnibal_ext.modalities.vision.architecture import VideoClock
 from tests.unit.data.clips import OF_WORDS, TURNS, noise, write_frames, write_talkie, write_video
 from tests.unit.data.noises import chirp, encoded, write_wav

@@ -17,19 +17,18 @@ from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_images
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_grid
-from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.families.glm_v.videos import ByLength, BySecond
-from megatron.vlm.families.media import VIDEO_RULES
-from megatron.vlm.families.qwen_omni.videos import Clocked
-from megatron.vlm.families.qwen_vl.videos import Even, Spread
 from megatron.vlm.preprocessing.folder_files import FlagValue, video_rule
 from megatron.vlm.preprocessing.model_recipe import with_video
 from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
+from omnibal_ext.families.glm_v.videos import ByLength, BySecond
+from omnibal_ext.families.media import VIDEO_RULES
+from omnibal_ext.families.qwen_omni.videos import Clocked
+from omnibal_ext.families.qwen_vl.videos import Even, Spread
 from omnibal_ext.joining.positions import text_and_image_positions
 from omnibal_ext.modalities.vision.architecture import NativeResolution
+from omnibal_ext.modalities.vision.video_rules import VideoRule, choose_frames, frame_grid
 from tests.demo import dataset_of, turns
 from tests.unit.data.clips import OF_IMAGE, OF_WORDS, TURNS, inside, noise, write_frames, write_picture, write_video
 from tests.unit.data.test_loader import pack_of

@@ -24,11 +24,11 @@ from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.media.videos import join_tiles
 from megatron.vlm.data.pixels import normalise
-from megatron.vlm.families.media import SOUND_RULES, VIDEO_RULES
 from megatron.vlm.hf.convert import from_hugging_face
 from megatron.vlm.hf.pack_inputs import INPUTS, Pack
 from megatron.vlm.single import single_process
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.families.media import SOUND_RULES, VIDEO_RULES
 from omnibal_ext.joining.checks import packs_of
 from tests.unit.data.clips import noise, write_talkie
 from tests.unit.data.noises import chirp, write_wav

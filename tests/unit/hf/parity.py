@@ -30,10 +30,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from megatron.vlm.checkpoint.integrity import seal_by_one_process
-from megatron.vlm.data.media.features import FeatureOrder, joined_orders
 from megatron.vlm.data.media.tiles import Tiling, tile_image
 from megatron.vlm.defaults import preset_defaults
-from megatron.vlm.families.media import TILINGS
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import table_name
@@ -45,9 +43,11 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.families.media import TILINGS
 from omnibal_ext.families.registry import family_of
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.vision.architecture import NativeResolution
+from omnibal_ext.modalities.vision.features import FeatureOrder, joined_orders
 from omnibal_ext.plan import single_stage_plan
 from tests.engine.names import weights_by_checkpoint_name
 from tests.unit.hf import models

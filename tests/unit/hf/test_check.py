@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from megatron.vlm.data.dataset import Sample
-from megatron.vlm.data.media.tiling import VideoFrames
 from megatron.vlm.hf import check
 from megatron.vlm.hf.check import nan_max
 from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.modalities.vision.tiling import VideoFrames
 from tests.demo import demo_dataset
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.record_media import Senses
+from omnibal_ext.errors import Rejected
 from tests.demo import turns
 
 RESERVED = (*chat_template("internlm2-chat").tokens, *MARKUPS["internvl"].reserved)

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from megatron.vlm.data import chat_program
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import ChatTemplate, chat_template
 from megatron.vlm.data.turns import ASSISTANT, USER, Message
 from megatron.vlm.preprocessing import tokenizer, tokenizer_files
 from megatron.vlm.preprocessing.folder_template import folder_template, open_template
 from megatron.vlm.preprocessing.tokenizer import HuggingFaceTokenizer, load_tokenizer
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.reading import costs
 from tests.demo import byte_level
 from tests.fuzz.folder_readers import PROGRAM

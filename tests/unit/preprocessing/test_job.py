@@ -10,10 +10,10 @@ import pytest
 
 from examples.demo.data import train_tokenizer
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.families.qwen_vl.videos import Even
 from megatron.vlm.preprocessing.job import CHECK_FIELDS, PreprocessJob, open_job
 from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.qwen_vl.videos import Even
 from omnibal_ext.reading.document import sealed
 
 NATIVE = Tiling(14, 4, 64, False, "native")

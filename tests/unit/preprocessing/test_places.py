@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from megatron.vlm.families.media import SOUND_RULES, VIDEO_RULES
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.preprocessing.folder_files import folder_settings, sound_rule, video_rule
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.tokenizer_files import TEMPLATE_FILES, template_source
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.families.media import SOUND_RULES, VIDEO_RULES
 
 pytest.importorskip("transformers")
 from transformers.feature_extraction_utils import FeatureExtractionMixin

@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import chat_template, render_chat
 from megatron.vlm.preprocessing.chat import Conversation, parse_conversation
 from megatron.vlm.preprocessing.line_fields import quoted
 from megatron.vlm.preprocessing.line_media import written_as
 from megatron.vlm.preprocessing.record_media import Senses
+from omnibal_ext.errors import Rejected
 from omnibal_ext.families.markup import QUOTED
 
 ALL = Senses(videos=True, sounds=True)

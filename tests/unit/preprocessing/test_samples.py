@@ -12,13 +12,12 @@ from examples.demo.data import train_tokenizer
 from megatron.vlm.data.dataset import expand_runs
 from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.line_media import locate
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import SampleMaker
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from tests.demo import byte_level, demo_recipe, preprocessed, turns, written
 
 

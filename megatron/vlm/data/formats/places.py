@@ -3,8 +3,9 @@
 import base64
 from pathlib import Path
 
-from megatron.vlm.data.formats.rows import Place, Row
+from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.formats.table import read_cell
+from omnibal_ext.modalities.place import Place
 from omnibal_ext.reading.files import open_plain
 
 

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.place import Place
 from omnibal_ext.output import printable
 from omnibal_ext.reading.document import MOST_BYTES
 
 ROWS_PER_PART = 500
-Place = tuple[str | int, ...]
-"""Of an image inside an input file: ("bytes" or "base64", offset, size), ("cell", column, row, index in its list)."""
-
-
 MOST_VALUES = 2**21
 """Of one record: they take a hundred bytes of memory each."""
 _SMALL = 2**20

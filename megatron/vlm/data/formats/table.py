@@ -14,9 +14,10 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row, named_errors
+from megatron.vlm.data.formats.rows import InputFile, PartSource, Row, named_errors
 from omnibal_ext.errors import UserError, missing_package
 from omnibal_ext.launch.apart import apart
+from omnibal_ext.modalities.place import Place
 from omnibal_ext.reading.files import open_plain
 from omnibal_ext.reading.memory import MOST_BEYOND, memory_beyond
 

@@ -20,9 +20,10 @@ from itertools import groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.formats.rows import MOST_BYTES, InputFile, PartSource, Place, Row, bulk_of, named_errors
+from megatron.vlm.data.formats.rows import MOST_BYTES, InputFile, PartSource, Row, bulk_of, named_errors
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import AUDIO_MARK, VIDEO_MARK
+from omnibal_ext.modalities.place import Place
 from omnibal_ext.reading.files import open_plain, size_of
 from omnibal_ext.reading.tars import Member, members
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
 from megatron.vlm.data.media.images import MAX_PIXELS
-from megatron.vlm.data.rejects import Rejected
+from omnibal_ext.errors import Rejected
 
 if TYPE_CHECKING:
     from av.container import InputContainer

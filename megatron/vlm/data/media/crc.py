@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from megatron.vlm.data.formats.places import read_place
-from megatron.vlm.data.formats.rows import Place
+from omnibal_ext.modalities.place import Place
 from omnibal_ext.reading.files import open_plain
 
 BLOCK = 2**20

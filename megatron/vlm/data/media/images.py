@@ -21,9 +21,9 @@ from typing import BinaryIO, NamedTuple
 from PIL import ExifTags, Image
 
 from megatron.vlm.data.formats.places import read_place
-from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.media.crc import opened
-from megatron.vlm.data.rejects import Rejected
+from omnibal_ext.errors import Rejected
+from omnibal_ext.modalities.place import Place
 from omnibal_ext.reading.files import open_regular, size_of
 from omnibal_ext.reading.memory import MOST_BYTES as MOST_MEMORY
 from omnibal_ext.reading.memory import limited_memory

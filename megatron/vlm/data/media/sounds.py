@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.media.containers import MOST_PACKETS, SOUNDS, open_container
 from megatron.vlm.data.media.crc import opened
 from megatron.vlm.data.media.endings import missing_end
 from megatron.vlm.data.media.videos import check_file
-from megatron.vlm.data.rejects import Rejected
-from omnibal_ext.errors import UserError, how_to_install
+from omnibal_ext.errors import Rejected, UserError, how_to_install
+from omnibal_ext.modalities.place import Place
 from omnibal_ext.reading.memory import limited_memory
 
 if TYPE_CHECKING:

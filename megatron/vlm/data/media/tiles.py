@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from megatron.vlm.data.formats.rows import Place
-from megatron.vlm.data.media.tiling import TiledImage
-from megatron.vlm.families.media import TILINGS
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.media import TILINGS
+from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.vision.tiling import TiledImage
 
 
 @dataclass(frozen=True, slots=True)

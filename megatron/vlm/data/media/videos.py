@@ -21,13 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.media.containers import FILMS, MOST_PACKETS, open_container
 from megatron.vlm.data.media.crc import opened
 from megatron.vlm.data.media.images import MAX_PIXELS
-from megatron.vlm.data.media.tiling import FRAMES, SQUARE, TiledImage
-from megatron.vlm.data.rejects import Rejected
-from omnibal_ext.errors import UserError, how_to_install
+from omnibal_ext.errors import Rejected, UserError, how_to_install
+from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.vision.tiling import FRAMES, SQUARE, TiledImage
 from omnibal_ext.reading.memory import limited_memory
 
 if TYPE_CHECKING:

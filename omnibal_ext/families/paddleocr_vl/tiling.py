@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from megatron.vlm.data.media.tiling import SQUARE, Grid, Processor
-from megatron.vlm.families.towers.tiling import Native, patches, square_grid
+from omnibal_ext.families.towers.tiling import Native, patches, square_grid
+from omnibal_ext.modalities.vision.tiling import SQUARE, Grid, Processor
 
 PATCH = 14
 PIXELS = {751: 147384, 752: 384**2, 12037: 1536**2}

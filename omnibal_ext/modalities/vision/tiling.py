@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from megatron.vlm.data.formats.rows import Place
-from megatron.vlm.data.media.features import FeatureOrder
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import Places
+from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.vision.features import FeatureOrder
 from omnibal_ext.reading.fields import Fields
 
 Grid = tuple[int, int]  # columns, rows

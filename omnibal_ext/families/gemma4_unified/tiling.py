@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from megatron.vlm.data.media.processor_fields import SIDE
-from megatron.vlm.data.media.tiling import Processor
-from megatron.vlm.families.gemma4.tiling import Gemma4
-from megatron.vlm.families.towers.tiling import patches
+from omnibal_ext.families.gemma4.tiling import Gemma4
+from omnibal_ext.families.towers.tiling import patches
+from omnibal_ext.modalities.vision.processor_fields import SIDE
+from omnibal_ext.modalities.vision.tiling import Processor
 
 
 class Gemma4Unified(Gemma4):

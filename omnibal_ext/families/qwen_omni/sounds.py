@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from megatron.vlm.data.media.mel import SoundRule
+from omnibal_ext.modalities.audio.sounds import SoundRule
 
 SOUND_RULES: dict[str, Callable[..., SoundRule]] = {
     "qwen2.5-omni": partial(SoundRule, longest=300),  # padding="max_length", truncation

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from math import ceil, floor, sqrt
 from typing import Any
 
-from megatron.vlm.data.media.tiling import SQUARE, Grid, Processor, TilingRule
-from megatron.vlm.data.rejects import Rejected
+from omnibal_ext.errors import Rejected
+from omnibal_ext.modalities.vision.tiling import SQUARE, Grid, Processor, TilingRule
 from omnibal_ext.reading.checks import shown
 
 MOST_TIMES_LONGER = 200  # as transformers' processors say

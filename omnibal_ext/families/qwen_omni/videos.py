@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from megatron.vlm.data.media.tiling import FRAMES
-from megatron.vlm.families.qwen_vl.videos import Even
+from omnibal_ext.families.qwen_vl.videos import Even
+from omnibal_ext.modalities.vision.tiling import FRAMES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """PaliGemma's images: one tile, before a prompt with bidirectional attention."""
 
-from megatron.vlm.data.media.tiling import OneTile
+from omnibal_ext.modalities.vision.tiling import OneTile
 
 
 class Paligemma(OneTile):

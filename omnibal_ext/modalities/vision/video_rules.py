@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from megatron.vlm.data.media.tiling import FRAMES, SQUARE, Grid, VideoFrames
-from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.families.towers.tiling import grown, square_grid
+from omnibal_ext.errors import Rejected
+from omnibal_ext.families.towers.tiling import grown, square_grid
+from omnibal_ext.modalities.vision.tiling import FRAMES, SQUARE, Grid, VideoFrames
 
 MOST_FRAMES_SEEN = 2**14
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from PIL import Image
 
-from megatron.vlm.data.media.tiling import OneTile, Processor
+from omnibal_ext.modalities.vision.tiling import OneTile, Processor
 from omnibal_ext.reading.checks import shown
 
 GREY = (127, 127, 127)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from megatron.vlm.data.media.tiling import Grid, Processor, TiledImage, TilingRule
 from omnibal_ext.families.markup import Places
+from omnibal_ext.modalities.vision.tiling import Grid, Processor, TiledImage, TilingRule
 
 USUAL, MOST_SIDE = (1456, 364), 4096
 """The processor: default longer side of an image and side of a tile, longest side, in pixels."""

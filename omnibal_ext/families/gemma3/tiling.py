@@ -2,7 +2,7 @@
 
 from PIL import Image
 
-from megatron.vlm.data.media.tiling import OneTile
+from omnibal_ext.modalities.vision.tiling import OneTile
 
 
 class Gemma(OneTile):

@@ -3,13 +3,12 @@
 from math import floor, isqrt
 from typing import Any
 
-from megatron.vlm.data.media.processor_fields import SIDE, read_fields
-from megatron.vlm.data.media.tiling import SQUARE, Grid, Processor, TiledImage
-from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.families.towers.tiling import Native, patches
 from omnibal_ext.architectures.folder import PROCESSOR
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import Places
+from omnibal_ext.families.towers.tiling import Native, patches
+from omnibal_ext.modalities.vision.processor_fields import SIDE, read_fields
+from omnibal_ext.modalities.vision.tiling import SQUARE, Grid, Processor, TiledImage
 
 
 class NativeEdge(Native):

@@ -2,9 +2,9 @@
 
 from math import floor, sqrt
 
-from megatron.vlm.data.media.tiling import Grid
-from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.families.towers.tiling import Native, patches
+from omnibal_ext.errors import Rejected
+from omnibal_ext.families.towers.tiling import Native, patches
+from omnibal_ext.modalities.vision.tiling import Grid
 
 
 class Gemma4(Native):

@@ -1,7 +1,7 @@
 """GLM-V's images at native resolution."""
 
-from megatron.vlm.data.media.tiling import SQUARE, Grid
-from megatron.vlm.families.towers.tiling import Native, grown, patches
+from omnibal_ext.families.towers.tiling import Native, grown, patches
+from omnibal_ext.modalities.vision.tiling import SQUARE, Grid
 
 
 class NativeGrown(Native):

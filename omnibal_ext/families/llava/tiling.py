@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from megatron.vlm.data.media.features import NEWLINE, FeatureOrder
-from megatron.vlm.data.media.tiling import Grid, OneTile, Processor, TiledImage, TilingRule
-from megatron.vlm.data.rejects import Rejected
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import Rejected, UserError
+from omnibal_ext.modalities.vision.features import NEWLINE, FeatureOrder
+from omnibal_ext.modalities.vision.tiling import Grid, OneTile, Processor, TiledImage, TilingRule
 
 MAX_CANVAS = 2**28  # pixels, 0.8 GB
 CLIP_GROUND, SIGLIP_GROUND = (122, 116, 104), (127, 127, 127)  # the mean of their pixels, of 255

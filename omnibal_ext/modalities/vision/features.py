@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 NEWLINE = -1
@@ -42,10 +40,3 @@ def joined_orders(images: Iterable[tuple[int, FeatureOrder]]) -> FeatureOrder:
         return FeatureOrder(np.concatenate([order.sources for order in moved]))
     sources, weights = zip(*(order.as_means() for order in moved), strict=True)
     return FeatureOrder(np.concatenate(sources), np.concatenate(weights))
-
-
-def order_tensors(images: Iterable[tuple[int, FeatureOrder]]) -> dict[str, Any]:
-    """`joined_orders` as fields of a `Microbatch`."""
-    order = joined_orders(images)
-    found: dict[str, Any] = {"image_sources": torch.from_numpy(order.sources)}
-    return found if order.weights is None else found | {"image_weights": torch.from_numpy(order.weights)}

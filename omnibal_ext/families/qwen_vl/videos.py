@@ -6,8 +6,8 @@ from math import floor
 import numpy as np
 import torch
 
-from megatron.vlm.data.media.tiling import FRAMES
-from megatron.vlm.data.media.video_rules import VideoRule
+from omnibal_ext.modalities.vision.tiling import FRAMES
+from omnibal_ext.modalities.vision.video_rules import VideoRule
 
 
 @dataclass(frozen=True, slots=True)

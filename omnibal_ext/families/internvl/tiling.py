@@ -3,7 +3,7 @@
 from functools import cache, lru_cache
 from typing import Any
 
-from megatron.vlm.data.media.tiling import Grid, TilingRule
+from omnibal_ext.modalities.vision.tiling import Grid, TilingRule
 from omnibal_ext.reading.fields import Fields
 
 

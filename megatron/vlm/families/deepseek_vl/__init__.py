@@ -1,1 +1,0 @@
-"""DeepSeek-VL."""

@@ -1,1 +1,0 @@
-"""Idefics 3 and SmolVLM."""

@@ -1,1 +1,0 @@
-"""Qwen2.5-Omni and Qwen3-Omni: what their thinkers hear."""

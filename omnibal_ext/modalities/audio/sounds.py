@@ -1,0 +1,64 @@
+"""What a model hears of a sound, as numbers: its mel frames and tokens."""
+
+from dataclasses import dataclass
+
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """One sound of a sample: its path below the root of media, and what the model hears of it.
+
+    `place`: set for a sound inside the input file; `path` is its name there. `crcs`: CRC-32 of the file, or ().
+    """
+
+    path: str
+    samples: int
+    """Of the whole sound, at the model's rate."""
+    frames: int
+    """Mel frames."""
+    tokens: int
+    """LLM tokens."""
+    place: Place = ()
+    crcs: tuple[int, ...] = ()
+    video: int = -1
+    """Of a video's own sound: which of the sample's images it is; -1: a sound alone."""
+    turns: tuple[int, ...] = ()
+    """Of a video's own sound: lengths of alternating runs of the video's tokens and the sound's (`token_turns`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoundRule:
+    """How a model hears: what its feature extractor does, and its encoder."""
+
+    encoder: AudioArchitecture
+    rate: int = 16000
+    """Samples a second."""
+    window: int = 400
+    """Samples that a frame sees."""
+    hop: int = 160
+    """Samples from one frame to the next."""
+    longest: int | None = None
+    """Seconds that are heard, from the beginning; shorter sounds are padded with silence, which their last frames see.
+    None: everything is heard, and the last frames see the end mirrored."""
+
+    def __str__(self) -> str:
+        """As preprocessing prints it."""
+        heard = "all of it" if self.longest is None else f"the first {self.longest} seconds"
+        return f"{self.rate} samples a second, {self.rate / self.hop:g} frames, {heard}"
+
+    def heard(self, samples: int) -> int:
+        """How many of a sound's samples are heard."""
+        return samples if self.longest is None else min(samples, self.longest * self.rate)
+
+    def frames(self, samples: int) -> int:
+        """Mel frames of a sound; 0 if it is too short to have any."""
+        if self.longest is not None:
+            return -(-self.heard(samples) // self.hop)
+        return samples // self.hop if samples > self.window // 2 else 0
+
+    def tokens(self, samples: int) -> int:
+        """LLM tokens of a sound; 0 if it is too short to be heard."""
+        frames = self.frames(samples)
+        return self.encoder.tokens(frames) if frames else 0
