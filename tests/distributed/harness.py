@@ -56,6 +56,7 @@ from omnibal_ext.architectures.language import (
 )
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.modality import LANGUAGE
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Schedule
@@ -462,7 +463,7 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
 
     def provide(vp_stage: int | None = None, **_: object) -> Stage:
         stage = plan.stages[stage_number(plan.placement, vp_stage)]
-        own = replace(chain, language=copy(chain.language))  # as Megatron's providers: every chunk has its own
+        own = replace(chain, configs={**chain.configs, LANGUAGE: copy(chain.language)})  # as Megatron's providers
         return stirred(
             Stage(
                 own, *stage.layers, stage.recompute, stage.recompute_cheap, vp_stage, owned=owned_links(plan, vp_stage)

@@ -44,6 +44,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     from omnibal_ext.adapters import Adapters
     from omnibal_ext.architectures.presets import preset
     from omnibal_ext.chain import ADAPTABLE_KINDS, PARTS, RECOMPUTABLE_KINDS
+    from omnibal_ext.modalities.modality import VISION
 
     args = start(name, tensor)
     model = preset(name)
@@ -90,7 +91,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     found["step"] = count(whole, lambda: weighted(whole(pack), pack))
     if engine and one.language.activation == "silu":  # core's own layers know no other
         found |= {f"gpt {kind}": core_layer(config, pack) for kind, config in
-                  (("vit", chain.vision), ("llm", chain.language))}  # fmt: skip
+                  (("vit", chain.configs[VISION]), ("llm", chain.language))}  # fmt: skip
     return found
 
 

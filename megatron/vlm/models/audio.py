@@ -24,11 +24,15 @@ from torch.nn.functional import gelu
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch, segments_of
 from megatron.vlm.models.configs import ACTIVATIONS, outside_layers
+from megatron.vlm.models.encoder_links import EncoderLinks
 from megatron.vlm.models.norm import build_norm
 from megatron.vlm.models.vit.layers import join_rows, missing_rows, share_rows
 from megatron.vlm.models.vit.native import View
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.arrays import Ints
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.modality import AUDIO
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 Sounds = tuple[tuple[int, ...], ...]
 LONGEST_WAVE = 10_000
@@ -182,3 +186,29 @@ def _pairs(lengths: Sequence[int]) -> Ints:
     """Indices of the rows of sounds of these lengths without the last of an odd one."""
     begins = np.cumsum([0, *lengths])
     return np.concatenate([begin + np.arange(one // 2 * 2) for begin, one in zip(begins, lengths, strict=False)])
+
+
+class AudioLinks(EncoderLinks):
+    """Convolutions, layers as a ViT's at native resolution, and a projector."""
+
+    viewed = AUDIO.kinds[1:2]
+
+    def layers(self, model: Architecture) -> VisionArchitecture:
+        """The ViT whose layers are like the encoder's."""
+        assert model.audio is not None
+        return model.audio.as_vit
+
+    def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
+        """Mel frames to rows."""
+        assert model.audio is not None
+        return AudioEmbed(config, model.audio)
+
+    def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
+        """Rows to audio tokens."""
+        assert model.audio is not None
+        return AudioProjector(model.audio, config, language)
+
+    def viewer(self, config: TransformerConfig, model: Architecture) -> AudioViewer:
+        """Segments of rows that attend to each other."""
+        assert model.audio is not None
+        return AudioViewer(model.audio, config)

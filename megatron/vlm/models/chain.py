@@ -1,7 +1,7 @@
 """The layer chain: builds any link of it, and knows the shape of what travels between two links."""
 
 from argparse import Namespace
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,15 +16,14 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import sharded_state_dict_default
 
-from megatron.vlm.families.modules import MERGERS, PROJECTORS
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.adapters import adapters_in, attach
 from megatron.vlm.models.again import compute_cheap_again
 from megatron.vlm.models.alone import alone, config_alone
-from megatron.vlm.models.audio import AudioEmbed, AudioProjector
-from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.models.configs import language_config
 from megatron.vlm.models.draws import streams_kept
+from megatron.vlm.models.encoders import ENCODERS
 from megatron.vlm.models.flow import Carrier
 from megatron.vlm.models.language import (
     Head,
@@ -33,14 +32,12 @@ from megatron.vlm.models.language import (
     language_layer_spec,
 )
 from megatron.vlm.models.vit.clip import clip
-from megatron.vlm.models.vit.layerless import NormedPatchEmbed
-from megatron.vlm.models.vit.layers import PatchEmbed, shared_rows, vision_layer_spec
-from megatron.vlm.models.vit.native import NativePatchEmbed
+from megatron.vlm.models.vit.layers import shared_rows, vision_layer_spec
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.chain import VISION_NORM, GradientMode, gradient_mode, layer_names, modality_of
-from omnibal_ext.modalities.modality import AUDIO, ENCODED, LANGUAGE, VISION, Modality
+from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 SEEDS_APART = 2**20
@@ -52,8 +49,8 @@ class Chain:
     """The model as one flat list of links, [patch_embed, vit..., projector, word_embed, llm..., head]."""
 
     architecture: Architecture
-    language: TransformerConfig
-    vision: TransformerConfig
+    configs: Mapping[Modality, TransformerConfig]
+    """Core's configuration of the language model, and of each encoder."""
     vocab_size: int  # padded, so that every tensor-parallel rank gets the same share
     seed: int
     frozen: tuple[str, ...] = ()
@@ -67,16 +64,23 @@ class Chain:
     def of(cls, args: Namespace, architecture: Architecture, language: TransformerConfig | None = None) -> "Chain":
         """The chain of `architecture` under Megatron's arguments; `language` where core has made it already."""
         language = language or language_config(args, architecture)
-        vision = vision_config(language, architecture.vision)
+        configs = configs_of(language, architecture)
         adapters = Adapters.of(args)
         frozen = adapters.frozen(args.freeze)
-        return cls(architecture, language, vision, args.padded_vocab_size, args.seed, frozen, adapters)
+        return cls(architecture, configs, args.padded_vocab_size, args.seed, frozen, adapters)
 
     def whole(self) -> "Chain":
         """The same chain without tensor parallelism: links are built unsharded, and run inside `alone`."""
-        vision = config_alone(self.vision)
-        vision.num_attention_heads = vision.num_query_groups = self.architecture.vision.heads_over(1)
-        return replace(self, language=config_alone(self.language), vision=vision, is_whole=True)
+        configs = {modality: config_alone(config) for modality, config in self.configs.items()}
+        for encoder in self.architecture.encoders:
+            config, sizes = configs[encoder.modality], ENCODERS[encoder.modality].layers(self.architecture)
+            config.num_attention_heads = config.num_query_groups = sizes.heads_over(1)
+        return replace(self, configs=configs, is_whole=True)
+
+    @property
+    def language(self) -> TransformerConfig:
+        """Core's configuration of the language model."""
+        return self.configs[LANGUAGE]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -95,12 +99,12 @@ class Chain:
         begins as one that is not cut. `again`: of a transformer layer, norm outputs and activations are computed again
         instead of kept.
         """
-        build = self._build_audio if modality_of(self.kinds[link]) is AUDIO else self._build
+        build = self._build_language if modality_of(self.kinds[link]) is LANGUAGE else self._build_encoder
         with alone() if self.is_whole else nullcontext(), _seeded(self.seed + link):
             module, mode = build(link, again), self.gradient_mode(link)
         if mode != "trained":
             module.requires_grad_(False)
-        if self.kinds[link] == "projector" and (norm := getattr(module, VISION_NORM, None)):
+        if norm := getattr(module, VISION_NORM, None):
             norm.requires_grad_("vit" not in self.frozen)
         for _, adapter in adapters_in(module):
             adapter.requires_grad_(True)
@@ -108,8 +112,8 @@ class Chain:
 
     def draws(self, link: int) -> bool:
         """Whether a link draws by chance in training."""
-        config = self.config(link)
-        drop_path = config is self.vision and self.architecture.vision.drop_path
+        config, sizes = self.config(link), self._vit(link)
+        drop_path = sizes.drop_path if sizes else 0.0
         return bool(config.hidden_dropout or config.attention_dropout or drop_path)
 
     def gradient_mode(self, link: int) -> GradientMode:
@@ -131,49 +135,38 @@ class Chain:
 
     def config(self, link: int) -> TransformerConfig:
         """Core's configuration of the part of the model that a link is of."""
-        return {LANGUAGE: self.language, VISION: self.vision}.get(modality_of(self.kinds[link])) or self.audio
+        return self.configs[modality_of(self.kinds[link])]
 
-    @cached_property
-    def audio(self) -> TransformerConfig:
-        """Core's configuration of the audio encoder: the ViT's, which Megatron puts no process groups into."""
-        assert self.architecture.audio is not None
-        return vision_config(self.vision, self.architecture.audio.as_vit)
+    def _vit(self, link: int) -> VisionArchitecture | None:
+        """The ViT whose layers are like those of a link's encoder; None: the link is the language model's."""
+        modality = modality_of(self.kinds[link])
+        return None if modality is LANGUAGE else ENCODERS[modality].layers(self.architecture)
 
-    def _build(self, link: int, again: bool) -> torch.nn.Module:
-        vision = self.architecture.vision
+    def _build_encoder(self, link: int, again: bool) -> torch.nn.Module:
+        modality = modality_of(self.kinds[link])
+        links, config, model = ENCODERS[modality], self.configs[modality], self.architecture
+        first, layer, _ = modality.kinds
+        if self.kinds[link] == first:
+            return links.embed(config, model)
+        if self.kinds[link] == layer:
+            sizes = links.layers(model)
+            return self._layer(
+                config, vision_layer_spec(config, sizes, self._norms_apart(link, again)), sizes, link, again
+            )
+        return self._adapted(link, links.projector(config, self.language, model))
+
+    def _build_language(self, link: int, again: bool) -> torch.nn.Module:
+        language = self.architecture.language
         match self.kinds[link]:
-            case "patch_embed":
-                native = NormedPatchEmbed if vision.embedding_norms else NativePatchEmbed
-                return (native if vision.native else PatchEmbed)(self.vision, vision)
-            case "vit":
-                spec = vision_layer_spec(self.vision, vision, self._norms_apart(link, again))
-                return self._layer(self.vision, spec, vision, link, again)
-            case "projector":
-                known = MERGERS if vision.native else PROJECTORS
-                join = known["pooled" if self.architecture.pools else self.architecture.merger]
-                return self._adapted(link, join(self.vision, self.language, self.architecture))
             case "word_embed":
                 return WordEmbedding(self.language, self.vocab_size, self.architecture)
             case "llm":
-                language = self.architecture.language
                 described = language.each_layer[self.kinds[:link].count("llm")]
                 config = language_layer_config(self.language, language, described)
                 spec = language_layer_spec(config, language, described, self._norms_apart(link, again))
                 return self._layer(config, spec, language, link, again)
             case _:
-                return Head(self.language, self.vocab_size, self.architecture.language)
-
-    def _build_audio(self, link: int, again: bool) -> torch.nn.Module:
-        audio = self.architecture.audio
-        assert audio is not None
-        match self.kinds[link]:
-            case "audio_embed":
-                return AudioEmbed(self.audio, audio)
-            case "audio":
-                spec = vision_layer_spec(self.audio, audio.as_vit, self._norms_apart(link, again))
-                return self._layer(self.audio, spec, audio.as_vit, link, again)
-            case _:
-                return self._adapted(link, AudioProjector(audio, self.audio, self.language))
+                return Head(self.language, self.vocab_size, language)
 
     def _layer(
         self, config: TransformerConfig, spec: ModuleSpec, part: VisionArchitecture | LanguageArchitecture, link: int,
@@ -183,7 +176,7 @@ class Chain:
         layer: Any = build_module(spec, config=config, layer_number=number + 1, add_layer_offset=False)
         transformer_engine.mark_delayed(layer)
         self._adapted(link, layer)
-        if self.kinds[link] == "vit" and self.architecture.vision.clipped:
+        if isinstance(part, VisionArchitecture) and part.clipped:
             clip(layer, config.hidden_size, config.kv_channels)
         if again:
             compute_cheap_again(layer)
@@ -192,8 +185,8 @@ class Chain:
 
     def _norms_apart(self, link: int, again: bool) -> bool:
         """Whether what a projection of a layer multiplies is seen outside of it."""
-        clipped = self.kinds[link] == "vit" and self.architecture.vision.clipped
-        return again or clipped or self.gradient_mode(link) == "adapted"
+        sizes = self._vit(link)
+        return again or bool(sizes and sizes.clipped) or self.gradient_mode(link) == "adapted"
 
     def _adapted(self, link: int, module: torch.nn.Module) -> torch.nn.Module:
         """A link, with adapters where its part has them."""
@@ -243,6 +236,12 @@ class Chain:
         config, inputs = self.config(link - 1), batch.inputs(modality.size)
         rows = sum(map(self.architecture.encoder(modality).rows, inputs))
         return (shared_rows(rows, config), 1, config.hidden_size)
+
+
+def configs_of(language: TransformerConfig, architecture: Architecture) -> dict[Modality, TransformerConfig]:
+    """Core's configurations of a model: `language`, and each encoder's."""
+    encoders = (one.modality for one in architecture.encoders)
+    return {LANGUAGE: language, **{one: ENCODERS[one].config(language, architecture) for one in encoders}}
 
 
 class Links(torch.nn.ModuleDict):

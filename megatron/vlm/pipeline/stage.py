@@ -13,14 +13,12 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.audio import AudioViewer
 from megatron.vlm.models.chain import Chain, Links
 from megatron.vlm.models.draws import begin_draws
+from megatron.vlm.models.encoders import ENCODERS
 from megatron.vlm.models.language_view import LanguageViewer
-from megatron.vlm.models.vit.native import Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
 from omnibal_ext.chain import TOWER_KINDS
-from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.schedules.placement import Placement
 
 
@@ -64,11 +62,11 @@ class Stage(MegatronModule):
         tie(chain, self.links)
         if "llm" in self.kinds:
             self.language_viewer = LanguageViewer(chain.architecture, chain.language.params_dtype)
-        vision = chain.architecture.vision
-        if vision.native and vision.layers and not set(VISION.kinds).isdisjoint(self.kinds):
-            self.viewer = Viewer(vision, chain.vision)
-        if chain.architecture.audio and "audio" in self.kinds:
-            self.audio_viewer = AudioViewer(chain.architecture.audio, chain.audio)
+        self.viewers = torch.nn.ModuleDict()
+        for encoder in chain.architecture.encoders:
+            links, config = ENCODERS[encoder.modality], chain.configs[encoder.modality]
+            if not set(links.viewed).isdisjoint(self.kinds) and (viewer := links.viewer(config, chain.architecture)):
+                self.viewers[encoder.modality.name] = viewer
 
     @property
     def run_links(self) -> list[tuple[int, torch.nn.Module]]:
@@ -134,10 +132,9 @@ class Stage(MegatronModule):
     def _views(self, batch: Microbatch) -> dict[str, tuple[Any, ...]]:
         """What links need of a pack besides its tensors, by kind: the same for all links of a kind."""
         views: dict[str, tuple[Any, ...]] = {"llm": (self.language_viewer(batch),)} if "llm" in self.kinds else {}
-        if hasattr(self, "viewer") and batch.tiles:
-            views |= dict.fromkeys(VISION.kinds, (self.viewer(batch),))
-        if hasattr(self, "audio_viewer") and batch.frames:
-            views["audio"] = (self.audio_viewer(batch),)
+        for modality in (encoder.modality for encoder in self.chain.architecture.encoders):
+            if modality.name in self.viewers and batch.inputs(modality.size):
+                views |= dict.fromkeys(ENCODERS[modality].viewed, (self.viewers[modality.name](batch),))
         return views
 
     def sharded_state_dict(self, prefix: str = "", *arguments: Any, **options: Any) -> ShardedStateDict:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from math import floor
 
 import numpy as np
-import torch
 
 from omnibal_ext.modalities.vision.tiling import FRAMES
 from omnibal_ext.modalities.vision.video_rules import VideoRule
@@ -16,6 +15,8 @@ class Even(VideoRule):
 
     def sample(self, total: int, rate: float, seconds: float) -> list[int]:
         """With torch.arange, to round as transformers does; it may yield one frame too many, which is dropped."""
+        import torch  # which only this rule of all needs
+
         most = floor(min(self.max_frames, total) / FRAMES) * FRAMES
         wanted = min(max(total / rate * self.fps, self.min_frames), most, total)
         count = floor(wanted / FRAMES) * FRAMES

@@ -37,8 +37,8 @@ from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import table_name
 from megatron.vlm.hf.pack_inputs import padded_sounds
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.models.chain import Chain, configs_of
+from megatron.vlm.models.configs import language_config
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.architectures.architecture import Architecture
@@ -157,7 +157,7 @@ def load(architecture: Architecture, folder: Path, args: Namespace, **chain_fiel
     values = {**vars(args), **preset_defaults(architecture, plan, args)}
     values["sequence_parallel"] = args.tensor_model_parallel_size > 1 and architecture.language.experts is not None
     language = language_config(Namespace(**values), architecture)
-    chain = Chain(architecture, language, vision_config(language, architecture.vision), 256, 3, **chain_fields)
+    chain = Chain(architecture, configs_of(language, architecture), 256, 3, **chain_fields)
     stage = Stage(chain, 0, len(chain.kinds))
     args.load, args.exit_on_missing_checkpoint = str(folder), True
     load_checkpoint([stage], None, None)

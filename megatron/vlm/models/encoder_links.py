@@ -1,0 +1,41 @@
+"""What an encoder's links are built of; each modality has its own, found in `encoders.ENCODERS`."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from megatron.vlm.models.configs import vision_config
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
+
+Viewer = Any
+"""A module that makes of a pack what links need of it besides its tensors: Microbatch -> view."""
+
+
+class EncoderLinks(ABC):
+    """An embedding, layers as a ViT's, and a projector."""
+
+    viewed: tuple[str, ...] = ()
+    """Kinds of links that the viewer's view is for."""
+
+    @abstractmethod
+    def layers(self, model: Architecture) -> VisionArchitecture:
+        """The ViT whose layers are like the encoder's."""
+
+    def config(self, language: TransformerConfig, model: Architecture) -> TransformerConfig:
+        """Core's configuration of the encoder, from the language model's."""
+        return vision_config(language, self.layers(model))
+
+    @abstractmethod
+    def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
+        """The first link: the pack's inputs -> this rank's share of the rows."""
+
+    @abstractmethod
+    def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
+        """The last link: rows -> tokens of the language model, on every rank."""
+
+    def viewer(self, config: TransformerConfig, model: Architecture) -> Viewer | None:
+        """The viewer of the model's packs; None: links need tensors alone."""
+        return None

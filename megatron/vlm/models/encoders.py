@@ -1,0 +1,10 @@
+"""The registry of what encoders' links are built of, by modality."""
+
+from collections.abc import Mapping
+
+from megatron.vlm.models.audio import AudioLinks
+from megatron.vlm.models.encoder_links import EncoderLinks
+from megatron.vlm.models.vit.links import VisionLinks
+from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
+
+ENCODERS: Mapping[Modality, EncoderLinks] = {VISION: VisionLinks(), AUDIO: AudioLinks()}
