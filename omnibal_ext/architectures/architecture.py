@@ -143,7 +143,7 @@ class Architecture:
         features = Features(vision.feature_layers, bool(vision.side_by_side))
         found = {VISION: Encoder(VISION, layers, vision.rows, self.image_tokens, features)}
         if audio:
-            found[AUDIO] = Encoder(AUDIO, (None,) * audio.layers, audio.rows, audio.tokens)
+            found[AUDIO] = Encoder(AUDIO, (None,) * audio.layers, audio.rows, audio.tokens, period=audio.period)
         return tuple(found[one] for one in ENCODED if one in found)
 
     @property

@@ -43,8 +43,8 @@ class ModelOperations:
         cls, model: Architecture, frozen: tuple[str, ...] = (), adapters: Adapters = NO_ADAPTERS
     ) -> "ModelOperations":
         """Count the operations of a model with `frozen` parts and adapters."""
-        chunk = model.audio.chunk * model.audio.chunks_attended if model.audio else 1
-        works, added = layer_works(model, {"frames": chunk}, 1), adapter_parameters(model, adapters)
+        periods = {one.modality.size: one.period for one in model.encoders}
+        works, added = layer_works(model, periods, 1), adapter_parameters(model, adapters)
         frozen = adapters.frozen(frozen)
         units = dict.fromkeys(("tile", "token", "square", "counted", "frame"), 0.0)
         counts = Counter(model.cost_kinds)
@@ -61,7 +61,7 @@ class ModelOperations:
                 units[unit] += work.attention * attention
             units["token"] += work.states * attention
             units["square"] += work.per_square * attention
-        return cls(**units | {"frame": units["frame"] / chunk})
+        return cls(**units | {size.removesuffix("s"): units[size.removesuffix("s")] / n for size, n in periods.items()})
 
     def total(self, tiles: float, tokens: float, squares: float, counted: float, frames: float = 0.0) -> float:
         """Return the operations of samples with these sums of tiles, tokens, squared lengths, labels and mel frames."""

@@ -34,3 +34,5 @@ class Encoder:
     tokens: Callable[[int], int]
     """Tokens of the language model of one input of so many units."""
     features: Features = Features()
+    period: int = 1
+    """Units of one input after which what its rows attend to repeats: so many are counted together."""

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.arrays import Floats
-from omnibal_ext.chain import size_of
+from omnibal_ext.chain import modality_of
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.modalities.modality import AUDIO
+from omnibal_ext.modalities.modality import ALWAYS, LANGUAGE, MODALITIES
 from omnibal_ext.packing.packs import LOADS, sample_loads
 from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
 from omnibal_ext.sizes import FRAMES, Sizes
@@ -38,15 +38,12 @@ class PackCosts:
     @classmethod
     def of_profile(cls, profile: Profile) -> "PackCosts":
         """Sum the layers of a profile, measured or analytic."""
-        parts = {
-            "vision": {CONSTANT: 0.0, "tiles": 0.0},
-            "language": {CONSTANT: 0.0, "tokens": 0.0, "attention": 0.0},
-            "audio": {CONSTANT: 0.0, "frames": 0.0},
-        }
-        of_size = {"tiles": parts["vision"], "tokens": parts["language"], "frames": parts["audio"]}
+        there = {*ALWAYS, *map(modality_of, profile.chain)}
+        parts = {one.name: {CONSTANT: 0.0, one.size: 0.0} for one in MODALITIES if one in there}
+        parts[LANGUAGE.name]["attention"] = 0.0
         for kind in profile.cost_kinds:
-            cost, unit = profile.layers[kind], size_of(kind)
-            part, budget = of_size[unit], profile.budget(unit)
+            cost, modality = profile.layers[kind], modality_of(kind)
+            part, unit, budget = parts[modality.name], modality.size, profile.budget(modality.size)
             for seconds, fit in (
                 (cost.forward_seconds, cost.forward_fit),
                 (cost.backward_seconds, cost.backward_fit),
@@ -54,10 +51,8 @@ class PackCosts:
                 constant, per_unit, per_square = fit or (0.0, seconds / budget, 0.0)
                 part[CONSTANT] += constant
                 part[unit] += per_unit
-                if unit == "tokens":
+                if modality is LANGUAGE:
                     part["attention"] += per_square
-        if set(AUDIO.kinds).isdisjoint(profile.chain):
-            del parts["audio"]
         return cls(parts, f"{profile.model} on {profile.device or 'its device'}")
 
     @classmethod

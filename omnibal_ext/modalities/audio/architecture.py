@@ -38,6 +38,11 @@ class AudioArchitecture:
         )  # fmt: skip
 
     @property
+    def period(self) -> int:
+        """Mel frames of the chunks whose rows attend to each other."""
+        return self.chunk * self.chunks_attended
+
+    @property
     def halvings(self) -> int:
         """Number of convolutions with stride 2."""
         return 3 if self.channels else 1
