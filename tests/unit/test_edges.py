@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from megatron.vlm.data.media import images, video_rules
+from megatron.vlm.data.media import images
 from megatron.vlm.data.rejects import RejectCount
-from megatron.vlm.families.llava import tiling as llava
-from megatron.vlm.families.towers import tiling as native
 from megatron.vlm.monitoring import bad_samples
 from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps, Hosts
 from megatron.vlm.preprocessing import chat, record_media
 from omnibal_ext.costs.operations import EFFICIENCIES, _device
 from omnibal_ext.errors import Rejected, UserError
+from omnibal_ext.families.llava import tiling as llava
 from omnibal_ext.families.media import VIDEO_RULES
+from omnibal_ext.families.towers import tiling as native
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_index
+from omnibal_ext.modalities.vision import video_rules
 from omnibal_ext.packing.build import build_index, reject_reasons
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.index.packed_index import PackedIndex
