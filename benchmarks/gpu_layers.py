@@ -15,19 +15,21 @@ from megatron.vlm.profiling.stage_pass import StagePass, synthetic_pack
 from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
 from megatron.vlm.single import single_process
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
+from omnibal_ext.modalities.modality import Budgets
 
 CALLS, ROUNDS = 10, 5
 
 
 def layers(model: str, budgets: tuple[int, int], steps: int, bf16: bool) -> dict[str, Any]:
     """A profile of every layer kind, the kernels it ran on, what the device reaches, and bytes it took."""
-    job = ProfileJob(model, *budgets, bf16=bf16, steps=steps, distributed_optimizer=True)
+    most = dict(zip(("tiles", "tokens"), budgets, strict=True))
+    job = ProfileJob(model, most, bf16=bf16, steps=steps, distributed_optimizer=True)
     profile = profile_on_this_machine(job, {"device": platform.device_name()})
     assert profile is not None
     with single_process(model, job.flags()) as inputs:
         args, chain = inputs.args, Chain.of(inputs.args, inputs.architecture)
         kinds = [kind for kind in RECOMPUTABLE_KINDS if kind in chain.kinds]
-        taken = {kind: allocated(args, chain, kind, budgets) for kind in kinds}
+        taken = {kind: allocated(args, chain, kind, most) for kind in kinds}
         kernels = {"layers": args.transformer_impl, "attention": choose_kernel(chain.language)}
         reached = reaches(chain, budgets[1])
     return {
@@ -39,7 +41,7 @@ def layers(model: str, budgets: tuple[int, int], steps: int, bf16: bool) -> dict
     }
 
 
-def allocated(args: Any, chain: Chain, kind: str, budgets: tuple[int, int]) -> float:
+def allocated(args: Any, chain: Chain, kind: str, budgets: Budgets) -> float:
     """Bytes that the device's allocator gave to one layer's forward pass and has not got back; 0 on the CPU."""
     measured = KindMeasurement(args, chain, kind, budgets)
     step = StagePass(chain, measured.module, measured.packs[0])

@@ -50,8 +50,8 @@ def measure(shape: Shape, order: dict[str, Any]) -> Any:
     if "cases" in order:
         return _train_all(shape, order)
     job = ProfileJob(
-        shape.name, shape.vit_budget, shape.llm_budget, steps=order["steps"], data_parallel=order["data_parallel"],
-        frozen=tuple(order["frozen"]),
+        shape.name, {"tiles": shape.vit_budget, "tokens": shape.llm_budget}, steps=order["steps"],
+        data_parallel=order["data_parallel"], frozen=tuple(order["frozen"]),
     )  # fmt: skip
     profile = profile_on_this_machine(job, {})
     return profile.to_record() if profile else None

@@ -59,7 +59,7 @@ class Extra:
 
 
 def encoder_extras(chain: Sequence[str], encoders: Mapping[Modality, Features], width: int) -> Iterator[Extra]:
-    """Yield what a model's `encoders` give, also of those that are in front of this chain. `width`: of the language
+    """Yield what a model's `encoders` give, also the last one in front of this chain. `width`: of the language
     model's hidden states.
 
     Tokens of an encoder pass by those behind it. Features go from layers to the projector and, unless it joins them, to

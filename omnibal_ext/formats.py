@@ -62,6 +62,7 @@ PLAN = record(
     },
     {
         **dict.fromkeys(("model", "model_hash", "profile_hash", "method", "schedule"), text),
+        **{name: PLAN_COUNTS[name] for name in _BUDGETS},
         "memory_gib": maybe(finite()),
         "frozen": listing(one_of(*PARTS)),
         "lora_targets": listing(one_of(*PARTS)),

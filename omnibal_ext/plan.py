@@ -201,8 +201,9 @@ class Plan:
 
     def _validate_counts(self) -> None:
         counts = vars(self) | budget_fields(self.budgets) | vars(self.trained)
-        for name in PLAN_COUNTS.keys() & counts.keys():
-            PLAN_COUNTS[name](name, counts[name])
+        for name, check in PLAN_COUNTS.items():
+            if name in counts:
+                check(name, counts[name])
         if self.schedule not in SCHEDULE_NAMES:
             raise UserError(f"schedule {self.schedule!r} is not known; choose one of {', '.join(SCHEDULE_NAMES)}")
         wanted = self.pipeline_model_parallel_size * self.virtual_pipeline_model_parallel_size

@@ -30,7 +30,7 @@ from omnibal_ext.costs.operations import measured_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Interval, Need, ToolParser
-from omnibal_ext.modalities.modality import ENCODED, Budgets, budget_fields, budgets_in, in_words
+from omnibal_ext.modalities.modality import ALWAYS, LANGUAGE, MODALITIES, Budgets, budget_fields, budgets_in, in_words
 from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 from omnibal_ext.output import say
 from omnibal_ext.trained import ALL
@@ -59,7 +59,7 @@ def main() -> None:
         profile = learnt
         profile.save(arguments.output)
     if arguments.json:
-        print_json({**{one.budget: 0 for one in ENCODED}, **profile.fields})
+        print_json(profile.fields)
     else:
         _show(profile, arguments.output)
 
@@ -107,15 +107,15 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
     job = ProfileJob(
         arguments.model,
         _budgets(arguments, architecture),
-        arguments.tensor_model_parallel_size,
-        arguments.sequence_parallel,
-        arguments.data_parallel_size,
-        arguments.use_distributed_optimizer,
-        arguments.bf16,
-        tuple(arguments.freeze),
-        arguments.steps,
-        arguments.expert_model_parallel_size,
-        Adapters.of(arguments),
+        tensor_parallel=arguments.tensor_model_parallel_size,
+        sequence_parallel=arguments.sequence_parallel,
+        data_parallel=arguments.data_parallel_size,
+        distributed_optimizer=arguments.use_distributed_optimizer,
+        bf16=arguments.bf16,
+        frozen=tuple(arguments.freeze),
+        steps=arguments.steps,
+        expert_parallel=arguments.expert_model_parallel_size,
+        adapters=Adapters.of(arguments),
     )
     if not arguments.json and os.environ.get("RANK", "0") == "0":
         sizes = in_words(job.budgets).replace("tiles", "tiles or patches")
@@ -138,12 +138,12 @@ def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: A
     unsharded = Profile.load(arguments.tower_profile)
     if not architecture.was_noted(unsharded.model, unsharded.model_hash):
         raise UserError(f"{arguments.tower_profile}: is of model {unsharded.model!r}; measure it for this one")
-    names = (*(one.budget for one in ENCODED), *vars(ALL), "dtype")
+    names = (*(one.budget for one in MODALITIES if one is not LANGUAGE), *vars(ALL), "dtype")
     there, wanted = (vars(one) | budget_fields(one.budgets) | vars(one.trained) for one in (unsharded, profile))
     for name in names:
-        if there.get(name) != wanted.get(name):
+        if there.get(name, 0) != wanted.get(name, 0):
             raise UserError(
-                f"{arguments.tower_profile}: {name} is {there.get(name)}, not {wanted.get(name)}; "
+                f"{arguments.tower_profile}: {name} is {there.get(name, 0)}, not {wanted.get(name, 0)}; "
                 "measure it for the same model, budgets and weights"
             )
     if (size := unsharded.tensor_model_parallel_size) != 1:
@@ -161,6 +161,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
     twice = 2 * arguments.tensor_model_parallel_size
     processes = twice if twice % experts == 0 and platform.device_count() >= twice else least
     names = ("tensor_model_parallel_size", "data_parallel_size", "steps", "bf16")
+    budgets = budget_fields(_budgets(arguments, architecture))
     return {
         **({"expert_model_parallel_size": experts} if experts > 1 else {}),
         "device": platform.device_name(),
@@ -173,8 +174,9 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "distributed_optimizer": arguments.use_distributed_optimizer,
         "freeze": sorted(arguments.freeze),
         **({"adapters": adapters} if (adapters := Adapters.of(arguments).to_record()) else {}),
+        **{one.budget: budgets.pop(one.budget) for one in ALWAYS},
         **{name: getattr(arguments, name) for name in names},
-        **budget_fields(_budgets(arguments, architecture)),
+        **budgets,
     }
 
 

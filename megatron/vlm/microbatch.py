@@ -244,7 +244,7 @@ class Microbatch:
 
     def inputs(self, size: Size) -> Sequence[int]:
         """Return the units of what an encoder sees: mel frames of each sound, tiles of all images together."""
-        return self.sound_frames if size == "frames" else (self.tiles,) if self.tiles else ()
+        return {"frames": self.sound_frames, "tiles": (self.tiles,) if self.tiles else ()}[size]
 
     @property
     def counted(self) -> int:

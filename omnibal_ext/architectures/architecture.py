@@ -18,7 +18,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.flow import Extra, blocks_after, encoder_extras, features_after, language_extras
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.encoder import Encoder, Features
-from omnibal_ext.modalities.modality import AUDIO, ENCODED, LANGUAGE, MODALITIES, VISION, Budgets, Modality
+from omnibal_ext.modalities.modality import ALWAYS, AUDIO, ENCODED, LANGUAGE, MODALITIES, VISION, Budgets, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
@@ -133,7 +133,8 @@ class Architecture:
 
     def profiled(self, budgets: Budgets) -> Budgets:
         """Return the budgets for which layers are measured: of each modality of the model, 1 if packs have none."""
-        return {one.size: budgets.get(one.size, 1) for one in MODALITIES if one in self.modalities}
+        least = {one.size: 0 if one in ALWAYS else 1 for one in MODALITIES if one in self.modalities}
+        return {size: max(budgets.get(size, 1), most) for size, most in least.items()}
 
     @cached_property
     def encoders(self) -> tuple[Encoder, ...]:

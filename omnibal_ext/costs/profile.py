@@ -56,8 +56,11 @@ from omnibal_ext.trained import ALL, Trained
 SCHEMA_VERSION = 1
 LISTS = ("chain", "feature_layers", "carried_after")
 """Fields that are tuples here and lists in a file."""
-IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share",
-            "host_action_seconds", "corrected_by")  # fmt: skip
+IF_KNOWN = (
+    *(one.budget for one in MODALITIES if one not in ALWAYS),
+    *("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share"),
+    *("host_action_seconds", "corrected_by"),
+)
 """Fields that are left out of a file when empty."""
 ELSEWHERE = {*(one.budget for one in MODALITIES), *ALL.to_record()}
 """Fields of a file that are in `Profile.budgets` and `Profile.trained` here."""
@@ -136,9 +139,8 @@ class PackSizes:
 
     def of(self, size: Size) -> NDArray[np.int64]:
         """Return the packs' tiles, tokens or frames."""
-        if size == "frames":
-            return np.zeros_like(self.tokens) if self.frames is None else self.frames
-        return self.tiles if size == "tiles" else self.tokens
+        frames = np.zeros_like(self.tokens) if self.frames is None else self.frames
+        return {"tiles": self.tiles, "tokens": self.tokens, "frames": frames}[size]
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,8 @@ class Profile:
         """The profile in a decoded profile.json. Raises UserError for missing fields or another schema version."""
         check_version(record, SCHEMA_VERSION, "profile again")
         PROFILE("", record)
-        if unknown := sorted(record.keys() - {field.name for field in dataclasses.fields(cls)} - {FIELD, *ELSEWHERE}):
+        known = {field.name for field in dataclasses.fields(cls)} - {"budgets", "trained"} | {FIELD, *ELSEWHERE}
+        if unknown := sorted(record.keys() - known):
             raise UserError(f"{unknown[0]} is not a field of profiles; profile again")
         values = {name: value for name, value in record.items() if name != FIELD}
         for name in ("layers", "whole_layers"):
@@ -229,7 +232,8 @@ class Profile:
         """All its fields under the names that a file has them."""
         lists = {name: list(getattr(self, name)) for name in LISTS}
         apart = {kind: list(layers) for kind, layers in self.layers_apart.items()}
-        record = dataclasses.asdict(self) | lists | {"layers_apart": apart}
+        budgets = {one.size: self.budget(one.size) for one in MODALITIES}
+        record = dataclasses.asdict(self) | lists | {"layers_apart": apart, "budgets": budgets}
         return with_budget_keys(in_place(record, {"trained": self.trained.to_record()}), behind="parameters")
 
     def to_record(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from omnibal_ext.arrays import Floats
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, chain_kind, size_of, sizes_of
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.modalities.modality import Size
+from omnibal_ext.modalities.modality import ENCODED, Size
 
 SUM_BYTES = 4
 """Per parameter, in fp32."""
@@ -27,7 +27,7 @@ SOUND_FRAMES = 1000
 """Mel frames that a sample's sounds are taken to have: ten seconds."""
 Load = Mapping[Size, Floats]
 """Tiles and mel frames of packs, or of parts of them: the sizes that the tower's encoders take, arrays of one shape."""
-LAST = {"tiles": "projector", "frames": "audio_projector"}
+LAST = {one.size: one.kinds[-1] for one in ENCODED}
 """By size, the link whose output is the encoder's."""
 
 

@@ -95,8 +95,8 @@ def test_a_late_loader_is_what_a_report_says_first(folder: Path, tmp_path: Path)
 
 def test_it_profiles_for_the_precision_and_the_frozen_parts_of_the_run(folder: Path) -> None:
     launch(folder, "frozen", "--analytic", "a100", "--dry-run", "--", "--freeze", "vit", "--lr", "1e-3")
-    assert Profile.load(folder / "frozen/profile.json").frozen == ("vit",)
-    assert Plan.load(folder / "frozen/plan.json").frozen == ("vit",)
+    assert Profile.load(folder / "frozen/profile.json").trained.frozen == ("vit",)
+    assert Plan.load(folder / "frozen/plan.json").trained.frozen == ("vit",)
     words = ("--", "--lora-rank", 4, "--lora-targets", "llm", "vit", "--lr", "1e-3")
     launch(folder, "frozen", "--analytic", "a100", "--dry-run", *words)
     for found in (Profile.load(folder / "frozen/profile.json"), Plan.load(folder / "frozen/plan.json")):

@@ -1,7 +1,6 @@
 """What an encoder's links are built of; each modality has its own, found in `encoders.ENCODERS`."""
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -9,9 +8,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.vlm.models.configs import vision_config
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
-
-Viewer = Any
-"""A module that makes of a pack what links need of it besides its tensors: Microbatch -> view."""
 
 
 class EncoderLinks(ABC):
@@ -36,6 +32,6 @@ class EncoderLinks(ABC):
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
         """The last link: rows -> tokens of the language model, on every rank."""
 
-    def viewer(self, config: TransformerConfig, model: Architecture) -> Viewer | None:
-        """The viewer of the model's packs; None: links need tensors alone."""
+    def viewer(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module | None:
+        """What makes a view of a pack, which links need besides its tensors; None: they need tensors alone."""
         return None

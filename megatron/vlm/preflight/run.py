@@ -205,11 +205,12 @@ def _check_plan(run: Run) -> str:
         wanted = {
             "tensor_model_parallel_size": args.tensor_model_parallel_size,
             "expert_model_parallel_size": args.expert_model_parallel_size,
+            **budget_fields(run.inputs.architecture.profiled(index.budgets)),
             "num_microbatches": index.global_batch // args.data_parallel_size,
         }
-        made = {name: getattr(plan, name) for name in wanted} | budget_fields(plan.budgets)
-        wanted |= budget_fields(run.inputs.architecture.profiled(index.budgets))
-        pairs = {name: (made.get(name, 0), wanted.get(name, 0)) for name in (*wanted, *made)}
+        budgets = budget_fields(plan.budgets)
+        made = {**vars(plan), **budgets}
+        pairs = {name: (made.get(name, 0), wanted.get(name, 0)) for name in (*wanted, *budgets)}
         if unlike := [f"{name} {one}, not {other}" for name, (one, other) in pairs.items() if one != other]:
             raise UserError(f"plan {args.plan}: made for {'; '.join(unlike)}; plan again with omnibal plan")
     return f"{len(plan.stages)} stages of {len(plan.chain)} layers, {plan.schedule}"

@@ -10,7 +10,7 @@
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class ProfileJob:
 
     preset: str
     budgets: Budgets
+    _: KW_ONLY
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     data_parallel: int = 1

@@ -167,7 +167,7 @@ def test_a_frozen_tower_costs_no_backward_and_keeps_nothing() -> None:
     best = find_layouts(problem, "joint", seconds=10)[0]
     costs = problem.stage_costs(best.layout)
     assert costs.backward.sum() == pytest.approx(4 * (4 * 4.0 + 3 * 0.2))
-    assert make_plan(problem, [best], "joint").frozen == ("vit",)
+    assert make_plan(problem, [best], "joint").trained.frozen == ("vit",)
 
 
 def test_dealt_experts_make_a_plan_fit() -> None:

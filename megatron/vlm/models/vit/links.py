@@ -5,7 +5,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron.vlm.families.modules import MERGERS, PROJECTORS
 from megatron.vlm.models.encoder_links import EncoderLinks
-from megatron.vlm.models.encoder_links import Viewer as AnyViewer
 from megatron.vlm.models.vit.layerless import NormedPatchEmbed
 from megatron.vlm.models.vit.layers import PatchEmbed
 from megatron.vlm.models.vit.native import NativePatchEmbed, Viewer
@@ -33,6 +32,6 @@ class VisionLinks(EncoderLinks):
         known = MERGERS if model.vision.native else PROJECTORS
         return known["pooled" if model.pools else model.merger](config, language, model)
 
-    def viewer(self, config: TransformerConfig, model: Architecture) -> AnyViewer | None:
+    def viewer(self, config: TransformerConfig, model: Architecture) -> Viewer | None:
         """Order, rotation and segments of patches at native resolution."""
         return Viewer(model.vision, config) if model.vision.native and model.vision.layers else None
