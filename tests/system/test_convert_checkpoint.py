@@ -17,6 +17,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.families.internvl.family import FAMILY
 from omnibal_ext.plan import Plan
+from omnibal_ext.trained import Trained
 from tests.distributed import beside_cases, cases
 from tests.endurance import kills
 from tests.programs import result_of, tool
@@ -63,9 +64,9 @@ def train(
     load: Path | None = None, adapted: tuple[str, ...] = (), beside: bool = False,
 ) -> list[dict[str, float]]:  # fmt: skip
     model = preset(str(ours))
-    fields = {"frozen": tuple(PARTS), "lora_rank": 4, "lora_targets": adapted} if adapted else {}
+    trained = Trained(tuple(PARTS), 4, adapted) if adapted else Trained()
     cuts = (3,) if pipeline == 2 else ()
-    plan = Plan.from_cuts(model.chain, cuts, model=model.name, model_hash=model.hash, **fields)
+    plan = Plan.from_cuts(model.chain, cuts, model=model.name, model_hash=model.hash, trained=trained)
     if beside:
         plan = replace(BESIDE.plan(model.chain, pipeline, tensor), model=model.name, model_hash=model.hash)
     flags = (*flags, *(("--lora-rank", 4, "--lora-alpha", 6, "--lora-targets", *adapted) if adapted else ()))

@@ -11,6 +11,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import evaluations, training_intervals
+from omnibal_ext.trained import Trained
 from tests.demo import demo_packs, preprocessed
 from tests.distributed.conftest import run_program
 from tests.figures import EVALUATION, ONLY_ON_GPUS, ONLY_WITH_SOUNDS, TRAINING
@@ -214,7 +215,7 @@ def test_an_image_that_broke_weighs_nothing_on_any_layout(folder: Path, uninterr
 
 def test_a_rank_on_which_nothing_trains_takes_part(folder: Path) -> None:
     """The ViT frozen, one rank has nothing to save; also cut short and started again, the loss is that of one stage."""
-    plan = {"model": "tiny", "model_hash": TINY.hash, "frozen": ("vit", "projector")}
+    plan = {"model": "tiny", "model_hash": TINY.hash, "trained": Trained(("vit", "projector"))}
     Plan.from_cuts(TINY.chain, (5,), **plan).save(folder / "frozen-two.json")
     Plan.from_cuts(TINY.chain, (), **plan).save(folder / "frozen-one.json")
     freeze = ("--freeze", "vit", "projector")
