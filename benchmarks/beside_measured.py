@@ -23,13 +23,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.two_ranks import Case, Contents, Packs, Shape, Trained, profile, sizes_of, train
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.tower import language_profile
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import find_plan, make_plan
 from omnibal_ext.layout.tower_layout import plan_beside
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower

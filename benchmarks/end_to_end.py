@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.two_ranks import Case, Contents, Packs, Shape, profile, sizes_of, train
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_layouts, make_plan
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.costs import PackCosts

@@ -16,8 +16,8 @@ from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.presets import PRESETS
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.schedule import splits_backward

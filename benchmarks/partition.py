@@ -23,12 +23,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.two_ranks import Case, Packs, Shape, Trained, profile, sizes_of, train
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.recompute import recompute_all
 from omnibal_ext.layout.search import find_layouts, make_plan
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 METHODS = ("parameters", "layers", "profile", "bmp", "joint")

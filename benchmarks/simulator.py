@@ -18,12 +18,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.two_ranks import Case, Packs, Shape, profile, sizes_of, train
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.timeline import layout_of

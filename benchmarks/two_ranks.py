@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.costs.profile import PackSizes, Profile
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.plan import Plan
 

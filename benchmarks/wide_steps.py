@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.two_ranks import Case, Packs, Shape, profile, train
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_loads
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.packing.packs import TILES, PackList
 from omnibal_ext.packing.shard_loads import shard_loads

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.modalities.encoder import Features
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Modality
 
 

@@ -5,7 +5,8 @@ Used for shapes of weights (`megatron.vlm.hf.shapes`), adapters (`omnibal_ext.ad
 """
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.modalities.matrix import Matrix
+from omnibal_ext.families.registry import MODELS, PARTS
+from omnibal_ext.modalities.matrix import Matrix, Stored
 from omnibal_ext.modalities.registry import COUNTED
 
 
@@ -16,5 +17,12 @@ def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, 
     """
     found: dict[str, tuple[Matrix, ...]] = {}
     for modality in model.modalities:
-        found |= COUNTED[modality].matrices(model, ranks)
+        found |= COUNTED[modality].matrices(model, ranks, _stored(model))
     return found
+
+
+def _stored(model: Architecture) -> Stored:
+    tower, words = MODELS[model.types[0]].part.weights, PARTS[model.types[1]].weights
+    qkv = [one.theirs for one in tower if (one.kind, one.ours) == ("vit", "self_attention.linear_qkv.weight")]
+    gate_and_up = [one.theirs for one in words if one.ours == "mlp.linear_fc1.weight"]
+    return Stored(all(len(theirs) == 1 for theirs in qkv), any(len(theirs) == 1 for theirs in gate_and_up))

@@ -5,7 +5,7 @@ from typing import Any
 
 from megatron.vlm import platform
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.schedule import splits_backward
 

@@ -10,14 +10,14 @@ from itertools import chain as joined
 from itertools import pairwise
 from typing import Any
 
-from omnibal_ext.architectures.fields import LATER, hashed
-from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.architectures.layer import Layer
-from omnibal_ext.chain import cost_kinds, layer_chain, separate_layers
+from omnibal_ext.chain import chain_kind, cost_kinds, layer_chain, separate_layers
 from omnibal_ext.errors import UserError
 from omnibal_ext.flow import Extra, blocks_after, encoder_extras, features_after, language_extras
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.encoder import Encoder, Features
+from omnibal_ext.modalities.fields import LATER, hashed
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.layer import Layer
 from omnibal_ext.modalities.modality import ALWAYS, AUDIO, ENCODED, LANGUAGE, MODALITIES, VISION, Budgets, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
@@ -182,6 +182,14 @@ class Architecture:
     def cost_kinds(self) -> tuple[str, ...]:
         """Cost key (in `Profile.layers`) of every layer of the chain."""
         return cost_kinds(self.chain, self.layers_apart)
+
+    def kinds_apart(self, kind: str) -> dict[str, Hashable]:
+        """Return the cost keys of the layers of a kind, each with the value in `layers` of the first that has it."""
+        found: dict[str, Hashable] = {}
+        for name, layer in zip(self.cost_kinds, self.layers, strict=True):
+            if chain_kind(name) == kind:
+                found.setdefault(name, layer)
+        return found
 
     def extras(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[Extra, ...]:
         """Return the tensors passed along the chain in addition to the hidden states, on one of `ranks` tensor-parallel

@@ -9,13 +9,13 @@ from urllib.parse import unquote
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import find_config
 from omnibal_ext.architectures.huggingface import read_architecture, read_fields
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.family import Preset
 from omnibal_ext.families.internvl import presets as internvl
 from omnibal_ext.families.llava import presets as llava
 from omnibal_ext.families.registry import FAMILIES
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 HUB_NAME = re.compile(r"(?P<model>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")

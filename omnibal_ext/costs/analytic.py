@@ -28,11 +28,11 @@ from typing import Any
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
-from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.chain import TOWER_KINDS, GradientMode, chain_kind, gradient_mode, size_of
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.works import AdaptersWork, adapters_works, layer_works
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.language.layer import Layer
 from omnibal_ext.modalities.modality import Budgets
 from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 from omnibal_ext.modalities.work import BYTES, Work, exchange_costs

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from omnibal_ext.modalities.vision.places import Places
+
 IMAGE_MARK, VIDEO_MARK, AUDIO_MARK = "<image>", "<video>", "<audio>"  # in the user's data
 MARKS = re.compile(f"{IMAGE_MARK}|{VIDEO_MARK}|{AUDIO_MARK}")
 KINDS = {IMAGE_MARK: "image", VIDEO_MARK: "video", AUDIO_MARK: "audio"}
@@ -46,21 +48,6 @@ class Steps:
         """The text of a video; `step`: that of each step."""
         stamped = (step + self.stamp(time) if self.behind else self.stamp(time) + step for time in times)
         return self.before + "".join(stamped) + self.after
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The runs of tokens of an image or video, all of the same length."""
-
-    rows: int = 1
-    columns: int = 1
-    whole: bool = False
-    """One more run for the entire image, after those of its tiles."""
-
-    @property
-    def count(self) -> int:
-        """Number of runs."""
-        return self.rows * self.columns + self.whole
 
 
 @dataclass(frozen=True, slots=True)

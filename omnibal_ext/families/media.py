@@ -18,9 +18,9 @@ from omnibal_ext.families.qwen_omni.sounds import SOUND_RULES as QWEN_OMNI
 from omnibal_ext.families.qwen_omni.videos import VIDEO_RULES as QWEN_OMNI_VIDEOS
 from omnibal_ext.families.qwen_vl.videos import VIDEO_RULES as QWEN_VL
 from omnibal_ext.families.towers.tiling import Native
+from omnibal_ext.families.towers.video_rules import VideoRule
 from omnibal_ext.modalities.audio.sounds import SoundRule
 from omnibal_ext.modalities.vision.tiling import TilingRule
-from omnibal_ext.modalities.vision.video_rules import VideoRule
 
 _RULES: tuple[TilingRule, ...] = (
     Internvl(), InternvlEach(), AnyRes(), AnyResMax9(), Pad(), Crop(), Fixed(), Gemma(), Paligemma(),

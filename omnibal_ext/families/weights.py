@@ -8,7 +8,7 @@ published checkpoints; other spellings are converted first (`Family.spellings`).
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from omnibal_ext.architectures.layer import Layer
+from omnibal_ext.modalities.language.layer import Layer
 
 
 @dataclass(frozen=True)

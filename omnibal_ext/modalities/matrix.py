@@ -50,6 +50,20 @@ class Matrix:
         return rank * (self.parts * columns + rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Which matrices published weights have as one, with one adapter, that are several in other models."""
+
+    qkv: bool = False
+    """Of the ViT: query, key and value."""
+    gate_and_up: bool = False
+    """Of the language model."""
+
+
+APART = Stored()
+"""None: of their sizes that is all the same."""
+
+
 def perceptron(
     prefix: str,
     width: int,

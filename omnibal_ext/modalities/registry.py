@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.audio import matrices as audio_matrices
 from omnibal_ext.modalities.audio import weights as audio_weights
 from omnibal_ext.modalities.audio import works as audio_works
 from omnibal_ext.modalities.language import matrices as language_matrices
 from omnibal_ext.modalities.language import weights as language_weights
 from omnibal_ext.modalities.language import works as language_works
-from omnibal_ext.modalities.matrix import Matrix
+from omnibal_ext.modalities.matrix import Matrix, Stored
 from omnibal_ext.modalities.modality import AUDIO, LANGUAGE, VISION, Modality, Size
 from omnibal_ext.modalities.vision import matrices as vision_matrices
 from omnibal_ext.modalities.vision import weights as vision_weights
@@ -18,17 +18,20 @@ from omnibal_ext.modalities.vision import works as vision_works
 from omnibal_ext.modalities.weights import Shape
 from omnibal_ext.modalities.work import Work
 
+if TYPE_CHECKING:
+    from omnibal_ext.architectures.architecture import Architecture
+
 
 @dataclass(frozen=True)
 class Counted:
     """What is counted of a modality's layers, by cost key."""
 
-    matrices: Callable[[Architecture, int], dict[str, tuple[Matrix, ...]]]
+    matrices: Callable[["Architecture", int, Stored], dict[str, tuple[Matrix, ...]]]
     """Of a model, padded for so many tensor-parallel ranks."""
-    works: Callable[[Architecture, Mapping[Size, int], int, int], dict[str, Work]]
+    works: Callable[["Architecture", Mapping[Size, int], int, int], dict[str, Work]]
     """Arguments as of `costs.works.layer_works`."""
-    weights: Callable[[Architecture, str], dict[str, Shape]]
-    """Shapes of the weights that layers with a cost key may have and that are no matrices."""
+    weights: Callable[["Architecture", str, str], dict[str, Shape]]
+    """Shapes of the weights that layers of a kind, with a cost key, may have and that are no matrices."""
 
 
 COUNTED: Mapping[Modality, Counted] = {

@@ -45,8 +45,8 @@ from megatron.vlm.platform import CPU
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.experts import Experts
-from omnibal_ext.architectures.language import (
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.language.architecture import (
     FarHeads,
     LanguageArchitecture,
     LayerInputs,
@@ -54,8 +54,8 @@ from omnibal_ext.architectures.language import (
     SharedKeys,
     SlidingWindow,
 )
-from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.linear_attention import LinearAttention
 from omnibal_ext.modalities.modality import LANGUAGE
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.plan import Plan

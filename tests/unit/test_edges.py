@@ -24,9 +24,9 @@ from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.llava import tiling as llava
 from omnibal_ext.families.media import VIDEO_RULES
 from omnibal_ext.families.towers import tiling as native
+from omnibal_ext.families.towers import video_rules
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_index
-from omnibal_ext.modalities.vision import video_rules
 from omnibal_ext.packing.build import build_index, reject_reasons
 from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.index.packed_index import PackedIndex

@@ -20,9 +20,9 @@ from megatron.vlm.data.dataset import ChatDataset, Sample
 from megatron.vlm.data.pack_media import Shown, all_broken, order_tensors, read_mels, read_tiles
 from megatron.vlm.data.pack_shard import shard_of_place, with_filler
 from megatron.vlm.microbatch import Microbatch, segment_ids
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.processes import exit_with_parent
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.shards import TokenSpan, shard_tokens
 

@@ -11,9 +11,9 @@ from megatron.vlm.data.media.videos import MOST_FRAMES, READING
 from megatron.vlm.data.templates import TEMPLATES
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.media import TILINGS
+from omnibal_ext.families.towers.video_rules import MOST_FRAMES_SEEN
 from omnibal_ext.modalities.audio.sounds import Sound
 from omnibal_ext.modalities.vision.tiling import FRAMES, TiledImage, VideoFrames
-from omnibal_ext.modalities.vision.video_rules import MOST_FRAMES_SEEN
 from omnibal_ext.reading.checks import (
     Check,
     anything,

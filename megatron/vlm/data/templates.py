@@ -28,7 +28,8 @@ from megatron.vlm.data.chat_program import REMEDY, TAG, ChatProgram
 from megatron.vlm.data.sandbox import DATE
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.errors import Rejected, UserError
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, KINDS, MARKS, QUOTED, HeardTurns, ImageMarkup, Places
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, KINDS, MARKS, QUOTED, HeardTurns, ImageMarkup
+from omnibal_ext.modalities.vision.places import Places
 from omnibal_ext.reading.costs import CostError, bounded
 
 FILES = Path(omnibal_ext.families.registry.__file__).parent.glob("*/*.jinja")

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.layer import Attention, Layer
+from omnibal_ext.modalities.language.layer import Attention, Layer
 
 
 @dataclass(frozen=True)

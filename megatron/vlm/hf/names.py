@@ -13,11 +13,11 @@ from torch import Tensor
 
 from megatron.vlm.hf.forms import Link
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.chain import layer_names
 from omnibal_ext.families.family import Family
 from omnibal_ext.families.registry import MODELS, PARTS, family_of
 from omnibal_ext.families.weights import Weight
+from omnibal_ext.modalities.language.layer import Layer
 
 FIRST_EXPERT = r"^language_model\.model\.layers\.\d+\.mlp\.experts\.0\."
 """Matches a table name if the checkpoint has one tensor for each expert, not one for all."""

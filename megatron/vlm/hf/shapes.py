@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import layer_names, modality_of
+from omnibal_ext.chain import chain_kind, layer_names, modality_of
 from omnibal_ext.matrices import matrices_of
 from omnibal_ext.modalities.matrix import Matrix
 from omnibal_ext.modalities.registry import COUNTED
@@ -26,7 +26,7 @@ def _cost_kinds(model: Architecture) -> dict[str, str]:
 @lru_cache(maxsize=16)
 def _shapes(name: str, model: Architecture) -> dict[str, Shape]:
     """All weights of a layer with this cost key."""
-    found = COUNTED[modality_of(name)].weights(model, name)
+    found = COUNTED[modality_of(name)].weights(model, chain_kind(name), name)
     for matrix in matrices_of(model).get(name, ()):
         found |= _matrix(matrix)
     return found

@@ -35,8 +35,8 @@ from megatron.vlm.models.vit.clip import clip
 from megatron.vlm.models.vit.layers import shared_rows, vision_layer_spec
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.chain import VISION_NORM, GradientMode, gradient_mode, layer_names, modality_of
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 

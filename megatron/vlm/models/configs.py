@@ -12,9 +12,9 @@ from torch.nn.functional import gelu, silu
 
 from megatron.vlm import platform
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.experts import Experts
-from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.architectures.layer import Attention
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.layer import Attention
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 

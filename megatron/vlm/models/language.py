@@ -34,9 +34,9 @@ from megatron.vlm.models.norm import BranchNormAdd, HeadRMSNorm, build_norm
 from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules, perceptron_projections, projections, set_projections
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.architectures.layer import Attention, Layer
-from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.language.linear_attention import LinearAttention
 
 
 class WordEmbedding(MegatronModule):

@@ -31,7 +31,7 @@ from megatron.vlm.models.attention.rotation import Rotation
 from megatron.vlm.models.linear.gated_delta_net import Runs
 from megatron.vlm.models.mixture.router import Balance
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.layer import Attention
+from omnibal_ext.modalities.language.layer import Attention
 
 Span = tuple[int, int]
 """First token, and the one behind the last."""

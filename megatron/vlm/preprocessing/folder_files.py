@@ -26,11 +26,11 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, OLD_PROCESSOR, PROCESSOR
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
+from omnibal_ext.families.processor_fields import read_fields, section
+from omnibal_ext.families.towers.video_rules import MOST_FRAMES_SEEN, VideoRule
 from omnibal_ext.modalities.audio.sounds import SoundRule
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
-from omnibal_ext.modalities.vision.processor_fields import read_fields, section
 from omnibal_ext.modalities.vision.tiling import BICUBIC, FRAMES, Processor, TilingRule
-from omnibal_ext.modalities.vision.video_rules import MOST_FRAMES_SEEN, VideoRule
 from omnibal_ext.reading.checks import is_number, shown
 from omnibal_ext.reading.fields import Fields
 

@@ -19,10 +19,10 @@ from megatron.vlm.preprocessing.record_media import VideoReference
 from megatron.vlm.preprocessing.shorten import HeardVideo, ImageFile
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.media import TILINGS
+from omnibal_ext.families.towers.video_rules import choose_frames, frame_grid
 from omnibal_ext.modalities.audio.sounds import Sound
 from omnibal_ext.modalities.place import Place
 from omnibal_ext.modalities.vision.tiling import TiledImage, VideoFrames
-from omnibal_ext.modalities.vision.video_rules import choose_frames, frame_grid
 
 Value = TypeVar("Value")
 

@@ -21,8 +21,8 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
 from omnibal_ext.families.registry import family_of
+from omnibal_ext.families.towers.video_rules import MOST_FRAMES_SEEN
 from omnibal_ext.modalities.vision.tiling import FRAMES
-from omnibal_ext.modalities.vision.video_rules import MOST_FRAMES_SEEN
 
 DEFAULTS = {
     "tiling": "internvl",

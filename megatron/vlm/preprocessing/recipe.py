@@ -5,9 +5,9 @@ from pathlib import Path
 
 from megatron.vlm.data.media.images import MAX_PIXELS
 from megatron.vlm.data.media.tiles import Tiling
+from omnibal_ext.families.towers.video_rules import VideoRule
 from omnibal_ext.modalities.audio.sounds import SoundRule
 from omnibal_ext.modalities.vision.architecture import VideoClock
-from omnibal_ext.modalities.vision.video_rules import VideoRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from megatron.vlm.preprocessing.shorten import Content, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import Rejected, UserError
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, HeardTurns, Places
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, HeardTurns
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.modalities.audio.sounds import Sound
+from omnibal_ext.modalities.vision.places import Places
 from omnibal_ext.modalities.vision.tiling import TiledImage
 
 

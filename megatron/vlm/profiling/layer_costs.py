@@ -18,9 +18,9 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.stage_pass import SplitBackward, StagePass, equal_lengths, synthetic_pack, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Seconds, Timer
-from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, chain_kind, size_of
 from omnibal_ext.costs.profile import Fit, LayerCost
+from omnibal_ext.modalities.language.layer import Layer
 from omnibal_ext.modalities.modality import Budgets
 
 SAMPLES = 4  # in the pack at the budgets

@@ -7,12 +7,12 @@ from math import isqrt
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling, SlidingWindow
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import FULL, SLIDING, grouped_sizes, kinds_of_layers, tied
 from omnibal_ext.families.towers.rotation import ROPE, read_rope
 from omnibal_ext.families.towers.tiles import siglip
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture, RopeScaling, SlidingWindow
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.reading.checks import flag, integer, record, shown
 

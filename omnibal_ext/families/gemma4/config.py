@@ -7,15 +7,6 @@ for all of them (`global_head_dim`, `num_global_key_value_heads`).
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.experts import Experts
-from omnibal_ext.architectures.language import (
-    FarHeads,
-    LanguageArchitecture,
-    LayerInputs,
-    RopeScaling,
-    SharedKeys,
-    SlidingWindow,
-)
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import BASE, FACTOR, HEADS, WIDTH
 from omnibal_ext.families.section import Section
@@ -29,6 +20,15 @@ from omnibal_ext.families.towers.llama import (
     tied,
 )
 from omnibal_ext.families.towers.native import native_sizes
+from omnibal_ext.modalities.language.architecture import (
+    FarHeads,
+    LanguageArchitecture,
+    LayerInputs,
+    RopeScaling,
+    SharedKeys,
+    SlidingWindow,
+)
+from omnibal_ext.modalities.language.experts import Experts
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.reading.checks import finite, integer, mapping, maybe, record, shown, text
 

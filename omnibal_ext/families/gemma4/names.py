@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from omnibal_ext.architectures.layer import Layer
 from omnibal_ext.families.weights import Weight, llama, only, perceptron
+from omnibal_ext.modalities.language.layer import Layer
 
 RANGE = ("input_min", "input_max", "output_min", "output_max")
 LAYER = "language_model.model.layers.{n}"

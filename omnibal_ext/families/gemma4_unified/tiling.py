@@ -3,8 +3,8 @@
 from typing import Any
 
 from omnibal_ext.families.gemma4.tiling import Gemma4
+from omnibal_ext.families.processor_fields import SIDE
 from omnibal_ext.families.towers.tiling import patches
-from omnibal_ext.modalities.vision.processor_fields import SIDE
 from omnibal_ext.modalities.vision.tiling import Processor
 
 

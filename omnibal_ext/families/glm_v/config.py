@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.folder import OLD_PROCESSOR, PROCESSOR, read_config
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import chosen_experts, language_sizes, tied, tied_as_either_says
 from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes, rotary_base
 from omnibal_ext.families.towers.rotation import Rotation, partial_rotation, rotary_share, rotation_fields
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.experts import Experts
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.reading.checks import finite
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from omnibal_ext.families.towers.video_rules import VideoRule
 from omnibal_ext.modalities.vision.tiling import FRAMES
-from omnibal_ext.modalities.vision.video_rules import VideoRule
 
 PACES = ((30, 3.0), (300, 1.0), (2400, 0.5))
 """GLM-4.6V: (up to this many seconds, steps a second)."""

@@ -6,10 +6,11 @@ from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, names, tower
 from omnibal_ext.families.idefics3.config import read_idefics3
 from omnibal_ext.families.idefics3.presets import PRESETS
-from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup, Places
+from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.tiles import clip_weights
 from omnibal_ext.families.weights import Weight
+from omnibal_ext.modalities.vision.places import Places
 
 _FIELDS: dict[str, Any] = {"image_token_id": 128257, "scale_factor": 2, "tie_word_embeddings": False}
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from omnibal_ext.families.markup import Places
+from omnibal_ext.modalities.vision.places import Places
 from omnibal_ext.modalities.vision.tiling import Grid, Processor, TiledImage, TilingRule
 
 USUAL, MOST_SIDE = (1456, 364), 4096

@@ -5,9 +5,9 @@ from typing import Any
 
 from omnibal_ext.architectures.folder import PROCESSOR
 from omnibal_ext.errors import Rejected, UserError
-from omnibal_ext.families.markup import Places
+from omnibal_ext.families.processor_fields import SIDE, read_fields
 from omnibal_ext.families.towers.tiling import Native, patches
-from omnibal_ext.modalities.vision.processor_fields import SIDE, read_fields
+from omnibal_ext.modalities.vision.places import Places
 from omnibal_ext.modalities.vision.tiling import SQUARE, Grid, Processor, TiledImage
 
 

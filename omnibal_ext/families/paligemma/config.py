@@ -7,12 +7,12 @@ branches and, in every other layer, a sliding window beyond the prompt.
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.language import LanguageArchitecture, SlidingWindow
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import FULL, SLIDING, grouped_sizes, kinds_of_layers, tied
 from omnibal_ext.families.towers.rotation import PLAIN, read_rope, rotation_fields
 from omnibal_ext.families.towers.tiles import siglip
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture, SlidingWindow
 from omnibal_ext.reading.checks import shown
 
 PUBLISHED = ("num_image_tokens", "projector_hidden_act")

@@ -5,13 +5,13 @@ Partial rotary dimensions, norms with 1 + weight, and in mixtures one shared exp
 
 from typing import Any
 
-from omnibal_ext.architectures.experts import Experts
-from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import FULL, chosen_experts, kinds_of_layers, language_sizes
 from omnibal_ext.families.towers.rotation import Rotation, partial_rotation, rotary_share, rotation_fields
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.linear_attention import LinearAttention
 
 LINEAR = "linear_attention"
 ROTATION = Rotation(sections=(11, 11, 10), interleaved=True)

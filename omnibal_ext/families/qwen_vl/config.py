@@ -10,11 +10,11 @@ from math import isqrt
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section, part_type
 from omnibal_ext.families.towers.llama import tied_as_either_says
 from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.reading.checks import anything, finite, integer, listing, mapping, record, shown
 

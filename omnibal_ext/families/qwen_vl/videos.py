@@ -5,8 +5,8 @@ from math import floor
 
 import numpy as np
 
+from omnibal_ext.families.towers.video_rules import VideoRule
 from omnibal_ext.modalities.vision.tiling import FRAMES
-from omnibal_ext.modalities.vision.video_rules import VideoRule
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import LANGUAGE, text
 from omnibal_ext.families.section import Part, Section
 from omnibal_ext.families.towers.llama import Llama, read_llama
 from omnibal_ext.families.towers.rotation import Rotation
 from omnibal_ext.families.weights import Weight, llama, llama_of_experts
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 
 ROUTERS: dict[str, Any] = {"decoder_sparse_step": 1, "router_aux_loss_coef": 0.001}
 WINDOWS = frozenset({"max_window_layers", "sliding_window"})

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.architectures.experts import Experts
 from omnibal_ext.architectures.folder import weight_files
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.rotation import (
@@ -18,6 +16,8 @@ from omnibal_ext.families.towers.rotation import (
     rotation_fields,
     with_query_scale,
 )
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.experts import Experts
 from omnibal_ext.reading.checks import anything, flag, integer, listing, mapping, shown, text
 from omnibal_ext.reading.tensors import read_tensor_entries
 

@@ -1,11 +1,15 @@
 """The matrices of an audio encoder's layers, and of its projector."""
 
-from omnibal_ext.architectures.architecture import Architecture
+from typing import TYPE_CHECKING
+
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
-from omnibal_ext.modalities.matrix import Matrix, perceptron
+from omnibal_ext.modalities.matrix import APART, Matrix, Stored, perceptron
+
+if TYPE_CHECKING:
+    from omnibal_ext.architectures.architecture import Architecture
 
 
-def matrices(model: Architecture, ranks: int) -> dict[str, tuple[Matrix, ...]]:
+def matrices(model: "Architecture", ranks: int, stored: Stored = APART) -> dict[str, tuple[Matrix, ...]]:
     """Return the matrices of one layer of each kind; see `omnibal_ext.matrices`."""
     assert model.audio is not None
     return {"audio": _layer(model.audio, ranks), "audio_projector": _projector(model.audio, model.language.hidden_size)}

@@ -1,17 +1,19 @@
 """Shapes of an audio encoder's weights that are no matrices."""
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import chain_kind
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.weights import Shape, layer_norms, norm
 
+if TYPE_CHECKING:
+    from omnibal_ext.architectures.architecture import Architecture
 
-def weights(model: Architecture, name: str) -> dict[str, Shape]:
-    """Return the weights that layers with this cost key may have."""
+
+def weights(model: "Architecture", kind: str, name: str) -> dict[str, Shape]:
+    """Return the weights that layers of a kind with this cost key may have."""
     assert model.audio is not None
-    match chain_kind(name):
+    match kind:
         case "audio_embed":
             return _embed(model.audio)
         case "audio":

@@ -4,16 +4,19 @@ Every tensor-parallel rank embeds all mel frames; layers are those of a ViT, and
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.audio.matrices import matrices
 from omnibal_ext.modalities.modality import AUDIO, Size
 from omnibal_ext.modalities.vision.layer_work import vit_work
 from omnibal_ext.modalities.work import BYTES, Work
 
+if TYPE_CHECKING:
+    from omnibal_ext.architectures.architecture import Architecture
 
-def works(model: Architecture, units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
+
+def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
     """Return the work of one layer of each kind on one sound; arguments as of `costs.works.layer_works`."""
     audio, frames = model.audio, units[AUDIO.size]
     assert audio is not None
@@ -49,7 +52,7 @@ def _embed(audio: AudioArchitecture, frames: int) -> Work:
     )  # fmt: skip
 
 
-def _projector(architecture: Architecture, audio: AudioArchitecture, frames: int, t: int) -> Work:
+def _projector(architecture: "Architecture", audio: AudioArchitecture, frames: int, t: int) -> Work:
     """A norm, and one matrix or two; every tensor-parallel rank has the inputs and outputs."""
     weights = sum(matrix.weights for matrix in matrices(architecture, 1)["audio_projector"])
     tokens, h, out = max(1, audio.tokens(frames)), audio.hidden_size, architecture.language.hidden_size

@@ -1,24 +1,23 @@
 """The matrices of language layers."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.experts import Experts
-from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.architectures.layer import Attention, Layer
-from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.families.registry import PARTS
-from omnibal_ext.modalities.matrix import Matrix, perceptron
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.language.linear_attention import LinearAttention
+from omnibal_ext.modalities.matrix import APART, Matrix, Stored, perceptron
+
+if TYPE_CHECKING:
+    from omnibal_ext.architectures.architecture import Architecture
 
 
-def matrices(model: Architecture, ranks: int) -> dict[str, tuple[Matrix, ...]]:
+def matrices(model: "Architecture", ranks: int, stored: Stored = APART) -> dict[str, tuple[Matrix, ...]]:
     """Return the matrices of one language layer of each kind; see `omnibal_ext.matrices`."""
-    gate_and_up = [weight.theirs for weight in PARTS[model.types[1]].weights if weight.ours == "mlp.linear_fc1.weight"]
-    one_matrix = any(len(theirs) == 1 for theirs in gate_and_up)
-    layers = dict(zip(reversed(model.cost_kinds), reversed(model.layers), strict=True))
     return {
-        name: language_layer(model.language, layer, ranks, one_matrix)
-        for name, layer in layers.items()
+        name: language_layer(model.language, layer, ranks, stored.gate_and_up)
+        for name, layer in model.kinds_apart("llm").items()
         if isinstance(layer, Layer)
     }
 

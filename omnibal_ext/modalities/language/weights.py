@@ -1,16 +1,19 @@
 """Shapes of the language model's weights that are no matrices."""
 
-from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.architectures.layer import Attention, Layer
-from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.chain import chain_kind
+from typing import TYPE_CHECKING
+
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.language.linear_attention import LinearAttention
 from omnibal_ext.modalities.weights import Shape, layer_norms, norm
 
+if TYPE_CHECKING:
+    from omnibal_ext.architectures.architecture import Architecture
 
-def weights(model: Architecture, name: str) -> dict[str, Shape]:
-    """Return the weights that layers with this cost key may have."""
-    match chain_kind(name):
+
+def weights(model: "Architecture", kind: str, name: str) -> dict[str, Shape]:
+    """Return the weights that layers of a kind with this cost key may have."""
+    match kind:
         case "word_embed":
             return _word_embed(model)
         case "llm":
@@ -19,7 +22,7 @@ def weights(model: Architecture, name: str) -> dict[str, Shape]:
             return _head(model)
 
 
-def _word_embed(model: Architecture) -> dict[str, Shape]:
+def _word_embed(model: "Architecture") -> dict[str, Shape]:
     width = model.language.hidden_size
     inputs = model.language.layer_inputs
     return {
@@ -60,6 +63,6 @@ def _mixer(mixer: Attention | LinearAttention) -> dict[str, Shape]:
     }
 
 
-def _head(model: Architecture) -> dict[str, Shape]:
+def _head(model: "Architecture") -> dict[str, Shape]:
     width = model.language.hidden_size
     return {**norm("norm", width), "linear.weight": (model.language.vocab_size, width)}

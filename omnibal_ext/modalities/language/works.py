@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.experts import Experts
-from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.architectures.layer import Attention, Layer
-from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.language.linear_attention import LinearAttention
 from omnibal_ext.modalities.language.matrices import language_layer
 from omnibal_ext.modalities.modality import LANGUAGE, Size
 from omnibal_ext.modalities.work import BYTES, Work, cheap_passes
+
+if TYPE_CHECKING:
+    from omnibal_ext.architectures.architecture import Architecture
 
 SCORES = 2
 """fp32 probabilities a token and expert that a router keeps: for the choice, and for the balance loss."""
@@ -98,12 +101,12 @@ def linear_attention(linear: LinearAttention, t: int) -> Mixer:
     )
 
 
-def works(model: Architecture, units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
+def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
     """Return the work of one layer of each kind; arguments as of `costs.works.layer_works`."""
     language, tokens = model.language, units[LANGUAGE.size]
     g, words = language.hidden_size, language.vocab_size * language.hidden_size
     encoded = sum(one.tokens(units[one.modality.size]) * one.features.streams for one in model.encoders)
-    layers = dict.fromkeys(zip(model.cost_kinds, model.layers, strict=True))
+    layers = model.kinds_apart("llm").items()
     return {
         "word_embed": Work(words, 0, tokens, g, (tokens * 8 + encoded * g * BYTES) * t),
         **{name: language_work(language, one, tokens, t, e) for name, one in layers if isinstance(one, Layer)},

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from omnibal_ext.architectures.fields import LATER, UNPRICED, filled_up
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.fields import LATER, UNPRICED, filled_up
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,24 @@
 """The matrices of a ViT's layers, and of its projector."""
 
-from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import chain_kind
-from omnibal_ext.families.registry import MODELS
-from omnibal_ext.modalities.matrix import Matrix, perceptron
+from typing import TYPE_CHECKING
+
+from omnibal_ext.modalities.matrix import APART, Matrix, Stored, perceptron
+
+if TYPE_CHECKING:
+    from omnibal_ext.architectures.architecture import Architecture
 
 
-def matrices(model: Architecture, ranks: int) -> dict[str, tuple[Matrix, ...]]:
+def matrices(model: "Architecture", ranks: int, stored: Stored = APART) -> dict[str, tuple[Matrix, ...]]:
     """Return the matrices of one layer of each kind; see `omnibal_ext.matrices`."""
-    layer = _layer(model, ranks)
-    layers = {name: layer for name in model.cost_kinds if chain_kind(name) == "vit"}
+    layers = dict.fromkeys(model.kinds_apart("vit"), _layer(model, ranks, stored))
     return layers | {"projector": _projector(model)}
 
 
-def _layer(model: Architecture, ranks: int) -> tuple[Matrix, ...]:
+def _layer(model: "Architecture", ranks: int, stored: Stored) -> tuple[Matrix, ...]:
     vision = model.vision
     width, inner, head = vision.hidden_size, vision.ffn_hidden_size, vision.hidden_size // vision.heads
     heads = head * vision.heads_over(ranks)
-    tower = MODELS[model.types[0]].part.weights
-    qkv = [weight for weight in tower if (weight.kind, weight.ours) == ("vit", "self_attention.linear_qkv.weight")]
-    packed = vision.native is not None and all(len(weight.theirs) == 1 for weight in qkv)
+    packed = vision.native is not None and stored.qkv
     return (
         Matrix("self_attention.linear_qkv", 3 * heads, width, (1,) if packed else (head,) * 3),
         Matrix("self_attention.linear_proj", width, heads, by_rows=True),
@@ -27,7 +26,7 @@ def _layer(model: Architecture, ranks: int) -> tuple[Matrix, ...]:
     )
 
 
-def _projector(model: Architecture) -> tuple[Matrix, ...]:
+def _projector(model: "Architecture") -> tuple[Matrix, ...]:
     """No adapters: matrices that merge patches, the one that follows in "gated", and the only matrix after pooling or
     a norm without a weight."""
     out, joined, width = model.language.hidden_size, model.joined_width, model.vision.hidden_size

@@ -12,18 +12,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import Places
 from omnibal_ext.modalities.place import Place
 from omnibal_ext.modalities.vision.features import FeatureOrder
+from omnibal_ext.modalities.vision.places import Places
 from omnibal_ext.reading.fields import Fields
+
+if TYPE_CHECKING:
+    from omnibal_ext.architectures.architecture import Architecture
 
 Grid = tuple[int, int]  # columns, rows
 SQUARE = 2  # patches a side that become one token, at native resolution; Gemma 4 has its own
@@ -100,7 +102,7 @@ class Processor:
 
     where: Path
     fields: Fields
-    model: Architecture
+    model: "Architecture"
 
     def fault(self, text: str) -> UserError:
         """What is wrong with the file."""

@@ -1,8 +1,11 @@
 """Shapes of a ViT's weights, and its projector's, that are no matrices."""
 
-from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import chain_kind
+from typing import TYPE_CHECKING
+
 from omnibal_ext.modalities.weights import Shape, layer_norms, norm
+
+if TYPE_CHECKING:
+    from omnibal_ext.architectures.architecture import Architecture
 
 CLIPPED = {"linear_qkv": 3, "linear_proj": 1, "linear_fc1": 2, "linear_fc2": 1}
 """The linear layers of a layer whose inputs and outputs may be clamped; how many Hugging Face matrices each joins."""
@@ -10,12 +13,12 @@ CLIP_SUFFIX = "_clip"
 """Suffix of the name of a linear layer's ranges."""
 
 
-def weights(model: Architecture, name: str) -> dict[str, Shape]:
-    """Return the weights that layers with this cost key may have."""
-    return {"patch_embed": _embed, "vit": _layer, "projector": _projector}[chain_kind(name)](model)
+def weights(model: "Architecture", kind: str, name: str) -> dict[str, Shape]:
+    """Return the weights that layers of a kind with this cost key may have."""
+    return {"patch_embed": _embed, "vit": _layer, "projector": _projector}[kind](model)
 
 
-def _embed(model: Architecture) -> dict[str, Shape]:
+def _embed(model: "Architecture") -> dict[str, Shape]:
     width, patch = model.vision.hidden_size, model.vision.patch_size
     if native := model.vision.native:
         return {
@@ -36,7 +39,7 @@ def _embed(model: Architecture) -> dict[str, Shape]:
     }
 
 
-def _layer(model: Architecture) -> dict[str, Shape]:
+def _layer(model: "Architecture") -> dict[str, Shape]:
     width = model.vision.hidden_size
     normed = width // model.vision.heads if model.vision.norms_heads else width
     return {
@@ -51,7 +54,7 @@ def _layer(model: Architecture) -> dict[str, Shape]:
     }
 
 
-def _projector(model: Architecture) -> dict[str, Shape]:
+def _projector(model: "Architecture") -> dict[str, Shape]:
     """Norms, as wide as their input."""
     width, out, joined = model.vision.hidden_size, model.language.hidden_size, model.joined_width
     if model.vision.native is None:

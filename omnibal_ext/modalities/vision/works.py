@@ -2,29 +2,30 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import chain_kind
 from omnibal_ext.modalities.modality import VISION, Size
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.modalities.vision.layer_work import vit_work
 from omnibal_ext.modalities.vision.matrices import matrices
 from omnibal_ext.modalities.work import BYTES, Work
 
+if TYPE_CHECKING:
+    from omnibal_ext.architectures.architecture import Architecture
+
 IMAGE_PATCHES = 2304
 """Patches of the image that attention at native resolution is counted for: 672 x 672 pixels."""
 
 
-def works(model: Architecture, units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
+def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
     """Return the work of one layer of each kind; arguments as of `costs.works.layer_works`."""
     vision, tiles = model.vision, units[VISION.size]
-    layers = dict.fromkeys(zip(model.cost_kinds, model.layers, strict=True))
     weights = sum(matrix.weights for matrix in matrices(model, t).get("vit", ()))
     return {
         "patch_embed": _embed(vision, tiles),
         **{
             name: vit_work(vision, weights, vision.rows(tiles), tiles * _attended(vision, bool(full)), t)
-            for name, full in layers if chain_kind(name) == "vit"
+            for name, full in model.kinds_apart("vit").items()
         },
         "projector": _projector(model, tiles, t),
     }  # fmt: skip
@@ -73,7 +74,7 @@ class _Numbers:
     """Part of `kept`: inputs of matrices that get no adapters."""
 
 
-def _projector(architecture: Architecture, tiles: int, t: int) -> Work:
+def _projector(architecture: "Architecture", tiles: int, t: int) -> Work:
     """Return the projector's work on `tiles` tiles, of all `t` tensor-parallel ranks together."""
     tokens, out = architecture.image_tokens(tiles), architecture.language.hidden_size
     count = {"matrix": _matrix, "gated": _gated}.get(architecture.merger, _plain)
@@ -88,7 +89,7 @@ def _projector(architecture: Architecture, tiles: int, t: int) -> Work:
     )  # fmt: skip
 
 
-def _plain(architecture: Architecture) -> _Numbers:
+def _plain(architecture: "Architecture") -> _Numbers:
     """A norm, and one matrix or two."""
     joined, out = architecture.joined_width, architecture.language.hidden_size
     native = architecture.vision.native is not None
@@ -99,13 +100,13 @@ def _plain(architecture: Architecture) -> _Numbers:
     return _Numbers(into, 2 * inner, joined + out, 2 * inner)
 
 
-def _matrix(architecture: Architecture) -> _Numbers:
+def _matrix(architecture: "Architecture") -> _Numbers:
     """A norm, a matrix that merges a square of patches into one patch, an MLP of two layers."""
     joined, out, width = architecture.joined_width, architecture.language.hidden_size, architecture.vision.hidden_size
     return _Numbers(2 * joined + width, 2 * out, joined + width + out, width + 2 * out, joined)
 
 
-def _gated(architecture: Architecture) -> _Numbers:
+def _gated(architecture: "Architecture") -> _Numbers:
     """After the ViT's norm a matrix that merges a square into one token, a matrix, a norm, GELU, a gated MLP."""
     joined, out, inner = architecture.joined_width, architecture.language.hidden_size, architecture.merger_width
     kept, late = (joined + 4 * out, 3 * inner), (joined + 3 * out, 2 * out + 3 * inner)

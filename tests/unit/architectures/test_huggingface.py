@@ -13,10 +13,10 @@ import pytest
 
 from omnibal_ext.architectures.architecture import differences
 from omnibal_ext.architectures.huggingface import read_architecture, read_fields
-from omnibal_ext.architectures.language import FarHeads, RopeScaling, SlidingWindow
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS
+from omnibal_ext.modalities.language.architecture import FarHeads, RopeScaling, SlidingWindow
 
 Fields = dict[str, Any]
 DEFAULTS = {kind: part.defaults for kind, part in {**PARTS, **{kind: one.part for kind, one in MODELS.items()}}.items()}

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omnibal_ext.architectures.language import LanguageArchitecture, LayerInputs, SharedKeys, SlidingWindow
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.tower import language_profile
 from omnibal_ext.flow import blocks_after, language_extras
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture, LayerInputs, SharedKeys, SlidingWindow
 from tests.chains import layer_chain
 
 

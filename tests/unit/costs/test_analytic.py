@@ -5,14 +5,14 @@ from itertools import cycle
 
 import pytest
 
-from omnibal_ext.architectures.experts import Experts
-from omnibal_ext.architectures.language import SharedKeys
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.chain import chain_kind
 from omnibal_ext.costs import analytic
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.language.architecture import SharedKeys
+from omnibal_ext.modalities.language.experts import Experts
 
 INTERNVL = preset("internvl-chat-1.5")
 

@@ -26,9 +26,9 @@ from omnibal_ext.families.glm_v.videos import ByLength, BySecond
 from omnibal_ext.families.media import VIDEO_RULES
 from omnibal_ext.families.qwen_omni.videos import Clocked
 from omnibal_ext.families.qwen_vl.videos import Even, Spread
+from omnibal_ext.families.towers.video_rules import VideoRule, choose_frames, frame_grid
 from omnibal_ext.joining.positions import text_and_image_positions
 from omnibal_ext.modalities.vision.architecture import NativeResolution
-from omnibal_ext.modalities.vision.video_rules import VideoRule, choose_frames, frame_grid
 from tests.demo import dataset_of, turns
 from tests.unit.data.clips import OF_IMAGE, OF_WORDS, TURNS, inside, noise, write_frames, write_picture, write_video
 from tests.unit.data.test_loader import pack_of

@@ -9,7 +9,7 @@ from torch import Tensor
 from megatron.vlm.microbatch import Microbatch, Segments
 from megatron.vlm.models.language_view import LanguageView, LanguageViewer
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import SlidingWindow
+from omnibal_ext.modalities.language.architecture import SlidingWindow
 from tests.distributed.harness import GEMMA, PALIGEMMA, SMALL
 
 PER_IMAGE = GEMMA.image_tokens_per_tile

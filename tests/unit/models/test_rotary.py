@@ -8,9 +8,9 @@ import torch
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.rotary import Rotary, rotary_frequencies
-from omnibal_ext.architectures.language import RopeScaling
 from omnibal_ext.architectures.presets import TINY
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.language.architecture import RopeScaling
 
 LANGUAGE = replace(TINY.language, rope_theta=5e5, hidden_size=512, heads=4)
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)

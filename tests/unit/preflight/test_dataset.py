@@ -13,9 +13,9 @@ import pytest
 from examples.demo.data import train_tokenizer
 from megatron.vlm.preflight.dataset import _hearing, _token_ids, check_dataset, check_lengths, longest_positions
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
-from omnibal_ext.architectures.language import RopeScaling
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.language.architecture import RopeScaling
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.packs import PackList
 from omnibal_ext.sizes import Sizes

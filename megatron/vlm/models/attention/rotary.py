@@ -9,9 +9,9 @@ from torch import Tensor
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.rotation import Rotation, rotation
-from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.errors import UserError
 from omnibal_ext.joining.positions import text_and_image_positions
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture, RopeScaling
 from omnibal_ext.modalities.vision.architecture import NativeResolution
 
 

@@ -31,7 +31,7 @@ from megatron.vlm.models.attention.padding import loads_without_padding
 from megatron.vlm.models.exchange import heads_to_rows, rows_to_groups
 from megatron.vlm.models.linear import convolution, delta_rule
 from megatron.vlm.models.linear.delta_rule import Chunks, chunk_indices
-from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.modalities.language.linear_attention import LinearAttention
 
 CUT = {"convolution": 0, "a_log": 0, "dt_bias": 0}
 """Its own tensor-parallel weights, and the axis of each."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from omnibal_ext.architectures.fields import filled_up
+from omnibal_ext.modalities.fields import filled_up
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import log
 
-from omnibal_ext.architectures.experts import Experts
-from omnibal_ext.architectures.fields import LATER
-from omnibal_ext.architectures.layer import Attention, Layer
-from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.modalities.fields import LATER
+from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.language.linear_attention import LinearAttention
 
 
 @dataclass(frozen=True)

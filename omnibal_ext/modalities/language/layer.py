@@ -5,9 +5,9 @@ Properties that all layers share (norms, biases, activation) are in `LanguageArc
 
 from dataclasses import dataclass, field
 
-from omnibal_ext.architectures.experts import Experts
-from omnibal_ext.architectures.fields import filled_up
-from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.modalities.fields import filled_up
+from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.linear_attention import LinearAttention
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from omnibal_ext.architectures.fields import LATER
+from omnibal_ext.modalities.fields import LATER
 
 
 @dataclass(frozen=True)
