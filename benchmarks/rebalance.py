@@ -164,7 +164,7 @@ def planned(sizes: Sizes, gpus: int, packing: str, method: str, recompute: str, 
     microbatches = round(gpus * A_RANK / a_pack / ranks / PIPELINE) * PIPELINE
     options = PackOptions(packing, TILES, TOKENS, {FRAMES: FRAMES_OF_PACKS}, microbatches, ranks)
     work = pack_corpus(sizes, options)
-    frames = max(FRAMES_OF_PACKS, int(work.loads[:, work.frames].max()))
+    frames = max(FRAMES_OF_PACKS, int(work.loads[:, work.further["frames"]].max()))
     profile = analytic_profile(
         MODEL, "h100", {"tiles": work.vit_budget, "tokens": work.llm_budget, "frames": frames}, TENSOR, ranks
     )

@@ -38,8 +38,9 @@ from omnibal_ext.flow import encoder_extras, features_after
 from omnibal_ext.formats import PROFILE
 from omnibal_ext.modalities.encoder import Features
 from omnibal_ext.modalities.modality import (
-    ALWAYS,
     ENCODED,
+    FURTHER,
+    LANGUAGE,
     MODALITIES,
     VISION,
     Budgets,
@@ -57,7 +58,7 @@ SCHEMA_VERSION = 1
 LISTS = ("chain", "feature_layers", "carried_after")
 """Fields that are tuples here and lists in a file."""
 IF_KNOWN = (
-    *(one.budget for one in MODALITIES if one not in ALWAYS),
+    *(one.budget for one in FURTHER),
     *("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share"),
     *("host_action_seconds", "corrected_by"),
 )
@@ -134,13 +135,13 @@ class PackSizes:
     """Tokens that a rank of each pack's team sends to the others; None: no pack is wider than a rank."""
     widths: NDArray[np.int64] | None = None
     """Ranks that run each pack; None: one."""
-    frames: NDArray[np.int64] | None = None
-    """Mel frames; None: no pack has sounds."""
+    more: Mapping[Size, NDArray[np.int64]] = field(default_factory=dict)
+    """Further sizes, such as mel frames; of one that is not there packs have nothing."""
 
     def of(self, size: Size) -> NDArray[np.int64]:
-        """Return the packs' tiles, tokens or frames."""
-        frames = np.zeros_like(self.tokens) if self.frames is None else self.frames
-        return {"tiles": self.tiles, "tokens": self.tokens, "frames": frames}[size]
+        """Return one of the packs' sizes."""
+        sizes = {VISION.size: self.tiles, LANGUAGE.size: self.tokens, **self.more}
+        return sizes[size] if size in sizes else np.zeros_like(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ class Profile:
             _validate_cost(kind, cost, self.mode(kind))
         if others := sorted(kind for kind in self.whole_layers if chain_kind(kind) not in TOWER_KINDS):
             raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(TOWER_KINDS)}")
-        for one in (one for one in ENCODED if one not in ALWAYS):
+        for one in FURTHER:
             if (is_there := not set(one.kinds).isdisjoint(self.chain)) != (self.budget(one.size) > 0):
                 needs = f"needs a budget of {one.units}" if is_there else "has no layers for it"
                 raise UserError(f"{one.budget} is {self.budget(one.size)}, but the chain {needs}; profile again")

@@ -19,7 +19,7 @@ from omnibal_ext.arrays import Floats
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, chain_kind, size_of, sizes_of
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.modalities.modality import ENCODED, Size
+from omnibal_ext.modalities.modality import ENCODED, VISION, Size
 
 SUM_BYTES = 4
 """Per parameter, in fp32."""
@@ -107,7 +107,7 @@ class TowerCosts:
 
     def _seconds(self, load: Any, kinds: tuple[str, ...], backward: bool) -> Floats:
         nothing: Any = np.zeros_like(next(iter(load.values())))
-        seconds, packs = nothing, PackSizes(load.get("tiles", nothing), nothing, nothing, frames=load.get("frames"))
+        seconds, packs = nothing, PackSizes(load.get(VISION.size, nothing), nothing, nothing, more=load)
         for kind in dict.fromkeys(kinds):
             of_one = (
                 self.profile.backward_seconds(kind, packs) if backward else self.profile.forward_seconds(kind, packs)

@@ -1,8 +1,8 @@
 """The packs a layout is judged on: some iterations of the stream that training will run."""
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +10,13 @@ import numpy as np
 from omnibal_ext.arrays import Ints
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.modalities.modality import MODALITIES
+from omnibal_ext.modalities.modality import FURTHER, MODALITIES, Size
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import PackList, pack_loads
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 
 
 def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iterations: int = 4) -> PackSizes:
@@ -38,12 +38,12 @@ def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iter
     stream = PackStream(index, index.global_batch // microbatches, microbatches)
     order = np.stack([stream.iteration(int(i)) for i in _spread(stream.iterations_per_epoch, iterations)])
     loads, wide = np.asarray(index.rank_loads), index.wide and index.wide.pack_widths
-    return packs_of_loads(loads, order, index.exchanged, wide, column_of_frames(index.load_names))
+    return packs_of_loads(loads, order, index.exchanged, wide, further_columns(index.load_names))
 
 
-def column_of_frames(names: Sequence[str]) -> int | None:
-    """The column of loads with these names that has mel frames; None: there are no sounds."""
-    return names.index(FRAMES) if FRAMES in names else None
+def further_columns(names: Sequence[str]) -> dict[Size, int]:
+    """Return the columns of loads with these names that have sizes of modalities besides images and words."""
+    return {one.size: names.index(one.size) for one in FURTHER if one.size in names}
 
 
 def _spread(of: int, count: int) -> Ints:
@@ -79,8 +79,8 @@ class PackedCorpus:
     """[iterations, data-parallel ranks, microbatches] The packs of the first epoch."""
     vit_budget: int
     llm_budget: int
-    frames: int | None = None
-    """The column of `loads` that has mel frames; None: there are no sounds."""
+    further: Mapping[Size, int] = field(default_factory=dict)
+    """The columns of `loads` that have further sizes, such as mel frames."""
 
     @property
     def mean_samples(self) -> float:
@@ -90,8 +90,8 @@ class PackedCorpus:
     def workload(self, iterations: int) -> Workload:
         """So many iterations, out of equal parts of the epoch; all where there are no more."""
         chosen = self.iterations[_spread(len(self.iterations), iterations)]
-        packs = packs_of_loads(self.loads, chosen, frames=self.frames)
-        needed = packs_of_loads(self.needed, chosen, frames=self.frames)
+        packs = packs_of_loads(self.loads, chosen, further=self.further)
+        needed = packs_of_loads(self.needed, chosen, further=self.further)
         return Workload(packs, needed, self.vit_budget, self.llm_budget)
 
 
@@ -102,8 +102,8 @@ def pack_corpus(sizes: Sizes, options: PackOptions) -> PackedCorpus:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
         needed = pack_loads(PackList(np.asarray(index.pack_offsets), np.asarray(index.sample_ids)), sizes)
         order, counts = stream.iterations(0, stream.iterations_per_epoch), np.diff(index.pack_offsets)
-        budgets, frames = (index.vit_budget, index.llm_budget), column_of_frames(index.load_names)
-        return PackedCorpus(np.array(index.loads), needed, counts, order, *budgets, frames)
+        budgets, further = (index.vit_budget, index.llm_budget), further_columns(index.load_names)
+        return PackedCorpus(np.array(index.loads), needed, counts, order, *budgets, further)
 
 
 def packs_of_loads(
@@ -111,15 +111,15 @@ def packs_of_loads(
     iterations: Ints,
     exchanged: Ints | None = None,
     widths: Ints | None = None,
-    frames: int | None = None,
+    further: Mapping[Size, int] | None = None,
 ) -> PackSizes:
     """Sizes of packs numbered int64 [iterations, ranks, microbatches], from loads int64 [packs, 3 or more] (tiles,
-    tokens, sum of squared lengths, in column `frames` mel frames), of wide packs those of a rank, and the tokens that
-    it sends [packs], widths [packs]; empty packs cost nothing, and are of one rank."""
+    tokens, sum of squared lengths, in columns `further` other sizes), of wide packs those of a rank, and the tokens
+    that it sends [packs], widths [packs]; empty packs cost nothing, and are of one rank."""
     empty = iterations == EMPTY_PACK
     sizes = np.where(empty[..., None], 0, loads[iterations])
     sent = None if exchanged is None else np.where(empty, 0, exchanged[iterations])
     wide = None if widths is None else np.where(empty, 1, widths[iterations])
     tiles, tokens, squares = (np.ascontiguousarray(sizes[..., column]) for column in range(3))
-    heard = None if frames is None else np.ascontiguousarray(sizes[..., frames])
-    return PackSizes(tiles, tokens, squares, sent, wide, heard)
+    more = {size: np.ascontiguousarray(sizes[..., column]) for size, column in (further or {}).items()}
+    return PackSizes(tiles, tokens, squares, sent, wide, more)

@@ -33,6 +33,8 @@ MODALITIES = (VISION, LANGUAGE, AUDIO)
 """In the order in which files and tables list them; a new one comes last."""
 ALWAYS = (VISION, LANGUAGE)
 """Those whose budgets are in every file, of others only where there are any."""
+FURTHER = tuple(one for one in MODALITIES if one not in ALWAYS)
+"""The others."""
 ENCODED = tuple(one for one in reversed(MODALITIES) if one is not LANGUAGE)
 """Those with an encoder, in the order of the chain."""
 

@@ -215,6 +215,7 @@ def _keeping_all(problem: LayoutProblem) -> LayoutProblem:
 def _twice(packs: PackSizes | None) -> PackSizes | None:
     if packs is None:
         return None
-    twice: dict[str, Any] = {entry.name: getattr(packs, entry.name) for entry in fields(packs)}
-    twice |= {name: np.concatenate([a, a], axis=-1) for name, a in twice.items() if a is not None}
-    return PackSizes(**twice)
+    once: dict[str, Any] = {entry.name: getattr(packs, entry.name) for entry in fields(packs)}
+    more = {size: np.concatenate([a, a], axis=-1) for size, a in once.pop("more").items()}
+    once |= {name: np.concatenate([a, a], axis=-1) for name, a in once.items() if a is not None}
+    return PackSizes(**once, more=more)

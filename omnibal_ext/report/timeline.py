@@ -19,6 +19,7 @@ from omnibal_ext.costs.tower import TowerCosts, rest_profile
 from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KindTables, columns_of, kind_tables
+from omnibal_ext.modalities.modality import FURTHER
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import VISION, Action, Beside, givers
 from omnibal_ext.schedules.placement import Placement
@@ -279,7 +280,9 @@ def packs_of_record(record: Mapping[str, Any]) -> PackSizes:
     columns = max((len(pack) for packs in by_replica.values() for pack in packs), default=0)
     filled = [[[*pack, *[0] * (columns - len(pack))] for pack in by_replica[replica]] for replica in sorted(by_replica)]
     sizes = np.array(filled, dtype=np.int64)[None]
-    return PackSizes(*(np.ascontiguousarray(sizes[..., column]) for column in range(sizes.shape[-1])))
+    found = [np.ascontiguousarray(sizes[..., column]) for column in range(sizes.shape[-1])]
+    named: dict[str, Any] = dict(zip(("tiles", "tokens", "squares", "exchanged", "widths"), found, strict=False))
+    return PackSizes(**named, more=dict(zip((one.size for one in FURTHER), found[5:], strict=False)))
 
 
 def waits(lane: Lane) -> list[tuple[float, float]]:

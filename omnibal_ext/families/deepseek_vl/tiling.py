@@ -1,11 +1,12 @@
 """DeepSeek-VL's images: one square, into which the image is scaled, grey around it."""
 
-from typing import Any
-
-from PIL import Image
+from typing import TYPE_CHECKING, Any
 
 from omnibal_ext.modalities.vision.tiling import OneTile, Processor
 from omnibal_ext.reading.checks import shown
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 GREY = (127, 127, 127)
 """Transformers' ground: the mean of the pixels, cut to whole numbers of 255."""
@@ -18,10 +19,12 @@ class Letterbox(OneTile):
 
     name = "letterbox"
 
-    def resize(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
         """Scaled, then padded."""
         scale = size[0] / max(image.size)
         width, height = (max(round(side * scale), LEAST_SIDE) for side in image.size)
+        from PIL import Image  # at first use: deciding needs none
+
         square = Image.new("RGB", size, GREY)
         square.paste(super().resize(image, (width, height)), ((size[0] - width) // 2, (size[1] - height) // 2))
         return square

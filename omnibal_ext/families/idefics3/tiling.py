@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from math import ceil, isqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from omnibal_ext.modalities.vision.places import Places
-from omnibal_ext.modalities.vision.tiling import Grid, Processor, TiledImage, TilingRule
+from omnibal_ext.modalities.vision.tiling import LANCZOS, Grid, Processor, TiledImage, TilingRule
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 USUAL, MOST_SIDE = (1456, 364), 4096
 """The processor: default longer side of an image and side of a tile, longest side, in pixels."""
@@ -19,7 +21,7 @@ class Split(TilingRule):
     """Tiles, and behind them a thumbnail of the resized image; each is a run of tokens of its own."""
 
     name, read_as, side_fields = "split", "tiles with words between", ("max_image_size",)
-    per_image, always_thumbnail, resampling = True, True, Image.Resampling.LANCZOS
+    per_image, always_thumbnail, resampling = True, True, LANCZOS
     usual: Mapping[str, Any] = {"max-tiles": 16}
 
     def grid(self, width: int, height: int, tile_size: int, least: int, most: int) -> Grid:
@@ -32,7 +34,7 @@ class Split(TilingRule):
             inner_width = int(edge * (inner_width / inner_height))
         return ceil(inner_width / tile_size), ceil(inner_height / tile_size)
 
-    def cut(self, image: Image.Image, plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
+    def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
         """Resized to nearly its aspect ratio, then to entire tiles, and of this the thumbnail."""
         size = (plan.columns * tile_size, plan.rows * tile_size)
         shaped = self.resize(image, at_edge(*image.size, max(size)))

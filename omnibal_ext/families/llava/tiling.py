@@ -10,15 +10,17 @@ weighted mean of four features. An image among several is one tile and a newline
 
 from collections.abc import Mapping
 from math import ceil, isqrt, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.modalities.vision.features import NEWLINE, FeatureOrder
 from omnibal_ext.modalities.vision.tiling import Grid, OneTile, Processor, TiledImage, TilingRule
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MAX_CANVAS = 2**28  # pixels, 0.8 GB
 CLIP_GROUND, SIGLIP_GROUND = (122, 116, 104), (127, 127, 127)  # the mean of their pixels, of 255
@@ -47,9 +49,11 @@ class Pad(Fixed):
         """One tile. Raises `Rejected` (too_many_pixels)."""
         return within(max(width, height) ** 2, f"{width} x {height} pixels, padded to a square")
 
-    def resize(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
         """Padded, then scaled."""
         side = max(image.size)
+        from PIL import Image  # at first use: deciding needs none
+
         square = Image.new("RGB", (side, side), self.ground)
         square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
         return super().resize(square, size)
@@ -71,7 +75,7 @@ class Crop(OneTile):
         pixels = tile_size**2 * max(width, height) // min(width, height)
         return within(pixels, f"{width} x {height} pixels, scaled to be cut")
 
-    def resize(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
         """The shorter side scaled, the longer one cut."""
         (width, height), short = size, min(image.size)
         scaled = super().resize(image, (int(width * image.width / short), int(height * image.height / short)))
@@ -99,18 +103,20 @@ class AnyRes(TilingRule):
         allowed = [grid for grid in self.grids if least <= grid[0] * grid[1] <= most]
         return max(allowed, key=merit, default=(1, 1))
 
-    def resize(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
         """Scaled into the grid, at its centre."""
         (width, height), (full_width, full_height) = image.size, size
         if full_width / width < full_height / height:
             inner = (full_width, min(ceil(height * full_width / width), full_height))
         else:
             inner = (min(ceil(width * full_height / height), full_width), full_height)
+        from PIL import Image  # at first use: deciding needs none
+
         ground = Image.new("RGB", size)
         ground.paste(super().resize(image, inner), ((full_width - inner[0]) // 2, (full_height - inner[1]) // 2))
         return ground
 
-    def cut(self, image: Image.Image, plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
+    def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
         """The thumbnail first."""
         return np.roll(super().cut(image, plan, tile_size), int(plan.thumbnail), axis=0)
 
@@ -143,7 +149,7 @@ class AnyResMax9(AnyRes):
         rule = self.among_several if images > 1 else self
         return rule.grid(*size, tile_size, least, most), images == 1
 
-    def cut(self, image: Image.Image, plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
+    def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
         """What has no thumbnail is an image among several."""
         return super().cut(image, plan, tile_size) if plan.thumbnail else self.among_several.cut(image, plan, tile_size)
 

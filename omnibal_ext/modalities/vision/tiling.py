@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.place import Place
@@ -25,12 +24,14 @@ from omnibal_ext.modalities.vision.places import Places
 from omnibal_ext.reading.fields import Fields
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from omnibal_ext.architectures.architecture import Architecture
 
 Grid = tuple[int, int]  # columns, rows
 SQUARE = 2  # patches a side that become one token, at native resolution; Gemma 4 has its own
 FRAMES = 2  # of a video that become one step in time
-BICUBIC = Image.Resampling.BICUBIC
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +160,11 @@ class TilingRule(ABC):
         columns, rows = grid = self.grid(*size, tile_size, least, most)
         return grid, columns * rows > 1
 
-    def resize(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
         """An RGB image at (width, height) of its grid."""
         return image.resize(size, self.resampling)
 
-    def cut(self, image: Image.Image, plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
+    def cut(self, image: "Image.Image", plan: TiledImage, tile_size: int) -> NDArray[np.uint8]:
         """Resize and cut an RGB image: uint8 [plan.tiles, tile_size, tile_size, 3]."""
         side, columns, rows = self.square, plan.columns // self.square, plan.rows // self.square
         resized = np.asarray(self.resize(image, (plan.columns * tile_size, plan.rows * tile_size)))

@@ -58,7 +58,7 @@ def test_seconds_and_bytes_grow_with_frames_alone(tmp_path: Path) -> None:
     assert profile.budget("frames") == 6000
     none = np.zeros(3, np.int64)
     frames = np.array([0, 3000, 6000])
-    packs = PackSizes(none, none, none, frames=frames)
+    packs = PackSizes(none, none, none, more={"frames": frames})
     for kind in profile.layers:
         heard = size_of(kind) == "frames"
         seconds, full = profile.forward_seconds(kind, packs), profile.layers[kind].forward_seconds

@@ -92,7 +92,8 @@ def random_problem(seed: int, hears: bool = False, **changes: Any) -> LayoutProb
         shape = (int(random.integers(1, 3)), int(random.integers(1, 3)), settings["microbatches"])
         tokens = random.integers(1, 129, shape)
         frames = of_audio.integers(0, FRAMES + 1, shape) if hears else None
-        settings["packs"] = PackSizes(random.integers(0, 5, shape), tokens, tokens**2, frames=frames)
+        more = {} if frames is None else {"frames": frames}
+        settings["packs"] = PackSizes(random.integers(0, 5, shape), tokens, tokens**2, more=more)
     return LayoutProblem(profile, **settings)
 
 

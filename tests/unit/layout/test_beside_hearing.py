@@ -27,7 +27,7 @@ PROFILE = replace(make_profile(2, 2, audio=2), transfer_seconds_per_byte=0.5)
 def packs(*frames: int) -> PackSizes:
     """One microbatch of 2 tiles of 4 and 64 tokens of 128 for each of these frames of 32."""
     heard = np.array(frames, dtype=np.int64)[None, None]
-    return PackSizes(0 * heard + 2, 0 * heard + 64, 0 * heard, frames=heard)
+    return PackSizes(0 * heard + 2, 0 * heard + 64, 0 * heard, more={"frames": heard})
 
 
 SIZES: tuple[Size, Size] = ("frames", "tiles")

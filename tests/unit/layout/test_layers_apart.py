@@ -200,7 +200,7 @@ PROFILE = replace(make_profile(2, 2, audio=2), transfer_seconds_per_byte=0.5)
 def packs(*frames: int) -> PackSizes:
     """One microbatch of 2 tiles of 4 and 64 tokens of 128 for each of these frames of 32."""
     heard = np.array(frames, dtype=np.int64)[None, None]
-    return PackSizes(0 * heard + 2, 0 * heard + 64, 0 * heard, frames=heard)
+    return PackSizes(0 * heard + 2, 0 * heard + 64, 0 * heard, more={"frames": heard})
 
 
 def test_seconds_and_bytes_are_those_of_three_sizes_and_of_sounds_that_pass() -> None:
@@ -272,7 +272,7 @@ def test_the_joint_search_cuts_through_both_towers(name: str) -> None:
     """On packs that are mostly sounds the audio encoder takes more than a stage."""
     profile = analytic_profile(preset(name), "h100", {"tiles": 1024, "tokens": 4096, "frames": 100_000}, 2)
     heard = np.array([0, 90_000, 100_000, 95_000] * 2, dtype=np.int64)[None, None]
-    sizes = PackSizes(0 * heard + 1024, 0 * heard + 4096, 0 * heard + 4096**2 // 4, frames=heard)
+    sizes = PackSizes(0 * heard + 1024, 0 * heard + 4096, 0 * heard + 4096**2 // 4, more={"frames": heard})
     problem, candidates, _ = plan_tower(LayoutProblem(profile, 8, 8, packs=sizes), "cut", "joint", seconds=1)
     stages = [set(profile.chain[a:b]) for a, b in pairwise(candidates[0].layout.edges)]
     assert sum("audio" in stage for stage in stages) > 1

@@ -80,8 +80,8 @@ def test_the_budget_of_mel_frames_follows_each_budget_of_tokens_unless_given() -
     for given in (None, int(frames.max())):
         for outcome in sweep(points, sizes, 48, 80e9, source, "parameters", audio_budget=given):
             assert outcome.judged is not None, outcome.reason
-            assert outcome.judged.packs.frames is not None
-            tried[given, outcome.setting.llm_budget] = int(outcome.judged.packs.frames.max())
+            assert outcome.judged.packs.more
+            tried[given, outcome.setting.llm_budget] = int(outcome.judged.packs.of("frames").max())
     assert tried[None, 6000] <= usual[6000] < tried[None, 12000] <= usual[12000]
     assert tried[frames.max(), 12000] <= frames.max() < tried[None, 12000]
 

@@ -44,11 +44,11 @@ def test_packs_keep_three_budgets_and_ranks_wait_for_none_of_three_parts(tmp_pat
     assert summary.dist_ratio_audio < 0.05
     assert summary.longest_frames == heard.max()
     packs = packs_of_index(index, profiled(index), 4)
-    assert packs.frames is not None
-    assert packs.frames.shape == packs.tokens.shape
-    assert packs.frames.max() <= 12000
+    assert packs.more
+    assert packs.of("frames").shape == packs.tokens.shape
+    assert packs.of("frames").max() <= 12000
     of_pack = dict(zip(index.loads[:, TOKENS].tolist(), heard.tolist(), strict=True))
-    assert packs.frames.ravel()[0] == of_pack[packs.tokens.ravel()[0]]
+    assert packs.of("frames").ravel()[0] == of_pack[packs.tokens.ravel()[0]]
 
 
 def test_a_long_sound_among_words_has_room(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_random_batches_of_a_report_hear_the_same_sounds(tmp_path: Path) -> None
     assert random.loads[:, random.load_names.index(FRAMES)].sum() == sizes.more[FRAMES][fits].sum()
     problem: Any = Namespace(profile=_Profile({"tiles": 0, "tokens": 0, "frames": 3000}), microbatches=1)
     packs = _wide_packs(random, problem)
-    assert packs.frames is not None
-    assert packs.frames.any()
+    assert packs.more
+    assert packs.of("frames").any()
 
 
 @dataclass(frozen=True)

@@ -225,8 +225,16 @@ def test_twice_the_microbatches_have_all_that_packs_have() -> None:
     assert problem.packs is not None
     found = _twice(problem.packs)
     assert found is not None
-    for name in (entry.name for entry in fields(PackSizes) if getattr(found, entry.name) is not None):
-        assert np.array_equal(getattr(found, name), np.tile(getattr(problem.packs, name), 2)), name
+    pairs = {
+        entry.name: (getattr(found, entry.name), getattr(problem.packs, entry.name)) for entry in fields(PackSizes)
+    }
+    heard = pairs.pop("more")
+    for name, (twice, once) in pairs.items():
+        assert once is None or np.array_equal(twice, np.tile(once, 2)), name
+    assert heard == ({}, {})
+    more = _twice(replace(problem.packs, more={"frames": problem.packs.tokens}))
+    assert more is not None
+    assert np.array_equal(more.of("frames"), np.tile(problem.packs.tokens, 2))
 
 
 @pytest.mark.parametrize("columns", [3, 5, 6])
