@@ -44,6 +44,9 @@ def command(folder: Path, name: str, iterations: int, fate: str = "ends") -> str
 
 
 def started(*commands: str) -> "subprocess.Popen[str]":
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs, perhaps these tests, ignore it
     program = [sys.executable, "examples/demo/take_turns.py"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(program, cwd=ROOT, text=True, **pipes)  # type: ignore[call-overload]
