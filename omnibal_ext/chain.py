@@ -12,14 +12,14 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from itertools import chain as joined
 from typing import Literal
 
-from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Modality, Size
+from omnibal_ext.modalities.modality import ENCODED, IN_CHAIN, LANGUAGE, Modality, Size
 
-KINDS = tuple(joined.from_iterable(one.kinds for one in (*ENCODED, LANGUAGE)))
+KINDS = tuple(joined.from_iterable(one.kinds for one in IN_CHAIN))
 """All kinds of links, in the order of the chain."""
 TOWER_KINDS = KINDS[: KINDS.index(LANGUAGE.kinds[0])]
 """Kinds of encoders: a pack without what they encode passes them by."""
-_MODALITIES = {kind: one for one in (*ENCODED, LANGUAGE) for kind in one.kinds}
-RECOMPUTABLE_KINDS = tuple(one.kinds[1] for one in (*ENCODED, LANGUAGE))
+_MODALITIES = {kind: one for one in IN_CHAIN for kind in one.kinds}
+RECOMPUTABLE_KINDS = tuple(one.kinds[1] for one in IN_CHAIN)
 ADAPTABLE_KINDS = (*joined.from_iterable(one.kinds[1:] for one in ENCODED), LANGUAGE.kinds[1])
 """Kinds whose linear layers get adapters if their part is among the targets."""
 PARTS = {
@@ -38,7 +38,7 @@ GradientMode = Literal["trained", "adapted", "frozen", "idle"]
 
 def layer_chain(layers: Mapping[Modality, int]) -> tuple[str, ...]:
     """Return the chain of a model with so many layers of each modality that it has."""
-    kinds = [(one.kinds, layers[one]) for one in (*ENCODED, LANGUAGE) if one in layers]
+    kinds = [(one.kinds, layers[one]) for one in IN_CHAIN if one in layers]
     return tuple(joined.from_iterable((first, *[layer] * count, last) for (first, layer, last), count in kinds))
 
 

@@ -59,8 +59,8 @@ class Extra:
 
 
 def encoder_extras(chain: Sequence[str], encoders: Mapping[Modality, Features], width: int) -> Iterator[Extra]:
-    """Yield what a model's `encoders` give, also the last one in front of this chain. `width`: of the language
-    model's hidden states.
+    """Yield the extras that a model's `encoders` give to links of this chain, which may begin behind the first of them.
+    `width`: of the language model's hidden states.
 
     Tokens of an encoder pass by those behind it. Features go from layers to the projector and, unless it joins them, to
     the first language layers."""

@@ -244,7 +244,12 @@ class Microbatch:
 
     def inputs(self, size: Size) -> Sequence[int]:
         """Return the units of what an encoder sees: mel frames of each sound, tiles of all images together."""
-        return {"frames": self.sound_frames, "tiles": (self.tiles,) if self.tiles else ()}[size]
+        return self._inputs[size]
+
+    @cached_property
+    def _inputs(self) -> dict[Size, Sequence[int]]:
+        """`inputs` by size; every link of an encoder asks."""
+        return {"frames": self.sound_frames, "tiles": (self.tiles,) if self.tiles else ()}
 
     @property
     def counted(self) -> int:

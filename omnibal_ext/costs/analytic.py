@@ -28,7 +28,7 @@ from typing import Any
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
-from omnibal_ext.chain import TOWER_KINDS, GradientMode, chain_kind, gradient_mode, size_of
+from omnibal_ext.chain import TOWER_KINDS, GradientMode, chain_kind, size_of
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.works import AdaptersWork, adapters_works, layer_works
 from omnibal_ext.errors import UserError
@@ -138,18 +138,17 @@ def analytic_profile(
             work = works[name]
             works[name] = replace(work, attention=2 * work.attention, per_square=2 * work.per_square)
     units = {kind: budgets[size_of(kind)] for kind in works}
-    frozen = adapters.frozen(frozen)
+    trained = adapters.trained(frozen)
     added = adapters_works(architecture, adapters, works, t)
-    modes = {kind: gradient_mode(kind, frozen, adapters.targets) for kind in works}
     layers = {
-        kind: _layer_cost(kind, work, units[kind], gpu, ranks, modes[kind], added.get(kind))
+        kind: _layer_cost(kind, work, units[kind], gpu, ranks, trained.mode(kind), added.get(kind))
         for kind, work in works.items()
     }
     of_towers: dict[str, Any] = {}
     if replica_ranks:
         whole: Mapping[str, LayerCost] = {}
         if t > 1:
-            unsharded = (1, d, distributed_optimizer, frozen, measured)
+            unsharded = (1, d, distributed_optimizer, trained.frozen, measured)
             whole = analytic_profile(architecture, device, budgets, *unsharded, adapters=adapters).layers
         of_towers = {
             "whole_layers": {kind: cost for kind, cost in whole.items() if chain_kind(kind) in TOWER_KINDS},
@@ -169,7 +168,7 @@ def analytic_profile(
         parameters={kind: work.parameters for kind, work in works.items()},
         tensor_model_parallel_size=t,
         expert_model_parallel_size=expert_model_parallel_size,
-        trained=adapters.trained(frozen),
+        trained=trained,
         device=device,
         dtype="bf16",
         transfer_seconds_per_byte=1 / (gpu.network_bandwidth * gpu.bandwidth_efficiency),

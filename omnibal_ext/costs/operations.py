@@ -15,7 +15,7 @@ from typing import Any
 
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import gradient_mode, size_of
+from omnibal_ext.chain import size_of
 from omnibal_ext.costs.analytic import DEVICES, Device
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
@@ -45,11 +45,11 @@ class ModelOperations:
         """Count the operations of a model with `frozen` parts and adapters."""
         periods = {one.modality.size: one.period for one in model.encoders}
         works, added = layer_works(model, periods, 1), adapter_parameters(model, adapters)
-        frozen = adapters.frozen(frozen)
+        trained = adapters.trained(frozen)
         units = dict.fromkeys(("tile", "token", "square", "counted", "frame"), 0.0)
         counts = Counter(model.cost_kinds)
         for kind, layers in counts.items():
-            work, mode = works[kind], gradient_mode(kind, frozen, adapters.targets)
+            work, mode = works[kind], trained.mode(kind)
             passes: float = PASSES[mode]
             matrices = 2.0 * work.tokens * work.matrix_weights * layers
             passes = min(passes, 2 + work.input_gradient)

@@ -1,1 +1,1 @@
-"""What a model reads: words, and what an encoder makes words of. A folder each, registered in modality.py."""
+"""What a model reads, a folder for each modality: named in modality.py, counted by the functions in registry.py."""

@@ -61,7 +61,7 @@ class Stored:
 
 
 APART = Stored()
-"""None: of their sizes that is all the same."""
+"""No matrices are joined: enough where only the number of weights matters."""
 
 
 def perceptron(

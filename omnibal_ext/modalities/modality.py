@@ -37,6 +37,8 @@ FURTHER = tuple(one for one in MODALITIES if one not in ALWAYS)
 """The others."""
 ENCODED = tuple(one for one in reversed(MODALITIES) if one is not LANGUAGE)
 """Those with an encoder, in the order of the chain."""
+IN_CHAIN = (*ENCODED, LANGUAGE)
+"""All, in the order of the chain."""
 
 
 def budgets_in(record: Mapping[str, Any]) -> Budgets:
@@ -64,7 +66,6 @@ def in_place(record: Mapping[str, Any], fields: Mapping[str, Mapping[str, Any]])
     return found
 
 
-def in_words(budgets: Budgets) -> str:
+def in_words(budgets: Budgets, between: str = ", ") -> str:
     """Return budgets for people: "12 tiles, 4,096 tokens, 3,000 mel frames"."""
-    found = [f"{budgets[one.size]:,} {one.units}" for one in MODALITIES if one.size in budgets]
-    return ", ".join(found)
+    return between.join(f"{budgets[one.size]:,} {one.units}" for one in MODALITIES if one.size in budgets)

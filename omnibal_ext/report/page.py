@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from omnibal_ext.chain import layer_names
 from omnibal_ext.costs.corrected import EXCHANGE
-from omnibal_ext.modalities.modality import ALWAYS, MODALITIES
+from omnibal_ext.modalities.modality import ALWAYS, MODALITIES, in_words
 from omnibal_ext.plan import Plan, layer_ranges
 from omnibal_ext.plan_tower import choice_in_words
 from omnibal_ext.report import draw
@@ -49,7 +49,7 @@ def heading(subject: Subject) -> list[tuple[str, str]]:
         ("ranks", _ranks(subject)),
         ("iteration", shape),
         ("vision tower", choice_in_words(tower, plan.tower) if (tower := plan.predicted.get("tower")) else ""),
-        ("pack", f"at most {' and '.join(_budgets(plan))}"),
+        ("pack", f"at most {_budgets(plan)}"),
         ("run" if subject.metrics else "plan", subject.date),
         ("versions", subject.versions),
         ("model's own work", _speed(subject)),
@@ -57,10 +57,10 @@ def heading(subject: Subject) -> list[tuple[str, str]]:
     return [(what, value) for what, value in found if value]
 
 
-def _budgets(plan: Plan) -> list[str]:
-    """Return each budget in words; 1 mel frame is for packs without sounds."""
+def _budgets(plan: Plan) -> str:
+    """Return the budgets in words, without those of 1 that stand for packs without such inputs."""
     most = {one: plan.budgets.get(one.size, 0) for one in MODALITIES}
-    return [f"{budget:,} {one.units}" for one, budget in most.items() if one in ALWAYS or budget > 1]
+    return in_words({one.size: budget for one, budget in most.items() if one in ALWAYS or budget > 1}, " and ")
 
 
 def _ranks(subject: Subject) -> str:

@@ -233,8 +233,8 @@ class Chain:
             return (batch.tokens // share, 1, self.language.hidden_size)
         if self.kinds[link - 1] == modality.kinds[-1]:
             return (self._tokens(batch)[modality], 1, self.language.hidden_size)
-        config, inputs = self.config(link - 1), batch.inputs(modality.size)
-        rows = sum(map(self.architecture.encoder(modality).rows, inputs))
+        config, encoder = self.config(link - 1), self.architecture.encoder(modality)
+        rows = sum(map(encoder.rows, batch.inputs(modality.size)))
         return (shared_rows(rows, config), 1, config.hidden_size)
 
 

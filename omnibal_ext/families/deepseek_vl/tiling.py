@@ -21,10 +21,10 @@ class Letterbox(OneTile):
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
         """Scaled, then padded."""
-        scale = size[0] / max(image.size)
-        width, height = (max(round(side * scale), LEAST_SIDE) for side in image.size)
         from PIL import Image  # at first use: deciding needs none
 
+        scale = size[0] / max(image.size)
+        width, height = (max(round(side * scale), LEAST_SIDE) for side in image.size)
         square = Image.new("RGB", size, GREY)
         square.paste(super().resize(image, (width, height)), ((size[0] - width) // 2, (size[1] - height) // 2))
         return square

@@ -51,9 +51,9 @@ class Pad(Fixed):
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
         """Padded, then scaled."""
-        side = max(image.size)
         from PIL import Image  # at first use: deciding needs none
 
+        side = max(image.size)
         square = Image.new("RGB", (side, side), self.ground)
         square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
         return super().resize(square, size)
@@ -105,13 +105,13 @@ class AnyRes(TilingRule):
 
     def resize(self, image: "Image.Image", size: tuple[int, int]) -> "Image.Image":
         """Scaled into the grid, at its centre."""
+        from PIL import Image  # at first use: deciding needs none
+
         (width, height), (full_width, full_height) = image.size, size
         if full_width / width < full_height / height:
             inner = (full_width, min(ceil(height * full_width / width), full_height))
         else:
             inner = (min(ceil(width * full_height / height), full_width), full_height)
-        from PIL import Image  # at first use: deciding needs none
-
         ground = Image.new("RGB", size)
         ground.paste(super().resize(image, inner), ((full_width - inner[0]) // 2, (full_height - inner[1]) // 2))
         return ground
