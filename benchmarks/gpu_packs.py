@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from megatron.vlm.microbatch import Microbatch, PixelStatistics, segment_ids
+from megatron.vlm.media import Images, together
+from megatron.vlm.microbatch import Microbatch, segment_ids
+from megatron.vlm.pixels import PixelStatistics
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
@@ -69,7 +72,7 @@ class RandomPacks(Dataset):
 
     model: str
     packs: tuple[tuple[Sample, ...], ...]
-    reads_images = False
+    reads_media = False
 
     def __getitem__(self, number: int) -> Microbatch:
         return _microbatch(self.model, self.packs[number % len(self.packs)], number % len(self.packs))
@@ -88,16 +91,19 @@ def _microbatch(model: str, samples: tuple[Sample, ...], number: int) -> Microba
     size, ids = architecture.vision.image_size, torch.from_numpy(numbers.integers(0, 1000, starts[-1]))
     ids %= architecture.language.vocab_size
     mask = torch.from_numpy(learnt)
+    images = Images(
+        units=together(tiles),
+        values=torch.from_numpy(numbers.integers(0, 256, (tiles, size, size, 3), np.uint8)),
+        positions=torch.from_numpy(pictured),
+        statistics=HALF,
+    )
     return Microbatch(
-        tiles=tiles,
         lengths=tuple(lengths),
         samples=len(samples),
         useful_tokens=sum(lengths),
         useful_squares=sum(length**2 for length in lengths),
-        pixels=torch.from_numpy(numbers.integers(0, 256, (tiles, size, size, 3), np.uint8)),
-        pixel_statistics=HALF,
+        media={VISION.size: images},
         input_ids=ids,
-        image_positions=torch.from_numpy(pictured),
         labels=ids,
         supervised=mask.nonzero().squeeze(1),
         loss_mask=mask,

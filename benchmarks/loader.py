@@ -27,7 +27,8 @@ from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.pixels import normalise
+from megatron.vlm.media import Images
+from megatron.vlm.pixels import normalise
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.recipe import Recipe
@@ -50,7 +51,7 @@ MODELS = (
     ("internvit-6b+qwen1.5-110b", 8, 8),
 )
 """The paper's, with their tensor- and pipeline-parallel sizes; one for a single node."""
-EVERYTHING = Needs(pixels=True, tokens=True, labels=True)
+EVERYTHING = Needs(frozenset({"tiles"}), tokens=True, labels=True)
 
 
 def main() -> None:
@@ -120,9 +121,10 @@ def picture(width: int, height: int, generator: np.random.Generator) -> Image.Im
 def as_loaders_do(reader: PackDataset, pack: int) -> object:
     """A pack as one rank reads it by itself."""
     batch = reader[pack]
-    assert batch.pixels is not None
-    assert batch.pixel_statistics is not None
-    return normalise(batch.pixels, batch.pixel_statistics)
+    images = Images.of(batch)
+    assert images.values is not None
+    assert images.statistics is not None
+    return normalise(images.values, images.statistics)
 
 
 def fastest(read: Callable[[int], object], packs: range, repeats: int) -> float:

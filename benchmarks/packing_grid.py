@@ -166,7 +166,7 @@ def compare_packs(samples: int) -> None:
     for name, (make, budgets) in UNTUNED.items():
         sizes = make(samples)
         matrix = np.column_stack([sizes.tiles.astype(np.int64), sizes.tokens])
-        bound = lower_bound_packs(sizes, *budgets)
+        bound = lower_bound_packs(sizes, dict(zip(("tiles", "tokens"), budgets, strict=True)))
         fitted = len(pack_first_fit(matrix, np.array(budgets)))
         own, isf = len(pack_balanced(sizes, *budgets, seed=0)), len(pack_isf(sizes, *budgets, seed=0))
         rows.append((name, str(budgets), bound, isf, fitted, own, f"{own / bound:.4f}", f"{own / fitted:.4f}"))

@@ -25,6 +25,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.training.training import get_megatron_optimizer_config
 
 from benchmarks.two_ranks import Shape
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.executor import Executor, image_edges
@@ -127,7 +128,9 @@ def written(shape: Shape, pack: Microbatch, samples: Sequence[Sequence[int]]) ->
     A sample is the same in every pack, and its words are what is learned; padding is not.
     """
     ids, mask = torch.zeros(pack.tokens, dtype=torch.int64), torch.zeros(pack.tokens)
-    pixels, images = [torch.zeros(0, *pack.pixels.shape[1:])], [torch.zeros(0, dtype=torch.int64)]
+    shown = Images.of(pack)
+    assert shown.values is not None
+    pixels, images = [torch.zeros(0, *shown.values.shape[1:])], [torch.zeros(0, dtype=torch.int64)]
     begins = np.cumsum((0, *pack.lengths))
     for begin, (number, tiles, tokens) in zip(begins.tolist(), samples, strict=False):
         generator = torch.Generator().manual_seed(number)
@@ -136,12 +139,10 @@ def written(shape: Shape, pack: Microbatch, samples: Sequence[Sequence[int]]) ->
         ids[begin + image : begin + tokens] = (first + step * torch.arange(tokens - image)) % WORDS
         mask[begin + image : begin + tokens - 1] = 1.0
         images.append(torch.arange(begin, begin + image))
-        pixels.append(torch.randn(tiles, *pack.pixels.shape[1:], generator=generator))
+        pixels.append(torch.randn(tiles, *shown.values.shape[1:], generator=generator))
     positions = torch.cat(images)
-    return replace(
-        pack, input_ids=ids, labels=ids.roll(-1), loss_mask=mask, pixels=torch.cat(pixels), image_positions=positions,
-        image_sources=torch.arange(len(positions)),
-    )  # fmt: skip
+    seen = replace(shown, values=torch.cat(pixels), positions=positions, sources=torch.arange(len(positions)))
+    return replace(pack, input_ids=ids, labels=ids.roll(-1), loss_mask=mask, media={**pack.media, "tiles": seen})
 
 
 def _assigned(packs: Sequence[Microbatch], widths: Sequence[int], model: Architecture) -> list[Microbatch]:
@@ -149,7 +150,7 @@ def _assigned(packs: Sequence[Microbatch], widths: Sequence[int], model: Archite
     rank, slots, mine = parallel_state.get_data_parallel_rank(), 0, []
     for number, (pack, width) in enumerate(zip(packs, widths, strict=True)):
         if slots <= rank < slots + width:
-            makers = np.array(assign_units([1] * pack.tiles, number, tuple(range(width)), 1), np.int64)
+            makers = np.array(assign_units([1] * Images.of(pack).size, number, tuple(range(width)), 1), np.int64)
             mine.append(wide.teams().join(wide.part([pack], 0, rank - slots, width, 1, model, makers)))
         slots = (slots + width) % parallel_state.get_data_parallel_world_size()
     return mine

@@ -46,7 +46,7 @@ from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.packs import LOADS
 from omnibal_ext.rebalance.phases import Phase, phases_of
 from omnibal_ext.rebalance.plan import PhaseInput, place_batches, plan_step
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 
 A_NODE = 8
 SHAPES = ((8, 4), (32, 4), (256, 4), (8, 16), (32, 16), (256, 16))
@@ -142,12 +142,12 @@ def sharded(sizes: Sizes, gpus: int) -> dict[str, float]:
     home, nothing, read, ours = np.repeat(np.arange(gpus), A_RANK), np.zeros(gpus * A_RANK), 0.0, 0.0
     for step in range(STEPS_PLACED):
         here = sizes.take(np.arange(step * len(home), (step + 1) * len(home)))
-        units = {"audio": here.more[FRAMES], "vision": here.tiles, "language": here.tokens}
+        units = {"audio": here.more["frames"], "vision": here.tiles, "language": here.tokens}
         needs = {name: PhaseInput(phase, units[name], nothing) for name, phase in phases_of(costs).items()}
         placed = plan_step(home, needs, gpus, A_NODE).values()
         read, ours = read + sum(one.before for one in placed), ours + sum(one.after for one in placed)
-    packed = pack_corpus(sizes, PackOptions("balanced", TILES, TOKENS, {FRAMES: FRAMES_OF_PACKS}, 1, gpus))
-    seconds = rank_loads(packed.iterations, costs.waited_for(packed.loads, (*LOADS, FRAMES), one_sum=True))
+    packed = pack_corpus(sizes, PackOptions("balanced", TILES, TOKENS, {"frames": FRAMES_OF_PACKS}, 1, gpus))
+    seconds = rank_loads(packed.iterations, costs.waited_for(packed.loads, (*LOADS, "frames"), one_sum=True))
     samples, step_seconds = STEPS_PLACED * A_RANK, float(seconds.max(axis=1).mean())
     return {
         "sharded, as read": read / samples,
@@ -162,7 +162,7 @@ def planned(sizes: Sizes, gpus: int, packing: str, method: str, recompute: str, 
     setting = Setting(TENSOR, PIPELINE, ranks, 2, "1f1b", TILES, TOKENS)
     a_pack = 4 if packing == "random" else 0.97 * TOKENS / float(sizes.tokens.mean())
     microbatches = round(gpus * A_RANK / a_pack / ranks / PIPELINE) * PIPELINE
-    options = PackOptions(packing, TILES, TOKENS, {FRAMES: FRAMES_OF_PACKS}, microbatches, ranks)
+    options = PackOptions(packing, TILES, TOKENS, {"frames": FRAMES_OF_PACKS}, microbatches, ranks)
     work = pack_corpus(sizes, options)
     frames = max(FRAMES_OF_PACKS, int(work.loads[:, work.further["frames"]].max()))
     profile = analytic_profile(
@@ -176,7 +176,7 @@ def orchmllm(gpus: int, seconds: float) -> dict[str, float]:
     """MFU of each way to train the same samples."""
     sizes, counts = three_modalities(STEPS_PACKED * gpus * A_RANK), ModelOperations.of(MODEL)
     tokens = sizes.tokens.astype(np.float64)
-    sums = sizes.tiles.sum(), tokens.sum(), (tokens**2).sum(), tokens.sum(), sizes.more[FRAMES].sum()
+    sums = sizes.tiles.sum(), tokens.sum(), (tokens**2).sum(), tokens.sum(), sizes.more["frames"].sum()
     needed = counts.total(*map(float, sums)) / len(sizes) / H100.flops
     found = {"Megatron, random padded batches": planned(sizes, gpus, "random", "parameters", "full", 0.0)}
     found |= sharded(sizes, gpus)

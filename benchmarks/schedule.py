@@ -135,9 +135,7 @@ def _candidates(args: Any) -> tuple[Callable[[int], list[float]], Callable[[int]
         def run(number: int) -> list[float]:
             generator = torch.Generator().manual_seed(number)
             draw = (
-                Microbatch(
-                    0, (TOKENS,), 1, TOKENS, input_ids=torch.randint(VOCABULARY, (1, TOKENS), generator=generator)
-                )
+                Microbatch((TOKENS,), 1, TOKENS, input_ids=torch.randint(VOCABULARY, (1, TOKENS), generator=generator))
                 for _ in range(MICROBATCHES)
             )
             for module in model:

@@ -31,6 +31,8 @@ PARTS = {
 PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
 TIMED_PART_OF = {**PART_OF, "head": "head"}
 """The part of each kind in timelines: as in `PART_OF`, with the head as a part of its own."""
+AS_LAYERS = {PART_OF[one.kinds[2]]: PART_OF[one.kinds[1]] for one in ENCODED}
+"""A projector's part -> that of its encoder's layers, where they are measured together."""
 VISION_NORM = "vision_norm"
 """The ViT's last norm, if any. It is the first module of the projector's link, but belongs to the part "vit"."""
 GradientMode = Literal["trained", "adapted", "frozen", "idle"]

@@ -7,21 +7,20 @@ nothing. It is used for packs wider than a rank, and for towers outside the pipe
 """
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from math import gcd
 
-from omnibal_ext.modalities.modality import Size
+from omnibal_ext.modalities.modality import VISION, Size
 
-Sounds = tuple[tuple[int, ...], ...]
-"""Mel frames of each sample's sounds."""
+Units = tuple[tuple[int, ...], ...]
+"""Of every unit the sizes of its inputs."""
 
 
-def unit_costs(units: Sequence[int], sounds: Sounds, tiles_per_frame: float) -> tuple[float, ...]:
-    """Return the cost of every unit of images, in tiles, then of each sample's sounds; `tiles_per_frame`: tiles that
-    take as long to encode as a mel frame. Without sounds they are the units themselves."""
-    return (*units, *(sum(frames) * tiles_per_frame for frames in sounds))
+def unit_costs(units: Mapping[Size, Units], rates: Mapping[Size, float]) -> tuple[float, ...]:
+    """Return the cost of every unit, of one encoder's after the other's; `rates`: of one tile or mel frame each."""
+    return tuple(sum(inputs) * rates[size] for size, found in units.items() for inputs in found)
 
 
 def assign_units(units: Sequence[float], microbatch: int, ranks: tuple[int, ...], tensor_ranks: int) -> tuple[int, ...]:
@@ -59,10 +58,8 @@ class EncoderRank:
     """Pipeline rank."""
     tensor_rank: int
     tensor_ranks: int
-    sizes: tuple[Size, ...] = ("tiles",)
-    """`sizes` of the plan's tower."""
-    tiles_per_frame: float = 1.0
-    """`tiles_per_frame` of the plan's tower."""
+    rates: Mapping[Size, float] = field(default_factory=lambda: {VISION.size: 1.0})
+    """`rates` of the plan's tower."""
 
     def takes(self, units: tuple[float, ...], microbatch: int) -> list[bool]:
         """For each of a pack's units (by its cost, `unit_costs`) whether this rank encodes it."""

@@ -14,22 +14,29 @@ from typing import Any
 
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, layer_names, sizes_of
 from omnibal_ext.errors import UserError
-from omnibal_ext.modalities.modality import Size
+from omnibal_ext.modalities.modality import AUDIO, ENCODED, IN_CHAIN, Size
 from omnibal_ext.schedules.actions import Beside
 from omnibal_ext.trained import Trained
 
-AUDIO_BESIDE = "audio=beside,vision=cut"
-ENDS = {"beside": "word_embed", AUDIO_BESIDE: "patch_embed"}
+
+def _named(values: Sequence[str]) -> str:
+    """A layout by the value of each encoder, in the order of the chain."""
+    if len(set(values)) == 1:
+        return values[0]
+    return ",".join(f"{one.name}={value}" for one, value in zip(ENCODED, values, strict=True))
+
+
+BESIDE = [_named(["beside"] * count + ["cut"] * (len(ENCODED) - count)) for count in range(len(ENCODED), 0, -1)]
+ENDS = dict(zip(BESIDE, (one.kinds[0] for one in reversed(IN_CHAIN[1:])), strict=True))
 """Tower layouts other than "cut": the kind of link before which the replicated tower ends."""
 
 
 def tower_layout(text: str) -> str:
     """Return the layout that a flag names, for one value or `audio=VALUE,vision=VALUE`; other texts as they are."""
     of_encoders = dict(word.partition("=")[::2] for word in text.split(","))
-    if of_encoders.keys() != {"audio", "vision"}:
+    if of_encoders.keys() != {one.name for one in ENCODED}:
         return text
-    audio, vision = of_encoders["audio"], of_encoders["vision"]
-    return audio if audio == vision else f"audio={audio},vision={vision}"
+    return _named([of_encoders[one.name] for one in ENCODED])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,11 @@ class Tower:
         lists = {"owners": list(self.owners), "parts": [*map(list, self.parts)], "recompute": list(self.recompute)}
         heard = {"sizes": list(self.sizes), "tiles_per_frame": self.tiles_per_frame} if "frames" in self.sizes else {}
         return {"links": self.links, "mode": self.mode, **lists, **heard}
+
+    @property
+    def rates(self) -> dict[Size, float]:
+        """What a unit of each of `sizes` takes to encode, in tiles."""
+        return {size: self.tiles_per_frame if size == AUDIO.size else 1.0 for size in self.sizes}
 
     @property
     def beside(self) -> Beside:

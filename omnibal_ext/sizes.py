@@ -1,6 +1,6 @@
 """Sizes of samples: ViT tiles, LLM tokens, and any further named sizes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.writing import replacing
+from omnibal_ext.modalities.modality import FURTHER_SIZES, LANGUAGE, MODALITIES
 from omnibal_ext.reading.arrays import array_names, read_arrays
 from omnibal_ext.reading.checks import anything, listing, mapping, record, shown, text
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.files import open_plain
 
-FRAMES = "frames"
-"""Name of the size of sounds, in mel frames; a file without it has none."""
-JSON_NAMES = {"tiles": "vit_num", "tokens": "token_num", FRAMES: "audio_num"}
+JSON_NAMES = {LANGUAGE.size: "token_num"} | {
+    one.size: one.budget.replace("budget", "num") for one in MODALITIES if one is not LANGUAGE
+}
 """Fields of sizes in a JSON list, where they are not as in an .npz."""
 REMEDY = "give a sizes file: a JSON list, or an .npz"
 MOST_ROWS, MOST_JSON = 2**30, 2**31
@@ -46,11 +47,10 @@ class Sizes:
         more = {name: values[samples] for name, values in self.more.items()}
         return Sizes(self.tiles[samples], self.tokens[samples], more)
 
-    def without_silence(self) -> "Sizes":
-        """Return the same without `FRAMES` if no sample has sounds."""
-        if FRAMES not in self.more or self.more[FRAMES].any():
-            return self
-        return Sizes(self.tiles, self.tokens, {name: one for name, one in self.more.items() if name != FRAMES})
+    def without_unused(self) -> "Sizes":
+        """Return the same without the further sizes of modalities that no sample has any of, such as mel frames."""
+        kept = {name: one for name, one in self.more.items() if name not in FURTHER_SIZES or one.any()}
+        return Sizes(self.tiles, self.tokens, kept)
 
     @classmethod
     def from_arrays(cls, tiles: Any, tokens: Any, origin: str = "sizes", **more: Any) -> "Sizes":
@@ -87,7 +87,7 @@ class Sizes:
         """Read `.json` or `.npz` files of sizes as one corpus, numbered from 0 in the order of `paths`.
 
         A JSON file is a list of `{"vit_num": tiles, "token_num": tokens, ...}`, an `.npz` holds `tiles` and `tokens`;
-        `more` names further fields or arrays. `FRAMES` among them is 0 where a file has none.
+        `more` names further fields or arrays. `FURTHER_SIZES` among them are 0 where a file has none.
 
         Raises:
             UserError: naming the file, and the row where a row is at fault.
@@ -142,23 +142,25 @@ def _is_object(path: Path) -> bool:
         return file.read(64).lstrip().startswith(b"{")
 
 
-def load_columns(path: str | Path, names: Sequence[str], absent: str = "") -> list[list[Any] | NDArray[Any]]:
-    """Read columns of a sizes file, a value per sample: arrays of an `.npz`, or fields of a JSON list's rows; the
-    column `absent` is 0 where there is none.
+def load_columns(
+    path: str | Path, names: Sequence[str], absent: Collection[str] = ()
+) -> list[list[Any] | NDArray[Any]]:
+    """Read columns of a sizes file, a value per sample: arrays of an `.npz`, or fields of a JSON list's rows; those of
+    `absent` are 0 where there are none.
 
     Raises:
         UserError: naming the file, and the row where a row is at fault.
     """
     path = Path(path)
     if path.suffix == ".npz":
-        there = [name for name in names if name != absent or name in column_names(path)]
+        there = [name for name in names if name not in absent or name in column_names(path)]
         found = dict(zip(there, read_arrays(path, there, REMEDY), strict=True))
         return [found[name] if name in found else np.zeros(len(found[there[0]]), np.int64) for name in names]
     rows = read_json(path, listing(anything, most=MOST_ROWS), REMEDY, MOST_JSON)
     try:
-        return [[row.get(name, 0) if name == absent else row[name] for row in rows] for name in names]
+        return [[row.get(name, 0) if name in absent else row[name] for row in rows] for name in names]
     except (KeyError, TypeError, AttributeError):
-        needed = [name for name in names if name != absent]
+        needed = [name for name in names if name not in absent]
         row = next(i for i, row in enumerate(rows) if not isinstance(row, dict) or not set(needed) <= set(row))
         wanted = " and ".join(needed)
         raise UserError(f"{path}: row {row}: must be an object with {wanted}, found {shown(rows[row])}") from None
@@ -172,7 +174,7 @@ def column_names(path: str | Path) -> tuple[str, ...]:
 def _load_one(path: Path, more: Sequence[str]) -> Sizes:
     own = {} if path.suffix == ".npz" else JSON_NAMES
     names = [own.get(name, name) for name in ("tiles", "tokens", *more)]
-    columns = load_columns(path, names, own.get(FRAMES, FRAMES))
+    columns = load_columns(path, names, [own.get(name, name) for name in FURTHER_SIZES])
     for name, column in zip(names, columns, strict=True):
         if not isinstance(column, list):
             continue

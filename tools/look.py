@@ -22,15 +22,16 @@ from omnibal_ext.files.folders import check_exists
 from omnibal_ext.files.records import write_text
 from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.launch.weights import downloaded
+from omnibal_ext.modalities.modality import FURTHER_SIZES, in_words
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import reject_reasons
 from omnibal_ext.packing.comparison import Batching, Order, measure, ways
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.packers.budgets import audio_budget_for, choose_budgets
+from omnibal_ext.packing.packers.budgets import choose_budgets, further_budgets_for
 from omnibal_ext.report.page import comparison_page
-from omnibal_ext.sizes import FRAMES, sizes_files
+from omnibal_ext.sizes import sizes_files
 
 RANKS, BATCH = [8], [4]
 """Unless told otherwise: data-parallel ranks, and samples of a padded batch, and of a pack without --tokens."""
@@ -132,9 +133,9 @@ def read_input(arguments: argparse.Namespace) -> Input:
     paths: list[Path] = arguments.input
     names = [str(path) for path in paths]
     if all(is_sizes(path) for path in paths):
-        return Input(Corpus.load(sizes_files(paths), (FRAMES,)), ["--sizes", *names])
+        return Input(Corpus.load(sizes_files(paths), FURTHER_SIZES), ["--sizes", *names])
     if len(paths) == 1 and (paths[0] / "sizes.npz").exists():
-        return Input(Corpus.of_dataset(paths[0], (FRAMES,)), ["--data", *names])
+        return Input(Corpus.of_dataset(paths[0], FURTHER_SIZES), ["--data", *names])
     for path in paths:
         check_exists(path)
     if not arguments.model or any(map(is_sizes, paths)):
@@ -178,7 +179,7 @@ class Comparison(NamedTuple):
 
 def compare(given: Input, arguments: argparse.Namespace) -> Comparison:
     """Choose the budgets, batch in all ways, measure."""
-    corpus = replace(given.corpus, sizes=given.corpus.sizes.without_silence())
+    corpus = replace(given.corpus, sizes=given.corpus.sizes.without_unused())
     order = Order.read(arguments.order, len(corpus.sizes)) if arguments.order else None
     if order and given.rejected:
         raise UserError(
@@ -190,15 +191,12 @@ def compare(given: Input, arguments: argparse.Namespace) -> Comparison:
     )
     ranks, micro_batches = order.iterations.shape[1:] if order else (RANKS[0], arguments.micro_batches)
     asked = list(dict.fromkeys([ranks, *(arguments.ranks or [])] if order else arguments.ranks or RANKS))
-    audio_budget = audio_budget_for(corpus.sizes, budgets.llm_budget)
     options = PackOptions(
         vit_budget=budgets.vit_budget, llm_budget=budgets.llm_budget,
-        budgets={FRAMES: audio_budget} if audio_budget else {}, micro_batches=micro_batches,
+        budgets=further_budgets_for(corpus.sizes, budgets.llm_budget), micro_batches=micro_batches,
         pipeline_model_parallel_size=arguments.pipeline_model_parallel_size, seed=arguments.seed,
     )  # fmt: skip
-    costs = PackCosts.asked_for(
-        arguments.costs, arguments.model, arguments.analytic, options.vit_budget, options.llm_budget, audio_budget
-    )
+    costs = PackCosts.asked_for(arguments.costs, arguments.model, arguments.analytic, options.all_budgets)
     others = ways(options, arguments.batch)
     measured = [measure(corpus, way, asked, costs) for way in track(others, "compare", total=len(others))]
     sides = [measured[0], measured[-3]]
@@ -269,7 +267,7 @@ def about(given: Input, found: Comparison) -> tuple[str, list[str]]:
     """The table's title, and what is to be known about it."""
     options, samples = found.options, len(given.corpus.sizes)
     title = f"{samples:,} samples; packs of at most {options.llm_budget:,} tokens and {options.vit_budget:,} tiles"
-    title += f", {options.budgets[FRAMES]:,} mel frames" if options.budgets else ""
+    title += f", {in_words(options.budgets)}" if options.budgets else ""
     notes = [f"time: device seconds a sample, balanced packs = 1, by the costs of {found.costs.origin}", YOURS]
     if left_out := _left_out(given, found):
         notes.append(f"{left_out:,} samples ({left_out / samples:.1%}) exceed these limits: in no batch but --order's")

@@ -15,6 +15,7 @@ from omnibal_ext.files.folders import noted_path
 from omnibal_ext.files.records import sha256_of, verify_checksums, write_text
 from omnibal_ext.files.writing import replacing
 from omnibal_ext.flags import Interval, Need, ToolParser
+from omnibal_ext.modalities.modality import FURTHER, FURTHER_SIZES, budgets_in
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons
 from omnibal_ext.packing.corpus import DATASET_SOURCES, Corpus
@@ -25,19 +26,18 @@ from omnibal_ext.packing.index.histograms import bar_line, distributions, waste_
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary, shortfalls
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions
-from omnibal_ext.packing.packers.budgets import BudgetTrial, audio_budget_for, choose_budgets, read_budget
+from omnibal_ext.packing.packers.budgets import BudgetTrial, choose_budgets, further_budgets_for, read_budget
 from omnibal_ext.packing.widths import NODE_RANKS, read_widths, widths_for
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import report
-from omnibal_ext.sizes import FRAMES, load_columns, sizes_files
+from omnibal_ext.sizes import load_columns, sizes_files
 
 SHOWN_TRIALS = 3
 SHOWN = (
     "samples", "packs", "lower_bound_packs", "vit_budget", "llm_budget", "iterations", "pad_ratio", "dist_ratio_vit",
     "dist_ratio_llm", "wait",
 )  # fmt: skip
-SHOWN_OF_SOUNDS = ("audio_budget", "dist_ratio_audio")
 """Measures in the printed table; `--json` and `--report` have all."""
 
 
@@ -175,9 +175,9 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     """Return the corpus, and what it was read from with hashes."""
     paths = [Path(arguments.data) / "sizes.npz"] if arguments.data else sizes_files(arguments.sizes)
     arguments.budgets = dict(arguments.budgets)
-    more = tuple(arguments.budgets | {FRAMES: 0})
+    more = tuple(dict.fromkeys((*arguments.budgets, *FURTHER_SIZES)))
     corpus = Corpus.of_dataset(arguments.data, more) if arguments.data else Corpus.load(paths, more)
-    corpus = without_silence(corpus, arguments)
+    corpus = without_unused(corpus, arguments)
     if arguments.weights:
         corpus = corpus.weighted(arguments.weights)
     if arguments.separate_sources:
@@ -205,14 +205,16 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     return corpus, built_from
 
 
-def without_silence(corpus: Corpus, arguments: argparse.Namespace) -> Corpus:
-    """Return the corpus, without frames if it has no sounds. Raises UserError for --audio-budget without sounds."""
-    if FRAMES in arguments.budgets:
-        return corpus
-    sizes = corpus.sizes.without_silence()
-    if arguments.audio_budget and FRAMES not in sizes.more:
-        raise UserError(f"--audio-budget {arguments.audio_budget}: no sample has sounds; leave it out")
-    return replace(corpus, sizes=sizes)
+def without_unused(corpus: Corpus, arguments: argparse.Namespace) -> Corpus:
+    """Return the corpus without further sizes that no sample has any of, unless --budgets names them. Raises UserError
+    for a budget of these."""
+    unused = corpus.sizes.more.keys() - corpus.sizes.without_unused().more.keys() - arguments.budgets.keys()
+    for one in FURTHER:
+        if one.size in unused and (budget := getattr(arguments, one.budget)):
+            flag = f"--{one.budget.replace('_', '-')}"
+            raise UserError(f"{flag} {budget}: no sample has {one.inputs}; leave it out")
+    more = {name: values for name, values in corpus.sizes.more.items() if name not in unused}
+    return replace(corpus, sizes=replace(corpus.sizes, more=more))
 
 
 def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[BudgetTrial]:
@@ -239,11 +241,10 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Budget
     return trials
 
 
-def settle_audio_budget(corpus: Corpus, arguments: argparse.Namespace) -> None:
+def settle_further_budgets(corpus: Corpus, arguments: argparse.Namespace) -> None:
     """Put --audio-budget among the budgets, unless it is; the default follows from the tokens'."""
-    if FRAMES in corpus.sizes.more and FRAMES not in arguments.budgets:
-        fitting = audio_budget_for(corpus.sizes, arguments.llm_budget)
-        arguments.budgets[FRAMES] = arguments.audio_budget or fitting
+    found = further_budgets_for(corpus.sizes, arguments.llm_budget, budgets_in(vars(arguments)))
+    arguments.budgets = {**arguments.budgets, **{size: n for size, n in found.items() if size not in arguments.budgets}}
 
 
 def settle_widths(corpus: Corpus, arguments: argparse.Namespace) -> None:
@@ -275,8 +276,9 @@ def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Budg
             for trial in trials[:SHOWN_TRIALS]
         ]
         print_table(f"Budgets tried ({len(trials)}), the first is taken", columns, tried)
-    names = (*SHOWN, *SHOWN_OF_SOUNDS) if summary.audio_budget else SHOWN
-    rows = [(name.replace("_", " "), shown(getattr(summary, name))) for name in names]
+    keys = (one.budget for one in summary.further)
+    names = (*SHOWN, *(name for key in keys for name in (key, f"dist_ratio_{key.removesuffix('_budget')}")))
+    rows = [(name.replace("_", " "), shown(summary.to_record()[name])) for name in names]
     print_table(f"Packed index {index.folder}", ("measure (all: --json)", "value"), rows)
     distributed = [
         (title, bar_line(values), f"{values.min():,}", f"{values.mean():,.1f}", f"{values.max():,}")
@@ -302,19 +304,12 @@ def main() -> None:
     arguments = parse_arguments()
     corpus, built_from = load_corpus(arguments)
     trials = settle_budgets(corpus, arguments)
-    settle_audio_budget(corpus, arguments)
+    settle_further_budgets(corpus, arguments)
     settle_widths(corpus, arguments)
     options = PackOptions(**{field.name: getattr(arguments, field.name) for field in fields(PackOptions)})
     if arguments.max_rejects is not None:
         check_rejects(corpus, options, arguments.max_rejects)
-    costs = PackCosts.asked_for(
-        arguments.costs,
-        arguments.model,
-        arguments.analytic,
-        arguments.vit_budget,
-        arguments.llm_budget,
-        options.budgets.get(FRAMES, 0),
-    )
+    costs = PackCosts.asked_for(arguments.costs, arguments.model, arguments.analytic, options.all_budgets)
     index, summary = build_index(corpus, arguments.output_dir, options, built_from, costs)
     found = [] if arguments.held_out_of else shortfalls(summary, options)  # their order does not matter
     if arguments.dump_iterations:
@@ -325,7 +320,7 @@ def main() -> None:
         view = PackingView.of_summary(index, corpus, summary, [asdict(trial) for trial in trials])
         write_text(Path(arguments.report), report([], [view]))
     if arguments.json:
-        print_json({**asdict(summary), "faults": found, "tried": [asdict(trial) for trial in trials]})
+        print_json({**summary.to_record(), "faults": found, "tried": [asdict(trial) for trial in trials]})
     else:
         show(index, corpus, summary, trials)
         if found:

@@ -26,14 +26,14 @@ from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, make_plan
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
 from omnibal_ext.layout.tower_layout import TOWER_LAYOUTS, plan_tower
 from omnibal_ext.layout.workload import packs_of_index
-from omnibal_ext.modalities.modality import AUDIO, budgets_in
+from omnibal_ext.modalities.modality import FURTHER, FURTHER_SIZES, budgets_in
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.packing.packers.budgets import audio_budget_for, budgets_for
+from omnibal_ext.packing.packers.budgets import budgets_for, further_budgets_for
 from omnibal_ext.plan import Plan, StagePlan, layer_ranges
 from omnibal_ext.plan_tower import Tower, choice_in_words, tower_layout
 from omnibal_ext.schedules.schedule import OFFERED, offered
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB, in_bytes
 
 
@@ -109,7 +109,7 @@ def _swept(arguments: argparse.Namespace) -> list[Outcome]:
         source,
         arguments.method,
         seconds=arguments.seconds,
-        audio_budget=arguments.audio_budget,
+        further=budgets_in(vars(arguments)),
     )
     if not arguments.json:
         _print_outcomes(outcomes)
@@ -134,7 +134,8 @@ def _profile_source(
     that flags name, or the file of --profile for its own."""
     if arguments.analytic:
         architecture = preset(arguments.model)
-        architecture.check_budgets(budgets_in(vars(arguments)))
+        asked = budgets_in(vars(arguments))
+        architecture.check_budgets(asked)
         sizes = _sizes(arguments)
         budgets = arguments.budgets or budgets_for(sizes)
 
@@ -145,7 +146,7 @@ def _profile_source(
             return analytic_profile(
                 architecture,
                 device,
-                {"tiles": vit, "tokens": llm, "frames": arguments.audio_budget or audio_budget_for(sizes, llm) or 1},
+                architecture.profiled({"tiles": vit, "tokens": llm, **further_budgets_for(sizes, llm, asked)}),
                 t,
                 d,
                 expert_model_parallel_size=e,
@@ -156,15 +157,17 @@ def _profile_source(
     if not arguments.profile:
         raise UserError("--sweep needs --profile, or --analytic with --model")
     profile = Profile.load(arguments.profile)
-    arguments.audio_budget = profile.budgets.get(AUDIO.size)
+    for one in FURTHER:
+        setattr(arguments, one.budget, profile.budgets.get(one.size))
     parallel = [profile.tensor_model_parallel_size], [profile.expert_model_parallel_size]
     return (lambda *_: profile), [(profile.budgets["tiles"], profile.budgets["tokens"])], *parallel
 
 
 def _sizes(arguments: argparse.Namespace) -> Sizes:
-    """The sizes of all samples, none without --sizes; with mel frames if the model hears them."""
-    hears = arguments.audio_budget or (arguments.model and preset(arguments.model).audio)
-    return Sizes.load(arguments.sizes or [], (FRAMES,) if hears else ()).without_silence()
+    """The sizes of all samples, none without --sizes; further ones, such as mel frames, if the model reads them."""
+    reads = {one.size for one in preset(arguments.model).modalities} if arguments.model else set()
+    further = [size for size in FURTHER_SIZES if size in reads or size in budgets_in(vars(arguments))]
+    return Sizes.load(arguments.sizes or [], further).without_unused()
 
 
 def _print_outcomes(outcomes: list[Outcome]) -> None:

@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from megatron.vlm.checkpoint.folder import Checkpoints
 from megatron.vlm.checkpoint.guard import load_complete
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.pack_media import order_tensors
+from megatron.vlm.data.inputs.images import order_tensors
+from megatron.vlm.media import Images, together
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
@@ -32,6 +33,7 @@ from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import ToolParser
+from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.modalities.vision.features import FeatureOrder
 
 
@@ -157,7 +159,8 @@ def _image_tokens(vision: Stage, data: ChatDataset, answer: Answer) -> Tensor:
     """The projected tokens of the images that the prompt shows: [tiles * image tokens, 1, width]."""
     tiles = _tiles(data, _images_shown(data, answer))
     pixels = data.sample(answer.sample).pixels()[:tiles].to("cuda")
-    return vision(Microbatch(tiles=tiles, lengths=(len(answer.prompt),), samples=1, useful_tokens=0, pixels=pixels))
+    media = {VISION.size: Images(together(tiles), values=pixels)}
+    return vision(Microbatch(lengths=(len(answer.prompt),), samples=1, useful_tokens=0, media=media))
 
 
 def _images_shown(data: ChatDataset, answer: Answer) -> list[tuple[int, FeatureOrder]]:
@@ -180,16 +183,19 @@ def _pack(data: ChatDataset, answers: Sequence[Answer]) -> Microbatch:
     images = [image for of_answer in shown for image in of_answer]
     begins = np.cumsum([0, *map(len, texts)]).tolist()
     starts = (data.sample(answer.sample).image_starts[: len(some)] for answer, some in zip(answers, shown, strict=True))
+    seen = Images(
+        units=together(_tiles(data, images)),
+        positions=(ids == data.manifest["image_token_id"]).nonzero().squeeze(1),
+        starts=tuple(begin + one for begin, some in zip(begins, starts, strict=False) for one in some),
+        **{name: tensor.to("cuda") for name, tensor in order_tensors(images).items()},
+    )
     return Microbatch(
-        tiles=_tiles(data, images),
         lengths=tuple(map(len, texts)),
         samples=len(texts),
         useful_tokens=len(ids),
+        media={VISION.size: seen},
         input_ids=ids,
-        image_positions=(ids == data.manifest["image_token_id"]).nonzero().squeeze(1),
-        **{name: tensor.to("cuda") for name, tensor in order_tensors(images).items()},
         prefixes=tuple(len(answer.prompt) for answer in answers),
-        image_starts=tuple(begin + one for begin, some in zip(begins, starts, strict=False) for one in some),
     )
 
 

@@ -1,10 +1,9 @@
 """The input of a stage for one microbatch: a pack, or one rank's shard of it."""
 
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -12,12 +11,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron.vlm import platform
-from omnibal_ext.joining.positions import Grid
+from megatron.vlm.media import NO_MEDIA, Media, with_tensors
 from omnibal_ext.modalities.modality import Size
 from omnibal_ext.packing.shards import tokens_sent
-
-PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
-"""(mean, standard deviation) of each colour channel, in units of 0 to 1, with which a ViT was trained."""
 
 
 @dataclass
@@ -153,7 +149,7 @@ class PackShard:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """A pack: tiles for the ViT, one sequence of samples end to end for the language model.
+    """A pack: media for the encoders, one sequence of samples end to end for the language model.
 
         lengths    |--- 5 ---|-- 3 --|------ 6 ------|      samples, padding included
         input_ids   s I I t t s t t   s I I I I t           T = 14, `I` the image tokens
@@ -163,18 +159,12 @@ class Microbatch:
     A stage gets only the tensors that its layers need; the rest is None.
     """
 
-    tiles: int
     lengths: tuple[int, ...]
     samples: int  # real ones: padding may add a segment
     useful_tokens: int  # tokens of real samples, without padding
     useful_squares: int = 0  # sum of the squared lengths of real samples, without padding
-    pixels: Tensor | None = None  # fp32 [tiles, 3, size, size], with videos [tiles, 3, frames, size, size]
-    # from the loader uint8 [tiles, size, size, 3] or [tiles, frames, size, size, 3]
-    pixel_statistics: PixelStatistics | None = None  # to normalise the loader's pixels
+    media: Mapping[Size, Media] = field(default_factory=dict)  # what each encoder reads
     input_ids: Tensor | None = None  # [T]
-    image_positions: Tensor | None = None  # [image tokens], into input_ids
-    image_sources: Tensor | None = None  # [image tokens] or [.., 4], projected tokens, -1: newline; None: in order
-    image_weights: Tensor | None = None  # [image tokens, 4] with 4 sources: their weights in a token
     labels: Tensor | None = None  # [T]
     supervised: Tensor | None = None  # [counted tokens], into labels; None: the loss of every token is computed
     loss_mask: Tensor | None = None  # [T], 1 where the label counts
@@ -186,31 +176,27 @@ class Microbatch:
     pack: int = -1  # its number in the index; -1: an empty pack
     iteration: int = 0  # of training, from 1, seeds what layers draw; 0: random state as it is
     sample_ids: tuple[int, ...] = ()  # [samples], rows of the dataset
-    broken: tuple[tuple[int, str], ...] = ()  # (sample, reason) of those with placeholder images
-    grids: tuple[Grid, ...] = ()  # of every image at native resolution, in order
-    image_starts: tuple[int, ...] = ()  # first token of each image, if the model needs it
+    broken: tuple[tuple[int, str], ...] = ()  # (sample, reason) of those with placeholders for media
     prefixes: tuple[int, ...] = ()  # [samples], tokens before each one's answer, if the model needs it
-    seconds: tuple[float, ...] = ()  # of each of `grids` between two temporal steps; (): no video
-    turns: tuple[tuple[int, ...], ...] = ()  # of each of `grids`: alternating runs of a video's tokens and its sound's;
-    # (): no video is heard
-    sounds: tuple[tuple[int, ...], ...] = ()  # [samples], mel frames of each sample's sounds; (): no sound
-    mels: Tensor | None = None  # fp32 [frames, mel bins], all sounds end to end
-    audio_positions: Tensor | None = None  # [audio tokens], into input_ids
-    shard: PackShard | None = None  # of a pack that several ranks run: tiles, lengths and tokens are then those here,
+    shard: PackShard | None = None  # of a pack that several ranks run: images, lengths and tokens are then those here,
     # values per sample those of the entire pack
-    units: tuple[int, ...] = ()  # tiles of every unit of the entire pack, not only this rank's (`tower_encoding`)
-    encodes: tuple[bool, ...] = ()  # for each unit, whether this rank encodes it
-    heard: tuple[tuple[int, ...], ...] = ()  # `sounds` of the entire pack, where `sounds` are those encoded here
 
     def pin_memory(self) -> "Microbatch":
         """The microbatch in pinned memory; torch's DataLoader calls this in its pinning thread."""
-        pinned: dict[str, Any] = {name: tensor.pin_memory() for name, tensor in self.tensors().items()}
-        return replace(self, **pinned)
+        return self.with_tensors(Tensor.pin_memory)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by name, without meta tensors, which stand for what another rank will broadcast."""
-        found: dict[str, Any] = vars(self)
-        return {name: value for name, value in found.items() if isinstance(value, Tensor) and not value.is_meta}
+    def with_tensors(self, change: Callable[[Tensor], Tensor | None]) -> "Microbatch":
+        """The same with each tensor changed but meta tensors, which stand for what another rank will broadcast."""
+
+        def changed(tensor: Tensor) -> Tensor | None:
+            return tensor if tensor.is_meta else change(tensor)
+
+        media = {size: with_tensors(one, changed) for size, one in self.media.items()}
+        return replace(with_tensors(self, changed), media=media)
+
+    def inputs(self, size: Size) -> Media:
+        """What the encoder of a size reads; of one that the pack has nothing for, nothing."""
+        return self.media.get(size, NO_MEDIA)
 
     @property
     def tokens(self) -> int:
@@ -228,38 +214,9 @@ class Microbatch:
         return self if self.shard is None else self.shard.pack
 
     @property
-    def has_images(self) -> bool:
-        """Whether the entire pack has images."""
-        return self.full_pack.tiles > 0
-
-    @property
-    def sound_frames(self) -> list[int]:
-        """Mel frames of each sound of the pack."""
-        return [frames for sample in self.sounds for frames in sample]
-
-    @property
-    def frames(self) -> int:
-        """Mel frames of all sounds."""
-        return sum(self.sound_frames)
-
-    def inputs(self, size: Size) -> Sequence[int]:
-        """Return the units of what an encoder sees: mel frames of each sound, tiles of all images together."""
-        return self._inputs[size]
-
-    @cached_property
-    def _inputs(self) -> dict[Size, Sequence[int]]:
-        """`inputs` by size; every link of an encoder asks."""
-        return {"frames": self.sound_frames, "tiles": (self.tiles,) if self.tiles else ()}
-
-    @property
     def counted(self) -> int:
         """Tokens that count in the loss; on a stage without labels, all useful ones."""
         return self.useful_tokens if self.supervised is None else len(self.supervised)
-
-    @cached_property
-    def encoded_units(self) -> Tensor:
-        """int64, on this rank's device: numbers of the units that it encodes."""
-        return platform.to_device(torch.tensor([number for number, here in enumerate(self.encodes) if here]))
 
     @cached_property
     def segments(self) -> Segments:

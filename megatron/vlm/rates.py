@@ -14,7 +14,7 @@ from megatron.core.optimizer_param_scheduler import ParamGroupOverride
 from megatron.training import training
 
 from omnibal_ext.adapters import Adapters
-from omnibal_ext.chain import PARTS, VISION_NORM
+from omnibal_ext.chain import PARTS, VISION_NORM, modality_of
 from omnibal_ext.flags import Need
 from omnibal_ext.trainer_flags import PARTS_WITH_RATES, RATES
 
@@ -64,12 +64,18 @@ def part_overrides(args: Namespace) -> dict[ParamKey, ParamGroupOverride]:
     return found
 
 
+OF_ENCODER = re.compile(rf"links\.(\w+)\.{VISION_NORM}\.")
+"""A norm in a projector's link that is counted among its encoder's layers."""
+
+
 def _of_part(part: str) -> Callable[[Any, str], bool]:
     """A predicate of core: whether a parameter, by its name, is of a part of the model."""
     links = re.compile(rf"links\.({'|'.join(PARTS[part])})(_\d+)?\.")
 
     def is_of(_: Any, name: str) -> bool:
-        return part == "vit" if f"links.projector.{VISION_NORM}." in name else bool(links.search(name))
+        if norm := OF_ENCODER.search(name):
+            return part == modality_of(norm[1]).kinds[1]
+        return bool(links.search(name))
 
     return is_of
 

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain as joined
@@ -119,10 +119,6 @@ class Architecture:
     def image_tokens(self, tiles: int) -> int:
         """Return the LLM tokens of `tiles` tiles."""
         return tiles * self.vision.patches // self.shuffle**2 + tiles * self.class_token
-
-    def audio_tokens(self, sounds: Sequence[int]) -> int:
-        """Return the LLM tokens of sounds of these mel frames."""
-        return sum(map(self.audio.tokens, sounds)) if self.audio else 0
 
     def check_budgets(self, budgets: Budgets) -> None:
         """Raise UserError for the budget of a modality that the model does not have."""

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from omnibal_ext.chain import TIMED_PART_OF, chain_kind
+from omnibal_ext.chain import AS_LAYERS, TIMED_PART_OF, chain_kind
 from omnibal_ext.costs.profile import LayerCost, Profile
 
 OTHER, EXCHANGE, UPDATE, WHOLE = "other", "exchange", "update", "whole step"
@@ -38,8 +38,7 @@ def corrected(profile: Profile, compared: Collection[Compared], by: Mapping[str,
 
     def cost_of(kind: str, cost: LayerCost) -> LayerCost:
         part = TIMED_PART_OF[chain_kind(kind)]
-        alike = "vit" if part == "projector" else part
-        forward, backward = _of_passes(_of(compared, part) or _of(compared, alike))
+        forward, backward = _of_passes(_of(compared, part) or _of(compared, AS_LAYERS.get(part, part)))
         factors = {**dict.fromkeys(FORWARD, forward), **dict.fromkeys(BACKWARD, backward)}
         factors |= {**dict.fromkeys(EXCHANGED, exchange), "step_seconds": update}
         return replace(cost, **{name: _scaled(getattr(cost, name), factor) for name, factor in factors.items()})

@@ -292,6 +292,10 @@ class Profile:
         links = range(1, len(self.chain) + 1)
         return {one.passing.kinds[2]: tuple(int(one.enters(link)) for link in links) for one in given if one.passing}
 
+    def streams(self, size: Size) -> int:
+        """Tensors of tokens that the encoder of a size gives: hidden states, and features that are added later."""
+        return next(features.streams for one, features in self._encoders.items() if one.size == size)
+
     @property
     def _encoders(self) -> dict[Modality, Features]:
         seen = Features(self.feature_layers, self.features_joined)

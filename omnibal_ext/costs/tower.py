@@ -130,8 +130,7 @@ class TowerCosts:
 
     def output_bytes(self, size: Size) -> float:
         """Bytes per tile or frame that the stages get, features included; the gradient has as many."""
-        streams = 1 + self.profile.features_after[self.links - 1] * (size == "tiles")
-        return self._cost(LAST[size]).output_bytes * streams / self.budgets[size]
+        return self._cost(LAST[size]).output_bytes * self.profile.streams(size) / self.budgets[size]
 
     def transfer_seconds(self, load: Load) -> Floats:
         """Seconds that the output of a load takes to the stages, latency left out, elementwise."""

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.modalities.modality import FURTHER, FURTHER_SIZES
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.reading.checks import integer, record
 from omnibal_ext.reading.document import read_json
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 
 OUTLIER = 4
 """The longest sample is an outlier if it is at least so many times the median (of samples with images)."""
@@ -27,14 +28,14 @@ def longest_sample(data: Path, index: PackedIndex, is_native: bool, is_limited: 
     It suggests --max-pixels for an outlier of a model with native resolution (`is_native`), unless flags limit images
     already (`is_limited`).
     """
-    packed = Sizes.load(data / "sizes.npz", (FRAMES,)).take(np.unique(index.sample_ids))
+    packed = Sizes.load(data / "sizes.npz", FURTHER_SIZES).take(np.unique(index.sample_ids))
     tiles, unit = packed.tiles[packed.tiles > 0], "patches" if is_native else "tiles"
     shares = [_share("tokens", packed.tokens, index.llm_budget)]
     if len(tiles):
         shares.insert(0, _share(unit, tiles, index.vit_budget))
-    if index.audio_budget:
-        heard = packed.more[FRAMES][packed.more[FRAMES] > 0]
-        shares.append(_share("mel frames", heard, index.audio_budget))
+    for one in (one for one in FURTHER if one.size in index.budgets):
+        units = packed.more[one.size]
+        shares.append(_share(one.units, units[units > 0], index.budgets[one.size]))
     said = f"longest samples: {' and '.join(shares)}"
     if not is_native or is_limited or not len(tiles) or tiles.max() <= OUTLIER * np.median(tiles):
         return said

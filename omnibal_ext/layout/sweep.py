@@ -20,9 +20,10 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
 from omnibal_ext.layout.workload import PackedCorpus, Workload, pack_corpus
+from omnibal_ext.modalities.modality import Budgets
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.packers.budgets import audio_budget_for
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.packing.packers.budgets import further_budgets_for
+from omnibal_ext.sizes import Sizes
 
 SEARCHED, JUDGED = 6, 32
 """Iterations that layouts and lists are searched for, and that the best is judged on at least."""
@@ -117,18 +118,17 @@ def sweep(
     method: str = "joint",
     packing: str = "balanced",
     seconds: float = 1.0,
-    audio_budget: int | None = None,
+    further: Budgets | None = None,
 ) -> list[Outcome]:
     """Outcomes of all settings, most samples a second first, those that cannot be planned last.
 
     `global_batch` counts samples of an iteration over all data-parallel ranks; `seconds` limits each joint search;
-    `audio_budget`: mel frames of a pack in all settings, where `sizes` have some; by default as its tokens bring.
+    `further`: budgets of mel frames and the like in all settings, where `sizes` have some; by default as tokens bring.
     """
 
     @cache
     def packed(vit: int, llm: int, data_parallel: int, microbatches: int) -> PackedCorpus:
-        heard = {FRAMES: audio_budget or audio_budget_for(sizes, llm)} if FRAMES in sizes.more else {}
-        asked = PackOptions(packing, vit, llm, heard, microbatches, data_parallel)
+        asked = PackOptions(packing, vit, llm, further_budgets_for(sizes, llm, further), microbatches, data_parallel)
         return pack_corpus(sizes, asked)
 
     @cache

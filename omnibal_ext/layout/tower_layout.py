@@ -25,8 +25,7 @@ from omnibal_ext.layout.beside import TowerBeside, largest_share
 from omnibal_ext.layout.insertion_search import insertion_costs, searched_insertions
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
-from omnibal_ext.modalities.modality import AUDIO
-from omnibal_ext.plan_tower import AUDIO_BESIDE, ENDS, Tower
+from omnibal_ext.plan_tower import ENDS, Tower
 from omnibal_ext.schedules.actions import Beside
 from omnibal_ext.schedules.weaving import NONE, first_and_last, woven
 from omnibal_ext.units import in_bytes
@@ -86,7 +85,7 @@ def plan_tower(
 
 def _layouts_of(profile: Profile) -> tuple[str, ...]:
     """Those that the profile's model can have."""
-    return tuple(name for name in ("cut", *ENDS) if name != AUDIO_BESIDE or profile.budget(AUDIO.size))
+    return ("cut", *(name for name, end in ENDS.items() if end in profile.chain[1:]))
 
 
 def plan_beside(

@@ -24,17 +24,20 @@ class Modality:
     """What messages call the size's units."""
     budget: str
     """The budget's key in files; its flag is --NAME with hyphens."""
+    inputs: str
+    """What messages and datasets call its inputs."""
 
 
-VISION = Modality("vision", "tiles", ("patch_embed", "vit", "projector"), "tiles", "vit_budget")
-LANGUAGE = Modality("language", "tokens", ("word_embed", "llm", "head"), "tokens", "llm_budget")
-AUDIO = Modality("audio", "frames", ("audio_embed", "audio", "audio_projector"), "mel frames", "audio_budget")
+VISION = Modality("vision", "tiles", ("patch_embed", "vit", "projector"), "tiles", "vit_budget", "images")
+LANGUAGE = Modality("language", "tokens", ("word_embed", "llm", "head"), "tokens", "llm_budget", "words")
+AUDIO = Modality("audio", "frames", ("audio_embed", "audio", "audio_projector"), "mel frames", "audio_budget", "sounds")
 MODALITIES = (VISION, LANGUAGE, AUDIO)
 """In the order in which files and tables list them; a new one comes last."""
 ALWAYS = (VISION, LANGUAGE)
 """Those whose budgets are in every file, of others only where there are any."""
 FURTHER = tuple(one for one in MODALITIES if one not in ALWAYS)
 """The others."""
+FURTHER_SIZES = tuple(one.size for one in FURTHER)
 ENCODED = tuple(one for one in reversed(MODALITIES) if one is not LANGUAGE)
 """Those with an encoder, in the order of the chain."""
 IN_CHAIN = (*ENCODED, LANGUAGE)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
+from omnibal_ext.modalities.modality import FURTHER
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex, WidePackArrays, refuse_other, write_index
@@ -22,7 +23,7 @@ from omnibal_ext.packing.pack_epoch import Epoch, pack_epoch
 from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, PackList
 from omnibal_ext.packing.shard_loads import shard_loads
 from omnibal_ext.packing.widths import sample_widths
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 
 Packer = Callable[[Corpus, NDArray[np.int8], PackOptions, PackCosts, int], Epoch]
 
@@ -75,10 +76,8 @@ def _build_index(
     spent: Callable[[], tuple[float, float]],
 ) -> tuple[PackedIndex, Summary]:
     corpus = Corpus.of(corpus) if isinstance(corpus, Sizes) else corpus
-    costs = costs or PackCosts.of_model(
-        vit_budget=options.vit_budget, llm_budget=options.llm_budget, audio_budget=options.budgets.get(FRAMES, 0)
-    )
-    costs = costs if FRAMES in corpus.sizes.more else costs.without_sounds
+    costs = costs or PackCosts.asked_for(None, None, None, options.all_budgets)
+    costs = costs.for_corpus(corpus.sizes)
     options = options if options.epochs else replace(options, epochs=corpus.epochs_to_see_all())
     kept = np.ones(len(corpus.sizes), np.bool_) if corpus.kept is None else corpus.kept
     options = _without_needless_widths(corpus.sizes, options)
@@ -154,7 +153,8 @@ def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
 
 def _rejects(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions) -> Iterator[dict[str, Any]]:
     """Yield a record for each sample left out: number, origin, sizes and reason."""
-    names, ranks, heard = reject_names(options.budgets), options.widths[-1], options.budgets.get(FRAMES)
+    names, ranks = reject_names(options.budgets), options.widths[-1]
+    further = [(one, options.budgets[one.size]) for one in FURTHER if options.budgets.get(one.size)]
     together = f" on {ranks} ranks" if options.wide else ""
     for sample in np.flatnonzero(reasons).tolist():
         tiles, tokens = int(corpus.sizes.tiles[sample]), int(corpus.sizes.tokens[sample])
@@ -167,5 +167,5 @@ def _rejects(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions) ->
             "reason": names[int(reasons[sample])],
             "detail": f"{tiles} tiles of {ranks * options.vit_budget}, "
             f"{tokens} tokens of {ranks * options.llm_budget}{together}"
-            + (f", {corpus.sizes.more[FRAMES][sample]} mel frames of {heard}" if heard else ""),
+            + "".join(f", {corpus.sizes.more[one.size][sample]} {one.units} of {most}" for one, most in further),
         }

@@ -16,13 +16,23 @@ from omnibal_ext.arrays import Floats
 from omnibal_ext.chain import modality_of
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.modalities.modality import ALWAYS, LANGUAGE, MODALITIES
+from omnibal_ext.modalities.modality import (
+    ALWAYS,
+    AUDIO,
+    FURTHER_SIZES,
+    LANGUAGE,
+    MODALITIES,
+    VISION,
+    Budgets,
+    budget_fields,
+    budgets_in,
+)
 from omnibal_ext.packing.packs import LOADS, sample_loads
 from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 
 DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # for costs by default
-HEARING_MODEL = "qwen2.5-omni-7b"  # for a corpus with sounds
+HAS = {AUDIO.size: "qwen2.5-omni-7b"}  # for a corpus with these
 CONSTANT = "pack"  # key of the seconds per pack that do not depend on its size
 COSTS = record({"parts": mapping(mapping(finite(-LARGEST), most=64), most=8)}, {"origin": text})
 """Schema of `PackCosts.to_record`; fitted seconds may be negative."""
@@ -62,12 +72,15 @@ class PackCosts:
         device: str = DEFAULT_DEVICE,
         vit_budget: int = 1,
         llm_budget: int = 4096,
-        audio_budget: int = 0,
+        **further: int,
     ) -> "PackCosts":
-        """Count a model's operations (`costs.analytic`). Raises UserError for unknown models and devices."""
-        found = preset(model or (HEARING_MODEL if audio_budget else DEFAULT_MODEL))
-        budgets = {"tiles": max(1, vit_budget), "tokens": llm_budget, "frames": max(1, audio_budget)}
-        return cls.of_profile(analytic_profile(found, device, budgets))
+        """Count a model's operations (`costs.analytic`); `further`: budgets under their keys, such as `audio_budget`.
+
+        Raises UserError for unknown models and devices.
+        """
+        budgets = budgets_in({VISION.budget: vit_budget, LANGUAGE.budget: llm_budget, **further})
+        found = preset(model or next((HAS[size] for size in budgets if size in HAS), DEFAULT_MODEL))
+        return cls.of_profile(analytic_profile(found, device, found.profiled(budgets)))
 
     @classmethod
     def asked_for(
@@ -75,19 +88,17 @@ class PackCosts:
         profile: str | None,
         model: str | None,
         device: str | None,
-        vit_budget: int,
-        llm_budget: int,
-        audio_budget: int = 0,
+        budgets: Budgets,
     ) -> "PackCosts":
         """Read a profile.json or, where none is given, count the operations of a model (`of_model`)."""
         if profile:
             return cls.of_profile(Profile.load(profile))
-        return cls.of_model(model, device or DEFAULT_DEVICE, vit_budget, llm_budget, audio_budget)
+        return cls.of_model(model, device or DEFAULT_DEVICE, **budget_fields(budgets))
 
-    @property
-    def without_sounds(self) -> "PackCosts":
-        """Those of a corpus without sounds."""
-        return PackCosts({part: costs for part, costs in self.parts.items() if FRAMES not in costs}, self.origin)
+    def for_corpus(self, sizes: Sizes) -> "PackCosts":
+        """Those without parts of further sizes that a corpus does not have, such as mel frames."""
+        unused = {*FURTHER_SIZES} - sizes.more.keys()
+        return PackCosts({part: costs for part, costs in self.parts.items() if not unused & costs.keys()}, self.origin)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "PackCosts":

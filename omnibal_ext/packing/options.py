@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import FURTHER, LANGUAGE, VISION, Budgets
 from omnibal_ext.packing.widths import check_widths
-from omnibal_ext.sizes import FRAMES
 
 PADDED_METHODS = ("random", "length_group", "device_group")
 METHODS = ("balanced", "isf", *PADDED_METHODS)
@@ -73,8 +73,9 @@ class PackOptions:
         if not self.wide:
             return
         shown = f"--widths {','.join(map(str, self.widths))}"
-        if FRAMES in self.budgets:
-            raise UserError(f"{shown}: packs of several ranks cannot have sounds yet; leave it out")
+        for one in FURTHER:
+            if one.size in self.budgets:
+                raise UserError(f"{shown}: packs of several ranks cannot have {one.inputs} yet; leave it out")
         if self.method != "balanced":
             raise UserError(f"{shown}: --method {self.method} makes packs of one rank; use balanced")
         if self.narrow_first and self.widths[0] != 1:
@@ -89,8 +90,13 @@ class PackOptions:
         """The widest pack's budgets, as text."""
         ranks = self.widths[-1]
         together = f" on {ranks} ranks" if ranks > 1 else ""
-        heard = f", {self.budgets[FRAMES]} mel frames" if FRAMES in self.budgets else ""
-        return f"{ranks * self.vit_budget} tiles and {ranks * self.llm_budget} tokens{heard}{together}"
+        further = "".join(f", {self.budgets[one.size]} {one.units}" for one in FURTHER if one.size in self.budgets)
+        return f"{ranks * self.vit_budget} tiles and {ranks * self.llm_budget} tokens{further}{together}"
+
+    @property
+    def all_budgets(self) -> Budgets:
+        """Of tiles, tokens and further sizes."""
+        return {VISION.size: self.vit_budget, LANGUAGE.size: self.llm_budget, **self.budgets}
 
     @property
     def wide(self) -> bool:

@@ -15,11 +15,12 @@ from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.recompute import recompute_all
 from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.layout.workload import packs_of_index
+from omnibal_ext.modalities.modality import FURTHER_SIZES
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 
 MOST_SAMPLES = 20_000
 """Most samples of a corpus that are packed at random for the comparison."""
@@ -30,7 +31,7 @@ STEPS = 200
 def sizes_of(index: PackedIndex) -> Sizes | None:
     """The sizes that an index was packed from, mel frames included; None if the files are gone."""
     paths = [path_noted(index.folder.parent, name) for name in index.manifest["built_from"].get("sizes", ())]
-    more = (FRAMES,) if FRAMES in index.load_names else ()
+    more = [size for size in FURTHER_SIZES if size in index.load_names]
     return Sizes.load(paths, more) if paths and all(path.exists() for path in paths) else None
 
 

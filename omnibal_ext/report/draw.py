@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from omnibal_ext.plan import layer_ranges
 from omnibal_ext.report.timeline import Lane, Span, Timeline, waits
-from omnibal_ext.schedules.actions import VISION
+from omnibal_ext.schedules.actions import OF_TOWER
 
 ROW, GAP, AXIS = 34, 10, 26
 """Heights in pixels of a lane, of the gap between lanes, and of the axis below."""
@@ -55,7 +55,7 @@ def _span(span: Span, lane: Lane, seconds: float, top: int) -> Markup:
     if span.width > 1:
         boxes.append(_rect("team", span.start, span.end - span.start, seconds, top, TEAM))
     made_of = ", ".join(f"{p.part} {p.phase} {p.seconds * 1e3:.2f} ms" for p in span.pieces)
-    where = "tower" if span.action.kind in VISION else f"stage {span.stage}"
+    where = "tower" if span.action.kind in OF_TOWER else f"stage {span.stage}"
     words = (
         f"rank {lane.rank}: {span.action.kind}{span.action.microbatch}, {where}, "
         f"{span.start * 1e3:.2f} to {span.end * 1e3:.2f} ms; {made_of}"

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
+from omnibal_ext.modalities.modality import FURTHER, Modality
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.histograms import waste_by_kind
 from omnibal_ext.packing.index.packed_index import REMEDY, PackedIndex
@@ -17,7 +18,7 @@ from omnibal_ext.packing.packs import TILES, TOKENS
 from omnibal_ext.reading.checks import record, text
 from omnibal_ext.reading.document import read_lines
 from omnibal_ext.report import draw
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 
 SHOWN = 8
 """Most rows listed of samples left out, and of budgets tried."""
@@ -41,7 +42,9 @@ class PackingView:
         cls, index: PackedIndex, corpus: Corpus, summary: Summary, tried: Sequence[dict[str, Any]]
     ) -> "PackingView":
         """From all results of packing."""
-        measures = [(name.replace("_", " "), value) for name, value in asdict(summary).items() if np.isscalar(value)]
+        measures = [
+            (name.replace("_", " "), value) for name, value in summary.to_record().items() if np.isscalar(value)
+        ]
         return cls(index, corpus.sizes, measures, waste_by_kind(summary), tried[:SHOWN])
 
     @property
@@ -50,10 +53,10 @@ class PackingView:
         manifest = self.index.manifest
         packs = int(manifest["epoch_packs"][0])
         samples = int(self.index.pack_offsets[packs])
-        heard = f", {self.index.audio_budget:,} mel frames" if self.index.audio_budget else ""
+        further = "".join(f", {budget:,} {one.units}" for one, budget in self._further)
         return (
             f"{samples:,} samples in {packs:,} packs of at most {self.index.vit_budget:,} tiles and "
-            f"{self.index.llm_budget:,} tokens{heard}, by method {manifest['method']}, {samples / packs:.1f} a pack; "
+            f"{self.index.llm_budget:,} tokens{further}, by method {manifest['method']}, {samples / packs:.1f} a pack; "
             f"{manifest['rejected']:,} left out."
         )
 
@@ -68,11 +71,15 @@ class PackingView:
             drawn.append(draw.histogram("Tokens of a sample", self.sizes.tokens.tolist()))
         drawn.append(draw.histogram("Tiles of a pack", loads[:, TILES].tolist(), self.index.vit_budget))
         drawn.append(draw.histogram("Tokens of a pack", loads[:, TOKENS].tolist(), self.index.llm_budget))
-        if budget := self.index.audio_budget:
-            frames = loads[:, self.index.load_names.index(FRAMES)]
-            drawn.append(draw.histogram("Mel frames of a pack", frames.tolist(), budget))
+        for one, budget in self._further:
+            units = loads[:, self.index.load_names.index(one.size)]
+            drawn.append(draw.histogram(f"{one.units.capitalize()} of a pack", units.tolist(), budget))
         drawn.append(draw.histogram("Samples of a pack", counts.tolist()))
         return drawn
+
+    @property
+    def _further(self) -> list[tuple[Modality, int]]:
+        return [(one, self.index.budgets[one.size]) for one in FURTHER if one.size in self.index.budgets]
 
     @property
     def rejects(self) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from omnibal_ext.chain import TIMED_PART_OF
+from omnibal_ext.chain import AS_LAYERS, TIMED_PART_OF
 from omnibal_ext.costs.corrected import EXCHANGE, OTHER, UPDATE, WHOLE, Compared
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
@@ -223,7 +223,7 @@ def against_profile(plan: Plan, profile: Profile, records: Sequence[Mapping[str,
     for record in records:
         for side, timeline in enumerate(Subject("", plan, profile, records=(dict(record),)).timelines):
             for (part, phase), seconds in _seconds(timeline).items():
-                named = "vit" if plan.tower and part == "projector" else part
+                named = AS_LAYERS.get(part, part) if plan.tower else part
                 found[named, phase][side] += seconds / len(records)
     weights = [both for (_, phase), both in found.items() if phase == "weight"]
     planned, measured = (sum(both[side] for both in weights) for side in (0, 1))

@@ -21,7 +21,7 @@ from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KindTables, columns_of, kind_tables
 from omnibal_ext.modalities.modality import FURTHER
 from omnibal_ext.plan import Plan
-from omnibal_ext.schedules.actions import VISION, Action, Beside, givers
+from omnibal_ext.schedules.actions import OF_TOWER, Action, Beside, givers
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.units import GIB
 
@@ -167,7 +167,7 @@ def _lanes(problem: LayoutProblem, layout: Layout, case: int, replica: int) -> I
     for rank in range(problem.ranks):
         spans = []
         for action, start, end in play.timeline(rank):
-            stage = problem.placement.stages_of[rank][0 if action.kind in VISION else action.chunk]
+            stage = problem.placement.stages_of[rank][0 if action.kind in OF_TOWER else action.chunk]
             spans.append(Span(action, stage, start, end, split.of(action, stage), widths[action.microbatch]))
         end = spans[-1].end + float(step[rank])
         yield Lane(replica, rank, tuple(spans), end, tuple(play.memory_timeline(rank)))
@@ -199,7 +199,7 @@ class _ActionSplit:
     def of(self, action: Action, stage: int) -> tuple[SpanPart, ...]:
         """The action's parts in the order they run; their seconds add up to the simulated action's, but for what the
         device waits for its host."""
-        if self.beside and action.kind in VISION:
+        if self.beside and action.kind in OF_TOWER:
             found = [SpanPart(*piece) for piece in self.beside.pieces(action.kind, self.case, action.microbatch)]
             return tuple(piece for piece in found if piece.seconds > 0)
         found = self._of_links(self.tables, action, stage)
@@ -252,7 +252,7 @@ def recorded(record: Mapping[str, Any], placement: Placement, beside: Beside | N
         spans = tuple(
             Span(
                 Action(kind, microbatch, chunk),
-                placement.stages_of[lane["rank"]][0 if kind in VISION else chunk],
+                placement.stages_of[lane["rank"]][0 if kind in OF_TOWER else chunk],
                 start,
                 end,
                 tuple(SpanPart(part, phase, seconds) for part, phase, seconds in pieces),

@@ -21,9 +21,9 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.schedules.placement import Placement
 
 KINDS = "FBWEV"
-FORWARD, BACKWARD, WEIGHT, ENCODE, VISION_BACKWARD = range(len(KINDS))
+FORWARD, BACKWARD, WEIGHT, ENCODE, ENCODE_BACKWARD = range(len(KINDS))
 """As numbers."""
-VISION = ("E", "V")
+OF_TOWER = ("E", "V")
 """Kinds of actions of a replicated tower."""
 
 
@@ -39,10 +39,10 @@ class Beside:
     @classmethod
     def of(cls, schedule: "Schedule", microbatches: int) -> "Beside | None":
         """The tower whose E and V the lists have; None where they have none."""
-        found: dict[str, list[list[int]]] = {kind: [[] for _ in range(microbatches)] for kind in VISION}
+        found: dict[str, list[list[int]]] = {kind: [[] for _ in range(microbatches)] for kind in OF_TOWER}
         for rank, actions in enumerate(schedule):
             for action in actions:
-                if action.kind in VISION and action.microbatch < microbatches:
+                if action.kind in OF_TOWER and action.microbatch < microbatches:
                     found[action.kind][action.microbatch].append(rank)
         return cls(tuple(map(tuple, found["E"])), not any(found["V"])) if any(found["E"]) or any(found["V"]) else None
 
@@ -64,7 +64,7 @@ class Action:
     chunk: int = 0
 
     def __str__(self) -> str:
-        place = "part" if self.kind in VISION else "chunk"
+        place = "part" if self.kind in OF_TOWER else "chunk"
         return f"{self.kind}(microbatch {self.microbatch}, {place} {self.chunk})"
 
     @property
@@ -93,7 +93,7 @@ def has_weight_gradients(schedule: Schedule) -> bool:
 
 def counts_of(schedule: Schedule) -> tuple[int, int, int]:
     """Of how many ranks, microbatches and chunks lists of actions are."""
-    actions = [action for actions in schedule for action in actions if action.kind not in VISION]
+    actions = [action for actions in schedule for action in actions if action.kind not in OF_TOWER]
     return len(schedule), 1 + max(a.microbatch for a in actions), 1 + max(a.chunk for a in actions)
 
 

@@ -24,9 +24,9 @@ from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.schedules.actions import (
     ENCODE,
+    ENCODE_BACKWARD,
     KINDS,
-    VISION,
-    VISION_BACKWARD,
+    OF_TOWER,
     WEIGHT,
     Action,
     Beside,
@@ -109,7 +109,7 @@ def _steps(listed: Ints, placement: Placement, microbatches: int) -> Ints | None
     steps = np.stack([rank, stage, kind, microbatch])
     there = _at(steps, placement.stages, microbatches) >= 0
     whole = there.sum() == rank.size and there[: 3 if there[WEIGHT].any() else 2].all()
-    returned = not there[VISION_BACKWARD].any() or np.array_equal(there[ENCODE], there[VISION_BACKWARD])
+    returned = not there[ENCODE_BACKWARD].any() or np.array_equal(there[ENCODE], there[ENCODE_BACKWARD])
     return steps if whole and returned else None
 
 
@@ -166,7 +166,7 @@ def check_schedule(
     placement = placement or Placement.interleaved(len(schedule))
     _check_work(schedule, microbatches, placement, beside)
     for rank, actions in enumerate(schedule):
-        for kind in VISION:
+        for kind in OF_TOWER:
             for action, following in pairwise(action for action in actions if action.kind == kind):
                 if following.microbatch < action.microbatch:
                     raise UserError(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from omnibal_ext.arrays import Floats, Ints
-from omnibal_ext.schedules.actions import BACKWARD, ENCODE, FORWARD, KINDS, VISION_BACKWARD, Action
+from omnibal_ext.schedules.actions import BACKWARD, ENCODE, ENCODE_BACKWARD, FORWARD, KINDS, Action
 from omnibal_ext.schedules.clock import Moves, Seconds, hold, moved_bytes, play
 from omnibal_ext.schedules.program import Program, begins
 
@@ -138,8 +138,8 @@ def _moves(program: Program, costs: StageCosts, encoding: Encoding | None, start
     behind: list[Move] = []
     held = np.zeros(program.ranks)
     if encoding is not None:
-        taken[ENCODE, : program.ranks], on_top[VISION_BACKWARD, : program.ranks] = encoding.kept, encoding.working
-        taken[VISION_BACKWARD, : program.ranks] = -(encoding.kept + encoding.waiting)
+        taken[ENCODE, : program.ranks], on_top[ENCODE_BACKWARD, : program.ranks] = encoding.kept, encoding.working
+        taken[ENCODE_BACKWARD, : program.ranks] = -(encoding.kept + encoding.waiting)
         held, before, behind = _carried(program, encoding)
     own = (np.arange(rank.size), rank, taken[kind, stage, microbatch])
     moves = [np.concatenate(column) for column in zip(*before, own, *behind, strict=True)]
@@ -161,7 +161,7 @@ def _carried(program: Program, encoding: Encoding) -> tuple[Floats, list[Move], 
     encoded, held = np.zeros_like(encoding.kept), np.zeros(program.ranks)
     encoded[rank[made], microbatch[made]] = 1.0
     outputs = np.cumsum(encoded * encoding.waiting, axis=0)[-1]
-    if not (kind == VISION_BACKWARD).any():
+    if not (kind == ENCODE_BACKWARD).any():
         held[first], leaving = np.cumsum(outputs)[-1], leaving[:0]
     which, part = np.nonzero(encoded.T[microbatch[leaving]])
     leaving = leaving[which]

@@ -14,7 +14,7 @@ from collections import deque
 import numpy as np
 
 from omnibal_ext.arrays import Ints
-from omnibal_ext.schedules.actions import VISION, Action, Beside, Schedule
+from omnibal_ext.schedules.actions import OF_TOWER, Action, Beside, Schedule
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import compile_schedule
 
@@ -30,7 +30,7 @@ def woven(schedule: Schedule, insertions: Ints) -> Schedule:
         parts = sorted((insertions[of, rank, m], of, m) for of, m in np.argwhere(insertions[:, rank] != NONE).tolist())
         lists.append(list(actions))
         for point, of, m in reversed(parts):
-            lists[rank].insert(point, Action(VISION[of], m, rank))
+            lists[rank].insert(point, Action(OF_TOWER[of], m, rank))
     return lists
 
 

@@ -17,6 +17,7 @@ from megatron.vlm.data.loader import Needs, PackDataset, microbatches
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from tests.distributed import harness
+from tests.media import heard, seen
 
 
 def main() -> None:
@@ -25,24 +26,26 @@ def main() -> None:
     data, whole = ChatDataset(dataset), ChatDataset(dataset)
     decodes = parallel_state.get_tensor_model_parallel_rank() == 0
     index = PackedIndex.open(Path(packs))
-    loaded = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=True, mels=True), decodes=decodes)
-    assert loaded.reads_images == decodes
+    loaded = PackDataset(data, index, Needs(frozenset({"tiles", "frames"}), tokens=True, labels=True), decodes=decodes)
+    assert loaded.reads_media == decodes
     if not decodes:
         data.manifest = {**data.manifest, "image_root": "/no/images/here"}
-        assert all(pack.pixels.is_meta and not pack.broken for pack in map(loaded.__getitem__, range(index.num_packs)))
+        assert all(
+            seen(pack).values.is_meta and not pack.broken for pack in map(loaded.__getitem__, range(index.num_packs))
+        )
     numbers = [*range(index.num_packs), EMPTY_PACK]
     found, side, bins = {}, data.manifest["tile_size"], data.sound_rule.encoder.mel_bins if data.sound_rule else 0
     for number, pack in zip(numbers, Arrivals(microbatches(loaded, numbers), len(numbers)), strict=True):
         samples = index.samples(number) if number != EMPTY_PACK else []
         expected = torch.cat([torch.empty(0, 3, side, side), *(whole.sample(sample).pixels() for sample in samples)])
-        assert pack.pixels is not None
-        assert pack.pixels.shape == expected.shape
-        found[str(number)] = (pack.pixels - expected).abs().sum().item()
+        assert seen(pack).values is not None
+        assert seen(pack).values.shape == expected.shape
+        found[str(number)] = (seen(pack).values - expected).abs().sum().item()
         if data.sound_rule:
-            assert pack.mels is not None
-            heard = torch.cat([torch.empty(0, bins), *(whole.sample(sample).hear_all() for sample in samples)])
-            assert pack.mels.shape == heard.shape
-            found[str(number)] += (pack.mels - heard).abs().sum().item()
+            assert heard(pack).values is not None
+            expected = torch.cat([torch.empty(0, bins), *(whole.sample(sample).hear_all() for sample in samples)])
+            assert heard(pack).values.shape == expected.shape
+            found[str(number)] += (heard(pack).values - expected).abs().sum().item()
     assert any(whole.sizes.tiles[list(index.samples(number))].sum() for number in islice(numbers, 3))
     harness.report(found)
     parallel_state.destroy_model_parallel()

@@ -18,13 +18,15 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 from megatron.training import get_args
 
+from megatron.vlm.media import Images, Media
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
-from megatron.vlm.pipeline.encoding import Images
+from megatron.vlm.pipeline.encoding import ToEncode
 from megatron.vlm.pipeline.executor import Executor, image_edges, open_channels
 from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.plan import Plan
 from tests.distributed import beside_cases, harness, parity
+from tests.media import heard, seen
 
 
 def main() -> None:
@@ -92,7 +94,7 @@ def run_iteration(
     if plan.tower.mode == "ahead":
         has_run = executor.encoding is not None and executor.encoding._next is not None
         images = joined(iter(()) if has_run else images, parts_of(plan, coming))
-    return harness.run_iteration(model, plan, packs, partial(executor, images=Images(images, iteration)), reduction)
+    return harness.run_iteration(model, plan, packs, partial(executor, images=ToEncode(images, iteration)), reduction)
 
 
 def parts_of(plan: Plan, packs: Sequence[Microbatch]) -> Iterator[Microbatch]:
@@ -105,29 +107,28 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     """This rank's part of a pack's images."""
     assert plan.tower is not None
     parts, sizes = plan.tower.parts[microbatch % len(plan.tower.parts)], plan.tower.sizes
-    units = (tuple(map(prod, pack.grids)) or (1,) * pack.tiles) if "tiles" in sizes else ()
-    heard = pack.sounds if "frames" in sizes else ()
-    costs = (*units, *(plan.tower.tiles_per_frame * sum(sample) for sample in heard))
+    images, sounds = seen(pack), heard(pack).units if "frames" in sizes else ()
+    units = (tuple(map(prod, images.grids)) or (1,) * images.size) if "tiles" in sizes else ()
+    costs = (*units, *(plan.tower.tiles_per_frame * sum(sample) for sample in sounds))
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
     workers = assign_units(costs, microbatch, parts, parallel_state.get_tensor_model_parallel_world_size())
     worker = parts.index(here) * parallel_state.get_tensor_model_parallel_world_size() + tensor if here in parts else -1
     own, own_sounds = ([one == worker for one in some] for some in (workers[: len(units)], workers[len(units) :]))
     rows = torch.tensor([one for one, size in zip(own, units, strict=True) for _ in range(size)], dtype=torch.bool)
-    assert pack.pixels is not None
+    assert images.values is not None
     frames = torch.tensor(
-        [one for one, sample in zip(own_sounds, heard, strict=True) for _ in range(sum(sample))], dtype=torch.bool
+        [one for one, sample in zip(own_sounds, sounds, strict=True) for _ in range(sum(sample))], dtype=torch.bool
     )
-    return Microbatch(
-        tiles=int(rows.sum()), lengths=(), samples=pack.samples, useful_tokens=0,
-        pixels=pack.pixels[rows] if units else None,
-        grids=tuple(grid for grid, one in zip(pack.grids, own, strict=False) if one),
-        sounds=tuple(sample if one else () for one, sample in zip(own_sounds, heard, strict=True)),
-        mels=None if pack.mels is None or not heard else pack.mels[frames],
-        heard=heard,
-        pack=pack.pack,
-        units=units,
-        encodes=tuple(own),
-    )  # fmt: skip
+    media: dict[str, Media] = {}
+    if units:
+        grids = tuple(grid for grid, one in zip(images.grids, own, strict=False) if one)
+        media["tiles"] = Images(
+            units=tuple((unit,) for unit in units), encodes=tuple(own), values=images.values[rows], grids=grids
+        )
+    if sounds:
+        assert heard(pack).values is not None
+        media["frames"] = Media(units=sounds, encodes=tuple(own_sounds), values=heard(pack).values[frames])
+    return Microbatch(lengths=(), samples=pack.samples, useful_tokens=0, media=media, pack=pack.pack)
 
 
 def check_copies(executor: Executor, model: list[torch.nn.Module]) -> None:

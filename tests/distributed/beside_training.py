@@ -24,7 +24,7 @@ from megatron.vlm import core_patches
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.communicator import Communicator
-from megatron.vlm.pipeline.encoding import Images
+from megatron.vlm.pipeline.encoding import ToEncode
 from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.plan import Plan
 from tests.distributed import beside, beside_cases, cases, harness, training
@@ -134,12 +134,12 @@ def train(
     stream = all_parts()
     for step in range(training.STEPS):
         optimizer.zero_grad()
-        run = partial(executor, images=Images(stream))
+        run = partial(executor, images=ToEncode(stream))
         loss = harness.run_iteration(model, plan, training.turned(packs, step), run, reduction)
         done, _, _ = optimizer.step()
         assert done, "the optimizer skipped a step"
         if evaluates:  # as many packs as no plan has lists for
-            run = partial(executor, images=Images(beside.parts_of(plan, packs[:3])), forward_only=True)
+            run = partial(executor, images=ToEncode(beside.parts_of(plan, packs[:3])), forward_only=True)
             with torch.no_grad():
                 harness.run_iteration(model, plan, packs[:3], run)
     for module in model if args.overlap_param_gather else ():

@@ -17,6 +17,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.stage import Stage
 from tests.distributed import cases, harness
+from tests.media import seen, with_images
 
 BITS = {torch.bfloat16: 8, torch.float16: 11}
 LOSS_SCALE = 2.0**12
@@ -80,7 +81,7 @@ def in_precision(args: Namespace, name: str, dtype: torch.dtype) -> harness.Chai
 
 def rounded_packs(name: str, dtype: torch.dtype) -> list[Microbatch]:
     packs = harness.sample_packs(model=name)
-    return [replace(pack, pixels=None if pack.pixels is None else pack.pixels.to(dtype).float()) for pack in packs]
+    return [with_images(pack, values=seen(pack).values.to(dtype).float()) for pack in packs]
 
 
 if __name__ == "__main__":

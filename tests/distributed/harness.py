@@ -32,6 +32,7 @@ from megatron.vlm.arguments import parse_arguments
 from megatron.vlm.data.loader import Needs
 from megatron.vlm.defaults import expert_defaults
 from megatron.vlm.loss import token_loss, weigh_samples
+from megatron.vlm.media import Images, Media, together
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.adapters import adapters_in
 from megatron.vlm.models.chain import Chain
@@ -63,6 +64,7 @@ from omnibal_ext.schedules.actions import Schedule
 from omnibal_ext.schedules.placement import Placement
 from tests.distributed.cases import Question
 from tests.engine.names import weights_by_checkpoint_name
+from tests.media import with_images, with_sounds
 
 SMALL = Architecture(
     "small",
@@ -376,9 +378,8 @@ def _with_sounds(
     generator = torch.Generator().manual_seed(sum(lengths))
     mels = torch.randn(sum(map(sum, sounds)), audio.mel_bins, generator=generator)
     positions = (ids == AUDIO_TOKEN).nonzero().squeeze(1)
-    return replace(
-        pack, input_ids=ids, labels=torch.roll(ids, -1), sounds=tuple(sounds), mels=mels, audio_positions=positions
-    )
+    pack = with_sounds(pack, units=tuple(sounds), values=mels, positions=positions)
+    return replace(pack, input_ids=ids, labels=torch.roll(ids, -1))
 
 
 def _at_native_resolution(
@@ -392,11 +393,11 @@ def _at_native_resolution(
     shown = [(begin, grids[count]) for begin, count in zip(begins, tiles, strict=True) if count]
     patches, size = sum(steps * rows * columns for _, (steps, rows, columns) in shown), NATIVE.vision.patch_size
     frames = (2,) if 2 in tiles and films else ()
-    return replace(
+    return with_images(
         pack,
-        tiles=patches,
-        pixels=torch.randn(patches, 3, *frames, size, size, generator=generator),
-        image_starts=tuple(begin for begin, _ in shown),
+        units=together(patches),
+        values=torch.randn(patches, 3, *frames, size, size, generator=generator),
+        starts=tuple(begin for begin, _ in shown),
         grids=tuple(grid for _, grid in shown),
         seconds=(0.7,) * len(shown) if frames else (),
     )
@@ -419,25 +420,33 @@ def _pack(
     tokens = torch.cat(ids).long()
     begins = accumulate(lengths, initial=0)
     starts = (begin + tile * image_tokens for begin, count in zip(begins, tiles, strict=False) for tile in range(count))
+    images = Images(
+        units=together(sum(tiles)),
+        values=torch.randn(sum(tiles), 3, size, size, generator=generator),
+        positions=(tokens == IMAGE_TOKEN).nonzero().squeeze(1),
+        starts=tuple(starts),
+    )
     return Microbatch(
-        tiles=sum(tiles), lengths=tuple(lengths), samples=len(tiles), useful_tokens=sum(lengths),
-        pixels=torch.randn(sum(tiles), 3, size, size, generator=generator), input_ids=tokens,
-        image_positions=(tokens == IMAGE_TOKEN).nonzero().squeeze(1), labels=torch.roll(tokens, -1),
+        lengths=tuple(lengths), samples=len(tiles), useful_tokens=sum(lengths), media={"tiles": images},
+        input_ids=tokens, labels=torch.roll(tokens, -1),
         supervised=torch.tensor(mask).nonzero().squeeze(1), loss_mask=torch.tensor(mask),
         targets=torch.stack([part.sum() for part in torch.tensor(mask).split(lengths)]),
         segment_ids=segment_ids(lengths),
         sources=torch.zeros(len(lengths), dtype=torch.long),
-        image_starts=tuple(starts),
         prefixes=tuple(min(count * image_tokens + 1, length) for count, length in zip(tiles, lengths, strict=False)),
     )  # fmt: skip
 
 
 def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
     """The microbatch a stage would be handed by the loader."""
+
+    def kept(size: str, media: Media) -> Media:
+        values, positions = media.values if size in needs.inputs else None, media.positions if needs.tokens else None
+        return replace(media, values=values, positions=positions)
+
     return replace(
-        batch, pixels=batch.pixels if needs.pixels else None, input_ids=batch.input_ids if needs.tokens else None,
-        mels=batch.mels if needs.mels else None, audio_positions=batch.audio_positions if needs.tokens else None,
-        image_positions=batch.image_positions if needs.tokens else None, labels=batch.labels if needs.labels else None,
+        batch, media={size: kept(size, one) for size, one in batch.media.items()},
+        input_ids=batch.input_ids if needs.tokens else None, labels=batch.labels if needs.labels else None,
         supervised=batch.supervised if needs.labels else None, loss_mask=batch.loss_mask if needs.labels else None,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.vlm.data.pack_shard import shard_of, with_filler
+from megatron.vlm.media import Images, together
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.communicator import Teams
@@ -20,6 +21,7 @@ from megatron.vlm.pipeline.stage import Stage
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.work import HeadShares
 from omnibal_ext.packing.shards import shard_tokens
+from tests.media import seen, with_images
 from tests.unit.costs.test_exchange import numbers_sent
 
 Ints = NDArray[np.int64]
@@ -89,8 +91,9 @@ def part(
 ) -> Microbatch:  # fmt: skip
     """What a rank is handed of a pack; `makers` [units] make the features of its images, drawn unless given."""
     if pack < 0:
-        nothing = {"pixels": packs[0].pixels[:0], "image_positions": packs[0].image_positions[:0]}
-        empty = replace(packs[0], tiles=0, samples=0, grids=(), image_starts=(), seconds=(), prefixes=(), **nothing)
+        first = seen(packs[0])
+        nothing = Images(values=first.values[:0], positions=first.positions[:0])
+        empty = replace(packs[0], samples=0, prefixes=(), media={"tiles": nothing})
         return filled(empty, (), (multiple,))
     whole = packs[pack]
     if width == 1:
@@ -99,14 +102,17 @@ def part(
     shares = shard_tokens(whole.lengths, width, multiple)
     lengths, spans = with_filler(shares, whole.lengths, multiple)
     whole = filled(whole, whole.lengths, lengths[len(whole.lengths) :])
-    units = np.array([s * r * c for s, r, c in whole.grids] if whole.grids else [1] * whole.tiles, np.int64)
+    units = np.array(
+        [s * r * c for s, r, c in seen(whole).grids] if seen(whole).grids else [1] * seen(whole).size, np.int64
+    )
     if makers is None:
         makers = np.random.default_rng(pack).integers(0, width, len(units))  # whatever they are
     own = makers.repeat(units) == place
-    each = 1 / model.least_tiles if whole.grids else model.image_tokens_per_tile
-    share = shard_of(replace(whole, pixels=None), spans, makers.repeat((units * each).astype(int)), place)
-    grids = tuple(grid for grid, maker in zip(whole.grids, makers, strict=False) if maker == place)
-    return replace(share, tiles=int(own.sum()), pixels=whole.pixels[torch.from_numpy(own)], grids=grids)
+    each = 1 / model.least_tiles if seen(whole).grids else model.image_tokens_per_tile
+    share = shard_of(with_images(whole, values=None), spans, makers.repeat((units * each).astype(int)), place)
+    grids = tuple(grid for grid, maker in zip(seen(whole).grids, makers, strict=False) if maker == place)
+    values = seen(whole).values[torch.from_numpy(own)]
+    return with_images(share, units=together(int(own.sum())), values=values, grids=grids)
 
 
 def filled(pack: Microbatch, lengths: Sequence[int], fillers: Sequence[int]) -> Microbatch:

@@ -23,7 +23,7 @@ from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import ChatTemplate, render_chat
 from megatron.vlm.data.turns import ASSISTANT
 from megatron.vlm.preprocessing.chat import parse_conversation
-from megatron.vlm.preprocessing.record_media import Senses
+from megatron.vlm.preprocessing.record_media import SIGHT
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.markup import IMAGE_MARK
@@ -105,21 +105,25 @@ def parted(ours: str, theirs: str) -> tuple[str, str]:
 
 def compared(template: ChatTemplate, source: str, known: dict[str, str], record: dict[str, Any]) -> str:
     """Equal, refused for a reason, or what differs."""
-    read = parse_conversation(json.dumps(record).encode(), (), "", Senses(), bool(template.images_first))
+    read = parse_conversation(json.dumps(record).encode(), (), "", SIGHT, bool(template.images_first))
     try:
         check_forms(read.messages, read.tools, template)
         chat = render_chat(read.messages, template, MARKUPS["paligemma"], (), read.tools)
     except Rejected as verdict:
         return f"refused: {verdict}" if theirs(source, record, known) else "refused by both"
     written = theirs(source, record, known)
-    if read.images:
+    if read.media["<image>"]:
         image = image_text(source, known)
         written = [(text.replace(image, IMAGE_MARK), []) for text, _ in written]
     ends = ("", template.ending)
     same = [(text, ranges) for text, ranges in written if any(chat.text == text + end for end in ends)]
     if not same:
         return f"text: {[parted(chat.text, text) for text, _ in written]!r}"
-    return "equal" if read.images else trained(template, source, known, record, chat.text, chat.trained, same[0][1])
+    return (
+        "equal"
+        if read.media["<image>"]
+        else trained(template, source, known, record, chat.text, chat.trained, same[0][1])
+    )
 
 
 def trained(

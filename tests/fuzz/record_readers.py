@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from megatron.vlm.data.manifest import read_images, read_sounds
+from megatron.vlm.data.manifest import read_media
 from megatron.vlm.hf import convert
 from megatron.vlm.hf.peft_config import PeftExtras
 from megatron.vlm.preflight.saving import check_run_folder
@@ -37,7 +37,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     """The readers by name; whole files are made in the folder."""
     return {
         "order": _order(), "sizes-list": _sizes_list(), "levelled": _levelled(folder / "levelled"),
-        "run-notes": _run_notes(), "lock": _lock(), "card": _card(), "image-lists": _image_lists(),
+        "run-notes": _run_notes(), "lock": _lock(), "card": _card(), "image-lists": _media(),
         "export": _export(),
         "packing-report": _packing_report(folder / "reported"), "longest": _longest(folder / "longest"),
     }  # fmt: skip
@@ -143,15 +143,17 @@ def _moved(index: PackedIndex, folder: Path) -> PackedIndex:
     return moved
 
 
-def _image_lists() -> Reader:
+def _media() -> Reader:
     image = {"path": "a.png", "columns": 1, "rows": 2, "thumbnail": True, "width": 64, "height": 32, "crcs": [7]}
     sound = {"path": "a.wav", "samples": 16000, "frames": 100, "tokens": 25, "place": [], "crcs": [7]}
+    lists = {"images": [image], "sounds": [sound]}
+    older = {f"{name}.json": json.dumps(listed).encode() for name, listed in lists.items()}
 
     def read(folder: Path) -> None:
-        read_images((folder / "images.json").read_bytes())
-        read_sounds((folder / "sounds.json").read_bytes())
+        read_media({"media": (folder / "media.json").read_bytes()})
+        read_media({name: (folder / f"{name}.json").read_bytes() for name in lists})
 
-    return Reader({"images.json": json.dumps([image]).encode(), "sounds.json": json.dumps([sound]).encode()}, read)
+    return Reader({"media.json": json.dumps(lists).encode(), **older}, read)
 
 
 def _export() -> Reader:

@@ -69,7 +69,7 @@ class Weighed:
 
         with KeptBytes(self.tower.copies.parameters()) as kept:
             made = self.encode(part, training, keeps)
-        self.parts.append({"tiles": part.tiles, "kept": kept.bytes, "made": made.nbytes, "keeps": keeps})
+        self.parts.append({"tiles": part.inputs("tiles").size, "kept": kept.bytes, "made": made.nbytes, "keeps": keeps})
         return made
 
 
@@ -104,23 +104,24 @@ def part_of(plan: Any, pack: Any, microbatch: int, tensor: int) -> Any:
     import torch
     from megatron.core import parallel_state
 
+    from megatron.vlm.media import Images
     from megatron.vlm.microbatch import Microbatch
     from omnibal_ext.image_assignment import EncoderRank
 
     here = parallel_state.get_pipeline_model_parallel_rank()
-    units = tuple(map(prod, pack.grids)) or (1,) * pack.tiles
-    takes = EncoderRank(plan.tower.parts, here, 0, tensor).takes(units, microbatch)
-    tiles = sum(size for size, own in zip(units, takes, strict=True) if own)
-    grids = tuple(grid for grid, own in zip(pack.grids, takes, strict=False) if own)
-    pixels = torch.empty(tiles, *pack.pixels.shape[1:], device="cuda")
-    return Microbatch(tiles=tiles, lengths=(), samples=pack.samples, useful_tokens=0, pixels=pixels, grids=grids,
-                      units=units)  # fmt: skip
+    whole = Images.of(pack)
+    units = tuple(map(prod, whole.grids)) or (1,) * whole.size
+    takes = EncoderRank(plan.tower.parts, here, 0, tensor).takes(tuple(map(float, units)), microbatch)
+    grids = tuple(grid for grid, own in zip(whole.grids, takes, strict=False) if own)
+    images = Images(units=tuple((unit,) for unit in units), encodes=tuple(takes), grids=grids)
+    values = torch.empty(images.size, *whole.values.shape[1:], device="cuda")
+    return Microbatch((), pack.samples, 0, media={"tiles": replace(images, values=values)})
 
 
 def images_of(parts: list[Any]) -> dict[str, Any]:
-    from megatron.vlm.pipeline.encoding import Images
+    from megatron.vlm.pipeline.encoding import ToEncode
 
-    return {"images": Images(iter(parts))}
+    return {"images": ToEncode(iter(parts))}
 
 
 if __name__ == "__main__":

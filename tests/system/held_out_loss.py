@@ -11,6 +11,7 @@ import torch
 from examples.demo.evaluate import split_chain
 from megatron.vlm.checkpoint.guard import load_complete
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.media import Images, together
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.single import single_process
@@ -37,7 +38,8 @@ def losses_of(stages: list[torch.nn.Module], data: ChatDataset, sample: int) -> 
     vision, language = (stage.eval() for stage in stages)
     ids, pixels = torch.from_numpy(data.sample(sample).text[0]).long(), data.sample(sample).pixels()
     where = (ids == data.manifest["image_token_id"]).nonzero().squeeze(1)
-    alone = Microbatch(len(pixels), (len(ids),), 1, len(ids), pixels=pixels, input_ids=ids, image_positions=where)
+    images = Images(together(len(pixels)), values=pixels, positions=where)
+    alone = Microbatch((len(ids),), 1, len(ids), media={"tiles": images}, input_ids=ids)
     language.set_input_tensor(vision(alone))
     return torch.nn.functional.cross_entropy(language(alone)[:-1].double(), ids[1:], reduction="none")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from omnibal_ext.plan import Plan
-from omnibal_ext.plan_tower import AUDIO_BESIDE
 from omnibal_ext.run_metrics import evaluations, training_intervals
 from tests.programs import tool
 from tests.system.families import build
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.starts
+AUDIO_BESIDE = "audio=beside,vision=cut"
 LINKS = {"beside": "word_embed", AUDIO_BESIDE: "patch_embed"}
 
 

@@ -103,7 +103,7 @@ def test_nothing_draws_from_a_global_generator_but_layers() -> None:
 
 def test_packs_are_read_without_a_draw() -> None:
     class Numbers(torch.utils.data.Dataset[int]):
-        reads_images = True
+        reads_media = True
 
         def __getitem__(self, number: int) -> int:
             return number

@@ -45,11 +45,12 @@ def test_leftovers_go_round() -> None:
 
 def test_sounds_are_assigned_with_images_by_what_they_cost() -> None:
     """A mel frame takes half as long as a tile: sounds of 16 and 6 frames beside images of 8, 3 and 5 tiles."""
-    costs = unit_costs((8, 3, 5), ((10, 6), (), (6,)), 0.5)
+    units, rates = {"tiles": ((8,), (3,), (5,)), "frames": ((10, 6), (), (6,))}, {"tiles": 1.0, "frames": 0.5}
+    costs = unit_costs(units, rates)
     assert costs == (8, 3, 5, 8.0, 0.0, 3.0)
     workers = assign_units(costs, 0, (0, 1, 2), 1)
     assert sorted(loads([*costs], workers, 3)) == [8, 8, 11]
-    assert unit_costs((8, 3, 5), (), 0.5) == (8, 3, 5)
+    assert unit_costs({"tiles": units["tiles"]}, rates) == (8, 3, 5)
 
 
 def test_a_pack_without_images_has_no_units_to_assign() -> None:

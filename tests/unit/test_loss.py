@@ -23,7 +23,7 @@ def pack(samples: list[tuple[list[float], list[int]]]) -> tuple[Microbatch, torc
     lengths = tuple(len(losses) for losses, _ in samples)
     mask = torch.tensor([counts for _, mask in samples for counts in mask], dtype=torch.float32)
     losses = torch.tensor([loss for losses, _ in samples for loss in losses], requires_grad=True)
-    batch = Microbatch(0, lengths, len(samples), sum(lengths), loss_mask=mask, segment_ids=segment_ids(lengths))
+    batch = Microbatch(lengths, len(samples), sum(lengths), loss_mask=mask, segment_ids=segment_ids(lengths))
     return batch, losses
 
 

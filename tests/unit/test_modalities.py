@@ -1,6 +1,9 @@
 """Budgets and what is trained, in memory and in files."""
 
+import ast
 import json
+from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -8,10 +11,11 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.modalities.modality import budget_fields, budgets_in, in_place, in_words, with_budget_keys
+from omnibal_ext.modalities.modality import ENCODED, budget_fields, budgets_in, in_place, in_words, with_budget_keys
 from omnibal_ext.plan import Plan
 from omnibal_ext.trained import Trained
 from tests.chains import layer_chain
+from tests.programs import ROOT
 
 HEARS, SEES = preset("qwen2.5-omni-3b"), preset("tiny")
 
@@ -73,3 +77,70 @@ def test_layers_are_measured_at_budgets_of_all_modalities_that_a_model_has_and_o
     SEES.check_budgets({"tiles": 3, "tokens": 8})
     with pytest.raises(UserError, match="--audio-budget 5: tiny has no encoder of mel frames; leave it out"):
         SEES.check_budgets({"frames": 5})
+
+
+NAMES = {kind for one in ENCODED for kind in one.kinds} | {one.size for one in ENCODED} | {one.name for one in ENCODED}
+OPEN = {
+    "omnibal_ext/costs/profile.py": 1,  # a profile says features of the ViT alone
+    "omnibal_ext/costs/tower.py": 1,
+    "omnibal_ext/matrices.py": 1,  # how a family's folder stores query, key and value
+    "omnibal_ext/plan_tower.py": 2,  # `tiles_per_frame`, in plan.json
+    "megatron/vlm/data/columns.py": 1,  # of older datasets
+    "megatron/vlm/data/dataset.py": 1,
+    "megatron/vlm/data/manifest.py": 1,  # frames of a film
+    "megatron/vlm/hf/check.py": 1,
+    "megatron/vlm/hf/check_samples.py": 1,
+    "megatron/vlm/preflight/dataset.py": 2,
+    "megatron/vlm/preprocessing/folder_files.py": 1,
+    "megatron/vlm/preprocessing/model_recipe.py": 1,
+    "megatron/vlm/preprocessing/samples.py": 2,
+}
+"""Conditions on an encoder's kind or name that there are yet, by module; a new modality would have to visit them."""
+
+
+def test_no_module_outside_families_and_modalities_asks_which_encoder_it_is() -> None:
+    """Models of one encoder (`models/vit`, `models/audio.py`) are its own."""
+    own = ("families", "modalities", "models/vit/", "models/audio.py")
+    found = Counter[str]()
+    for room in ("omnibal_ext", "megatron/vlm", "tools"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            if not any(part in name for part in own):
+                found[name] += len(set(asked_lines(ast.parse(path.read_text()))))
+    assert {name: count for name, count in found.items() if count} == OPEN
+
+
+def asked_lines(tree: ast.AST) -> Iterator[int]:
+    """Lines of conditions that name an encoder, by its kind, its size, its name or its constant."""
+    for node in ast.walk(tree):
+        conditions: list[ast.AST] = [node] if isinstance(node, ast.Compare) else []
+        conditions += [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
+        conditions += node.ifs if isinstance(node, ast.comprehension) else []
+        conditions += [case.pattern for case in node.cases] if isinstance(node, ast.Match) else []
+        yield from (one.lineno for one in conditions if any(map(names_an_encoder, ast.walk(one))))
+
+
+def names_an_encoder(node: ast.AST) -> bool:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text in NAMES
+        case ast.Name(id="VISION" | "AUDIO"):
+            return True
+        case ast.Attribute(attr="audio"):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("code", "asks"),
+    [
+        ("if kind == 'vit': pass", True),
+        ("x = 1 if model.audio else 2", True),
+        ("x = [one for one in all if one is not AUDIO]", True),
+        ("match kind:\n case 'frames': pass", True),
+        ("x = {'tiles': 1}\nif x: pass", False),
+        ("if part.audio_budget: pass", False),
+    ],
+)
+def test_a_condition_on_an_encoder_is_found(code: str, asks: bool) -> None:
+    assert bool([*asked_lines(ast.parse(code))]) == asks

@@ -10,7 +10,6 @@ pixels as uint8, a quarter of the bytes of normalised float32 pixels.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,6 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.data.pixels import normalise
 from megatron.vlm.microbatch import Microbatch
 
 
@@ -27,11 +25,11 @@ class Arrivals:
 
     `look_ahead` waits for the reader's next pack and starts its copy: called after the device was given the pack
     before, so that the device has work meanwhile. `next` gives it: later kernels wait for the copy, the host does not.
-    Its pixels are broadcast and normalised (`with_pixels`), a collective in the schedule's order, if `normalises`.
+    What its encoders read is broadcast (`with_values`), a collective in the schedule's order, if `shares`.
     """
 
-    def __init__(self, packs: Iterator[Microbatch], count: int, normalises: bool = True) -> None:
-        self.packs, self.left, self.normalises = packs, count, normalises
+    def __init__(self, packs: Iterator[Microbatch], count: int, shares: bool = True) -> None:
+        self.packs, self.left, self.shares = packs, count, shares
         self.copied: Microbatch | None = None
 
     def look_ahead(self) -> None:
@@ -50,25 +48,23 @@ class Arrivals:
             raise StopIteration
         pack, self.copied = self.copied, None
         platform.wait_for("copying")
-        for tensor in pack.tensors().values():
-            platform.used_here(tensor)
-        return with_pixels(pack) if self.normalises else pack
+        pack.with_tensors(_used)
+        return with_values(pack) if self.shares else pack
 
 
 def to_device(pack: Microbatch) -> Microbatch:
     """The pack with its tensors on this rank's device; copies may still be running."""
-    moved: dict[str, Any] = {name: tensor.to("cuda", non_blocking=True) for name, tensor in pack.tensors().items()}
-    return replace(pack, **moved)
+    return pack.with_tensors(lambda tensor: tensor.to("cuda", non_blocking=True))
 
 
-def with_pixels(pack: Microbatch) -> Microbatch:
-    """The pack with normalised pixels, if they are uint8, and mels. Collective over the tensor-parallel group."""
-    if pack.mels is not None:
-        pack = replace(pack, mels=_shared(pack.mels))
-    if pack.pixels is None or pack.pixel_statistics is None:
-        return pack
-    pixels = normalise(_shared(pack.pixels), pack.pixel_statistics)
-    return replace(pack, pixels=pixels, pixel_statistics=None)
+def with_values(pack: Microbatch) -> Microbatch:
+    """The pack with what the encoders read: normalised pixels, mels. Collective over the tensor-parallel group."""
+    return replace(pack, media={size: one.arrived(_shared) for size, one in pack.media.items()})
+
+
+def _used(tensor: Tensor) -> Tensor:
+    platform.used_here(tensor)
+    return tensor
 
 
 def _shared(read: Tensor) -> Tensor:

@@ -1,13 +1,24 @@
 """The columns of a dataset folder; `indexed_columns` reads and writes them, with core's IndexedDataset."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-COLUMNS: dict[str, type[np.generic]] = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
-SOUNDS = "sounds"
-"""One more column, of bytes, for models that hear."""
+COLUMNS: dict[str, type[np.generic]] = {"tokens": np.int32, "loss_mask": np.uint8, "media": np.uint8}
+OLDER = {"images": np.uint8, "sounds": np.uint8}
+"""In older datasets in place of media: the lists of each kind are a column."""
 REMEDY = "preprocess again with omnibal preprocess"
 
 
-def columns_of(hears: bool) -> dict[str, type[np.generic]]:
-    """Name -> type of the columns of a dataset for models that hear, or do not."""
-    return {**COLUMNS, SOUNDS: np.uint8} if hears else COLUMNS
+def columns_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the columns of a dataset."""
+    if "images.bin" not in manifest["checksums"]:
+        return tuple(COLUMNS)
+    return ("tokens", "loss_mask", "images", *(["sounds"] if "audio" in manifest else []))
+
+
+def files_of(columns: tuple[str, ...]) -> frozenset[str]:
+    """The files of a dataset folder with these columns that have checksums."""
+    files = (f"{name}.{kind}" for name in columns for kind in ("bin", "idx"))
+    return frozenset({"rejected.jsonl", "sizes.npz", *files})

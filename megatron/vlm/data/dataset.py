@@ -3,10 +3,11 @@
 tokens.bin/.idx     int32   token ids of every sample, one image token for each run of        (core's IndexedDataset)
                             image tokens; `Sample.text` repeats it
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
-images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}; "place", its location inside the
-                            input file; "film", a video's sampled frames; "crcs", CRC-32 of its file or frames' files
-sounds.bin/.idx     uint8   JSON list of {"path", "samples", "frames", "tokens", "place", "crcs"}: for models that hear;
-                            "video" and "turns", of a video's own sound which one it is and how their tokens take turns
+media.bin/.idx      uint8   JSON object of lists, under `Modality.inputs`:
+                            "images": {"path", "columns", "rows", "thumbnail"}; "place", its location inside the input
+                            file; "film", a video's sampled frames; "crcs", CRC-32 of its file or frames' files
+                            "sounds": {"path", "samples", "frames", "tokens", "place", "crcs"}; "video" and "turns", of
+                            a video's own sound which one it is and how their tokens take turns
 sizes.npz                   of every sample: tiles, tokens (all image and audio tokens counted), supervised tokens, its
                             line number in the input file, and mel frames for models that hear
 manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, checksums
@@ -28,22 +29,23 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from megatron.vlm.data.batches import IGNORED
-from megatron.vlm.data.columns import REMEDY, SOUNDS, columns_of
-from megatron.vlm.data.manifest import check_manifest, read_images, read_sounds
+from megatron.vlm.data.columns import REMEDY, columns_of
+from megatron.vlm.data.manifest import check_manifest, read_media
 from megatron.vlm.data.media.crc import ChangedError
 from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization, load_rgb
 from megatron.vlm.data.media.mel import log_mels
 from megatron.vlm.data.media.sounds import load_sound, require_hearing
 from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
 from megatron.vlm.data.moved import sources_now
-from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
+from megatron.vlm.pixels import normalise
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.files.folders import refuse_without_manifest
 from omnibal_ext.files.records import verify_checksums
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.audio.sounds import Sound, SoundRule
+from omnibal_ext.modalities.modality import AUDIO, FURTHER, VISION, Size
 from omnibal_ext.modalities.vision.features import FeatureOrder
 from omnibal_ext.modalities.vision.tiling import TiledImage, TilingRule
 from omnibal_ext.reading.document import read_json
@@ -62,9 +64,11 @@ class ChatDataset(Dataset):
         refuse_without_manifest(self.folder, "a dataset", "omnibal preprocess")
         self.manifest = read_json(self.folder / "manifest.json", check_manifest, REMEDY)
         self._verify(lambda name: not name.endswith((".bin", ".jsonl")))
-        self.hears = "audio" in self.manifest
-        self.sizes = Sizes.load(self.folder / "sizes.npz", ["frames"] if self.hears else [])
-        self.frames = self.sizes.more.get("frames", np.zeros(len(self.sizes), np.int64))
+        self.further = [one for one in FURTHER if one.name in self.manifest]
+        """Modalities of its inputs beyond images."""
+        self.hears = AUDIO in self.further
+        self.sizes = Sizes.load(self.folder / "sizes.npz", [one.size for one in self.further])
+        self.frames = self.sizes.more.get(AUDIO.size, np.zeros(len(self.sizes), np.int64))
         """[N] mel frames of each sample."""
         if self.manifest.get("video_files"):
             require_decoder(str(self.folder))
@@ -73,7 +77,7 @@ class ChatDataset(Dataset):
         self.sources = Sources(sources_now(self.folder, self.manifest["sources"]))
         from megatron.vlm.data.indexed_columns import open_column  # with core, which `omnibal look` goes without
 
-        self.columns = {name: open_column(self.folder, name) for name in columns_of(self.hears)}
+        self.columns = {name: open_column(self.folder, name) for name in columns_of(self.manifest)}
         held = {"sizes.npz": self.sizes.tokens}
         held |= {name: column.sequence_lengths for name, column in self.columns.items()}
         for name, lengths in held.items():
@@ -114,16 +118,12 @@ class ChatDataset(Dataset):
         """One sample."""
         return Sample(self, int(number))
 
-    @property
-    def audio_tokens(self) -> list[int]:
-        """The ids that features of sounds replace."""
-        return [self.manifest["audio_token_id"]] if self.hears else []
-
-    @property
-    def image_tokens(self) -> list[int]:
-        """The ids that features of images and videos replace."""
-        tokens = (self.manifest["image_token_id"], self.manifest.get("video_token_id"))
-        return [token for token in tokens if token is not None]
+    @cached_property
+    def media_tokens(self) -> dict[Size, list[int]]:
+        """By the size of what is read of media: the ids that their features replace."""
+        images = (self.manifest["image_token_id"], self.manifest.get("video_token_id"))
+        shown = {VISION.size: [token for token in images if token is not None]}
+        return shown | {one.size: [self.manifest[f"{one.name}_token_id"]] for one in self.further}
 
     @cached_property
     def sound_rule(self) -> SoundRule | None:
@@ -179,8 +179,9 @@ class Sample:
             raise UserError(f"{self} has token ids behind the vocabulary; {REMEDY}")
         if self.tiles or self.frames:
             heard = [run for sound in self.sounds for run in sound.turns[1::2] or (sound.tokens,)]
-            images = (self.data.image_tokens, self.runs if self.tiles else [], "images")
-            for ids, runs, what in (images, (self.data.audio_tokens, heard, "sounds")):
+            of_media = {VISION.size: (self.runs if self.tiles else [], "images"), AUDIO.size: (heard, "sounds")}
+            for size, ids in self.data.media_tokens.items():
+                runs, what = of_media[size]
                 if len(runs) != (marks := int(np.isin(tokens, ids).sum())):
                     raise UserError(f"{self} has {len(runs)} {what}, {marks} marks; {REMEDY}")
                 tokens, mask = expand_runs(tokens, mask, ids, runs)
@@ -189,13 +190,18 @@ class Sample:
         return tokens, mask
 
     @cached_property
+    def _media(self) -> dict[str, list[Any]]:
+        names = self.data.columns.keys() - {"tokens", "loss_mask"}
+        return read_media({name: self._column(name).tobytes() for name in names})
+
+    @cached_property
     def images(self) -> list[TiledImage]:
         """The images and videos, in the order of their tokens.
 
         Raises UserError if the list is damaged or has other tiles than sizes.npz says.
         """
         try:
-            images = read_images(self._column("images").tobytes())
+            images: list[TiledImage] = self._media[VISION.inputs]
             if (tiles := sum(image.tiles for image in images)) != self.tiles:
                 raise UserError(f"images have {tiles} tiles, sizes.npz says {self.tiles}")
         except UserError as error:
@@ -211,7 +217,7 @@ class Sample:
         if not self.frames:
             return []
         try:
-            sounds = read_sounds(self._column(SOUNDS).tobytes())
+            sounds: list[Sound] = self._media[AUDIO.inputs]
             if (frames := sum(sound.frames for sound in sounds)) != self.frames:
                 raise UserError(f"sounds have {frames} frames, sizes.npz says {self.frames}")
             if any(sound.turns and sum(sound.turns[1::2]) != sound.tokens for sound in sounds):
@@ -250,7 +256,7 @@ class Sample:
     @property
     def image_starts(self) -> list[int]:
         """The index in `text` of the first token of each run of image tokens, of a heard video of its first."""
-        shown = np.flatnonzero(np.isin(self.text[0], self.data.image_tokens))
+        shown = np.flatnonzero(np.isin(self.text[0], self.data.media_tokens[VISION.size]))
         runs = np.array(self._whole_runs, dtype=np.int64)
         return shown[np.cumsum(runs) - runs].tolist()
 

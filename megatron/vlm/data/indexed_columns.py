@@ -7,10 +7,12 @@ import numpy as np
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from numpy.typing import NDArray
 
-from megatron.vlm.data.columns import REMEDY, columns_of
+from megatron.vlm.data.columns import COLUMNS, OLDER, REMEDY
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.writing import naming
 from omnibal_ext.reading.files import open_plain, size_of
+
+TYPES = {**COLUMNS, **OLDER}
 
 
 class _Column(IndexedDataset):
@@ -27,7 +29,7 @@ def open_column(folder: Path, name: str) -> IndexedDataset:
         raise UserError(f"{data}: has no bytes; {REMEDY}")
     try:
         column = _Column(str(folder / name))
-        wanted = int(column.sequence_lengths.sum(dtype=np.int64)) * np.dtype(columns_of(True)[name]).itemsize
+        wanted = int(column.sequence_lengths.sum(dtype=np.int64)) * np.dtype(TYPES[name]).itemsize
     except Exception as error:  # core asserts what an index must be
         raise UserError(f"{data}: cannot be read by its index ({error}); {REMEDY}") from error
     if size != wanted:
@@ -42,7 +44,7 @@ class ColumnWriter:
         self._index = folder / f"{name}.idx"
         self._data = folder / f"{name}.bin"
         with naming(self._data):
-            self._builder = IndexedDatasetBuilder(str(self._data), dtype=columns_of(True)[name])
+            self._builder = IndexedDatasetBuilder(str(self._data), dtype=TYPES[name])
 
     def append(self, values: NDArray[Any], lengths: NDArray[np.int64]) -> None:
         """Add samples of `lengths`, concatenated in `values`. Raises UserError naming a file that cannot be written."""

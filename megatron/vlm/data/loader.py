@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,12 +17,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from megatron.vlm import log_noise, platform
 from megatron.vlm.data.dataset import ChatDataset, Sample
-from megatron.vlm.data.pack_media import Shown, all_broken, order_tensors, read_mels, read_tiles
+from megatron.vlm.data.inputs.registry import readers_of
 from megatron.vlm.data.pack_shard import shard_of_place, with_filler
+from megatron.vlm.media import Media
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.processes import exit_with_parent
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.modality import ENCODED, VISION, Size
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.shards import TokenSpan, shard_tokens
 
@@ -31,21 +33,20 @@ from omnibal_ext.packing.shards import TokenSpan, shard_tokens
 class Needs:
     """Which tensors of a microbatch a stage's layers read. Every stage gets the sizes."""
 
-    pixels: bool
+    inputs: frozenset[Size]
+    """Of the encoders whose values it reads."""
     tokens: bool
     labels: bool
     targets: bool = False
-    mels: bool = False
 
     @classmethod
     def of(cls, kinds: tuple[str, ...], language: LanguageArchitecture) -> "Needs":
         """For a slice of the chain."""
         return cls(
-            pixels="patch_embed" in kinds,
+            inputs=frozenset(one.size for one in ENCODED if one.kinds[0] in kinds),
             tokens="word_embed" in kinds or ("llm" in kinds and language.layer_inputs is not None),
             labels="head" in kinds,
             targets="llm" in kinds and language.experts is not None,
-            mels="audio_embed" in kinds,
         )
 
 
@@ -79,12 +80,12 @@ class PackDataset(Dataset):
             )
         self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
         self.decodes, self.rank = decodes, rank
-        self.sources = data.sources
+        self.sources, self.readers = data.sources, readers_of(data)
 
     @property
-    def reads_images(self) -> bool:
+    def reads_media(self) -> bool:
         """Whether this rank decodes images or sounds."""
-        return (self.needs.pixels or self.needs.mels) and self.decodes
+        return bool(self.needs.inputs) and self.decodes
 
     def __getitem__(self, pack: int) -> Microbatch:
         """A pack; of a wide one this rank's shard. Images and sounds with placeholders are in `broken`."""
@@ -92,31 +93,40 @@ class PackDataset(Dataset):
         real, width = [sample.length for sample in samples], self.index.width(pack) if pack >= 0 else 1
         lengths, spans = self._segments(real, width)
         batch = Microbatch(
-            tiles=sum(sample.tiles for sample in samples),
             lengths=tuple(lengths),
             samples=len(samples),
             useful_tokens=sum(real),
             useful_squares=sum(length * length for length in real),
-            pixel_statistics=self.data.normalization if self.needs.pixels else None,
             prefixes=tuple(sample.prefix for sample in samples) if self.data.rule.prefix_attention else (),
             sample_lengths=tuple(real) if self.needs.targets else (),
             pack=pack,
             sample_ids=tuple(sample.number for sample in samples),
-            sounds=sounds_of(samples),
             **self._text(samples, lengths, width),
-            **self._images(samples, lengths),
         )
-        looks = self.needs.pixels or width > 1
-        shown = [Shown(one, image) for one in samples if looks and one.tiles for image in one.images]
+        batch = replace(batch, media=self._media(samples, batch))
+        needed = self.needs.inputs | ({VISION.size} if width > 1 else set())
+        parts = {size: reader.parts(samples) for size, reader in self.readers.items() if size in needed}
         if width > 1:
-            batch, shown = shard_of_place(batch, spans, shown, self.rank % width)
-        if self.needs.pixels:
-            pixels, broken = read_tiles(shown, self.data.manifest["tile_size"], self.decodes)
-            batch = replace(batch, pixels=pixels, broken=broken)
-        if self.needs.mels and self.data.sound_rule:
-            mels, silent = read_mels(samples, self.data.sound_rule.encoder.mel_bins, self.decodes)
-            batch = replace(batch, mels=mels, broken=all_broken(batch.broken, silent))
-        return batch
+            batch, parts[VISION.size] = shard_of_place(batch, spans, parts[VISION.size], self.rank % width)
+        return self._with_values(batch, parts)
+
+    def _media(self, samples: Sequence[Sample], batch: Microbatch) -> dict[Size, Media]:
+        """For all stages the sizes of the inputs; where tokens are read, where those of the encoders go."""
+        begins, found = [*accumulate(batch.lengths, initial=0)], dict[Size, Media]()
+        for size, reader in self.readers.items():
+            found[size] = reader.media(samples, begins, self.needs.tokens)
+            if batch.input_ids is not None:
+                placed = torch.isin(batch.input_ids, torch.tensor(self.data.media_tokens[size]))
+                found[size] = replace(found[size], positions=placed.nonzero().squeeze(1))
+        return found
+
+    def _with_values(self, batch: Microbatch, parts: Mapping[Size, Sequence[Any]]) -> Microbatch:
+        """What the stage's encoders read, in place of which is said what could not be decoded."""
+        media, broken = dict(batch.media), dict[int, str]()
+        for size in (size for size in parts if size in self.needs.inputs):
+            media[size], faults = self.readers[size].read(media[size], parts[size], self.decodes)
+            broken = {**faults, **broken}
+        return replace(batch, media=media, broken=tuple(broken.items()))
 
     def _segments(self, real: Sequence[int], width: int) -> tuple[Sequence[int], Sequence[Sequence[TokenSpan]]]:
         """Lengths of all segments of a pack, padding included; of a wide one the spans of every place, too."""
@@ -128,7 +138,7 @@ class PackDataset(Dataset):
         return lengths, ()
 
     def _text(self, samples: Sequence[Sample], lengths: Sequence[int], width: int) -> dict[str, Any]:
-        """What the stage needs of the text: ids, labels, which tokens count, which are of images and sounds."""
+        """What the stage needs of the text: ids, labels, which tokens count."""
         needs, found = self.needs, dict[str, Any]()
         if not (needs.tokens or needs.labels or needs.targets):
             return found
@@ -141,42 +151,13 @@ class PackDataset(Dataset):
         if needs.targets or (needs.labels and width > 1):
             found["targets"] = torch.stack([part.sum() for part in mask.split(list(lengths))])
         if needs.tokens:
-            shown = torch.isin(ids, torch.tensor(self.data.image_tokens)).nonzero().squeeze(1)
-            found |= {"input_ids": ids, "image_positions": shown}
-            if self.data.hears:
-                heard = torch.isin(ids, torch.tensor(self.data.audio_tokens))
-                found["audio_positions"] = heard.nonzero().squeeze(1)
+            found["input_ids"] = ids
         if needs.labels:
             sources = torch.zeros(len(lengths), dtype=torch.long)  # padding counts as the first file's
             sources[: len(samples)] = torch.from_numpy(self.sources.of(np.array([one.number for one in samples])))
             found |= {"labels": torch.roll(ids, -1), "supervised": mask.nonzero().squeeze(1), "loss_mask": mask}
             found |= {"segment_ids": segment_ids(lengths), "sources": sources}
         return found
-
-    def _images(self, samples: Sequence[Sample], lengths: Sequence[int]) -> dict[str, Any]:
-        """For all stages: where each run of image tokens starts and, at native resolution, its grid, the seconds
-        between a video's steps, and how it and its own sound take turns. If tiles are joined, which features each image
-        token is."""
-        rule, begins = self.data.rule, accumulate(lengths, initial=0)
-        shown = [pair for pair in zip(begins, samples, strict=False) if pair[1].tiles]
-        starts = [begin + one for begin, sample in shown if rule.needs_image_starts for one in sample.image_starts]
-        images = [image for _, sample in shown if rule.native for image in sample.images]
-        turns = [one for _, sample in shown if rule.native for one in sample.turns]
-        pairs = (pair for one in samples for pair in zip(one.images, one.orders, strict=True))
-        each, joins = self.data.manifest["tokens_per_tile"], rule.joins_tiles and self.needs.tokens
-        return {
-            "grids": tuple(grid for image in images for grid in image.grids),
-            "image_starts": tuple(starts),
-            "seconds": tuple(image.film.seconds if image.film else 1.0 for image in images for _ in image.grids),
-            "turns": tuple(turns) if any(turns) else (),
-            **(order_tensors((image.tiles * each, order) for image, order in pairs) if joins else {}),
-        }
-
-
-def sounds_of(samples: Sequence[Sample]) -> tuple[tuple[int, ...], ...]:
-    """Mel frames of each sample's sounds; () if there are none."""
-    found = tuple(tuple(sound.frames for sound in sample.sounds) for sample in samples)
-    return found if any(found) else ()
 
 
 def microbatches(
@@ -188,7 +169,7 @@ def microbatches(
     `num_workers` processes read datasets with images; others are read here, which is faster than to transfer them.
     `reading()` makes a context manager for the wait for each microbatch, for timers. Closing it ends the processes.
     """
-    workers = num_workers if dataset.reads_images else 0
+    workers = num_workers if dataset.reads_media else 0
     if workers:
         _start_forkserver()
     loader = DataLoader(

@@ -1,8 +1,10 @@
 """Checks of a dataset folder's manifest and of its columns of images and sounds."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from megatron.vlm.data.columns import columns_of, files_of
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.crc import LARGEST
 from megatron.vlm.data.media.images import NORMALIZATIONS, path_below_root
@@ -13,6 +15,7 @@ from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.families.towers.video_rules import MOST_FRAMES_SEEN
 from omnibal_ext.modalities.audio.sounds import Sound
+from omnibal_ext.modalities.modality import AUDIO, FURTHER, VISION
 from omnibal_ext.modalities.vision.tiling import FRAMES, TiledImage, VideoFrames
 from omnibal_ext.reading.checks import (
     Check,
@@ -31,13 +34,6 @@ from omnibal_ext.reading.checks import (
 from omnibal_ext.reading.document import check_seal, decode
 
 SCHEMA_VERSION = 5
-FILES = (
-    *(f"{name}.{kind}" for name in ("images", "loss_mask", "tokens") for kind in ("bin", "idx")),
-    "rejected.jsonl",
-    "sizes.npz",
-)
-SOUND_FILES = ("sounds.bin", "sounds.idx")
-"""Of a dataset for a model that hears."""
 MOST_WORDS = 2**24
 MOST_IMAGES = 2**10
 MOST_TILES = 2**20  # patches, at native resolution
@@ -96,7 +92,7 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "tokens_per_tile": finite(1 / 64, 2**16),
         "tiling": record({"rule": one_of(*TILINGS), "min_tiles": _TILES, "max_tiles": _TILES, "thumbnail": flag}),
         "normalization": one_of(*NORMALIZATIONS),
-        "checksums": record(dict.fromkeys(FILES, text)),
+        "checksums": mapping(text),
         "made_from": record({"recipe": record({"max_tokens": anything, "system_message": anything})}),
     },
     # Older datasets have none of these.
@@ -114,11 +110,11 @@ def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
     checked = _MANIFEST(place, manifest)
     if sum(source["samples"] for source in checked["sources"]) != checked["samples"]:
         raise UserError(f"sources have other samples than the {checked['samples']} of all")
-    if ("audio" in checked) != ("audio_token_id" in checked):
-        raise UserError("one of audio and audio_token_id is missing")
-    files = (*FILES, *SOUND_FILES) if "audio" in checked else FILES
-    if set(checked["checksums"]) != set(files):
-        raise UserError(f"checksums must be those of {', '.join(files)}")
+    for one in FURTHER:
+        if (one.name in checked) != (f"{one.name}_token_id" in checked):
+            raise UserError(f"one of {one.name} and {one.name}_token_id is missing")
+    if set(checked["checksums"]) != (files := files_of(columns_of(checked))):
+        raise UserError(f"checksums must be those of {', '.join(sorted(files))}")
     for name in ("image_token_id", "video_token_id", "audio_token_id", "pad_token_id", "eos_token_id"):
         if (checked.get(name) or 0) >= checked["vocab_size"]:
             raise UserError(f"{name} {checked[name]} is behind the vocabulary of {checked['vocab_size']}")
@@ -176,9 +172,7 @@ _IMAGES: Check[list[dict[str, Any]]] = listing(
 )
 
 
-def read_images(content: bytes) -> list[TiledImage]:
-    """A sample's images, from their JSON list in the dataset. Raises UserError if it is damaged."""
-    images = _IMAGES("images", decode(content))
+def _images(images: list[dict[str, Any]]) -> list[TiledImage]:
     for number, image in enumerate(images):
         image["place"] = tuple(image.get("place", ()))
         if not image["place"]:  # else the path is a name inside the input file
@@ -207,14 +201,30 @@ _SOUNDS: Check[list[dict[str, Any]]] = listing(
 )
 
 
-def read_sounds(content: bytes) -> list[Sound]:
-    """A sample's sounds, from their JSON list in the dataset. Raises UserError if it is damaged."""
-    sounds = _SOUNDS("sounds", decode(content))
+def _sounds(sounds: list[dict[str, Any]]) -> list[Sound]:
     for number, sound in enumerate(sounds):
         sound |= {name: tuple(sound[name]) for name in ("place", "crcs", "turns") if name in sound}
         if not sound["place"]:  # else the path is a name inside the input file
             _image_path(f"sounds[{number}].path", sound["path"])
     return [Sound(**{name: sound[name] for name in Sound.__slots__ if name in sound}) for sound in sounds]
+
+
+_KINDS: dict[str, tuple[Check[list[dict[str, Any]]], Callable[[list[dict[str, Any]]], list[Any]]]] = {
+    VISION.inputs: (_IMAGES, _images),
+    AUDIO.inputs: (_SOUNDS, _sounds),
+}
+
+
+def read_media(columns: Mapping[str, bytes]) -> dict[str, list[Any]]:
+    """A sample's images, sounds, ... in the order of their tokens, from its JSON in the column "media", or in `OLDER`.
+
+    Raises UserError if it is damaged.
+    """
+    found = {name: decode(content) for name, content in columns.items()}
+    media = mapping(anything)("media", found["media"]) if "media" in found else found
+    if unknown := media.keys() - _KINDS.keys():
+        raise UserError(f"media has {', '.join(map(shown, sorted(unknown)))}; known: {', '.join(_KINDS)}")
+    return {name: made(check(name, media.get(name, []))) for name, (check, made) in _KINDS.items()}
 
 
 def _film(place: str, film: dict[str, Any] | None) -> VideoFrames | None:

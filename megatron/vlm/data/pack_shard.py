@@ -18,10 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.vlm.data.pack_media import Shown
+from megatron.vlm.data.inputs.images import Shown
+from megatron.vlm.media import Images, together
 from megatron.vlm.microbatch import FeatureRoute, Microbatch, PackShard, SplitSamples
 from omnibal_ext.arrays import Ints
 from omnibal_ext.image_assignment import assign_units
+from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.packing.shards import PackShards, TokenSpan
 
 
@@ -55,8 +57,9 @@ def shard_of_place(
             own.append(Shown(sample, image.at_steps(steps)))
     features = [int(each * shown[0].sample.data.manifest["tokens_per_tile"]) for each in tiles]
     shard = shard_of(pack, spans, makers.repeat(features), place)
-    grids = tuple((image.steps, image.rows, image.columns) for _, image, _ in own) if pack.grids else ()
-    return replace(shard, tiles=sum(one.tiles for one in own), grids=grids), own
+    grids = tuple((image.steps, image.rows, image.columns) for _, image, _ in own) if Images.of(pack).grids else ()
+    media = replace(Images.of(shard), units=together(sum(one.tiles for one in own)), grids=grids)
+    return replace(shard, media={**shard.media, VISION.size: media}), own
 
 
 def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Ints, place: int) -> Microbatch:
@@ -70,11 +73,10 @@ def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Int
     cut, rows = _cut(pack.lengths, parts, numbers_cut), [_rows(pack.lengths, mine) for mine in parts]
     asked, images = _tokens_of_images(pack, rows, place)
     numbers, begins, ends = zip(*parts[place], strict=True)
-    no_tensors: dict[str, Any] = {name: None for name, value in vars(pack).items() if isinstance(value, Tensor)}
     shard = PackShard(
         team_rank=place,
         width=len(parts),
-        pack=replace(pack, **no_tensors),
+        pack=pack.with_tensors(lambda _: None),
         segments=numbers,
         begins=begins,
         rows=torch.from_numpy(rows[place]),
@@ -91,7 +93,7 @@ def shard_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Int
         useful_squares=squares + sum(length**2 for length in cut.lengths) // len(parts),
         shard=shard,
         **_text(pack, shard.rows),
-        **images,
+        media={**pack.media, VISION.size: replace(Images.of(pack), **images)},
     )
 
 
@@ -131,27 +133,26 @@ def _rows(lengths: Sequence[int], parts: Sequence[TokenSpan]) -> Ints:
 
 
 def _text(pack: Microbatch, rows: Tensor) -> dict[str, Any]:
-    tensors = pack.tensors()
-    found = {
-        name: tensors[name][rows] for name in ("input_ids", "labels", "loss_mask", "segment_ids") if name in tensors
-    }
+    whole = {name: getattr(pack, name) for name in ("input_ids", "labels", "loss_mask", "segment_ids")}
+    found = {name: values[rows] for name, values in whole.items() if values is not None}
     return found | ({"supervised": found["loss_mask"].nonzero().squeeze(1)} if "loss_mask" in found else {})
 
 
 def _tokens_of_images(pack: Microbatch, rows: Sequence[Ints], place: int) -> tuple[list[Ints], dict[str, Any]]:
     """The features that every place reads (none if the stage reads no tokens), and this place's image fields."""
-    if pack.image_positions is None:
+    images = Images.of(pack)
+    if images.positions is None:
         return [np.empty(0, np.int64) for _ in rows], {}
     number = np.full(sum(pack.lengths), -1)
-    number[pack.image_positions.numpy()] = np.arange(len(pack.image_positions))
+    number[images.positions.numpy()] = np.arange(len(images.positions))
     shown = [number[mine] for mine in rows]
     tokens = [found[found >= 0] for found in shown]
-    here: dict[str, Any] = {"image_positions": torch.from_numpy(np.flatnonzero(shown[place] >= 0))}
-    if pack.image_sources is None:
+    here: dict[str, Any] = {"positions": torch.from_numpy(np.flatnonzero(shown[place] >= 0))}
+    if images.sources is None:
         return tokens, here
-    sources = [pack.image_sources.numpy()[found] for found in tokens]
+    sources = [images.sources.numpy()[found] for found in tokens]
     asked = [np.unique(found[found >= 0]) for found in sources]
     mine = sources[place]
     there = np.where(mine < 0, mine, np.searchsorted(asked[place], mine))
-    weights = None if pack.image_weights is None else pack.image_weights[torch.from_numpy(tokens[place])]
-    return asked, {**here, "image_sources": torch.from_numpy(there), "image_weights": weights}
+    weights = None if images.weights is None else images.weights[torch.from_numpy(tokens[place])]
+    return asked, {**here, "sources": torch.from_numpy(there), "weights": weights}

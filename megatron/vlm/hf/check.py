@@ -12,12 +12,13 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.checkpoint.guard import load_complete
+from megatron.vlm.data.inputs.images import order_tensors
 from megatron.vlm.data.media.images import NORMALIZATIONS
-from megatron.vlm.data.pack_media import order_tensors
 from megatron.vlm.hf.check_samples import CheckSample, audio_token, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.pack_inputs import by_rows, padded_patches, padded_sounds, whole_images
 from megatron.vlm.hf.peft_config import PREFIX
+from megatron.vlm.media import Images, Media, together
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.adapters import merge
 from megatron.vlm.models.chain import Chain
@@ -31,6 +32,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError, missing_package
 from omnibal_ext.families.registry import MODELS, model_of
 from omnibal_ext.joining.positions import text_and_image_positions
+from omnibal_ext.modalities.modality import AUDIO, VISION
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.output import say
 
@@ -141,19 +143,20 @@ def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
     ids = torch.cat([sample.ids for sample in samples])
     begins = np.cumsum([0, *(len(sample.ids) for sample in samples)]).tolist()
     orders = order_tensors(image for sample in samples for image in sample.images)
+    images = Images(
+        units=together(sum(len(sample.pixels) for sample in samples)),
+        values=torch.cat([sample.pixels for sample in samples]).to("cuda"),
+        positions=(ids == image_token).nonzero().squeeze(1).to("cuda"),
+        **{name: tensor.to("cuda") for name, tensor in orders.items()},
+        grids=tuple(grid for sample in samples for grid in sample.grids),
+        starts=tuple(begin + start for begin, sample in zip(begins, samples, strict=False) for start in sample.starts),
+    )
     return Microbatch(
-        tiles=sum(len(sample.pixels) for sample in samples),
         lengths=tuple(len(sample.ids) for sample in samples),
         samples=len(samples),
         useful_tokens=len(ids),
-        pixels=torch.cat([sample.pixels for sample in samples]).to("cuda"),
+        media={VISION.size: images},
         input_ids=ids.to("cuda"),
-        image_positions=(ids == image_token).nonzero().squeeze(1).to("cuda"),
-        **{name: tensor.to("cuda") for name, tensor in orders.items()},
-        grids=tuple(grid for sample in samples for grid in sample.grids),
-        image_starts=tuple(
-            begin + start for begin, sample in zip(begins, samples, strict=False) for start in sample.starts
-        ),
         prefixes=tuple(sample.prefix for sample in samples),
     )
 
@@ -161,12 +164,12 @@ def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
 def _with_sounds(batch: Microbatch, samples: list[CheckSample], token: int) -> Microbatch:
     assert batch.input_ids is not None
     mels = [mels for sample in samples for mels in sample.sounds]
-    return replace(
-        batch,
-        sounds=tuple(tuple(map(len, sample.sounds)) for sample in samples),
-        mels=torch.cat(mels).to("cuda") if mels else None,
-        audio_positions=(batch.input_ids == token).nonzero().squeeze(1),
+    sounds = Media(
+        units=tuple(tuple(map(len, sample.sounds)) for sample in samples),
+        values=torch.cat(mels).to("cuda") if mels else None,
+        positions=(batch.input_ids == token).nonzero().squeeze(1),
     )
+    return replace(batch, media={**batch.media, AUDIO.size: sounds})
 
 
 def _merged(model: Any, folder: Path, inside: str) -> Any:

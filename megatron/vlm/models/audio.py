@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from megatron.vlm import platform
+from megatron.vlm.media import Media
 from megatron.vlm.microbatch import Microbatch, segments_of
 from megatron.vlm.models.configs import ACTIVATIONS, outside_layers
 from megatron.vlm.models.encoder_links import EncoderLinks
@@ -30,11 +31,13 @@ from megatron.vlm.models.vit.layers import join_rows, missing_rows, share_rows
 from megatron.vlm.models.vit.native import View
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.arrays import Ints
+from omnibal_ext.image_assignment import Units
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
-Sounds = tuple[tuple[int, ...], ...]
+MADE_UP = 3000
+"""Mel frames of a sound to be timed: half a minute."""
 LONGEST_WAVE = 10_000
 """Rows in which the slowest sinusoid of the positions turns by one radian."""
 
@@ -52,7 +55,7 @@ class ChunkLayout:
 
 
 @lru_cache(maxsize=64)
-def chunk_layout(sounds: Sounds, audio: AudioArchitecture) -> ChunkLayout:
+def chunk_layout(sounds: Units, audio: AudioArchitecture) -> ChunkLayout:
     """The chunks of these sounds. As in transformers, convolutions over time and frequency see each chunk padded to the
     longest of its sample, those over time alone see it unpadded."""
     real = [[one for frames in sample for one in audio.chunks(frames)] for sample in sounds]
@@ -78,7 +81,7 @@ class AudioViewer(torch.nn.Module):
 
     def forward(self, batch: Microbatch) -> View:
         """Segments of the pack's rows: those of a window attend to each other."""
-        lengths = [rows for frames in batch.sound_frames for rows in self.audio.windows(frames)]
+        lengths = [rows for frames in batch.inputs(AUDIO.size).inputs for rows in self.audio.windows(frames)]
         missing = missing_rows(sum(lengths), self.config)
         segments = segments_of((*lengths, missing) if missing else lengths, causal=False)
         return View(None, None, segments, segments)
@@ -112,11 +115,12 @@ class AudioEmbed(MegatronModule):
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
         """Mel frames of the pack's sounds -> rows, this rank's share."""
-        assert batch.mels is not None
-        audio, layout = self.audio, chunk_layout(batch.sounds, self.audio)
+        sounds, audio = batch.inputs(AUDIO.size), self.audio
+        mels, layout = sounds.values, chunk_layout(sounds.kept, audio)
+        assert mels is not None
         frames, rows, seen = map(platform.to_device, map(torch.from_numpy, (layout.frames, layout.rows, layout.seen)))
         dtype = self.config.params_dtype
-        filled = batch.mels.new_zeros(len(layout.seen) * audio.chunk, audio.mel_bins).index_copy(0, frames, batch.mels)
+        filled = mels.new_zeros(len(layout.seen) * audio.chunk, audio.mel_bins).index_copy(0, frames, mels)
         chunks = filled.view(-1, audio.chunk, audio.mel_bins).mT.to(dtype)
         chunks = self._over_both(chunks, seen) if audio.channels else self._over_time(chunks, seen)
         self.positions = platform.once_on(chunks.device, self.positions)
@@ -169,7 +173,7 @@ class AudioProjector(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
         """This rank's rows -> audio tokens, sound after sound."""
-        lengths = [*map(self.audio.rows, batch.sound_frames)]
+        lengths = [*map(self.audio.rows, batch.inputs(AUDIO.size).inputs)]
         rows = join_rows(hidden, sum(lengths), self.shared)
         if not self.audio.pooled:
             inner, _ = self.linear_fc1(self.norm(rows))
@@ -207,6 +211,18 @@ class AudioLinks(EncoderLinks):
         """Rows to audio tokens."""
         assert model.audio is not None
         return AudioProjector(model.audio, config, language)
+
+    def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Media:
+        """Sounds of half a minute in the first sample, whose tokens are at the end; more of them than the pack has
+        overwrite each other."""
+        assert model.audio is not None
+        tokens, each = sum(lengths), tuple(min(MADE_UP, units - begin) for begin in range(0, units, MADE_UP))
+        heard = torch.arange(sum(map(model.audio.tokens, each)), device="cuda")
+        return Media(
+            units=(each, *[()] * (len(lengths) - 1)),
+            values=torch.randn(units, model.audio.mel_bins, device="cuda"),
+            positions=tokens - 1 - heard % tokens,
+        )
 
     def viewer(self, config: TransformerConfig, model: Architecture) -> AudioViewer:
         """Segments of rows that attend to each other."""

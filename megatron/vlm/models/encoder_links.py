@@ -1,10 +1,12 @@
 """What an encoder's links are built of; each modality has its own, found in `encoders.ENCODERS`."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from megatron.vlm.media import Media
 from megatron.vlm.models.configs import vision_config
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
@@ -31,6 +33,10 @@ class EncoderLinks(ABC):
     @abstractmethod
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
         """The last link: rows -> tokens of the language model, on every rank."""
+
+    @abstractmethod
+    def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Media:
+        """Random inputs of so many units, and where their tokens are in samples of these lengths, to be timed."""
 
     def viewer(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module | None:
         """What makes a view of a pack, which links need besides its tensors; None: they need tensors alone."""

@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.functional import dropout
 
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.core_attention import IsolatedAttention
 from megatron.vlm.models.attention.normed_values import KeysAsValues, NormedValues, QueriesAlone
@@ -43,8 +44,8 @@ class WordEmbedding(MegatronModule):
     """Embeds the pack's tokens and writes the projected image tokens to their positions.
 
     image [tiles * image tokens, 1, width] -> [T, 1, width]; under sequence parallelism this rank's share of T. With a
-    newline (LLaVA-1.6), `batch.image_sources` has the image token, or newline, of each position; with
-    `batch.image_weights` (LLaVA-OneVision) each is a mean of four image tokens. Embeddings are scaled in some models
+    newline (LLaVA-1.6), `Images.sources` has the image token, or newline, of each position; with `Images.weights`
+    (LLaVA-OneVision) each is a mean of four image tokens. Embeddings are scaled in some models
     (Gemma 3). Hidden dropout is applied to the embeddings, as in core's LLaVA, before the sequence is sharded: all
     ranks use one mask.
     """
@@ -57,7 +58,7 @@ class WordEmbedding(MegatronModule):
         self.embedding = VocabParallelEmbedding(
             vocab_size, config.hidden_size, init_method=config.embedding_init_method, config=config
         )
-        self.hears = architecture.audio is not None
+        self.others = [one.modality.size for one in architecture.encoders[:-1]]
         self.newline = None
         if architecture.newline:
             self.newline = torch.nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype))
@@ -68,39 +69,38 @@ class WordEmbedding(MegatronModule):
     def forward(self, image: Tensor, batch: Microbatch, *extras: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Image tokens [image tokens, 1, width] -> the pack [T, 1, width], under sequence parallelism this rank's.
 
-        `extras`: audio tokens [audio tokens, 1, width] in models that hear, then features. Returned with the same of
+        `extras`: tokens of the other encoders [audio tokens, 1, width], then features. Returned with the same of
         each feature, zero at words; and, where layers have inputs, what all of these read.
         """
-        sounds, features = (extras[:1], extras[1:]) if self.hears else ((), extras)
-        if batch.shard is not None and batch.has_images:
+        features = extras[len(self.others) :]
+        images = Images.of(batch)
+        if batch.shard is not None and Images.of(batch.full_pack).size:
             image, *rest = features_to_tokens((image, *features), batch.shard)
             features = tuple(rest)
         words = self.embedding(batch.input_ids)
         words = words if self.scale == 1 else words * self.scale
         words = dropout(words, self.config.hidden_dropout, self.training)
-        for sound in sounds:
-            assert batch.audio_positions is not None
-            words = words.index_copy(0, batch.audio_positions, sound.squeeze(1).to(words.dtype))
-        hidden = self._placed(words, self._in_order(image.squeeze(1), batch), batch)
-        given = [self._placed(one.new_zeros(batch.tokens, one.shape[2]), one.squeeze(1), batch) for one in features]
+        for size, tokens in zip(self.others, extras, strict=False):
+            words = batch.inputs(size).placed(words, tokens.squeeze(1))
+        hidden = self._placed(words, self._in_order(image.squeeze(1), images), images)
+        given = [self._placed(one.new_zeros(batch.tokens, one.shape[2]), one.squeeze(1), images) for one in features]
         if self.inputs_norm is not None:
             given += [hidden, tensor_parallel.copy_to_tensor_model_parallel_region(self.inputs_norm)]
         return (hidden, *given) if given else hidden
 
-    def _in_order(self, tokens: Tensor, batch: Microbatch) -> Tensor:
+    def _in_order(self, tokens: Tensor, images: Images) -> Tensor:
         """Projected tokens -> the pack's image tokens, newlines among them."""
-        if self.newline is None or batch.image_sources is None:
+        if self.newline is None or images.sources is None:
             return tokens
         tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])
-        if batch.image_weights is None:
-            return tokens[batch.image_sources]
-        mixed = zip(batch.image_sources.T, batch.image_weights.T, strict=True)
+        if images.weights is None:
+            return tokens[images.sources]
+        mixed = zip(images.sources.T, images.weights.T, strict=True)
         return sum(tokens[source] * weight[:, None] for source, weight in mixed)
 
-    def _placed(self, words: Tensor, image: Tensor, batch: Microbatch) -> Tensor:
+    def _placed(self, words: Tensor, image: Tensor, images: Images) -> Tensor:
         """The pack's sequence, image tokens at their positions; under sequence parallelism this rank's share."""
-        assert batch.image_positions is not None
-        whole = words.index_copy(0, batch.image_positions, image.to(words.dtype)).unsqueeze(1)
+        whole = images.placed(words, image).unsqueeze(1)
         return tensor_parallel.scatter_to_sequence_parallel_region(whole) if self.sequence_parallel else whole
 
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from megatron.vlm import platform
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import HeadExchange, Microbatch, Segments, segments_of
 from megatron.vlm.models.attention.rotary import Rotary
 from megatron.vlm.models.attention.rotation import Rotation
@@ -91,16 +92,17 @@ class LanguageViewer(torch.nn.Module):
         """The pack's token ids, with an id that no table learns at image tokens."""
         assert self.inputs is not None
         assert batch.input_ids is not None
-        assert batch.image_positions is not None
-        return batch.input_ids.index_fill(0, batch.image_positions, self.inputs.blank)
+        places = Images.of(batch).positions
+        assert places is not None
+        return batch.input_ids.index_fill(0, places, self.inputs.blank)
 
     def _images(self, batch: Microbatch, number: int) -> tuple[Span, ...]:
         """The spans of a sample's images, whose tokens attend to each other in both directions."""
-        begin = sum(batch.lengths[:number])
-        starts = batch.image_starts
+        begin, images = sum(batch.lengths[:number]), Images.of(batch)
+        starts = images.starts
         counts = [self.image_tokens] * len(starts)
         if self.native:
-            counts = [steps * rows * columns // self.joined for steps, rows, columns in batch.grids]
+            counts = [steps * rows * columns // self.joined for steps, rows, columns in images.grids]
         spans = [(start - begin, start - begin + count) for start, count in zip(starts, counts, strict=False)]
         return tuple(span for span in spans if span[0] >= 0 and span[1] <= batch.lengths[number])
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from torch.distributed import ProcessGroup
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring.journal import Journal
 from omnibal_ext.costs.operations import ModelOperations
+from omnibal_ext.modalities.modality import ALWAYS, ENCODED, FURTHER, MODALITIES
 
-SIZES = ("tiles", "tokens", "useful_tokens", "samples", "squares", "useful_squares", "counted", "frames")
+OF_TOKENS = ("tokens", "useful_tokens", "samples", "squares", "useful_squares", "counted")
+SIZES = (*OF_TOKENS, *(one.size for one in ENCODED))
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Tally:
         """Add a microbatch; losses and weights [T]."""
         assert batch.sources is not None
         assert batch.segment_ids is not None
-        self.sizes = [total + getattr(batch, name) for total, name in zip(self.sizes, SIZES, strict=True)]
+        found = (*(getattr(batch, name) for name in OF_TOKENS), *(batch.inputs(one.size).size for one in ENCODED))
+        self.sizes = [*map(add, self.sizes, found)]
         pairs = torch.stack([losses.detach() * weights, weights], dim=1)
         self.losses.index_add_(0, batch.sources[batch.segment_ids], pairs.double())
 
@@ -162,18 +166,21 @@ def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequ
 
     sizes [ranks, iterations, sizes], see `SIZES`; losses [sources, 2] summed over all ranks.
     """
-    tiles, tokens, useful, samples, squares, *_, frames = sizes.unbind(-1)
+    of = dict(zip(SIZES, sizes.unbind(-1), strict=True))
+    samples, useful = (of[name].sum().item() for name in ("samples", "useful_tokens"))
+    ratios = {
+        one: {f"dist_ratio_{one.budget.removesuffix('_budget')}": _dist_ratio(of[one.size])} for one in MODALITIES
+    }
     return {
         "seconds": seconds,
         **mean_losses(losses, sources),
-        "samples": int(samples.sum()),
-        "samples_per_second": samples.sum().item() / seconds,
-        "useful_tokens_per_second": useful.sum().item() / seconds,
-        "padding": 1 - useful.sum().item() / max(1.0, tokens.sum().item()),
-        "dist_ratio_vit": _dist_ratio(tiles),
-        "dist_ratio_llm": _dist_ratio(tokens),
-        "dist_ratio_attention": _dist_ratio(squares),
-        **({"dist_ratio_audio": _dist_ratio(frames)} if frames.any() else {}),
+        "samples": int(samples),
+        "samples_per_second": samples / seconds,
+        "useful_tokens_per_second": useful / seconds,
+        "padding": 1 - useful / max(1.0, of["tokens"].sum().item()),
+        **{name: ratio for one in ALWAYS for name, ratio in ratios[one].items()},
+        "dist_ratio_attention": _dist_ratio(of["squares"]),
+        **{name: ratio for one in FURTHER if of[one.size].any() for name, ratio in ratios[one].items()},
     }
 
 

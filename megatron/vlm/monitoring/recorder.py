@@ -34,6 +34,7 @@ from megatron.vlm.platform import Moment, allocated_bytes, device_name
 from omnibal_ext.chain import TIMED_PART_OF
 from omnibal_ext.costs.corrected import EXCHANGE, OTHER
 from omnibal_ext.files.records import JsonLines
+from omnibal_ext.modalities.modality import FURTHER, VISION
 from omnibal_ext.report.timeline import PHASES
 from omnibal_ext.schedules.actions import Action
 
@@ -149,8 +150,8 @@ class Recorder:
         """Note the sizes of the pack whose forward begins."""
         if self._current is not None and self._current.action.kind == "F" and self._current.action.chunk == 0:
             sent = (0, 1) if batch.shard is None else (batch.shard.sent_tokens, batch.shard.width)
-            heard = [batch.frames] if batch.frames else []
-            self.packs.append([batch.tiles, batch.tokens, batch.squares, *sent, *heard])
+            further = [units for one in FURTHER if (units := batch.inputs(one.size).size)]
+            self.packs.append([batch.inputs(VISION.size).size, batch.tokens, batch.squares, *sent, *further])
 
     def close(self) -> None:
         """Write what is left; training has ended."""

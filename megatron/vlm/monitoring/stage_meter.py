@@ -24,7 +24,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.subject import against_profile, is_of_device
 from omnibal_ext.run_metrics import noted_inputs
-from omnibal_ext.schedules.actions import VISION, Action
+from omnibal_ext.schedules.actions import OF_TOWER, Action
 
 WARM_UP = 2  # iterations
 
@@ -58,7 +58,7 @@ class StageMeter:
         started = Moment()
         yield
         chunks = self.plan.virtual_pipeline_model_parallel_size
-        self.actions.append((chunks if action.kind in VISION else action.chunk, started, Moment()))
+        self.actions.append((chunks if action.kind in OF_TOWER else action.chunk, started, Moment()))
 
     def end_iteration(self) -> None:
         """Read the timings of a training iteration, which the device has finished."""

@@ -22,8 +22,8 @@ from torch import Tensor
 from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import IMAGE_GRADIENT, IMAGE_TOKENS, Communicator, Receive
-from megatron.vlm.pipeline.image_rows import ImageRows
 from megatron.vlm.pipeline.iteration import Iteration
+from megatron.vlm.pipeline.token_rows import EncoderRows, TokenRows
 from megatron.vlm.pipeline.tower import Tower
 from omnibal_ext.image_assignment import assign_units, parts_of, unit_costs
 from omnibal_ext.schedules.actions import Action
@@ -31,11 +31,11 @@ from omnibal_ext.schedules.program import Post
 
 
 @dataclass(frozen=True)
-class Images:
+class ToEncode:
     """The images that a rank encodes in an iteration, and its number."""
 
     packs: Iterator[Microbatch]
-    """In the order of E the rank's part of every microbatch (`Microbatch.units`), which may be empty; for a tower that
+    """In the order of E the rank's part of every microbatch (`Media.encodes`), which may be empty; for a tower that
     runs ahead, what is missing of this iteration, then the next one's."""
     iteration: int = 0
 
@@ -50,7 +50,7 @@ class Encoded:
     """Packs taken so far."""
     parts: dict[int, Microbatch] = field(default_factory=dict)
     """By microbatch, before this rank encodes them."""
-    rows: dict[int, ImageRows] = field(default_factory=dict)
+    rows: dict[int, TokenRows] = field(default_factory=dict)
     """By microbatch, until nothing more of it is received."""
     tokens: dict[tuple[int, int], Receive] = field(default_factory=dict)
     """On the first stage's rank, by microbatch and the pipeline rank that encoded them."""
@@ -68,13 +68,13 @@ class Encoding:
         self.gradients: dict[int, Receive] = {}
         self.training = self.is_ahead = False
         self.microbatches = 0
-        self.images = Images(iter(()))
+        self.images = ToEncode(iter(()))
         self._now = self._coming = self._fresh(0)
         """Used by F, and filled by E: of this iteration, or of the next one."""
         self._next: Encoded | None = None
         """The next training iteration, if it has been encoded."""
 
-    def take(self, images: Images, microbatches: int, training: bool) -> None:
+    def take(self, images: ToEncode, microbatches: int, training: bool) -> None:
         """Set the images of the iteration that follows."""
         self.images, self.microbatches, self.training = images, microbatches, training
         self.is_ahead = training and self.tower.plan.mode == "ahead"
@@ -112,8 +112,9 @@ class Encoding:
         made = self._coming
         self._expect(made, microbatch)
         part = made.parts.pop(microbatch)
+        has_any = any(one.size for one in part.media.values())
         with watch():
-            tokens = self.tower.encode(part, self.training, self._trains) if part.tiles or part.frames else None
+            tokens = self.tower.encode(part, self.training, self._trains) if has_any else None
         if tokens is not None:
             if self.here == self.first:
                 made.tokens[microbatch, self.here] = Receive(tokens.detach(), None)
@@ -175,7 +176,7 @@ class Encoding:
         return torch.empty(0, 1, language.hidden_size, dtype=language.params_dtype, device="cuda")
 
     def _fresh(self, iteration: int) -> Encoded:
-        return Encoded(iteration, Arrivals(self.images.packs, self.microbatches, normalises=False))
+        return Encoded(iteration, Arrivals(self.images.packs, self.microbatches, shares=False))
 
     def _parts(self, microbatch: int) -> tuple[int, ...]:
         return parts_of(self.tower.plan.parts, microbatch)
@@ -185,14 +186,19 @@ class Encoding:
         while made.taken <= microbatch:
             pack, number, architecture = next(made.arrivals), made.taken, self.tower.chain.architecture
             parts, tensor_ranks = self._parts(number), self.group.size()
-            costs = unit_costs(pack.units, pack.heard, self.tower.plan.tiles_per_frame)
-            made.rows[number] = ImageRows(
-                tuple(architecture.image_tokens(size) for size in pack.units),
-                tuple(map(architecture.audio_tokens, pack.heard)),
-                assign_units(costs, number, parts, tensor_ranks),
+            encoders = {one.modality.size: one for one in architecture.encoders}
+            units = {size: one.units for size, one in pack.media.items()}
+            workers = assign_units(unit_costs(units, self.tower.plan.rates), number, parts, tensor_ranks)
+            made.rows[number] = TokenRows(
+                tuple(
+                    EncoderRows(
+                        tuple(sum(map(encoders[size].tokens, unit)) for unit in found), encoders[size].features.streams
+                    )
+                    for size, found in units.items()
+                ),
+                workers,
                 len(parts),
                 tensor_ranks,
-                architecture.streams,
             )
             if self.here in parts:
                 made.parts[number] = replace(pack, iteration=made.iteration)

@@ -19,7 +19,7 @@ from torch import Tensor
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.data_parallel import OrderedReductions
-from megatron.vlm.pipeline.encoding import Encoding, Images, TowerIteration
+from megatron.vlm.pipeline.encoding import Encoding, ToEncode, TowerIteration
 from megatron.vlm.pipeline.iteration import Chunk, Forward, Iteration, Watch
 from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.tower import Tower
@@ -78,7 +78,7 @@ class Executor:
         self, *, forward_step_func: Callable[..., Any], data_iterator: Any, model: Any, num_microbatches: int,
         forward_only: bool = False, first_val_step: bool | None = None,
         pg_collection: ProcessGroupCollection | None = None, force_all_reduce: bool = False,
-        images: Images | None = None, **_: Any,
+        images: ToEncode | None = None, **_: Any,
     ) -> list[Any]:  # fmt: skip
         """One iteration: forwards and backwards of `num_microbatches` packs, then the reduction of gradients.
 

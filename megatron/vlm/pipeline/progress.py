@@ -20,7 +20,7 @@ from datetime import timedelta
 
 from megatron.vlm.platform import Moment
 from omnibal_ext.output import say
-from omnibal_ext.schedules.actions import VISION, Action
+from omnibal_ext.schedules.actions import OF_TOWER, Action
 
 SHARE = 0.8
 """Of --distributed-timeout-minutes, after which a rank speaks."""
@@ -67,7 +67,7 @@ class Progress:
 
     def action(self, action: Action) -> None:
         """From now on the rank is in this action."""
-        place = "part" if action.kind in VISION else "chunk"
+        place = "part" if action.kind in OF_TOWER else "chunk"
         self.at(f"{ACTIONS[action.kind]} of microbatch {action.microbatch}, {place} {action.chunk}")
 
     @contextlib.contextmanager

@@ -7,10 +7,10 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from megatron.vlm.data.image_shard import ImageShardDataset, numbered
+from megatron.vlm.data.encoder_share import EncoderShares, numbered
 from megatron.vlm.data.loader import PackDataset, microbatches
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.pipeline.encoding import Images
+from megatron.vlm.pipeline.encoding import ToEncode
 from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import EncoderRank
 from omnibal_ext.plan_tower import Tower
@@ -28,7 +28,7 @@ class RankPacks:
     ) -> None:  # fmt: skip
         self.tower, self.num_workers, self.reading = tower, num_workers, reading
         self.chunks: list[PackDataset] = []
-        self.images: ImageShardDataset | None = None
+        self.images: EncoderShares | None = None
         self.streams: list[Generator[Microbatch, None, None]] = []
         """One for each chunk, then that of the images."""
         self.order: Iterator[int] = iter(())
@@ -62,15 +62,14 @@ class RankPacks:
             )
         tensor = parallel_state.get_tensor_model_parallel_group()
         here = parallel_state.get_pipeline_model_parallel_rank()
-        tower = self.tower.sizes, self.tower.tiles_per_frame
-        encoder = EncoderRank(self.tower.parts, here, tensor.rank(), tensor.size(), *tower)
-        self.images = ImageShardDataset(dataset.data, dataset.index, encoder)
+        encoder = EncoderRank(self.tower.parts, here, tensor.rank(), tensor.size(), self.tower.rates)
+        self.images = EncoderShares(dataset.data, dataset.index, encoder)
         self.streams.append(microbatches(self.images, numbered(order, self.count), self.num_workers, self.reading))
 
     def begin(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
         """Arguments of the executor for the next iteration; `saw` is called with each part of its images."""
         self.packs, self.following = self.following, [*islice(self.order, self.count)]
-        return {} if self.images is None else {"images": Images(_told(self.streams[-1], saw), iteration)}
+        return {} if self.images is None else {"images": ToEncode(_told(self.streams[-1], saw), iteration)}
 
     def again(self, saw: Callable[[Microbatch], None], iteration: int) -> dict[str, Any]:
         """The same to rerun the iteration. Images of the next one follow: a tower that runs ahead has them already."""
@@ -78,7 +77,7 @@ class RankPacks:
         if self.images is None:
             return packs
         keys = [*numbered(self.packs + self.following, self.count)]
-        return {**packs, "images": Images(_told(map(self.images.__getitem__, keys), saw), iteration)}
+        return {**packs, "images": ToEncode(_told(map(self.images.__getitem__, keys), saw), iteration)}
 
     def close(self) -> None:
         """End the data workers; at exit, Python would wait for them one by one."""

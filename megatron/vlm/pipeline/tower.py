@@ -19,7 +19,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from megatron.vlm.data.arrival import with_pixels
+from megatron.vlm.data.arrival import with_values
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.alone import alone
 from megatron.vlm.models.chain import Chain
@@ -98,7 +98,7 @@ class Tower:
         """
         self.copies.train(training)
         with alone(), torch.set_grad_enabled(keeps):
-            tokens: Tensor = self.copies(with_pixels(part))
+            tokens: Tensor = self.copies(with_values(part))
         return tokens
 
     def backward(self, tokens: Tensor, gradient: Tensor) -> None:

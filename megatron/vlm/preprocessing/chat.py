@@ -18,20 +18,12 @@ a video, `<sound>` a sound. For tools, calls and results see `tool_turns.py`; an
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from megatron.vlm.preprocessing.line_fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, plain, quoted, unsupported
-from megatron.vlm.preprocessing.record_media import (
-    SIGHT,
-    Senses,
-    VideoReference,
-    hears_videos,
-    images_of,
-    sounds_of,
-    videos_of,
-    words_of,
-)
+from megatron.vlm.preprocessing.record_media import MEDIA, SIGHT, Senses, hears_videos, words_of
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
 from omnibal_ext.errors import Rejected
 from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, KINDS, MARKS, QUOTED, VIDEO_MARK, joined, media_first
@@ -60,10 +52,9 @@ class Conversation:
     """
 
     messages: tuple[Message, ...]
-    images: tuple[str, ...]
-    videos: tuple[VideoReference, ...] = ()
+    media: Mapping[str, tuple[Any, ...]]
+    """By mark, in the order of the marks: paths, or `VideoReference`."""
     tools: tuple[str, ...] = ()
-    sounds: tuple[str, ...] = ()
     hears_videos: bool | None = None
     """Whether the sound of its videos is heard; None: it does not say."""
 
@@ -88,21 +79,17 @@ def parse_conversation(
     turns = _turns(fields)
     tools = tools_of(fields)
     messages = (*_system(fields), *_messages(turns, gap, senses, first))
-    images = images_of(fields, turns)
-    videos = videos_of(fields, turns) if senses.videos else ()
-    sounds = sounds_of(fields, turns) if senses.sounds else ()
-    if videos and not images:  # LLaVA's marks of images
+    media = {kind.mark: kind.read(kind, fields, turns) if kind in senses.kinds else () for kind in MEDIA}
+    if media[VIDEO_MARK] and not media[IMAGE_MARK]:  # LLaVA's marks of images
         messages = _marked(messages, IMAGE_MARK, VIDEO_MARK)
-    if sounds:  # VILA's
+    if media[AUDIO_MARK]:  # VILA's
         messages = _marked(messages, SOUND_MARK, AUDIO_MARK)
-    messages = _marked_in_front(messages, (len(images), len(videos), len(sounds)), gap)
+    messages = _marked_in_front(messages, {mark: len(given) for mark, given in media.items() if given}, gap)
     _check_roles(messages)
     _check_words(messages, tools, reserved, senses)
-    _check_marks(messages, IMAGE_MARK, len(images))
-    _check_marks(messages, VIDEO_MARK, len(videos))
-    _check_marks(messages, AUDIO_MARK, len(sounds))
-    heard = hears_videos(fields) if senses.videos and senses.sounds else None
-    return Conversation(messages, images, videos, tools, sounds, heard)
+    for mark, given in media.items():
+        _check_marks(messages, mark, len(given))
+    return Conversation(messages, media, tools, hears_videos(fields) if senses.hears_videos else None)
 
 
 def _marked(messages: tuple[Message, ...], other: str, mark: str) -> tuple[Message, ...]:
@@ -119,17 +106,17 @@ def _marked(messages: tuple[Message, ...], other: str, mark: str) -> tuple[Messa
     )
 
 
-def _marked_in_front(messages: tuple[Message, ...], given: Sequence[int], gap: str) -> tuple[Message, ...]:
+def _marked_in_front(messages: tuple[Message, ...], given: Mapping[str, int], gap: str) -> tuple[Message, ...]:
     """The messages with marks before the first question's words, where media of one kind are given and none is marked:
-    as TRL, ms-swift and InternVL put them."""
-    if sum(map(bool, given)) != 1 or any(mark in one.words for one in messages for mark in KINDS):
+    as TRL, ms-swift and InternVL put them. `given`: how many, by mark."""
+    if len(given) != 1 or any(mark in one.words for one in messages for mark in KINDS):
         return messages
-    meant = [quoted(mark) for mark, count in zip((*KINDS, SOUND_MARK), (*given, given[-1]), strict=True) if count]
+    meant = [quoted(mark) for mark in (*given, *([SOUND_MARK] if AUDIO_MARK in given else []))]
     for number, one in enumerate(messages):
         if any(mark in one.words for mark in (*meant, quoted(IMAGE_MARK))):
             detail = f"a part of turn {number} has a mark in its text and none is an image: in parts, marks are words"
             raise Rejected("image_mark_mismatch", detail)
-    marks = [mark for mark, count in zip(KINDS, given, strict=True) for _ in range(count)]
+    marks = [mark for mark, count in given.items() for _ in range(count)]
     first = next((number for number, one in enumerate(messages) if one.role == USER), len(messages))
     asked = (
         replace(one, words="".join(mark + gap for mark in marks) + one.words, parts=one.parts and (*marks, *one.parts))
@@ -292,8 +279,7 @@ def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Se
     for where, text in texts:
         if not is_unicode(text):
             raise Rejected("not_utf8", f"{where} has half of a surrogate pair")
-        unmarked = text.replace(VIDEO_MARK, "") if senses.videos else text
-        if mark := MEDIA_MARKS.search(unmarked.replace(AUDIO_MARK, "") if senses.sounds else unmarked):
+        if mark := MEDIA_MARKS.search(reduce(lambda left, mark: left.replace(mark, ""), senses.marks[1:], text)):
             *some, last = map(repr, senses.marks)
             known = f"{', '.join(some)} and {last} are the marks" if some else f"{last} is the only mark"
             raise Rejected("unsupported_media", f"{where} contains {mark[0][:40]!r}; {known}")

@@ -130,7 +130,7 @@ def open_job(
 
 def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
     maker, fields = open_recipe(recipe), asdict(recipe)
-    if recipe.audio is None:  # as in datasets made before models could hear
+    if not recipe.further:  # as in datasets made before models could hear
         fields = {name: value for name, value in fields.items() if name not in OF_HEARING}
     return {
         "schema_version": SCHEMA_VERSION,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.vlm.data.columns import SOUNDS, columns_of
+from megatron.vlm.data.columns import COLUMNS
 from megatron.vlm.data.manifest import SCHEMA_VERSION
 from megatron.vlm.data.media.videos import READING
 from megatron.vlm.data.rejects import RejectCount, reject_limit
@@ -24,6 +24,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import checksums_of, write_record
 from omnibal_ext.files.writing import replacing
 from omnibal_ext.launch.apart import apart
+from omnibal_ext.modalities.modality import FURTHER_SIZES
 from omnibal_ext.output import say
 from omnibal_ext.reading.document import sealed
 from omnibal_ext.sizes import Sizes
@@ -36,13 +37,13 @@ OF_SAMPLES = ("tiles", "lengths", "lines", "supervised")
 
 
 def of_samples(recipe: Recipe) -> tuple[str, ...]:
-    """The same, with mel frames where the model hears."""
-    return (*OF_SAMPLES, "frames") if recipe.audio else OF_SAMPLES
+    """The same, with further sizes, such as mel frames, that the model takes."""
+    return (*OF_SAMPLES, *(one.size for one in recipe.further))
 
 
 def take_sizes(columns: dict[str, NDArray[Any]]) -> Sizes:
     """The sizes among arrays `of_samples`, which are taken out."""
-    more: dict[str, Any] = {"frames": columns.pop("frames")} if "frames" in columns else {}
+    more: dict[str, Any] = {size: columns.pop(size) for size in FURTHER_SIZES if size in columns}
     return Sizes.from_arrays(columns.pop("tiles"), columns.pop("lengths"), **more)
 
 
@@ -98,7 +99,7 @@ def _join_parts(job: PreprocessJob, folder: Path) -> _Joined:
     """Append every part to the columns and rejects of `folder`; count the samples of each input file."""
     from megatron.vlm.data.indexed_columns import ColumnWriter  # with core, which `omnibal look` goes without
 
-    writers = {name: ColumnWriter(folder, name) for name in columns_of(bool(job.recipe.audio))}
+    writers = {name: ColumnWriter(folder, name) for name in COLUMNS}
     joined = _Joined({name: [] for name in of_samples(job.recipe)})
     parts = (ready_part(job, number) for number in range(len(job.sources)))
     with replacing(folder / "rejected.jsonl") as rejected:
@@ -127,9 +128,7 @@ def _join_parts(job: PreprocessJob, folder: Path) -> _Joined:
 def _append(part: PreparedPart, writers: "dict[str, ColumnWriter]", joined: _Joined) -> None:
     writers["tokens"].append(part.tokens, part.token_lengths)
     writers["loss_mask"].append(part.loss_mask, part.token_lengths)
-    writers["images"].append(part.images, part.image_lengths)
-    if SOUNDS in writers:
-        writers[SOUNDS].append(part.sounds, part.sound_lengths)
+    writers["media"].append(part.media, part.media_lengths)
     for name, arrays in joined.columns.items():
         arrays.append(getattr(part, name))
     joined.shortened += np.bincount(part.shortened, minlength=1 + len(METHODS))[1:]
@@ -141,7 +140,9 @@ def _manifest(job: PreprocessJob, sizes: Sizes, joined: _Joined) -> dict[str, An
     recipe, maker = job.recipe, open_recipe(job.recipe)
     tokenizer, digest = maker.tokenizer, job.identity["recipe"]["tokenizer"]
     vocabulary = {"size": tokenizer.vocabulary_size, "sha256": tokenizer.vocabulary_hash()}
-    hears = {"audio_token_id": maker.audio_token_id, "audio": asdict(recipe.audio)} if recipe.audio else {}
+    further: dict[str, Any] = {}
+    for one, rule in recipe.further.items():
+        further |= {f"{one.name}_token_id": maker.further_tokens[one], one.name: asdict(rule)}
     return {
         "schema_version": SCHEMA_VERSION,
         "samples": len(sizes),
@@ -165,7 +166,7 @@ def _manifest(job: PreprocessJob, sizes: Sizes, joined: _Joined) -> dict[str, An
         "video_token_id": maker.video_token_id,
         "video_files": joined.video_files,
         "video_reading": READING,
-        **hears,
+        **further,
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.token_id(maker.template.end_of_turn),
         "chat_template": recipe.template if recipe.template in TEMPLATES else str(Path(recipe.template).resolve()),

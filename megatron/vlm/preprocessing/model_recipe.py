@@ -22,6 +22,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
 from omnibal_ext.families.registry import family_of
 from omnibal_ext.families.towers.video_rules import MOST_FRAMES_SEEN
+from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.tiling import FRAMES
 
 DEFAULTS = {
@@ -160,9 +161,10 @@ def check_tokenizer(maker: SampleMaker, model: str) -> None:
             "use the model's own tokenizer"
         )
     heard = architecture.prompt.audio_token_id
-    if heard is not None and maker.audio_token_id not in (None, heard):
+    read = maker.further_tokens.get(AUDIO, heard)
+    if heard is not None and read != heard:
         raise UserError(
-            f"{path}: {maker.markup.audio!r} is token {maker.audio_token_id}, model {model!r} has it at {heard}; "
+            f"{path}: {maker.markup.audio!r} is token {read}, model {model!r} has it at {heard}; "
             "use the model's own tokenizer"
         )
     own = model_tokenizer(folder) if folder else None

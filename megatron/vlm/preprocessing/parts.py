@@ -25,15 +25,13 @@ from omnibal_ext.reading.arrays import read_arrays
 
 @dataclass(frozen=True, slots=True)
 class PreparedPart:
-    """The samples of a part, concatenated: N samples, T stored tokens, B bytes of image JSON, S of sound JSON."""
+    """The samples of a part, concatenated: N samples, T stored tokens, B bytes of their media's JSON."""
 
     tokens: NDArray[np.int32]  # [T] one image token for each run
     loss_mask: NDArray[np.uint8]  # [T]
-    images: NDArray[np.uint8]  # [B] a JSON list for each sample
-    sounds: NDArray[np.uint8]  # [S] the same
+    media: NDArray[np.uint8]  # [B] a JSON object for each sample
     token_lengths: NDArray[np.int64]  # [N]
-    image_lengths: NDArray[np.int64]  # [N]
-    sound_lengths: NDArray[np.int64]  # [N]
+    media_lengths: NDArray[np.int64]  # [N]
     tiles: NDArray[np.int32]  # [N]
     frames: NDArray[np.int64]  # [N] mel frames of all sounds
     lengths: NDArray[np.int64]  # [N] tokens that the language model reads
@@ -56,10 +54,10 @@ class PreparedPart:
         if of.tolist() != _place(path):
             raise UserError(f"{path}: is another part; {remedy}")
         part = cls(*columns)
-        lengths = (part.token_lengths, part.image_lengths, part.sound_lengths)
+        lengths = (part.token_lengths, part.media_lengths)
         numbers: tuple[NDArray[Any], ...] = (*lengths, part.tiles, part.frames, part.lines)
         counts = set(map(len, numbers))
-        stored: tuple[NDArray[Any], ...] = (part.tokens, part.images, part.sounds)
+        stored: tuple[NDArray[Any], ...] = (part.tokens, part.media)
         unlike = any(each.sum() != len(column) for each, column in zip(lengths, stored, strict=True))
         if len(counts) != 1 or unlike or len(part.tokens) != len(part.loss_mask):
             raise UserError(f"{path}: its columns do not go together; {remedy}")
@@ -102,18 +100,16 @@ def _make(maker: SampleMaker, row: Row, source: PartSource) -> Sample:
 
 
 def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[dict[str, Any]]) -> PreparedPart:
-    images, sounds = (
-        [json.dumps([asdict(one) for one in listed]).encode() for listed in column]
-        for column in ([sample.images for sample in samples], [sample.sounds for sample in samples])
-    )
+    media = [
+        json.dumps({name: [*map(asdict, listed)] for name, listed in sample.media.items() if listed}).encode()
+        for sample in samples
+    ]
     return PreparedPart(
         tokens=np.concatenate([np.zeros(0, np.int32), *(sample.tokens for sample in samples)]),
         loss_mask=np.concatenate([np.zeros(0, np.uint8), *(sample.loss_mask for sample in samples)]),
-        images=np.frombuffer(b"".join(images), dtype=np.uint8),
-        sounds=np.frombuffer(b"".join(sounds), dtype=np.uint8),
+        media=np.frombuffer(b"".join(media), dtype=np.uint8),
         token_lengths=np.array([len(sample.tokens) for sample in samples], dtype=np.int64),
-        image_lengths=np.array([len(text) for text in images], dtype=np.int64),
-        sound_lengths=np.array([len(text) for text in sounds], dtype=np.int64),
+        media_lengths=np.array([len(text) for text in media], dtype=np.int64),
         tiles=np.array([sample.tiles for sample in samples], dtype=np.int32),
         frames=np.array([sample.frames for sample in samples], dtype=np.int64),
         lengths=np.array([sample.length for sample in samples], dtype=np.int64),

@@ -7,6 +7,7 @@ from megatron.vlm.data.media.images import MAX_PIXELS
 from megatron.vlm.data.media.tiles import Tiling
 from omnibal_ext.families.towers.video_rules import VideoRule
 from omnibal_ext.modalities.audio.sounds import SoundRule
+from omnibal_ext.modalities.modality import AUDIO, Modality
 from omnibal_ext.modalities.vision.architecture import VideoClock
 
 
@@ -31,3 +32,8 @@ class Recipe:
     audio: SoundRule | None = None  # None: the model does not hear
     clock: VideoClock | None = None  # how a video and its own sound take turns; None: the model does not hear videos
     use_audio_in_video: bool = False  # hear the sound of videos, where a record does not say
+
+    @property
+    def further(self) -> dict[Modality, SoundRule]:
+        """How inputs beyond images are read, by modality; without those that the model does not take."""
+        return {one: rule for one, rule in ((AUDIO, self.audio),) if rule is not None}

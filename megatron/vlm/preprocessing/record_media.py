@@ -15,7 +15,7 @@ Where a path may stand, an object with it may: {"path": "a.png"}, {"url": ...}, 
 Each field of a part or an object is obeyed, says what changes nothing (`ABOUT`), or is refused by its name.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -26,11 +26,6 @@ from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, VIDEO_MARK
 from omnibal_ext.reading.checks import is_number, is_unicode
 
 Turn = Mapping[str, Any]
-IMAGE_PARTS = ("image", "image_url")
-VIDEO_PARTS = ("video", "video_url")
-AUDIO_PARTS = ("audio", "audio_url", "input_audio")
-AUDIO_FIELDS = frozenset({"audio", "audios", "sound", "sounds"})
-VIDEO_FIELDS = frozenset({"video", "videos"})
 HEARS_VIDEOS = "use_audio_in_video"
 NAMING = ("input_audio", "image_url", "audio_url", "image", "audio", "source", "url", "path", "base64", "data")
 """Fields of an object that name an image or a sound: by a path, an object, or content in base64."""
@@ -60,25 +55,42 @@ class VideoReference:
 
 
 @dataclass(frozen=True, slots=True)
-class Senses:
-    """What a model takes beside text and images."""
+class Kind:
+    """One kind of media, and how records name it."""
 
-    videos: bool = False
-    sounds: bool = False
+    mark: str
+    noun: str
+    plural: str
+    fields: tuple[str, ...]
+    """Of a record."""
+    parts: tuple[str, ...]
+    """Types of parts of messages."""
+    read: Callable[["Kind", Mapping[str, Any], Sequence[Turn]], tuple[Any, ...]]
+    """A record's media of this kind, in the order of their marks. Raises `Rejected`: malformed_line,
+    unsupported_field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Senses:
+    """What a model takes beside text."""
+
+    kinds: tuple[Kind, ...]
 
     @property
     def marks(self) -> tuple[str, ...]:
         """The marks that its text may have."""
-        return (IMAGE_MARK, *([VIDEO_MARK] * self.videos), *([AUDIO_MARK] * self.sounds))
+        return tuple(kind.mark for kind in self.kinds)
+
+    @property
+    def hears_videos(self) -> bool:
+        """Whether a record may say that the sound of its videos is heard."""
+        return VIDEOS in self.kinds and SOUNDS in self.kinds
 
     @property
     def fields(self) -> frozenset[str]:
         """Fields of a record that name them."""
-        of_both = {HEARS_VIDEOS} if self.videos and self.sounds else frozenset()
-        return (VIDEO_FIELDS if self.videos else frozenset()) | (AUDIO_FIELDS if self.sounds else frozenset()) | of_both
-
-
-SIGHT = Senses()
+        named = (field for kind in self.kinds for field in kind.fields)
+        return frozenset({*named, *([HEARS_VIDEOS] if self.hears_videos else [])})
 
 
 def words_of(part: Any, number: int, senses: Senses) -> str:
@@ -90,20 +102,14 @@ def words_of(part: Any, number: int, senses: Senses) -> str:
     if kind == "text" and isinstance(part.get("text"), str):
         _refuse_others(part, ABOUT | {"text", "annotations"}, f"the text of turn {number}")
         return quoted(plain(part["text"], f"turn {number}"))
-    for mark, kinds in ((IMAGE_MARK, IMAGE_PARTS), (VIDEO_MARK, VIDEO_PARTS), (AUDIO_MARK, AUDIO_PARTS)):
-        if kind in kinds and mark in senses.marks:
-            return mark
+    mark = next((one.mark for one in senses.kinds if kind in one.parts), None)
+    if mark is not None:
+        return mark
     if isinstance(kind, str) and kind != "text":
-        *some, last = ["text", "images", *(["videos"] * senses.videos), *(["sounds"] * senses.sounds)]
+        *some, last = ["text", *(one.plural for one in senses.kinds)]
         known = f"{', '.join(some)} and {last}"
         raise Rejected("unsupported_media", f"turn {number} has a part of type {kind[:40]!r}; {known} are known")
     raise Rejected("malformed_line", f"turn {number} has a part that is no object with a type and its content")
-
-
-def images_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ...]:
-    """The images of a record, in the order of their marks. Raises `Rejected` (malformed_line)."""
-    references = [_reference(part, "an image") for part in _parts(turns, IMAGE_PARTS)]
-    return _paths(*_given(record, ("image", "images"), references, "images"), "an image")
 
 
 def hears_videos(record: Mapping[str, Any]) -> bool | None:
@@ -114,10 +120,9 @@ def hears_videos(record: Mapping[str, Any]) -> bool | None:
     return said
 
 
-def sounds_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ...]:
-    """The sounds of a record, in the order of their marks. Raises `Rejected` (malformed_line)."""
-    references = [_reference(part, "a sound") for part in _parts(turns, AUDIO_PARTS)]
-    return _paths(*_given(record, tuple(sorted(AUDIO_FIELDS)), references, "sounds"), "a sound")
+def _named_by_paths(kind: Kind, record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ...]:
+    references = [_reference(part, kind.noun) for part in _parts(turns, kind.parts)]
+    return _paths(*_given(record, kind.fields, references, kind.plural), kind.noun)
 
 
 def _reference(said: Any, what: str) -> Any:
@@ -158,16 +163,12 @@ def _paths(name: str, value: Any, what: str) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def videos_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[VideoReference, ...]:
-    """The videos of a record, in the order of their marks.
-
-    Raises `Rejected`: malformed_line, unsupported_field.
-    """
+def _videos(kind: Kind, record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[VideoReference, ...]:
     parts = [
         part if any(value for name, value in part.items() if name != "type") else None
-        for part in _parts(turns, VIDEO_PARTS)
+        for part in _parts(turns, kind.parts)
     ]
-    name, value = _given(record, tuple(sorted(VIDEO_FIELDS)), parts, "videos")
+    name, value = _given(record, kind.fields, parts, kind.plural)
     if name == "video":  # fps or times of a list of frames; next to a file they are metadata
         timing = {key: record[key] for key in ("fps", "times") if not isinstance(value, str) and key in record}
         return (_video(value if isinstance(value, dict) else {"video": value, **timing}),)
@@ -228,3 +229,13 @@ def _at_times(files: tuple[str, ...], times: Any) -> VideoReference:
         raise Rejected("malformed_line", f"'times' of frames do not grow from one to the next, up to {LONGEST:g}")
     rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1.0
     return VideoReference(files, tuple(map(float, times)), rate)
+
+
+IMAGES = Kind(IMAGE_MARK, "an image", "images", ("image", "images"), ("image", "image_url"), _named_by_paths)
+VIDEOS = Kind(VIDEO_MARK, "a video", "videos", ("video", "videos"), ("video", "video_url"), _videos)
+SOUNDS = Kind(
+    AUDIO_MARK, "a sound", "sounds", ("audio", "audios", "sound", "sounds"), ("audio", "audio_url", "input_audio"),
+    _named_by_paths,
+)  # fmt: skip
+MEDIA = (IMAGES, VIDEOS, SOUNDS)
+SIGHT = Senses((IMAGES,))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +18,15 @@ from megatron.vlm.preprocessing.folder_template import open_template
 from megatron.vlm.preprocessing.line_fields import quoted
 from megatron.vlm.preprocessing.line_media import LineMedia
 from megatron.vlm.preprocessing.recipe import Recipe
-from megatron.vlm.preprocessing.record_media import Senses
+from megatron.vlm.preprocessing.record_media import MEDIA, Senses
 from megatron.vlm.preprocessing.shorten import Content, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import Rejected, UserError
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, HeardTurns
+from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, VIDEO_MARK, HeardTurns
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.modalities.audio.sounds import Sound
+from omnibal_ext.modalities.modality import AUDIO, VISION
 from omnibal_ext.modalities.vision.places import Places
 from omnibal_ext.modalities.vision.tiling import TiledImage
 
@@ -43,6 +45,11 @@ class Sample:
     sounds: tuple[Sound, ...] = ()
     shortened: str | None = None
     """Of `shorten.METHODS`; None: not shortened."""
+
+    @property
+    def media(self) -> dict[str, Sequence[Any]]:
+        """As datasets keep them."""
+        return {VISION.inputs: self.images, AUDIO.inputs: self.sounds}
 
     @property
     def tiles(self) -> int:
@@ -71,8 +78,9 @@ class SampleMaker:
         self.special_tokens = {token: self.tokenizer.token_id(token) for token in special}
         self.image_token_id = self.special_tokens[self.markup.context]
         self.video_token_id = self.special_tokens[self.markup.video] if self.markup.video else None
-        self.audio_token_id = self.special_tokens.get(self.markup.audio) if recipe.audio else None
-        self.senses = Senses(recipe.video is not None, recipe.audio is not None)
+        self.further_tokens = {one: self.special_tokens.get(self.markup.audio) for one in recipe.further}
+        asked = {IMAGE_MARK: self.image_token_id, VIDEO_MARK: recipe.video, AUDIO_MARK: recipe.audio}
+        self.senses = Senses(tuple(kind for kind in MEDIA if asked[kind.mark] is not None))
         # Other special tokens may be in conversations: boxes, references, the user's own.
         of_tokenizer = self.tokenizer.reserved
         as_words = [quoted(IMAGE_MARK)] if IMAGE_MARK in of_tokenizer.union(special) else []
@@ -114,7 +122,7 @@ class SampleMaker:
             raise Rejected("bad_roles", f"chat template {self.template.name!r} has no system turn")
         check_forms(messages, conversation.tools, self.template)
         if self.template.pair:
-            _check_pair(messages, conversation.images, self.template)
+            _check_pair(messages, conversation.media[IMAGE_MARK], self.template)
         if self.recipe.system_message and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, self.recipe.system_message), *messages)
         media = LineMedia(self.recipe, row, source)
@@ -125,11 +133,11 @@ class SampleMaker:
     def _fitted(self, messages: tuple[Message, ...], conversation: Conversation, media: LineMedia) -> Sample:
         """The sample with the sizes that are known, shortened if it must be. Raises `Rejected`."""
         heard = self.recipe.use_audio_in_video if conversation.hears_videos is None else conversation.hears_videos
-        measured = map(media.image, conversation.images)
-        filmed = (media.film(reference, heard) for reference in conversation.videos)
+        measured = map(media.image, conversation.media[IMAGE_MARK])
+        filmed = (media.film(reference, heard) for reference in conversation.media[VIDEO_MARK])
         marks = [mark for message in conversation.messages for mark in MARKS.findall(message.words)]
         images = tuple(next(measured) if mark == IMAGE_MARK else next(filmed) for mark in marks if mark != AUDIO_MARK)
-        sounds = tuple(map(media.sound, conversation.sounds))
+        sounds = tuple(map(media.sound, conversation.media[AUDIO_MARK]))
         tiling = self.recipe.tiling
         if media.source and media.source.max_tiles:
             tiling = replace(tiling, max_tiles=media.source.max_tiles)

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.modalities.modality import FURTHER
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.packs import TILES, TOKENS
-from omnibal_ext.sizes import FRAMES
 
 LINE_BINS, BLOCKS = 24, " ▁▂▃▄▅▆▇█"
 
@@ -17,18 +17,17 @@ LINE_BINS, BLOCKS = 24, " ▁▂▃▄▅▆▇█"
 def distributions(index: PackedIndex, corpus: Corpus, summary: Summary) -> list[tuple[str, NDArray[Any]]]:
     """Return title and values of each histogram: samples before packing, packs of epoch 0 after it."""
     loads = np.asarray(index.loads[: summary.packs])
-    before: list[tuple[str, NDArray[Any]]] = []
-    after: list[tuple[str, NDArray[Any]]] = []
-    if summary.audio_budget:
-        before = [("Mel frames of a sample", corpus.sizes.more[FRAMES])]
-        after = [(f"Mel frames of a pack (budget {summary.audio_budget})", loads[:, index.load_names.index(FRAMES)])]
+    further = [(one, one.units.capitalize()) for one in FURTHER if one in summary.further]
     return [
         ("Tiles of a sample", corpus.sizes.tiles),
         ("Tokens of a sample", corpus.sizes.tokens),
-        *before,
+        *((f"{units} of a sample", corpus.sizes.more[one.size]) for one, units in further),
         (f"Tiles of a pack (budget {summary.vit_budget})", loads[:, TILES]),
         (f"Tokens of a pack (budget {summary.llm_budget})", loads[:, TOKENS]),
-        *after,
+        *(
+            (f"{units} of a pack (budget {summary.further[one].budget})", loads[:, index.load_names.index(one.size)])
+            for one, units in further
+        ),
         ("Samples of a pack", np.diff(index.pack_offsets[: summary.packs + 1])),
     ]
 
@@ -38,10 +37,10 @@ def waste_by_kind(summary: Summary) -> list[tuple[str, float]]:
     tokens = sum(source["tokens"] for source in summary.sources)
     tiles = sum(source["tiles"] for source in summary.sources)
     unused, waiting = [], []
-    if summary.audio_budget:
-        frames = sum(source[FRAMES] for source in summary.sources)
-        unused = [("mel frames of the budget unused", 1 - frames / (summary.seats * summary.audio_budget))]
-        waiting = [("ranks waiting: audio", summary.dist_ratio_audio)]
+    for one, further in summary.further.items():
+        used = sum(source[one.size] for source in summary.sources) / (summary.seats * further.budget)
+        unused.append((f"{one.units} of the budget unused", 1 - used))
+        waiting.append((f"ranks waiting: {one.name}", further.dist_ratio))
     return [
         ("padding inside packs", summary.pad_ratio),
         ("tiles of the budget unused", 1 - tiles / max(1, summary.seats * summary.vit_budget)),

@@ -35,7 +35,6 @@ from omnibal_ext.packing.packs import LOADS, PackList
 from omnibal_ext.packing.shard_loads import EXCHANGED
 from omnibal_ext.reading.arrays import map_array
 from omnibal_ext.reading.document import read_json, sealed
-from omnibal_ext.sizes import FRAMES
 
 REMEDY = "pack again with omnibal pack"
 
@@ -109,11 +108,6 @@ class PackedIndex:
     def llm_budget(self) -> int:
         """Most tokens of a pack, padding included."""
         return int(self.manifest["llm_budget"])
-
-    @property
-    def audio_budget(self) -> int:
-        """Most mel frames of a pack; 0 for a corpus without sounds."""
-        return self.budgets.get(FRAMES, 0)
 
     @property
     def budgets(self) -> Budgets:

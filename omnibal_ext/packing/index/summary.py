@@ -1,13 +1,14 @@
 """Measures of a packed index, before a GPU is used."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.modalities.modality import FURTHER, FURTHER_SIZES, Modality
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -23,7 +24,6 @@ from omnibal_ext.packing.ordering.spread import (
 )
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, PackList, pack_loads
 from omnibal_ext.packing.shard_loads import tokens_cut
-from omnibal_ext.sizes import FRAMES
 
 HELPS = "more --micro-batches help most, then larger packs or a larger --wait (docs/packing-limits.md)"
 MOST_SAMPLES = 200_000  # samples used to estimate the spread of a random order
@@ -35,6 +35,15 @@ TOO_LONG = 1.02  # ratio of waiting to the allowed fraction above which it is re
 def reject_names(budgets: Iterable[str]) -> dict[int, str]:
     """Return {number: reason for leaving a sample out}; those of further `budgets` start at 3."""
     return {number: f"too many {name}" for number, name in enumerate(("tiles", "tokens", *budgets), 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherSize:
+    """Figures of a size whose budget is not in every index, such as mel frames."""
+
+    budget: int = 0
+    dist_ratio: float = 0.0
+    longest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +94,16 @@ class Summary:
     """Numba's compilation, once per machine; not in `seconds`."""
     rejected_by_reason: dict[str, int]
     sources: list[dict[str, Any]]
-    audio_budget: int = 0
-    """0 for a corpus without sounds, as the next two."""
-    dist_ratio_audio: float = 0.0
-    longest_frames: int = 0
+    further: dict[Modality, FurtherSize] = field(default_factory=dict)
+    """Of modalities whose budgets are not in every index."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what `--json` prints: all figures by name; 0 of modalities that the corpus has none of."""
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "further"}
+        for one in FURTHER:
+            of, name = self.further.get(one, FurtherSize()), one.budget.removesuffix("_budget")
+            found |= {one.budget: of.budget, f"dist_ratio_{name}": of.dist_ratio, f"longest_{one.size}": of.longest}
+        return found
 
 
 def shortfalls(summary: Summary, options: PackOptions) -> list[str]:
@@ -138,17 +153,17 @@ def summarise(
     seconds_of_ranks = metrics.rank_loads(iterations, index.seconds(np.arange(index.num_packs)))
     ranks = [metrics.rank_loads(iterations, of_ranks[:, load]) for load in (TILES, TOKENS, ATTENTION)]
     longest = loads[:count].max(axis=0)
-    heard: dict[str, Any] = {}
-    if budget := index.audio_budget:
-        column = index.load_names.index(FRAMES)
+    further = dict[Modality, FurtherSize]()
+    for one in (one for one in FURTHER if one.size in index.budgets):
+        column = index.load_names.index(one.size)
         ratio = metrics.dist_ratio(metrics.rank_loads(iterations, of_ranks[:, column]))
-        heard = {"audio_budget": budget, "dist_ratio_audio": ratio, "longest_frames": int(longest[column])}
+        further[one] = FurtherSize(index.budgets[one.size], ratio, int(longest[column]))
     names = reject_names(index.manifest["budgets"])
     return Summary(
         packs=count,
         samples=len(packed),
         rejected=int(np.count_nonzero(reasons)),
-        lower_bound_packs=metrics.lower_bound_packs(packed, index.vit_budget, index.llm_budget, index.audio_budget),
+        lower_bound_packs=metrics.lower_bound_packs(packed, index.budgets),
         vit_budget=index.vit_budget,
         llm_budget=index.llm_budget,
         pad_ratio=metrics.pad_ratio(packs, corpus.sizes, index.pad),
@@ -172,7 +187,7 @@ def summarise(
         compile_seconds=spent[1],
         rejected_by_reason={reason: int(np.sum(reasons == key)) for key, reason in names.items() if key in reasons},
         sources=_source_counts(corpus, packs.sample_ids, reasons),
-        **heard,
+        further=further,
     )
 
 
@@ -229,7 +244,8 @@ def _features(corpus: Corpus, packs: PackList, index: PackedIndex) -> Features:
 def _source_counts(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8]) -> list[dict[str, Any]]:
     """Return for each source its samples, those packed in an epoch, and those left out."""
     times = np.bincount(samples, minlength=len(corpus.sizes))
-    counts, first, frames = [], 0, corpus.sizes.more.get(FRAMES)
+    counts, first = [], 0
+    further = {size: corpus.sizes.more[size] for size in FURTHER_SIZES if size in corpus.sizes.more}
     for source in corpus.sources:
         of_source = slice(first, first + source.samples)
         counts.append(
@@ -242,7 +258,7 @@ def _source_counts(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8]) -> 
                 "packed": int(times[of_source].sum()),
                 "tiles": int(times[of_source] @ corpus.sizes.tiles[of_source]),
                 "tokens": int(times[of_source] @ corpus.sizes.tokens[of_source]),
-                **({FRAMES: int(times[of_source] @ frames[of_source])} if frames is not None else {}),
+                **{size: int(times[of_source] @ units[of_source]) for size, units in further.items()},
             }
         )
         first += source.samples

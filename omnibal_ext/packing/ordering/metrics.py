@@ -1,23 +1,21 @@
 """Quality of a packing: padding, balance across ranks, packs above the lower bound (OmniBal, section 3.1)."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.modalities.modality import LANGUAGE, VISION, Budgets, Size
 from omnibal_ext.packing.packs import PackList
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 
 Number = TypeVar("Number", np.int64, np.float64)
 
 
-def lower_bound_packs(sizes: Sizes, vit_budget: int, llm_budget: int, audio_budget: int = 0) -> int:
-    """Return ceil(max(all tiles / vit_budget, all tokens / llm_budget, all frames / audio_budget)): no packing has
-    fewer packs."""
-    tiles, tokens = int(sizes.tiles.sum(dtype=np.int64)), int(sizes.tokens.sum())
-    by_tiles = -(-tiles // vit_budget) if vit_budget else 0
-    by_frames = -(-int(sizes.more[FRAMES].sum()) // audio_budget) if audio_budget else 0
-    return max(by_tiles, by_frames, -(-tokens // llm_budget))
+def lower_bound_packs(sizes: Sizes, budgets: Budgets) -> int:
+    """Return ceil(max(all units of a size / its budget)): no packing has fewer packs."""
+    all_of: dict[Size, NDArray[Any]] = {VISION.size: sizes.tiles, LANGUAGE.size: sizes.tokens, **sizes.more}
+    return max(-(-int(all_of[size].sum(dtype=np.int64)) // budget) for size, budget in budgets.items() if budget)
 
 
 def pad_ratio(packs: PackList, sizes: Sizes, pad: bool) -> float:

@@ -81,7 +81,7 @@ def pack_balanced(
     """
     limits = {name: budget for name, budget in budgets.items() if budget}
     found = _search(sizes, vit_budget, llm_budget, plans, seed) if plans and not limits else None
-    enough = lower_bound_packs(sizes, vit_budget, llm_budget)
+    enough = lower_bound_packs(sizes, {"tiles": vit_budget, "tokens": llm_budget})
     if found is None or (len(found) > enough and len(sizes) <= MOST_SAMPLES_TO_FIT):
         fitted = _fit(sizes, np.array([vit_budget, llm_budget, *limits.values()]), list(limits), seed)
         found = fitted if found is None or len(fitted) < len(found) else found
@@ -125,7 +125,7 @@ def _search(
     types = row_of[sizes.tiles] * columns + sizes.tokens
     counts = np.bincount(types, minlength=len(tiles) * columns)
     grid_counts = counts.reshape(len(tiles), columns).astype(np.int32)
-    enough = AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget)
+    enough = AT_THE_BOUND * lower_bound_packs(sizes, {"tiles": vit_budget, "tokens": llm_budget})
     plannable = np.count_nonzero(counts) <= MOST_TYPES_TO_PLAN and len(tiles) * max(1, vit_budget) <= MOST_TO_PLAN
     filled: list[_PackTypes] = []
     for options in plans:

@@ -4,18 +4,20 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import FURTHER_SIZES, Budgets, Size
 from omnibal_ext.packing.ordering.metrics import lower_bound_packs
 from omnibal_ext.packing.packers.balanced import pack_balanced
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 
 STEP = 64  # token budgets are multiples of this
 TRIED_SAMPLES = 20_000  # packed to try a pair; more hardly change the waste
 ROOM = (1.0, 1.02, 1.06)  # ratios of the token budget to the mean tokens of as many tiles
 MOST_TILE_BUDGETS = 8
 TIMES = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # token budgets of a sweep, as multiples of the longest sample
-SPARE_FRAMES = 1.25  # ratio of the budget of mel frames to the mean frames of as many tokens
+SPARE_UNITS = 1.25  # ratio of the budget of mel frames to the mean frames of as many tokens
 NEAR_BOUND = 1.004  # ratio of packs to the lower bound; pairs above it only if none is below
 
 
@@ -78,13 +80,15 @@ def budgets_for(sizes: Sizes) -> list[tuple[int, int]]:
     return [(choose_budgets(sizes, llm_budget=budget)[0].vit_budget, budget) for budget in tokens]
 
 
-def audio_budget_for(sizes: Sizes, llm_budget: int) -> int:
-    """Return mel frames for packs of `llm_budget` tokens: some more than these bring on average, and enough for the
-    longest sample; 0 without sounds."""
-    frames = sizes.more.get(FRAMES)
-    if frames is None or not frames.any():
-        return 0
-    return max(int(frames.max()), ceil(SPARE_FRAMES * int(frames.sum()) / int(sizes.tokens.sum()) * llm_budget))
+def further_budgets_for(sizes: Sizes, llm_budget: int, given: Budgets | None = None) -> dict[Size, int]:
+    """Return the budgets of sizes beyond tiles and tokens for packs of `llm_budget` tokens: those `given`, else some
+    more than these tokens bring on average, and enough for the longest sample. Of sizes that samples have any of."""
+
+    def fitting(units: NDArray[np.int64]) -> int:
+        return max(int(units.max()), ceil(SPARE_UNITS * int(units.sum()) / int(sizes.tokens.sum()) * llm_budget))
+
+    there = {size: sizes.more[size] for size in FURTHER_SIZES if size in sizes.more and sizes.more[size].any()}
+    return {size: (given or {}).get(size) or fitting(units) for size, units in there.items()}
 
 
 def _in_steps(tokens: float) -> int:
@@ -131,5 +135,5 @@ def _try(sizes: Sizes, vit_budget: int, llm_budget: int) -> BudgetTrial:
     used = [float(sizes.tokens.sum() / (packs * llm_budget))]
     if vit_budget > 0:
         used.append(float(sizes.tiles.sum() / (packs * vit_budget)))
-    bound = lower_bound_packs(sizes, vit_budget, llm_budget)
+    bound = lower_bound_packs(sizes, {"tiles": vit_budget, "tokens": llm_budget})
     return BudgetTrial(vit_budget, llm_budget, packs / bound, 1.0 - float(np.mean(used)), len(sizes) / packs)

@@ -70,7 +70,9 @@ def facts(model: Architecture) -> dict[str, Any]:
         "modes": modes,
         "extras": [extras, model.features_after, model.carried_after(2), model.streams],
         "matrices": [sorted((k, repr(one)) for k, one in matrices_of(model, ranks).items()) for ranks in (1, 2, 3)],
-        "tokens": [[model.image_tokens(n), model.audio_tokens([n])] for n in (1, 4, 100, 1000, 2304)],
+        "tokens": [
+            [model.image_tokens(n), model.audio.tokens(n) if model.audio else 0] for n in (1, 4, 100, 1000, 2304)
+        ],
         "profiles": [*_profiles(model)],
         "operations": [
             repr(ModelOperations.of(model)),

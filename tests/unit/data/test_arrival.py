@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ from megatron.vlm.data.media.videos import join_tiles
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline import encoding
 from tests.distributed import harness
+from tests.media import seen, with_images
 from tests.unit.alone import megatron_alone
 
 
@@ -29,9 +30,9 @@ def alone() -> Iterator[None]:
 
 def as_loaded(pack: Microbatch, seed: int) -> Microbatch:
     """The same pack with bytes for pixels, as the loader gives them."""
-    shape = (pack.tiles, 16, 16, 3)
+    shape = (seen(pack).size, 16, 16, 3)
     drawn = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    return replace(pack, pixels=drawn, pixel_statistics=NORMALIZATIONS["clip"])
+    return with_images(pack, values=drawn, statistics=NORMALIZATIONS["clip"])
 
 
 @pytest.mark.usefixtures("alone")
@@ -40,13 +41,14 @@ def test_bytes_become_the_pixels_that_the_vision_model_was_trained_with(number: 
     host = as_loaded(harness.sample_packs()[number], seed=number)
     (pack,) = Arrivals(iter([host]), 1)
     mean, deviation = (np.array(values)[:, None, None] for values in NORMALIZATIONS["clip"])
-    expected = [(tile.transpose(2, 0, 1) / 255 - mean) / deviation for tile in host.pixels.numpy()]
-    assert pack.pixels.shape == (host.tiles, 3, 16, 16)
-    np.testing.assert_allclose(pack.pixels.numpy(), np.reshape(expected, pack.pixels.shape), atol=1e-6)
-    assert pack.pixel_statistics is None
-    for field in fields(Microbatch):
-        if not field.name.startswith("pixel"):
-            assert getattr(pack, field.name) is getattr(host, field.name)
+    expected = [(tile.transpose(2, 0, 1) / 255 - mean) / deviation for tile in seen(host).values.numpy()]
+    assert seen(pack).values.shape == (seen(host).size, 3, 16, 16)
+    np.testing.assert_allclose(seen(pack).values.numpy(), np.reshape(expected, seen(pack).values.shape), atol=1e-6)
+    assert seen(pack).statistics is None
+    for holders, others in (((pack, host), ["media"]), ((seen(pack), seen(host)), ["values", "statistics"])):
+        for field in fields(holders[0]):
+            if field.name not in others:
+                assert getattr(holders[0], field.name) is getattr(holders[1], field.name)
 
 
 def test_an_iteration_reads_its_packs_one_ahead_and_none_of_the_next() -> None:
@@ -104,7 +106,7 @@ class Device:
 @pytest.mark.usefixtures("alone")
 def test_the_host_waits_for_no_copy_and_the_device_for_those_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     host = as_loaded(harness.sample_packs()[0], seed=0)
-    tensors = sum(isinstance(value, Tensor) for value in vars(host).values())
+    tensors = sum(isinstance(value, Tensor) for one in (host, seen(host)) for value in vars(one).values())
     device = Device(monkeypatch)
     pinned = host.pin_memory()  # as torch's DataLoader does
     pack = next(Arrivals(iter([pinned]), 1))
@@ -121,8 +123,8 @@ def test_the_host_waits_for_no_copy_and_the_device_for_those_it_needs(monkeypatc
 
 def test_what_another_rank_brings_is_neither_copied_nor_pinned() -> None:
     shape = torch.empty(2, 16, 16, 3, dtype=torch.uint8, device="meta")
-    host = replace(harness.sample_packs()[0], pixels=shape)
-    assert to_device(host).pixels is shape
+    host = with_images(harness.sample_packs()[0], values=shape)
+    assert seen(to_device(host)).values is shape
 
 
 def test_tiles_lie_row_by_row_so_that_a_broadcast_sends_them_in_order() -> None:
@@ -141,8 +143,8 @@ def test_who_encodes_the_first_pack_alone_reads_all_of_an_iteration(mode: str, m
     group = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
     monkeypatch.setattr(encoding.parallel_state, "get_tensor_model_parallel_group", lambda: group)
     tower: Any = SimpleNamespace(
-        plan=SimpleNamespace(parts=((1,), (0,), (0,), (0,)), mode=mode, again=False, tiles_per_frame=1.0),
-        chain=SimpleNamespace(architecture=SimpleNamespace(image_tokens=int, audio_tokens=sum, streams=1)),
+        plan=SimpleNamespace(parts=((1,), (0,), (0,), (0,)), mode=mode, again=False, rates={}),
+        chain=SimpleNamespace(architecture=SimpleNamespace(encoders=())),
         trained=False, refresh=lambda: None,
     )  # fmt: skip
     made, read = encoding.Encoding(tower, SimpleNamespace(here=1), first=0), []  # type: ignore[arg-type]
@@ -150,11 +152,11 @@ def test_who_encodes_the_first_pack_alone_reads_all_of_an_iteration(mode: str, m
     def packs() -> Iterator[Microbatch]:
         for number in range(16):
             read.append(number)
-            yield Microbatch(tiles=0, lengths=(4,), samples=1, useful_tokens=0, pack=number)
+            yield Microbatch(lengths=(4,), samples=1, useful_tokens=0, pack=number)
 
     source = packs()
     for iteration in range(3):
-        made.take(encoding.Images(source, iteration), 4, training=True)
+        made.take(encoding.ToEncode(source, iteration), 4, training=True)
         if made.begin():
             made.encode(0, contextlib.nullcontext)
         made.go_on()

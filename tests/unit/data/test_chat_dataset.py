@@ -46,7 +46,7 @@ def test_a_folder_without_dataset_or_of_another_version_is_refused(dataset: Chat
         ChatDataset(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tokens", "loss_mask", "images"])
+@pytest.mark.parametrize("name", ["tokens", "loss_mask", "media"])
 def test_flipped_bits_are_found(dataset: ChatDataset, tmp_path: Path, name: str) -> None:
     mine = tmp_path / "dataset"
     shutil.copytree(dataset.folder, mine)
@@ -72,7 +72,7 @@ def test_a_column_has_as_many_bytes_as_its_index_says(dataset: ChatDataset, tmp_
     """Seen as a dataset is opened, before its data are read; core's own readers find a document for each sample."""
     mine = tmp_path / "dataset"
     shutil.copytree(dataset.folder, mine)
-    for name in ("tokens", "loss_mask", "images"):
+    for name in ("tokens", "loss_mask", "media"):
         assert IndexedDataset(str(mine / name)).document_indices.tolist() == list(range(SAMPLES + 1))
         path, whole = mine / f"{name}.bin", (mine / f"{name}.bin").read_bytes()
         path.write_bytes(whole + b"\0" if size > 0 else whole[:size])

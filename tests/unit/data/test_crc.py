@@ -15,7 +15,7 @@ from PIL import Image
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.formats import table
-from megatron.vlm.data.manifest import read_images
+from megatron.vlm.data.manifest import read_media
 from megatron.vlm.data.media.crc import crc_of
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
@@ -107,13 +107,13 @@ def test_datasets_without_numbers_are_read_as_they_are(words: Path, tmp_path: Pa
     assert [image.crcs for sample in range(COUNT) for image in data.sample(sample).images] == [()] * COUNT
     (tmp_path / "1.img").write_bytes(encoded(99))
     assert faults(data) == []
-    assert read_images(json.dumps([OLD]).encode())[0].crcs == ()
+    assert read_media({"images": json.dumps([OLD]).encode()})["images"][0].crcs == ()
 
 
 @pytest.mark.parametrize("crcs", [[1, 2], [-1], [2**32], ["1"], 7, [True]])
 def test_numbers_that_make_no_sense_are_refused(crcs: object) -> None:
     with pytest.raises(UserError, match=r"crcs|CRCs"):
-        read_images(json.dumps([{**OLD, "crcs": crcs}]).encode())
+        read_media({"images": json.dumps([{**OLD, "crcs": crcs}]).encode()})
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -20,20 +20,21 @@ from megatron.vlm.data.batches import IGNORED, boundaries, join_words
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, first_iteration, microbatches
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources, short_names
 from megatron.vlm.evaluation import HeldOutPass
+from megatron.vlm.pixels import normalise
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from tests.demo import demo_dataset, demo_packs
+from tests.media import seen
 from tests.programs import environment, runs
 from tests.unit.data.workers import Worker
 from tests.waiting import until
 
-ALL = Needs(pixels=True, tokens=True, labels=True)
+ALL = Needs(frozenset({"tiles"}), tokens=True, labels=True)
 
 
 class OnePack:
@@ -94,7 +95,7 @@ def test_stages_whose_layers_look_words_up_are_given_them(dataset: ChatDataset) 
     for kinds, wanted in ((("llm", "llm"), [True, False]), (("vit", "vit"), [False, False])):
         packs = [PackDataset(dataset, index, Needs.of(kinds, language))[0] for language in needs.values()]
         assert [pack.input_ids is not None for pack in packs] == wanted
-        assert [pack.image_positions is not None for pack in packs] == wanted
+        assert [seen(pack).positions is not None for pack in packs] == wanted
 
 
 def test_every_label_is_the_next_token_and_those_of_the_answers_count(dataset: ChatDataset) -> None:
@@ -123,10 +124,10 @@ def test_pixels_are_the_bytes_of_the_samples_tiles_in_order(dataset: ChatDataset
     """A quarter of what travels to the device otherwise; tiles of a sample are its processor's: test_processors.py."""
     samples = np.flatnonzero(dataset.sizes.tiles > 3)[:4]
     batch = PackDataset(dataset, pack_of(samples), ALL)[0]
-    assert batch.pixels.dtype == torch.uint8
-    pixels = normalise(batch.pixels, batch.pixel_statistics)
+    assert seen(batch).values.dtype == torch.uint8
+    pixels = normalise(seen(batch).values, seen(batch).statistics)
     assert torch.equal(pixels, torch.cat([dataset.sample(sample).pixels() for sample in samples]))
-    assert len(pixels) == batch.tiles
+    assert len(pixels) == seen(batch).size
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -136,17 +137,17 @@ def test_a_pack_of_gemmas_says_where_each_image_begins(tmp_path: Path, seed: int
     samples = np.random.default_rng(seed).permutation(len(data))
     batch = PackDataset(data, pack_of(samples), ALL)[0]
     context = batch.input_ids == data.manifest["image_token_id"]
-    assert sorted(place for start in batch.image_starts for place in range(start, start + 4)) == (
+    assert sorted(place for start in seen(batch).starts for place in range(start, start + 4)) == (
         context.nonzero().squeeze(1).tolist()
     )
-    assert not any(context[start - 1] or context[start + 4] for start in batch.image_starts)
-    assert len(batch.image_starts) == batch.tiles > 0
-    told = PackDataset(data, pack_of(samples), Needs(pixels=False, tokens=False, labels=False))[0]
-    assert told.image_starts == batch.image_starts
-    assert told.grids == ()
+    assert not any(context[start - 1] or context[start + 4] for start in seen(batch).starts)
+    assert len(seen(batch).starts) == seen(batch).size > 0
+    told = PackDataset(data, pack_of(samples), Needs(frozenset(), tokens=False, labels=False))[0]
+    assert seen(told).starts == seen(batch).starts
+    assert seen(told).grids == ()
     asked = evaluate._pack(data, [answer for sample in samples.tolist() for answer in answers_of(data, sample)])
     shown = (asked.input_ids == data.manifest["image_token_id"]).nonzero().squeeze(1).tolist()
-    assert sorted(place for start in asked.image_starts for place in range(start, start + 4)) == shown
+    assert sorted(place for start in seen(asked).starts for place in range(start, start + 4)) == shown
 
 
 @pytest.mark.parametrize("pad", [False, True])
@@ -163,7 +164,7 @@ def test_a_pack_of_paligemmas_says_where_each_answer_begins(tmp_path: Path, pad:
     assert batch.prefixes == tuple(first)
     newline = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model")).piece_to_id("\n")
     assert {int(part[one - 1]) for part, one in zip(words, first, strict=False)} == {newline}
-    told = PackDataset(data, index, Needs(pixels=False, tokens=False, labels=False), sequence_multiple=64)[0]
+    told = PackDataset(data, index, Needs(frozenset(), tokens=False, labels=False), sequence_multiple=64)[0]
     assert told.prefixes == batch.prefixes
     answers = [answer for sample in samples.tolist() for answer in answers_of(data, sample)]
     assert evaluate._pack(data, answers).prefixes == batch.prefixes
@@ -171,7 +172,7 @@ def test_a_pack_of_paligemmas_says_where_each_answer_begins(tmp_path: Path, pad:
 
 def test_an_empty_pack_counts_no_token(dataset: ChatDataset, index: PackedIndex) -> None:
     batch = PackDataset(dataset, index, ALL)[EMPTY_PACK]
-    assert batch.samples == batch.tiles == 0
+    assert batch.samples == seen(batch).size == 0
     assert batch.loss_mask.sum() == 0
 
 
@@ -282,7 +283,7 @@ def test_workers_are_forks_of_one_process_that_sees_no_gpu(monkeypatch: pytest.M
     training, evaluation = (list(microbatches(dataset, order, num_workers=2)) for _ in range(2))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
     readers = {batch.samples for batch in (*training, *evaluation)}
-    parents = {batch.tiles for batch in (*training, *evaluation)}
+    parents = {seen(batch).size for batch in (*training, *evaluation)}
     assert len(readers) == 4
     assert len(parents) == 1
     assert not {os.getpid()} & (parents | readers)
@@ -311,7 +312,7 @@ from tests.unit.data.workers import Worker
 if __name__ == "__main__":
     loaders = [microbatches(Worker(), count(), num_workers=1) for _ in range(2)]
     for batch in map(next, loaders):
-        print(batch.samples, batch.tiles, flush=True)
+        print(batch.samples, seen(batch).size, flush=True)
     time.sleep(600)
 """
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice, product
 from math import prod
 from pathlib import Path
@@ -14,10 +13,11 @@ import torch
 
 from megatron.vlm.data import dataset as reading
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.image_shard import ImageShardDataset, numbered
+from megatron.vlm.data.encoder_share import EncoderShares, numbered
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.pack_shard import shard_of, with_filler
 from megatron.vlm.evaluation import HeldOutPass
+from megatron.vlm.media import Images, together
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.image_assignment import EncoderRank, assign_units
 from omnibal_ext.packing.build import build_index
@@ -25,6 +25,7 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.shards import shard_tokens
 from omnibal_ext.sizes import Sizes
+from tests.media import seen, with_images
 from tests.unit.data.clips import film_and_image
 from tests.unit.data.test_loader import ALL, dataset, pack_of  # noqa: F401 (a fixture)
 from tests.unit.data.test_videos import made
@@ -44,14 +45,15 @@ def drawn(seed: int, joined: bool) -> tuple[Microbatch, list, np.ndarray, int]:
     shown = np.flatnonzero(generator.random(words) < 0.4)
     features = len(shown) if not joined else max(1, len(shown) // 2)
     mask = torch.from_numpy((np.arange(total) < words) * (generator.random(total) < 0.5)).float()
+    images = Images(together(features), positions=torch.from_numpy(shown))
     pack = Microbatch(
-        features, lengths, len(real), words, input_ids=torch.arange(total), labels=torch.arange(total) + 1000,
+        lengths, len(real), words, input_ids=torch.arange(total), labels=torch.arange(total) + 1000,
         loss_mask=mask, supervised=mask.nonzero().squeeze(1), segment_ids=segment_ids(lengths),
-        targets=torch.stack([part.sum() for part in mask.split(lengths)]), image_positions=torch.from_numpy(shown),
+        targets=torch.stack([part.sum() for part in mask.split(lengths)]), media={"tiles": images},
     )  # fmt: skip
     if joined:
         sources = torch.from_numpy(generator.integers(-1, features, (len(shown), 4)))
-        pack = replace(pack, image_sources=sources, image_weights=torch.rand(len(shown), 4))
+        pack = with_images(pack, sources=sources, weights=torch.rand(len(shown), 4))
     return pack, spans, generator.integers(0, width, features), width
 
 
@@ -91,14 +93,14 @@ def test_features_come_to_the_tokens_that_show_them(seed: int, joined: bool) -> 
         parts = [sent[other][place] for other in range(width)]
         assert tuple(map(len, parts)) == route.receive_counts
         taken = torch.cat(parts)[route.receive_rows]
-        number = {int(position): i for i, position in enumerate(pack.image_positions)}
-        shown = [number[int(token)] for token in share.input_ids[share.image_positions]]
+        number = {int(position): i for i, position in enumerate(seen(pack).positions)}
+        shown = [number[int(token)] for token in share.input_ids[seen(share).positions]]
         if not joined:
             assert taken.tolist() == shown
             continue
-        found = torch.cat([taken, torch.tensor([-1])])[share.image_sources]
-        assert torch.equal(found, pack.image_sources[shown])
-        assert torch.equal(share.image_weights, pack.image_weights[shown])
+        found = torch.cat([taken, torch.tensor([-1])])[seen(share).sources]
+        assert torch.equal(found, seen(pack).sources[shown])
+        assert torch.equal(seen(share).weights, seen(pack).weights[shown])
         assert len(set(taken.tolist())) == len(taken)  # each once, whatever tokens it is a part of
 
 
@@ -108,26 +110,26 @@ def test_no_place_reads_what_another_shows(markup: str, tmp_path: Path, monkeypa
     data = made(tmp_path, markup, film_and_image(tmp_path, 18))
     index: Any = pack_of(np.arange(2))
     index.width = lambda _: 1
-    whole = PackDataset(data, index, Needs(True, True, True))[0]
+    whole = PackDataset(data, index, Needs(frozenset({"tiles"}), True, True))[0]
     index.width = lambda _: 4
     opened: Counter[str] = Counter()
     load = reading.load_rgb
     monkeypatch.setattr(
         reading, "load_rgb", lambda path, *more, **named: (opened.update([path.name]), load(path, *more, **named))[1]
     )
-    shares = [PackDataset(data, index, Needs(True, True, True), rank=rank)[0] for rank in range(4, 8)]
+    shares = [PackDataset(data, index, Needs(frozenset({"tiles"}), True, True), rank=rank)[0] for rank in range(4, 8)]
     assert set(opened.values()) == {1}
     assert set(opened) == {"b.png", *(Path(name).name for image in data.sample(0).images for name in image.film.files)}
-    assert sum(share.tiles for share in shares) == whole.tiles
-    assert max(share.tiles for share in shares) < whole.tiles / 2
-    rows = [row.tobytes() for share in shares for row in as_film(share.pixels)]
-    assert Counter(rows) == Counter(row.tobytes() for row in as_film(whole.pixels))
+    assert sum(seen(share).size for share in shares) == seen(whole).size
+    assert max(seen(share).size for share in shares) < seen(whole).size / 2
+    rows = [row.tobytes() for share in shares for row in as_film(seen(share).values)]
+    assert Counter(rows) == Counter(row.tobytes() for row in as_film(seen(whole).values))
     for share in shares:
-        assert sum(steps * height * width for steps, height, width in share.grids) == share.tiles
-        assert share.full_pack.grids == whole.grids
-        blind = PackDataset(data, index, Needs(True, True, True), decodes=False, rank=share.shard.team_rank)[0]
-        assert blind.pixels.is_meta
-        assert blind.pixels.shape == share.pixels.shape
+        assert sum(steps * height * width for steps, height, width in seen(share).grids) == seen(share).size
+        assert seen(share.full_pack).grids == seen(whole).grids
+        blind = PackDataset(data, index, ALL, decodes=False, rank=share.shard.team_rank)[0]
+        assert seen(blind).values.is_meta
+        assert seen(blind).values.shape == seen(share).values.shape
 
 
 def as_film(pixels: torch.Tensor) -> np.ndarray:
@@ -139,10 +141,10 @@ def test_a_place_without_images_has_rows_of_none(tmp_path: Path) -> None:
     index: Any = pack_of(np.arange(1))
     index.width = lambda _: 2
     data = made(tmp_path, "qwen-vl", film_and_image(tmp_path, 2)[1:])
-    shares = [PackDataset(data, index, Needs(True, True, True), rank=rank)[0] for rank in range(2)]
-    assert sorted(share.tiles for share in shares) == [0, 32]
-    assert all(share.has_images and share.pixels.shape[-2] == PATCH for share in shares)
-    assert sum(len(share.image_positions) for share in shares) == 8
+    shares = [PackDataset(data, index, Needs(frozenset({"tiles"}), True, True), rank=rank)[0] for rank in range(2)]
+    assert sorted(seen(share).size for share in shares) == [0, 32]
+    assert all(seen(share.full_pack).size and seen(share).values.shape[-2] == PATCH for share in shares)
+    assert sum(len(seen(share).positions) for share in shares) == 8
 
 
 def test_samples_of_wide_packs_count_once(tmp_path: Path) -> None:
@@ -173,15 +175,15 @@ TENSOR = 2
 def parts_of(data: ChatDataset, samples: np.ndarray, microbatch: int) -> dict[tuple[int, int], Microbatch]:
     """By (pipeline, tensor) rank, what it reads of the pack of these samples."""
     readers = {rank: EncoderRank(PARTS, *rank, TENSOR) for rank in product(range(3), range(TENSOR))}
-    return {rank: ImageShardDataset(data, pack_of(samples), one)[5, microbatch] for rank, one in readers.items()}
+    return {rank: EncoderShares(data, pack_of(samples), one)[5, microbatch] for rank, one in readers.items()}
 
 
 def put_together(parts: dict[tuple[int, int], Microbatch]) -> Iterator[torch.Tensor]:
     """The tiles of each unit of the pack, from the one rank whose own it is."""
-    rows = {rank: iter(part.pixels if part.pixels is not None else ()) for rank, part in parts.items()}
-    units = next(iter(parts.values())).units
-    for number, size in enumerate(units):
-        (rank,) = (rank for rank, part in parts.items() if part.encodes[number])
+    rows = {rank: iter(seen(part).values if seen(part).values is not None else ()) for rank, part in parts.items()}
+    units = seen(next(iter(parts.values()))).units
+    for number, (size,) in enumerate(units):
+        (rank,) = (rank for rank, part in parts.items() if seen(part).encodes[number])
         yield torch.stack([*islice(rows[rank], size)])
     assert not any(list(left) for left in rows.values())
 
@@ -191,33 +193,32 @@ def put_together(parts: dict[tuple[int, int], Microbatch]) -> Iterator[torch.Ten
 def test_ranks_read_every_tile_once_and_in_order(dataset: ChatDataset, seed: int, microbatch: int) -> None:  # noqa: F811
     samples = np.random.default_rng(seed).permutation(len(dataset))[:9]
     whole, parts = PackDataset(dataset, pack_of(samples), ALL)[5], parts_of(dataset, samples, microbatch)
-    assert whole.pixels is not None
-    assert torch.equal(torch.cat([*put_together(parts)]), whole.pixels)
+    assert seen(whole).values is not None
+    assert torch.equal(torch.cat([*put_together(parts)]), seen(whole).values)
     encode = PARTS[microbatch % 3]
-    units = tuple(map(prod, whole.grids)) or (1,) * whole.tiles
+    units = tuple(map(prod, seen(whole).grids)) or (1,) * seen(whole).size
     dealt = assign_units(units, microbatch, encode, TENSOR)
     for (rank, tensor), part in parts.items():
         place = encode.index(rank) * TENSOR + tensor if rank in encode else -1
-        assert part.encodes == tuple(worker == place for worker in dealt)
-        assert part.units == units
+        assert seen(part).encodes == tuple(worker == place for worker in dealt)
+        assert seen(part).units == tuple((unit,) for unit in units)
         assert (part.pack, part.samples, part.sample_ids) == (whole.pack, whole.samples, whole.sample_ids)
-        assert part.pixel_statistics == whole.pixel_statistics
-        assert part.tiles == sum(part.encodes)
-        assert rank in encode or not part.tiles
-    counts = [part.tiles for (rank, _), part in parts.items() if rank in encode]
+        assert seen(part).statistics == (seen(whole).statistics if seen(part).size else None)
+        assert seen(part).size == sum(seen(part).encodes)
+        assert rank in encode or not seen(part).size
+    counts = [seen(part).size for (rank, _), part in parts.items() if rank in encode]
     assert max(counts) - min(counts) <= 1
 
 
 def test_steps_of_films_and_images_go_with_their_grids(tmp_path: Path) -> None:
     data, samples = made(tmp_path, "qwen3-vl", film_and_image(tmp_path, 10)), np.arange(2)
     whole, parts = PackDataset(data, pack_of(samples), ALL)[5], parts_of(data, samples, 0)
-    assert len({part.units for part in parts.values()}) == 1
-    assert len(parts[0, 0].units) > 4
-    assert np.array_equal(np.concatenate([as_film(one) for one in put_together(parts)]), as_film(whole.pixels))
+    assert len({seen(part).units for part in parts.values()}) == 1
+    assert len(seen(parts[0, 0]).units) > 4
+    assert np.array_equal(np.concatenate([as_film(one) for one in put_together(parts)]), as_film(seen(whole).values))
     for part in parts.values():
-        own = [size for size, encodes in zip(part.units, part.encodes, strict=True) if encodes]
-        assert [prod(grid) for grid in part.grids] == own
-    assert sum(bool(part.tiles) for part in parts.values()) == 4
+        assert tuple(map(prod, seen(part).grids)) == seen(part).inputs
+    assert sum(bool(seen(part).size) for part in parts.values()) == 4
 
 
 def test_a_rank_opens_its_own_images_alone_and_says_which_are_broken(
@@ -236,10 +237,10 @@ def test_a_rank_opens_its_own_images_alone_and_says_which_are_broken(
         return original(path, *more, **named)
 
     monkeypatch.setattr(reading, "load_rgb", load)
-    found = ImageShardDataset(dataset, pack_of(samples), EncoderRank(((0,),), 1, 0, 1))[5, 0]
-    assert not found.tiles
+    found = EncoderShares(dataset, pack_of(samples), EncoderRank(((0,),), 1, 0, 1))[5, 0]
+    assert not seen(found).size
     assert not opened
-    parts = [ImageShardDataset(dataset, pack_of(samples), EncoderRank(((0, 1),), rank, 0, 1))[5, 0] for rank in (0, 1)]
+    parts = [EncoderShares(dataset, pack_of(samples), EncoderRank(((0, 1),), rank, 0, 1))[5, 0] for rank in (0, 1)]
     assert set(opened) == images
     assert len(opened) <= len(images) + 1  # one may lie on either side
     said = [part for part in parts if part.broken]
@@ -248,15 +249,15 @@ def test_a_rank_opens_its_own_images_alone_and_says_which_are_broken(
         ((sample, why),) = part.broken
         assert sample == samples[2]
         assert "is no image" in why
-        assert bool((part.pixels == 0).flatten(1).all(1).any())
+        assert bool((seen(part).values == 0).flatten(1).all(1).any())
 
 
 def test_a_pack_without_images_and_an_empty_one_are_parts_of_nothing(dataset: ChatDataset) -> None:  # noqa: F811
     texts = np.flatnonzero(dataset.sizes.tiles == 0)[:2]
     worker = EncoderRank(((0,),), 0, 0, 1)
     for pack in (5, -1):
-        found = ImageShardDataset(dataset, pack_of(texts), worker)[pack, 0]
-        assert (found.tiles, found.units, found.encodes, found.pixels) == (0, (), (), None)
+        found = EncoderShares(dataset, pack_of(texts), worker)[pack, 0]
+        assert (seen(found).size, seen(found).units, seen(found).encodes, seen(found).values) == (0, (), (), None)
         assert found.samples == (len(texts) if pack == 5 else 0)
 
 

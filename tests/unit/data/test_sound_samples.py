@@ -2,10 +2,11 @@
 
 import base64
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,12 @@ import torch
 from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.image_shard import ImageShardDataset
+from megatron.vlm.data.encoder_share import EncoderShares
+from megatron.vlm.data.indexed_columns import ColumnWriter
 from megatron.vlm.data.loader import Needs, PackDataset, microbatches
-from megatron.vlm.data.manifest import read_sounds
+from megatron.vlm.data.manifest import read_media
 from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.media import Media
 from megatron.vlm.preprocessing.folder_files import sound_rule
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import check_tokenizer, resolve_settings
@@ -30,11 +33,14 @@ from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import open_recipe
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import SOUND_RULES
+from omnibal_ext.files.records import checksums_of, write_record
 from omnibal_ext.image_assignment import EncoderRank, assign_units
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.audio.sounds import SoundRule
 from omnibal_ext.modalities.modality import Size
+from omnibal_ext.reading.document import sealed
 from tests.demo import dataset_of, turns
+from tests.media import heard, seen
 from tests.unit.data.clips import noise, tar_of
 from tests.unit.data.noises import TURNS, chirp, write_wav
 from tests.unit.data.test_loader import pack_of
@@ -201,11 +207,11 @@ def test_a_dataset_keeps_what_training_reads(folder: Path) -> None:
 
 
 def test_data_for_a_model_that_does_not_hear_is_as_before(folder: Path) -> None:
-    """No file, array or field more; sounds are rejected as they were."""
+    """No array or field more; sounds are rejected as they were."""
     seen = {"image": "p.png", "conversations": turns("<image>\nWhat?", "A cat.")}
     records = [seen, ONE, {"conversations": TURNS}, parts({"type": "audio", "audio": "a.wav"}, ASKED)]
     data = made(folder, records, max_rejects=9, audio=None)
-    names = {f"{one}.{kind}" for one in ("tokens", "loss_mask", "images") for kind in ("bin", "idx")}
+    names = {f"{one}.{kind}" for one in ("tokens", "loss_mask", "media") for kind in ("bin", "idx")}
     assert {path.name for path in data.folder.iterdir()} == names | {"sizes.npz", "manifest.json", "rejected.jsonl"}
     with np.load(folder / "dataset" / "sizes.npz") as sizes:
         assert sorted(sizes) == ["lines", "supervised", "tiles", "tokens"]
@@ -261,7 +267,7 @@ def test_what_is_too_long_loses_answers_with_their_sounds(folder: Path) -> None:
     assert not data.sample(0).images
 
 
-ALL = Needs(pixels=True, tokens=True, labels=True, mels=True)
+ALL = Needs(frozenset({"tiles", "frames"}), tokens=True, labels=True)
 
 
 @pytest.fixture
@@ -270,16 +276,35 @@ def spoken(folder: Path) -> ChatDataset:
     return made(folder, [mixed, TEXT, {"audio": "c.wav", "conversations": TURNS}])
 
 
+def test_older_datasets_have_a_column_for_each_kind(spoken: ChatDataset, tmp_path: Path) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(spoken.folder, older, ignore=shutil.ignore_patterns("media.*"))
+    for name in ("images", "sounds"):
+        texts = [json.dumps([*map(asdict, getattr(spoken.sample(n), name))]).encode() for n in range(len(spoken))]
+        writer = ColumnWriter(older, name)
+        writer.append(np.frombuffer(b"".join(texts), np.uint8), np.array([*map(len, texts)]))
+        writer.close()
+    files = sorted(path.name for path in older.iterdir() if path.name != "manifest.json")
+    manifest = {**spoken.manifest, "checksums": checksums_of(older, files)}
+    write_record(older / "manifest.json", sealed(manifest))
+    read = ChatDataset(older)
+    read.verify()
+    for number in range(len(spoken)):
+        one, other = read.sample(number), spoken.sample(number)
+        assert (one.images, one.sounds) == (other.images, other.sounds)
+        assert torch.equal(one.hear_all(), other.hear_all())
+
+
 def test_a_pack_has_the_sounds_of_its_samples(spoken: ChatDataset) -> None:
     batch = PackDataset(spoken, pack_of(np.array([2, 1, 0])), ALL)[0]
-    assert batch.sounds == ((208,), (), (100, 31))
-    assert batch.frames == 339
-    assert batch.mels is not None
-    assert batch.audio_positions is not None
+    assert heard(batch).units == ((208,), (), (100, 31))
+    assert heard(batch).size == 339
+    assert heard(batch).values is not None
+    assert heard(batch).positions is not None
     assert batch.input_ids is not None
-    assert torch.equal(batch.mels, torch.cat([spoken[number]["input_features"] for number in (2, 1, 0)]))
+    assert torch.equal(heard(batch).values, torch.cat([spoken[number]["input_features"] for number in (2, 1, 0)]))
     wanted = (batch.input_ids == spoken.manifest["audio_token_id"]).nonzero().squeeze(1)
-    assert batch.audio_positions.tolist() == wanted.tolist()
+    assert heard(batch).positions.tolist() == wanted.tolist()
     assert len(wanted) == sum(ENCODER.tokens(frames) for frames in (208, 100, 31))
     assert batch.labels is not None
     assert batch.loss_mask is not None
@@ -289,22 +314,24 @@ def test_a_pack_has_the_sounds_of_its_samples(spoken: ChatDataset) -> None:
 
 def test_a_stage_gets_what_its_links_read(spoken: ChatDataset) -> None:
     language = type("Language", (), {"layer_inputs": None, "experts": None})()
-    assert Needs.of(("audio_embed", "audio"), language).mels
-    assert not Needs.of(("patch_embed", "word_embed"), language).mels
+    assert Needs.of(("audio_embed", "audio"), language).inputs == {"frames"}
+    assert Needs.of(("patch_embed", "word_embed"), language).inputs == {"tiles"}
     samples = pack_of(np.array([0, 1]))
-    middle = PackDataset(spoken, samples, Needs(False, False, False))
-    assert (middle[0].sounds, middle[0].mels, middle[0].audio_positions) == (((100, 31), ()), None, None)
-    assert not middle.reads_images
-    ears = Needs(False, False, False, mels=True)
-    assert PackDataset(spoken, samples, ears).reads_images
+    middle = PackDataset(spoken, samples, Needs(frozenset(), False, False))
+    assert heard(middle[0]) == Media(((100, 31), ()))
+    assert not middle.reads_media
+    ears = Needs(frozenset({"frames"}), False, False)
+    assert PackDataset(spoken, samples, ears).reads_media
     other = PackDataset(spoken, samples, ears, decodes=False)
-    assert not other.reads_images
-    assert other[0].mels.is_meta  # type: ignore[union-attr]
-    assert other[0].mels.shape == (131, 128)  # type: ignore[union-attr]
+    assert not other.reads_media
+    mels = heard(other[0]).values
+    assert mels is not None
+    assert mels.is_meta
+    assert mels.shape == (131, 128)
     quiet = PackDataset(spoken, pack_of(np.array([1])), ALL)[0]
-    assert (quiet.sounds, quiet.frames) == ((), 0)
-    assert quiet.mels is not None
-    assert quiet.mels.shape == (0, 128)
+    assert (heard(quiet).units, heard(quiet).size) == ((), 0)
+    assert heard(quiet).values is not None
+    assert heard(quiet).values.shape == (0, 128)
 
 
 def cut(path: Path) -> None:
@@ -318,10 +345,10 @@ def test_a_sound_that_is_gone_or_changed_is_a_bad_sample(damage: Callable[[Path]
     batch = PackDataset(spoken, samples, ALL)[0]
     assert [sample for sample, _ in batch.broken] == [0]
     assert "b.wav" in batch.broken[0][1]
-    assert batch.mels is not None
-    assert batch.mels.shape == (339, 128)
-    assert not batch.mels[-31:].any()
-    assert batch.mels[:-31].any(dim=1).all()
+    assert heard(batch).values is not None
+    assert heard(batch).values.shape == (339, 128)
+    assert not heard(batch).values[-31:].any()
+    assert heard(batch).values[:-31].any(dim=1).all()
     with pytest.raises(UserError, match=r"b\.wav.*sample 0 of "):
         spoken.sample(0).hear_all()
 
@@ -332,22 +359,24 @@ def test_ranks_of_a_replicated_tower_hear_every_sample_once(sizes: tuple[Size, .
     (spoken.folder.parent / "b.wav").unlink()
     samples, frame = pack_of(np.array([2, 1, 0])), 0.5
     whole = PackDataset(spoken, samples, ALL)[0]
-    parts = [ImageShardDataset(spoken, samples, EncoderRank(((0, 1),), r, 0, 1, sizes, frame))[0, 0] for r in (0, 1)]
-    (units,) = {part.units for part in parts}
-    assert units == (tuple(map(prod, whole.grids)) if "tiles" in sizes else ())
+    rates = {size: frame if size == "frames" else 1.0 for size in sizes}
+    parts = [EncoderShares(spoken, samples, EncoderRank(((0, 1),), r, 0, 1, rates))[0, 0] for r in (0, 1)]
+    units = tuple(map(prod, seen(whole).grids)) if "tiles" in sizes else ()
+    assert {seen(part).units for part in parts} == {tuple((unit,) for unit in units)}
     workers = assign_units((*units, 208 * frame, 0.0, 131 * frame), 0, (0, 1), 1)[len(units) :]
-    assert whole.mels is not None
-    mels = dict(zip((0, 2), whole.mels.split((208, 131)), strict=True))
+    assert heard(whole).values is not None
+    mels = dict(zip((0, 2), heard(whole).values.split((208, 131)), strict=True))
     for rank, part in enumerate(parts):
         mine = [number for number in (0, 2) if workers[number] == rank]
-        assert part.heard == whole.sounds
-        assert part.sounds == tuple(one if number in mine else () for number, one in enumerate(whole.sounds))
-        assert part.mels is not None
-        assert part.mels.shape == (part.frames, 128)
-        assert not mine or torch.equal(part.mels, torch.cat([mels[number] for number in mine]))
+        assert heard(part).units == heard(whole).units
+        assert heard(part).kept == tuple(
+            one for one, worker in zip(heard(whole).units, workers, strict=True) if worker == rank
+        )
+        assert (heard(part).values is None) == (not mine)
+        assert not mine or torch.equal(heard(part).values, torch.cat([mels[number] for number in mine]))
         assert [sample for sample, _ in part.broken] == [0] * (2 in mine)
-        assert (part.pixels is None) == (part.tiles == 0)
-    assert sum(part.tiles for part in parts) == sum(units)
+        assert (seen(part).values is None) == (seen(part).size == 0)
+    assert sum(seen(part).size for part in parts) == sum(units)
 
 
 def test_checksums_are_compared_unless_nobody_asks(spoken: ChatDataset) -> None:
@@ -381,8 +410,8 @@ def test_packs_of_several_ranks_have_no_sounds_yet(spoken: ChatDataset) -> None:
 def test_workers_read_sounds(spoken: ChatDataset) -> None:
     packs = PackDataset(spoken, pack_of(np.array([0, 2])), ALL)
     (read,) = microbatches(packs, [0], num_workers=1)
-    assert read.mels is not None
-    assert torch.equal(read.mels, torch.cat([spoken[number]["input_features"] for number in (0, 2)]))
+    assert heard(read).values is not None
+    assert torch.equal(heard(read).values, torch.cat([spoken[number]["input_features"] for number in (0, 2)]))
 
 
 @pytest.mark.parametrize("package", ["av", "soxr"])
@@ -394,11 +423,11 @@ def test_what_is_not_installed_is_named(package: str, spoken: ChatDataset, monke
 
 def test_a_list_of_sounds_is_checked() -> None:
     good: dict[str, Any] = {"path": "a.wav", "samples": 1, "frames": 1, "tokens": 1, "place": [], "crcs": [1]}
-    assert read_sounds(json.dumps([good]).encode())[0].crcs == (1,)
+    assert read_media({"sounds": json.dumps([good]).encode()})["sounds"][0].crcs == (1,)
     wrong = {"path": "/a.wav", "samples": 0, "frames": -1, "tokens": "1", "place": ["x"], "crcs": [1, 2]}
     for field, value in wrong.items():
         with pytest.raises(UserError):
-            read_sounds(json.dumps([{**good, field: value}]).encode())
+            read_media({"sounds": json.dumps([{**good, field: value}]).encode()})
 
 
 def test_a_folder_says_how_sounds_are_heard(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from omnibal_ext.modalities.vision.features import NEWLINE
 from omnibal_ext.modalities.vision.tiling import TiledImage
 from omnibal_ext.packing.options import PackOptions
 from tests.demo import demo_dataset, demo_packs
+from tests.media import seen
 
 PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
@@ -149,12 +150,12 @@ def test_a_pack_of_joined_images_reaches_the_model_in_order(tmp_path: Path) -> N
     tiling = Tiling(32, max_tiles=8, rule="anyres")
     data = demo_dataset(tmp_path, tmp_path / "dataset", 12, tiling=tiling)
     index = demo_packs(data, tmp_path / "packs", PackOptions(vit_budget=60, llm_budget=600))
-    batch = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=False))[0]
-    assert len(batch.image_sources) == len(batch.image_positions)
+    batch = PackDataset(data, index, Needs(frozenset({"tiles"}), tokens=True, labels=False))[0]
+    assert len(seen(batch).sources) == len(seen(batch).positions)
     expected, tiles = [], 0
     for image in (image for sample in index.samples(0) for image in data.sample(sample).images):
         own = image_sources((image.width, image.height), (image.columns, image.rows), side=2)
         expected += [NEWLINE if source == NEWLINE else source + 4 * tiles for source in own.tolist()]
         tiles += image.tiles
-    assert batch.image_sources.tolist() == expected
-    assert tiles == len(batch.pixels) == batch.tiles
+    assert seen(batch).sources.tolist() == expected
+    assert tiles == len(seen(batch).values) == seen(batch).size

@@ -11,12 +11,13 @@ from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset
-from megatron.vlm.data.manifest import read_sounds
+from megatron.vlm.data.manifest import read_media
 from megatron.vlm.data.media.sounds import load_sound
 from megatron.vlm.preprocessing.model_recipe import resolve_settings
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import SOUND_RULES
 from omnibal_ext.modalities.vision.architecture import VideoClock
+from tests.media import heard, seen
 from tests.unit.data.clips import OF_WORDS, TURNS, noise, write_frames, write_talkie, write_video
 from tests.unit.data.noises import chirp, encoded, write_wav
 from tests.unit.data.test_loader import pack_of
@@ -96,24 +97,24 @@ def test_packs_know_the_turns_of_a_video_and_its_sound(markup: str, films: Path)
     turns = [{"from": "human", "value": "<video>?"}, TURNS[1]]
     records = [OF_WORDS, {"video": "long.mkv", "conversations": turns}, MIXED]
     data = filmed(films, markup, records)
-    batch = PackDataset(data, pack_of(np.arange(3)), Needs(True, True, True, mels=True))[0]
+    batch = PackDataset(data, pack_of(np.arange(3)), Needs(frozenset({"tiles", "frames"}), True, True))[0]
     assert batch.input_ids is not None
-    assert batch.audio_positions is not None
-    assert batch.mels is not None
-    assert batch.image_positions is not None
-    assert [bool(one) for one in batch.turns] == [True, True, False, False, True]
+    assert heard(batch).positions is not None
+    assert heard(batch).values is not None
+    assert seen(batch).positions is not None
+    assert [bool(one) for one in seen(batch).turns] == [True, True, False, False, True]
     films_tokens = [data.manifest[f"{kind}_token_id"] for kind in ("video", "audio")]
-    for start, grid, by_turns in zip(batch.image_starts, batch.grids, batch.turns, strict=True):
+    for start, grid, by_turns in zip(seen(batch).starts, seen(batch).grids, seen(batch).turns, strict=True):
         if by_turns:
             both = batch.input_ids[start : start + sum(by_turns)].tolist()
             assert both == [films_tokens[turn % 2] for turn, count in enumerate(by_turns) for _ in range(count)]
             assert sum(by_turns[::2]) == np.prod(grid) // 4
-    assert len(batch.mels) == batch.frames == data.frames.sum()
-    assert batch.sounds[1] == (data.sample(1).sounds[0].frames,)
-    assert len(batch.audio_positions) == sum(sound.tokens for one in (1, 2) for sound in data.sample(one).sounds)
-    assert len(batch.image_positions) == batch.tiles // 4
-    assert torch.equal(data[1]["input_features"], batch.mels[: batch.sounds[1][0]])
-    assert PackDataset(data, pack_of(np.array([0])), Needs(True, True, True))[0].turns == ()
+    assert len(heard(batch).values) == heard(batch).size == data.frames.sum()
+    assert heard(batch).units[1] == (data.sample(1).sounds[0].frames,)
+    assert len(heard(batch).positions) == sum(sound.tokens for one in (1, 2) for sound in data.sample(one).sounds)
+    assert len(seen(batch).positions) == seen(batch).size // 4
+    assert torch.equal(data[1]["input_features"], heard(batch).values[: heard(batch).units[1][0]])
+    assert seen(PackDataset(data, pack_of(np.array([0])), Needs(frozenset({"tiles"}), True, True))[0]).turns == ()
 
 
 def test_a_record_says_whether_its_videos_are_heard_else_the_flag(films: Path) -> None:
@@ -229,12 +230,12 @@ def test_turns_of_other_tokens_are_damage(films: Path) -> None:
     data = filmed(films, "qwen3-omni", [{"video": "long.mkv", "conversations": TURNS}])
     (sound,) = data.sample(0).sounds
     told = {"path": "long.mkv", "samples": 1, "frames": 1, "tokens": 3, "place": [], "crcs": []}
-    assert read_sounds(json.dumps([told]).encode())[0].turns == ()  # of older datasets
+    assert read_media({"sounds": json.dumps([told]).encode()})["sounds"][0].turns == ()  # of older datasets
     with pytest.raises(UserError, match="turns"):
-        read_sounds(json.dumps([{**told, "turns": [0]}]).encode())
+        read_media({"sounds": json.dumps([{**told, "turns": [0]}]).encode()})
     sample = data.sample(0)
-    column = json.dumps([{**told, "frames": sample.frames, "turns": [2, 2]}]).encode()
-    data.columns["sounds"] = {0: np.frombuffer(column, np.uint8)}  # type: ignore[assignment]
+    column = json.dumps({"sounds": [{**told, "frames": sample.frames, "turns": [2, 2]}]}).encode()
+    data.columns["media"] = {0: np.frombuffer(column, np.uint8)}  # type: ignore[assignment]
     with pytest.raises(UserError, match="the turns of a sound have other tokens than the sound"):
         _ = sample.data.sample(0).sounds
     assert sound.turns

@@ -14,7 +14,7 @@ import torch
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset
-from megatron.vlm.data.manifest import read_images
+from megatron.vlm.data.manifest import read_media
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.preprocessing.folder_files import FlagValue, video_rule
@@ -30,6 +30,7 @@ from omnibal_ext.families.towers.video_rules import VideoRule, choose_frames, fr
 from omnibal_ext.joining.positions import text_and_image_positions
 from omnibal_ext.modalities.vision.architecture import NativeResolution
 from tests.demo import dataset_of, turns
+from tests.media import seen
 from tests.unit.data.clips import OF_IMAGE, OF_WORDS, TURNS, inside, noise, write_frames, write_picture, write_video
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.torchvision_stand_in import stand_in
@@ -351,29 +352,29 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     write_picture(tmp_path / "b.png", 56, 112)
     data = made(tmp_path, markup, [OF_IMAGE, film_of("a.mp4"), OF_WORDS])
     index = pack_of(np.arange(3))
-    pack = PackDataset(data, index, Needs(True, True, True))[0]
+    pack = PackDataset(data, index, Needs(frozenset({"tiles"}), True, True))[0]
     apart = markup not in SECONDS
     video = data.sample(1).images[0]
     steps, grid = video.steps, (video.rows, video.columns)
-    assert pack.grids == ((1, 8, 4), *([(1, *grid)] * steps if apart else [(steps, *grid)]))
-    assert tuple(pack.pixels.shape) == (pack.tiles, 2, PATCH, PATCH, 3)
-    tokens = [grid[0] * grid[1] * grid[2] // 4 for grid in pack.grids]
-    shown = [start + place for start, count in zip(pack.image_starts, tokens, strict=True) for place in range(count)]
-    assert pack.image_positions.tolist() == shown
-    assert pack.seconds == (1.0, *[video.film.seconds] * (len(pack.grids) - 1))
+    assert seen(pack).grids == ((1, 8, 4), *([(1, *grid)] * steps if apart else [(steps, *grid)]))
+    assert tuple(seen(pack).values.shape) == (seen(pack).size, 2, PATCH, PATCH, 3)
+    tokens = [grid[0] * grid[1] * grid[2] // 4 for grid in seen(pack).grids]
+    shown = [start + place for start, count in zip(seen(pack).starts, tokens, strict=True) for place in range(count)]
+    assert seen(pack).positions.tolist() == shown
+    assert seen(pack).seconds == (1.0, *[video.film.seconds] * (len(seen(pack).grids) - 1))
     assert markup in ("glm-4.1v", "qwen2.5-omni") or video.film.seconds != 1.0  # which sees two frames a second
-    positions = text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, NativeResolution())
+    positions = text_and_image_positions(pack.lengths, seen(pack).grids, seen(pack).starts, NativeResolution())
     assert positions.shape == (3, sum(pack.lengths))
-    other = PackDataset(data, index, Needs(True, True, True), decodes=False)[0]
-    assert other.pixels.is_meta
-    assert other.pixels.shape == pack.pixels.shape
+    other = PackDataset(data, index, Needs(frozenset({"tiles"}), True, True), decodes=False)[0]
+    assert seen(other).values.is_meta
+    assert seen(other).values.shape == seen(pack).values.shape
     (tmp_path / "a.mp4").unlink()
-    broken = PackDataset(data, index, Needs(True, True, True))[0]
+    broken = PackDataset(data, index, Needs(frozenset({"tiles"}), True, True))[0]
     assert [sample for sample, _ in broken.broken] == [1]
     assert "a.mp4" in broken.broken[0][1]
-    assert broken.pixels.shape == pack.pixels.shape
-    assert torch.equal(broken.pixels[:32], pack.pixels[:32])
-    assert not broken.pixels[32:].any()
+    assert seen(broken).values.shape == seen(pack).values.shape
+    assert torch.equal(seen(broken).values[:32], seen(pack).values[:32])
+    assert not seen(broken).values[32:].any()
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet", "base64"])
@@ -443,4 +444,4 @@ def test_films_are_held_to_the_crcs_of_all_their_files(tmp_path: Path) -> None:
         assert (unchecked.sample(sample).read_all() != before[sample]).any()
     crowded = [{**asdict(data.sample(1).images[0]), "crcs": [1, 2, 3]}]
     with pytest.raises(UserError, match="3 CRCs of 4 files"):
-        read_images(json.dumps(crowded).encode())
+        read_media({"images": json.dumps(crowded).encode()})

@@ -10,11 +10,11 @@ class Worker:
     """Stands for a dataset: a microbatch that says by which process it was read, whose child that is, and whether there
     are GPUs or what is for them."""
 
-    reads_images = True
+    reads_media = True
 
     def __getitem__(self, _: int) -> Microbatch:
         from megatron.vlm import platform
 
         gpus = platform.HAS_CUDA or os.environ.get("CUDA_VISIBLE_DEVICES") != ""
         there = ("megatron.vlm.data.loader" in sys.modules, gpus)
-        return Microbatch(tiles=os.getppid(), lengths=tuple(map(int, there)), samples=os.getpid(), useful_tokens=0)
+        return Microbatch(lengths=tuple(map(int, there)), samples=os.getpid(), useful_tokens=os.getppid())

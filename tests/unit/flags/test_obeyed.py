@@ -130,7 +130,7 @@ def test_logging_starts_at_the_level_asked_for(traces: dict[str, Trace]) -> None
 @pytest.mark.parametrize(("workers", "images"), [(0, True), (1, True), (1, False)])
 def test_workers_read_ahead_where_images_are_decoded(workers: int, images: bool) -> None:
     dataset: Any = Worker()
-    dataset.reads_images = images
+    dataset.reads_media = images
     order: Any = range(3)
     readers = {batch.samples for batch in microbatches(dataset, order, workers)}
     assert (os.getpid() in readers) == (workers == 0 or not images)

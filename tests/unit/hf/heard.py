@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
-from megatron.vlm.data.arrival import with_pixels
+from megatron.vlm.data.arrival import with_values
 from megatron.vlm.data.batches import join_words
 from megatron.vlm.data.dataset import ChatDataset, Sample
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.media.videos import join_tiles
-from megatron.vlm.data.pixels import normalise
 from megatron.vlm.hf.convert import from_hugging_face
 from megatron.vlm.hf.pack_inputs import INPUTS, Pack
+from megatron.vlm.pixels import normalise
 from megatron.vlm.single import single_process
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.families.media import SOUND_RULES, VIDEO_RULES
@@ -80,11 +80,11 @@ def difference(family: str, folder: Path, args: Namespace) -> float:
     sight = replace(sight, min_pixels=4 * vision.patch_size**2, max_pixels=64 * vision.patch_size**2)
     how = {"audio": rule, "tiling": tiling, "video": sight, "clock": vision.native.clock}
     data = made(folder, records(), f"{family}-data", markup=markup, **how)
-    batch = PackDataset(data, pack_of(np.arange(len(SAMPLES))), Needs(True, True, True, mels=True))[0]
+    batch = PackDataset(data, pack_of(np.arange(len(SAMPLES))), Needs(frozenset({"tiles", "frames"}), True, True))[0]
     assert batch.input_ids is not None
     stage = load(architecture, folder / family / "ours", args)
     with torch.no_grad():
-        ours: Tensor = stage(replace(with_pixels(batch), labels=None, input_ids=known(batch.input_ids, data)))
+        ours: Tensor = stage(replace(with_values(batch), labels=None, input_ids=known(batch.input_ids, data)))
         given = [inputs_of(data, sample, folder) for sample in range(len(SAMPLES))]
         expected = [theirs(**one).logits[0] for one in given]
     assert torch.equal(joined_positions(data, theirs.config), torch.cat([positions(theirs, one) for one in given], 1))

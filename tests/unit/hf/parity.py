@@ -36,6 +36,7 @@ from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import table_name
 from megatron.vlm.hf.pack_inputs import padded_sounds
+from megatron.vlm.media import Images, Media, together
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain, configs_of
 from megatron.vlm.models.configs import language_config
@@ -50,6 +51,7 @@ from omnibal_ext.modalities.vision.architecture import NativeResolution
 from omnibal_ext.modalities.vision.features import FeatureOrder, joined_orders
 from omnibal_ext.plan import single_stage_plan
 from tests.engine.names import weights_by_checkpoint_name
+from tests.media import with_images
 from tests.unit.hf import models
 from tests.unit.hf.models import AUDIO_START, AUDIO_TOKEN, IMAGE_TOKEN, SIDE, VIDEO_TOKEN, VISION_START, Sample, Shown
 
@@ -183,7 +185,7 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     order = joined_orders((shown[size].tiles * per_tile, orders[size]) for images in IMAGES for size in images)
     batch = batch_of(samples, order)
     if architecture.language.image_attention:
-        batch = replace(batch, image_starts=tuple(starts_of(batch.image_positions, per_tile)))
+        batch = with_images(batch, starts=tuple(starts_of(Images.of(batch).positions, per_tile)))
     if architecture.language.prefix_attention:
         batch = replace(batch, prefixes=tuple(map(prefix_of, samples)))
     return batch, samples
@@ -200,16 +202,19 @@ def starts_of(image_positions: Tensor, per_tile: int) -> list[int]:
 def batch_of(samples: list[Sample], order: FeatureOrder) -> Microbatch:
     """All samples end to end; image tokens are the features `order`."""
     ids = torch.cat([sample.ids for sample in samples])
+    images = Images(
+        units=together(sum(len(sample.pixels) for sample in samples)),
+        values=torch.cat([sample.pixels for sample in samples]),
+        positions=(ids == IMAGE_TOKEN).nonzero().squeeze(1),
+        sources=torch.from_numpy(order.sources),
+        weights=None if order.weights is None else torch.from_numpy(order.weights),
+    )
     return Microbatch(
-        tiles=sum(len(sample.pixels) for sample in samples),
         lengths=tuple(len(sample.ids) for sample in samples),
         samples=len(samples),
         useful_tokens=len(ids),
-        pixels=torch.cat([sample.pixels for sample in samples]),
+        media={"tiles": images},
         input_ids=ids,
-        image_positions=(ids == IMAGE_TOKEN).nonzero().squeeze(1),
-        image_sources=torch.from_numpy(order.sources),
-        image_weights=None if order.weights is None else torch.from_numpy(order.weights),
         labels=torch.roll(ids, -1),
         loss_mask=torch.cat([torch.arange(len(sample.ids), 0, -1) > 1 for sample in samples]).float(),
     )
@@ -259,7 +264,7 @@ def packed_at_native_resolution(
     ids = torch.cat([sample.ids for sample in samples])
     positions = ((ids == IMAGE_TOKEN) | (ids == VIDEO_TOKEN)).nonzero().squeeze(1)
     times = seconds if filmed else ()
-    batch = replace(batch, image_positions=positions, grids=grids, image_starts=starts, seconds=times)
+    batch = with_images(batch, positions=positions, grids=grids, starts=starts, seconds=times)
     return (with_sounds(batch, samples) if audio else batch), samples
 
 
@@ -273,12 +278,12 @@ def _heard(frames: Sequence[int], audio: AudioArchitecture, words: Callable[...,
 
 
 def with_sounds(batch: Microbatch, samples: Sequence[Sample]) -> Microbatch:
-    return replace(
-        batch,
-        sounds=tuple(tuple(map(len, sample.sounds)) for sample in samples),
-        mels=torch.cat([mels for sample in samples for mels in sample.sounds]),
-        audio_positions=(batch.input_ids == AUDIO_TOKEN).nonzero().squeeze(1),
+    sounds = Media(
+        units=tuple(tuple(map(len, sample.sounds)) for sample in samples),
+        values=torch.cat([mels for sample in samples for mels in sample.sounds]),
+        positions=(batch.input_ids == AUDIO_TOKEN).nonzero().squeeze(1),
     )
+    return replace(batch, media={**batch.media, "frames": sounds})
 
 
 def _shown(size: tuple[float, ...], merge: int) -> Shown:

@@ -11,6 +11,7 @@ import torch
 
 from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.hf.packs import JoinPack
+from megatron.vlm.media import Images
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.joining import checks
@@ -39,7 +40,7 @@ class Case:
         batch, samples = packed(architecture)
         # Qwen3-Omni's convolutions see a short sound otherwise beside a long one, in transformers.
         self.samples = samples[:3] if family == "qwen3-omni" else samples
-        self.apart = len(batch.grids) > sum(len(sample.shown) for sample in samples)
+        self.apart = len(Images.of(batch).grids) > sum(len(sample.shown) for sample in samples)
         self.how = packs_of(self.config)
         made_for = {"rule": self.how.tiling, "min_tiles": 1, "max_tiles": 36}
         size = self.samples[0].pixels.shape[-1]

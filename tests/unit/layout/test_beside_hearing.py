@@ -15,7 +15,7 @@ from omnibal_ext.layout.search import make_plan
 from omnibal_ext.layout.tower_layout import TOWER_LAYOUTS, plan_tower
 from omnibal_ext.modalities.modality import Size
 from omnibal_ext.plan import Plan
-from omnibal_ext.plan_tower import AUDIO_BESIDE, Tower, tower_layout
+from omnibal_ext.plan_tower import ENDS, Tower, tower_layout
 from omnibal_ext.report.timeline import layout_of, predicted, problem_of
 
 from .instances import FRAMES, make_profile
@@ -31,6 +31,7 @@ def packs(*frames: int) -> PackSizes:
 
 
 SIZES: tuple[Size, Size] = ("frames", "tiles")
+AUDIO_BESIDE = "audio=beside,vision=cut"
 TOWERS = {"beside": 8, AUDIO_BESIDE: 4}
 """Of each layout the links of the tower, in `PROFILE`'s chain."""
 
@@ -101,5 +102,6 @@ def test_audio_alone_is_for_models_that_hear() -> None:
     with pytest.raises(UserError, match=f"--tower {AUDIO_BESIDE}: tiny does not hear"):
         plan_tower(LayoutProblem(make_profile(2, 2), 2, 2), AUDIO_BESIDE, "joint", seconds=0.1)
     assert tower_layout("vision=cut,audio=beside") == AUDIO_BESIDE
+    assert {"beside": "word_embed", AUDIO_BESIDE: "patch_embed"} == ENDS
     assert [tower_layout(f"audio={one},vision={one}") for one in ("cut", "beside")] == ["cut", "beside"]
     assert tower_layout("audio=cut,vision=beside") not in TOWER_LAYOUTS

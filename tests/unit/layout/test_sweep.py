@@ -19,7 +19,7 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.packers.budgets import audio_budget_for
+from omnibal_ext.packing.packers.budgets import further_budgets_for
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import mix
 
@@ -72,13 +72,11 @@ def test_the_budget_of_mel_frames_follows_each_budget_of_tokens_unless_given() -
     points = list(settings(2, (1,), (2,), (1,), ("1f1b",), ((5600, 6000), (20000, 12000))))
 
     def source(vit: int, llm: int, tensor: int, data: int, _: int) -> Profile:
-        heard = audio_budget_for(sizes, llm)
-        return analytic_profile(
-            preset("qwen2.5-omni-3b"), "h100", {"tiles": vit, "tokens": llm, "frames": heard}, tensor, data
-        )
+        budgets = {"tiles": vit, "tokens": llm, **further_budgets_for(sizes, llm)}
+        return analytic_profile(preset("qwen2.5-omni-3b"), "h100", budgets, tensor, data)
 
     for given in (None, int(frames.max())):
-        for outcome in sweep(points, sizes, 48, 80e9, source, "parameters", audio_budget=given):
+        for outcome in sweep(points, sizes, 48, 80e9, source, "parameters", further=given and {"frames": given}):
             assert outcome.judged is not None, outcome.reason
             assert outcome.judged.packs.more
             tried[given, outcome.setting.llm_budget] = int(outcome.judged.packs.of("frames").max())

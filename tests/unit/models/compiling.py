@@ -72,7 +72,9 @@ def graphs(model: str) -> list[int]:
     fused = {name: value for name, value in usual.items() if not name.startswith("bias_")}
     platform.megatron_defaults = lambda: fused
     # The first has words and tiles, the last one tile: one is a size of its own.
-    packs = sorted(harness.sample_packs(model=model), key=lambda pack: (pack.tiles == 1, -len(pack.lengths)))
+    packs = sorted(
+        harness.sample_packs(model=model), key=lambda pack: (pack.inputs("tiles").size == 1, -len(pack.lengths))
+    )
     with megatron_alone(model) as inputs:
         chain = Chain.of(inputs.args, harness.MODELS[model])
         links = len(chain.kinds)

@@ -30,7 +30,7 @@ def pack(lengths: tuple[int, ...], seed: int) -> tuple[Microbatch, list[Tensor]]
     generator = torch.Generator().manual_seed(seed)
     shapes = [(sum(lengths), 1, heads, WIDTH) for heads in (HEADS, GROUPS, GROUPS)]
     tensors = [torch.randn(shape, generator=generator) for shape in shapes]
-    return Microbatch(0, lengths, len(lengths), sum(lengths)), tensors
+    return Microbatch(lengths, len(lengths), sum(lengths)), tensors
 
 
 def by_hand(

@@ -16,7 +16,7 @@ SEEDS, ITERATIONS, PACKS, LINKS, TENSOR = (1, 2), (1, 2), (-1, 0, 1), (0, 1), (0
 
 
 def pack_of(iteration: int, pack: int) -> Microbatch:
-    return Microbatch(0, (1,), 1, 1, iteration=iteration, pack=pack)
+    return Microbatch((1,), 1, 1, iteration=iteration, pack=pack)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from megatron.vlm.arguments import TrainingInputs
+from megatron.vlm.media import Images, together
 from megatron.vlm.models.vit.layers import VisionLayer
 from tests.distributed import harness
 
@@ -23,7 +24,7 @@ def layer_of(inputs: TrainingInputs, number: int, share: float = SHARE) -> Visio
 
 
 def pack_of(tiles: int) -> harness.Microbatch:
-    return harness.Microbatch(tiles, (1,), 1, 1)
+    return harness.Microbatch((1,), 1, 1, media={"tiles": Images(together(tiles))})
 
 
 def test_shares_grow_from_none_to_the_last_layer_s(inputs: TrainingInputs) -> None:

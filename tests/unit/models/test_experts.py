@@ -56,7 +56,7 @@ def test_balance_is_that_of_each_sample(inputs: TrainingInputs, reduction: str, 
     """Weighed as in the loss, with the coefficient asked for; padding behind a sample or the pack has no part in it."""
     torch.manual_seed(seed)
     lengths, true, targets = (7, 7, 7, 5), (7, 4, 6), torch.tensor([5.0, 2.0, 0.0, 0.0])
-    batch = Microbatch(0, lengths, 3, sum(true), targets=targets, sample_lengths=true)
+    batch = Microbatch(lengths, 3, sum(true), targets=targets, sample_lengths=true)
     experts = experts_of(inputs)
     weight = experts.router.weight
     hidden = torch.randn(sum(lengths), 1, MODEL.hidden_size)
@@ -120,7 +120,7 @@ def test_balance_is_scaled_as_the_loss(inputs: TrainingInputs) -> None:
 def test_nothing_is_balanced_where_nothing_is_trained(inputs: TrainingInputs) -> None:
     """Held-out packs, and a coefficient of 0: the output has no other gradient than its own, nothing is logged."""
     experts, hidden = experts_of(inputs), torch.randn(6, 1, MODEL.hidden_size)
-    batch = weigh_samples("token", Microbatch(0, (6,), 1, 6, targets=torch.tensor([5.0])))
+    batch = weigh_samples("token", Microbatch((6,), 1, 6, targets=torch.tensor([5.0])))
     module.get_moe_metrics_tracker().clear()
     for change in (experts.eval, lambda: setattr(experts.config, "moe_aux_loss_coeff", [0.0])):
         change()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from tests.unit.alone import megatron_alone
@@ -34,7 +35,7 @@ def test_words_are_scaled_by_a_rounded_root(chain: Chain) -> None:
     ours.embedding.weight.data.copy_(table)
     theirs.weight.data.copy_(table)
     ids = torch.arange(100)
-    batch = Microbatch(0, (100,), 1, 100, input_ids=ids, image_positions=ids[:0])
+    batch = Microbatch((100,), 1, 100, input_ids=ids, media={"tiles": Images(positions=ids[:0])})
     found = ours(drawn(0, 1, width, dtype=table.dtype), batch).squeeze(1)
     assert found.dtype == table.dtype
     assert torch.equal(found, theirs(ids))

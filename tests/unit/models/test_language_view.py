@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron.vlm.media import Images, together
 from megatron.vlm.microbatch import Microbatch, Segments
 from megatron.vlm.models.language_view import LanguageView, LanguageViewer
 from omnibal_ext.architectures.architecture import Architecture
@@ -18,7 +19,13 @@ LENGTHS, STARTS = (6, 9, 4, 3), (2, 6, 11, 15)
 
 
 def pack(lengths: tuple[int, ...], starts: tuple[int, ...], prefixes: tuple[int, ...] = ()) -> Microbatch:
-    return Microbatch(len(starts), lengths, len(lengths), sum(lengths), image_starts=starts, prefixes=prefixes)
+    return Microbatch(
+        lengths,
+        len(lengths),
+        sum(lengths),
+        media={"tiles": Images(together(len(starts)), starts=starts)},
+        prefixes=prefixes,
+    )
 
 
 def may_see(query: int, key: int, images: list[range], window: int | None) -> bool:

@@ -16,6 +16,7 @@ from megatron.vlm.pipeline.stage import Stage
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
 from tests.distributed import harness
+from tests.media import seen, with_images
 from tests.unit.alone import megatron_alone
 
 # Every epsilon is another one, and not a default.
@@ -105,7 +106,7 @@ def test_half_precision_differs_by_its_rounding(args: Namespace, model: str, dty
     """From the same rounded weights: what differs is the rounding of activations, a few units of the last bit."""
     weights, batch = random_weights(MODELS[model], args, seed=1), pack(MODELS[model])
     rounded = {name: weight.to(dtype) for name, weight in weights.items()}
-    batch = replace(batch, pixels=batch.pixels.to(dtype).float())
+    batch = with_images(batch, values=seen(batch).values.to(dtype).float())
     answer = in_fp32(MODELS[model], args, rounded, batch)
     assert answer.losses.std() > 0.1, "losses so alike that any model would pass"
     loss, gradient, worst = largest_differences(build(MODELS[model], args, dtype, rounded), batch, answer)
@@ -136,7 +137,7 @@ def test_the_head_computes_what_counts_and_nothing_else(args: Namespace, count: 
     labels = torch.randint(0, LANGUAGE.vocab_size, (1300,), generator=generator)
     chosen = torch.randperm(1300, generator=generator)[:count].sort().values
     counts = torch.zeros(1300).index_fill(0, chosen, 1.0)
-    batch = Microbatch(0, (1300,), 1, 1300, labels=labels, supervised=chosen)
+    batch = Microbatch((1300,), 1, 1300, labels=labels, supervised=chosen)
     answers, multiplied = [], list[int]()
     head.linear.register_forward_pre_hook(lambda _, entering: multiplied.append(len(entering[0])))
     for one in (batch, replace(batch, supervised=None)):
@@ -174,7 +175,7 @@ def test_the_head_takes_the_cross_entropy_that_the_flag_says(args: Namespace, fu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_model_in_half_precision_rotates_by_fp32_angles(args: Namespace, dtype: torch.dtype) -> None:
     stage = build(INTERNVL, args, dtype, {})
-    batch = Microbatch(0, (3000, 2), 2, 3002)
+    batch = Microbatch((3000, 2), 2, 3002)
     angles = stage.language_viewer.rotaries[None].angles(batch)
     assert angles.dtype == torch.float32
     half = LANGUAGE.head_dim // 2

@@ -51,14 +51,14 @@ def test_dynamic_scaling_turns_each_sample_by_its_own_length(lengths: tuple[int,
     rope = {"rope_type": "dynamic", "rope_theta": LANGUAGE.rope_theta, "factor": 2.0}
     scaling = RopeScaling("dynamic", 2.0, original_positions=8)
     rotary = Rotary(replace(LANGUAGE, rope_scaling=scaling))
-    ours = rotary.angles(Microbatch(0, lengths, len(lengths), sum(lengths))).flatten(1)
+    ours = rotary.angles(Microbatch(lengths, len(lengths), sum(lengths))).flatten(1)
     theirs = [of_transformers(rope, 8)(ours, torch.arange(length)[None])[0][0] for length in lengths]
     assert torch.allclose(ours.cos(), torch.cat(theirs), atol=2e-6)
 
 
 def test_every_sample_counts_from_zero() -> None:
     rotary = Rotary(LANGUAGE)
-    packed, alone = (rotary.angles(Microbatch(0, lengths, len(lengths), sum(lengths))) for lengths in ((5, 3), (3,)))
+    packed, alone = (rotary.angles(Microbatch(lengths, len(lengths), sum(lengths))) for lengths in ((5, 3), (3,)))
     assert packed.shape == (8, 1, 1, 128)
     assert torch.equal(packed[5:], alone)
     assert torch.equal(packed[:3], alone)
@@ -66,6 +66,6 @@ def test_every_sample_counts_from_zero() -> None:
 
 def test_a_sample_beyond_the_exact_length_is_refused() -> None:
     rotary = Rotary(replace(LANGUAGE, max_positions=4))
-    rotary.angles(Microbatch(0, (4, 4), 2, 8))
+    rotary.angles(Microbatch((4, 4), 2, 8))
     with pytest.raises(UserError, match="a sample of 5 tokens; beyond 4"):
-        rotary.angles(Microbatch(0, (4, 5), 2, 9))
+        rotary.angles(Microbatch((4, 5), 2, 9))

@@ -29,6 +29,7 @@ from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.run_metrics import training_intervals
 from tests.demo import demo_dataset, demo_packs
 from tests.distributed import harness
+from tests.media import seen, with_images
 from tests.unit.alone import trainer_alone
 
 Case = tuple[Trainer, Any, list[str]]
@@ -53,7 +54,7 @@ def case(trained: tuple[Trainer, Any], monkeypatch: pytest.MonkeyPatch) -> Case:
 
 
 class Written(list[Microbatch]):
-    reads_images = False
+    reads_media = False
 
 
 def packs() -> list[Microbatch]:
@@ -86,9 +87,9 @@ def optimizer_of(trainer: Trainer, model: Any, lr: float = 0.0, **settings: Any)
 
 def spoilt(batch: Microbatch) -> Microbatch:
     """The pack with pixels that are no numbers."""
-    assert batch.pixels is not None
-    assert batch.tiles
-    return replace(batch, pixels=torch.full_like(batch.pixels, float("nan")))
+    assert seen(batch).values is not None
+    assert seen(batch).size
+    return with_images(batch, values=torch.full_like(seen(batch).values, float("nan")))
 
 
 def by_hand(batch: Microbatch, segment: int) -> Microbatch:
@@ -279,17 +280,17 @@ def test_an_iteration_lets_its_packs_go(case: Case, monkeypatch: pytest.MonkeyPa
 def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: Path) -> None:
     data = demo_dataset(tmp_path, tmp_path / "data", 12)
     index = demo_packs(data, tmp_path / "packs", PackOptions(vit_budget=200, llm_budget=2000))
-    dataset = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=True))
+    dataset = PackDataset(data, index, Needs(frozenset({"tiles"}), tokens=True, labels=True))
     whole = dataset[0]
     sample = next(sample for sample in whole.sample_ids if data.sizes.tiles[sample])
     (tmp_path / data.sample(sample).images[0].path).unlink()
     broken = dataset[0]
-    assert broken.pixels.shape == whole.pixels.shape
+    assert seen(broken).values.shape == seen(whole).values.shape
     assert [number for number, _ in broken.broken] == [sample]
     assert data.sample(sample).images[0].path in broken.broken[0][1]
-    changed = (broken.pixels != whole.pixels).flatten(1).any(1)
+    changed = (seen(broken).values != seen(whole).values).flatten(1).any(1)
     assert int(changed.sum()) <= int(data.sizes.tiles[sample])
-    assert not broken.pixels[changed].any()
+    assert not seen(broken).values[changed].any()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron.vlm.loss import REDUCTIONS, token_weights, weighted_loss
+from megatron.vlm.media import Images, Media, together
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.monitoring import journal, meters
 from megatron.vlm.monitoring.journal import Journal
@@ -26,8 +26,8 @@ def a_pack(generator: torch.Generator, tiles: int, lengths: list[int], padding: 
     mask = torch.randint(0, 2, (sum(lengths),), generator=generator).float()
     mask[sum(lengths) - padding :] = 0
     return Microbatch(
-        tiles, tuple(lengths), len(lengths) - (padding > 0), sum(lengths) - padding, loss_mask=mask,
-        sounds=((7 * tiles, 5), (tiles**2,)),
+        tuple(lengths), len(lengths) - (padding > 0), sum(lengths) - padding, loss_mask=mask,
+        media={"tiles": Images(together(tiles)), "frames": Media(((7 * tiles, 5), (tiles**2,)))},
         useful_squares=sum(length**2 for length in lengths) - padding**2, segment_ids=segment_ids(lengths),
         sources=torch.randint(0, len(NAMES), (len(lengths),), generator=generator),
     )  # fmt: skip
@@ -80,11 +80,11 @@ def sent(iterations: list[list[tuple[Microbatch, Tensor]]]) -> Tensor:
     losses = [[0.0, 0.0] for _ in NAMES]
     for iteration in iterations:
         packs = [batch for batch, _ in iteration]
-        sizes += [sum(p.tiles for p in packs), sum(p.tokens for p in packs)]
+        sizes += [sum(p.tokens for p in packs)]
         sizes += [sum(p.useful_tokens for p in packs), sum(p.samples for p in packs)]
         sizes += [sum(length**2 for p in packs for length in p.lengths), sum(p.useful_squares for p in packs)]
         sizes += [sum(p.useful_tokens for p in packs)]  # none says which of its tokens count
-        sizes += [sum(p.frames for p in packs)]
+        sizes += [sum(p.inputs(size).size for p in packs) for size in ("frames", "tiles")]
         for batch, of_tokens in iteration:
             start = 0
             for length, source in zip(batch.lengths, batch.sources.tolist(), strict=True):
@@ -146,7 +146,12 @@ def test_an_interval_is_reported_over_all_ranks(run: list, ranks: list, clock: l
 def test_dist_ratio_is_the_mean_share_of_waiting(run: list, ranks: list, name: str, tmp_path: Path) -> None:
     """OmniBal, section 3: of every iteration sum_i (T_max - T_i) / (T_max N), and the mean over iterations."""
     line, ratios = reported(run, ranks, tmp_path), []
-    count = attrgetter(name) if name != "squares" else lambda batch: sum(length**2 for length in batch.lengths)
+
+    def count(batch: Microbatch) -> int:
+        if name in batch.media:
+            return batch.inputs(name).size
+        return sum(length ** (2 if name == "squares" else 1) for length in batch.lengths)
+
     for of_ranks in zip(*run, strict=True):
         work = [sum(count(batch) for batch, _ in of_rank) for of_rank in of_ranks]
         ratios.append(sum(max(work) - each for each in work) / (max(work) * len(work)))
@@ -181,8 +186,7 @@ def test_sums_by_source_are_the_loss_of_the_reduction(run: list, reduction: str)
 def test_nothing_of_ours_asks_the_device_inside_an_iteration(reduction: str, ranks: list, tmp_path: Path) -> None:
     """On a device that has shapes and no values, whoever wanted a value would raise."""
     batch = a_pack(torch.Generator().manual_seed(0), 3, [4, 5], padding=2)
-    fields = {name: value.to("meta") for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    batch = Microbatch(batch.tiles, batch.lengths, batch.samples, batch.useful_tokens, **fields)
+    batch = batch.with_tensors(lambda tensor: tensor.to("meta"))
     meter = TrainingMeter(NAMES, 10, Journal(str(tmp_path / "metrics.jsonl")))
     for iteration in (1, 2):
         meter.tally.losses = meter.tally.losses.to("meta")
@@ -265,7 +269,7 @@ def test_figures_go_to_megatrons_own_writers(monkeypatch: pytest.MonkeyPatch, ra
 
     monkeypatch.setattr(journal, "get_tensorboard_writer", Writer)
     monkeypatch.setattr(journal, "get_wandb_writer", Wandb)
-    sizes = torch.tensor([[[4, 10, 8, 2, 60, 40, 8, 0]], [[2, 10, 10, 3, 40, 40, 10, 0]]])
+    sizes = torch.tensor([[[10, 8, 2, 60, 40, 8, 0, 4]], [[10, 10, 3, 40, 40, 10, 0, 2]]])
     report = meters.interval_report(sizes, torch.tensor([[6.0, 3.0], [0.0, 0.0], [2.0, 4.0]]), 0.5, NAMES)
     book = Journal(None)
     book.training(6, {"iterations": 9, "epoch": 0.25, **report})
@@ -285,8 +289,8 @@ def test_pace_is_of_what_samples_need_and_not_of_what_ran(run: list, ranks: list
     packs = [batch for rank in run for i in rank for batch, _ in i]
     useful = sum(p.useful_tokens for p in packs)
     # Of each as many operations: a figure that is a little off is seen, whichever it is.
-    parts = [sum(p.tiles for p in packs), useful, sum(p.useful_squares for p in packs), useful]
-    parts.append(sum(7 * p.tiles + 5 + p.tiles**2 for p in packs))
+    parts = [sum(p.inputs("tiles").size for p in packs), useful, sum(p.useful_squares for p in packs), useful]
+    parts.append(sum(7 * p.inputs("tiles").size + 5 + p.inputs("tiles").size ** 2 for p in packs))
     pace = Throughput(ModelOperations(*(1e12 / part for part in parts)), devices=4, peak=1e13)
     line = reported(run, ranks, tmp_path, pace)
     assert line["model_tflops"] == pytest.approx(5e12 / line["seconds"] / 4 / 1e12)

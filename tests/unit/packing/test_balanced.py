@@ -34,7 +34,7 @@ BEST_FIT = {
 def test_every_sample_is_packed_once_and_no_budget_is_exceeded(sizes: Sizes, vit_budget: int, llm_budget: int) -> None:
     packs = pack_balanced(sizes, vit_budget, llm_budget, seed=0)
     assert_packed(packs, sizes, vit_budget, llm_budget)
-    assert len(packs) >= lower_bound_packs(sizes, vit_budget, llm_budget)
+    assert len(packs) >= lower_bound_packs(sizes, {"tiles": vit_budget, "tokens": llm_budget})
 
 
 @pytest.mark.parametrize("budgets", short(BEST_FIT, list(BEST_FIT)[::5]))
@@ -67,7 +67,7 @@ def test_a_fine_plan_leaves_hardly_a_token_over(seed: int, texts: bool) -> None:
     tiles = (generator.random(12_000) < (0.7 if texts else 1)).astype(np.int64)
     seen, long = generator.lognormal(5.5, 0.6, 12_000).clip(30, 1400), generator.lognormal(7, 0.7, 12_000)
     sizes = Sizes.from_arrays(tiles, np.where(tiles, 576 + seen, long.clip(100, 4000)).astype(np.int64))
-    packs, least = pack_balanced(sizes, 8, 4096, seed=0), lower_bound_packs(sizes, 8, 4096)
+    packs, least = pack_balanced(sizes, 8, 4096, seed=0), lower_bound_packs(sizes, {"tiles": 8, "tokens": 4096})
     assert_packed(packs, sizes, 8, 4096)
     assert len(packs) <= (1.005 if texts else 1.0015) * least
     assert not texts or len(pack_balanced(sizes, 8, 4096, seed=0, fine=False)) > 1.007 * least
@@ -85,7 +85,7 @@ def test_a_fine_plan_far_from_the_bound_is_not_followed(name: str) -> None:
 def test_short_samples_are_kept_for_packs_that_nothing_else_fits_into() -> None:
     """10 tiles: 5+5, 4+3+3 and 3+3+3+1 leave nothing over; pairing the 4s and 1s greedily would strand the 3s."""
     sizes = Sizes.from_arrays([5] * 40 + [4] * 20 + [3] * 100 + [1] * 20, [10] * 180)
-    assert len(pack_balanced(sizes, 10, 1000, seed=0)) == lower_bound_packs(sizes, 10, 1000) == 60
+    assert len(pack_balanced(sizes, 10, 1000, seed=0)) == lower_bound_packs(sizes, {"tiles": 10, "tokens": 1000}) == 60
 
 
 def test_long_and_short_samples_of_equal_tiles_are_mixed() -> None:
@@ -106,7 +106,7 @@ def test_the_seed_decides_among_equal_samples_and_nothing_else() -> None:
 
 def test_a_pack_may_hold_thousands_of_samples() -> None:
     sizes = Sizes.from_arrays([0] * 9000, np.arange(9000) % 4 + 1)
-    assert len(pack_balanced(sizes, 0, 10_000, seed=0)) == lower_bound_packs(sizes, 0, 10_000) == 3
+    assert len(pack_balanced(sizes, 0, 10_000, seed=0)) == lower_bound_packs(sizes, {"tiles": 0, "tokens": 10_000}) == 3
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3, 5])
@@ -147,7 +147,9 @@ def test_many_samples_at_native_resolution_fill_packs_as_few_do() -> None:
     patches = 4 * generator.lognormal(6.3, 0.7, 400_000).astype(int).clip(16, 10_000)
     tokens = patches // 4 + generator.lognormal(4.5, 0.8, 400_000).astype(int).clip(8, 1_500)
     sizes = Sizes.from_arrays(patches, tokens)
-    assert len(packed_whole(sizes, 65_536, 16_384)) <= 1.001 * lower_bound_packs(sizes, 65_536, 16_384)
+    assert len(packed_whole(sizes, 65_536, 16_384)) <= 1.001 * lower_bound_packs(
+        sizes, {"tiles": 65_536, "tokens": 16_384}
+    )
 
 
 @pytest.mark.slow

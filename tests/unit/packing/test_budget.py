@@ -15,7 +15,7 @@ def test_published_lengths_reach_the_lower_bound() -> None:
     sizes = Sizes.load(published_files())
     best, _ = choose_budgets(sizes)
     packs = len(pack_balanced(sizes, best.vit_budget, best.llm_budget, seed=0))
-    assert packs <= 1.005 * lower_bound_packs(sizes, best.vit_budget, best.llm_budget)
+    assert packs <= 1.005 * lower_bound_packs(sizes, {"tiles": best.vit_budget, "tokens": best.llm_budget})
 
 
 def test_a_budget_that_is_given_is_kept() -> None:

@@ -12,22 +12,23 @@ import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.workload import packs_of_index
+from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.packers.budgets import audio_budget_for
+from omnibal_ext.packing.packers.budgets import further_budgets_for
 from omnibal_ext.packing.packs import TOKENS
 from omnibal_ext.report.against_random import _wide_packs, random_index, sizes_of
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 from tests.programs import refusal, tool
 from tests.unit.packing.corpora import mix
 
 
 def packed(folder: Path, sizes: Sizes, **options: object) -> tuple[PackedIndex, Summary]:
-    asked = {"vit_budget": 5600, "llm_budget": 8192, "budgets": {FRAMES: 12000}, "data_parallel_size": 8,
+    asked = {"vit_budget": 5600, "llm_budget": 8192, "budgets": {"frames": 12000}, "data_parallel_size": 8,
              "micro_batches": 4}  # fmt: skip
     return build_index(sizes, folder, PackOptions(**asked | options))  # type: ignore[arg-type]
 
@@ -35,14 +36,14 @@ def packed(folder: Path, sizes: Sizes, **options: object) -> tuple[PackedIndex, 
 def test_packs_keep_three_budgets_and_ranks_wait_for_none_of_three_parts(tmp_path: Path) -> None:
     sizes = mix(20_000)
     index, summary = packed(tmp_path / "packs", sizes)
-    heard = index.loads[:, index.load_names.index(FRAMES)]
-    assert heard.max() <= index.audio_budget == summary.audio_budget == 12000
-    assert heard[: summary.packs].sum() == sizes.more[FRAMES].sum()
+    heard = index.loads[:, index.load_names.index("frames")]
+    assert heard.max() <= index.budgets["frames"] == summary.further[AUDIO].budget == 12000
+    assert heard[: summary.packs].sum() == sizes.more["frames"].sum()
     assert list(index.costs.parts) == ["vision", "language", "audio"]
     assert summary.packs <= 1.04 * summary.lower_bound_packs
     assert summary.wait < 0.01
-    assert summary.dist_ratio_audio < 0.05
-    assert summary.longest_frames == heard.max()
+    assert summary.further[AUDIO].dist_ratio < 0.05
+    assert summary.further[AUDIO].longest == heard.max()
     packs = packs_of_index(index, profiled(index), 4)
     assert packs.more
     assert packs.of("frames").shape == packs.tokens.shape
@@ -55,9 +56,9 @@ def test_a_long_sound_among_words_has_room(tmp_path: Path) -> None:
     """On average there are fewer frames than it has."""
     heard = np.zeros(500, np.int64)
     heard[7] = 9000
-    sizes = Sizes(np.ones(500, np.int64), np.full(500, 100), {FRAMES: heard})
-    assert audio_budget_for(sizes, 1000) == 9000
-    assert audio_budget_for(replace(sizes, more={FRAMES: heard // heard.max() * 90}), 100_000) > 90
+    sizes = Sizes(np.ones(500, np.int64), np.full(500, 100), {"frames": heard})
+    assert further_budgets_for(sizes, 1000) == {"frames": 9000}
+    assert further_budgets_for(replace(sizes, more={"frames": heard // heard.max() * 90}), 100_000)["frames"] > 90
 
 
 def profiled(index: PackedIndex, **budgets: int) -> Any:
@@ -79,14 +80,14 @@ def test_a_profile_of_fewer_frames_does_not_fit(tmp_path: Path) -> None:
 def test_other_methods_count_mel_frames_and_leave_out_what_is_too_long(tmp_path: Path, method: str) -> None:
     """ISF fills packs within three budgets; padded batches hold all three for samples alone."""
     sizes = mix(3_000)
-    index, summary = packed(tmp_path / "packs", sizes, method=method, budgets={FRAMES: 4000})
-    heard, fits = index.loads[:, index.load_names.index(FRAMES)], sizes.more[FRAMES] <= 4000
+    index, summary = packed(tmp_path / "packs", sizes, method=method, budgets={"frames": 4000})
+    heard, fits = index.loads[:, index.load_names.index("frames")], sizes.more["frames"] <= 4000
     assert summary.rejected_by_reason == {"too many frames": int((~fits).sum())}
-    assert heard[: summary.packs].sum() == sizes.more[FRAMES][fits].sum()
-    assert summary.longest_frames == heard.max()
+    assert heard[: summary.packs].sum() == sizes.more["frames"][fits].sum()
+    assert summary.further[AUDIO].longest == heard.max()
     assert (heard.max() <= 4000) == (method == "isf")
     assert "audio" in index.costs.parts
-    assert 0.01 < summary.dist_ratio_audio < 0.5
+    assert 0.01 < summary.further[AUDIO].dist_ratio < 0.5
 
 
 def test_random_batches_of_a_report_hear_the_same_sounds(tmp_path: Path) -> None:
@@ -99,9 +100,9 @@ def test_random_batches_of_a_report_hear_the_same_sounds(tmp_path: Path) -> None
     known = sizes_of(index)
     assert known is not None
     random = random_index(index, known, tmp_path / "random")
-    fits = sizes.more[FRAMES] <= 3000
+    fits = sizes.more["frames"] <= 3000
     assert not fits.all()
-    assert random.loads[:, random.load_names.index(FRAMES)].sum() == sizes.more[FRAMES][fits].sum()
+    assert random.loads[:, random.load_names.index("frames")].sum() == sizes.more["frames"][fits].sum()
     problem: Any = Namespace(profile=_Profile({"tiles": 0, "tokens": 0, "frames": 3000}), microbatches=1)
     packs = _wide_packs(random, problem)
     assert packs.more
@@ -117,8 +118,8 @@ class _Profile:
 
 
 def test_samples_with_too_long_sounds_are_named(tmp_path: Path) -> None:
-    index, summary = packed(tmp_path / "packs", mix(500), budgets={FRAMES: 3000})
-    assert summary.rejected_by_reason == {"too many frames": int((mix(500).more[FRAMES] > 3000).sum())}
+    index, summary = packed(tmp_path / "packs", mix(500), budgets={"frames": 3000})
+    assert summary.rejected_by_reason == {"too many frames": int((mix(500).more["frames"] > 3000).sum())}
     line = json.loads((index.folder / "rejected.jsonl").read_text().splitlines()[0])
     assert line["frames"] > 3000
     assert line["detail"].endswith(f"{line['frames']} mel frames of 3000")
@@ -134,20 +135,20 @@ def test_sizes_say_their_frames_or_have_none(tmp_path: Path) -> None:
     sizes.save(tmp_path / "a.npz")
     rows = [
         {"vit_num": int(tiles), "token_num": int(tokens)} | ({"audio_num": int(frames)} if frames else {})
-        for tiles, tokens, frames in zip(sizes.tiles, sizes.tokens, sizes.more[FRAMES], strict=True)
+        for tiles, tokens, frames in zip(sizes.tiles, sizes.tokens, sizes.more["frames"], strict=True)
     ]
     (tmp_path / "b.json").write_text(json.dumps(rows))
     Sizes(sizes.tiles, sizes.tokens).save(tmp_path / "c.npz")
-    found = Sizes.load([tmp_path / name for name in ("a.npz", "b.json", "c.npz")], (FRAMES,))
-    expected = [*sizes.more[FRAMES], *sizes.more[FRAMES], *[0] * 30]
-    assert found.more[FRAMES].tolist() == expected
+    found = Sizes.load([tmp_path / name for name in ("a.npz", "b.json", "c.npz")], ("frames",))
+    expected = [*sizes.more["frames"], *sizes.more["frames"], *[0] * 30]
+    assert found.more["frames"].tolist() == expected
 
 
 def test_the_program_has_a_budget_where_there_are_sounds_and_only_there(tmp_path: Path) -> None:
     """Without, the index is the same, whether or not the sizes say that there are none, and whatever the costs."""
     sizes, common = mix(400), ("--vit-budget", 5600, "--llm-budget", 8192, "--model", "qwen2.5-omni-3b")
     sizes.save(tmp_path / "heard.npz")
-    silent = Sizes(sizes.tiles, sizes.tokens, {FRAMES: 0 * sizes.tokens})
+    silent = Sizes(sizes.tiles, sizes.tokens, {"frames": 0 * sizes.tokens})
     silent.save(tmp_path / "silent.npz")
     Sizes(sizes.tiles, sizes.tokens).save(tmp_path / "seen.npz")
 
@@ -158,8 +159,8 @@ def test_the_program_has_a_budget_where_there_are_sounds_and_only_there(tmp_path
     done = tool("pack_data.py", *pack("heard", "--audio-budget", 12000, "--json"))
     assert json.loads(done.stdout)["audio_budget"] == 12000
     done = tool("pack_data.py", *pack("heard", "--json", out="auto"))
-    of_tokens = 8192 * sizes.more[FRAMES].sum() / sizes.tokens.sum()
-    assert json.loads(done.stdout)["audio_budget"] == max(np.ceil(1.25 * of_tokens), sizes.more[FRAMES].max())
+    of_tokens = 8192 * sizes.more["frames"].sum() / sizes.tokens.sum()
+    assert json.loads(done.stdout)["audio_budget"] == max(np.ceil(1.25 * of_tokens), sizes.more["frames"].max())
     for name in ("silent", "seen"):
         tool("pack_data.py", *pack(name))
     files = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("silent", "seen")]
@@ -177,4 +178,4 @@ def test_the_program_has_a_budget_where_there_are_sounds_and_only_there(tmp_path
 def test_costs_by_default_are_of_a_model_that_hears_where_somebody_speaks() -> None:
     assert "audio" in PackCosts.of_model(audio_budget=1000).parts
     assert list(PackCosts.of_model().parts) == ["vision", "language"]
-    assert Corpus.of(mix(10)).sizes.more[FRAMES].any()
+    assert Corpus.of(mix(10)).sizes.more["frames"].any()

@@ -23,7 +23,10 @@ def test_loads_are_what_runs() -> None:
     assert pack_loads(PACKS, SIZES).tolist() == [[6, 70, 1600 + 100 + 400], [0, 40, 1600]]
     assert pad_ratio(PACKS, SIZES, pad=True) == pytest.approx(((30 + 20) / (40 * 3) + 0) / 2)
     assert pad_ratio(PACKS, SIZES, pad=False) == 0.0
-    bounds = [lower_bound_packs(SIZES, *budgets) for budgets in ((2, 1000), (100, 50), (0, 110))]
+    bounds = [
+        lower_bound_packs(SIZES, dict(zip(("tiles", "tokens"), budgets, strict=True)))
+        for budgets in ((2, 1000), (100, 50), (0, 110))
+    ]
     assert bounds == [3, 3, 1], "of the scarcer of tiles and tokens"
     ranks = rank_loads(np.array([[[0, 1], [1, -1]]]), np.array([5, 7]))  # empty packs are free
     assert ranks.tolist() == [[12, 7]]

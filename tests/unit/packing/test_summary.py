@@ -30,8 +30,7 @@ from omnibal_ext.packing.pack_epoch import pack_epoch
 from omnibal_ext.sizes import Sizes
 
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4, "pack": 1.0}})
-ELSEWHERE = ("spread_sizes", "spread_sources", "kinds_missing", "kinds_missing_random",
-             "audio_budget", "dist_ratio_audio", "longest_frames")  # fmt: skip
+ELSEWHERE = ("spread_sizes", "spread_sources", "kinds_missing", "kinds_missing_random", "further")
 """test_order_iterations.py, test_mel_frames.py."""
 
 

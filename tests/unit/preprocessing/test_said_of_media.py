@@ -14,11 +14,11 @@ from megatron.vlm.data.templates import chat_template, render_chat
 from megatron.vlm.preprocessing.chat import Conversation, parse_conversation
 from megatron.vlm.preprocessing.line_fields import quoted
 from megatron.vlm.preprocessing.line_media import written_as
-from megatron.vlm.preprocessing.record_media import Senses
+from megatron.vlm.preprocessing.record_media import MEDIA, Senses
 from omnibal_ext.errors import Rejected
 from omnibal_ext.families.markup import QUOTED
 
-ALL = Senses(videos=True, sounds=True)
+ALL = Senses(MEDIA)
 PIXEL = base64.b64encode(b"GIF89a").decode()
 
 
@@ -64,7 +64,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("whose", "part", "found"), OBEYED)
 def test_an_image_that_is_named_in_anyones_way_is_found(whose: str, part: dict[str, Any], found: str) -> None:
-    assert asked(part).images == (found,), whose
+    assert asked(part).media["<image>"] == (found,), whose
 
 
 @pytest.mark.parametrize(("whose", "part", "named"), REFUSED)
@@ -78,7 +78,11 @@ def test_what_is_not_obeyed_is_refused_by_its_name(whose: str, part: dict[str, A
 def test_an_object_may_stand_where_a_path_may(field: str, said: Any) -> None:
     given = [said] if field.endswith("s") else said
     found = asked(**{field: given})
-    assert [*found.images, *found.sounds, *(file for video in found.videos for file in video.files)] == ["a"]
+    assert [
+        *found.media["<image>"],
+        *found.media["<audio>"],
+        *(file for video in found.media["<video>"] for file in video.files),
+    ] == ["a"]
 
 
 @pytest.mark.parametrize(("field", "mark"), [("images", "<image>"), ("videos", "<video>"), ("audios", "<audio>")])
@@ -100,7 +104,7 @@ def test_marks_typed_in_a_part_are_words() -> None:
     text = render_chat(read.messages, chat_template("qwen-vl"), MARKUPS["qwen-vl"]).text
     shown = "<|vision_start|><|image_pad|><|vision_end|>"
     assert f"user\n{shown}Write <image>, <video> and <|image_1|>. What?<|im_end|>" in text
-    assert not asked(typed).images
+    assert not asked(typed).media["<image>"]
     record = {"messages": [{"role": "user", "content": [typed]}, {"role": "assistant", "content": "It."}]}
     for reserved in (quoted("<image>"), "<video>"):
         with pytest.raises(Rejected, match=r"reserved_words: turn 0 contains '<(image|video)>'"):

@@ -19,7 +19,7 @@ from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.rebalance.phases import Phase, assign_packed, phases_of
 from omnibal_ext.rebalance.plan import PhaseInput, PhasePlacement, place_batches, plan_step
-from omnibal_ext.sizes import FRAMES, Sizes
+from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import mix
 
 BYTES_A_TOKEN, BYTES_A_TILE = 8.0, 256 * 8192.0
@@ -101,7 +101,7 @@ def test_three_phases_are_level_on_64_ranks(each: int, most: float) -> None:
     home = np.repeat(np.arange(ranks), each)
     for seed in range(20):
         sizes = mix(ranks * each, seed)
-        units = {"audio": sizes.more[FRAMES], "vision": sizes.tiles, "language": sizes.tokens}
+        units = {"audio": sizes.more["frames"], "vision": sizes.tiles, "language": sizes.tokens}
         phases = phases_of(costs)
         assert list(phases) == list(units)
         sent: dict[str, Any] = {name: units[name] * 1e4 for name in ("audio", "vision")}

@@ -6,6 +6,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import normalised_heads
@@ -33,7 +34,7 @@ class SquarePooler(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]. Averages are rounded, then in fp32."""
-        rows = join_rows(hidden, batch.tiles, self.shared)
+        rows = join_rows(hidden, Images.of(batch).size, self.shared)
         standard = (self.shift, self.scale) if self.standardized else ()
         means = _means_of_squares(rows.view(-1, self.square, 1, self.width), *standard)
         out: Tensor = self.linear(normalised_heads(means, self.shared.layernorm_epsilon))[0]

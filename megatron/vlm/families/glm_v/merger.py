@@ -13,6 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm
@@ -45,7 +46,7 @@ class GatedMerger(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        patches = self.vision_norm(join_rows(hidden, batch.tiles, self.shared))
+        patches = self.vision_norm(join_rows(hidden, Images.of(batch).size, self.shared))
         merged, _ = self.merge(patches.view(-1, 1, self.width))
         normed = self.norm(self.linear(merged)[0])
         out: Tensor = self.mlp(gelu(normed))[0]

@@ -8,6 +8,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm
@@ -32,7 +33,7 @@ class MatrixMerger(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        patches = self.norm(join_rows(hidden, batch.tiles, self.shared))
+        patches = self.norm(join_rows(hidden, Images.of(batch).size, self.shared))
         merged, _ = self.merge(patches.view(-1, 1, self.width))
         inner, _ = self.linear_fc1(merged)
         out: Tensor = self.linear_fc2(gelu(inner))[0]

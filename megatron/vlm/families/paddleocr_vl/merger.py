@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from megatron.vlm.families.qwen_vl.merger import SquareMerger
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.norm import build_norm
 from megatron.vlm.models.vit.layers import join_rows
@@ -22,7 +23,7 @@ class TwoNorms(SquareMerger):
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        patches = self.vision_norm(join_rows(hidden, batch.tiles, self.shared))
+        patches = self.vision_norm(join_rows(hidden, Images.of(batch).size, self.shared))
         inner, _ = self.linear_fc1(self.norm(patches).view(-1, 1, self.width))
         out: Tensor = self.linear_fc2(gelu(inner))[0]
         return out

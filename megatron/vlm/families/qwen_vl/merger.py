@@ -8,6 +8,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm
@@ -38,7 +39,7 @@ class SquareMerger(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        rows = join_rows(hidden, batch.tiles, self.shared)
+        rows = join_rows(hidden, Images.of(batch).size, self.shared)
         normed = self.norm(rows.view(-1, 1, self.normed))
         inner, _ = self.linear_fc1(normed.view(-1, 1, self.width))
         out, _ = self.linear_fc2(gelu(inner))

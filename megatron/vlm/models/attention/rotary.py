@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from megatron.vlm import platform
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.rotation import Rotation, rotation
 from omnibal_ext.errors import UserError
@@ -67,7 +68,8 @@ class Rotary(torch.nn.Module):
         """M-RoPE: each frequency belongs to one axis: time, row or column."""
         pack, native = batch.full_pack, self.native
         assert native is not None
-        places = text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, native, pack.seconds, pack.turns)
+        seen = Images.of(pack)
+        places = text_and_image_positions(pack.lengths, seen.grids, seen.starts, native, seen.seconds, seen.turns)
         if batch.shard is not None:
             places = places[:, batch.shard.rows.numpy()]
         angles = platform.to_device(torch.from_numpy(places)).float()[self.axes].T * self.frequencies

@@ -7,6 +7,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm, normalised_heads
@@ -28,10 +29,11 @@ class NormedPatchEmbed(NativePatchEmbed):
 
     def forward(self, hidden: None, batch: Microbatch, view: View | None = None) -> Tensor:
         """Pixels of the pack's patches -> rows in the order of the images, this rank's share."""
-        assert batch.pixels is not None
-        pixels = batch.pixels.to(self.projection.weight.dtype).flatten(1)
+        images = Images.of(batch)
+        assert images.values is not None
+        pixels = images.values.to(self.projection.weight.dtype).flatten(1)
         rows = self.norm(self.projection(self.pixel_norm(pixels)))
-        rows = self.place_norm(rows + self._of_axes(batch))
+        rows = self.place_norm(rows + self._of_axes(images.grids))
         return share_rows(rows.unsqueeze(1), self.config)
 
 
@@ -48,6 +50,6 @@ class NormedMatrix(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        rows = join_rows(hidden, batch.tiles, self.shared)
+        rows = join_rows(hidden, Images.of(batch).size, self.shared)
         out: Tensor = self.linear(normalised_heads(rows, self.shared.layernorm_epsilon))[0]
         return out

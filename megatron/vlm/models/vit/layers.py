@@ -22,6 +22,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 from torch.nn.functional import dropout, pad
 
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.core_attention import ImageAttention, TileAttention
 from megatron.vlm.models.configs import outside_layers
@@ -104,8 +105,9 @@ class PatchEmbed(MegatronModule):
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
         """Pixels of the pack's tiles -> rows of ViT tokens, this rank's share."""
-        assert batch.pixels is not None
-        tokens = self.projection(batch.pixels.to(self.positions.dtype)).flatten(2).permute(2, 0, 1)
+        pixels = Images.of(batch).values
+        assert pixels is not None
+        tokens = self.projection(pixels.to(self.positions.dtype)).flatten(2).permute(2, 0, 1)
         if hasattr(self, "class_token"):
             tokens = torch.cat([self.class_token.expand(1, tokens.shape[1], -1), tokens])
         tokens = self.norm(tokens + self.positions)
@@ -207,10 +209,11 @@ class VisionLayer(TransformerLayer):
         share, rows = 1 - self.drop_path, torch.arange(len(hidden), device=hidden.device)
         if self.config.sequence_parallel:
             rows += self.tp_group.rank() * len(hidden)
-        chosen = torch.rand(len(batch.encodes) or batch.tiles, device=hidden.device) < share
-        if batch.encodes:
-            chosen = chosen.index_select(0, batch.encoded_units)
-        return (chosen.to(hidden.dtype) / share)[rows % batch.tiles, None, None]
+        images = Images.of(batch)
+        chosen = torch.rand(len(images.encodes) or images.size, device=hidden.device) < share
+        if images.encodes:
+            chosen = chosen.index_select(0, images.encoded_units)
+        return (chosen.to(hidden.dtype) / share)[rows % images.size, None, None]
 
 
 def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture, again: bool) -> ModuleSpec:

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, linear
 
 from megatron.vlm import platform
+from megatron.vlm.media import Images
 from megatron.vlm.microbatch import Microbatch, Segments, segments_of
 from megatron.vlm.models.attention.rotation import rotation
 from megatron.vlm.models.configs import outside_layers
@@ -155,8 +156,9 @@ class Viewer(torch.nn.Module):
 
     def forward(self, batch: Microbatch) -> View:
         """Order, rotation and segments of the pack's patches."""
-        layout = row_layout(batch.grids, self.native.merge, self.native.window)
-        missing = missing_rows(batch.tiles, self.config)
+        images = Images.of(batch)
+        layout = row_layout(images.grids, self.native.merge, self.native.window)
+        missing = missing_rows(images.size, self.config)
         order, back = self._orders(layout.order) if self.native.window else (None, None)
         angles = self._angles(platform.to_device(torch.from_numpy(layout.places)), missing)
         turn, filler = rotation(angles, self.config.params_dtype), (missing,) if missing else ()
@@ -234,14 +236,15 @@ class NativePatchEmbed(MegatronModule):
 
     def forward(self, hidden: None, batch: Microbatch, view: View) -> Tensor:
         """Pixels of the pack's patches -> rows in the ViT's order, this rank's share."""
-        assert batch.pixels is not None
-        pixels = batch.pixels.to(self.projection.weight.dtype)
+        images = Images.of(batch)
+        assert images.values is not None
+        pixels = images.values.to(self.projection.weight.dtype)
         if pixels.dim() == 4:
             pixels = pixels.unsqueeze(2).expand(-1, -1, self.native.frames, -1, -1)
         rows = self.norm(self.projection(pixels))
         rows = rows if view.patch_order is None else rows[view.patch_order]
         if side := self.native.learned_positions:
-            layout = row_layout(batch.grids, self.native.merge, self.native.window)  # the viewer has just asked for it
+            layout = row_layout(images.grids, self.native.merge, self.native.window)  # the viewer has just asked for it
             bilinear = partial(stretched_positions, edges=self.native.edges_aligned)
             stretch = bicubic_positions if self.native.bicubic else bilinear
             at, sizes = (platform.to_device(torch.from_numpy(each)) for each in (layout.places, layout.sizes))
@@ -251,12 +254,12 @@ class NativePatchEmbed(MegatronModule):
             sums = _weighted_sums(self.positions.float(), places.flatten(), begins, weights.flatten())
             rows = rows + sums.to(rows.dtype)
         if self.native.axis_positions:
-            rows = rows + self._of_axes(batch)
+            rows = rows + self._of_axes(images.grids)
         return share_rows(rows.unsqueeze(1), self.config)
 
-    def _of_axes(self, batch: Microbatch) -> Tensor:
+    def _of_axes(self, grids: tuple[Grid, ...]) -> Tensor:
         """Learned positions by column and row of every patch. Raises UserError if an image is larger than these."""
-        places, most = row_layout(batch.grids, self.native.merge, self.native.window).places, self.native.axis_positions
+        places, most = row_layout(grids, self.native.merge, self.native.window).places, self.native.axis_positions
         assert most is not None
         if (largest := 1 + int(places.max(initial=0))) > most:
             raise UserError(

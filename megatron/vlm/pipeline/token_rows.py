@@ -1,4 +1,4 @@
-"""The order of a pack's image and audio tokens, when several ranks have encoded its images and sounds.
+"""The order of the tokens that encoders make of a pack, when several ranks have encoded it.
 
     units of the pack           0   1   2   3            their workers (part, tensor rank): 0.0  0.1  0.0  1.0
     part 0, tensor rank 0       0   2                    image tokens of its units, then their features
@@ -6,7 +6,7 @@
     part 1, tensor rank 0       3
     enters the first stage      0   1   2   3            image tokens of the pack, then its features
 
-Audio tokens follow behind these, on every worker and in the first stage's input; they have no features.
+The tokens of one encoder follow behind those of the other, audio tokens behind image tokens and their features.
 
 The first stage's pipeline rank receives the tokens of all parts, each tensor rank those of its number, and gathers them
 over the tensor ranks. Shapes follow from the pack's sizes and the plan, and are not exchanged.
@@ -26,19 +26,29 @@ from omnibal_ext.arrays import Ints
 
 
 @dataclass(frozen=True)
-class ImageRows:
-    """The rows of one pack's images and sounds."""
+class EncoderRows:
+    """The rows of one encoder's units."""
 
     units: tuple[int, ...]
-    """Rows of each unit of images."""
-    sounds: tuple[int, ...]
-    """Rows of each sample's sounds."""
+    """Tokens of each unit."""
+    copies: int = 1
+    """Rows of each token: itself, and its features."""
+
+    @property
+    def total(self) -> int:
+        """Rows of all units."""
+        return self.copies * sum(self.units)
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """The rows of one pack's tokens."""
+
+    encoders: tuple[EncoderRows, ...]
     workers: tuple[int, ...]
-    """The worker that encodes each of `units`, then of `sounds`: part x tensor ranks + tensor rank."""
+    """The worker that encodes each unit, of one encoder after the other: part x tensor ranks + tensor rank."""
     parts: int
     tensor_ranks: int
-    copies: int
-    """Rows of each image token: itself, and its features."""
 
     def count(self, part: int, tensor_rank: int) -> int:
         """Rows that a worker encodes."""
@@ -47,22 +57,21 @@ class ImageRows:
     @property
     def total(self) -> int:
         """Rows that enter the first stage."""
-        return self.copies * sum(self.units) + sum(self.sounds)
+        return sum(encoder.total for encoder in self.encoders)
 
     @cached_property
     def _places(self) -> list[Ints]:
         """For every worker, the indices of its rows in the first stage's input, in the order in which it encodes."""
-        sizes, images = (*self.units, *self.sounds), sum(self.units)
-        rows: list[list[Ints]] = [[] for _ in range(self.parts * self.tensor_ranks)]
-        for begin, count, worker in zip(np.cumsum([0, *sizes]), sizes, self.workers, strict=False):
-            rows[worker].append(np.arange(begin, begin + count))
-        return [self._with_features(np.concatenate([np.zeros(0, np.int64), *found]), images) for found in rows]
-
-    def _with_features(self, tokens: Ints, images: int) -> Ints:
-        """The rows of tokens numbered as if they had no features; the first `images` have."""
-        shown, heard = tokens[tokens < images], tokens[tokens >= images]
-        features = [copy * images + shown for copy in range(self.copies)]
-        return np.concatenate([*features, heard + (self.copies - 1) * images])
+        found: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in range(self.parts * self.tensor_ranks)]
+        workers, first = iter(self.workers), 0
+        for encoder in self.encoders:
+            mine = [worker for _, worker in zip(encoder.units, workers, strict=False)]
+            tokens, whose = sum(encoder.units), np.repeat(np.array(mine, np.int64), encoder.units)
+            for worker in set(mine):
+                own = np.flatnonzero(whose == worker)
+                found[worker] += [first + copy * tokens + own for copy in range(encoder.copies)]
+            first += encoder.total
+        return [*map(np.concatenate, found)]
 
     def assemble(self, pieces: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
         """The first stage's input, from this tensor rank's rows of all parts. Collective over tensor ranks."""

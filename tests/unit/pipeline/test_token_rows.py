@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
-from megatron.vlm.pipeline.image_rows import ImageRows
+from megatron.vlm.pipeline.token_rows import EncoderRows, TokenRows
 
-ROWS = ImageRows(units=(2, 3), sounds=(2, 0, 1), workers=(1, 0, 0, 1, 1), parts=2, tensor_ranks=1, copies=2)
+ENCODERS = EncoderRows((2, 3), copies=2), EncoderRows((2, 0, 1))
+ROWS = TokenRows(ENCODERS, workers=(1, 0, 0, 1, 1), parts=2, tensor_ranks=1)
 """Two images of two and three tokens with a feature each, sounds of two tokens and one."""
 
 

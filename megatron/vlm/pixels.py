@@ -1,18 +1,17 @@
 """uint8 pixels to the normalised ones that a ViT reads, on any device, without synchronising."""
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from megatron.vlm.platform import to_device
 
-if TYPE_CHECKING:
-    from megatron.vlm.microbatch import PixelStatistics  # with core, which `omnibal look` goes without
+PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
+"""(mean, standard deviation) of each colour channel, in units of 0 to 1, with which a ViT was trained."""
 
 
-def normalise(tiles: Tensor, statistics: "PixelStatistics") -> Tensor:
+def normalise(tiles: Tensor, statistics: PixelStatistics) -> Tensor:
     """uint8 [tiles, size, size, 3] -> float32 [tiles, 3, size, size], (x / 255 - mean) / deviation.
 
     With frames: [tiles, frames, size, size, 3] -> [tiles, 3, frames, size, size].
@@ -23,7 +22,7 @@ def normalise(tiles: Tensor, statistics: "PixelStatistics") -> Tensor:
 
 
 @cache
-def _on_device(statistics: "PixelStatistics", device: torch.device) -> tuple[Tensor, Tensor]:
+def _on_device(statistics: PixelStatistics, device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean and deviation, [3] each, cached."""
     mean, deviation = (torch.tensor(values) for values in statistics)
     return (mean, deviation) if device == mean.device else (to_device(mean), to_device(deviation))

@@ -1,0 +1,50 @@
+"""What a rank reads of a pack that several ranks encode: its units' inputs, and all units' sizes."""
+
+from collections.abc import Iterable, Iterator
+from itertools import cycle
+
+from torch.utils.data import Dataset
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.registry import readers_of
+from megatron.vlm.media import Media
+from megatron.vlm.microbatch import Microbatch
+from omnibal_ext.image_assignment import EncoderRank, unit_costs
+from omnibal_ext.modalities.modality import Size
+from omnibal_ext.packing.index.packed_index import PackedIndex
+
+
+def numbered(packs: Iterable[int], microbatches: int) -> Iterator[tuple[int, int]]:
+    """(pack number, microbatch of its iteration) for a sequence of packs."""
+    return zip(packs, cycle(range(microbatches)), strict=False)
+
+
+class EncoderShares(Dataset):
+    """(Pack number, microbatch) -> Microbatch with what this rank encodes of it, on the host (`Media.encodes`)."""
+
+    reads_media = True
+
+    def __init__(self, data: ChatDataset, index: PackedIndex, worker: EncoderRank) -> None:
+        self.data, self.index, self.worker = data, index, worker
+        self.readers = {size: reader for size, reader in readers_of(data).items() if size in worker.rates}
+
+    def __getitem__(self, place: tuple[int, int]) -> Microbatch:
+        pack, microbatch = place
+        samples = [*map(self.data.sample, self.index.samples(pack))] if pack >= 0 else []
+        units = {size: reader.units(samples) for size, reader in self.readers.items()}
+        takes = iter(self.worker.takes(unit_costs(units, self.worker.rates), microbatch))
+        media, broken = dict[Size, Media](), dict[int, str]()
+        for size, reader in self.readers.items():
+            media[size], parts = reader.share(samples, units[size], [next(takes) for _ in units[size]])
+            if parts:
+                media[size], faults = reader.read(media[size], parts)
+                broken = {**faults, **broken}
+        return Microbatch(
+            lengths=(),
+            samples=len(samples),
+            useful_tokens=0,
+            media=media,
+            pack=pack,
+            sample_ids=tuple(sample.number for sample in samples),
+            broken=tuple(broken.items()),
+        )

@@ -1,0 +1,16 @@
+"""The registry of readers of encoders' inputs, by modality."""
+
+from collections.abc import Mapping
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.images import ImageReader
+from megatron.vlm.data.inputs.reader import InputReader
+from megatron.vlm.data.inputs.sounds import SoundReader
+from omnibal_ext.modalities.modality import AUDIO, VISION, Modality, Size
+
+READERS: Mapping[Modality, type[InputReader]] = {VISION: ImageReader, AUDIO: SoundReader}
+
+
+def readers_of(data: ChatDataset) -> dict[Size, InputReader]:
+    """The readers of all that a dataset's samples may have."""
+    return {one.size: reader(data) for one, reader in READERS.items() if one.size in data.media_tokens}
