@@ -150,7 +150,7 @@ def _assigned(packs: Sequence[Microbatch], widths: Sequence[int], model: Archite
     rank, slots, mine = parallel_state.get_data_parallel_rank(), 0, []
     for number, (pack, width) in enumerate(zip(packs, widths, strict=True)):
         if slots <= rank < slots + width:
-            makers = np.array(assign_units([1] * Images.of(pack).size, number, tuple(range(width)), 1), np.int64)
+            makers = np.array(assign_units([1] * Images.of(pack).amount, number, tuple(range(width)), 1), np.int64)
             mine.append(wide.teams().join(wide.part([pack], 0, rank - slots, width, 1, model, makers)))
         slots = (slots + width) % parallel_state.get_data_parallel_world_size()
     return mine

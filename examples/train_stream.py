@@ -100,7 +100,7 @@ class Phases(nn.Module):
 
 def steps_of(data: ChatDataset, model: nn.Module, phases: Mapping[str, Phase] | None) -> StreamSteps:
     """The steps of a rank. Raises UserError for a model whose features cannot be sent one by one."""
-    config, audio_token = model.config, data.audio_tokens[0] if data.hears else None
+    config, audio_token = model.config, data.media_tokens["frames"][0] if data.hears else None
     videos = data.rule.native and data.manifest.get("video_files")
     if config.model_type not in ("internvl", "qwen2_5_omni_thinker") or videos:
         raise UserError(

@@ -11,7 +11,7 @@ seen = Images.of
 
 def heard(pack: Microbatch) -> Media:
     """The sounds of a pack."""
-    return pack.inputs("frames")
+    return pack.media_of("frames")
 
 
 def with_images(pack: Microbatch, **changes: Any) -> Microbatch:

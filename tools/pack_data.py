@@ -206,7 +206,7 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
 
 
 def without_unused(corpus: Corpus, arguments: argparse.Namespace) -> Corpus:
-    """Return the corpus without further sizes that no sample has any of, unless --budgets names them. Raises UserError
+    """Return the corpus without further sizes that no sample has any of, unless --size names them. Raises UserError
     for a budget of these."""
     unused = corpus.sizes.more.keys() - corpus.sizes.without_unused().more.keys() - arguments.budgets.keys()
     for one in FURTHER:

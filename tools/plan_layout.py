@@ -146,7 +146,7 @@ def _profile_source(
             return analytic_profile(
                 architecture,
                 device,
-                architecture.profiled({"tiles": vit, "tokens": llm, **further_budgets_for(sizes, llm, asked)}),
+                {**further_budgets_for(sizes, llm), **asked, "tiles": vit, "tokens": llm},
                 t,
                 d,
                 expert_model_parallel_size=e,

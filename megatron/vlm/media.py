@@ -54,8 +54,8 @@ class Media:
         return tuple(chain.from_iterable(self.kept))
 
     @cached_property
-    def size(self) -> int:
-        """Of all inputs that this rank encodes: tiles, or mel frames."""
+    def amount(self) -> int:
+        """Tiles or mel frames of all inputs that this rank encodes."""
         return sum(self.inputs)
 
     @cached_property
@@ -64,13 +64,14 @@ class Media:
         return to_device(torch.tensor([number for number, here in enumerate(self.encodes) if here]))
 
     def placed(self, words: Tensor, tokens: Tensor) -> Tensor:
-        """Rows of the sequence [T, width] with the encoder's tokens [tokens, width] in their places."""
+        """Return rows of the sequence [T, width] with the encoder's tokens [tokens, width] in their places."""
         assert self.positions is not None
         return words.index_copy(0, self.positions, tokens.to(words.dtype))
 
-    def arrived(self, share: Callable[[Tensor], Tensor]) -> Self:
-        """With values as the encoder reads them; `share` sends what one tensor-parallel rank has read to the others."""
-        return self if self.values is None else replace(self, values=share(self.values))
+    def arrived(self, send: Callable[[Tensor], Tensor]) -> Self:
+        """Return it with values as the encoder reads them; `send`: from the tensor-parallel rank that has read them to
+        the others."""
+        return self if self.values is None else replace(self, values=send(self.values))
 
 
 NO_MEDIA = Media()
@@ -101,16 +102,16 @@ class Images(Media):
 
     @classmethod
     def of(cls, pack: "HasMedia") -> "Images":
-        """The images of a pack."""
+        """Return the images of a pack."""
         found = pack.media.get(VISION.size, NO_IMAGES)
         assert isinstance(found, cls)
         return found
 
-    def arrived(self, share: Callable[[Tensor], Tensor]) -> Self:
-        """With normalised pixels."""
+    def arrived(self, send: Callable[[Tensor], Tensor]) -> Self:
+        """Return it with normalised pixels."""
         if self.values is None or self.statistics is None:
             return self
-        return replace(self, values=normalise(share(self.values), self.statistics), statistics=None)
+        return replace(self, values=normalise(send(self.values), self.statistics), statistics=None)
 
 
 class HasMedia(Protocol):

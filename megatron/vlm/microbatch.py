@@ -194,8 +194,8 @@ class Microbatch:
         media = {size: with_tensors(one, changed) for size, one in self.media.items()}
         return replace(with_tensors(self, changed), media=media)
 
-    def inputs(self, size: Size) -> Media:
-        """What the encoder of a size reads; of one that the pack has nothing for, nothing."""
+    def media_of(self, size: Size) -> Media:
+        """Return what the encoder of a size reads; of one that the pack has nothing for, nothing."""
         return self.media.get(size, NO_MEDIA)
 
     @property

@@ -14,7 +14,7 @@ from megatron.core.optimizer_param_scheduler import ParamGroupOverride
 from megatron.training import training
 
 from omnibal_ext.adapters import Adapters
-from omnibal_ext.chain import PARTS, VISION_NORM, modality_of
+from omnibal_ext.chain import PART_OF, PARTS, VISION_NORM, modality_of
 from omnibal_ext.flags import Need
 from omnibal_ext.trainer_flags import PARTS_WITH_RATES, RATES
 
@@ -74,7 +74,7 @@ def _of_part(part: str) -> Callable[[Any, str], bool]:
 
     def is_of(_: Any, name: str) -> bool:
         if norm := OF_ENCODER.search(name):
-            return part == modality_of(norm[1]).kinds[1]
+            return part == PART_OF[modality_of(norm[1]).kinds[1]]
         return bool(links.search(name))
 
     return is_of

@@ -293,8 +293,8 @@ class Profile:
         return {one.passing.kinds[2]: tuple(int(one.enters(link)) for link in links) for one in given if one.passing}
 
     def streams(self, size: Size) -> int:
-        """Tensors of tokens that the encoder of a size gives: hidden states, and features that are added later."""
-        return next(features.streams for one, features in self._encoders.items() if one.size == size)
+        """Return how many tensors of tokens the encoder of a size gives: one, and features that are added later."""
+        return next((features for one, features in self._encoders.items() if one.size == size), Features()).streams
 
     @property
     def _encoders(self) -> dict[Modality, Features]:

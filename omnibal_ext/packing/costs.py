@@ -19,12 +19,12 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.modalities.modality import (
     ALWAYS,
     AUDIO,
+    FURTHER,
     FURTHER_SIZES,
     LANGUAGE,
     MODALITIES,
     VISION,
     Budgets,
-    budget_fields,
     budgets_in,
 )
 from omnibal_ext.packing.packs import LOADS, sample_loads
@@ -32,7 +32,7 @@ from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
 from omnibal_ext.sizes import Sizes
 
 DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # for costs by default
-HAS = {AUDIO.size: "qwen2.5-omni-7b"}  # for a corpus with these
+MODEL_WITH = {AUDIO.size: "qwen2.5-omni-7b"}  # for a corpus with these
 CONSTANT = "pack"  # key of the seconds per pack that do not depend on its size
 COSTS = record({"parts": mapping(mapping(finite(-LARGEST), most=64), most=8)}, {"origin": text})
 """Schema of `PackCosts.to_record`; fitted seconds may be negative."""
@@ -78,9 +78,16 @@ class PackCosts:
 
         Raises UserError for unknown models and devices.
         """
-        budgets = budgets_in({VISION.budget: vit_budget, LANGUAGE.budget: llm_budget, **further})
-        found = preset(model or next((HAS[size] for size in budgets if size in HAS), DEFAULT_MODEL))
-        return cls.of_profile(analytic_profile(found, device, found.profiled(budgets)))
+        if unknown := further.keys() - {one.budget for one in FURTHER}:
+            raise TypeError(f"no budget is called {', '.join(sorted(unknown))}")
+        return cls._counted(
+            model, device, budgets_in({VISION.budget: vit_budget, LANGUAGE.budget: llm_budget, **further})
+        )
+
+    @classmethod
+    def _counted(cls, model: str | None, device: str, budgets: Budgets) -> "PackCosts":
+        named = model or next((MODEL_WITH[size] for size in budgets if size in MODEL_WITH), DEFAULT_MODEL)
+        return cls.of_profile(analytic_profile(preset(named), device, budgets))
 
     @classmethod
     def asked_for(
@@ -93,10 +100,10 @@ class PackCosts:
         """Read a profile.json or, where none is given, count the operations of a model (`of_model`)."""
         if profile:
             return cls.of_profile(Profile.load(profile))
-        return cls.of_model(model, device or DEFAULT_DEVICE, **budget_fields(budgets))
+        return cls._counted(model, device or DEFAULT_DEVICE, budgets)
 
     def for_corpus(self, sizes: Sizes) -> "PackCosts":
-        """Those without parts of further sizes that a corpus does not have, such as mel frames."""
+        """Return those without parts of further sizes that a corpus does not have, such as mel frames."""
         unused = {*FURTHER_SIZES} - sizes.more.keys()
         return PackCosts({part: costs for part, costs in self.parts.items() if not unused & costs.keys()}, self.origin)
 

@@ -108,7 +108,7 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     assert plan.tower is not None
     parts, sizes = plan.tower.parts[microbatch % len(plan.tower.parts)], plan.tower.sizes
     images, sounds = seen(pack), heard(pack).units if "frames" in sizes else ()
-    units = (tuple(map(prod, images.grids)) or (1,) * images.size) if "tiles" in sizes else ()
+    units = (tuple(map(prod, images.grids)) or (1,) * images.amount) if "tiles" in sizes else ()
     costs = (*units, *(plan.tower.tiles_per_frame * sum(sample) for sample in sounds))
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
     workers = assign_units(costs, microbatch, parts, parallel_state.get_tensor_model_parallel_world_size())

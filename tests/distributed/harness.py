@@ -441,7 +441,7 @@ def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
     """The microbatch a stage would be handed by the loader."""
 
     def kept(size: str, media: Media) -> Media:
-        values, positions = media.values if size in needs.inputs else None, media.positions if needs.tokens else None
+        values, positions = media.values if size in needs.media else None, media.positions if needs.tokens else None
         return replace(media, values=values, positions=positions)
 
     return replace(

@@ -103,7 +103,7 @@ def part(
     lengths, spans = with_filler(shares, whole.lengths, multiple)
     whole = filled(whole, whole.lengths, lengths[len(whole.lengths) :])
     units = np.array(
-        [s * r * c for s, r, c in seen(whole).grids] if seen(whole).grids else [1] * seen(whole).size, np.int64
+        [s * r * c for s, r, c in seen(whole).grids] if seen(whole).grids else [1] * seen(whole).amount, np.int64
     )
     if makers is None:
         makers = np.random.default_rng(pack).integers(0, width, len(units))  # whatever they are

@@ -37,7 +37,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     """The readers by name; whole files are made in the folder."""
     return {
         "order": _order(), "sizes-list": _sizes_list(), "levelled": _levelled(folder / "levelled"),
-        "run-notes": _run_notes(), "lock": _lock(), "card": _card(), "image-lists": _media(),
+        "run-notes": _run_notes(), "lock": _lock(), "card": _card(), "media": _media(),
         "export": _export(),
         "packing-report": _packing_report(folder / "reported"), "longest": _longest(folder / "longest"),
     }  # fmt: skip

@@ -69,7 +69,9 @@ class Weighed:
 
         with KeptBytes(self.tower.copies.parameters()) as kept:
             made = self.encode(part, training, keeps)
-        self.parts.append({"tiles": part.inputs("tiles").size, "kept": kept.bytes, "made": made.nbytes, "keeps": keeps})
+        self.parts.append(
+            {"tiles": part.media_of("tiles").amount, "kept": kept.bytes, "made": made.nbytes, "keeps": keeps}
+        )
         return made
 
 
@@ -110,11 +112,11 @@ def part_of(plan: Any, pack: Any, microbatch: int, tensor: int) -> Any:
 
     here = parallel_state.get_pipeline_model_parallel_rank()
     whole = Images.of(pack)
-    units = tuple(map(prod, whole.grids)) or (1,) * whole.size
+    units = tuple(map(prod, whole.grids)) or (1,) * whole.amount
     takes = EncoderRank(plan.tower.parts, here, 0, tensor).takes(tuple(map(float, units)), microbatch)
     grids = tuple(grid for grid, own in zip(whole.grids, takes, strict=False) if own)
     images = Images(units=tuple((unit,) for unit in units), encodes=tuple(takes), grids=grids)
-    values = torch.empty(images.size, *whole.values.shape[1:], device="cuda")
+    values = torch.empty(images.amount, *whole.values.shape[1:], device="cuda")
     return Microbatch((), pack.samples, 0, media={"tiles": replace(images, values=values)})
 
 

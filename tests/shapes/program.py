@@ -76,7 +76,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
         entering = None
         if link:
             shape = chain.shape_before(
-                link, pack, len(pack.inputs("tiles").positions) if kind == "word_embed" else None
+                link, pack, len(pack.media_of("tiles").positions) if kind == "word_embed" else None
             )
             entering = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         found[cost] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
@@ -214,7 +214,7 @@ def core_layer(config: Any, pack: Any) -> Answer:
         config = replace_quietly(config, activation_func=torch.nn.functional.gelu)  # core fuses no other
     config = replace_quietly(config, qk_layernorm=False, bias_activation_fusion=True, bias_dropout_fusion=True)
     layer = build_module(get_gpt_layer_with_transformer_engine_spec(), config=config, layer_number=1)
-    rows = pack.tokens if causal else 1025 * pack.inputs("tiles").size
+    rows = pack.tokens if causal else 1025 * pack.media_of("tiles").amount
     entering = torch.empty(
         shared_rows(rows, config), 1, config.hidden_size, device="cuda", dtype=torch.bfloat16, requires_grad=True
     )

@@ -112,3 +112,15 @@ def test_what_cannot_be_planned_ends_with_one_line_and_code_2(
     flags = tuple(tmp_path / "bad.json" if flag == "BAD" else flag for flag in flags)
     assert message in refusal(_run(*usual, "--output", tmp_path / "plan.json", *flags, check=False))
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_budget_of_mel_frames_counts_without_sizes(tmp_path: Path) -> None:
+    common = "--analytic h100 --model qwen2.5-omni-3b --budgets 2304x4096 --tensor-sizes 1".split()
+    common += "--pipeline-model-parallel-size 2 --num-microbatches 4 --memory-gib 70 --method profile --json".split()
+    steps = {}
+    for frames in (None, 6000):
+        given = ("--audio-budget", frames) if frames else ()
+        plan = json.loads(_run(*common, *given, "--output", tmp_path / f"{frames}.json").stdout)
+        steps[frames] = plan["predicted"]["step_seconds"]
+        assert plan["audio_budget"] == (frames or 1)
+    assert steps[None] < steps[6000]

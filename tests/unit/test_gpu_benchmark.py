@@ -91,7 +91,7 @@ def test_packs_are_as_conversations_are() -> None:
     assert 0.1 < sum(tiles == 0 for tiles, _ in samples) / len(samples) < 0.3
     assert packs == gpu_packs.make_packs(preset("internvl3.5-2b"), (33, 11840), 8)
     read = gpu_packs.RandomPacks("tiny", (((2, 20), (0, 9)), ((1, 30),)))[2]
-    assert (read.tiles, read.lengths, read.pack) == (2, (20, 9), 0)
+    assert (read.media_of("tiles").amount, read.lengths, read.pack) == (2, (20, 9), 0)
     assert read.supervised is not None
     assert read.supervised.tolist() == [14, 15, 16, 17, 18, 19, 27, 28]
 

@@ -25,11 +25,11 @@ class Arrivals:
 
     `look_ahead` waits for the reader's next pack and starts its copy: called after the device was given the pack
     before, so that the device has work meanwhile. `next` gives it: later kernels wait for the copy, the host does not.
-    What its encoders read is broadcast (`with_values`), a collective in the schedule's order, if `shares`.
+    What its encoders read is broadcast (`with_values`), a collective in the schedule's order, if `sends`.
     """
 
-    def __init__(self, packs: Iterator[Microbatch], count: int, shares: bool = True) -> None:
-        self.packs, self.left, self.shares = packs, count, shares
+    def __init__(self, packs: Iterator[Microbatch], count: int, sends: bool = True) -> None:
+        self.packs, self.left, self.sends = packs, count, sends
         self.copied: Microbatch | None = None
 
     def look_ahead(self) -> None:
@@ -48,8 +48,8 @@ class Arrivals:
             raise StopIteration
         pack, self.copied = self.copied, None
         platform.wait_for("copying")
-        pack.with_tensors(_used)
-        return with_values(pack) if self.shares else pack
+        pack.with_tensors(platform.used_here)  # for what it notes; what it makes is not needed
+        return with_values(pack) if self.sends else pack
 
 
 def to_device(pack: Microbatch) -> Microbatch:
@@ -59,15 +59,10 @@ def to_device(pack: Microbatch) -> Microbatch:
 
 def with_values(pack: Microbatch) -> Microbatch:
     """The pack with what the encoders read: normalised pixels, mels. Collective over the tensor-parallel group."""
-    return replace(pack, media={size: one.arrived(_shared) for size, one in pack.media.items()})
+    return replace(pack, media={size: one.arrived(_sent) for size, one in pack.media.items()})
 
 
-def _used(tensor: Tensor) -> Tensor:
-    platform.used_here(tensor)
-    return tensor
-
-
-def _shared(read: Tensor) -> Tensor:
+def _sent(read: Tensor) -> Tensor:
     """Broadcast from the tensor-parallel group's first rank; the others have a meta tensor of the shape."""
     group = parallel_state.get_tensor_model_parallel_group()
     if read.is_meta:

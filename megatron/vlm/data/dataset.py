@@ -3,7 +3,7 @@
 tokens.bin/.idx     int32   token ids of every sample, one image token for each run of        (core's IndexedDataset)
                             image tokens; `Sample.text` repeats it
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
-media.bin/.idx      uint8   JSON object of lists, under `Modality.inputs`:
+media.bin/.idx      uint8   JSON object of lists, under `Modality.inputs` (of older folders: images.bin, sounds.bin):
                             "images": {"path", "columns", "rows", "thumbnail"}; "place", its location inside the input
                             file; "film", a video's sampled frames; "crcs", CRC-32 of its file or frames' files
                             "sounds": {"path", "samples", "frames", "tokens", "place", "crcs"}; "video" and "turns", of

@@ -33,7 +33,7 @@ from omnibal_ext.packing.shards import TokenSpan, shard_tokens
 class Needs:
     """Which tensors of a microbatch a stage's layers read. Every stage gets the sizes."""
 
-    inputs: frozenset[Size]
+    media: frozenset[Size]
     """Of the encoders whose values it reads."""
     tokens: bool
     labels: bool
@@ -43,7 +43,7 @@ class Needs:
     def of(cls, kinds: tuple[str, ...], language: LanguageArchitecture) -> "Needs":
         """For a slice of the chain."""
         return cls(
-            inputs=frozenset(one.size for one in ENCODED if one.kinds[0] in kinds),
+            media=frozenset(one.size for one in ENCODED if one.kinds[0] in kinds),
             tokens="word_embed" in kinds or ("llm" in kinds and language.layer_inputs is not None),
             labels="head" in kinds,
             targets="llm" in kinds and language.experts is not None,
@@ -85,7 +85,7 @@ class PackDataset(Dataset):
     @property
     def reads_media(self) -> bool:
         """Whether this rank decodes images or sounds."""
-        return bool(self.needs.inputs) and self.decodes
+        return bool(self.needs.media) and self.decodes
 
     def __getitem__(self, pack: int) -> Microbatch:
         """A pack; of a wide one this rank's shard. Images and sounds with placeholders are in `broken`."""
@@ -104,7 +104,7 @@ class PackDataset(Dataset):
             **self._text(samples, lengths, width),
         )
         batch = replace(batch, media=self._media(samples, batch))
-        needed = self.needs.inputs | ({VISION.size} if width > 1 else set())
+        needed = self.needs.media | ({VISION.size} if width > 1 else set())
         parts = {size: reader.parts(samples) for size, reader in self.readers.items() if size in needed}
         if width > 1:
             batch, parts[VISION.size] = shard_of_place(batch, spans, parts[VISION.size], self.rank % width)
@@ -121,9 +121,9 @@ class PackDataset(Dataset):
         return found
 
     def _with_values(self, batch: Microbatch, parts: Mapping[Size, Sequence[Any]]) -> Microbatch:
-        """What the stage's encoders read, in place of which is said what could not be decoded."""
+        """Return the pack with what the stage's encoders read, and in `broken` what could not be decoded."""
         media, broken = dict(batch.media), dict[int, str]()
-        for size in (size for size in parts if size in self.needs.inputs):
+        for size in (size for size in parts if size in self.needs.media):
             media[size], faults = self.readers[size].read(media[size], parts[size], self.decodes)
             broken = {**faults, **broken}
         return replace(batch, media=media, broken=tuple(broken.items()))
@@ -166,7 +166,7 @@ def microbatches(
 ) -> Generator[Microbatch, None, None]:  # fmt: skip
     """The microbatches that a dataset has for the items of `order`, on the host (pinned with CUDA).
 
-    `num_workers` processes read datasets with images; others are read here, which is faster than to transfer them.
+    `num_workers` processes read what has to be decoded; the rest are read here, which is faster than to transfer them.
     `reading()` makes a context manager for the wait for each microbatch, for timers. Closing it ends the processes.
     """
     workers = num_workers if dataset.reads_media else 0

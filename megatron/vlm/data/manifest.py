@@ -1,4 +1,4 @@
-"""Checks of a dataset folder's manifest and of its columns of images and sounds."""
+"""Checks of a dataset folder's manifest and of its column of media."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields

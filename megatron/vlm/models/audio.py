@@ -36,7 +36,7 @@ from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
-MADE_UP = 3000
+TIMED_FRAMES = 3000
 """Mel frames of a sound to be timed: half a minute."""
 LONGEST_WAVE = 10_000
 """Rows in which the slowest sinusoid of the positions turns by one radian."""
@@ -81,7 +81,7 @@ class AudioViewer(torch.nn.Module):
 
     def forward(self, batch: Microbatch) -> View:
         """Segments of the pack's rows: those of a window attend to each other."""
-        lengths = [rows for frames in batch.inputs(AUDIO.size).inputs for rows in self.audio.windows(frames)]
+        lengths = [rows for frames in batch.media_of(AUDIO.size).inputs for rows in self.audio.windows(frames)]
         missing = missing_rows(sum(lengths), self.config)
         segments = segments_of((*lengths, missing) if missing else lengths, causal=False)
         return View(None, None, segments, segments)
@@ -115,7 +115,7 @@ class AudioEmbed(MegatronModule):
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
         """Mel frames of the pack's sounds -> rows, this rank's share."""
-        sounds, audio = batch.inputs(AUDIO.size), self.audio
+        sounds, audio = batch.media_of(AUDIO.size), self.audio
         mels, layout = sounds.values, chunk_layout(sounds.kept, audio)
         assert mels is not None
         frames, rows, seen = map(platform.to_device, map(torch.from_numpy, (layout.frames, layout.rows, layout.seen)))
@@ -173,7 +173,7 @@ class AudioProjector(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
         """This rank's rows -> audio tokens, sound after sound."""
-        lengths = [*map(self.audio.rows, batch.inputs(AUDIO.size).inputs)]
+        lengths = [*map(self.audio.rows, batch.media_of(AUDIO.size).inputs)]
         rows = join_rows(hidden, sum(lengths), self.shared)
         if not self.audio.pooled:
             inner, _ = self.linear_fc1(self.norm(rows))
@@ -216,7 +216,7 @@ class AudioLinks(EncoderLinks):
         """Sounds of half a minute in the first sample, whose tokens are at the end; more of them than the pack has
         overwrite each other."""
         assert model.audio is not None
-        tokens, each = sum(lengths), tuple(min(MADE_UP, units - begin) for begin in range(0, units, MADE_UP))
+        tokens, each = sum(lengths), tuple(min(TIMED_FRAMES, units - begin) for begin in range(0, units, TIMED_FRAMES))
         heard = torch.arange(sum(map(model.audio.tokens, each)), device="cuda")
         return Media(
             units=(each, *[()] * (len(lengths) - 1)),

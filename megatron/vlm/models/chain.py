@@ -35,7 +35,7 @@ from megatron.vlm.models.vit.clip import clip
 from megatron.vlm.models.vit.layers import shared_rows, vision_layer_spec
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import VISION_NORM, GradientMode, gradient_mode, layer_names, modality_of
+from omnibal_ext.chain import PART_OF, VISION_NORM, GradientMode, gradient_mode, layer_names, modality_of
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
@@ -105,7 +105,7 @@ class Chain:
         if mode != "trained":
             module.requires_grad_(False)
         if norm := getattr(module, VISION_NORM, None):
-            norm.requires_grad_(modality_of(self.kinds[link]).kinds[1] not in self.frozen)
+            norm.requires_grad_(PART_OF[modality_of(self.kinds[link]).kinds[1]] not in self.frozen)
         for _, adapter in adapters_in(module):
             adapter.requires_grad_(True)
         return module
@@ -131,7 +131,7 @@ class Chain:
     def passes_by(self, link: int, batch: Microbatch) -> bool:
         """Whether a pack skips a link: it is a tower's, and the pack has nothing for it."""
         modality = modality_of(self.kinds[link])
-        return modality is not LANGUAGE and not batch.inputs(modality.size).size
+        return modality is not LANGUAGE and not batch.media_of(modality.size).amount
 
     def config(self, link: int) -> TransformerConfig:
         """Core's configuration of the part of the model that a link is of."""
@@ -205,7 +205,7 @@ class Chain:
 
     def carrier(self, batch: Microbatch) -> Carrier:
         """Lays out the extras of a pack (`omnibal_ext.flow`)."""
-        there = frozenset(one for one in ENCODED if batch.full_pack.inputs(one.size).size)
+        there = frozenset(one for one in ENCODED if batch.full_pack.media_of(one.size).amount)
         return self._carriers[there].at(self._tokens(batch))
 
     @cached_property
@@ -222,7 +222,7 @@ class Chain:
     def _tokens(self, batch: Microbatch) -> dict[Modality, int]:
         """Tokens that each encoder makes of a pack's inputs."""
         return {
-            one.modality: sum(map(one.tokens, batch.inputs(one.modality.size).inputs))
+            one.modality: sum(map(one.tokens, batch.media_of(one.modality.size).inputs))
             for one in self.architecture.encoders
         }
 
@@ -235,7 +235,7 @@ class Chain:
         if self.kinds[link - 1] == modality.kinds[-1]:
             return (self._tokens(batch)[modality], 1, self.language.hidden_size)
         config, encoder = self.config(link - 1), self.architecture.encoder(modality)
-        rows = sum(map(encoder.rows, batch.inputs(modality.size).inputs))
+        rows = sum(map(encoder.rows, batch.media_of(modality.size).inputs))
         return (shared_rows(rows, config), 1, config.hidden_size)
 
 

@@ -58,6 +58,7 @@ class WordEmbedding(MegatronModule):
         self.embedding = VocabParallelEmbedding(
             vocab_size, config.hidden_size, init_method=config.embedding_init_method, config=config
         )
+        # The last encoder of the chain is the ViT, whose tokens are the hidden states that enter.
         self.others = [one.modality.size for one in architecture.encoders[:-1]]
         self.newline = None
         if architecture.newline:
@@ -74,14 +75,14 @@ class WordEmbedding(MegatronModule):
         """
         features = extras[len(self.others) :]
         images = Images.of(batch)
-        if batch.shard is not None and Images.of(batch.full_pack).size:
+        if batch.shard is not None and Images.of(batch.full_pack).amount:
             image, *rest = features_to_tokens((image, *features), batch.shard)
             features = tuple(rest)
         words = self.embedding(batch.input_ids)
         words = words if self.scale == 1 else words * self.scale
         words = dropout(words, self.config.hidden_dropout, self.training)
         for size, tokens in zip(self.others, extras, strict=False):
-            words = batch.inputs(size).placed(words, tokens.squeeze(1))
+            words = batch.media_of(size).placed(words, tokens.squeeze(1))
         hidden = self._placed(words, self._in_order(image.squeeze(1), images), images)
         given = [self._placed(one.new_zeros(batch.tokens, one.shape[2]), one.squeeze(1), images) for one in features]
         if self.inputs_norm is not None:

@@ -55,7 +55,7 @@ class Tally:
         """Add a microbatch; losses and weights [T]."""
         assert batch.sources is not None
         assert batch.segment_ids is not None
-        found = (*(getattr(batch, name) for name in OF_TOKENS), *(batch.inputs(one.size).size for one in ENCODED))
+        found = (*(getattr(batch, name) for name in OF_TOKENS), *(batch.media_of(one.size).amount for one in ENCODED))
         self.sizes = [*map(add, self.sizes, found)]
         pairs = torch.stack([losses.detach() * weights, weights], dim=1)
         self.losses.index_add_(0, batch.sources[batch.segment_ids], pairs.double())

@@ -150,8 +150,8 @@ class Recorder:
         """Note the sizes of the pack whose forward begins."""
         if self._current is not None and self._current.action.kind == "F" and self._current.action.chunk == 0:
             sent = (0, 1) if batch.shard is None else (batch.shard.sent_tokens, batch.shard.width)
-            further = [units for one in FURTHER if (units := batch.inputs(one.size).size)]
-            self.packs.append([batch.inputs(VISION.size).size, batch.tokens, batch.squares, *sent, *further])
+            further = [units for one in FURTHER if (units := batch.media_of(one.size).amount)]
+            self.packs.append([batch.media_of(VISION.size).amount, batch.tokens, batch.squares, *sent, *further])
 
     def close(self) -> None:
         """Write what is left; training has ended."""

@@ -25,14 +25,15 @@ from megatron.vlm.pipeline.communicator import IMAGE_GRADIENT, IMAGE_TOKENS, Com
 from megatron.vlm.pipeline.iteration import Iteration
 from megatron.vlm.pipeline.token_rows import EncoderRows, TokenRows
 from megatron.vlm.pipeline.tower import Tower
-from omnibal_ext.image_assignment import assign_units, parts_of, unit_costs
+from omnibal_ext.image_assignment import Units, assign_units, parts_of, unit_costs
+from omnibal_ext.modalities.encoder import Encoder
 from omnibal_ext.schedules.actions import Action
 from omnibal_ext.schedules.program import Post
 
 
 @dataclass(frozen=True)
 class ToEncode:
-    """The images that a rank encodes in an iteration, and its number."""
+    """What a rank encodes in an iteration, and its number."""
 
     packs: Iterator[Microbatch]
     """In the order of E the rank's part of every microbatch (`Media.encodes`), which may be empty; for a tower that
@@ -42,7 +43,7 @@ class ToEncode:
 
 @dataclass
 class Encoded:
-    """The images of one iteration, from their packs to the first stage."""
+    """What is encoded of one iteration, from its packs to the first stage."""
 
     iteration: int
     arrivals: Arrivals
@@ -112,7 +113,7 @@ class Encoding:
         made = self._coming
         self._expect(made, microbatch)
         part = made.parts.pop(microbatch)
-        has_any = any(one.size for one in part.media.values())
+        has_any = any(one.amount for one in part.media.values())
         with watch():
             tokens = self.tower.encode(part, self.training, self._trains) if has_any else None
         if tokens is not None:
@@ -176,7 +177,7 @@ class Encoding:
         return torch.empty(0, 1, language.hidden_size, dtype=language.params_dtype, device="cuda")
 
     def _fresh(self, iteration: int) -> Encoded:
-        return Encoded(iteration, Arrivals(self.images.packs, self.microbatches, shares=False))
+        return Encoded(iteration, Arrivals(self.images.packs, self.microbatches, sends=False))
 
     def _parts(self, microbatch: int) -> tuple[int, ...]:
         return parts_of(self.tower.plan.parts, microbatch)
@@ -190,12 +191,7 @@ class Encoding:
             units = {size: one.units for size, one in pack.media.items()}
             workers = assign_units(unit_costs(units, self.tower.plan.rates), number, parts, tensor_ranks)
             made.rows[number] = TokenRows(
-                tuple(
-                    EncoderRows(
-                        tuple(sum(map(encoders[size].tokens, unit)) for unit in found), encoders[size].features.streams
-                    )
-                    for size, found in units.items()
-                ),
+                tuple(_rows_of(found, encoders[size]) for size, found in units.items()),
                 workers,
                 len(parts),
                 tensor_ranks,
@@ -212,6 +208,10 @@ class Encoding:
     def _arrived(self, receive: Receive) -> Tensor:
         with self.communicator.progress.waiting(receive.message or "what this rank made"):
             return receive.wait()
+
+
+def _rows_of(units: Units, encoder: Encoder) -> EncoderRows:
+    return EncoderRows(tuple(sum(map(encoder.tokens, unit)) for unit in units), encoder.features.streams)
 
 
 @dataclass(eq=False, kw_only=True)

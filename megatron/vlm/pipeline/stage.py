@@ -133,7 +133,7 @@ class Stage(MegatronModule):
         """What links need of a pack besides its tensors, by kind: the same for all links of a kind."""
         views: dict[str, tuple[Any, ...]] = {"llm": (self.language_viewer(batch),)} if "llm" in self.kinds else {}
         for modality in (encoder.modality for encoder in self.chain.architecture.encoders):
-            if modality.name in self.viewers and batch.inputs(modality.size).size:
+            if modality.name in self.viewers and batch.media_of(modality.size).amount:
                 views |= dict.fromkeys(ENCODERS[modality].viewed, (self.viewers[modality.name](batch),))
         return views
 

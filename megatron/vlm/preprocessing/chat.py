@@ -79,7 +79,7 @@ def parse_conversation(
     turns = _turns(fields)
     tools = tools_of(fields)
     messages = (*_system(fields), *_messages(turns, gap, senses, first))
-    media = {kind.mark: kind.read(kind, fields, turns) if kind in senses.kinds else () for kind in MEDIA}
+    media = {kind.mark: kind.of(fields, turns) if kind in senses.kinds else () for kind in MEDIA}
     if media[VIDEO_MARK] and not media[IMAGE_MARK]:  # LLaVA's marks of images
         messages = _marked(messages, IMAGE_MARK, VIDEO_MARK)
     if media[AUDIO_MARK]:  # VILA's
@@ -279,6 +279,7 @@ def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Se
     for where, text in texts:
         if not is_unicode(text):
             raise Rejected("not_utf8", f"{where} has half of a surrogate pair")
+        # `<image>`, the first, is none of these.
         if mark := MEDIA_MARKS.search(reduce(lambda left, mark: left.replace(mark, ""), senses.marks[1:], text)):
             *some, last = map(repr, senses.marks)
             known = f"{', '.join(some)} and {last} are the marks" if some else f"{last} is the only mark"

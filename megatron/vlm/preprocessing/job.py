@@ -26,7 +26,7 @@ from omnibal_ext.identity import content_of, differences
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json, sealed_by
 
-PARTS = 3
+PARTS = 4
 """Version of the files of parts: those of another one are not used."""
 CHECK_FIELDS = ("decode_images", "image_checksums")
 """Fields of a recipe that only decide how closely images are checked."""

@@ -65,9 +65,14 @@ class Kind:
     """Of a record."""
     parts: tuple[str, ...]
     """Types of parts of messages."""
-    read: Callable[["Kind", Mapping[str, Any], Sequence[Turn]], tuple[Any, ...]]
-    """A record's media of this kind, in the order of their marks. Raises `Rejected`: malformed_line,
-    unsupported_field."""
+    reader: Callable[["Kind", Mapping[str, Any], Sequence[Turn]], tuple[Any, ...]]
+
+    def of(self, record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[Any, ...]:
+        """A record's media of this kind, in the order of their marks.
+
+        Raises `Rejected`: malformed_line, unsupported_field.
+        """
+        return self.reader(self, record, turns)
 
 
 @dataclass(frozen=True, slots=True)

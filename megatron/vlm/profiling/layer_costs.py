@@ -83,7 +83,7 @@ class KindMeasurement:
     def _features(self, pack: Microbatch) -> tuple[float, float, float]:
         """Regressors of the layer's seconds: (1, tiles, frames or tokens, sum of squared sample lengths)."""
         if (size := size_of(self.kind)) != "tokens":
-            return (1.0, pack.inputs(size).size, 0.0)
+            return (1.0, pack.media_of(size).amount, 0.0)
         return (1.0, pack.tokens, float(sum(length**2 for length in pack.lengths)) * self.grows_with_squares)
 
     @property

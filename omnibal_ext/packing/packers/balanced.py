@@ -24,7 +24,7 @@ MOST_TO_PLAN = 100_000  # tile counts x tile budget, to which a plan's time is p
 MOST_CELLS = 32_000_000  # of the grid of types: 400 MB
 MANY_ROWS, MOST_STEPS = 128, 6_000_000  # tile counts, and tile counts x types, above which search is slow
 MOST_SAMPLES_TO_FIT = 2_000_000  # with more, first fit is not tried: plans of repeated sizes are good enough
-DRIFT_PRICE = 0.05
+DRIFT_PRICE = 0.05  # of leaving other samples than before, beside unused budgets; 0 to .2 give as many packs
 SEARCH_NODES = 64
 SEARCH_NODES_IN_ALL = 1_000_000
 
@@ -187,6 +187,7 @@ def _aim(grid: Grid, vit_budget: int, llm_budget: int, packs: float, nodes: int)
     by_tiles, by_tokens = tiles / max(vit_budget, 1), tokens / llm_budget
     packs = max(packs, by_tiles, by_tokens)
     tile_weight, token_weight = (by_tiles / packs) ** 2, (by_tokens / packs) ** 2
+    # To the eighth power, so that the scarcer budget decides unless both are scarce; powers of 1 to 32 give as many packs.
     tile_weight, token_weight = tile_weight**2 * tile_weight**2, token_weight**2 * token_weight**2
     tile_price = tile_weight / (tile_weight + token_weight)
     prices = (tile_price, 1 - tile_price, DRIFT_PRICE)

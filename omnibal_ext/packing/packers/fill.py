@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
 
-PHASES = 3  # token counts tried per row of the grid, see `_wish`
+PHASES = 3  # token counts tried per row of the grid, see `_wish`; 1 to 9 give as many packs
 GOOD_ENOUGH = 1e-3  # waste of a pack at which the search for a better one stops
 
 

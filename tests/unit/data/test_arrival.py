@@ -30,7 +30,7 @@ def alone() -> Iterator[None]:
 
 def as_loaded(pack: Microbatch, seed: int) -> Microbatch:
     """The same pack with bytes for pixels, as the loader gives them."""
-    shape = (seen(pack).size, 16, 16, 3)
+    shape = (seen(pack).amount, 16, 16, 3)
     drawn = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
     return with_images(pack, values=drawn, statistics=NORMALIZATIONS["clip"])
 
@@ -42,7 +42,7 @@ def test_bytes_become_the_pixels_that_the_vision_model_was_trained_with(number: 
     (pack,) = Arrivals(iter([host]), 1)
     mean, deviation = (np.array(values)[:, None, None] for values in NORMALIZATIONS["clip"])
     expected = [(tile.transpose(2, 0, 1) / 255 - mean) / deviation for tile in seen(host).values.numpy()]
-    assert seen(pack).values.shape == (seen(host).size, 3, 16, 16)
+    assert seen(pack).values.shape == (seen(host).amount, 3, 16, 16)
     np.testing.assert_allclose(seen(pack).values.numpy(), np.reshape(expected, seen(pack).values.shape), atol=1e-6)
     assert seen(pack).statistics is None
     for holders, others in (((pack, host), ["media"]), ((seen(pack), seen(host)), ["values", "statistics"])):

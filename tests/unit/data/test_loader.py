@@ -127,7 +127,7 @@ def test_pixels_are_the_bytes_of_the_samples_tiles_in_order(dataset: ChatDataset
     assert seen(batch).values.dtype == torch.uint8
     pixels = normalise(seen(batch).values, seen(batch).statistics)
     assert torch.equal(pixels, torch.cat([dataset.sample(sample).pixels() for sample in samples]))
-    assert len(pixels) == seen(batch).size
+    assert len(pixels) == seen(batch).amount
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -141,7 +141,7 @@ def test_a_pack_of_gemmas_says_where_each_image_begins(tmp_path: Path, seed: int
         context.nonzero().squeeze(1).tolist()
     )
     assert not any(context[start - 1] or context[start + 4] for start in seen(batch).starts)
-    assert len(seen(batch).starts) == seen(batch).size > 0
+    assert len(seen(batch).starts) == seen(batch).amount > 0
     told = PackDataset(data, pack_of(samples), Needs(frozenset(), tokens=False, labels=False))[0]
     assert seen(told).starts == seen(batch).starts
     assert seen(told).grids == ()
@@ -172,7 +172,7 @@ def test_a_pack_of_paligemmas_says_where_each_answer_begins(tmp_path: Path, pad:
 
 def test_an_empty_pack_counts_no_token(dataset: ChatDataset, index: PackedIndex) -> None:
     batch = PackDataset(dataset, index, ALL)[EMPTY_PACK]
-    assert batch.samples == seen(batch).size == 0
+    assert batch.samples == seen(batch).amount == 0
     assert batch.loss_mask.sum() == 0
 
 
@@ -283,7 +283,7 @@ def test_workers_are_forks_of_one_process_that_sees_no_gpu(monkeypatch: pytest.M
     training, evaluation = (list(microbatches(dataset, order, num_workers=2)) for _ in range(2))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
     readers = {batch.samples for batch in (*training, *evaluation)}
-    parents = {seen(batch).size for batch in (*training, *evaluation)}
+    parents = {batch.useful_tokens for batch in (*training, *evaluation)}
     assert len(readers) == 4
     assert len(parents) == 1
     assert not {os.getpid()} & (parents | readers)
@@ -312,7 +312,7 @@ from tests.unit.data.workers import Worker
 if __name__ == "__main__":
     loaders = [microbatches(Worker(), count(), num_workers=1) for _ in range(2)]
     for batch in map(next, loaders):
-        print(batch.samples, seen(batch).size, flush=True)
+        print(batch.samples, batch.useful_tokens, flush=True)
     time.sleep(600)
 """
 

@@ -120,12 +120,12 @@ def test_no_place_reads_what_another_shows(markup: str, tmp_path: Path, monkeypa
     shares = [PackDataset(data, index, Needs(frozenset({"tiles"}), True, True), rank=rank)[0] for rank in range(4, 8)]
     assert set(opened.values()) == {1}
     assert set(opened) == {"b.png", *(Path(name).name for image in data.sample(0).images for name in image.film.files)}
-    assert sum(seen(share).size for share in shares) == seen(whole).size
-    assert max(seen(share).size for share in shares) < seen(whole).size / 2
+    assert sum(seen(share).amount for share in shares) == seen(whole).amount
+    assert max(seen(share).amount for share in shares) < seen(whole).amount / 2
     rows = [row.tobytes() for share in shares for row in as_film(seen(share).values)]
     assert Counter(rows) == Counter(row.tobytes() for row in as_film(seen(whole).values))
     for share in shares:
-        assert sum(steps * height * width for steps, height, width in seen(share).grids) == seen(share).size
+        assert sum(steps * height * width for steps, height, width in seen(share).grids) == seen(share).amount
         assert seen(share.full_pack).grids == seen(whole).grids
         blind = PackDataset(data, index, ALL, decodes=False, rank=share.shard.team_rank)[0]
         assert seen(blind).values.is_meta
@@ -142,8 +142,8 @@ def test_a_place_without_images_has_rows_of_none(tmp_path: Path) -> None:
     index.width = lambda _: 2
     data = made(tmp_path, "qwen-vl", film_and_image(tmp_path, 2)[1:])
     shares = [PackDataset(data, index, Needs(frozenset({"tiles"}), True, True), rank=rank)[0] for rank in range(2)]
-    assert sorted(seen(share).size for share in shares) == [0, 32]
-    assert all(seen(share.full_pack).size and seen(share).values.shape[-2] == PATCH for share in shares)
+    assert sorted(seen(share).amount for share in shares) == [0, 32]
+    assert all(seen(share.full_pack).amount and seen(share).values.shape[-2] == PATCH for share in shares)
     assert sum(len(seen(share).positions) for share in shares) == 8
 
 
@@ -196,17 +196,17 @@ def test_ranks_read_every_tile_once_and_in_order(dataset: ChatDataset, seed: int
     assert seen(whole).values is not None
     assert torch.equal(torch.cat([*put_together(parts)]), seen(whole).values)
     encode = PARTS[microbatch % 3]
-    units = tuple(map(prod, seen(whole).grids)) or (1,) * seen(whole).size
+    units = tuple(map(prod, seen(whole).grids)) or (1,) * seen(whole).amount
     dealt = assign_units(units, microbatch, encode, TENSOR)
     for (rank, tensor), part in parts.items():
         place = encode.index(rank) * TENSOR + tensor if rank in encode else -1
         assert seen(part).encodes == tuple(worker == place for worker in dealt)
         assert seen(part).units == tuple((unit,) for unit in units)
         assert (part.pack, part.samples, part.sample_ids) == (whole.pack, whole.samples, whole.sample_ids)
-        assert seen(part).statistics == (seen(whole).statistics if seen(part).size else None)
-        assert seen(part).size == sum(seen(part).encodes)
-        assert rank in encode or not seen(part).size
-    counts = [seen(part).size for (rank, _), part in parts.items() if rank in encode]
+        assert seen(part).statistics == (seen(whole).statistics if seen(part).amount else None)
+        assert seen(part).amount == sum(seen(part).encodes)
+        assert rank in encode or not seen(part).amount
+    counts = [seen(part).amount for (rank, _), part in parts.items() if rank in encode]
     assert max(counts) - min(counts) <= 1
 
 
@@ -218,7 +218,7 @@ def test_steps_of_films_and_images_go_with_their_grids(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate([as_film(one) for one in put_together(parts)]), as_film(seen(whole).values))
     for part in parts.values():
         assert tuple(map(prod, seen(part).grids)) == seen(part).inputs
-    assert sum(bool(seen(part).size) for part in parts.values()) == 4
+    assert sum(bool(seen(part).amount) for part in parts.values()) == 4
 
 
 def test_a_rank_opens_its_own_images_alone_and_says_which_are_broken(
@@ -238,7 +238,7 @@ def test_a_rank_opens_its_own_images_alone_and_says_which_are_broken(
 
     monkeypatch.setattr(reading, "load_rgb", load)
     found = EncoderShares(dataset, pack_of(samples), EncoderRank(((0,),), 1, 0, 1))[5, 0]
-    assert not seen(found).size
+    assert not seen(found).amount
     assert not opened
     parts = [EncoderShares(dataset, pack_of(samples), EncoderRank(((0, 1),), rank, 0, 1))[5, 0] for rank in (0, 1)]
     assert set(opened) == images
@@ -257,7 +257,7 @@ def test_a_pack_without_images_and_an_empty_one_are_parts_of_nothing(dataset: Ch
     worker = EncoderRank(((0,),), 0, 0, 1)
     for pack in (5, -1):
         found = EncoderShares(dataset, pack_of(texts), worker)[pack, 0]
-        assert (seen(found).size, seen(found).units, seen(found).encodes, seen(found).values) == (0, (), (), None)
+        assert (seen(found).amount, seen(found).units, seen(found).encodes, seen(found).values) == (0, (), (), None)
         assert found.samples == (len(texts) if pack == 5 else 0)
 
 

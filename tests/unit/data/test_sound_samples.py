@@ -276,10 +276,14 @@ def spoken(folder: Path) -> ChatDataset:
     return made(folder, [mixed, TEXT, {"audio": "c.wav", "conversations": TURNS}])
 
 
-def test_older_datasets_have_a_column_for_each_kind(spoken: ChatDataset, tmp_path: Path) -> None:
-    older = tmp_path / "older"
+@pytest.mark.parametrize("hears", [True, False])
+def test_older_datasets_have_a_column_for_each_kind(hears: bool, folder: Path, tmp_path: Path) -> None:
+    mixed = {"audio": ["a.wav", "b.wav"], "image": "p.png", "conversations": turns("<audio><image> <audio>", "A cat.")}
+    shown = {"image": "p.png", "conversations": turns("<image>\nWhat?", "A cat.")}
+    spoken = made(folder, [mixed, TEXT, shown]) if hears else made(folder, [shown, TEXT], audio=None)
+    older, kinds = tmp_path / "older", ("images", "sounds") if hears else ("images",)
     shutil.copytree(spoken.folder, older, ignore=shutil.ignore_patterns("media.*"))
-    for name in ("images", "sounds"):
+    for name in kinds:
         texts = [json.dumps([*map(asdict, getattr(spoken.sample(n), name))]).encode() for n in range(len(spoken))]
         writer = ColumnWriter(older, name)
         writer.append(np.frombuffer(b"".join(texts), np.uint8), np.array([*map(len, texts)]))
@@ -292,13 +296,14 @@ def test_older_datasets_have_a_column_for_each_kind(spoken: ChatDataset, tmp_pat
     for number in range(len(spoken)):
         one, other = read.sample(number), spoken.sample(number)
         assert (one.images, one.sounds) == (other.images, other.sounds)
+        assert np.array_equal(one.read_all(), other.read_all())
         assert torch.equal(one.hear_all(), other.hear_all())
 
 
 def test_a_pack_has_the_sounds_of_its_samples(spoken: ChatDataset) -> None:
     batch = PackDataset(spoken, pack_of(np.array([2, 1, 0])), ALL)[0]
     assert heard(batch).units == ((208,), (), (100, 31))
-    assert heard(batch).size == 339
+    assert heard(batch).amount == 339
     assert heard(batch).values is not None
     assert heard(batch).positions is not None
     assert batch.input_ids is not None
@@ -314,8 +319,8 @@ def test_a_pack_has_the_sounds_of_its_samples(spoken: ChatDataset) -> None:
 
 def test_a_stage_gets_what_its_links_read(spoken: ChatDataset) -> None:
     language = type("Language", (), {"layer_inputs": None, "experts": None})()
-    assert Needs.of(("audio_embed", "audio"), language).inputs == {"frames"}
-    assert Needs.of(("patch_embed", "word_embed"), language).inputs == {"tiles"}
+    assert Needs.of(("audio_embed", "audio"), language).media == {"frames"}
+    assert Needs.of(("patch_embed", "word_embed"), language).media == {"tiles"}
     samples = pack_of(np.array([0, 1]))
     middle = PackDataset(spoken, samples, Needs(frozenset(), False, False))
     assert heard(middle[0]) == Media(((100, 31), ()))
@@ -329,7 +334,7 @@ def test_a_stage_gets_what_its_links_read(spoken: ChatDataset) -> None:
     assert mels.is_meta
     assert mels.shape == (131, 128)
     quiet = PackDataset(spoken, pack_of(np.array([1])), ALL)[0]
-    assert (heard(quiet).units, heard(quiet).size) == ((), 0)
+    assert (heard(quiet).units, heard(quiet).amount) == ((), 0)
     assert heard(quiet).values is not None
     assert heard(quiet).values.shape == (0, 128)
 
@@ -375,8 +380,8 @@ def test_ranks_of_a_replicated_tower_hear_every_sample_once(sizes: tuple[Size, .
         assert (heard(part).values is None) == (not mine)
         assert not mine or torch.equal(heard(part).values, torch.cat([mels[number] for number in mine]))
         assert [sample for sample, _ in part.broken] == [0] * (2 in mine)
-        assert (seen(part).values is None) == (seen(part).size == 0)
-    assert sum(seen(part).size for part in parts) == sum(units)
+        assert (seen(part).values is None) == (seen(part).amount == 0)
+    assert sum(seen(part).amount for part in parts) == sum(units)
 
 
 def test_checksums_are_compared_unless_nobody_asks(spoken: ChatDataset) -> None:

@@ -158,4 +158,4 @@ def test_a_pack_of_joined_images_reaches_the_model_in_order(tmp_path: Path) -> N
         expected += [NEWLINE if source == NEWLINE else source + 4 * tiles for source in own.tolist()]
         tiles += image.tiles
     assert seen(batch).sources.tolist() == expected
-    assert tiles == len(seen(batch).values) == seen(batch).size
+    assert tiles == len(seen(batch).values) == seen(batch).amount

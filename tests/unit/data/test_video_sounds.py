@@ -109,10 +109,10 @@ def test_packs_know_the_turns_of_a_video_and_its_sound(markup: str, films: Path)
             both = batch.input_ids[start : start + sum(by_turns)].tolist()
             assert both == [films_tokens[turn % 2] for turn, count in enumerate(by_turns) for _ in range(count)]
             assert sum(by_turns[::2]) == np.prod(grid) // 4
-    assert len(heard(batch).values) == heard(batch).size == data.frames.sum()
+    assert len(heard(batch).values) == heard(batch).amount == data.frames.sum()
     assert heard(batch).units[1] == (data.sample(1).sounds[0].frames,)
     assert len(heard(batch).positions) == sum(sound.tokens for one in (1, 2) for sound in data.sample(one).sounds)
-    assert len(seen(batch).positions) == seen(batch).size // 4
+    assert len(seen(batch).positions) == seen(batch).amount // 4
     assert torch.equal(data[1]["input_features"], heard(batch).values[: heard(batch).units[1][0]])
     assert seen(PackDataset(data, pack_of(np.array([0])), Needs(frozenset({"tiles"}), True, True))[0]).turns == ()
 

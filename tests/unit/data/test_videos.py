@@ -357,7 +357,7 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     video = data.sample(1).images[0]
     steps, grid = video.steps, (video.rows, video.columns)
     assert seen(pack).grids == ((1, 8, 4), *([(1, *grid)] * steps if apart else [(steps, *grid)]))
-    assert tuple(seen(pack).values.shape) == (seen(pack).size, 2, PATCH, PATCH, 3)
+    assert tuple(seen(pack).values.shape) == (seen(pack).amount, 2, PATCH, PATCH, 3)
     tokens = [grid[0] * grid[1] * grid[2] // 4 for grid in seen(pack).grids]
     shown = [start + place for start, count in zip(seen(pack).starts, tokens, strict=True) for place in range(count)]
     assert seen(pack).positions.tolist() == shown

@@ -73,7 +73,7 @@ def graphs(model: str) -> list[int]:
     platform.megatron_defaults = lambda: fused
     # The first has words and tiles, the last one tile: one is a size of its own.
     packs = sorted(
-        harness.sample_packs(model=model), key=lambda pack: (pack.inputs("tiles").size == 1, -len(pack.lengths))
+        harness.sample_packs(model=model), key=lambda pack: (pack.media_of("tiles").amount == 1, -len(pack.lengths))
     )
     with megatron_alone(model) as inputs:
         chain = Chain.of(inputs.args, harness.MODELS[model])

@@ -88,7 +88,7 @@ def optimizer_of(trainer: Trainer, model: Any, lr: float = 0.0, **settings: Any)
 def spoilt(batch: Microbatch) -> Microbatch:
     """The pack with pixels that are no numbers."""
     assert seen(batch).values is not None
-    assert seen(batch).size
+    assert seen(batch).amount
     return with_images(batch, values=torch.full_like(seen(batch).values, float("nan")))
 
 

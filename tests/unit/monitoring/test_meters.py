@@ -84,7 +84,7 @@ def sent(iterations: list[list[tuple[Microbatch, Tensor]]]) -> Tensor:
         sizes += [sum(p.useful_tokens for p in packs), sum(p.samples for p in packs)]
         sizes += [sum(length**2 for p in packs for length in p.lengths), sum(p.useful_squares for p in packs)]
         sizes += [sum(p.useful_tokens for p in packs)]  # none says which of its tokens count
-        sizes += [sum(p.inputs(size).size for p in packs) for size in ("frames", "tiles")]
+        sizes += [sum(p.media_of(size).amount for p in packs) for size in ("frames", "tiles")]
         for batch, of_tokens in iteration:
             start = 0
             for length, source in zip(batch.lengths, batch.sources.tolist(), strict=True):
@@ -149,7 +149,7 @@ def test_dist_ratio_is_the_mean_share_of_waiting(run: list, ranks: list, name: s
 
     def count(batch: Microbatch) -> int:
         if name in batch.media:
-            return batch.inputs(name).size
+            return batch.media_of(name).amount
         return sum(length ** (2 if name == "squares" else 1) for length in batch.lengths)
 
     for of_ranks in zip(*run, strict=True):
@@ -289,8 +289,8 @@ def test_pace_is_of_what_samples_need_and_not_of_what_ran(run: list, ranks: list
     packs = [batch for rank in run for i in rank for batch, _ in i]
     useful = sum(p.useful_tokens for p in packs)
     # Of each as many operations: a figure that is a little off is seen, whichever it is.
-    parts = [sum(p.inputs("tiles").size for p in packs), useful, sum(p.useful_squares for p in packs), useful]
-    parts.append(sum(7 * p.inputs("tiles").size + 5 + p.inputs("tiles").size ** 2 for p in packs))
+    parts = [sum(p.media_of("tiles").amount for p in packs), useful, sum(p.useful_squares for p in packs), useful]
+    parts.append(sum(7 * p.media_of("tiles").amount + 5 + p.media_of("tiles").amount ** 2 for p in packs))
     pace = Throughput(ModelOperations(*(1e12 / part for part in parts)), devices=4, peak=1e13)
     line = reported(run, ranks, tmp_path, pace)
     assert line["model_tflops"] == pytest.approx(5e12 / line["seconds"] / 4 / 1e12)

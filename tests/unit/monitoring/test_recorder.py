@@ -108,7 +108,7 @@ def test_parts_come_in_the_order_of_the_chain_and_add_up(record: dict[str, Any])
     for kind, microbatch, _, start, end, pieces in lane["actions"]:
         assert sum(seconds for _, _, seconds in pieces) == pytest.approx(end - start)
         parts = [f"{part} {phase}" for part, phase, _ in pieces if part != "other"]
-        if harness.sample_packs()[microbatch].inputs("tiles").size == 0:
+        if harness.sample_packs()[microbatch].media_of("tiles").amount == 0:
             continue  # passes the vision links by
         assert parts == (FORWARDS if kind == "F" else AGAIN if record["recomputes"] else PLAIN)
 
@@ -118,7 +118,7 @@ def test_it_reads_as_a_timeline_of_these_packs_and_leaves_no_hook(record: dict[s
     assert timeline.seconds == record["lanes"][0]["end"]
     packs = packs_of_record(record)
     wanted = harness.sample_packs()[:MICROBATCHES]
-    assert packs.tiles.tolist() == [[[pack.inputs("tiles").size for pack in wanted]]]
+    assert packs.tiles.tolist() == [[[pack.media_of("tiles").amount for pack in wanted]]]
     assert packs.tokens.tolist() == [[[pack.tokens for pack in wanted]]]
     assert packs.squares.tolist() == [[[sum(n * n for n in pack.lengths) for pack in wanted]]]
     assert record["hooks"] == 0

@@ -73,7 +73,7 @@ def run(communicator: Neighbours, packs: Iterator[Microbatch], buckets: Sequence
     first = communicator.here == FIRST
     vars(chunk)["stage"] = SimpleNamespace(
         post_process=False, has_backward=True, receives_gradient=True, sends_gradient=not first,
-        input_shape=lambda pack: (pack.tokens,), gathers_first=lambda pack: pack.inputs("tiles").size == 0,
+        input_shape=lambda pack: (pack.tokens,), gathers_first=lambda pack: pack.media_of("tiles").amount == 0,
     )  # fmt: skip
 
     def forward(_: Chunk, pack: Microbatch, entering: Tensor | None, __: int) -> tuple[Tensor, Tensor]:
@@ -104,7 +104,7 @@ def test_an_output_has_left_before_the_next_pack_is_waited_for() -> None:
 def test_weights_that_no_pack_needed_are_gathered_all_the_same() -> None:
     """Once an iteration, in one order on all replicas: what is still under way at its end meets the next one's."""
     log: list[str] = []
-    packs = [pack for pack in harness.sample_packs() if pack.inputs("tiles").size]
+    packs = [pack for pack in harness.sample_packs() if pack.media_of("tiles").amount]
     run(Neighbours(FIRST), iter((packs * MICROBATCHES)[:MICROBATCHES]), [Bucket("b", log), Bucket("a", log)])
     assert log == ["start a", "wait a", "start b", "wait b"]
 

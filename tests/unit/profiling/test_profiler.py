@@ -82,7 +82,7 @@ def test_made_up_packs_run_through_the_model(chain: Chain) -> None:
     for most, lengths, frames in ((0, [5], 0), (8, [30, 40], 50), (60, [200, 90], 4000), (5000, [700, 900], 7)):
         tiles = most if chain.architecture.vision.native else min(most, sum(lengths) // 4)
         pack = synthetic_pack(chain.architecture, {"tiles": tiles, "frames": frames}, lengths)
-        assert pack.inputs("frames").size == (frames if chain.architecture.audio else 0)
+        assert pack.media_of("frames").amount == (frames if chain.architecture.audio else 0)
         losses = model(pack)
         assert losses.isfinite().all()
         losses.sum().backward()
@@ -316,7 +316,7 @@ def test_links_that_hear_are_measured_on_sounds_alone(chain: Chain) -> None:
     for kind in ("audio_embed", "audio", "audio_projector", "patch_embed", "vit", "word_embed"):
         measured = KindMeasurement(harness.get_args(), chain, kind, {"tiles": 16, "tokens": 64, "frames": 80})
         frames, tiles = (80 * (kind not in VISION.kinds), 16 * (kind not in AUDIO.kinds))
-        sizes = [tuple(pack.inputs(size).size for size in ("tiles", "frames")) for pack in measured.packs[:2]]
+        sizes = [tuple(pack.media_of(size).amount for size in ("tiles", "frames")) for pack in measured.packs[:2]]
         assert sizes == [(tiles, frames), (tiles // 2, frames // 2)], kind
         assert ("empty" in measured.runs()) == (kind != "word_embed"), kind
         if kind in AUDIO.kinds:

@@ -37,8 +37,8 @@ class SoundReader(InputReader):
         """With log-mel frames fp32 [frames, mel bins]."""
         assert self.data.sound_rule is not None
         bins, broken = self.data.sound_rule.encoder.mel_bins, dict[int, str]()
-        if not decodes or not media.size:
-            return replace(media, values=torch.empty(media.size, bins, device="meta")), broken
+        if not decodes or not media.amount:
+            return replace(media, values=torch.empty(media.amount, bins, device="meta")), broken
         mels = []
         for sample, sound in parts:
             try:

@@ -34,7 +34,7 @@ class SquarePooler(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]. Averages are rounded, then in fp32."""
-        rows = join_rows(hidden, Images.of(batch).size, self.shared)
+        rows = join_rows(hidden, Images.of(batch).amount, self.shared)
         standard = (self.shift, self.scale) if self.standardized else ()
         means = _means_of_squares(rows.view(-1, self.square, 1, self.width), *standard)
         out: Tensor = self.linear(normalised_heads(means, self.shared.layernorm_epsilon))[0]

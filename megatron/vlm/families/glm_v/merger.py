@@ -46,7 +46,7 @@ class GatedMerger(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        patches = self.vision_norm(join_rows(hidden, Images.of(batch).size, self.shared))
+        patches = self.vision_norm(join_rows(hidden, Images.of(batch).amount, self.shared))
         merged, _ = self.merge(patches.view(-1, 1, self.width))
         normed = self.norm(self.linear(merged)[0])
         out: Tensor = self.mlp(gelu(normed))[0]

@@ -33,7 +33,7 @@ class MatrixMerger(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        patches = self.norm(join_rows(hidden, Images.of(batch).size, self.shared))
+        patches = self.norm(join_rows(hidden, Images.of(batch).amount, self.shared))
         merged, _ = self.merge(patches.view(-1, 1, self.width))
         inner, _ = self.linear_fc1(merged)
         out: Tensor = self.linear_fc2(gelu(inner))[0]

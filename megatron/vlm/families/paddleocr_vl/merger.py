@@ -23,7 +23,7 @@ class TwoNorms(SquareMerger):
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        patches = self.vision_norm(join_rows(hidden, Images.of(batch).size, self.shared))
+        patches = self.vision_norm(join_rows(hidden, Images.of(batch).amount, self.shared))
         inner, _ = self.linear_fc1(self.norm(patches).view(-1, 1, self.width))
         out: Tensor = self.linear_fc2(gelu(inner))[0]
         return out

@@ -39,7 +39,7 @@ class SquareMerger(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        rows = join_rows(hidden, Images.of(batch).size, self.shared)
+        rows = join_rows(hidden, Images.of(batch).amount, self.shared)
         normed = self.norm(rows.view(-1, 1, self.normed))
         inner, _ = self.linear_fc1(normed.view(-1, 1, self.width))
         out, _ = self.linear_fc2(gelu(inner))

@@ -50,6 +50,6 @@ class NormedMatrix(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
-        rows = join_rows(hidden, Images.of(batch).size, self.shared)
+        rows = join_rows(hidden, Images.of(batch).amount, self.shared)
         out: Tensor = self.linear(normalised_heads(rows, self.shared.layernorm_epsilon))[0]
         return out

@@ -210,10 +210,10 @@ class VisionLayer(TransformerLayer):
         if self.config.sequence_parallel:
             rows += self.tp_group.rank() * len(hidden)
         images = Images.of(batch)
-        chosen = torch.rand(len(images.encodes) or images.size, device=hidden.device) < share
+        chosen = torch.rand(len(images.encodes) or images.amount, device=hidden.device) < share
         if images.encodes:
             chosen = chosen.index_select(0, images.encoded_units)
-        return (chosen.to(hidden.dtype) / share)[rows % images.size, None, None]
+        return (chosen.to(hidden.dtype) / share)[rows % images.amount, None, None]
 
 
 def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture, again: bool) -> ModuleSpec:

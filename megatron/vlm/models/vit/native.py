@@ -158,7 +158,7 @@ class Viewer(torch.nn.Module):
         """Order, rotation and segments of the pack's patches."""
         images = Images.of(batch)
         layout = row_layout(images.grids, self.native.merge, self.native.window)
-        missing = missing_rows(images.size, self.config)
+        missing = missing_rows(images.amount, self.config)
         order, back = self._orders(layout.order) if self.native.window else (None, None)
         angles = self._angles(platform.to_device(torch.from_numpy(layout.places)), missing)
         turn, filler = rotation(angles, self.config.params_dtype), (missing,) if missing else ()
