@@ -74,7 +74,7 @@ def main() -> None:
         }
         packs = range(index.num_packs)
         seconds = {what: fastest(read, packs, arguments.repeats) for what, read in reads.items()}
-        tiles = sum(reader[pack].tiles for pack in packs) / len(packs)
+        tiles = sum(reader[pack].media_of("tiles").amount for pack in packs) / len(packs)
     rows = [(what, f"{taken * 1e3:.1f}", f"{1 / taken:,.1f}") for what, taken in seconds.items()]
     title = f"{len(packs)} packs of {VIT_BUDGET} tiles and {LLM_BUDGET} tokens at most ({tiles:.1f} tiles on average)"
     print_table(title, ("on one core", "ms a pack", "packs/s"), rows)

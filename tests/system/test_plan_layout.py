@@ -115,12 +115,12 @@ def test_what_cannot_be_planned_ends_with_one_line_and_code_2(
 
 
 def test_a_budget_of_mel_frames_counts_without_sizes(tmp_path: Path) -> None:
-    common = "--analytic h100 --model qwen2.5-omni-3b --budgets 2304x4096 --tensor-sizes 1".split()
-    common += "--pipeline-model-parallel-size 2 --num-microbatches 4 --memory-gib 70 --method profile --json".split()
+    model = "--analytic h100 --model qwen2.5-omni-3b --budgets 2304x4096 --tensor-sizes 1"
+    common = f"{model} --pipeline-model-parallel-size 2 --num-microbatches 4 --memory-gib 70 --method profile --json"
     steps = {}
     for frames in (None, 6000):
         given = ("--audio-budget", frames) if frames else ()
-        plan = json.loads(_run(*common, *given, "--output", tmp_path / f"{frames}.json").stdout)
+        plan = json.loads(_run(*common.split(), *given, "--output", tmp_path / f"{frames}.json").stdout)
         steps[frames] = plan["predicted"]["step_seconds"]
         assert plan["audio_budget"] == (frames or 1)
     assert steps[None] < steps[6000]

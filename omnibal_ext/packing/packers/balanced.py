@@ -187,7 +187,7 @@ def _aim(grid: Grid, vit_budget: int, llm_budget: int, packs: float, nodes: int)
     by_tiles, by_tokens = tiles / max(vit_budget, 1), tokens / llm_budget
     packs = max(packs, by_tiles, by_tokens)
     tile_weight, token_weight = (by_tiles / packs) ** 2, (by_tokens / packs) ** 2
-    # To the eighth power, so that the scarcer budget decides unless both are scarce; powers of 1 to 32 give as many packs.
+    # To the eighth power: unless both are scarce, the scarcer budget decides. Powers of 1 to 32 give as many packs.
     tile_weight, token_weight = tile_weight**2 * tile_weight**2, token_weight**2 * token_weight**2
     tile_price = tile_weight / (tile_weight + token_weight)
     prices = (tile_price, 1 - tile_price, DRIFT_PRICE)
