@@ -80,14 +80,14 @@ class PackCosts:
         """
         if unknown := further.keys() - {one.budget for one in FURTHER}:
             raise TypeError(f"no budget is called {', '.join(sorted(unknown))}")
-        return cls._counted(
-            model, device, budgets_in({VISION.budget: vit_budget, LANGUAGE.budget: llm_budget, **further})
-        )
+        budgets = budgets_in({VISION.budget: vit_budget, LANGUAGE.budget: llm_budget, **further})
+        return cls._counted(model, device, budgets)
 
     @classmethod
     def _counted(cls, model: str | None, device: str, budgets: Budgets) -> "PackCosts":
-        named = model or next((MODEL_WITH[size] for size in budgets if size in MODEL_WITH), DEFAULT_MODEL)
-        return cls.of_profile(analytic_profile(preset(named), device, budgets))
+        there = {size: budget for size, budget in budgets.items() if budget}
+        named = model or next((MODEL_WITH[size] for size in there if size in MODEL_WITH), DEFAULT_MODEL)
+        return cls.of_profile(analytic_profile(preset(named), device, there))
 
     @classmethod
     def asked_for(

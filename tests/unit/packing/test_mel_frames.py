@@ -178,4 +178,8 @@ def test_the_program_has_a_budget_where_there_are_sounds_and_only_there(tmp_path
 def test_costs_by_default_are_of_a_model_that_hears_where_somebody_speaks() -> None:
     assert "audio" in PackCosts.of_model(audio_budget=1000).parts
     assert list(PackCosts.of_model().parts) == ["vision", "language"]
+    for budgets in ({"tiles": 0, "tokens": 4096}, {"tiles": 0, "tokens": 4096, "frames": 0}):  # 0: none have any
+        assert PackCosts.asked_for(None, None, None, budgets) == PackCosts.of_model(vit_budget=0)
+    with pytest.raises(TypeError, match="no budget is called audio_budgt"):
+        PackCosts.of_model(audio_budgt=1000)
     assert Corpus.of(mix(10)).sizes.more["frames"].any()
