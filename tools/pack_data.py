@@ -14,7 +14,7 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import noted_path
 from omnibal_ext.files.records import sha256_of, verify_checksums, write_text
 from omnibal_ext.files.writing import replacing
-from omnibal_ext.flags import Interval, Need, ToolParser
+from omnibal_ext.flags import Interval, Need, ToolParser, flag_name
 from omnibal_ext.modalities.modality import FURTHER, FURTHER_SIZES, budgets_in
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons
@@ -211,8 +211,7 @@ def without_unused(corpus: Corpus, arguments: argparse.Namespace) -> Corpus:
     unused = corpus.sizes.more.keys() - corpus.sizes.without_unused().more.keys() - arguments.budgets.keys()
     for one in FURTHER:
         if one.size in unused and (budget := getattr(arguments, one.budget)):
-            flag = f"--{one.budget.replace('_', '-')}"
-            raise UserError(f"{flag} {budget}: no sample has {one.inputs}; leave it out")
+            raise UserError(f"{flag_name(one.budget)} {budget}: no sample has {one.inputs}; leave it out")
     more = {name: values for name, values in corpus.sizes.more.items() if name not in unused}
     return replace(corpus, sizes=replace(corpus.sizes, more=more))
 
@@ -276,9 +275,9 @@ def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Budg
             for trial in trials[:SHOWN_TRIALS]
         ]
         print_table(f"Budgets tried ({len(trials)}), the first is taken", columns, tried)
-    keys = (one.budget for one in summary.further)
-    names = (*SHOWN, *(name for key in keys for name in (key, f"dist_ratio_{key.removesuffix('_budget')}")))
-    rows = [(name.replace("_", " "), shown(summary.to_record()[name])) for name in names]
+    record = summary.to_record()
+    names = (*SHOWN, *(name for one in summary.further for name in (one.budget, one.dist_ratio)))
+    rows = [(name.replace("_", " "), shown(record[name])) for name in names]
     print_table(f"Packed index {index.folder}", ("measure (all: --json)", "value"), rows)
     distributed = [
         (title, bar_line(values), f"{values.min():,}", f"{values.mean():,.1f}", f"{values.max():,}")

@@ -27,6 +27,11 @@ class Modality:
     inputs: str
     """What messages and datasets call its inputs."""
 
+    @property
+    def dist_ratio(self) -> str:
+        """The key of its size's DistRatio in files."""
+        return f"dist_ratio_{self.budget.removesuffix('_budget')}"
+
 
 VISION = Modality("vision", "tiles", ("patch_embed", "vit", "projector"), "tiles", "vit_budget", "images")
 LANGUAGE = Modality("language", "tokens", ("word_embed", "llm", "head"), "tokens", "llm_budget", "words")

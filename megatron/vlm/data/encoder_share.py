@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import cycle
+from typing import Any
 
 from torch.utils.data import Dataset
 
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.reader import decoded
 from megatron.vlm.data.inputs.registry import readers_of
 from megatron.vlm.media import Media
 from megatron.vlm.microbatch import Microbatch
@@ -33,18 +35,15 @@ class EncoderShares(Dataset):
         samples = [*map(self.data.sample, self.index.samples(pack))] if pack >= 0 else []
         units = {size: reader.units(samples) for size, reader in self.readers.items()}
         takes = iter(self.worker.takes(unit_costs(units, self.worker.rates), microbatch))
-        media, broken = dict[Size, Media](), dict[int, str]()
+        media, parts = dict[Size, Media](), dict[Size, list[Any]]()
         for size, reader in self.readers.items():
-            media[size], parts = reader.share(samples, units[size], [next(takes) for _ in units[size]])
-            if parts:
-                media[size], faults = reader.read(media[size], parts)
-                broken = {**faults, **broken}
+            media[size], some = reader.share(samples, units[size], [next(takes) for _ in units[size]])
+            parts |= {size: some} if some else {}
         return Microbatch(
             lengths=(),
             samples=len(samples),
             useful_tokens=0,
-            media=media,
             pack=pack,
             sample_ids=tuple(sample.number for sample in samples),
-            broken=tuple(broken.items()),
+            **decoded(self.readers, media, parts),
         )

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from megatron.vlm import log_noise, platform
 from megatron.vlm.data.dataset import ChatDataset, Sample
+from megatron.vlm.data.inputs.reader import decoded
 from megatron.vlm.data.inputs.registry import readers_of
 from megatron.vlm.data.pack_shard import shard_of_place, with_filler
 from megatron.vlm.media import Media
@@ -108,7 +109,8 @@ class PackDataset(Dataset):
         parts = {size: reader.parts(samples) for size, reader in self.readers.items() if size in needed}
         if width > 1:
             batch, parts[VISION.size] = shard_of_place(batch, spans, parts[VISION.size], self.rank % width)
-        return self._with_values(batch, parts)
+        read = {size: some for size, some in parts.items() if size in self.needs.media}
+        return replace(batch, **decoded(self.readers, batch.media, read, self.decodes))
 
     def _media(self, samples: Sequence[Sample], batch: Microbatch) -> dict[Size, Media]:
         """For all stages the sizes of the inputs; where tokens are read, where those of the encoders go."""
@@ -119,14 +121,6 @@ class PackDataset(Dataset):
                 placed = torch.isin(batch.input_ids, torch.tensor(self.data.media_tokens[size]))
                 found[size] = replace(found[size], positions=placed.nonzero().squeeze(1))
         return found
-
-    def _with_values(self, batch: Microbatch, parts: Mapping[Size, Sequence[Any]]) -> Microbatch:
-        """Return the pack with what the stage's encoders read, and in `broken` what could not be decoded."""
-        media, broken = dict(batch.media), dict[int, str]()
-        for size in (size for size in parts if size in self.needs.media):
-            media[size], faults = self.readers[size].read(media[size], parts[size], self.decodes)
-            broken = {**faults, **broken}
-        return replace(batch, media=media, broken=tuple(broken.items()))
 
     def _segments(self, real: Sequence[int], width: int) -> tuple[Sequence[int], Sequence[Sequence[TokenSpan]]]:
         """Lengths of all segments of a pack, padding included; of a wide one the spans of every place, too."""

@@ -36,7 +36,7 @@ class EncoderLinks(ABC):
 
     @abstractmethod
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Media:
-        """Random inputs of so many units, and where their tokens are in samples of these lengths, to be timed."""
+        """Make random inputs of so many units for a pack of samples of these lengths, to time layers on."""
 
     def viewer(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module | None:
         """What makes a view of a pack, which links need besides its tensors; None: they need tensors alone."""

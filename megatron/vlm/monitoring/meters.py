@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring.journal import Journal
 from omnibal_ext.costs.operations import ModelOperations
-from omnibal_ext.modalities.modality import ALWAYS, ENCODED, FURTHER, MODALITIES
+from omnibal_ext.modalities.modality import ALWAYS, ENCODED, FURTHER
 
 OF_TOKENS = ("tokens", "useful_tokens", "samples", "squares", "useful_squares", "counted")
 SIZES = (*OF_TOKENS, *(one.size for one in ENCODED))
@@ -168,9 +168,6 @@ def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequ
     """
     of = dict(zip(SIZES, sizes.unbind(-1), strict=True))
     samples, useful = (of[name].sum().item() for name in ("samples", "useful_tokens"))
-    ratios = {
-        one: {f"dist_ratio_{one.budget.removesuffix('_budget')}": _dist_ratio(of[one.size])} for one in MODALITIES
-    }
     return {
         "seconds": seconds,
         **mean_losses(losses, sources),
@@ -178,9 +175,9 @@ def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequ
         "samples_per_second": samples / seconds,
         "useful_tokens_per_second": useful / seconds,
         "padding": 1 - useful / max(1.0, of["tokens"].sum().item()),
-        **{name: ratio for one in ALWAYS for name, ratio in ratios[one].items()},
+        **{one.dist_ratio: _dist_ratio(of[one.size]) for one in ALWAYS},
         "dist_ratio_attention": _dist_ratio(of["squares"]),
-        **{name: ratio for one in FURTHER if of[one.size].any() for name, ratio in ratios[one].items()},
+        **{one.dist_ratio: _dist_ratio(of[one.size]) for one in FURTHER if of[one.size].any()},
     }
 
 

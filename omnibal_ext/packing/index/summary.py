@@ -101,8 +101,8 @@ class Summary:
         """Return what `--json` prints: all figures by name; 0 of modalities that the corpus has none of."""
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "further"}
         for one in FURTHER:
-            of, name = self.further.get(one, FurtherSize()), one.budget.removesuffix("_budget")
-            found |= {one.budget: of.budget, f"dist_ratio_{name}": of.dist_ratio, f"longest_{one.size}": of.longest}
+            of = self.further.get(one, FurtherSize())
+            found |= {one.budget: of.budget, one.dist_ratio: of.dist_ratio, f"longest_{one.size}": of.longest}
         return found
 
 

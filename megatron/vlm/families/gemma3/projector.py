@@ -25,8 +25,9 @@ class PooledProjector(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
         """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile."""
-        rows = join_rows(hidden, self.tokens_per_tile * Images.of(batch).amount, self.shared)
-        patches = self.vision_norm(rows.view(self.tokens_per_tile, Images.of(batch).amount, -1)).transpose(0, 1)
+        tiles = Images.of(batch).amount
+        rows = join_rows(hidden, self.tokens_per_tile * tiles, self.shared)
+        patches = self.vision_norm(rows.view(self.tokens_per_tile, tiles, -1)).transpose(0, 1)
         out, _ = self.linear(self.norm(mean_of_squares(patches, self.square)))
         return out.reshape(-1, 1, out.shape[-1])
 

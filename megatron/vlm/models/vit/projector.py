@@ -54,8 +54,9 @@ class Projector(MegatronModule):
         if self.side_by_side:
             given = (*features, hidden)
             hidden = torch.cat([given[number] for number in self.side_by_side], dim=-1)
-        rows = join_rows(hidden, self.tokens_per_tile * Images.of(batch).amount, self.shared)
-        tokens = rows.view(self.tokens_per_tile, Images.of(batch).amount, -1)
+        tiles = Images.of(batch).amount
+        rows = join_rows(hidden, self.tokens_per_tile * tiles, self.shared)
+        tokens = rows.view(self.tokens_per_tile, tiles, -1)
         image = self.vision_norm(tokens)[self.first :].transpose(0, 1)
         if self.shuffle > 1:
             image = pixel_shuffle(image, self.shuffle)
@@ -79,8 +80,9 @@ class ShuffledProjector(MegatronModule):
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
         """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile."""
-        rows = join_rows(hidden, self.tokens_per_tile * Images.of(batch).amount, self.shared)
-        patches = self.vision_norm(rows.view(self.tokens_per_tile, Images.of(batch).amount, -1)).transpose(0, 1)
+        tiles = Images.of(batch).amount
+        rows = join_rows(hidden, self.tokens_per_tile * tiles, self.shared)
+        patches = self.vision_norm(rows.view(self.tokens_per_tile, tiles, -1)).transpose(0, 1)
         part, _ = self.linear(pixel_shuffle(patches, self.shuffle))
         out = gather_from_tensor_model_parallel_region(part)  # behind adapters, which add to a rank's part
         return out.reshape(-1, 1, out.shape[-1])
