@@ -142,9 +142,9 @@ def one_of_each(name: str, layers: int = 1) -> Architecture:
     )
     if vision.native and vision.native.full_layers:
         vision = replace(vision, native=replace(vision.native, full_layers=(0,)))
-    audio = model.audio and replace(model.audio, layers=layers)
+    further = tuple(replace(one, layers=layers) for one in model.further)
     language = replace(model.language, layers=layers)
-    few = replace(model, name=f"{name}, few layers", vision=vision, language=language, audio=audio)
+    few = replace(model, name=f"{name}, few layers", vision=vision, language=language, further=further)
     PRESETS[few.name] = few
     return few
 
@@ -154,8 +154,8 @@ def waits(name: str) -> dict[str, str]:
     found, few = {}, one_of_each(name)
     with single_process(few.name, ["--bf16"]) as inputs:
         chain = Chain.of(inputs.args, few)
-        frames = 700 if few.audio else 0
-        pack = synthetic_pack(few, {"tiles": 256 if few.vision.native else 2, "frames": frames}, equal_lengths(1024, 4))
+        units = {one.modality.size: 700 for one in few.encoders} | {"tiles": 256 if few.vision.native else 2}
+        pack = synthetic_pack(few, units, equal_lengths(1024, 4))
         for kind in dict.fromkeys(chain.kinds):
             step = StagePass(chain, _all_of(chain, kind), pack)
             both = (step.forward, step.backward)

@@ -112,7 +112,7 @@ def measure(ranks: int, each: int, draws: int, phases: dict[str, Phase]) -> tupl
     return [*np.mean(rows, axis=0).tolist(), 1e3 * float(np.median(seconds))], read, ours
 
 
-MODEL = replace(preset("internvl2.5-78b"), audio=preset("qwen2.5-omni-7b").audio)
+MODEL = replace(preset("internvl2.5-78b"), further=preset("qwen2.5-omni-7b").further)
 H100, A_RANK, TILES, TOKENS, FRAMES_OF_PACKS = DEVICES["h100"], 8, 24, 8192, 12_000
 STEPS_PACKED, STEPS_PLACED, TENSOR, PIPELINE, ORCHMLLM_GPUS = 6, 2, 4, 8, 2560
 

@@ -1,10 +1,9 @@
 """A vision-language model as plain data: the sizes that the planner prices, and what the trainer builds from them."""
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain as joined
 from itertools import pairwise
@@ -14,11 +13,21 @@ from omnibal_ext.chain import chain_kind, cost_kinds, layer_chain, separate_laye
 from omnibal_ext.errors import UserError
 from omnibal_ext.flow import Extra, blocks_after, encoder_extras, features_after, language_extras
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
-from omnibal_ext.modalities.encoder import Encoder, Features
+from omnibal_ext.modalities.encoder import Encoder, EncoderArchitecture, Features
 from omnibal_ext.modalities.fields import LATER, hashed
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.layer import Layer
-from omnibal_ext.modalities.modality import ALWAYS, AUDIO, ENCODED, LANGUAGE, MODALITIES, VISION, Budgets, Modality
+from omnibal_ext.modalities.modality import (
+    AUDIO,
+    ENCODED,
+    FURTHER,
+    LANGUAGE,
+    MODALITIES,
+    VISION,
+    Budgets,
+    Modality,
+    Size,
+)
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
@@ -33,8 +42,13 @@ class PromptFormat:
     """Name of the chat template (megatron.vlm.data.templates); None: unknown."""
     tiling: str = "internvl"
     """Rule by which images are tiled (a key of `TILINGS` in omnibal_ext/families/media.py)."""
-    audio_token_id: int | None = None
-    """Id of the token that stands for one feature of a sound; None: the model does not hear, or it is unknown."""
+    further_token_ids: Mapping[Size, int] = field(default_factory=dict, hash=False)
+    """The same of further encoders, by size; without those that are unknown."""
+
+    @property
+    def audio_token_id(self) -> int | None:
+        """Id of the token that stands for one feature of a sound; None: the model does not hear, or it is unknown."""
+        return self.further_token_ids.get(AUDIO.size)
 
 
 @dataclass(frozen=True)
@@ -65,8 +79,8 @@ class Architecture:
     newline: bool = False
     """Features of an image's tiles are joined, without padding, and a learned token ends every row (LLaVA-1.6,
     LLaVA-OneVision)."""
-    audio: AudioArchitecture | None = field(default=None, metadata=LATER)
-    """None: the model does not hear."""
+    further: tuple[EncoderArchitecture, ...] = ()
+    """The sizes of its encoders beside the ViT; one of each modality."""
     tied: bool = False
     """Word embedding and head share one weight."""
     prompt: PromptFormat = PromptFormat()
@@ -129,24 +143,32 @@ class Architecture:
 
     def profiled(self, budgets: Budgets) -> Budgets:
         """Return the budgets for which layers are measured: of each modality of the model, 1 if packs have none."""
-        least = {one.size: 0 if one in ALWAYS else 1 for one in MODALITIES if one in self.modalities}
+        least = {one.size: int(one in FURTHER) for one in MODALITIES if one in self.modalities}
         return {size: max(budgets.get(size, 1), most) for size, most in least.items()}
 
     @cached_property
     def encoders(self) -> tuple[Encoder, ...]:
         """Its encoders, in the order of the chain."""
-        vision, audio = self.vision, self.audio
+        vision = self.vision
         layers = tuple(number in vision.full_layers for number in range(vision.layers))
         features = Features(vision.feature_layers, bool(vision.side_by_side))
         found = {VISION: Encoder(VISION, layers, vision.rows, self.image_tokens, features)}
-        if audio:
-            found[AUDIO] = Encoder(AUDIO, (None,) * audio.layers, audio.rows, audio.tokens, period=audio.period)
+        found |= {one.modality: one.encoder for one in self.further}
         return tuple(found[one] for one in ENCODED if one in found)
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
         """What it reads, in the order of the chain."""
         return (*(one.modality for one in self.encoders), LANGUAGE)
+
+    def sizes(self, modality: Modality) -> EncoderArchitecture | VisionArchitecture:
+        """Return the sizes of the encoder of a modality that the model has."""
+        return next((one for one in self.further if one.modality == modality), self.vision)
+
+    @property
+    def audio(self) -> AudioArchitecture | None:
+        """Its encoder of sounds; None: the model does not hear."""
+        return next((one for one in self.further if isinstance(one, AudioArchitecture)), None)
 
     def encoder(self, modality: Modality) -> Encoder:
         """Return the encoder of a modality that the model has."""
@@ -211,8 +233,9 @@ class Architecture:
     @property
     def hash(self) -> str:
         """Hash of all that affects costs: models with the same hash can share a profile and a plan."""
-        sizes = {name: value for name, value in hashed(self).items() if name not in ("prompt", "types")}
-        text = json.dumps(sizes, sort_keys=True)
+        sizes = {name: value for name, value in hashed(self).items() if name not in ("further", "prompt", "types")}
+        further = {one.modality.name: hashed(one) for one in self.further}
+        text = json.dumps(sizes | further, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def was_noted(self, name: str, noted: str) -> bool:
@@ -220,7 +243,7 @@ class Architecture:
 
         The hash covers the name, which of a model's folder is the folder's: it may have been renamed since.
         """
-        return noted in (self.hash, dataclasses.replace(self, name=name).hash)
+        return noted in (self.hash, replace(self, name=name).hash)
 
 
 def differences(one: Architecture, other: Architecture) -> list[tuple[str, object, object]]:
@@ -229,14 +252,15 @@ def differences(one: Architecture, other: Architecture) -> list[tuple[str, objec
     Names, the maximum length and dynamic RoPE scaling, which affects long samples only, are not compared.
     """
     first, second = map(_compared, (one, other))
-    compared = first.keys() - {"name", "types", "language.max_positions", "vision.unread"}
-    return [(name, first[name], second[name]) for name in sorted(compared) if first[name] != second[name]]
+    compared = (first.keys() | second.keys()) - {"name", "types", "language.max_positions", "vision.unread"}
+    return [(name, *pair) for name in sorted(compared) if (pair := (first.get(name), second.get(name)))[0] != pair[1]]
 
 
 def _compared(model: Architecture) -> dict[str, Any]:
     """Fields by name, those of the towers as `vision.` and `language.`."""
-    values = dataclasses.asdict(model)
+    values = asdict(model) | {one.modality.name: asdict(one) for one in model.further}
     if (values["language"]["rope_scaling"] or {}).get("kind") == "dynamic":
         values["language"]["rope_scaling"] = None
     towers = {part: values.pop(part) for part in ("vision", "language")}
+    del values["further"]
     return values | {f"{part}.{name}": value for part, fields in towers.items() for name, value in fields.items()}

@@ -1,7 +1,9 @@
 """A model's encoder as a value: what chain, flow and sizes of packs follow from."""
 
-from collections.abc import Callable, Hashable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from omnibal_ext.modalities.modality import Modality
 
@@ -36,3 +38,28 @@ class Encoder:
     features: Features = Features()
     period: int = 1
     """Units of one input after which what its rows attend to repeats: so many are counted together."""
+
+
+@dataclass(frozen=True)
+class EncoderArchitecture(ABC):
+    """The sizes of an encoder whose layers are like a ViT's, as plain data: a dataclass of its modality."""
+
+    layers: int
+    hidden_size: int
+    heads: int
+    ffn_hidden_size: int
+
+    @property
+    @abstractmethod
+    def encoder(self) -> Encoder:
+        """What chain, flow and sizes of packs follow from."""
+
+    @property
+    def modality(self) -> Modality:
+        """Whose inputs it reads."""
+        return self.encoder.modality
+
+    @classmethod
+    def among(cls, further: Iterable["EncoderArchitecture"]) -> Self:
+        """Return those of this class among a model's, which has such an encoder."""
+        return next(one for one in further if isinstance(one, cls))

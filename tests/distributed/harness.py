@@ -254,15 +254,17 @@ GLM = replace(
 HEARING = replace(
     NATIVE,
     name="hearing",
-    audio=AudioArchitecture(layers=2, hidden_size=24, heads=2, ffn_hidden_size=40, mel_bins=6, chunk=8),
+    further=(AudioArchitecture(layers=2, hidden_size=24, heads=2, ffn_hidden_size=40, mel_bins=6, chunk=8),),
 )
 """An audio encoder with two convolutions over time, and pairs of its rows averaged, as in Qwen2.5-Omni."""
 HEARING_FEATURES = replace(
     MIXTURE,
     name="hearing_features",
-    audio=AudioArchitecture(
-        layers=2, hidden_size=24, heads=2, ffn_hidden_size=40, mel_bins=6, chunk=16, chunks_attended=2, channels=5,
-        pooled=False, key_bias=True,
+    further=(
+        AudioArchitecture(
+            layers=2, hidden_size=24, heads=2, ffn_hidden_size=40, mel_bins=6, chunk=16, chunks_attended=2, channels=5,
+            pooled=False, key_bias=True,
+        ),
     ),
 )  # fmt: skip
 """One with three convolutions over time and frequency, features of the ViT and experts, as in Qwen3-Omni."""

@@ -60,7 +60,8 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
         model.vision, layers=min(1, model.vision.layers), feature_layers=(),
         side_by_side=(0,) * len(model.vision.side_by_side),
     )  # fmt: skip
-    one = replace(model, vision=alone, language=language, audio=model.audio and replace(model.audio, layers=1))
+    further = tuple(replace(each, layers=1) for each in model.further)
+    one = replace(model, vision=alone, language=language, further=further)
     chain = padded_chain(args, one)
     args.delay_wgrad_compute = engine
     late = padded_chain(args, one)

@@ -22,12 +22,14 @@ either way           theirs  [experts, in, out], as published   ours  [experts, 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain as joined
 
 import torch
 from torch import Tensor
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.modality import ENCODED, Modality
 
 
 @dataclass(frozen=True)
@@ -125,27 +127,25 @@ def _grouped(rows: Callable[[Link], tuple[int, list[int]]], packed: int = 1) -> 
     return Form(joined, apart)
 
 
-def _rows_of(encoder: str) -> Callable[[Link], tuple[int, list[int]]]:
-    """Query, key, value of each head of an encoder: the field of `Architecture` that has its sizes."""
+def _rows_of(modality: Modality) -> Callable[[Link], tuple[int, list[int]]]:
+    """Query, key, value of each head of an encoder."""
 
     def rows(link: Link) -> tuple[int, list[int]]:
-        sizes = getattr(link.model, encoder)
+        sizes = link.model.sizes(modality)
         return sizes.heads, [sizes.hidden_size // sizes.heads] * 3
 
     return rows
 
 
-AUDIO_QKV = _grouped(_rows_of("audio"))
-
-
-def _with_keys(tensors: Sequence[Tensor], link: Link) -> Tensor:
-    query, value = tensors
-    return AUDIO_QKV.join([query, torch.zeros_like(query), value], link)
-
-
-def _without_keys(tensor: Tensor, link: Link) -> tuple[Tensor, ...]:
-    query, _, value = AUDIO_QKV.split(tensor, link)
-    return query, value
+def _encoder_forms(modality: Modality) -> dict[str, Form]:
+    """Return an encoder's query, key, value apart, in one tensor, and without keys, as biases are."""
+    apart, rows = _grouped(_rows_of(modality)), _rows_of(modality)
+    without = Form(
+        lambda tensors, link: apart.join([tensors[0], torch.zeros_like(tensors[0]), tensors[1]], link),
+        lambda tensor, link: apart.split(tensor, link)[::2],
+    )
+    name = modality.name
+    return {f"{name}_qkv": apart, f"{name}_packed_qkv": _grouped(rows, packed=3), f"{name}_qv": without}
 
 
 def _language_rows(link: Link) -> tuple[int, list[int]]:
@@ -235,10 +235,7 @@ FORMS = {
     "experts": Form(lambda tensors, _: torch.stack(list(tensors)), lambda tensor, _: tensor.unbind()),
     "stacked_experts": Form(_stack_experts, _split_experts),
     "stacked": Form(_stack, lambda tensor, _: tensor.chunk(2)),
-    "vision_qkv": _grouped(_rows_of("vision")),
-    "vision_packed_qkv": _grouped(_rows_of("vision"), packed=3),
-    "audio_qkv": AUDIO_QKV,
-    "audio_qv": Form(_with_keys, _without_keys),
+    **dict(joined.from_iterable(_encoder_forms(one).items() for one in ENCODED)),
     "language_qkv": LANGUAGE_QKV,
     "keys_alone": _grouped(_rows_without_values),
     "ranges": Form(

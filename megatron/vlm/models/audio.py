@@ -199,32 +199,28 @@ class AudioLinks(EncoderLinks):
 
     def layers(self, model: Architecture) -> VisionArchitecture:
         """The ViT whose layers are like the encoder's."""
-        assert model.audio is not None
-        return model.audio.as_vit
+        return AudioArchitecture.among(model.further).as_vit
 
     def embed(self, config: TransformerConfig, model: Architecture) -> torch.nn.Module:
         """Mel frames to rows."""
-        assert model.audio is not None
-        return AudioEmbed(config, model.audio)
+        return AudioEmbed(config, AudioArchitecture.among(model.further))
 
     def projector(self, config: TransformerConfig, language: TransformerConfig, model: Architecture) -> torch.nn.Module:
         """Rows to audio tokens."""
-        assert model.audio is not None
-        return AudioProjector(model.audio, config, language)
+        return AudioProjector(AudioArchitecture.among(model.further), config, language)
 
     def made_up(self, model: Architecture, units: int, lengths: Sequence[int]) -> Media:
         """Sounds of half a minute in the first sample, whose tokens are at the end; more of them than the pack has
         overwrite each other."""
-        assert model.audio is not None
-        tokens, each = sum(lengths), tuple(min(TIMED_FRAMES, units - begin) for begin in range(0, units, TIMED_FRAMES))
-        heard = torch.arange(sum(map(model.audio.tokens, each)), device="cuda")
+        audio, tokens = AudioArchitecture.among(model.further), sum(lengths)
+        each = tuple(min(TIMED_FRAMES, units - begin) for begin in range(0, units, TIMED_FRAMES))
+        heard = torch.arange(sum(map(audio.tokens, each)), device="cuda")
         return Media(
             units=(each, *[()] * (len(lengths) - 1)),
-            values=torch.randn(units, model.audio.mel_bins, device="cuda"),
+            values=torch.randn(units, audio.mel_bins, device="cuda"),
             positions=tokens - 1 - heard % tokens,
         )
 
     def viewer(self, config: TransformerConfig, model: Architecture) -> AudioViewer:
         """Segments of rows that attend to each other."""
-        assert model.audio is not None
-        return AudioViewer(model.audio, config)
+        return AudioViewer(AudioArchitecture.among(model.further), config)

@@ -83,6 +83,7 @@ def _check_model(run: Run) -> str:
     for what, size in (
         ("width of the MLP", language.ffn_hidden_size),
         ("width of the ViT's MLP", architecture.vision.ffn_hidden_size),
+        *((f"width of the {one.modality.name} encoder's MLP", one.ffn_hidden_size) for one in architecture.further),
         ("numbers of each layer's own input", language.layer_inputs.width if language.layer_inputs else 0),
     ):
         if size % tensor:

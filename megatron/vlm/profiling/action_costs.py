@@ -34,12 +34,12 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
 
     Differences are taken within a round of the stopwatch, so that a slower machine affects both runs.
     """
-    audio, vision, language = (
-        architecture.audio and replace(architecture.audio, layers=1),
+    further, vision, language = (
+        tuple(replace(one, layers=1) for one in architecture.further),
         replace(architecture.vision, layers=min(1, architecture.vision.layers), feature_layers=(), side_by_side=()),
         replace(architecture.language, layers=1, shared_keys=None),
     )
-    small = replace(architecture, audio=audio, vision=vision, language=language)
+    small = replace(architecture, further=further, vision=vision, language=language)
     chain = Chain.of(args, small)
     model = [wrapped_stage(chain, 0, len(chain.kinds))]
     tiles = small.least_tiles

@@ -10,6 +10,7 @@ from omnibal_ext.families.qwen_omni.audio import read_audio
 from omnibal_ext.families.qwen_vl.config import Generation, with_tower
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import tied
+from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.architecture import VideoClock
 from omnibal_ext.reading.checks import anything, finite, integer, mapping
 
@@ -28,10 +29,10 @@ def read_thinker(name: str, config: Section, code: Generation) -> Architecture:
     language = code.read_language(words)
     image = config.take("image_token_index" if code.windows else "image_token_id")
     sound = config.take("audio_token_index" if code.windows else "audio_token_id", integer(0, 2**24))
-    prompt = PromptFormat(code.markup, image, code.template, "native", audio_token_id=sound)
-    audio = read_audio(hearing, language.hidden_size)
+    prompt = PromptFormat(code.markup, image, code.template, "native", further_token_ids={AUDIO.size: sound})
+    further = (read_audio(hearing, language.hidden_size),)
     types, tied_words = (config["model_type"], f"{stem}_text"), tied(config)
-    model = with_tower(name, tower, language, code, prompt=prompt, types=types, tied=tied_words, audio=audio)
+    model = with_tower(name, tower, language, code, prompt=prompt, types=types, tied=tied_words, further=further)
     chunk = config.take("seconds_per_chunk", PACE) if code.windows else None
     assert model.vision.native is not None
     native = replace(model.vision.native, clock=VideoClock(config.take("position_id_per_seconds", PACE), chunk))

@@ -2,21 +2,19 @@
 
 from dataclasses import dataclass
 
+from omnibal_ext.modalities.encoder import Encoder, EncoderArchitecture
+from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 
 
 @dataclass(frozen=True)
-class AudioArchitecture:
+class AudioArchitecture(EncoderArchitecture):
     """An encoder of log-mel spectrograms after Whisper's. The defaults are Qwen2.5-Omni's.
 
     Convolutions turn chunks of `chunk` mel frames into rows, with sinusoidal positions that begin anew in each chunk;
     rows of `chunks_attended` chunks of a sound attend to each other. The projector makes LLM tokens of them.
     """
 
-    layers: int
-    hidden_size: int
-    heads: int
-    ffn_hidden_size: int
     mel_bins: int = 128
     chunk: int = 200
     """Mel frames that are convolved together."""
@@ -28,6 +26,11 @@ class AudioArchitecture:
     """The projector averages pairs of rows, followed by a norm and one matrix; else a norm and a two-layer MLP."""
     key_bias: bool = False
     activation: str = "gelu"
+
+    @property
+    def encoder(self) -> Encoder:
+        """What chain, flow and sizes of packs follow from."""
+        return Encoder(AUDIO, (None,) * self.layers, self.rows, self.tokens, period=self.period)
 
     @property
     def as_vit(self) -> VisionArchitecture:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 def matrices(model: "Architecture", ranks: int, stored: Stored = APART) -> dict[str, tuple[Matrix, ...]]:
     """Return the matrices of one layer of each kind; see `omnibal_ext.matrices`."""
-    assert model.audio is not None
-    return {"audio": _layer(model.audio, ranks), "audio_projector": _projector(model.audio, model.language.hidden_size)}
+    audio = AudioArchitecture.among(model.further)
+    return {"audio": _layer(audio, ranks), "audio_projector": _projector(audio, model.language.hidden_size)}
 
 
 def _layer(audio: AudioArchitecture, ranks: int) -> tuple[Matrix, ...]:

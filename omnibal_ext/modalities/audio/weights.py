@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 def weights(model: "Architecture", kind: str, name: str) -> dict[str, Shape]:
     """Return the weights that layers of a kind with this cost key may have."""
-    assert model.audio is not None
+    audio = AudioArchitecture.among(model.further)
     match kind:
         case "audio_embed":
-            return _embed(model.audio)
+            return _embed(audio)
         case "audio":
-            return layer_norms(model.audio.hidden_size)
+            return layer_norms(audio.hidden_size)
         case _:
-            return norm("norm", model.audio.hidden_size)
+            return norm("norm", audio.hidden_size)
 
 
 def _embed(audio: AudioArchitecture) -> dict[str, Shape]:

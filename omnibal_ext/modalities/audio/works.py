@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> dict[str, Work]:
     """Return the work of one layer of each kind on one sound; arguments as of `costs.works.layer_works`."""
-    audio, frames = model.audio, units[AUDIO.size]
-    assert audio is not None
+    audio, frames = AudioArchitecture.among(model.further), units[AUDIO.size]
     pairs = sum(rows * rows for rows in audio.windows(frames))
     weights = sum(matrix.weights for matrix in matrices(model, t)["audio"])
     return {

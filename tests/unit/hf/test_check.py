@@ -49,7 +49,7 @@ def test_a_sample_whose_image_cannot_be_read_is_passed_by(tmp_path: Path) -> Non
 def test_random_words_mean_nothing_else(name: str) -> None:
     """Of a small vocabulary any word may come; each run of an image's or a sound's tokens is as long as it is."""
     model, words = preset(name), 16
-    hears = model.audio and replace(model.prompt, audio_token_id=4)
+    hears = model.audio and replace(model.prompt, further_token_ids={"frames": 4})
     model = replace(model, language=replace(model.language, vocab_size=words), prompt=hears or model.prompt)
     samples = random_samples(model, 5, {1, 2, 3})
     assert not {1, 2, 3} & {int(token) for sample in samples for token in sample.ids}
