@@ -17,10 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
+from typing import TypeVar
 
 from omnibal_ext.modalities.encoder import Features
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Modality
+
+One = TypeVar("One")
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,22 @@ def encoder_extras(chain: Sequence[str], encoders: Mapping[Modality, Features], 
     """Yield the extras that a model's `encoders` give to links of this chain, which may begin behind the first of them.
     `width`: of the language model's hidden states.
 
-    Tokens of an encoder pass by those behind it. Features go from layers to the projector and, unless it joins them, to
-    the first language layers."""
+    Tokens of an encoder pass by those behind it, from before the first link where the chain begins further behind.
+    Features go from layers to the projector and, unless it joins them, to the first language layers."""
+    words = chain.index(LANGUAGE.kinds[0])
     for before, behind in pairwise(one for one in ENCODED if one in encoders):
-        if behind.kinds[0] in chain:
-            stops = chain.index(behind.kinds[0]), chain.index(LANGUAGE.kinds[0])
-            yield Extra(f"{before.name} tokens", stops[0], stops[1:], (1, width), rows=0, passing=before)
+        giver = chain.index(behind.kinds[0]) if behind.kinds[0] in chain else -1
+        if giver >= 0 or words:
+            yield Extra(f"{before.name} tokens", giver, (words,), (1, width), rows=0, passing=before)
     for modality in ENCODED:
         if modality in encoders and modality.kinds[0] in chain:
             yield from _features(chain, modality, encoders[modality])
+
+
+def in_rows(encoders: Sequence[One]) -> tuple[One, ...]:
+    """Return encoders, given in the order of the chain, in the order in which their tokens lie in one tensor between
+    stages: those of the last are the hidden states, with features; `encoder_extras` pass the others."""
+    return (*encoders[-1:], *encoders[:-1])
 
 
 def _features(chain: Sequence[str], modality: Modality, features: Features) -> Iterator[Extra]:

@@ -4,7 +4,7 @@ Limits exceed any real run, and keep a damaged file from exhausting memory.
 """
 
 from omnibal_ext.chain import KINDS, PARTS
-from omnibal_ext.modalities.modality import ALWAYS, ENCODED, MODALITIES
+from omnibal_ext.modalities.modality import ALWAYS, ENCODED, FURTHER, MODALITIES
 from omnibal_ext.reading.checks import anything, finite, flag, integer, listing, mapping, maybe, one_of, record, text
 
 MOST_LAYERS, MOST_RANKS, MOST_MICROBATCHES = 2**14, 2**14, 2**16
@@ -39,7 +39,7 @@ _TOWER = record(
         "recompute": _LAYERS,
         "again": flag,
         "sizes": listing(one_of(*(one.size for one in ENCODED)), least=1, most=len(ENCODED)),
-        "tiles_per_frame": finite(),
+        **dict.fromkeys((one.rate for one in FURTHER), finite()),
     },
 )
 _SECONDS = listing(finite(), most=MOST_LAYERS)

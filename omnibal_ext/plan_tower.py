@@ -5,38 +5,54 @@
 
 Every rank of a replica (pipeline x tensor ranks) has a working copy of the tower and encodes a share of the images of
 some microbatches; each of the tower's links is owned by one rank, in whose stage the optimizer and checkpoints see it.
-In models that hear, the tower is the audio encoder alone, or both encoders.
+In models with further encoders, the tower is the first encoders of the chain, or all.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, layer_names, sizes_of
 from omnibal_ext.errors import UserError
-from omnibal_ext.modalities.modality import AUDIO, ENCODED, IN_CHAIN, Size
+from omnibal_ext.modalities.modality import ENCODED, FURTHER, LANGUAGE, VISION, Size
 from omnibal_ext.schedules.actions import Beside
 from omnibal_ext.trained import Trained
 
 
-def _named(values: Sequence[str]) -> str:
+def _named(values: Mapping[str, str]) -> str:
     """A layout by the value of each encoder, in the order of the chain."""
-    if len(set(values)) == 1:
-        return values[0]
-    return ",".join(f"{one.name}={value}" for one, value in zip(ENCODED, values, strict=True))
+    found = [f"{one.name}={values[one.name]}" for one in ENCODED if one.name in values]
+    return ",".join(found) if len({*values.values()}) > 1 else next(iter(values.values()))
 
 
-BESIDE = [_named(["beside"] * count + ["cut"] * (len(ENCODED) - count)) for count in range(len(ENCODED), 0, -1)]
-ENDS = dict(zip(BESIDE, (one.kinds[0] for one in reversed(IN_CHAIN[1:])), strict=True))
-"""Tower layouts other than "cut": the kind of link before which the replicated tower ends."""
+def tower_ends(chain: Collection[str]) -> dict[str, str]:
+    """Return the tower layouts other than "cut" of a model whose chain has these kinds of links: the kind before which
+    the replicated tower ends."""
+    encoders, found = [one for one in ENCODED if one.kinds[0] in chain], {}
+    for count in range(len(encoders), 0, -1):
+        values = {one.name: "beside" if number < count else "cut" for number, one in enumerate(encoders)}
+        found[_named(values)] = (*encoders, LANGUAGE)[count].kinds[0]
+    return found
+
+
+def _layouts() -> list[str]:
+    found = ["cut"]
+    for count in range(len(FURTHER) + 1):
+        for further in combinations(FURTHER, count):
+            found += tower_ends([one.kinds[0] for one in ENCODED if one not in FURTHER or one in further])
+    return list(dict.fromkeys(found))
+
+
+LAYOUTS = _layouts()
+"""Of all models."""
 
 
 def tower_layout(text: str) -> str:
     """Return the layout that a flag names, for one value or `audio=VALUE,vision=VALUE`; other texts as they are."""
     of_encoders = dict(word.partition("=")[::2] for word in text.split(","))
-    if of_encoders.keys() != {one.name for one in ENCODED}:
-        return text
-    return _named([of_encoders[one.name] for one in ENCODED])
+    is_of_encoders = len(of_encoders) > 1 and of_encoders.keys() <= {one.name for one in ENCODED}
+    return _named(of_encoders) if is_of_encoders else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +60,7 @@ class Tower:
     """The first links of the chain, of which every rank has a copy; stages hold the rest."""
 
     links: int
-    """How many; the chain's next one is one of `ENDS`."""
+    """How many; the chain's next one is one of `tower_ends`."""
     owners: tuple[int, ...]
     """Of every link, the rank of a replica that owns its weights: pipeline rank * tensor ranks + tensor rank."""
     parts: tuple[tuple[int, ...], ...]
@@ -54,10 +70,9 @@ class Tower:
     iteration."""
     recompute: tuple[int, ...] = ()
     """Layer ids of which only the input is kept from E to V."""
-    sizes: tuple[Size, ...] = ("tiles",)
-    """Of packs, those with which the work of its encoders grows: `chain.sizes_of` its links."""
-    tiles_per_frame: float = 1.0
-    """With both encoders, the tiles that take as long to encode as a mel frame: by these, sounds are assigned."""
+    rates: Mapping[Size, float] = field(default_factory=lambda: {VISION.size: 1.0}, hash=False)
+    """What a unit of each size of its encoders (`chain.sizes_of` its links) takes to encode, in units of the last: by
+    these, inputs are assigned."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], chain: Sequence[str]) -> "Tower":
@@ -66,19 +81,16 @@ class Tower:
         if record.get("again"):
             recompute = [link for link, kind in enumerate(chain[:links]) if kind in RECOMPUTABLE_KINDS]
         parts = tuple(map(tuple, record["parts"]))
-        sizes, frame = tuple(record.get("sizes", ("tiles",))), record.get("tiles_per_frame", 1.0)
-        return cls(links, tuple(record["owners"]), parts, record["mode"], tuple(recompute), sizes, frame)
+        keys = {one.size: one.rate for one in ENCODED}
+        rates = {size: record.get(keys[size], 1.0) for size in record.get("sizes", (VISION.size,))}
+        return cls(links, tuple(record["owners"]), parts, record["mode"], tuple(recompute), rates)
 
     def to_record(self) -> dict[str, Any]:
         """What plan.json holds."""
         lists = {"owners": list(self.owners), "parts": [*map(list, self.parts)], "recompute": list(self.recompute)}
-        heard = {"sizes": list(self.sizes), "tiles_per_frame": self.tiles_per_frame} if "frames" in self.sizes else {}
-        return {"links": self.links, "mode": self.mode, **lists, **heard}
-
-    @property
-    def rates(self) -> dict[Size, float]:
-        """What a unit of each of `sizes` takes to encode, in tiles."""
-        return {size: self.tiles_per_frame if size == AUDIO.size else 1.0 for size in self.sizes}
+        rates = {one.rate: self.rates[one.size] for one in FURTHER if one.size in self.rates}
+        further = {"sizes": list(self.rates), **rates} if rates else {}
+        return {"links": self.links, "mode": self.mode, **lists, **further}
 
     @property
     def beside(self) -> Beside:
@@ -93,12 +105,12 @@ class Tower:
         trained: Trained,
     ) -> None:
         """Raise UserError for what cannot be of this chain on (pipeline, tensor) ranks, naming link or microbatch."""
-        ends = {end: list(chain).index(end) for end in ENDS.values() if end in chain[1:]}
+        ends = {end: list(chain).index(end) for end in tower_ends(chain).values() if end in chain}
         if self.links not in ends.values():
             where = " or ".join(f"{end}, link {link}" for end, link in ends.items())
             raise UserError(f"tower: {self.links} links end elsewhere than before {where}")
-        if self.sizes != (sizes := sizes_of(chain[: self.links])):
-            raise UserError(f"tower: sizes are {' '.join(self.sizes)}, but its links need {' '.join(sizes)}")
+        if tuple(self.rates) != (sizes := sizes_of(chain[: self.links])):
+            raise UserError(f"tower: sizes are {' '.join(self.rates)}, but its links need {' '.join(sizes)}")
         names, (pipeline, tensor) = layer_names(chain), ranks
         if len(self.owners) != self.links:
             raise UserError(f"tower: {len(self.owners)} owners for {self.links} links; each link has one")
@@ -131,7 +143,7 @@ def choice_in_words(said: Mapping[str, Any], tower: Tower | None) -> str:
     """Whether the tower is cut or replicated ("beside"), from `predicted["tower"]` of a plan, with either
     layout's predicted iteration and speed relative to the language model alone, or why it has no plan."""
     words, text_only = [], said.get("text_only_step_seconds")
-    for layout in ("cut", *ENDS):
+    for layout in LAYOUTS:
         if step := said.get(f"{layout}_step_seconds"):
             share = f", {text_only / step:.1%} of text-only speed" if text_only else ""
             words.append(f"{layout} {step * 1e3:,.2f} ms{share}")

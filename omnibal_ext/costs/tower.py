@@ -23,10 +23,8 @@ from omnibal_ext.modalities.modality import ENCODED, VISION, Size
 
 SUM_BYTES = 4
 """Per parameter, in fp32."""
-SOUND_FRAMES = 1000
-"""Mel frames that a sample's sounds are taken to have: ten seconds."""
 Load = Mapping[Size, Floats]
-"""Tiles and mel frames of packs, or of parts of them: the sizes that the tower's encoders take, arrays of one shape."""
+"""The sizes of packs, or of parts of them, that the tower's encoders take: arrays of one shape."""
 LAST = {one.size: one.kinds[-1] for one in ENCODED}
 """By size, the link whose output is the encoder's."""
 
@@ -60,16 +58,14 @@ class TowerCosts:
         return {size: float(self.profile.budget(size)) for size in sizes_of(self.kinds)}
 
     @property
-    def tiles_per_frame(self) -> float:
-        """Tiles that take as long as a mel frame, in packs at the budgets; 1 with one encoder."""
-        if len(self.budgets) == 1:
-            return 1.0
-        tiles, frames = (
-            sum(self._cost(kind).forward_seconds + self._cost(kind).backward_seconds
-                for kind in self.kinds if size_of(kind) == size) / self.budgets[size]
-            for size in ("tiles", "frames")
-        )  # fmt: skip
-        return frames / tiles if tiles else 1.0
+    def rates(self) -> dict[Size, float]:
+        """Units of the last encoder that take as long as one of each size, in packs at the budgets."""
+        seconds = dict.fromkeys(self.budgets, 0.0)
+        for kind in self.kinds:
+            seconds[size_of(kind)] += self._cost(kind).forward_seconds + self._cost(kind).backward_seconds
+        of_one = {size: seconds[size] / budget for size, budget in self.budgets.items()}
+        last = [*of_one.values()][-1]
+        return {size: one / last if last else 1.0 for size, one in of_one.items()}
 
     @property
     def full_pack(self) -> Load:
@@ -79,11 +75,12 @@ class TowerCosts:
     def units(self, load: Load) -> Floats:
         """Return about how many units packs have, elementwise: an image, or the sounds of a sample, is encoded in one
         piece."""
-        sizes: dict[Size, float] = {"tiles": self.profile.image_tiles or 1.0, "frames": SOUND_FRAMES}
+        sizes = {one.size: float(one.typical) for one in ENCODED}
+        sizes[VISION.size] = self.profile.image_tiles or sizes[VISION.size]
         return np.maximum(1.0, sum(np.round(load[size] / sizes[size]) for size in load))
 
     def total(self, figure: Callable[[Size], float], load: Load) -> Floats:
-        """Return a figure per tile, or per mel frame, times the load's, summed over its sizes, elementwise."""
+        """Return a figure per unit times the load's, summed over its sizes, elementwise."""
         return np.asarray(sum(figure(size) * amount for size, amount in load.items()))
 
     @cached_property

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.arrays import Ints
-from omnibal_ext.costs.profile import Profile
 from omnibal_ext.costs.tower import TowerCosts, language_profile, owners_by_bytes, rest_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside, largest_share
 from omnibal_ext.layout.insertion_search import insertion_costs, searched_insertions
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
-from omnibal_ext.plan_tower import ENDS, Tower
+from omnibal_ext.plan_tower import LAYOUTS, Tower, tower_ends
 from omnibal_ext.schedules.actions import Beside
 from omnibal_ext.schedules.weaving import NONE, first_and_last, woven
 from omnibal_ext.units import in_bytes
@@ -33,7 +32,7 @@ from omnibal_ext.units import in_bytes
 Planned = tuple[LayoutProblem, Candidate]
 Search = Callable[[float], tuple[Planned | None, float, int]]
 """Positions searched for so many seconds, as `_best_insertions` gives them."""
-TOWER_LAYOUTS = ("cut", *ENDS, "auto")
+TOWER_LAYOUTS = (*LAYOUTS, "auto")
 JUDGED = 4
 """So many that fit, the fastest on some iterations, are simulated on all."""
 TRIES = 3
@@ -65,7 +64,7 @@ def plan_tower(
         return *find_plan(problem, method, seconds=seconds, **options), {}
     plans: dict[str, tuple[LayoutProblem, list[Candidate]]] = {}
     said: dict[str, Any] = {}
-    for name in _layouts_of(problem.profile) if tower == "auto" else (tower,):
+    for name in ("cut", *tower_ends(problem.profile.chain)) if tower == "auto" else (tower,):
         plan: Callable[..., Any] = find_plan if name == "cut" else partial(plan_beside, layout=name)
         try:
             plans[name] = plan(problem, method, seconds=seconds, **options)
@@ -83,29 +82,25 @@ def plan_tower(
     return *plans[chosen], {"tower": {"road": chosen, **said}}
 
 
-def _layouts_of(profile: Profile) -> tuple[str, ...]:
-    """Those that the profile's model can have."""
-    return ("cut", *(name for name, end in ENDS.items() if end in profile.chain[1:]))
-
-
 def plan_beside(
     problem: LayoutProblem, method: str, *, layout: str = "beside", seconds: float = 4.0, **options: Any
 ) -> tuple[LayoutProblem, list[Candidate]]:
     """The fastest plan with a replicated tower, of a `problem` whose profile is of the whole chain.
 
-    The problem that comes back is of the chain behind the tower (`ENDS` of `layout`), with lists and the tower; it has
+    The problem that comes back is of the chain behind the tower (`tower_ends`), with lists and the tower; it has
     one candidate. Raises UserError where nothing fits, as `find_plan` does, and for profiles that lack what whole
     layers cost.
     """
-    if layout not in _layouts_of(problem.profile):
-        raise UserError(f"--tower {layout}: {problem.profile.model} does not hear; use --tower beside")
+    if layout not in (ends := tower_ends(problem.profile.chain)):
+        which = " or ".join(ends)
+        raise UserError(f"--tower {layout}: {problem.profile.model} has other encoders; use --tower {which}")
     if problem.ranks == 1:
         raise UserError("a replicated tower needs two pipeline ranks or more, got 1: use --tower cut")
     if problem.packs is not None and problem.packs.widths is not None:
         raise UserError(
             "packs wider than a rank go with no tower beside the pipeline: --tower cut, or pack without --widths"
         )
-    costs = TowerCosts.of(problem.profile, problem.profile.chain.index(ENDS[layout]))
+    costs = TowerCosts.of(problem.profile, problem.profile.chain.index(ends[layout]))
     found: list[tuple[Planned, Search]] = []
     refusal: UserError | None = None
     choices = list(_kept_choices(problem, costs))
@@ -144,8 +139,7 @@ def _plan_kept(
     profile = problem.profile
     owners = owners_by_bytes(costs.owner_bytes(), problem.ranks * profile.tensor_model_parallel_size)
     parts = ((0,),) * problem.microbatches
-    heard = tuple(costs.budgets), costs.tiles_per_frame
-    tower = Tower(costs.links, owners, parts, "bubbles", kept.recompute, *heard)
+    tower = Tower(costs.links, owners, parts, "bubbles", kept.recompute, costs.rates)
     beside = TowerBeside(tower, costs, profile, problem.ranks, problem.packs)
     share = largest_share(costs, costs.full_pack, profile.tensor_model_parallel_size)
     held, given = (

@@ -26,6 +26,13 @@ class Modality:
     """The budget's key in files; its flag is --NAME with hyphens."""
     inputs: str
     """What messages and datasets call its inputs."""
+    typical: int = 1
+    """Units that an input is taken to have where nothing says how many."""
+
+    @property
+    def rate(self) -> str:
+        """The key in plans of what one of its units takes to encode, in tiles: "tiles_per_frame"."""
+        return f"tiles_per_{self.size.removesuffix('s')}"
 
     @property
     def dist_ratio(self) -> str:
@@ -35,7 +42,10 @@ class Modality:
 
 VISION = Modality("vision", "tiles", ("patch_embed", "vit", "projector"), "tiles", "vit_budget", "images")
 LANGUAGE = Modality("language", "tokens", ("word_embed", "llm", "head"), "tokens", "llm_budget", "words")
-AUDIO = Modality("audio", "frames", ("audio_embed", "audio", "audio_projector"), "mel frames", "audio_budget", "sounds")
+AUDIO = Modality(
+    "audio", "frames", ("audio_embed", "audio", "audio_projector"), "mel frames", "audio_budget", "sounds",
+    typical=1000,  # ten seconds
+)  # fmt: skip
 MODALITIES = (VISION, LANGUAGE, AUDIO)
 """In the order in which files and tables list them; a new one comes last."""
 ALWAYS = (VISION, LANGUAGE)

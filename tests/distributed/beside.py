@@ -106,10 +106,10 @@ def parts_of(plan: Plan, packs: Sequence[Microbatch]) -> Iterator[Microbatch]:
 def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     """This rank's part of a pack's images."""
     assert plan.tower is not None
-    parts, sizes = plan.tower.parts[microbatch % len(plan.tower.parts)], plan.tower.sizes
+    parts, sizes = plan.tower.parts[microbatch % len(plan.tower.parts)], plan.tower.rates
     images, sounds = seen(pack), heard(pack).units if "frames" in sizes else ()
     units = (tuple(map(prod, images.grids)) or (1,) * images.amount) if "tiles" in sizes else ()
-    costs = (*units, *(plan.tower.tiles_per_frame * sum(sample) for sample in sounds))
+    costs = (*units, *(sizes["frames"] * sum(sample) for sample in sounds))
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
     workers = assign_units(costs, microbatch, parts, parallel_state.get_tensor_model_parallel_world_size())
     worker = parts.index(here) * parallel_state.get_tensor_model_parallel_world_size() + tensor if here in parts else -1

@@ -55,8 +55,8 @@ class Beside:
             tuple(self._ranks(ranks, generator) for _ in range(self.microbatches)),
             self.mode_of(plan),
             tuple(sorted(generator.sample(layers, min(2, len(layers))))) if self.kept == "recomputed" else (),
-            sizes_of(chain[:links]),
-            generator.uniform(0.1, 3) if "audio" in chain else 1.0,
+            dict.fromkeys(sizes_of(chain[:links]), 1.0)
+            | ({"frames": generator.uniform(0.1, 3)} if "audio" in chain else {}),
         )
         lists = woven(case.schedule, case.chunks, ranks, tower, generator)
         words = tuple(" ".join(action.word for action in actions) for actions in lists)

@@ -84,7 +84,6 @@ OPEN = {
     "omnibal_ext/costs/profile.py": 1,  # a profile says features of the ViT alone
     "omnibal_ext/costs/tower.py": 1,
     "omnibal_ext/matrices.py": 1,  # how a family's folder stores query, key and value
-    "omnibal_ext/plan_tower.py": 2,  # `tiles_per_frame`, in plan.json
     "megatron/vlm/data/columns.py": 1,  # of older datasets
     "megatron/vlm/data/dataset.py": 1,
     "megatron/vlm/data/manifest.py": 1,  # frames of a film

@@ -127,11 +127,13 @@ def test_a_tower_that_cannot_be_is_refused(tower: dict[str, Any], fields: dict[s
 def test_a_tower_that_hears_ends_behind_either_encoder_and_says_which_it_has() -> None:
     chain = layer_chain(3, 2, 1)
     for links, sizes in ((8, ("frames", "tiles")), (3, ("frames",))):
-        hears = dataclasses.replace(TOWER, links=links, owners=(0,) * links, sizes=sizes, recompute=(1,))
+        hears = dataclasses.replace(
+            TOWER, links=links, owners=(0,) * links, rates=dict.fromkeys(sizes, 1.0), recompute=(1,)
+        )
         hears.validate(chain, (2, 1), 2, Trained())
         assert Tower.from_record(hears.to_record(), chain) == hears
         with pytest.raises(UserError, match=f"sizes are tiles, but its links need {' '.join(sizes)}"):
-            dataclasses.replace(hears, sizes=("tiles",)).validate(chain, (2, 1), 2, Trained())
+            dataclasses.replace(hears, rates={"tiles": 1.0}).validate(chain, (2, 1), 2, Trained())
     with pytest.raises(UserError, match="before word_embed, link 8 or patch_embed, link 3"):
         dataclasses.replace(TOWER, links=7, owners=(0,) * 7).validate(chain, (2, 1), 2, Trained())
     assert not {"sizes", "tiles_per_frame"} & set(TOWER.to_record())

@@ -11,6 +11,7 @@ from megatron.vlm.data.inputs.reader import decoded
 from megatron.vlm.data.inputs.registry import readers_of
 from megatron.vlm.media import Media
 from megatron.vlm.microbatch import Microbatch
+from omnibal_ext.flow import in_rows
 from omnibal_ext.image_assignment import EncoderRank, unit_costs
 from omnibal_ext.modalities.modality import Size
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -28,7 +29,8 @@ class EncoderShares(Dataset):
 
     def __init__(self, data: ChatDataset, index: PackedIndex, worker: EncoderRank) -> None:
         self.data, self.index, self.worker = data, index, worker
-        self.readers = {size: reader for size, reader in readers_of(data).items() if size in worker.rates}
+        readers = readers_of(data)
+        self.readers = {size: readers[size] for size in in_rows([*worker.rates]) if size in readers}
 
     def __getitem__(self, place: tuple[int, int]) -> Microbatch:
         pack, microbatch = place

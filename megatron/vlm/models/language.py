@@ -35,6 +35,7 @@ from megatron.vlm.models.norm import BranchNormAdd, HeadRMSNorm, build_norm
 from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules, perceptron_projections, projections, set_projections
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.flow import in_rows
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.layer import Attention, Layer
 from omnibal_ext.modalities.language.linear_attention import LinearAttention
@@ -59,7 +60,7 @@ class WordEmbedding(MegatronModule):
             vocab_size, config.hidden_size, init_method=config.embedding_init_method, config=config
         )
         # The last encoder of the chain is the ViT, whose tokens are the hidden states that enter.
-        self.others = [one.modality.size for one in architecture.encoders[:-1]]
+        self.others = [one.modality.size for one in in_rows(architecture.encoders)[1:]]
         self.newline = None
         if architecture.newline:
             self.newline = torch.nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype))

@@ -6,7 +6,8 @@
     part 1, tensor rank 0       3
     enters the first stage      0   1   2   3            image tokens of the pack, then its features
 
-The tokens of one encoder follow behind those of the other, audio tokens behind image tokens and their features.
+The tokens of one encoder follow behind those of another, in the order of `flow.in_rows`: audio tokens behind image
+tokens and their features.
 
 The first stage's pipeline rank receives the tokens of all parts, each tensor rank those of its number, and gathers them
 over the tensor ranks. Shapes follow from the pack's sizes and the plan, and are not exchanged.
@@ -45,6 +46,7 @@ class TokenRows:
     """The rows of one pack's tokens."""
 
     encoders: tuple[EncoderRows, ...]
+    """In the order of `flow.in_rows`."""
     workers: tuple[int, ...]
     """The worker that encodes each unit, of one encoder after the other: part x tensor ranks + tensor rank."""
     parts: int

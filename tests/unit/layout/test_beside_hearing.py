@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from omnibal_ext.costs.profile import PackSizes
-from omnibal_ext.costs.tower import SOUND_FRAMES, TowerCosts, rest_profile
+from omnibal_ext.costs.tower import TowerCosts, rest_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside, largest_share
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import make_plan
 from omnibal_ext.layout.tower_layout import TOWER_LAYOUTS, plan_tower
-from omnibal_ext.modalities.modality import Size
+from omnibal_ext.modalities.modality import AUDIO, Size
 from omnibal_ext.plan import Plan
-from omnibal_ext.plan_tower import ENDS, Tower, tower_layout
+from omnibal_ext.plan_tower import Tower, tower_ends, tower_layout
 from omnibal_ext.report.timeline import layout_of, predicted, problem_of
 
 from .instances import FRAMES, make_profile
@@ -41,7 +41,7 @@ def test_what_a_tower_that_hears_takes_by_hand(layout: str) -> None:
     """Of the packs' frames and, with both encoders, of their tiles: seconds, bytes and hops on two ranks."""
     links, heard = TOWERS[layout], np.array([0, FRAMES, FRAMES // 2]) / FRAMES
     seen = 0.5 * (layout == "beside")  # two of four tiles
-    tower = Tower(links, (0,) * links, ((0,),) * 3, "bubbles", (1,), SIZES[: 1 + (links == 8)])
+    tower = Tower(links, (0,) * links, ((0,),) * 3, "bubbles", (1,), dict.fromkeys(SIZES[: 1 + (links == 8)], 1.0))
     beside = TowerBeside(tower, TowerCosts.of(PROFILE, links), PROFILE, 2, packs(0, FRAMES, FRAMES // 2))
     found, vit = beside.encoding(0), PROFILE.layers["vit"]
     assert found.seconds[0, 0] == pytest.approx(4 * 0.1 * heard + seen * (0.2 + 2 * vit.forward_seconds))
@@ -52,7 +52,7 @@ def test_what_a_tower_that_hears_takes_by_hand(layout: str) -> None:
     assert found.kept[0] == pytest.approx(4 * heard + seen * (2 + 2 * vit.kept_bytes))
     both = 4 * 0.1 + 4 * 0.2, 2 * 0.1 + 2 * 0.2 + 2 * (vit.forward_seconds + vit.backward_seconds)
     ratio = (both[0] / FRAMES) / (both[1] / 4) if links == 8 else 1.0
-    assert beside.costs.tiles_per_frame == pytest.approx(ratio)
+    assert beside.costs.rates == {"frames": pytest.approx(ratio)} | ({"tiles": 1.0} if links == 8 else {})
 
 
 def test_audio_tokens_pass_the_stages_that_hold_the_vision_tower() -> None:
@@ -72,9 +72,9 @@ def test_audio_tokens_pass_the_stages_that_hold_the_vision_tower() -> None:
 def test_units_of_both_encoders_are_shared_out_together() -> None:
     """Four images and two sounds over three workers: two of the six alike units each."""
     costs = TowerCosts.of(replace(PROFILE, image_tiles=8.0), 8)
-    share = largest_share(costs, {"tiles": np.array(32.0), "frames": np.array(2.0 * SOUND_FRAMES)}, 3)
+    share = largest_share(costs, {"tiles": np.array(32.0), "frames": np.array(2.0 * AUDIO.typical)}, 3)
     assert share["tiles"] == pytest.approx(32 / 3)
-    assert share["frames"] == pytest.approx(2 * SOUND_FRAMES / 3)
+    assert share["frames"] == pytest.approx(2 * AUDIO.typical / 3)
 
 
 @pytest.mark.parametrize("layout", [*TOWERS, "auto"])
@@ -95,13 +95,13 @@ def test_a_tower_that_hears_is_planned_beside_the_pipeline(layout: str, tmp_path
     else:
         assert (chosen, found.links_beside) == (layout, TOWERS[layout])
         assert plan.tower is not None
-        assert plan.tower.sizes == SIZES[: 1 + (layout == "beside")]
+        assert tuple(plan.tower.rates) == SIZES[: 1 + (layout == "beside")]
 
 
 def test_audio_alone_is_for_models_that_hear() -> None:
-    with pytest.raises(UserError, match=f"--tower {AUDIO_BESIDE}: tiny does not hear"):
+    with pytest.raises(UserError, match=f"--tower {AUDIO_BESIDE}: tiny has other encoders"):
         plan_tower(LayoutProblem(make_profile(2, 2), 2, 2), AUDIO_BESIDE, "joint", seconds=0.1)
     assert tower_layout("vision=cut,audio=beside") == AUDIO_BESIDE
-    assert {"beside": "word_embed", AUDIO_BESIDE: "patch_embed"} == ENDS
+    assert tower_ends(PROFILE.chain) == {"beside": "word_embed", AUDIO_BESIDE: "patch_embed"}
     assert [tower_layout(f"audio={one},vision={one}") for one in ("cut", "beside")] == ["cut", "beside"]
     assert tower_layout("audio=cut,vision=beside") not in TOWER_LAYOUTS

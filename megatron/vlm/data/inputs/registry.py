@@ -9,7 +9,6 @@ from megatron.vlm.data.inputs.sounds import SoundReader
 from omnibal_ext.modalities.modality import AUDIO, VISION, Modality, Size
 
 READERS: Mapping[Modality, type[InputReader]] = {VISION: ImageReader, AUDIO: SoundReader}
-"""In the order in which the tokens of a replicated tower lie in the first stage's input."""
 
 
 def readers_of(data: ChatDataset) -> dict[Size, InputReader]:
