@@ -176,8 +176,9 @@ def orchmllm(gpus: int, seconds: float) -> dict[str, float]:
     """MFU of each way to train the same samples."""
     sizes, counts = three_modalities(STEPS_PACKED * gpus * A_RANK), ModelOperations.of(MODEL)
     tokens = sizes.tokens.astype(np.float64)
-    sums = sizes.tiles.sum(), tokens.sum(), (tokens**2).sum(), tokens.sum(), sizes.more["frames"].sum()
-    needed = counts.total(*map(float, sums)) / len(sizes) / H100.flops
+    units = {"tiles": sizes.tiles, "tokens": tokens, **sizes.more}
+    sums = {size: float(values.sum()) for size, values in units.items()}
+    needed = counts.total(sums, float((tokens**2).sum()), sums["tokens"]) / len(sizes) / H100.flops
     found = {"Megatron, random padded batches": planned(sizes, gpus, "random", "parameters", "full", 0.0)}
     found |= sharded(sizes, gpus)
     found["planned, packed offline"] = planned(sizes, gpus, "balanced", "joint", "fewest", seconds)

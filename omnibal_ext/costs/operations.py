@@ -20,6 +20,7 @@ from omnibal_ext.costs.analytic import DEVICES, Device
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import read_record
+from omnibal_ext.modalities.modality import ALWAYS, FURTHER, LANGUAGE, MODALITIES, Size
 
 PASSES = {"trained": 3, "adapted": 2, "frozen": 2, "idle": 1}
 """Products with a matrix, by gradient mode: forward, gradients of inputs, gradients of weights."""
@@ -27,16 +28,14 @@ PASSES = {"trained": 3, "adapted": 2, "frozen": 2, "idle": 1}
 
 @dataclass(frozen=True)
 class ModelOperations:
-    """Forward and backward operations of a step, per tile, token, squared sample length, label and mel frame."""
+    """Forward and backward operations of a step."""
 
-    tile: float
-    token: float
+    units: Mapping[Size, float]
+    """Per tile, token, mel frame; of sounds of whole chunks."""
     square: float
     """Times a sample's length squared."""
     counted: float
     """Per token with a label."""
-    frame: float = 0.0
-    """Of sounds of whole chunks."""
 
     @classmethod
     def of(
@@ -46,7 +45,7 @@ class ModelOperations:
         periods = {one.modality.size: one.period for one in model.encoders}
         works, added = layer_works(model, periods, 1), adapter_parameters(model, adapters)
         trained = adapters.trained(frozen)
-        units = dict.fromkeys(("tile", "token", "square", "counted", "frame"), 0.0)
+        found = dict.fromkeys((*(one.size for one in MODALITIES), "squares", "counted"), 0.0)
         counts = Counter(model.cost_kinds)
         for kind, layers in counts.items():
             work, mode = works[kind], trained.mode(kind)
@@ -54,19 +53,23 @@ class ModelOperations:
             matrices = 2.0 * work.tokens * work.matrix_weights * layers
             passes = min(passes, 2 + work.input_gradient)
             size = size_of(kind)
-            unit = "counted" if kind == "head" else size.removesuffix("s")
-            units[unit] += matrices * passes + 3 * 2.0 * work.tokens * added.get(kind, 0.0) * layers
+            found["counted" if kind == "head" else size] += (
+                matrices * passes + 3 * 2.0 * work.tokens * added.get(kind, 0.0) * layers
+            )
             attention = layers * (1 if mode == "idle" else 3)
-            if size != "tokens":
-                units[unit] += work.attention * attention
-            units["token"] += work.states * attention
-            units["square"] += work.per_square * attention
-        return cls(**units | {size.removesuffix("s"): units[size.removesuffix("s")] / n for size, n in periods.items()})
+            if size != LANGUAGE.size:
+                found[size] += work.attention * attention
+            found[LANGUAGE.size] += work.states * attention
+            found["squares"] += work.per_square * attention
+        square, counted = found.pop("squares"), found.pop("counted")
+        return cls({size: operations / periods.get(size, 1) for size, operations in found.items()}, square, counted)
 
-    def total(self, tiles: float, tokens: float, squares: float, counted: float, frames: float = 0.0) -> float:
-        """Return the operations of samples with these sums of tiles, tokens, squared lengths, labels and mel frames."""
-        seen = self.tile * tiles + self.token * tokens + self.square * squares + self.counted * counted
-        return seen + self.frame * frames
+    def total(self, sums: Mapping[Size, float], squares: float, counted: float) -> float:
+        """Return the operations of samples with these sums of sizes, squared lengths and labels."""
+        always, further = (
+            sum(self.units[one.size] * sums.get(one.size, 0) for one in some) for some in (ALWAYS, FURTHER)
+        )
+        return always + self.square * squares + self.counted * counted + further
 
 
 def peak_operations(device_name: str) -> float | None:

@@ -19,7 +19,7 @@ from omnibal_ext.costs.tower import TowerCosts, rest_profile
 from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KindTables, columns_of, kind_tables
-from omnibal_ext.modalities.modality import FURTHER
+from omnibal_ext.modalities.modality import FURTHER_SIZES
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import OF_TOWER, Action, Beside, givers
 from omnibal_ext.schedules.placement import Placement
@@ -282,7 +282,7 @@ def packs_of_record(record: Mapping[str, Any]) -> PackSizes:
     sizes = np.array(filled, dtype=np.int64)[None]
     found = [np.ascontiguousarray(sizes[..., column]) for column in range(sizes.shape[-1])]
     named: dict[str, Any] = dict(zip(("tiles", "tokens", "squares", "exchanged", "widths"), found, strict=False))
-    return PackSizes(**named, more=dict(zip((one.size for one in FURTHER), found[5:], strict=False)))
+    return PackSizes(**named, more=dict(zip(FURTHER_SIZES, found[5:], strict=False)))
 
 
 def waits(lane: Lane) -> list[tuple[float, float]]:

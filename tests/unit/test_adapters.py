@@ -101,9 +101,9 @@ def test_operations_count_the_matrices_twice_and_the_adapters_three_times() -> N
     frozen, adapted = (ModelOperations.of(TINY, adapters=Adapters(4, 8.0, (part,))) for part in ("projector", "llm"))
     whole = ModelOperations.of(TINY)
     numbers = adapter_parameters(TINY, Adapters(4, 8.0, ("llm",)))["llm"] * TINY.language.layers
-    assert adapted.token == pytest.approx(whole.token * 2 / 3 + 6 * numbers)
-    assert frozen.token == pytest.approx(whole.token * 2 / 3)
-    assert adapted.tile < frozen.tile < whole.tile
+    assert adapted.units["tokens"] == pytest.approx(whole.units["tokens"] * 2 / 3 + 6 * numbers)
+    assert frozen.units["tokens"] == pytest.approx(whole.units["tokens"] * 2 / 3)
+    assert adapted.units["tiles"] < frozen.units["tiles"] < whole.units["tiles"]
 
 
 def test_what_can_have_no_adapters_is_refused_by_name() -> None:

@@ -35,8 +35,8 @@ def test_batches_as_read_wait_in_each_phase_for_the_fullest_gpu() -> None:
             _, linear, squares = fit or (0.0, full / 8192, 0.0)
             language += times * runs * (linear * of_ranks(tokens) + squares * of_ranks(tokens**2))
     seconds += language.max(axis=1).sum()
-    sums = tiles.sum(), tokens.sum(), (tokens**2).sum(), tokens.sum(), frames.sum()
-    needed = ModelOperations.of(MODEL).total(*map(float, sums)) / len(sizes) / H100.flops
+    sums = {"tiles": float(tiles.sum()), "tokens": float(tokens.sum()), "frames": float(frames.sum())}
+    needed = ModelOperations.of(MODEL).total(sums, float((tokens**2).sum()), sums["tokens"]) / len(sizes) / H100.flops
     assert found["sharded, as read"] == pytest.approx(needed / (seconds / STEPS_PLACED / A_RANK))
     megatron, read, balanced, packed, planned = found.values()
     assert megatron < read < balanced < 0.6

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring.journal import Journal
 from omnibal_ext.costs.operations import ModelOperations
-from omnibal_ext.modalities.modality import ALWAYS, ENCODED, FURTHER
+from omnibal_ext.modalities.modality import ALWAYS, ENCODED, FURTHER, LANGUAGE
 
 OF_TOKENS = ("tokens", "useful_tokens", "samples", "squares", "useful_squares", "counted")
 SIZES = (*OF_TOKENS, *(one.size for one in ENCODED))
@@ -32,8 +32,8 @@ class Throughput:
     def of(self, sizes: Tensor, seconds: float) -> dict[str, float]:
         """`model_tflops` of a device, and `mfu` if its peak is known; sizes as from `gather`."""
         totals = dict(zip(SIZES, sizes.sum(dim=(0, 1)).tolist(), strict=True))
-        names = ("tiles", "useful_tokens", "useful_squares", "counted", "frames")
-        rate = self.operations.total(*(totals[name] for name in names)) / seconds / self.devices
+        useful = totals | {LANGUAGE.size: totals["useful_tokens"]}
+        rate = self.operations.total(useful, totals["useful_squares"], totals["counted"]) / seconds / self.devices
         return {"model_tflops": rate / 1e12} | ({"mfu": rate / self.peak} if self.peak else {})
 
 

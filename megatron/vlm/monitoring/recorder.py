@@ -4,7 +4,7 @@
       "actions": [["F", 0, 0, 0.001, 0.013, [["vit", "forward", 0.010], ["projector", "forward", 0.002]]], ...],
       "reads": [[0.0, 0.001], ...], "held": [[0.013, 8123456], ...],
       "packs": [[tiles, tokens, sum of squared lengths, tokens sent to others of a team, its ranks,
-                 mel frames if it has sounds], ...]}, ...]}
+                 mel frames if it has sounds, and so on], ...]}, ...]}
 
 Seconds count from when the first rank leaves the barrier before the iteration. An action is (kind, microbatch, chunk,
 start, end, pieces); reads are (start, end) of the waits for packs. A lane is one pipeline rank of one data-parallel
@@ -150,7 +150,9 @@ class Recorder:
         """Note the sizes of the pack whose forward begins."""
         if self._current is not None and self._current.action.kind == "F" and self._current.action.chunk == 0:
             sent = (0, 1) if batch.shard is None else (batch.shard.sent_tokens, batch.shard.width)
-            further = [units for one in FURTHER if (units := batch.media_of(one.size).amount)]
+            further = [batch.media_of(one.size).amount for one in FURTHER]
+            while further and not further[-1]:
+                further.pop()
             self.packs.append([batch.media_of(VISION.size).amount, batch.tokens, batch.squares, *sent, *further])
 
     def close(self) -> None:

@@ -54,6 +54,12 @@ def _profiles(model: Architecture) -> Iterator[Any]:
         yield profile.features_after, [profile.mode(kind) for kind in profile.layers]
 
 
+def _written(counted: ModelOperations) -> str:
+    """As when golden.json was written."""
+    (tile, token, frame), square = counted.units.values(), counted.square
+    return f"ModelOperations({tile=}, {token=}, {square=}, counted={counted.counted}, {frame=})"
+
+
 def facts(model: Architecture) -> dict[str, Any]:
     """All that the planner asks of a model."""
     extras = [
@@ -75,9 +81,9 @@ def facts(model: Architecture) -> dict[str, Any]:
         ],
         "profiles": [*_profiles(model)],
         "operations": [
-            repr(ModelOperations.of(model)),
-            repr(ModelOperations.of(model, ("vit",))),
-            repr(ModelOperations.of(model, adapters=Adapters(2, 4.0, ("llm", "projector")))),
+            _written(ModelOperations.of(model)),
+            _written(ModelOperations.of(model, ("vit",))),
+            _written(ModelOperations.of(model, adapters=Adapters(2, 4.0, ("llm", "projector")))),
         ],
     }
 

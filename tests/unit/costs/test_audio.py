@@ -112,6 +112,6 @@ def test_model_flops_have_a_term_for_frames() -> None:
     mels = (1 - works["audio_embed"].input_gradient) * products["audio_embed"]  # spectrograms have no gradients
     squares = works["audio"].attention * model.audio.layers
     trained, frozen = ModelOperations.of(model), ModelOperations.of(model, ("vit", "projector"))
-    assert trained.frame * model.audio.chunk == pytest.approx(3 * sum(products.values()) - mels + 3 * squares)
-    assert frozen.frame * model.audio.chunk == pytest.approx(sum(products.values()) + squares)
-    assert trained.total(0, 0, 0, 0, 10) == 10 * trained.frame
+    assert trained.units["frames"] * model.audio.chunk == pytest.approx(3 * sum(products.values()) - mels + 3 * squares)
+    assert frozen.units["frames"] * model.audio.chunk == pytest.approx(sum(products.values()) + squares)
+    assert trained.total({"frames": 10}, 0, 0) == 10 * trained.units["frames"]

@@ -36,9 +36,11 @@ def test_each_part_counts_forward_and_the_gradients_that_somebody_needs(frozen: 
     projector = 3 if trained["projector"] else 1 + trained["vit"]  # whole, though nobody needs its input's gradient
     tile += 2 * TINY.image_tokens_per_tile * (h * TINY.shuffle**2 * g + g * g) * projector
     square = llm.layers * 2 * g * (3 if reaches["llm"] else 1)
-    assert (found.tile, found.square) == (pytest.approx(tile), pytest.approx(square))
+    assert (found.units["tiles"], found.square) == (pytest.approx(tile), pytest.approx(square))
     matrices = g * (llm.heads + 2 * llm.kv_heads) * llm.head_dim + g * g + 3 * g * llm.ffn_hidden_size
     token, counted = 2 * llm.layers * matrices * passes("llm"), 2 * g * llm.vocab_size * passes("llm")
-    assert (found.token, found.counted) == (pytest.approx(token), pytest.approx(counted))
+    assert (found.units["tokens"], found.counted) == (pytest.approx(token), pytest.approx(counted))
     # Two samples of 40 and 9 tokens, of which 12 are to be predicted, with three tiles.
-    assert found.total(3, 49, 1681, 12) == pytest.approx(3 * tile + 49 * token + 1681 * square + 12 * counted)
+    assert found.total({"tiles": 3, "tokens": 49}, 1681, 12) == pytest.approx(
+        3 * tile + 49 * token + 1681 * square + 12 * counted
+    )

@@ -291,7 +291,9 @@ def test_pace_is_of_what_samples_need_and_not_of_what_ran(run: list, ranks: list
     # Of each as many operations: a figure that is a little off is seen, whichever it is.
     parts = [sum(p.media_of("tiles").amount for p in packs), useful, sum(p.useful_squares for p in packs), useful]
     parts.append(sum(7 * p.media_of("tiles").amount + 5 + p.media_of("tiles").amount ** 2 for p in packs))
-    pace = Throughput(ModelOperations(*(1e12 / part for part in parts)), devices=4, peak=1e13)
+    tile, token, square, counted, frame = (1e12 / part for part in parts)
+    units = {"tiles": tile, "tokens": token, "frames": frame}
+    pace = Throughput(ModelOperations(units, square, counted), devices=4, peak=1e13)
     line = reported(run, ranks, tmp_path, pace)
     assert line["model_tflops"] == pytest.approx(5e12 / line["seconds"] / 4 / 1e12)
     assert line["mfu"] == pytest.approx(5e12 / line["seconds"] / 4 / 1e13)
