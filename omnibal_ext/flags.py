@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, ClassVar, NoReturn
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import FURTHER
 
 INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([])])")
 
@@ -165,6 +166,17 @@ def refuse_unprintable(words: Iterable[str]) -> None:
 def flag_name(name: str) -> str:
     """The usual flag of an attribute: `num_workers` is --num-workers."""
     return f"--{name.replace('_', '-')}"
+
+
+FURTHER_BUDGETS = " ".join(one.budget for one in FURTHER)
+"""As tables of intervals and needs name them."""
+
+
+def add_further_budgets(add: Callable[..., Any], words: str) -> None:
+    """Add the budget's flag of each further modality; `words`: its help, with {units}, {inputs}, {verb}."""
+    for one in FURTHER:
+        said = words.format(units=one.units, inputs=one.inputs, verb=one.verb)
+        add(flag_name(one.budget), type=int, metavar=one.size.upper(), help=said)
 
 
 def outside_intervals(

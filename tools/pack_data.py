@@ -14,7 +14,7 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import noted_path
 from omnibal_ext.files.records import sha256_of, verify_checksums, write_text
 from omnibal_ext.files.writing import replacing
-from omnibal_ext.flags import Interval, Need, ToolParser, flag_name
+from omnibal_ext.flags import FURTHER_BUDGETS, Interval, Need, ToolParser, add_further_budgets, flag_name
 from omnibal_ext.modalities.modality import FURTHER, FURTHER_SIZES, budgets_in
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons
@@ -52,7 +52,7 @@ def named_budget(text: str) -> tuple[str, int]:
 NUMBERS = (
     Interval("(0, 1e6]", "weights"),
     Interval("[0, 1e9]", "vit_budget"),
-    Interval("[1, 1e9]", "llm_budget max_llm_budget audio_budget samples_per_pack"),
+    Interval("[1, 1e9]", f"llm_budget max_llm_budget {FURTHER_BUDGETS} samples_per_pack"),
     Interval("[0, inf)", "max_rejects narrow_first"),
     Interval("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size node_ranks"),
     Interval("[1, 10000]", "epochs"),
@@ -110,12 +110,7 @@ def _parser() -> ToolParser:
     add("--method", choices=METHODS, default=METHODS[0])
     add("--vit-budget", type=read_budget, default="auto", metavar="TILES", help="most tiles of a pack")
     add("--llm-budget", type=read_budget, default="auto", metavar="TOKENS", help="most tokens of a pack")
-    add(
-        "--audio-budget",
-        type=int,
-        metavar="FRAMES",
-        help="most mel frames of a pack, if there are sounds (default: auto)",
-    )
+    add_further_budgets(add, "most {units} of a pack, if there are {inputs} (default: auto)")
     add(
         "--size", dest="budgets", action="append", default=[], type=named_budget, metavar="NAME=BUDGET",
         help="a further size of samples, an array or field of that name (again for more); 0: no limit",
@@ -241,7 +236,7 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Budget
 
 
 def settle_further_budgets(corpus: Corpus, arguments: argparse.Namespace) -> None:
-    """Put --audio-budget among the budgets, unless it is; the default follows from the tokens'."""
+    """Put --audio-budget and the like among the budgets, unless they are; the default follows from the tokens'."""
     found = further_budgets_for(corpus.sizes, arguments.llm_budget, budgets_in(vars(arguments)))
     arguments.budgets = {**arguments.budgets, **{size: n for size, n in found.items() if size not in arguments.budgets}}
 

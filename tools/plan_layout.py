@@ -20,7 +20,7 @@ from omnibal_ext.console import print_json, print_table, track
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.flags import Interval, Need, ToolParser, flag_name, refuse
+from omnibal_ext.flags import FURTHER_BUDGETS, Interval, Need, ToolParser, add_further_budgets, flag_name, refuse
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, make_plan
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
@@ -265,7 +265,7 @@ NUMBERS = (
         """,
     ),
     Interval("[1, 1e6]", "num_microbatches pack_iterations gpus"),
-    Interval("[1, 1e9]", "global_batch_samples audio_budget"),
+    Interval("[1, 1e9]", f"global_batch_samples {FURTHER_BUDGETS}"),
     Interval("[1, 10000]", "top_k"),
     Interval("[0, 10000]", "radius"),
     Interval("(0, inf]", "memory_gib"),
@@ -333,11 +333,11 @@ def _parser() -> ToolParser:
     add("--analytic", choices=tuple(DEVICES), help="price any setting on this device, without --profile")
     add(*MODEL_FLAGS, help="preset to price with --analytic")
     add("--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic; a sweep without them tries those that fit")
-    add(
-        "--audio-budget", type=int, metavar="FRAMES",
-        help="with --analytic: mel frames of a pack, for models that hear; a sweep without it tries, with each budget "
-        "of tokens, what these bring",
-    )  # fmt: skip
+    add_further_budgets(
+        add,
+        "with --analytic: {units} of a pack, for models that {verb}; a sweep without it tries, with each budget of "
+        "tokens, what these bring",
+    )
     add("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
     add("--expert-sizes", type=_numbers, default=[1], help="with --analytic: ranks that experts lie on")
     add("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])

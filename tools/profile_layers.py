@@ -29,7 +29,7 @@ from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.operations import measured_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.flags import Interval, Need, ToolParser
+from omnibal_ext.flags import FURTHER_BUDGETS, Interval, Need, ToolParser, add_further_budgets
 from omnibal_ext.modalities.modality import ALWAYS, LANGUAGE, MODALITIES, Budgets, budget_fields, budgets_in, in_words
 from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 from omnibal_ext.output import say
@@ -237,7 +237,7 @@ def _show(profile: Profile, output: str) -> None:
 
 
 NUMBERS = (
-    Interval("[1, 1e9]", "vit_budget llm_budget audio_budget"),
+    Interval("[1, 1e9]", f"vit_budget llm_budget {FURTHER_BUDGETS}"),
     Interval("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size data_parallel_size"),
     Interval("[1, 1000]", "steps"),
     Interval("(0, 1]", "supervised_share"),
@@ -263,12 +263,7 @@ def _parser() -> ToolParser:
     add(*MODEL_FLAGS, required=True, help="a preset, or a Hugging Face folder")
     add("--vit-budget", type=int, required=True, help="tiles of a full pack")
     add("--llm-budget", type=int, required=True, help="tokens of a full pack")
-    add(
-        "--audio-budget",
-        type=int,
-        metavar="FRAMES",
-        help="mel frames of a full pack, for models that hear (default: 1)",
-    )
+    add_further_budgets(add, "{units} of a full pack, for models that {verb} (default: 1)")
     add(
         "--supervised-share", type=float, default=1.0, metavar="S",
         help="of a pack's tokens, on average, those that are learnt: the head multiplies no others (default: all)",

@@ -16,7 +16,7 @@ from typing import Any
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import check_exists, refuse_no_images
 from omnibal_ext.files.records import sha256_of, write_record
-from omnibal_ext.flags import as_flags, flag_name
+from omnibal_ext.flags import FURTHER_BUDGETS, add_further_budgets, as_flags, flag_name
 from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import is_made, refuse_other, remove_unused
 from omnibal_ext.launch.planning import run_our_tool
@@ -68,7 +68,7 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     add("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
     add("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
     add("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
-    add("--audio-budget", type=int, metavar="FRAMES", help="most mel frames of a pack (default: auto)")
+    add_further_budgets(add, "most {units} of a pack (default: auto)")
     add(
         "--widths", type=widths, default=ONE_RANK, metavar="W,W...",
         help="ranks that may run a pack together, see omnibal pack; needs --llm-budget, of one rank",
@@ -205,7 +205,7 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
         "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
         "--last-iteration": "empty",  # so that an epoch has every sample once
     }
-    flags |= as_flags(arguments, ("vit_budget", "llm_budget", "audio_budget", "held_out"))
+    flags |= as_flags(arguments, ("vit_budget", "llm_budget", *FURTHER_BUDGETS.split(), "held_out"))
     if arguments.widths != ONE_RANK:
         flags["--widths"] = arguments.widths
     if arguments.widths == AUTO:

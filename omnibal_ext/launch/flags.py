@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omnibal_ext import trainer_flags
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import Interval, Need, ToolParser
+from omnibal_ext.flags import FURTHER_BUDGETS, Interval, Need, ToolParser
 from omnibal_ext.launch.folder import CHECKPOINTS, PLAN, SAVE_INTERVAL, TENSORBOARD
 from omnibal_ext.launch.processes import python
 from omnibal_ext.packing.index.dispatch import PackStream
@@ -28,7 +28,7 @@ NUMBERS = (
     Interval("[0, inf)", "max_rejects"),
     Interval("[1, inf)", "max_tiles max_pixels max_tokens"),
     Interval("[0, 1e9]", "vit_budget"),
-    Interval("[1, 1e9]", "llm_budget audio_budget"),
+    Interval("[1, 1e9]", f"llm_budget {FURTHER_BUDGETS}"),
     Interval("(0, 1)", "held_out"),
 )
 
@@ -51,10 +51,8 @@ NEEDS = (
         lambda given: "--train-iters" not in flags_in(given.megatron),
     ),
     Need(
-        """
-        chat_template micro_batches max_tiles max_pixels max_tokens shorten vit_budget llm_budget audio_budget
-        widths held_out
-        """,
+        "chat_template micro_batches max_tiles max_pixels max_tokens shorten vit_budget llm_budget "
+        f"{FURTHER_BUDGETS} widths held_out",
         "--input: existing datasets and packs are used as they are",
         lambda given: not (given.data or given.packs),
     ),

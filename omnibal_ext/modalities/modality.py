@@ -26,6 +26,8 @@ class Modality:
     """The budget's key in files; its flag is --NAME with hyphens."""
     inputs: str
     """What messages and datasets call its inputs."""
+    verb: str
+    """What models do that have it: they "hear"."""
     typical: int = 1
     """Units that an input is taken to have where nothing says how many."""
 
@@ -40,11 +42,11 @@ class Modality:
         return f"dist_ratio_{self.budget.removesuffix('_budget')}"
 
 
-VISION = Modality("vision", "tiles", ("patch_embed", "vit", "projector"), "tiles", "vit_budget", "images")
-LANGUAGE = Modality("language", "tokens", ("word_embed", "llm", "head"), "tokens", "llm_budget", "words")
+VISION = Modality("vision", "tiles", ("patch_embed", "vit", "projector"), "tiles", "vit_budget", "images", "see")
+LANGUAGE = Modality("language", "tokens", ("word_embed", "llm", "head"), "tokens", "llm_budget", "words", "read")
 AUDIO = Modality(
     "audio", "frames", ("audio_embed", "audio", "audio_projector"), "mel frames", "audio_budget", "sounds",
-    typical=1000,  # ten seconds
+    "hear", typical=1000,  # ten seconds
 )  # fmt: skip
 MODALITIES = (VISION, LANGUAGE, AUDIO)
 """In the order in which files and tables list them; a new one comes last."""

@@ -12,7 +12,9 @@ from omnibal_ext.modalities.encoder import Features
 from omnibal_ext.modalities.modality import AUDIO, LANGUAGE, VISION, Modality
 from omnibal_ext.plan_tower import LAYOUTS, Tower, tower_ends, tower_layout
 
-TABLES = Modality("tables", "cells", ("table_embed", "table", "table_projector"), "cells", "table_budget", "tables")
+TABLES = Modality(
+    "tables", "cells", ("table_embed", "table", "table_projector"), "cells", "table_budget", "tables", "count"
+)
 ENCODERS = (TABLES, AUDIO, VISION)
 CHAIN = tuple(kind for one in (*ENCODERS, LANGUAGE) for kind in (*one.kinds[:2], *one.kinds[1:]))
 TOKENS = {TABLES: 3, AUDIO: 2, VISION: 5}
