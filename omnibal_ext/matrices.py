@@ -7,7 +7,10 @@ Used for shapes of weights (`megatron.vlm.hf.shapes`), adapters (`omnibal_ext.ad
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.families.registry import MODELS, PARTS
 from omnibal_ext.modalities.matrix import Matrix, Stored
+from omnibal_ext.modalities.modality import Modality
 from omnibal_ext.modalities.registry import COUNTED
+
+QKV = "self_attention.linear_qkv.weight"
 
 
 def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, ...]]:
@@ -17,12 +20,12 @@ def matrices_of(model: Architecture, ranks: int = 1) -> dict[str, tuple[Matrix, 
     """
     found: dict[str, tuple[Matrix, ...]] = {}
     for modality in model.modalities:
-        found |= COUNTED[modality].matrices(model, ranks, _stored(model))
+        found |= COUNTED[modality].matrices(model, ranks, _stored(model, modality))
     return found
 
 
-def _stored(model: Architecture) -> Stored:
+def _stored(model: Architecture, modality: Modality) -> Stored:
     tower, words = MODELS[model.types[0]].part.weights, PARTS[model.types[1]].weights
-    qkv = [one.theirs for one in tower if (one.kind, one.ours) == ("vit", "self_attention.linear_qkv.weight")]
+    qkv = [one.theirs for one in tower if (one.kind, one.ours) == (modality.kinds[1], QKV)]
     gate_and_up = [one.theirs for one in words if one.ours == "mlp.linear_fc1.weight"]
     return Stored(all(len(theirs) == 1 for theirs in qkv), any(len(theirs) == 1 for theirs in gate_and_up))

@@ -17,17 +17,7 @@ from omnibal_ext.modalities.encoder import Encoder, EncoderArchitecture, Feature
 from omnibal_ext.modalities.fields import LATER, hashed
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.layer import Layer
-from omnibal_ext.modalities.modality import (
-    AUDIO,
-    ENCODED,
-    FURTHER,
-    LANGUAGE,
-    MODALITIES,
-    VISION,
-    Budgets,
-    Modality,
-    Size,
-)
+from omnibal_ext.modalities.modality import AUDIO, ENCODED, FURTHER, LANGUAGE, MODALITIES, VISION, Budgets, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
@@ -42,7 +32,7 @@ class PromptFormat:
     """Name of the chat template (megatron.vlm.data.templates); None: unknown."""
     tiling: str = "internvl"
     """Rule by which images are tiled (a key of `TILINGS` in omnibal_ext/families/media.py)."""
-    further_token_ids: Mapping[Size, int] = field(default_factory=dict, hash=False)
+    further_token_ids: Mapping[str, int] = field(default_factory=dict, hash=False)
     """The same of further encoders, by size; without those that are unknown."""
 
     @property

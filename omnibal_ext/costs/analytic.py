@@ -33,7 +33,7 @@ from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.works import AdaptersWork, adapters_works, layer_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.language.layer import Layer
-from omnibal_ext.modalities.modality import Budgets
+from omnibal_ext.modalities.modality import ENCODED, LANGUAGE, Budgets
 from omnibal_ext.modalities.vision.works import IMAGE_PATCHES
 from omnibal_ext.modalities.work import BYTES, Work, exchange_costs
 from omnibal_ext.units import GIB
@@ -43,7 +43,7 @@ OVERHEAD_BYTES = 4.0 * GIB
 """Memory that an empty job takes on a GPU: driver context, communication buffers, fragmentation."""
 EXPOSED_REDUCTION = 0.25
 """Fraction of gradient reduction and weight gathering that is not overlapped (--overlap-grad-reduce)."""
-HOST_SECONDS = {"vit": (7e-4, 6e-4), "llm": (1e-3, 8e-4), "audio": (7e-4, 6e-4)}
+HOST_SECONDS = {LANGUAGE.kinds[1]: (1e-3, 8e-4), **dict.fromkeys((one.kinds[1] for one in ENCODED), (7e-4, 6e-4))}
 """Host seconds to launch a layer's (forward, backward): benchmarks/host.py, on one core of a shared server."""
 HOST_SECONDS_OF_ADAPTERS = 1.6e-4
 """The same for the adapter of one matrix, forward or backward: nine launches in all, at a layer's rate."""

@@ -55,7 +55,7 @@ class Stored:
     """Which matrices published weights have as one, with one adapter, that are several in other models."""
 
     qkv: bool = False
-    """Of the ViT: query, key and value."""
+    """Of an encoder: query, key and value."""
     gate_and_up: bool = False
     """Of the language model."""
 

@@ -28,6 +28,8 @@ class Modality:
     """What messages and datasets call its inputs."""
     verb: str
     """What models do that have it: they "hear"."""
+    preset: str = ""
+    """Of further ones: the model by which packs are priced that have it, where none is named."""
     typical: int = 1
     """Units that an input is taken to have where nothing says how many."""
 
@@ -46,7 +48,7 @@ VISION = Modality("vision", "tiles", ("patch_embed", "vit", "projector"), "tiles
 LANGUAGE = Modality("language", "tokens", ("word_embed", "llm", "head"), "tokens", "llm_budget", "words", "read")
 AUDIO = Modality(
     "audio", "frames", ("audio_embed", "audio", "audio_projector"), "mel frames", "audio_budget", "sounds",
-    "hear", typical=1000,  # ten seconds
+    "hear", "qwen2.5-omni-7b", typical=1000,  # ten seconds
 )  # fmt: skip
 MODALITIES = (VISION, LANGUAGE, AUDIO)
 """In the order in which files and tables list them; a new one comes last."""

@@ -18,7 +18,6 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.modalities.modality import (
     ALWAYS,
-    AUDIO,
     FURTHER,
     FURTHER_SIZES,
     LANGUAGE,
@@ -32,7 +31,6 @@ from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
 from omnibal_ext.sizes import Sizes
 
 DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # for costs by default
-MODEL_WITH = {AUDIO.size: "qwen2.5-omni-7b"}  # for a corpus with these
 CONSTANT = "pack"  # key of the seconds per pack that do not depend on its size
 COSTS = record({"parts": mapping(mapping(finite(-LARGEST), most=64), most=8)}, {"origin": text})
 """Schema of `PackCosts.to_record`; fitted seconds may be negative."""
@@ -86,7 +84,7 @@ class PackCosts:
     @classmethod
     def _counted(cls, model: str | None, device: str, budgets: Budgets) -> "PackCosts":
         there = {size: budget for size, budget in budgets.items() if budget}
-        named = model or next((MODEL_WITH[size] for size in there if size in MODEL_WITH), DEFAULT_MODEL)
+        named = model or next((one.preset for one in FURTHER if one.size in there and one.preset), DEFAULT_MODEL)
         return cls.of_profile(analytic_profile(preset(named), device, there))
 
     @classmethod

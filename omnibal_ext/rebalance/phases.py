@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.modalities.modality import ALWAYS, IN_CHAIN
 from omnibal_ext.packing.costs import PackCosts
 
 MOST_TRIED = 2_000_000
@@ -54,11 +55,10 @@ class Phase(NamedTuple):
 
 
 def phases_of(costs: PackCosts) -> dict[str, Phase]:
-    """Return the phases of a model: `audio`, if it hears, by a sample's mel frames, `vision` by its tiles, `language`
-    by its tokens."""
-    audio, vision, language = costs.parts.get("audio"), costs.parts["vision"], costs.parts["language"]
-    heard = {"audio": Phase(audio["frames"])} if audio else {}
-    return heard | {"vision": Phase(vision["tiles"]), "language": Phase(language["tokens"], language["attention"])}
+    """Return the phases of a model by the names of its modalities, in the order of the chain: `audio`, if it hears, by
+    a sample's mel frames, `vision` by its tiles, `language` by its tokens."""
+    parts = [(one, costs.parts[one.name]) for one in IN_CHAIN if one in ALWAYS or one.name in costs.parts]
+    return {one.name: Phase(part[one.size], part.get("attention", 0.0)) for one, part in parts}
 
 
 def assign_packed(seconds: Floats, ranks: int) -> Ints:

@@ -83,7 +83,6 @@ NAMES = {kind for one in ENCODED for kind in one.kinds} | {one.size for one in E
 OPEN = {
     "omnibal_ext/costs/profile.py": 1,  # a profile says features of the ViT alone
     "omnibal_ext/costs/tower.py": 1,
-    "omnibal_ext/matrices.py": 1,  # how a family's folder stores query, key and value
     "megatron/vlm/data/columns.py": 1,  # of older datasets
     "megatron/vlm/data/dataset.py": 1,
     "megatron/vlm/data/manifest.py": 1,  # frames of a film

@@ -12,13 +12,14 @@ from megatron.training import get_tensorboard_writer, get_wandb_writer, print_ra
 
 from omnibal_ext.costs.corrected import WHOLE, Compared
 from omnibal_ext.files.records import JsonLines
+from omnibal_ext.modalities.modality import FURTHER
 from omnibal_ext.output import printable, say
 from omnibal_ext.run_metrics import PROFILE_CHECK, loss_text
 
 RATES = (
     "samples_per_second", "useful_tokens_per_second", "padding", "dist_ratio_vit", "dist_ratio_llm",
-    "dist_ratio_attention", "dist_ratio_audio", "epoch", "model_tflops", "mfu", "bubble", "replaced_samples",
-    "skipped_steps",
+    "dist_ratio_attention", *(one.dist_ratio for one in FURTHER), "epoch", "model_tflops", "mfu", "bubble",
+    "replaced_samples", "skipped_steps",
 )  # fmt: skip
 TOLERANCE = 0.05
 """Relative difference between a step and the profile above which replanning is advised."""
@@ -103,12 +104,13 @@ def _dropped_on_error(method: Callable[..., None]) -> Callable[..., None]:
 
 def training_line(iteration: int, report: Mapping[str, Any]) -> str:
     """The log line of an interval."""
-    heard = f"audio {report['dist_ratio_audio']:.4f} " if "dist_ratio_audio" in report else ""
+    there = (one for one in FURTHER if one.dist_ratio in report)
+    further = "".join(f"{one.name} {report[one.dist_ratio]:.4f} " for one in there)
     return (
         f" after iteration {iteration}/{report['iterations']} | epoch {report['epoch']:.2f} | "
         f"loss {loss_text(report['loss'], 4)} | samples/s {report['samples_per_second']:.1f} | "
         f"useful tokens/s {report['useful_tokens_per_second']:,.0f} | padding {report['padding']:.1%} | "
-        f"DistRatio {heard}ViT {report['dist_ratio_vit']:.4f} LLM {report['dist_ratio_llm']:.4f} "
+        f"DistRatio {further}ViT {report['dist_ratio_vit']:.4f} LLM {report['dist_ratio_llm']:.4f} "
         f"attention {report['dist_ratio_attention']:.4f} |{_throughput(report)}{_operation(report)}"
     )
 

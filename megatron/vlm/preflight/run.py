@@ -12,7 +12,8 @@ from megatron.vlm.checkpoint.run import check_resumable
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import first_iteration
 from megatron.vlm.hf.export import check_like
-from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.models.chain import configs_of
+from megatron.vlm.models.configs import language_config
 from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
 from megatron.vlm.preflight.findings import Check, Finding, Note, run_checks
 from megatron.vlm.preflight.machine import check_devices
@@ -75,7 +76,7 @@ def _check_model(run: Run) -> str:
     """Raise UserError for sizes that do not divide by the tensor-parallel size; core's configurations check most."""
     args, architecture = run.inputs.args, run.inputs.architecture
     try:
-        vision_config(language_config(args, architecture), architecture.vision)
+        configs_of(language_config(args, architecture), architecture)
     except (ValueError, AssertionError) as error:
         reason = " ".join(str(error).split()) or "core's configuration refuses these flags"
         raise UserError(f"model {architecture.name!r}: {reason}") from error

@@ -55,7 +55,7 @@ def read_audio(tower: Section, width: int) -> AudioArchitecture:
 def _layers(key_bias: bool) -> Iterator[Weight]:
     layer = "audio_tower.layers.{n}"
     for ours, theirs in (("input_layernorm", "self_attn_layer_norm"), ("pre_mlp_layernorm", "final_layer_norm")):
-        yield from norm("audio", ours, f"{layer}.{theirs}", "audio")
+        yield from norm("audio", ours, f"{layer}.{theirs}", "further")
     qkv = "self_attention.linear_qkv"
     yield Weight("audio", f"{qkv}.weight", tuple(f"{layer}.self_attn.{one}_proj.weight" for one in "qkv"), "audio_qkv")
     biases = tuple(f"{layer}.self_attn.{one}_proj.bias" for one in ("qkv" if key_bias else "qv"))
@@ -70,7 +70,7 @@ def over_time() -> Iterator[Weight]:
     for number in (1, 2):
         yield from linear("audio_embed", f"convolutions.{number - 1}", f"audio_tower.conv{number}")
     yield from _layers(key_bias=False)
-    yield from norm("audio_projector", "norm", "audio_tower.ln_post", "audio")
+    yield from norm("audio_projector", "norm", "audio_tower.ln_post", "further")
     yield from linear("audio_projector", "linear", "audio_tower.proj")
 
 
@@ -80,6 +80,6 @@ def over_both() -> Iterator[Weight]:
         yield from linear("audio_embed", f"convolutions.{number - 1}", f"audio_tower.conv2d{number}")
     yield Weight("audio_embed", "projection.weight", ("audio_tower.conv_out.weight",))
     yield from _layers(key_bias=True)
-    yield from norm("audio_projector", "norm", "audio_tower.ln_post", "audio")
+    yield from norm("audio_projector", "norm", "audio_tower.ln_post", "further")
     for number in (1, 2):
         yield from linear("audio_projector", f"linear_fc{number}", f"audio_tower.proj{number}")

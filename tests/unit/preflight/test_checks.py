@@ -66,7 +66,7 @@ def test_every_check_is_made_whatever_the_others_find() -> None:
     ],
 )  # fmt: skip
 def test_widths_no_ranks_share(monkeypatch: pytest.MonkeyPatch, model: str, ranks: int, message: str | None) -> None:
-    for config in ("language_config", "vision_config"):
+    for config in ("language_config", "configs_of"):
         monkeypatch.setattr(run, config, lambda *_: None)
     inputs = SimpleNamespace(args=arguments(tensor_model_parallel_size=ranks), architecture=preset(model))
     with nullcontext() if message is None else pytest.raises(UserError, match=message):
