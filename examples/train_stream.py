@@ -100,7 +100,7 @@ class Phases(nn.Module):
 
 def steps_of(data: ChatDataset, model: nn.Module, phases: Mapping[str, Phase] | None) -> StreamSteps:
     """The steps of a rank. Raises UserError for a model whose features cannot be sent one by one."""
-    config, audio_token = model.config, data.media_tokens["frames"][0] if data.hears else None
+    config, audio_token = model.config, data.media_tokens.get("frames", [None])[0]
     videos = data.rule.native and data.manifest.get("video_files")
     if config.model_type not in ("internvl", "qwen2_5_omni_thinker") or videos:
         raise UserError(
@@ -118,7 +118,7 @@ def main() -> None:
     arguments = parser(__doc__, packs=False).parse_args()
     rank, _ = start_ranks()
     data = ChatDataset(arguments.data)
-    phases = phases_of(PackCosts.of_model(audio_budget=int(data.hears)))
+    phases = phases_of(PackCosts.of_model(audio_budget=int("frames" in data.media_tokens)))
     speeds = {}
     for name, known in (("as they came", None), ("balanced", phases)):
         model = load_model(data, arguments)

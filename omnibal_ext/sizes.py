@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.writing import replacing
-from omnibal_ext.modalities.modality import FURTHER_SIZES, LANGUAGE, MODALITIES
+from omnibal_ext.modalities.modality import FURTHER_SIZES, LANGUAGE, MODALITIES, VISION
 from omnibal_ext.reading.arrays import array_names, read_arrays
 from omnibal_ext.reading.checks import anything, listing, mapping, record, shown, text
 from omnibal_ext.reading.document import read_json
@@ -41,6 +41,11 @@ class Sizes:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def of(self, size: str) -> NDArray[Any]:
+        """Return the column of a size, [N]; zeros if samples have none of it."""
+        columns: dict[str, NDArray[Any]] = {VISION.size: self.tiles, LANGUAGE.size: self.tokens, **self.more}
+        return columns.get(size, np.zeros(len(self), np.int64))
 
     def take(self, samples: NDArray[np.int64]) -> "Sizes":
         """Return the sizes of `samples`, in that order; a sample may be repeated."""

@@ -3,6 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megatron.vlm.data.inputs.images import ImageReader
+from megatron.vlm.data.inputs.sounds import SoundReader
+from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Images, Media
 from megatron.vlm.microbatch import Microbatch
 
@@ -22,3 +29,15 @@ def with_images(pack: Microbatch, **changes: Any) -> Microbatch:
 def with_sounds(pack: Microbatch, **changes: Any) -> Microbatch:
     """The pack with other sounds."""
     return replace(pack, media={**pack.media, "frames": replace(heard(pack), **changes)})
+
+
+def tiles_of(sample: Sample) -> NDArray[np.uint8]:
+    """The tiles of all its images."""
+    return ImageReader(sample.data).decode_all(sample)
+
+
+def mels_of(sample: Sample) -> Tensor:
+    """The mel frames of all its sounds."""
+    found = SoundReader(sample.data).decode_all(sample)
+    assert isinstance(found, Tensor)
+    return found

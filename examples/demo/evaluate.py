@@ -17,6 +17,8 @@ import sentencepiece
 import torch
 from torch import Tensor
 
+from megatron.vlm.data.inputs.images import pixels_of
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from megatron.vlm.checkpoint.folder import Checkpoints
@@ -158,7 +160,7 @@ def _finished(answer: Answer) -> bool:
 def _image_tokens(vision: Stage, data: ChatDataset, answer: Answer) -> Tensor:
     """The projected tokens of the images that the prompt shows: [tiles * image tokens, 1, width]."""
     tiles = _tiles(data, _images_shown(data, answer))
-    pixels = data.sample(answer.sample).pixels()[:tiles].to("cuda")
+    pixels = pixels_of(data.sample(answer.sample))[:tiles].to("cuda")
     media = {VISION.size: Images(together(tiles), values=pixels)}
     return vision(Microbatch(lengths=(len(answer.prompt),), samples=1, useful_tokens=0, media=media))
 

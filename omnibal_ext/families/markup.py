@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from omnibal_ext.modalities.modality import AUDIO, FURTHER, VISION, Modality
 from omnibal_ext.modalities.vision.places import Places
 
-IMAGE_MARK, VIDEO_MARK, AUDIO_MARK = "<image>", "<video>", "<audio>"  # in the user's data
-MARKS = re.compile(f"{IMAGE_MARK}|{VIDEO_MARK}|{AUDIO_MARK}")
-KINDS = {IMAGE_MARK: "image", VIDEO_MARK: "video", AUDIO_MARK: "audio"}
+IMAGE_MARK, VIDEO_MARK = VISION.mark, "<video>"  # in the user's data
+KINDS = {mark: mark.strip("<>") for mark in (IMAGE_MARK, VIDEO_MARK, *(one.mark for one in FURTHER))}
 """Mark -> type of a part of a message."""
 QUOTED = "\U0010fff0"
 """Stands for the "<" of a mark that is nothing but words; it is one again where a conversation is written."""
@@ -52,9 +52,28 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class HeardTurns:
-    """A video that is heard too: so many runs of its tokens and of its sound's, by turns."""
+    """A video that is heard too: runs of its tokens and of its sound's, by turns."""
 
     count: int
+    """Those of the video."""
+    turns: int
+    """All."""
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherMarkup:
+    """The text of an input beyond images, such as a sound."""
+
+    modality: Modality
+    token: str
+    """Of one of its features."""
+    before: str = ""
+    after: str = ""
+
+    @property
+    def text(self) -> str:
+        """The text that replaces its mark."""
+        return self.before + self.token + self.after
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +98,8 @@ class ImageMarkup:
     """Video steps as separate runs; None: one run for the entire video."""
     between: str = ""
     """Text between the runs of an image that has several (a row of features each)."""
-    audio: str = ""
-    """The token of one audio feature; "": the model does not hear."""
-    around_audio: tuple[str, str] = ("", "")
-    """Text before and after a sound's tokens."""
+    further: tuple[FurtherMarkup, ...] = ()
+    """Of what the model takes beyond images and videos."""
 
     def image_text(self, places: Places) -> str:
         """The text that replaces an `<image>` mark."""
@@ -95,19 +112,29 @@ class ImageMarkup:
 
     def heard_video_text(self, turns: HeardTurns) -> str:
         """The same for a video that is heard too."""
-        said = "".join(self.audio if turn % 2 else self.video for turn in range(turns.count))
-        return self.before + said.join(self.around_audio) + self.after
+        sound = self.of(AUDIO)
+        said = "".join(sound.token if turn % 2 else self.video for turn in range(turns.turns))
+        return self.before + sound.before + said + sound.after + self.after
+
+    def of(self, modality: Modality) -> FurtherMarkup:
+        """Return the text of inputs of a modality that the model takes."""
+        return next(one for one in self.further if one.modality == modality)
 
     @property
-    def audio_text(self) -> str:
-        """The text that replaces an `<audio>` mark."""
-        return self.audio.join(self.around_audio)
+    def tokens_of_further(self) -> dict[Modality, str]:
+        """The token of a feature of each modality beyond images."""
+        return {one.modality: one.token for one in self.further}
+
+    @property
+    def marks(self) -> re.Pattern[str]:
+        """Matches the marks of all that the model takes."""
+        return re.compile("|".join((IMAGE_MARK, VIDEO_MARK, *(one.modality.mark for one in self.further))))
 
     @property
     def reserved(self) -> tuple[str, ...]:
         """Texts that no message may contain, but for the mark `<image>`, which is counted instead."""
         around = (self.steps.before, self.steps.after) if self.steps else ()
-        heard = (self.audio, *self.around_audio)
+        heard = (text for one in self.further for text in (one.token, one.before, one.after))
         written = (self.before, self.context, self.video, self.between, self.after, *around, *heard)
         words = dict.fromkeys(word.strip() for word in written)
         return tuple(word for word in words if word not in ("", IMAGE_MARK))

@@ -26,6 +26,8 @@ class Modality:
     """The budget's key in files; its flag is --NAME with hyphens."""
     inputs: str
     """What messages and datasets call its inputs."""
+    mark: str
+    """Of an input in a conversation's text; what is between <> is the type of a part of a message."""
     verb: str
     """What models do that have it: they "hear"."""
     preset: str = ""
@@ -44,11 +46,13 @@ class Modality:
         return f"dist_ratio_{self.budget.removesuffix('_budget')}"
 
 
-VISION = Modality("vision", "tiles", ("patch_embed", "vit", "projector"), "tiles", "vit_budget", "images", "see")
-LANGUAGE = Modality("language", "tokens", ("word_embed", "llm", "head"), "tokens", "llm_budget", "words", "read")
+VISION = Modality(
+    "vision", "tiles", ("patch_embed", "vit", "projector"), "tiles", "vit_budget", "images", "<image>", "see"
+)
+LANGUAGE = Modality("language", "tokens", ("word_embed", "llm", "head"), "tokens", "llm_budget", "words", "", "read")
 AUDIO = Modality(
     "audio", "frames", ("audio_embed", "audio", "audio_projector"), "mel frames", "audio_budget", "sounds",
-    "hear", "qwen2.5-omni-7b", typical=1000,  # ten seconds
+    "<audio>", "hear", "qwen2.5-omni-7b", typical=1000,  # ten seconds
 )  # fmt: skip
 MODALITIES = (VISION, LANGUAGE, AUDIO)
 """In the order in which files and tables list them; a new one comes last."""

@@ -13,11 +13,12 @@ from megatron.core import parallel_state
 
 from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.images import pixels_of
 from megatron.vlm.data.loader import Needs, PackDataset, microbatches
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from tests.distributed import harness
-from tests.media import heard, seen
+from tests.media import heard, mels_of, seen
 
 
 def main() -> None:
@@ -34,16 +35,16 @@ def main() -> None:
             seen(pack).values.is_meta and not pack.broken for pack in map(loaded.__getitem__, range(index.num_packs))
         )
     numbers = [*range(index.num_packs), EMPTY_PACK]
-    found, side, bins = {}, data.manifest["tile_size"], data.sound_rule.encoder.mel_bins if data.sound_rule else 0
+    found, side, bins = {}, data.manifest["tile_size"], data.readers["frames"].width if "frames" in data.readers else 0
     for number, pack in zip(numbers, Arrivals(microbatches(loaded, numbers), len(numbers)), strict=True):
         samples = index.samples(number) if number != EMPTY_PACK else []
-        expected = torch.cat([torch.empty(0, 3, side, side), *(whole.sample(sample).pixels() for sample in samples)])
+        expected = torch.cat([torch.empty(0, 3, side, side), *(pixels_of(whole.sample(sample)) for sample in samples)])
         assert seen(pack).values is not None
         assert seen(pack).values.shape == expected.shape
         found[str(number)] = (seen(pack).values - expected).abs().sum().item()
-        if data.sound_rule:
+        if "frames" in data.readers:
             assert heard(pack).values is not None
-            expected = torch.cat([torch.empty(0, bins), *(whole.sample(sample).hear_all() for sample in samples)])
+            expected = torch.cat([torch.empty(0, bins), *(mels_of(whole.sample(sample)) for sample in samples)])
             assert heard(pack).values.shape == expected.shape
             found[str(number)] += (heard(pack).values - expected).abs().sum().item()
     assert any(whole.sizes.tiles[list(index.samples(number))].sum() for number in islice(numbers, 3))

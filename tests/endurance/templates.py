@@ -19,6 +19,7 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from megatron.vlm.data.formats.kinds import IMAGES
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import ChatTemplate, render_chat
 from megatron.vlm.data.turns import ASSISTANT
@@ -112,7 +113,7 @@ def compared(template: ChatTemplate, source: str, known: dict[str, str], record:
     except Rejected as verdict:
         return f"refused: {verdict}" if theirs(source, record, known) else "refused by both"
     written = theirs(source, record, known)
-    if read.media["<image>"]:
+    if read.media[IMAGES]:
         image = image_text(source, known)
         written = [(text.replace(image, IMAGE_MARK), []) for text, _ in written]
     ends = ("", template.ending)
@@ -120,9 +121,7 @@ def compared(template: ChatTemplate, source: str, known: dict[str, str], record:
     if not same:
         return f"text: {[parted(chat.text, text) for text, _ in written]!r}"
     return (
-        "equal"
-        if read.media["<image>"]
-        else trained(template, source, known, record, chat.text, chat.trained, same[0][1])
+        "equal" if read.media[IMAGES] else trained(template, source, known, record, chat.text, chat.trained, same[0][1])
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
+from omnibal_ext.modalities.modality import AUDIO
 from tests.unit.data.clips import TURNS as FILMED
 from tests.unit.data.clips import noise, write_frames, write_video
 from tests.unit.data.noises import TURNS as HEARD
@@ -106,8 +107,12 @@ def mistral(text: Fields) -> Family:
 
 def omni(name: str, vision: Fields, text: Fields, markup: str, system: str = "") -> Family:
     known = MARKUPS[markup]
-    tokens = {"image_token_id": known.context, "vision_start_token_id": known.before, "audio_token_id": known.audio}
-    tokens["audio_start_token_id"] = known.around_audio[0]
+    tokens = {
+        "image_token_id": known.context,
+        "vision_start_token_id": known.before,
+        "audio_token_id": known.of(AUDIO).token,
+    }
+    tokens["audio_start_token_id"] = known.of(AUDIO).before
     family = qwen(name, vision, text, system)
     more = models.HEARD_2_5 if "2_5" in name else models.HEARD_3
     processor = {**family.processor, "feature_size": models.AUDIO["num_mel_bins"], "chunk_length": 300}

@@ -11,6 +11,7 @@ import torch
 from examples.demo.evaluate import split_chain
 from megatron.vlm.checkpoint.guard import load_complete
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.images import pixels_of
 from megatron.vlm.media import Images, together
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
@@ -36,7 +37,7 @@ def main() -> None:
 def losses_of(stages: list[torch.nn.Module], data: ChatDataset, sample: int) -> torch.Tensor:
     """Of every token but the first, [T - 1] fp64."""
     vision, language = (stage.eval() for stage in stages)
-    ids, pixels = torch.from_numpy(data.sample(sample).text[0]).long(), data.sample(sample).pixels()
+    ids, pixels = torch.from_numpy(data.sample(sample).text[0]).long(), pixels_of(data.sample(sample))
     where = (ids == data.manifest["image_token_id"]).nonzero().squeeze(1)
     images = Images(together(len(pixels)), values=pixels, positions=where)
     alone = Microbatch((len(ids),), 1, len(ids), media={"tiles": images}, input_ids=ids)

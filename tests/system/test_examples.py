@@ -14,6 +14,7 @@ import torch
 
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.images import pixels_of
 from megatron.vlm.hf.packs import JoinPack
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -248,5 +249,5 @@ def test_a_batch_is_its_samples_end_to_end(folder: Path, model: Any, reduction: 
         assert labels[1:][labels[1:] != IGNORED].tolist() == data.sample(sample).text[0][1:][counts].tolist()
         wanted = max(1, counts.sum()) ** -power
         assert torch.allclose(weights[1:][torch.from_numpy(counts)], torch.tensor(wanted, dtype=torch.float32))
-    pixels = torch.cat([data.sample(sample).pixels() for sample in pack])
+    pixels = torch.cat([pixels_of(data.sample(sample)) for sample in pack])
     assert torch.equal(batch["pixel_values"], pixels)

@@ -28,7 +28,7 @@ from megatron.vlm.data.chat_program import REMEDY, TAG, ChatProgram
 from megatron.vlm.data.sandbox import DATE
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.errors import Rejected, UserError
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, KINDS, MARKS, QUOTED, HeardTurns, ImageMarkup
+from omnibal_ext.families.markup import IMAGE_MARK, KINDS, QUOTED, HeardTurns, ImageMarkup
 from omnibal_ext.modalities.vision.places import Places
 from omnibal_ext.reading.costs import CostError, bounded
 
@@ -299,11 +299,12 @@ def render_chat(
     `Rejected` if the template has no form for something.
     """
     text, ranges = template.written(messages, tools, default_system)
+    further = {one.modality.mark: one.text for one in markup.further}
     left, moves, found = iter(shown), [(0, 0)], Counter[str]()
 
     def text_of(mark: str) -> str:
-        if mark == AUDIO_MARK:
-            return markup.audio_text
+        if mark in further:
+            return further[mark]
         place = next(left, Places())
         if isinstance(place, HeardTurns):
             return markup.heard_video_text(place)
@@ -315,8 +316,9 @@ def render_chat(
         moves.append((mark.end(), moves[-1][1] + len(words) - len(mark[0])))
         return words
 
-    text = MARKS.sub(as_words, text)
-    if found != Counter(mark for message in messages for mark in MARKS.findall(message.words)):
+    marks = markup.marks
+    text = marks.sub(as_words, text)
+    if found != Counter(mark for message in messages for mark in marks.findall(message.words)):
         raise Rejected("unsupported_media", f"chat template {template.name}: writes other images than it is given")
 
     def moved(at: int) -> int:

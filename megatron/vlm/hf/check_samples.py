@@ -11,13 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.vlm.data.dataset import ChatDataset, Sample
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.images import pixels_of
 from megatron.vlm.data.media.tiles import Tiling, tile_image
+from megatron.vlm.data.sample import Sample
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.joining.positions import Grid
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.architecture import NativeResolution
 from omnibal_ext.modalities.vision.features import FeatureOrder
 
@@ -69,8 +72,10 @@ def samples_of(folder: Path) -> list[CheckSample]:
     videos or unreadable images are skipped."""
     data = ChatDataset(folder)
     order = np.argsort(data.sizes.tokens, kind="stable")
-    shown, heard = data.sizes.tiles[order] > 0, data.frames[order] > 0
-    groups = (order[shown & ~heard], order[~shown & ~heard], order[heard])
+    has = {one: data.sizes.of(one.size)[order] > 0 for one in data.modalities}
+    images, *others = has.values()
+    further = np.any([np.zeros(len(order), bool), *others], axis=0)
+    groups = (order[images & ~further], order[~images & ~further], *(order[one] for one in others))
     shortest = (_first_readable(data, group) for group in groups)
     return [sample for sample in shortest if sample is not None]
 
@@ -87,13 +92,13 @@ def _of_dataset(data: ChatDataset, sample: Sample) -> CheckSample:
     images, per_tile = sample.images, data.manifest["tokens_per_tile"]
     return CheckSample(
         torch.from_numpy(sample.text[0].astype(np.int64)),
-        sample.pixels(),
+        pixels_of(sample),
         tuple((int(image.tiles * per_tile), order) for image, order in zip(images, sample.orders, strict=True)),
         tuple((image.width, image.height) for image in images),
         tuple(grid for image in images for grid in image.grids) if data.rule.native else (),
         tuple(sample.image_starts) if images else (),
         sample.prefix if data.rule.prefix_attention else 0,
-        tuple(map(sample.hear, sample.sounds)),
+        tuple(data.readers[AUDIO.size].decode(sample, sound) for sound in sample.items(AUDIO)),
     )
 
 

@@ -2,12 +2,12 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from megatron.vlm.data.manifest import read_rules
 from megatron.vlm.preprocessing.model_recipe import is_compatible, model_settings, tokenizer_difference
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
@@ -15,6 +15,7 @@ from omnibal_ext.architectures.folder import CONFIG, image_token_id, read_config
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import sha256_of
+from omnibal_ext.modalities.modality import FURTHER
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.sizes import Sizes
 
@@ -30,7 +31,7 @@ def check_dataset(
     Raises UserError with all differences, and the flags that make a fitting dataset.
     """
     told = (manifest, architecture, model_folder)
-    unlike = [*_tiling(*told), *_hearing(*told), *_token_ids(*told)]
+    unlike = [*_tiling(*told), *_rules(*told), *_token_ids(*told)]
     if unlike:
         flags = shlex.join([str(word) for pair in dict(one[1:] for one in unlike).items() for word in pair])
         raise UserError(
@@ -57,19 +58,13 @@ def _tiling(manifest: Mapping[str, Any], architecture: Architecture, model_folde
             yield f"--{flag} {value}, not {due}", f"--{flag}", due
 
 
-def _hearing(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
-    """Differences in what is heard of sounds, which a dataset for a model that does not hear has none of."""
-    if "audio" in manifest:
-        wanted = model_settings(architecture, model_folder, with_template=False).get("audio")
-        if not wanted or _heard(asdict(wanted.value)) != _heard(manifest["audio"]):
+def _rules(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
+    """Differences in how inputs beyond images are read, which a dataset for a model without them has none of."""
+    for one, made in read_rules(manifest).items():
+        wanted = model_settings(architecture, model_folder, with_template=False).get(one.name)
+        if not wanted or wanted.value.decides != made.decides:
             due = wanted.value if wanted else "not at all"
-            yield f"sounds heard otherwise, not {due}", "--model", model_folder or architecture.name
-
-
-def _heard(rule: Mapping[str, Any]) -> list[Any]:
-    """What decides frames and tokens of a sound, in a `SoundRule` as the manifest has it."""
-    of_encoder = (rule["encoder"][name] for name in ("mel_bins", "chunk", "channels", "pooled"))
-    return [*(rule[name] for name in ("rate", "window", "hop", "longest")), *of_encoder]
+            yield f"{one.inputs} read otherwise, not {due}", "--model", model_folder or architecture.name
 
 
 def _token_ids(
@@ -85,9 +80,10 @@ def _token_ids(
     expected = architecture.prompt.image_token_id if named is None else named
     if expected not in (None, manifest["image_token_id"]):
         yield f"image token {manifest['image_token_id']}, not {expected}", *remedy
-    heard = architecture.prompt.audio_token_id
-    if heard is not None and manifest.get("audio_token_id", heard) != heard:
-        yield f"audio token {manifest['audio_token_id']}, not {heard}", *remedy
+    for one in FURTHER:
+        made = manifest.get(f"{one.name}_token_id")
+        if made not in (None, due := architecture.prompt.further_token_ids.get(one.size, made)):
+            yield f"{one.name} token {made}, not {due}", *remedy
     if file and (difference := _tokenizer_difference(manifest, file)):
         yield f"tokenizer {manifest['tokenizer']['path']}, not {file}: {difference}", *remedy
 

@@ -21,12 +21,13 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+from megatron.vlm.data.formats.kinds import IMAGES, Kind
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from megatron.vlm.preprocessing.line_fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, plain, quoted, unsupported
-from megatron.vlm.preprocessing.record_media import MEDIA, SIGHT, Senses, hears_videos, words_of
+from megatron.vlm.preprocessing.record_media import SIGHT, Senses, hears_videos, media_of, words_of
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
 from omnibal_ext.errors import Rejected
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, KINDS, MARKS, QUOTED, VIDEO_MARK, joined, media_first
+from omnibal_ext.families.markup import IMAGE_MARK, QUOTED, joined, media_first
 from omnibal_ext.reading.checks import is_unicode, shown
 from omnibal_ext.reading.document import described
 
@@ -39,7 +40,6 @@ ROLES = {
     **dict.fromkeys(("tool", "observation", "tool_response"), TOOL),
     **dict.fromkeys(CALLS, ASSISTANT),
 }
-SOUND_MARK = "<sound>"
 MAX_CHARACTERS = 2**20
 """Of a conversation: tokenizers need half a kilobyte of memory per character."""
 
@@ -52,8 +52,8 @@ class Conversation:
     """
 
     messages: tuple[Message, ...]
-    media: Mapping[str, tuple[Any, ...]]
-    """By mark, in the order of the marks: paths, or `VideoReference`."""
+    media: Mapping[Kind, tuple[Any, ...]]
+    """Of each kind that the model takes, in the order of the marks: paths, or `VideoReference`."""
     tools: tuple[str, ...] = ()
     hears_videos: bool | None = None
     """Whether the sound of its videos is heard; None: it does not say."""
@@ -79,16 +79,16 @@ def parse_conversation(
     turns = _turns(fields)
     tools = tools_of(fields)
     messages = (*_system(fields), *_messages(turns, gap, senses, first))
-    media = {kind.mark: kind.of(fields, turns) if kind in senses.kinds else () for kind in MEDIA}
-    if media[VIDEO_MARK] and not media[IMAGE_MARK]:  # LLaVA's marks of images
-        messages = _marked(messages, IMAGE_MARK, VIDEO_MARK)
-    if media[AUDIO_MARK]:  # VILA's
-        messages = _marked(messages, SOUND_MARK, AUDIO_MARK)
-    messages = _marked_in_front(messages, {mark: len(given) for mark, given in media.items() if given}, gap)
+    media = {kind: media_of(kind, fields, turns) for kind in senses.kinds}
+    named = {kind.mark for kind, given in media.items() if given}
+    for mark, other in ((kind.mark, other) for kind in media if kind.mark in named for other in kind.others):
+        if other not in named:  # LLaVA's marks of images may mark videos
+            messages = _marked(messages, other, mark)
+    messages = _marked_in_front(messages, {kind: len(given) for kind, given in media.items() if given}, gap, senses)
     _check_roles(messages)
     _check_words(messages, tools, reserved, senses)
-    for mark, given in media.items():
-        _check_marks(messages, mark, len(given))
+    for kind, given in media.items():
+        _check_marks(messages, kind.mark, len(given))
     return Conversation(messages, media, tools, hears_videos(fields) if senses.hears_videos else None)
 
 
@@ -106,17 +106,19 @@ def _marked(messages: tuple[Message, ...], other: str, mark: str) -> tuple[Messa
     )
 
 
-def _marked_in_front(messages: tuple[Message, ...], given: Mapping[str, int], gap: str) -> tuple[Message, ...]:
+def _marked_in_front(
+    messages: tuple[Message, ...], given: Mapping[Kind, int], gap: str, senses: Senses
+) -> tuple[Message, ...]:
     """The messages with marks before the first question's words, where media of one kind are given and none is marked:
-    as TRL, ms-swift and InternVL put them. `given`: how many, by mark."""
-    if len(given) != 1 or any(mark in one.words for one in messages for mark in KINDS):
+    as TRL, ms-swift and InternVL put them. `given`: how many, by kind."""
+    if len(given) != 1 or any(senses.kinds_in(one.words) for one in messages):
         return messages
-    meant = [quoted(mark) for mark in (*given, *([SOUND_MARK] if AUDIO_MARK in given else []))]
+    meant = [quoted(mark) for kind in (*given, IMAGES) for mark in (kind.mark, *kind.others)]
     for number, one in enumerate(messages):
-        if any(mark in one.words for mark in (*meant, quoted(IMAGE_MARK))):
+        if any(mark in one.words for mark in meant):
             detail = f"a part of turn {number} has a mark in its text and none is an image: in parts, marks are words"
             raise Rejected("image_mark_mismatch", detail)
-    marks = [mark for mark, count in given.items() for _ in range(count)]
+    marks = [kind.mark for kind, count in given.items() for _ in range(count)]
     first = next((number for number, one in enumerate(messages) if one.role == USER), len(messages))
     asked = (
         replace(one, words="".join(mark + gap for mark in marks) + one.words, parts=one.parts and (*marks, *one.parts))
@@ -201,7 +203,7 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, senses: Senses, first: 
             leads = first and role == USER
             if isinstance(value, str):
                 words = plain(value, f"turn {number}")
-                said = Message(role, _led(words, gap) if leads else words, trained, calls, reasoning)
+                said = Message(role, _led(words, gap, senses) if leads else words, trained, calls, reasoning)
             else:
                 parts = tuple(words_of(part, number, senses) for part in value)
                 parts = media_first(parts) if leads else parts
@@ -212,10 +214,10 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, senses: Senses, first: 
     return tuple(messages)
 
 
-def _led(words: str, gap: str) -> str:
+def _led(words: str, gap: str, senses: Senses) -> str:
     """A question with its only image in front."""
     before, mark, behind = words.partition(IMAGE_MARK)
-    if not before.strip() or not mark or MARKS.search(before + behind):
+    if not before.strip() or not mark or senses.kinds_in(before + behind):
         return words
     return mark + gap + f"{before}{behind}".strip()
 

@@ -19,16 +19,15 @@ from typing import Any
 
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.images import NORMALIZATIONS
-from megatron.vlm.data.media.sounds import MOST_SECONDS, RATES
 from megatron.vlm.preprocessing.folder_template import folder_template
+from megatron.vlm.preprocessing.measures.registry import RULES
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, OLD_PROCESSOR, PROCESSOR
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
+from omnibal_ext.families.media import TILINGS, VIDEO_RULES
 from omnibal_ext.families.processor_fields import read_fields, section
 from omnibal_ext.families.towers.video_rules import MOST_FRAMES_SEEN, VideoRule
-from omnibal_ext.modalities.audio.sounds import SoundRule
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.modalities.vision.tiling import BICUBIC, FRAMES, Processor, TilingRule
 from omnibal_ext.reading.checks import is_number, shown
@@ -48,17 +47,18 @@ def folder_settings(folder: Path, architecture: Architecture, with_template: boo
 
     Raises UserError naming a file and field that is not supported.
     """
-    processor, rule = _processor(folder, architecture), TILINGS[architecture.prompt.tiling]
+    processor, tiling = _processor(folder, architecture), TILINGS[architecture.prompt.tiling]
     name, config = processor.where.name, read_fields(folder / CONFIG)
-    found = {flag: FlagValue(value, name) for flag, value in rule.limits(processor).items()}
+    found = {flag: FlagValue(value, name) for flag, value in tiling.limits(processor).items()}
     if video := VIDEO_RULES.get(architecture.prompt.image_markup):
         found["video"] = video_rule(folder, video, architecture.vision)
-    if architecture.audio:
-        found["audio"] = sound_rule(folder, SOUND_RULES[architecture.prompt.image_markup](architecture.audio))
-    found |= {flag: FlagValue(value, CONFIG) for flag, value in rule.own_flags(config).items()}
+    for one, reads in RULES.items():
+        if rule := reads.of_model(architecture):
+            found[one.name] = FlagValue(*reads.in_folder(folder, rule))
+    found |= {flag: FlagValue(value, CONFIG) for flag, value in tiling.own_flags(config).items()}
     if processor.fields:
-        _check_pixels(processor, rule)
-        if rule.normalizes and ("image_mean" in processor.fields or "image_std" in processor.fields):
+        _check_pixels(processor, tiling)
+        if tiling.normalizes and ("image_mean" in processor.fields or "image_std" in processor.fields):
             found["normalize"] = FlagValue(_normalization(processor), name)
     if tokenizer := model_tokenizer(folder):
         found["tokenizer-model"] = FlagValue(tokenizer, tokenizer.name)
@@ -149,42 +149,6 @@ def _video_processor(folder: Path) -> tuple[str, Fields]:
         if fields := read_fields(folder / name):
             return name, fields
     return CONFIG, fields
-
-
-SOUND_FIELDS = {"sampling_rate": "rate", "n_fft": "window", "hop_length": "hop"}
-"""Of a feature extractor -> of a `SoundRule`."""
-NO_NOISE = {"dither": 0.0, "padding_value": 0.0, "do_normalize": False}
-
-
-def sound_rule(folder: Path, rule: SoundRule) -> FlagValue:
-    """The rule of the folder's feature extractor (Whisper's); `rule`: where it has none.
-
-    Raises UserError naming a field that is not supported, or does not fit the encoder.
-    """
-    fields = _feature_extractor(folder)
-    if fields is None:
-        return FlagValue(rule, CONFIG)
-    where, bins = fields.where, rule.encoder.mel_bins
-    for field, value in {"feature_size": bins, **NO_NOISE}.items():
-        if fields.get(field) not in (None, value):
-            raise UserError(f"{where}: {field} is {shown(fields[field])}; supported: {value!r}")
-    numbers = {ours: fields.get(theirs, getattr(rule, ours)) for theirs, ours in SOUND_FIELDS.items()}
-    if rule.longest is not None:
-        numbers["longest"] = fields.get("chunk_length", 30)  # transformers' default
-    limits = {"rate": RATES[-1], "window": 2**14, "hop": numbers["window"], "longest": MOST_SECONDS}
-    for ours, value in numbers.items():
-        if not isinstance(value, int) or not 1 <= value <= limits[ours]:
-            raise UserError(f"{where}: no rule for sounds: {ours} is {shown(value)}, must be 1 to {limits[ours]}")
-    return FlagValue(replace(rule, **numbers), where.name)
-
-
-def _feature_extractor(folder: Path) -> Fields | None:
-    newer = read_fields(folder / PROCESSOR)
-    inner = (section(newer, name) for name in ("feature_extractor", "audio_processor"))
-    for fields in (*inner, read_fields(folder / OLD_PROCESSOR)):
-        if "feature_size" in fields or "feature_extractor_type" in fields:
-            return fields
-    return None
 
 
 def _check_honoured(fields: Fields, rule: VideoRule, where: Path, vision: VisionArchitecture) -> None:

@@ -26,11 +26,11 @@ from omnibal_ext.identity import content_of, differences
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json, sealed_by
 
-PARTS = 4
+PARTS = 5
 """Version of the files of parts: those of another one are not used."""
 CHECK_FIELDS = ("decode_images", "image_checksums")
 """Fields of a recipe that only decide how closely images are checked."""
-OF_HEARING = ("audio", "clock", "use_audio_in_video")
+OF_HEARING = ("clock", "use_audio_in_video")
 """Fields of a recipe for models that hear."""
 
 
@@ -130,8 +130,11 @@ def open_job(
 
 def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
     maker, fields = open_recipe(recipe), asdict(recipe)
-    if not recipe.further:  # as in datasets made before models could hear
-        fields = {name: value for name, value in fields.items() if name not in OF_HEARING}
+    left_out = (
+        ("further",) if recipe.further else ("further", *OF_HEARING)
+    )  # as in datasets made before models could hear
+    fields = {name: value for name, value in fields.items() if name not in left_out}
+    fields |= {one.name: asdict(rule) for one, rule in recipe.rules.items()}
     return {
         "schema_version": SCHEMA_VERSION,
         "inputs": [_input_identity(file) for file in files],

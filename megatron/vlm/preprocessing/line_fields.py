@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from megatron.vlm.data.formats.kinds import MEDIA
 from omnibal_ext.errors import Rejected
-from omnibal_ext.families.markup import IMAGE_MARK, QUOTED
+from omnibal_ext.families.markup import QUOTED
 
 LINE_FIELDS = frozenset({"conversations", "messages", "image", "images", "system", "tools"})
 TURN_FIELDS = frozenset({"from", "value", "tool_calls", "reasoning_content", "weight", "loss", "train"})
@@ -32,7 +33,9 @@ MEDIA_MARKS = re.compile(
     r"<(?:video|audio|speech|ImageHere|image[ _-]?(?:placeholder|\d+))>|<\|(?:video|audio|image)\w*\|>"
 )
 """Media marks of other programs; ours is `<image>`."""
-MARK = re.compile(f"{IMAGE_MARK}|<sound>|{MEDIA_MARKS.pattern}")
+MARK = re.compile(
+    "|".join([*dict.fromkeys(one for kind in MEDIA for one in (kind.mark, *kind.others)), MEDIA_MARKS.pattern])
+)
 """Any media mark, ours or another program's."""
 
 

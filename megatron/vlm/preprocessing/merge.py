@@ -38,7 +38,7 @@ OF_SAMPLES = ("tiles", "lengths", "lines", "supervised")
 
 def of_samples(recipe: Recipe) -> tuple[str, ...]:
     """The same, with further sizes, such as mel frames, that the model takes."""
-    return (*OF_SAMPLES, *(one.size for one in recipe.further))
+    return (*OF_SAMPLES, *(one.size for one in recipe.rules))
 
 
 def take_sizes(columns: dict[str, NDArray[Any]]) -> Sizes:
@@ -130,7 +130,7 @@ def _append(part: PreparedPart, writers: "dict[str, ColumnWriter]", joined: _Joi
     writers["loss_mask"].append(part.loss_mask, part.token_lengths)
     writers["media"].append(part.media, part.media_lengths)
     for name, arrays in joined.columns.items():
-        arrays.append(getattr(part, name))
+        arrays.append(part.column(name))
     joined.shortened += np.bincount(part.shortened, minlength=1 + len(METHODS))[1:]
     joined.video_files += int(part.videos.sum())
     joined.rejects.add(part.rejections())
@@ -141,7 +141,7 @@ def _manifest(job: PreprocessJob, sizes: Sizes, joined: _Joined) -> dict[str, An
     tokenizer, digest = maker.tokenizer, job.identity["recipe"]["tokenizer"]
     vocabulary = {"size": tokenizer.vocabulary_size, "sha256": tokenizer.vocabulary_hash()}
     further: dict[str, Any] = {}
-    for one, rule in recipe.further.items():
+    for one, rule in recipe.rules.items():
         further |= {f"{one.name}_token_id": maker.further_tokens[one], one.name: asdict(rule)}
     return {
         "schema_version": SCHEMA_VERSION,

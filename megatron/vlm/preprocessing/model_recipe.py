@@ -12,6 +12,7 @@ from typing import Any
 
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.preprocessing.folder_files import FlagValue, folder_settings
+from megatron.vlm.preprocessing.measures.registry import RULES
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import SampleMaker
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer, model_tokenizer
@@ -19,10 +20,10 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import find_config
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.media import SOUND_RULES, TILINGS, VIDEO_RULES
+from omnibal_ext.families.media import TILINGS, VIDEO_RULES
 from omnibal_ext.families.registry import family_of
 from omnibal_ext.families.towers.video_rules import MOST_FRAMES_SEEN
-from omnibal_ext.modalities.modality import AUDIO
+from omnibal_ext.modalities.modality import FURTHER
 from omnibal_ext.modalities.vision.tiling import FRAMES
 
 DEFAULTS = {
@@ -57,7 +58,7 @@ def model_settings(architecture: Architecture, folder: Path | None, with_templat
         "chat-template": prompt.chat_template,
         **TILINGS[prompt.tiling].usual,
         "video": VIDEO_RULES.get(prompt.image_markup),
-        "audio": SOUND_RULES[prompt.image_markup](architecture.audio) if architecture.audio else None,
+        **{one.name: reads.of_model(architecture) for one, reads in RULES.items()},
         "clock": architecture.vision.native.clock if architecture.vision.native else None,
     }
     by_model = {flag: FlagValue(value, origin) for flag, value in known.items() if value is not None}
@@ -137,7 +138,7 @@ def recipe_of(choices: Mapping[str, FlagValue], **further: Any) -> Recipe:
         normalization=chosen["normalize"],
         markup=chosen["image-markup"],
         video=chosen.get("video"),
-        audio=chosen.get("audio"),
+        further=tuple(chosen[one.name] for one in FURTHER if one.name in chosen),
         clock=chosen.get("clock"),
         **further,
     )
@@ -160,13 +161,13 @@ def check_tokenizer(maker: SampleMaker, model: str) -> None:
             f"{path}: {maker.markup.context!r} is token {maker.image_token_id}, model {model!r} has it at {expected}; "
             "use the model's own tokenizer"
         )
-    heard = architecture.prompt.audio_token_id
-    read = maker.further_tokens.get(AUDIO, heard)
-    if heard is not None and read != heard:
-        raise UserError(
-            f"{path}: {maker.markup.audio!r} is token {read}, model {model!r} has it at {heard}; "
-            "use the model's own tokenizer"
-        )
+    for one, read in maker.further_tokens.items():
+        expected = architecture.prompt.further_token_ids.get(one.size)
+        if expected not in (None, read):
+            raise UserError(
+                f"{path}: {maker.markup.of(one).token!r} is token {read}, model {model!r} has it at {expected}; "
+                "use the model's own tokenizer"
+            )
     own = model_tokenizer(folder) if folder else None
     if own and (difference := tokenizer_difference(maker.special_tokens, ours.vocabulary_hash(), own)):
         raise UserError(

@@ -20,6 +20,7 @@ from megatron.vlm.preprocessing.samples import Sample, SampleMaker, open_recipe
 from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.files.writing import replacing
+from omnibal_ext.modalities.modality import FURTHER, FURTHER_SIZES, VISION
 from omnibal_ext.reading.arrays import read_arrays
 
 
@@ -33,7 +34,7 @@ class PreparedPart:
     token_lengths: NDArray[np.int64]  # [N]
     media_lengths: NDArray[np.int64]  # [N]
     tiles: NDArray[np.int32]  # [N]
-    frames: NDArray[np.int64]  # [N] mel frames of all sounds
+    further: NDArray[np.int64]  # [sizes, N] units of each of `FURTHER_SIZES`, such as mel frames of all sounds
     lengths: NDArray[np.int64]  # [N] tokens that the language model reads
     supervised: NDArray[np.int64]  # [N] tokens that are to be predicted
     shortened: NDArray[np.uint8]  # [N] 0, or 1 + the index in `shorten.METHODS`
@@ -55,13 +56,18 @@ class PreparedPart:
             raise UserError(f"{path}: is another part; {remedy}")
         part = cls(*columns)
         lengths = (part.token_lengths, part.media_lengths)
-        numbers: tuple[NDArray[Any], ...] = (*lengths, part.tiles, part.frames, part.lines)
+        numbers: tuple[NDArray[Any], ...] = (*lengths, part.tiles, *part.further, part.lines)
         counts = set(map(len, numbers))
         stored: tuple[NDArray[Any], ...] = (part.tokens, part.media)
         unlike = any(each.sum() != len(column) for each, column in zip(lengths, stored, strict=True))
         if len(counts) != 1 or unlike or len(part.tokens) != len(part.loss_mask):
             raise UserError(f"{path}: its columns do not go together; {remedy}")
         return part
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return [N] numbers of each sample: a field, or the units of one of `FURTHER_SIZES`."""
+        found: NDArray[Any] = self.further[FURTHER_SIZES.index(name)] if name in FURTHER_SIZES else getattr(self, name)
+        return found
 
     def rejections(self) -> list[dict[str, Any]]:
         """The rejected lines: `file`, `line`, `reason`, `detail`."""
@@ -101,7 +107,7 @@ def _make(maker: SampleMaker, row: Row, source: PartSource) -> Sample:
 
 def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[dict[str, Any]]) -> PreparedPart:
     media = [
-        json.dumps({name: [*map(asdict, listed)] for name, listed in sample.media.items() if listed}).encode()
+        json.dumps({one.inputs: [*map(asdict, items)] for one, items in sample.items.items() if items}).encode()
         for sample in samples
     ]
     return PreparedPart(
@@ -110,8 +116,8 @@ def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[di
         media=np.frombuffer(b"".join(media), dtype=np.uint8),
         token_lengths=np.array([len(sample.tokens) for sample in samples], dtype=np.int64),
         media_lengths=np.array([len(text) for text in media], dtype=np.int64),
-        tiles=np.array([sample.tiles for sample in samples], dtype=np.int32),
-        frames=np.array([sample.frames for sample in samples], dtype=np.int64),
+        tiles=np.array([sample.units(VISION) for sample in samples], dtype=np.int32),
+        further=np.array([[sample.units(one) for sample in samples] for one in FURTHER], dtype=np.int64),
         lengths=np.array([sample.length for sample in samples], dtype=np.int64),
         supervised=np.array([sample.loss_mask[1:].sum() for sample in samples], dtype=np.int64),
         shortened=np.array([1 + METHODS.index(s.shortened) if s.shortened else 0 for s in samples], dtype=np.uint8),

@@ -111,7 +111,7 @@ def check_images(data: ChatDataset, workers: int = 1) -> None:
         for fault in found
     ]
     if faults:
-        media = "images or sounds" if data.hears else "images"
+        media = " or ".join(one.inputs for one in data.modalities)
         raise UserError(
             f"{len(faults)} of {len(data)} samples have {media} that cannot be used, first: {min(faults)[1]}"
         )
@@ -126,8 +126,8 @@ def _faults(data: ChatDataset, samples: range) -> list[tuple[int, str]]:
     found = []
     for sample in samples:
         try:
-            data.sample(sample).read_all()
-            data.sample(sample).hear_all()
+            for reader in data.readers.values():
+                reader.decode_all(data.sample(sample))
         except UserError as error:
             found.append((sample, str(error)))
     return found
@@ -253,7 +253,7 @@ def _preview_one(recipe: Recipe, source: PartSource) -> tuple[int, list[dict[str
 def _measure_one(recipe: Recipe, source: PartSource, number: int) -> tuple[int, _Measured]:
     """Number, sizes and rejections of a part."""
     part = prepare_part(recipe, source)
-    return number, ({name: getattr(part, name) for name in of_samples(recipe)}, part.rejections())
+    return number, ({name: part.column(name) for name in of_samples(recipe)}, part.rejections())
 
 
 def _prepare_one(recipe: Recipe, source: PartSource, path: Path) -> tuple[int, list[dict[str, Any]]]:

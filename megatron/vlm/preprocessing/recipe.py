@@ -6,8 +6,8 @@ from pathlib import Path
 from megatron.vlm.data.media.images import MAX_PIXELS
 from megatron.vlm.data.media.tiles import Tiling
 from omnibal_ext.families.towers.video_rules import VideoRule
-from omnibal_ext.modalities.audio.sounds import SoundRule
-from omnibal_ext.modalities.modality import AUDIO, Modality
+from omnibal_ext.modalities.item import Rule
+from omnibal_ext.modalities.modality import Modality
 from omnibal_ext.modalities.vision.architecture import VideoClock
 
 
@@ -29,11 +29,11 @@ class Recipe:
     normalization: str = "imagenet"  # a name of `NORMALIZATIONS`
     markup: str = "internvl"  # a name of `MARKUPS`
     video: VideoRule | None = None  # None: the model does not see videos
-    audio: SoundRule | None = None  # None: the model does not hear
+    further: tuple[Rule, ...] = ()  # how inputs beyond images are read: one of each modality that the model takes
     clock: VideoClock | None = None  # how a video and its own sound take turns; None: the model does not hear videos
     use_audio_in_video: bool = False  # hear the sound of videos, where a record does not say
 
     @property
-    def further(self) -> dict[Modality, SoundRule]:
-        """How inputs beyond images are read, by modality; without those that the model does not take."""
-        return {one: rule for one, rule in ((AUDIO, self.audio),) if rule is not None}
+    def rules(self) -> dict[Modality, Rule]:
+        """`further` by modality."""
+        return {rule.modality: rule for rule in self.further}

@@ -15,19 +15,21 @@ Where a path may stand, an object with it may: {"path": "a.png"}, {"url": ...}, 
 Each field of a part or an object is obeyed, says what changes nothing (`ABOUT`), or is refused by its name.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from megatron.vlm.data.formats.kinds import IMAGES, MEDIA, SOUNDS, VIDEOS, Kind
 from megatron.vlm.preprocessing.line_fields import plain, quoted
 from omnibal_ext.errors import Rejected
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, VIDEO_MARK
 from omnibal_ext.reading.checks import is_number, is_unicode
 
 Turn = Mapping[str, Any]
 HEARS_VIDEOS = "use_audio_in_video"
-NAMING = ("input_audio", "image_url", "audio_url", "image", "audio", "source", "url", "path", "base64", "data")
+_PARTS = (part for kind in MEDIA if kind != VIDEOS for part in kind.parts)
+NAMING = (*_PARTS, "source", "url", "path", "base64", "data")
 """Fields of an object that name an image or a sound: by a path, an object, or content in base64."""
 CONTENT = ("base64", "data")
 MOST_WITHIN = 3
@@ -55,27 +57,6 @@ class VideoReference:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of media, and how records name it."""
-
-    mark: str
-    noun: str
-    plural: str
-    fields: tuple[str, ...]
-    """Of a record."""
-    parts: tuple[str, ...]
-    """Types of parts of messages."""
-    reader: Callable[["Kind", Mapping[str, Any], Sequence[Turn]], tuple[Any, ...]]
-
-    def of(self, record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[Any, ...]:
-        """A record's media of this kind, in the order of their marks.
-
-        Raises `Rejected`: malformed_line, unsupported_field.
-        """
-        return self.reader(self, record, turns)
-
-
-@dataclass(frozen=True, slots=True)
 class Senses:
     """What a model takes beside text."""
 
@@ -85,6 +66,11 @@ class Senses:
     def marks(self) -> tuple[str, ...]:
         """The marks that its text may have."""
         return tuple(kind.mark for kind in self.kinds)
+
+    def kinds_in(self, text: str) -> list[Kind]:
+        """List the kind of each mark in a text."""
+        by_mark = {kind.mark: kind for kind in self.kinds}
+        return [by_mark[mark] for mark in re.findall("|".join(by_mark), text)]
 
     @property
     def hears_videos(self) -> bool:
@@ -96,6 +82,14 @@ class Senses:
         """Fields of a record that name them."""
         named = (field for kind in self.kinds for field in kind.fields)
         return frozenset({*named, *([HEARS_VIDEOS] if self.hears_videos else [])})
+
+
+def media_of(kind: Kind, record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[Any, ...]:
+    """Return a record's media of a kind, in the order of their marks: paths, or `VideoReference`.
+
+    Raises `Rejected`: malformed_line, unsupported_field.
+    """
+    return (_videos if kind == VIDEOS else _named_by_paths)(kind, record, turns)
 
 
 def words_of(part: Any, number: int, senses: Senses) -> str:
@@ -236,11 +230,4 @@ def _at_times(files: tuple[str, ...], times: Any) -> VideoReference:
     return VideoReference(files, tuple(map(float, times)), rate)
 
 
-IMAGES = Kind(IMAGE_MARK, "an image", "images", ("image", "images"), ("image", "image_url"), _named_by_paths)
-VIDEOS = Kind(VIDEO_MARK, "a video", "videos", ("video", "videos"), ("video", "video_url"), _videos)
-SOUNDS = Kind(
-    AUDIO_MARK, "a sound", "sounds", ("audio", "audios", "sound", "sounds"), ("audio", "audio_url", "input_audio"),
-    _named_by_paths,
-)  # fmt: skip
-MEDIA = (IMAGES, VIDEOS, SOUNDS)
 SIGHT = Senses((IMAGES,))

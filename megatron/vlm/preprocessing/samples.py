@@ -1,6 +1,6 @@
 """From a conversation, its images and sounds to a sample: token ids, loss mask, grids of tiles, mel frames."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.vlm.data.formats.kinds import IMAGES, MEDIA, VIDEOS
 from megatron.vlm.data.formats.rows import PartSource, Row
 from megatron.vlm.data.markup import image_markup
 from megatron.vlm.data.templates import TEMPLATES, ChatTemplate, RenderedChat, render_chat
@@ -17,18 +18,17 @@ from megatron.vlm.preprocessing.chat import Conversation, parse_conversation
 from megatron.vlm.preprocessing.folder_template import open_template
 from megatron.vlm.preprocessing.line_fields import quoted
 from megatron.vlm.preprocessing.line_media import LineMedia
+from megatron.vlm.preprocessing.measures.registry import MEASURES
 from megatron.vlm.preprocessing.recipe import Recipe
-from megatron.vlm.preprocessing.record_media import MEDIA, Senses
+from megatron.vlm.preprocessing.record_media import Senses
 from megatron.vlm.preprocessing.shorten import Content, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import Rejected, UserError
-from omnibal_ext.families.markup import AUDIO_MARK, IMAGE_MARK, MARKS, VIDEO_MARK, HeardTurns
+from omnibal_ext.families.markup import IMAGE_MARK, HeardTurns
 from omnibal_ext.families.media import TILINGS
-from omnibal_ext.modalities.audio.sounds import Sound
-from omnibal_ext.modalities.modality import AUDIO, VISION
+from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
 from omnibal_ext.modalities.vision.places import Places
-from omnibal_ext.modalities.vision.tiling import TiledImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +39,21 @@ class Sample:
     """[T], one image (video, audio) token for each run of them, several for a video that is heard too."""
     loss_mask: NDArray[np.uint8]
     """[T], 1 = this token is to be predicted."""
-    images: tuple[TiledImage, ...]
+    items: Mapping[Modality, tuple[Any, ...]]
+    """Its images, its sounds, in the order of their tokens."""
     length: int
-    """Tokens that the language model reads, all image and audio tokens counted."""
-    sounds: tuple[Sound, ...] = ()
+    """Tokens that the language model reads, those of images and sounds counted."""
     shortened: str | None = None
     """Of `shorten.METHODS`; None: not shortened."""
 
-    @property
-    def media(self) -> dict[str, Sequence[Any]]:
-        """As datasets keep them."""
-        return {VISION.inputs: self.images, AUDIO.inputs: self.sounds}
-
-    @property
-    def tiles(self) -> int:
-        """ViT tiles of all images together."""
-        return sum(image.tiles for image in self.images)
-
-    @property
-    def frames(self) -> int:
-        """Mel frames of all sounds together."""
-        return sum(sound.frames for sound in self.sounds)
+    def units(self, modality: Modality) -> int:
+        """Return the tiles of all images together, or the mel frames of all sounds."""
+        return sum(item.units for item in self.items.get(modality, ()))
 
     @property
     def video_files(self) -> int:
         """Videos that are video files, not lists of frames."""
-        return sum(image.film is not None and not image.film.files for image in self.images)
+        return sum(image.film is not None and not image.film.files for image in self.items[VISION])
 
 
 class SampleMaker:
@@ -78,9 +67,10 @@ class SampleMaker:
         self.special_tokens = {token: self.tokenizer.token_id(token) for token in special}
         self.image_token_id = self.special_tokens[self.markup.context]
         self.video_token_id = self.special_tokens[self.markup.video] if self.markup.video else None
-        self.further_tokens = {one: self.special_tokens.get(self.markup.audio) for one in recipe.further}
-        asked = {IMAGE_MARK: self.image_token_id, VIDEO_MARK: recipe.video, AUDIO_MARK: recipe.audio}
-        self.senses = Senses(tuple(kind for kind in MEDIA if asked[kind.mark] is not None))
+        tokens = self.markup.tokens_of_further
+        self.further_tokens = {one: self.special_tokens.get(tokens.get(one, "")) for one in recipe.rules}
+        taken = (kind for kind in MEDIA if kind.modality in (VISION, *recipe.rules))
+        self.senses = Senses(tuple(kind for kind in taken if kind != VIDEOS or recipe.video))
         # Other special tokens may be in conversations: boxes, references, the user's own.
         of_tokenizer = self.tokenizer.reserved
         as_words = [quoted(IMAGE_MARK)] if IMAGE_MARK in of_tokenizer.union(special) else []
@@ -91,9 +81,9 @@ class SampleMaker:
         self.rule = TILINGS[recipe.tiling.rule]
         if recipe.video and not (self.markup.video and self.rule.native):
             raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")
-        if recipe.audio and not self.markup.audio:
-            raise UserError(f"image markup {recipe.markup!r} has no sounds")
-        if recipe.use_audio_in_video and not (recipe.video and recipe.audio and recipe.clock):
+        if unknown := [one.inputs for one in recipe.rules if one not in tokens]:
+            raise UserError(f"image markup {recipe.markup!r} has no {unknown[0]}")
+        if recipe.use_audio_in_video and not (recipe.video and recipe.clock):
             raise UserError("--use-audio-in-video is for models that see and hear videos; name one with --model")
         if self.rule.native and "fewer-tiles" in recipe.shorten:
             raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")
@@ -120,9 +110,9 @@ class SampleMaker:
         messages = conversation.messages
         if messages[0].role == SYSTEM and not self.template.has_system:
             raise Rejected("bad_roles", f"chat template {self.template.name!r} has no system turn")
-        check_forms(messages, conversation.tools, self.template)
+        check_forms(messages, conversation.tools, self.template, self.senses)
         if self.template.pair:
-            _check_pair(messages, conversation.media[IMAGE_MARK], self.template)
+            _check_pair(messages, conversation.media[IMAGES], self.template)
         if self.recipe.system_message and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, self.recipe.system_message), *messages)
         media = LineMedia(self.recipe, row, source)
@@ -133,15 +123,15 @@ class SampleMaker:
     def _fitted(self, messages: tuple[Message, ...], conversation: Conversation, media: LineMedia) -> Sample:
         """The sample with the sizes that are known, shortened if it must be. Raises `Rejected`."""
         heard = self.recipe.use_audio_in_video if conversation.hears_videos is None else conversation.hears_videos
-        measured = map(media.image, conversation.media[IMAGE_MARK])
-        filmed = (media.film(reference, heard) for reference in conversation.media[VIDEO_MARK])
-        marks = [mark for message in conversation.messages for mark in MARKS.findall(message.words)]
-        images = tuple(next(measured) if mark == IMAGE_MARK else next(filmed) for mark in marks if mark != AUDIO_MARK)
-        sounds = tuple(map(media.sound, conversation.media[AUDIO_MARK]))
+        named = {kind: iter(references) for kind, references in conversation.media.items()}
+        measured = tuple(
+            tuple(MEASURES[kind](media, next(named[kind]), heard) for kind in self.senses.kinds_in(message.words))
+            for message in messages
+        )
         tiling = self.recipe.tiling
         if media.source and media.source.max_tiles:
             tiling = replace(tiling, max_tiles=media.source.max_tiles)
-        content = Content(messages, images, tiling, conversation.tools, sounds)
+        content = Content(messages, measured, tiling, conversation.tools)
         sample, limit = self._prepare(content), self.recipe.max_tokens
         if limit is None or sample.length <= limit:
             return sample
@@ -152,11 +142,12 @@ class SampleMaker:
         raise Rejected("too_many_tokens", f"{sample.length} tokens, limit {limit} (--max-tokens)")
 
     def _prepare(self, content: Content) -> Sample:
-        images, sounds = content.tiled(), content.heard()
+        items = content.items()
+        images, further = items[VISION], [one for modality in self.recipe.rules for one in items.get(modality, ())]
         places: list[Places | HeardTurns] = [self.rule.places(image) for image in images]
-        for sound in sounds:
+        for sound in items.get(AUDIO, ()):
             if sound.turns:
-                places[sound.video] = HeardTurns(len(sound.turns))
+                places[sound.video] = HeardTurns(len(sound.turns[::2]), len(sound.turns))
         shown = [
             image.film.times if image.film and isinstance(place, Places) else place
             for image, place in zip(images, places, strict=True)
@@ -165,9 +156,9 @@ class SampleMaker:
         chat = render_chat(content.messages, self.template, self.markup, shown, content.tools, adds_system)
         tokens, loss_mask = tokenize(chat, self.tokenizer)
         features = sum(len(self.rule.order(image, self.recipe.tokens_per_tile)) for image in images)
-        written = sum(place.count for place in places) + sum(not sound.turns for sound in sounds)
-        added = features + sum(sound.tokens for sound in sounds) - written
-        return Sample(tokens, loss_mask, images, len(tokens) + added, sounds)
+        runs = [run for one in further for run in one.runs]
+        written = sum(place.count for place in places) + len(runs)
+        return Sample(tokens, loss_mask, items, len(tokens) + features + sum(runs) - written)
 
 
 def _check_pair(messages: Sequence[Message], images: Sequence[str], template: ChatTemplate) -> None:

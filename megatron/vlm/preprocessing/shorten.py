@@ -8,12 +8,15 @@ Methods apply in the given order, each to the result of the one before. What nev
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, ClassVar
 
 from megatron.vlm.data.media.tiles import Tiling, tile_image
 from megatron.vlm.data.turns import ASSISTANT, Message
-from omnibal_ext.families.markup import AUDIO_MARK, MARKS
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.modalities.audio.sounds import Sound
+from omnibal_ext.modalities.item import Item
+from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
 from omnibal_ext.modalities.place import Place
 from omnibal_ext.modalities.vision.tiling import TiledImage
 
@@ -24,6 +27,7 @@ METHODS = ("fewer-tiles", "truncate")
 class ImageFile:
     """A measured image: path and `place` as in `TiledImage`, (width, height) in pixels, CRC-32."""
 
+    modality: ClassVar[Modality] = VISION
     path: str
     size: tuple[int, int]
     place: Place = ()
@@ -34,42 +38,47 @@ class ImageFile:
 class HeardVideo:
     """A video, and its own sound."""
 
+    modality: ClassVar[Modality] = VISION
     video: TiledImage
     sound: Sound
 
 
+Measured = ImageFile | HeardVideo | Item
+"""What is known of the medium of a mark: an image that is yet to be cut, else as datasets list it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Messages, an image, (already cut) video or sound for each mark, the tiling, and tools as JSON texts."""
+    """Messages with the media of their marks, the tiling, and tools as JSON texts."""
 
     messages: tuple[Message, ...]
-    images: tuple[ImageFile | TiledImage | HeardVideo, ...]
+    media: tuple[tuple[Measured, ...], ...]
+    """Of each message, in the order of its marks."""
     tiling: Tiling
     tools: tuple[str, ...] = ()
-    sounds: tuple[Sound, ...] = ()
 
-    def tiled(self) -> tuple[TiledImage, ...]:
-        """All images and videos, cut."""
-        return tuple(self._tiled(image) for image in self.images)
+    @property
+    def measured(self) -> Iterator[Measured]:
+        """The media of all messages."""
+        return chain.from_iterable(self.media)
 
-    def heard(self) -> tuple[Sound, ...]:
-        """All sounds in the order of their marks, those of videos too."""
-        sounds, images, found = iter(self.sounds), enumerate(self.images), []
-        for mark in (mark for message in self.messages for mark in MARKS.findall(message.words)):
-            if mark == AUDIO_MARK:
-                found.append(next(sounds))
-                continue
-            number, image = next(images)
-            if isinstance(image, HeardVideo):
-                found.append(replace(image.sound, video=number))
-        return tuple(found)
+    @property
+    def images(self) -> int:
+        """Number of images and videos."""
+        return sum(one.modality == VISION for one in self.measured)
 
-    def _tiled(self, image: ImageFile | TiledImage | HeardVideo) -> TiledImage:
-        if isinstance(image, HeardVideo):
-            return image.video
-        if isinstance(image, TiledImage):
-            return image
-        return tile_image(image.path, image.size, len(self.images), self.tiling, image.place, image.crcs)
+    def items(self) -> dict[Modality, tuple[Any, ...]]:
+        """Return what each encoder reads, in the order of its tokens: images cut, sounds of videos too."""
+        found, images = {VISION: list[Any]()}, self.images
+        for one in self.measured:
+            item: Any = one
+            if isinstance(one, HeardVideo):
+                found.setdefault(AUDIO, []).append(replace(one.sound, video=len(found[VISION])))
+                item = one.video
+            elif isinstance(one, ImageFile):
+                item = tile_image(one.path, one.size, images, self.tiling, one.place, one.crcs)
+            found.setdefault(item.modality, []).append(item)
+        return {modality: tuple(items) for modality, items in found.items()}
 
 
 def shorter(content: Content, methods: Sequence[str]) -> Iterator[tuple[str, Content]]:
@@ -82,7 +91,7 @@ def shorter(content: Content, methods: Sequence[str]) -> Iterator[tuple[str, Con
 
 
 def _fewer_tiles(content: Content) -> Iterator[Content]:
-    tiling, images = content.tiling, len(content.images)
+    tiling, images = content.tiling, content.images
     if not images:
         return
     sharing = 1 if TILINGS[tiling.rule].per_image else images
@@ -95,10 +104,7 @@ def _truncate(content: Content) -> Iterator[Content]:
     for end in range(len(content.messages) - 2, 0, -1):
         messages = content.messages[:end]
         if messages[-1].role == ASSISTANT and any(message.teaches for message in messages):
-            marks = [mark for message in messages for mark in MARKS.findall(message.words)]
-            heard = marks.count(AUDIO_MARK)
-            images, sounds = content.images[: len(marks) - heard], content.sounds[:heard]
-            yield replace(content, messages=messages, images=images, sounds=sounds)
+            yield replace(content, messages=messages, media=content.media[:end])
 
 
 _SHORTER = {"fewer-tiles": _fewer_tiles, "truncate": _truncate}

@@ -21,8 +21,8 @@ from typing import Any
 
 from megatron.vlm.data.templates import ChatTemplate
 from megatron.vlm.data.turns import TOOL, Call, Message, as_json
+from megatron.vlm.preprocessing.record_media import Senses
 from omnibal_ext.errors import Rejected, UserError
-from omnibal_ext.families.markup import MARKS
 from omnibal_ext.reading.document import decode
 
 
@@ -55,14 +55,14 @@ def _call(said: Any, where: str) -> Call:
     return Call(name, arguments)
 
 
-def check_forms(messages: tuple[Message, ...], tools: tuple[str, ...], template: ChatTemplate) -> None:
+def check_forms(messages: tuple[Message, ...], tools: tuple[str, ...], template: ChatTemplate, senses: Senses) -> None:
     """Raise `Rejected` (unsupported_field, unsupported_media) if the chat template does not support a message."""
     name, results = f"chat template {template.name!r}", [message for message in messages if message.role == TOOL]
     if not template.has_tools and (tools or results or any(message.calls for message in messages)):
         raise Rejected("unsupported_field", f"{name} has no form for tools, calls and tool turns")
     if not template.has_reasoning and any((message.reasoning or "").strip() for message in messages):
         raise Rejected("unsupported_field", f"{name} has no form for reasoning ('reasoning_content')")
-    if any(MARKS.search(message.words) for message in results) and not template.shows_results:
+    if any(senses.kinds_in(message.words) for message in results) and not template.shows_results:
         raise Rejected("unsupported_media", f"{name} has no form for images in tool turns")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, names, text
-from omnibal_ext.families.markup import ImageMarkup
+from omnibal_ext.families.markup import FurtherMarkup, ImageMarkup
 from omnibal_ext.families.qwen_omni.audio import OVER_BOTH, OVER_TIME, over_both, over_time
 from omnibal_ext.families.qwen_omni.config import read_thinker, read_whole
 from omnibal_ext.families.qwen_vl.config import Generation
@@ -22,6 +22,7 @@ from omnibal_ext.families.towers.llama import Llama, read_llama
 from omnibal_ext.families.towers.rotation import Rotation
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, qwen
 from omnibal_ext.families.weights import Weight, llama_of_experts
+from omnibal_ext.modalities.modality import AUDIO
 
 HEARD = names(
     """
@@ -120,13 +121,12 @@ MARKUP = ImageMarkup(
     after="<|vision_eos|>",
     gap="",
     video="<|VIDEO|>",
-    audio="<|AUDIO|>",
-    around_audio=("<|audio_bos|>", "<|audio_eos|>"),
+    further=(FurtherMarkup(AUDIO, "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"),),
 )
 CODE_2_5 = Generation("qwen-vl", TEXT, MARKUP.name, learned=False, windows=True)
 CODE_3 = Generation("qwen3-vl", READ_3, "qwen3-omni", featured=True)
-AUDIO = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
-MARKUP_3 = replace(QWEN, name="qwen3-omni", tokens=(*QWEN.tokens, *AUDIO), audio=AUDIO[0], around_audio=AUDIO[1:])
+SOUND = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+MARKUP_3 = replace(QWEN, name="qwen3-omni", tokens=(*QWEN.tokens, *SOUND), further=(FurtherMarkup(AUDIO, *SOUND),))
 FAMILY = Family(
     models={
         **_models("qwen2_5_omni", "Qwen2_5Omni", CODE_2_5, THINKER_2_5),

@@ -1,8 +1,11 @@
 """What a model hears of a sound, as numbers: its mel frames and tokens."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.item import Rule
+from omnibal_ext.modalities.modality import AUDIO, Modality
 from omnibal_ext.modalities.place import Place
 
 
@@ -13,6 +16,7 @@ class Sound:
     `place`: set for a sound inside the input file; `path` is its name there. `crcs`: CRC-32 of the file, or ().
     """
 
+    modality: ClassVar[Modality] = AUDIO
     path: str
     samples: int
     """Of the whole sound, at the model's rate."""
@@ -27,11 +31,22 @@ class Sound:
     turns: tuple[int, ...] = ()
     """Of a video's own sound: lengths of alternating runs of the video's tokens and the sound's (`token_turns`)."""
 
+    @property
+    def units(self) -> int:
+        """Mel frames."""
+        return self.frames
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """Lengths of the runs of its tokens: several if they take turns with its video's."""
+        return self.turns[1::2] or (self.tokens,)
+
 
 @dataclass(frozen=True, slots=True)
-class SoundRule:
+class SoundRule(Rule):
     """How a model hears: what its feature extractor does, and its encoder."""
 
+    modality: ClassVar[Modality] = AUDIO
     encoder: AudioArchitecture
     rate: int = 16000
     """Samples a second."""
@@ -42,6 +57,12 @@ class SoundRule:
     longest: int | None = None
     """Seconds that are heard, from the beginning; shorter sounds are padded with silence, which their last frames see.
     None: everything is heard, and the last frames see the end mirrored."""
+
+    @property
+    def decides(self) -> tuple[Any, ...]:
+        """What decides mel frames and tokens."""
+        one = self.encoder
+        return self.rate, self.window, self.hop, self.longest, one.mel_bins, one.chunk, one.channels, one.pooled
 
     def __str__(self) -> str:
         """As preprocessing prints it."""

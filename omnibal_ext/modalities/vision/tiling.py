@@ -12,12 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import VISION, Modality
 from omnibal_ext.modalities.place import Place
 from omnibal_ext.modalities.vision.features import FeatureOrder
 from omnibal_ext.modalities.vision.places import Places
@@ -59,6 +60,7 @@ class TiledImage:
     each frame file; () if not recorded.
     """
 
+    modality: ClassVar[Modality] = VISION
     path: str
     columns: int
     rows: int
@@ -78,6 +80,11 @@ class TiledImage:
     def tiles(self) -> int:
         """ViT tiles, of all steps."""
         return self.steps * self.columns * self.rows + self.thumbnail
+
+    @property
+    def units(self) -> int:
+        """`tiles`."""
+        return self.tiles
 
     def at_steps(self, chosen: Sequence[int]) -> "TiledImage":
         """The video with only these steps, ascending; an image unchanged."""

@@ -10,6 +10,7 @@ import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.images import pixels_of
 from megatron.vlm.data.rejects import REMEDIES, RejectCount
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import sha256_of, verify_checksums
@@ -35,7 +36,7 @@ def test_sizes_tokens_and_images_agree(dataset: ChatDataset) -> None:
         assert tokens.max() < manifest["vocab_size"]
         assert (tokens == manifest["image_token_id"]).sum() == tiles * manifest["tokens_per_tile"]
         assert tiles == sum(image.tiles for image in dataset.sample(sample).images)
-        assert dataset.sample(sample).pixels().shape == (tiles, 3, 32, 32)
+        assert pixels_of(dataset.sample(sample)).shape == (tiles, 3, 32, 32)
 
 
 def test_a_folder_without_dataset_or_of_another_version_is_refused(dataset: ChatDataset, tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.recipe import Recipe
 from omnibal_ext.errors import UserError
+from omnibal_ext.modalities.modality import VISION
 from tests.demo import dataset_of, demo_recipe, turns, written
+from tests.media import tiles_of
 from tests.unit.data.clips import inside
 
 COUNT, SIDE = 6, 64
@@ -64,7 +66,7 @@ def faults(data: ChatDataset) -> list[int]:
     found = []
     for sample in range(len(data)):
         try:
-            data.sample(sample).read_all()
+            tiles_of(data.sample(sample))
         except UserError as error:
             found += [sample] if "\n" not in str(error) else []
     return found
@@ -87,7 +89,7 @@ def test_another_picture_is_found_wherever_it_lies(words: Path, tmp_path: Path, 
     table._open.cache_clear()  # another process opens the file anew
     assert faults(ChatDataset(data.folder)) == [1]
     with pytest.raises(UserError, match=rf"{changed}: is not what was preprocessed: CRC-32 .*; sample 1 of"):
-        data.sample(1).read_all()
+        tiles_of(data.sample(1))
     assert faults(ChatDataset(data.folder, checks_images=False)) == []
 
 
@@ -107,7 +109,7 @@ def test_datasets_without_numbers_are_read_as_they_are(words: Path, tmp_path: Pa
     assert [image.crcs for sample in range(COUNT) for image in data.sample(sample).images] == [()] * COUNT
     (tmp_path / "1.img").write_bytes(encoded(99))
     assert faults(data) == []
-    assert read_media({"images": json.dumps([OLD]).encode()})["images"][0].crcs == ()
+    assert read_media({"images": json.dumps([OLD]).encode()})[VISION][0].crcs == ()
 
 
 @pytest.mark.parametrize("crcs", [[1, 2], [-1], [2**32], ["1"], 7, [True]])

@@ -21,6 +21,7 @@ from megatron.vlm.data.media.sounds import load_sound, sound_length
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.preprocessing.samples import SampleMaker
 from omnibal_ext.errors import Rejected
+from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.reading.memory import limited_memory
 from tests.demo import demo_recipe, turns
 from tests.unit.data.clips import noise, write_video
@@ -170,7 +171,7 @@ def test_large_images_are_decoded_once_a_line_and_only_where_it_is_not_too_long(
     Image.fromarray(noise(1, 64, 32)[0]).save(root / "large.png")
     maker = SampleMaker(demo_recipe(root, max_tiles=4))
     sample = maker.make(asked(*["large.png"] * 5))
-    assert len(sample.images) == 5
+    assert len(sample.items[VISION]) == 5
     assert decoded == {"large.png": 1}
     short = SampleMaker(demo_recipe(root, max_tiles=4, max_tokens=3))
     assert reason(short.make, asked("large.png")) == "too_many_tokens"
@@ -181,7 +182,7 @@ def test_an_image_that_is_turned_behind_its_pixels_is_cut_as_it_is_shown(root: P
     (root / "turned.png").write_bytes(turned_at_its_end(96, 32))
     Image.fromarray(noise(1, 32, 96)[0]).save(root / "upright.png")
     maker = SampleMaker(demo_recipe(root, max_tiles=4))
-    turned, upright = (maker.make(asked(f"{name}.png")).images[0] for name in ("turned", "upright"))
+    turned, upright = (maker.make(asked(f"{name}.png")).items[VISION][0] for name in ("turned", "upright"))
     assert (turned.columns, turned.rows) == (upright.columns, upright.rows)
     assert turned.rows > turned.columns
     assert image_size(root / "turned.png") == (32, 96)

@@ -18,6 +18,7 @@ from examples.demo import evaluate
 from examples.demo.evaluate import answers_of
 from megatron.vlm.data.batches import IGNORED, boundaries, join_words
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.images import pixels_of
 from megatron.vlm.data.loader import Needs, PackDataset, first_iteration, microbatches
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.sources import Sources, short_names
@@ -126,7 +127,7 @@ def test_pixels_are_the_bytes_of_the_samples_tiles_in_order(dataset: ChatDataset
     batch = PackDataset(dataset, pack_of(samples), ALL)[0]
     assert seen(batch).values.dtype == torch.uint8
     pixels = normalise(seen(batch).values, seen(batch).statistics)
-    assert torch.equal(pixels, torch.cat([dataset.sample(sample).pixels() for sample in samples]))
+    assert torch.equal(pixels, torch.cat([pixels_of(dataset.sample(sample)) for sample in samples]))
     assert len(pixels) == seen(batch).amount
 
 

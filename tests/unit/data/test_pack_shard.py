@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.vlm.data import dataset as reading
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.encoder_share import EncoderShares, numbered
+from megatron.vlm.data.inputs import images as reading
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.pack_shard import shard_of, with_filler
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.media import Images, together
 from megatron.vlm.microbatch import Microbatch, segment_ids
+from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import EncoderRank, assign_units
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream
@@ -233,7 +234,7 @@ def test_a_rank_opens_its_own_images_alone_and_says_which_are_broken(
     def load(path: Path, *more: object, **named: object) -> object:
         opened.append(path.name)
         if path.name == broken:
-            raise reading.UserError(f"{path}: is no image")
+            raise UserError(f"{path}: is no image")
         return original(path, *more, **named)
 
     monkeypatch.setattr(reading, "load_rgb", load)

@@ -24,8 +24,8 @@ from megatron.vlm.data.loader import Needs, PackDataset, microbatches
 from megatron.vlm.data.manifest import read_media
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.media import Media
-from megatron.vlm.preprocessing.folder_files import sound_rule
 from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.measures.sounds import rule_in
 from megatron.vlm.preprocessing.model_recipe import check_tokenizer, resolve_settings
 from megatron.vlm.preprocessing.model_recipe import recipe_of as recipe_of_choices
 from megatron.vlm.preprocessing.preprocess import preprocess
@@ -37,10 +37,10 @@ from omnibal_ext.files.records import checksums_of, write_record
 from omnibal_ext.image_assignment import EncoderRank, assign_units
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.audio.sounds import SoundRule
-from omnibal_ext.modalities.modality import Size
+from omnibal_ext.modalities.modality import AUDIO, VISION, Size
 from omnibal_ext.reading.document import sealed
 from tests.demo import dataset_of, turns
-from tests.media import heard, seen
+from tests.media import heard, mels_of, seen, tiles_of
 from tests.unit.data.clips import noise, tar_of
 from tests.unit.data.noises import TURNS, chirp, write_wav
 from tests.unit.data.test_loader import pack_of
@@ -79,7 +79,8 @@ def with_pictures(folder: Path) -> Path:
 
 
 def recipe_of(folder: Path, markup: str = "qwen3-omni", **flags: Any) -> Recipe:
-    flags = {"audio": HEARD.get(markup), "tiling": Tiling(PATCH, 16, 120, False, "native"), **flags}
+    rule = flags.pop("audio", HEARD.get(markup))
+    flags = {"further": (rule,) if rule else (), "tiling": Tiling(PATCH, 16, 120, False, "native"), **flags}
     flags |= {"tokens_per_tile": 0.25, "normalization": "clip", "system_message": ""}
     return Recipe(folder, folder / "tokenizer.json", "hermes-2", markup=markup, **flags)
 
@@ -141,7 +142,7 @@ def test_sounds_inside_files_are_heard_in_their_place(kind: str, folder: Path) -
     data = made(folder, path)
     for name in ("input_ids", "input_features", "feature_lengths"):
         assert torch.equal(data[0][name], wanted[name]), name
-    assert data.sample(0).sounds[0].place
+    assert data.sample(0).items(AUDIO)[0].place
 
 
 def test_a_cell_is_one_sound(folder: Path) -> None:
@@ -151,8 +152,8 @@ def test_a_cell_is_one_sound(folder: Path) -> None:
     parquet.write_table(pyarrow.table({"audio": cells, "conversations": [TURNS, TURNS]}), folder / "chat.parquet")
     data = made(folder, folder / "chat.parquet")
     assert [data[number]["feature_lengths"].tolist() for number in range(2)] == [[100], [31]]
-    assert data.sample(0).sounds[0].place
-    assert not data.sample(1).sounds[0].place
+    assert data.sample(0).items(AUDIO)[0].place
+    assert not data.sample(1).items(AUDIO)[0].place
 
 
 @pytest.mark.parametrize("markup", list(HEARD))
@@ -173,12 +174,12 @@ def test_tokens_and_frames_are_the_processors(markup: str, folder: Path) -> None
     )
     text = written(f"{sound}{image} x {sound}", "A.") + written(f"{image} y {sound}?", "B.")
     sample = data.sample(0)
-    assert [one.path for one in sample.sounds] == record["audio"]
+    assert [one.path for one in sample.items(AUDIO)] == record["audio"]
     seeds = {name: (length, seed) for seed, (name, length) in enumerate(LENGTHS.items())}
     waves = [chirp(seeds[name][0], seed=seeds[name][1])[0] for name in record["audio"]]
     waves = [(np.round(wave * 2**15) / 2**15).astype(np.float32) for wave in waves]
     alone = [whole(text=sound, audio=[wave], return_tensors="np")["feature_attention_mask"].sum() for wave in waves]
-    assert [one.frames for one in sample.sounds] == alone
+    assert [one.frames for one in sample.items(AUDIO)] == alone
     shown = [str(folder / name) for name in record["image"]]
     theirs = whole(text=text, images=shown, audio=waves, return_tensors="np")["input_ids"][0].tolist()
     ours, token, seen = sample.text[0].tolist(), data.manifest["audio_token_id"], data.manifest["image_token_id"]
@@ -194,10 +195,10 @@ def test_tokens_and_frames_are_the_processors(markup: str, folder: Path) -> None
 def test_a_dataset_keeps_what_training_reads(folder: Path) -> None:
     both = {"image": "p.png", "audio": "c.wav", "conversations": turns("<image><audio>", "A cat.")}
     data = made(folder, [{"audios": ["a.wav", "b.wav"], "conversations": TWO}, TEXT, both])
-    assert data.frames.tolist() == [131, 0, 208]
-    assert data.sound_rule == HEARD["qwen3-omni"]
-    assert [sound.samples for sound in data.sample(0).sounds] == [16000, 5000]
-    assert [sound.tokens for sound in data.sample(2).sounds] == [ENCODER.tokens(208)]
+    assert data.sizes.of("frames").tolist() == [131, 0, 208]
+    assert data.rules[AUDIO] == HEARD["qwen3-omni"]
+    assert [sound.samples for sound in data.sample(0).items(AUDIO)] == [16000, 5000]
+    assert [sound.tokens for sound in data.sample(2).items(AUDIO)] == [ENCODER.tokens(208)]
     assert data[1]["input_features"].shape == (0, 128)
     assert data[2]["pixel_values"].shape[0] == data.sizes.tiles[2] > 0
     with np.load(folder / "dataset" / "sizes.npz") as sizes:
@@ -263,7 +264,7 @@ def test_what_is_too_long_loses_answers_with_their_sounds(folder: Path) -> None:
     whole, wanted = made(folder, [record], "whole"), made(folder, [first], "wanted")
     data = made(folder, [record], max_tokens=whole.sample(0).length - 1, shorten=("truncate",))
     assert data.sample(0).text[0].tolist() == wanted.sample(0).text[0].tolist()
-    assert data.sample(0).sounds == wanted.sample(0).sounds
+    assert data.sample(0).items(AUDIO) == wanted.sample(0).items(AUDIO)
     assert not data.sample(0).images
 
 
@@ -281,11 +282,11 @@ def test_older_datasets_have_a_column_for_each_kind(hears: bool, folder: Path, t
     mixed = {"audio": ["a.wav", "b.wav"], "image": "p.png", "conversations": turns("<audio><image> <audio>", "A cat.")}
     shown = {"image": "p.png", "conversations": turns("<image>\nWhat?", "A cat.")}
     spoken = made(folder, [mixed, TEXT, shown]) if hears else made(folder, [shown, TEXT], audio=None)
-    older, kinds = tmp_path / "older", ("images", "sounds") if hears else ("images",)
+    older, kinds = tmp_path / "older", (VISION, AUDIO) if hears else (VISION,)
     shutil.copytree(spoken.folder, older, ignore=shutil.ignore_patterns("media.*"))
-    for name in kinds:
-        texts = [json.dumps([*map(asdict, getattr(spoken.sample(n), name))]).encode() for n in range(len(spoken))]
-        writer = ColumnWriter(older, name)
+    for one in kinds:
+        texts = [json.dumps([*map(asdict, spoken.sample(n).items(one))]).encode() for n in range(len(spoken))]
+        writer = ColumnWriter(older, one.inputs)
         writer.append(np.frombuffer(b"".join(texts), np.uint8), np.array([*map(len, texts)]))
         writer.close()
     files = sorted(path.name for path in older.iterdir() if path.name != "manifest.json")
@@ -295,9 +296,9 @@ def test_older_datasets_have_a_column_for_each_kind(hears: bool, folder: Path, t
     read.verify()
     for number in range(len(spoken)):
         one, other = read.sample(number), spoken.sample(number)
-        assert (one.images, one.sounds) == (other.images, other.sounds)
-        assert np.array_equal(one.read_all(), other.read_all())
-        assert torch.equal(one.hear_all(), other.hear_all())
+        assert (one.images, one.items(AUDIO)) == (other.images, other.items(AUDIO))
+        assert np.array_equal(tiles_of(one), tiles_of(other))
+        assert not hears or torch.equal(mels_of(one), mels_of(other))
 
 
 def test_a_pack_has_the_sounds_of_its_samples(spoken: ChatDataset) -> None:
@@ -355,7 +356,7 @@ def test_a_sound_that_is_gone_or_changed_is_a_bad_sample(damage: Callable[[Path]
     assert not heard(batch).values[-31:].any()
     assert heard(batch).values[:-31].any(dim=1).all()
     with pytest.raises(UserError, match=r"b\.wav.*sample 0 of "):
-        spoken.sample(0).hear_all()
+        mels_of(spoken.sample(0))
 
 
 @pytest.mark.parametrize("sizes", [("frames", "tiles"), ("frames",)])
@@ -388,11 +389,11 @@ def test_checksums_are_compared_unless_nobody_asks(spoken: ChatDataset) -> None:
     """Another sound of the same length is told from the preprocessed one by its checksum alone."""
     write_wav(spoken.folder.parent / "c.wav", chirp(LENGTHS["c.wav"], seed=9))
     with pytest.raises(UserError, match="is not what was preprocessed: CRC-32"):
-        spoken.sample(2).hear_all()
-    assert ChatDataset(spoken.folder, checks_images=False).sample(2).hear_all().shape == (208, 128)
+        mels_of(spoken.sample(2))
+    assert mels_of(ChatDataset(spoken.folder, checks_images=False).sample(2)).shape == (208, 128)
     write_wav(spoken.folder.parent / "c.wav", chirp(LENGTHS["c.wav"] - 1, seed=9))
     with pytest.raises(UserError, match="33332 samples where 33333 were preprocessed"):
-        ChatDataset(spoken.folder, checks_images=False).sample(2).hear_all()
+        mels_of(ChatDataset(spoken.folder, checks_images=False).sample(2))
 
 
 def test_a_look_at_all_sounds_finds_damage(spoken: ChatDataset) -> None:
@@ -428,7 +429,7 @@ def test_what_is_not_installed_is_named(package: str, spoken: ChatDataset, monke
 
 def test_a_list_of_sounds_is_checked() -> None:
     good: dict[str, Any] = {"path": "a.wav", "samples": 1, "frames": 1, "tokens": 1, "place": [], "crcs": [1]}
-    assert read_media({"sounds": json.dumps([good]).encode()})["sounds"][0].crcs == (1,)
+    assert read_media({"sounds": json.dumps([good]).encode()})[AUDIO][0].crcs == (1,)
     wrong = {"path": "/a.wav", "samples": 0, "frames": -1, "tokens": "1", "place": ["x"], "crcs": [1, 2]}
     for field, value in wrong.items():
         with pytest.raises(UserError):
@@ -439,7 +440,7 @@ def test_a_folder_says_how_sounds_are_heard(tmp_path: Path) -> None:
     """In a file of its own or in the processor's; what is not supported is named."""
     published = {"feature_size": 128, "chunk_length": 300, "dither": 0.0, "hop_length": 160, "n_fft": 400}
     rule, newer = (SOUND_RULES[markup](HEARD[markup].encoder) for markup in ("qwen2.5-omni", "qwen3-omni"))
-    assert sound_rule(tmp_path, rule).value == rule
+    assert rule_in(tmp_path, rule)[0] == rule
     for name, inside in (("preprocessor_config.json", False), ("processor_config.json", True)):
 
         def write(name: str = name, inside: bool = inside, **changes: Any) -> None:
@@ -447,16 +448,16 @@ def test_a_folder_says_how_sounds_are_heard(tmp_path: Path) -> None:
             (tmp_path / name).write_text(json.dumps({"feature_extractor": fields} if inside else fields))
 
         write()
-        assert sound_rule(tmp_path, rule).value == rule
-        assert sound_rule(tmp_path, newer).value == newer
+        assert rule_in(tmp_path, rule)[0] == rule
+        assert rule_in(tmp_path, newer)[0] == newer
         write(chunk_length=30, hop_length=80)
-        assert sound_rule(tmp_path, rule).value == replace(rule, longest=30, hop=80)
-        assert sound_rule(tmp_path, newer).value == replace(newer, hop=80)
+        assert rule_in(tmp_path, rule)[0] == replace(rule, longest=30, hop=80)
+        assert rule_in(tmp_path, newer)[0] == replace(newer, hop=80)
         wrong = {"feature_size": 80, "dither": 0.1, "do_normalize": True, "hop_length": 0, "n_fft": "4"}
         for field, value in wrong.items():
             write(**{field: value})
             with pytest.raises(UserError, match=name):
-                sound_rule(tmp_path, rule)
+                rule_in(tmp_path, rule)
         (tmp_path / name).unlink()
 
 
@@ -475,8 +476,8 @@ def test_a_models_folder_says_all_that_sounds_need(whole: bool, folder: Path) ->
     (folder / "config.json").write_text(json.dumps(told))
     (folder / "preprocessor_config.json").write_text(json.dumps({"feature_size": 128, "chunk_length": 20}))
     recipe = recipe_of_choices(resolve_settings({"chat-template": "qwen-vl"}, str(folder)), image_root=folder)
-    assert recipe.audio is not None
-    assert (recipe.audio.longest, recipe.audio.encoder.chunk, recipe.audio.encoder.hidden_size) == (20, 100, 32)
+    (rule,) = recipe.further
+    assert (rule.longest, rule.encoder.chunk, rule.encoder.hidden_size) == (20, 100, 32)
     check_tokenizer(open_recipe(recipe), str(folder))
     data = dataset_of([{"audio": "c.wav", "conversations": TURNS}], recipe, folder / "dataset")
     assert data[0]["feature_lengths"].tolist() == [209]
@@ -505,4 +506,4 @@ def test_a_video_gives_its_own_sound(folder: Path) -> None:
             file.mux(sound.encode(None))
     data = made(folder, [{"audio": name, "conversations": TURNS} for name in ("m.mp4", "m.mkv")])
     for number in range(2):
-        assert data.sample(number).hear_all().shape[0] == data.frames[number] > 98
+        assert mels_of(data.sample(number)).shape[0] == data.sizes.of("frames")[number] > 98

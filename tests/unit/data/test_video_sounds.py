@@ -10,12 +10,14 @@ import torch
 from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.sounds import SoundReader
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_media
 from megatron.vlm.data.media.sounds import load_sound
 from megatron.vlm.preprocessing.model_recipe import resolve_settings
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import SOUND_RULES
+from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.vision.architecture import VideoClock
 from tests.media import heard, seen
 from tests.unit.data.clips import OF_WORDS, TURNS, noise, write_frames, write_talkie, write_video
@@ -33,7 +35,7 @@ LONG, SHORT, SECONDS = 8, 2, 5
 
 
 def filmed(folder: Path, markup: str, records: list[dict[str, Any]], **more: Any) -> ChatDataset:
-    flags = {"audio": HEARD[markup], "clock": CLOCKS[markup], "use_audio_in_video": True, **more}
+    flags = {"further": (HEARD[markup],), "clock": CLOCKS[markup], "use_audio_in_video": True, **more}
     return made(folder, markup, records, **flags)
 
 
@@ -84,12 +86,18 @@ def test_tokens_and_sizes_are_the_processor_s(markup: str, oracle: Any, films: P
     assert sample.text[0].tolist() == told["input_ids"][0].tolist()
     assert sample.length == len(told["input_ids"][0])
     assert sample.tiles == len(told["pixel_values"]) + len(told["pixel_values_videos"])
-    assert [sound.frames for sound in sample.sounds] == told["feature_attention_mask"].sum(axis=1).tolist()
-    for one, theirs in zip(sample.sounds, told["input_features"], strict=True):
-        np.testing.assert_allclose(sample.hear(one)[:-2], theirs.T[: one.frames - 2], atol=1e-5)
-    assert [(sound.path, sound.video) for sound in sample.sounds] == [("long.mkv", 0), ("a.wav", -1), ("short.mkv", 3)]
+    assert [sound.frames for sound in sample.items(AUDIO)] == told["feature_attention_mask"].sum(axis=1).tolist()
+    for one, theirs in zip(sample.items(AUDIO), told["input_features"], strict=True):
+        np.testing.assert_allclose(
+            SoundReader(sample.data).decode(sample, one)[:-2], theirs.T[: one.frames - 2], atol=1e-5
+        )
+    assert [(sound.path, sound.video) for sound in sample.items(AUDIO)] == [
+        ("long.mkv", 0),
+        ("a.wav", -1),
+        ("short.mkv", 3),
+    ]
     assert [bool(turns) for turns in sample.turns] == [True, False, False, True]
-    assert sample.sounds[0].crcs == sample.images[0].crcs != ()
+    assert sample.items(AUDIO)[0].crcs == sample.images[0].crcs != ()
 
 
 @pytest.mark.parametrize("markup", CLOCKS)
@@ -109,9 +117,9 @@ def test_packs_know_the_turns_of_a_video_and_its_sound(markup: str, films: Path)
             both = batch.input_ids[start : start + sum(by_turns)].tolist()
             assert both == [films_tokens[turn % 2] for turn, count in enumerate(by_turns) for _ in range(count)]
             assert sum(by_turns[::2]) == np.prod(grid) // 4
-    assert len(heard(batch).values) == heard(batch).amount == data.frames.sum()
-    assert heard(batch).units[1] == (data.sample(1).sounds[0].frames,)
-    assert len(heard(batch).positions) == sum(sound.tokens for one in (1, 2) for sound in data.sample(one).sounds)
+    assert len(heard(batch).values) == heard(batch).amount == data.sizes.of("frames").sum()
+    assert heard(batch).units[1] == (data.sample(1).items(AUDIO)[0].frames,)
+    assert len(heard(batch).positions) == sum(sound.tokens for one in (1, 2) for sound in data.sample(one).items(AUDIO))
     assert len(seen(batch).positions) == seen(batch).amount // 4
     assert torch.equal(data[1]["input_features"], heard(batch).values[: heard(batch).units[1][0]])
     assert seen(PackDataset(data, pack_of(np.array([0])), Needs(frozenset({"tiles"}), True, True))[0]).turns == ()
@@ -125,14 +133,14 @@ def test_a_record_says_whether_its_videos_are_heard_else_the_flag(films: Path) -
         folder.mkdir()
         (folder / "long.mkv").symlink_to(films / "long.mkv")
         data = filmed(folder, "qwen3-omni", said, use_audio_in_video=flag)
-        assert [bool(data.sample(number).sounds) for number in range(3)] == [True, False, flag]
-        assert data.frames.tolist() == [100 * LONG, 0, 100 * LONG * flag]
+        assert [bool(data.sample(number).items(AUDIO)) for number in range(3)] == [True, False, flag]
+        assert data.sizes.of("frames").tolist() == [100 * LONG, 0, 100 * LONG * flag]
 
 
 def test_frames_have_no_sound(films: Path) -> None:
     record = {"video": write_frames(films, "f", noise(4, 56, 56)), "fps": 2, "conversations": TURNS}
     data = filmed(films, "qwen2.5-omni", [record, {"video": "silent.mkv", "conversations": TURNS}])
-    assert not data.frames.any()
+    assert not data.sizes.of("frames").any()
     assert all(image.film for number in (0, 1) for image in data.sample(number).images)
 
 
@@ -153,7 +161,7 @@ def test_the_track_of_an_mp4_is_what_is_heard(films: Path) -> None:
                     both.mux(packet)
     record = {"video": "both.mp4", "conversations": TURNS}
     sample = filmed(films, "qwen3-omni", [record]).sample(0)
-    (sound,) = sample.sounds
+    (sound,) = sample.items(AUDIO)
     alone = load_sound(films / "said.m4a", (), 16000)
     assert abs(sound.samples - len(alone)) <= 1024
     assert np.abs(load_sound(films / "both.mp4", (), 16000)[4000:40000] - alone[4000:40000]).max() < 0.05
@@ -200,7 +208,7 @@ def test_what_is_cut_off_takes_the_sound_of_its_video_along(films: Path) -> None
     for name in ("long.mkv", "silent.mkv", "short.mkv", "a.wav", "p.png"):
         (films / "short" / name).symlink_to(films / name)
     cut = filmed(films / "short", "qwen3-omni", [MIXED], max_tokens=limit, shorten=("truncate",)).sample(0)
-    assert [sound.path for sound in cut.sounds] == ["long.mkv", "a.wav"]
+    assert [sound.path for sound in cut.items(AUDIO)] == ["long.mkv", "a.wav"]
     assert len(cut.text[0]) == cut.length < limit
 
 
@@ -228,14 +236,14 @@ def test_how_videos_are_heard_decides_a_dataset(films: Path) -> None:
 
 def test_turns_of_other_tokens_are_damage(films: Path) -> None:
     data = filmed(films, "qwen3-omni", [{"video": "long.mkv", "conversations": TURNS}])
-    (sound,) = data.sample(0).sounds
+    (sound,) = data.sample(0).items(AUDIO)
     told = {"path": "long.mkv", "samples": 1, "frames": 1, "tokens": 3, "place": [], "crcs": []}
-    assert read_media({"sounds": json.dumps([told]).encode()})["sounds"][0].turns == ()  # of older datasets
+    assert read_media({"sounds": json.dumps([told]).encode()})[AUDIO][0].turns == ()  # of older datasets
     with pytest.raises(UserError, match="turns"):
         read_media({"sounds": json.dumps([{**told, "turns": [0]}]).encode()})
     sample = data.sample(0)
-    column = json.dumps({"sounds": [{**told, "frames": sample.frames, "turns": [2, 2]}]}).encode()
+    column = json.dumps({"sounds": [{**told, "frames": sample.amounts[AUDIO], "turns": [2, 2]}]}).encode()
     data.columns["media"] = {0: np.frombuffer(column, np.uint8)}  # type: ignore[assignment]
     with pytest.raises(UserError, match="the turns of a sound have other tokens than the sound"):
-        _ = sample.data.sample(0).sounds
+        _ = sample.data.sample(0).items(AUDIO)
     assert sound.turns

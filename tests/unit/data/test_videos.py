@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.images import pixels_of
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_media
 from megatron.vlm.data.markup import MARKUPS
@@ -30,7 +31,7 @@ from omnibal_ext.families.towers.video_rules import VideoRule, choose_frames, fr
 from omnibal_ext.joining.positions import text_and_image_positions
 from omnibal_ext.modalities.vision.architecture import NativeResolution
 from tests.demo import dataset_of, turns
-from tests.media import seen
+from tests.media import seen, tiles_of
 from tests.unit.data.clips import OF_IMAGE, OF_WORDS, TURNS, inside, noise, write_frames, write_picture, write_video
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.torchvision_stand_in import stand_in
@@ -124,7 +125,7 @@ def theirs(processor: Any, text: str, videos: list[tuple[np.ndarray, float]], im
 def assert_shown(sample: Any, told: Any, pixels: np.ndarray) -> None:
     """The processor's tokens and pixels."""
     assert sample.text[0].tolist() == told["input_ids"][0].tolist()
-    np.testing.assert_allclose(sample.pixels().numpy(), pixels, atol=1e-5)
+    np.testing.assert_allclose(pixels_of(sample).numpy(), pixels, atol=1e-5)
 
 
 def assert_film_shown(sample: Any, told: Any, markup: str) -> None:
@@ -160,7 +161,7 @@ def test_frames_are_what_the_processor_makes_of_them(markup: str, capped: bool, 
     for sample, clip in enumerate(clips):
         told = theirs(processor, written(SHOWN[markup]["video"] + "\nWhat happens?"), [clip], [])
         assert_film_shown(data.sample(sample), told, markup)
-        assert data.sizes.tiles[sample] == len(data.sample(sample).pixels())
+        assert data.sizes.tiles[sample] == len(pixels_of(data.sample(sample)))
 
 
 @pytest.mark.parametrize("markup", RULES)
@@ -381,13 +382,13 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
 def test_a_video_inside_the_input_is_read_where_it_is(kind: str, tmp_path: Path) -> None:
     write_video(tmp_path / "0.mp4", noise(12, 64, 48), 4)
     beside = made(tmp_path, "qwen-vl", [film_of("0.mp4")])
-    pixels, tiles = beside.sample(0).pixels(), beside.sample(0).images[0].tiles
+    pixels, tiles = pixels_of(beside.sample(0)), beside.sample(0).images[0].tiles
     shutil.rmtree(tmp_path / "dataset")
     found = made(tmp_path, "qwen-vl", inside(kind, tmp_path, "video", [(tmp_path / "0.mp4").read_bytes()], TURNS))
     assert found.sample(0).images[0].tiles == tiles
     assert found.sample(0).images[0].place
     (tmp_path / "0.mp4").unlink()
-    assert torch.equal(found.sample(0).pixels(), pixels)
+    assert torch.equal(pixels_of(found.sample(0)), pixels)
 
 
 def test_flags_override_the_model_s_rule() -> None:
@@ -430,18 +431,18 @@ def test_films_are_held_to_the_crcs_of_all_their_files(tmp_path: Path) -> None:
     assert [image.crcs for sample in (0, 1) for image in data.sample(sample).images] == [
         (crcs.pop("a.avi"),), tuple(crcs.values())
     ]  # fmt: skip
-    before = [data.sample(sample).read_all() for sample in (0, 1)]
+    before = [tiles_of(data.sample(sample)) for sample in (0, 1)]
     write_video(tmp_path / "a.avi", noise(8, 56, 56, seed=2), 2, "mjpeg")
     write_frames(tmp_path, "other", noise(4, 56, 56, seed=3))
     (tmp_path / "other2.png").replace(tmp_path / names[2])
     with pytest.raises(UserError, match=r"a\.avi: is not what was preprocessed: .*; sample 0 of"):
-        data.sample(0).read_all()
+        tiles_of(data.sample(0))
     with pytest.raises(UserError, match=r"f2\.png: is not what was preprocessed: .*; sample 1 of"):
-        data.sample(1).read_all()
+        tiles_of(data.sample(1))
     unchecked = ChatDataset(data.folder, checks_images=False)
     for sample in (0, 1):
-        assert unchecked.sample(sample).read_all().shape == before[sample].shape
-        assert (unchecked.sample(sample).read_all() != before[sample]).any()
+        assert tiles_of(unchecked.sample(sample)).shape == before[sample].shape
+        assert (tiles_of(unchecked.sample(sample)) != before[sample]).any()
     crowded = [{**asdict(data.sample(1).images[0]), "crcs": [1, 2, 3]}]
     with pytest.raises(UserError, match="3 CRCs of 4 files"):
         read_media({"images": json.dumps(crowded).encode()})

@@ -19,10 +19,13 @@ from transformers import WhisperFeatureExtractor
 
 from megatron.vlm.data.arrival import with_values
 from megatron.vlm.data.batches import join_words
-from megatron.vlm.data.dataset import ChatDataset, Sample
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.images import ImageReader
+from megatron.vlm.data.inputs.sounds import SoundReader
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.media.videos import join_tiles
+from megatron.vlm.data.sample import Sample
 from megatron.vlm.hf.convert import from_hugging_face
 from megatron.vlm.hf.pack_inputs import INPUTS, Pack
 from megatron.vlm.pixels import normalise
@@ -131,7 +134,7 @@ def seen(sample: Sample) -> dict[str, Tensor]:
     given: dict[str, Tensor] = {}
     for name, film in (("pixel_values", False), ("pixel_values_videos", True)):
         if shown := [image for image in sample.images if bool(image.film) is film]:
-            tiles = torch.from_numpy(join_tiles([*map(sample.read, shown)]))
+            tiles = torch.from_numpy(join_tiles([ImageReader(sample.data).decode(sample, one) for one in shown]))
             pixels = normalise(tiles, sample.data.normalization)
             pixels = pixels if film else pixels.unsqueeze(2).expand(-1, -1, 2, -1, -1)
             grids = torch.tensor([grid for one in shown for grid in one.grids])
@@ -155,8 +158,7 @@ def known(ids: Tensor, data: ChatDataset) -> Tensor:
 
 def inputs_of(data: ChatDataset, number: int, folder: Path) -> dict[str, Any]:
     """What transformers' model is given of a sample: sounds by its own extractor, each alone."""
-    sample, rule = data.sample(number), data.sound_rule
-    assert rule is not None
+    sample, rule = data.sample(number), SoundReader(data).rule
     ids = known(torch.from_numpy(sample.text[0].astype(np.int64)), data)[None]
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     given["mm_token_type_ids"] = (ids == models.IMAGE_TOKEN).long()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.vlm.data.dataset import Sample
+from megatron.vlm.data.inputs.images import pixels_of
+from megatron.vlm.data.sample import Sample
 from megatron.vlm.hf import check
 from megatron.vlm.hf.check import nan_max
 from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
@@ -32,7 +33,7 @@ def test_a_datasets_shortest_sample_with_images_and_without(tmp_path: Path) -> N
     for sample, group in zip(samples_of(data.folder), (shown, ~shown), strict=True):
         assert len(sample.ids) == data.sizes.tokens[group].min()
         (number,) = [one for one in np.flatnonzero(group) if np.array_equal(data.sample(one).text[0], sample.ids)][:1]
-        assert torch.equal(sample.pixels, data.sample(number).pixels())
+        assert torch.equal(sample.pixels, pixels_of(data.sample(number)))
         assert sum(features for features, _ in sample.images) == 4 * data.sizes.tiles[number]
 
 
@@ -42,7 +43,7 @@ def test_a_sample_whose_image_cannot_be_read_is_passed_by(tmp_path: Path) -> Non
     for image in data.sample(order[0]).images:
         (tmp_path / image.path).unlink()
     second = next(one for one in order if all((tmp_path / image.path).exists() for image in data.sample(one).images))
-    assert torch.equal(samples_of(data.folder)[0].pixels, data.sample(second).pixels())
+    assert torch.equal(samples_of(data.folder)[0].pixels, pixels_of(data.sample(second)))
 
 
 @pytest.mark.parametrize("name", ["tiny", "qwen3-vl-8b", "qwen2.5-omni-3b", "qwen3-omni-30b-a3b", "llava-1.5-7b"])

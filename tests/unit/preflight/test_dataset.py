@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from examples.demo.data import train_tokenizer
-from megatron.vlm.preflight.dataset import _hearing, _token_ids, check_dataset, check_lengths, longest_positions
+from megatron.vlm.preflight.dataset import _rules, _token_ids, check_dataset, check_lengths, longest_positions
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
@@ -56,6 +56,7 @@ def model(tmp_path: Path, tokenizer: Path) -> Path:
 
 
 HEARD = {"rate": 16000, "window": 400, "hop": 160, "longest": 300}
+SIZES = {"layers": 1, "hidden_size": 8, "heads": 1, "ffn_hidden_size": 8}
 ENCODER = {"mel_bins": 128, "chunk": 200, "channels": 0, "pooled": True}
 
 
@@ -69,13 +70,15 @@ def test_sounds_must_have_been_heard_as_the_model_hears(
     change: dict[str, Any], fits: bool, manifest: dict[str, Any]
 ) -> None:
     hears = preset("qwen2.5-omni-3b")
-    said = {"audio": {**HEARD, "encoder": ENCODER, **change}, "audio_token_id": hears.prompt.audio_token_id}
-    assert (not [*_hearing({**manifest, **said}, hears, None)]) is fits
+    rule = {**HEARD, "encoder": ENCODER, **change}
+    rule["encoder"] = {**SIZES, **rule["encoder"]}
+    said = {"audio": rule, "audio_token_id": hears.prompt.audio_token_id}
+    assert (not [*_rules({**manifest, **said}, hears, None)]) is fits
     said["image_token_id"] = hears.prompt.image_token_id or 0
     assert not [*_token_ids({**manifest, **said}, hears, None)]
     assert [*_token_ids({**manifest, **said, "audio_token_id": 7}, hears, None)]
-    assert not [*_hearing(manifest, hears, None)]
-    assert [*_hearing({**manifest, **said}, TINY, None)]
+    assert not [*_rules(manifest, hears, None)]
+    assert [*_rules({**manifest, **said}, TINY, None)]
 
 
 def refusal(manifest: dict[str, Any], architecture: Any = TINY, folder: Path | None = None) -> str:

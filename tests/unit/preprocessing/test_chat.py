@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from megatron.vlm.data.formats.kinds import IMAGES, VIDEOS
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER
 from megatron.vlm.preprocessing.chat import parse_conversation
-from megatron.vlm.preprocessing.record_media import IMAGES, SIGHT, VIDEOS, Senses
+from megatron.vlm.preprocessing.record_media import SIGHT, Senses
 from omnibal_ext.errors import Rejected
 from tests.demo import turns
 
@@ -25,12 +26,12 @@ def test_a_good_conversation_is_read_in_order() -> None:
     talk = [{"from": "system", "value": "Be kind."}, *turns("<image>\n<image>\nHi", "Hello", "More?", "No")]
     chat = parse({"image": ["a.png", "b.png"], "conversations": talk})
     assert [message.role for message in chat.messages] == [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]
-    assert chat.media["<image>"] == ("a.png", "b.png")
+    assert chat.media[IMAGES] == ("a.png", "b.png")
 
 
 @pytest.mark.parametrize("image", [{}, {"image": None}, {"image": ""}, {"image": []}])
 def test_a_text_only_conversation_has_no_images(image: dict[str, Any]) -> None:
-    assert parse({**image, "conversations": turns("Hi", "Hello")}).media["<image>"] == ()
+    assert parse({**image, "conversations": turns("Hi", "Hello")}).media[IMAGES] == ()
 
 
 IMAGE, TWO = {"image": "a.png"}, {"image": ["a.png", "b.png"]}
@@ -90,7 +91,7 @@ def test_what_says_nothing_to_the_model_passes() -> None:
     chat = parse(
         {**about, "image": "a.png", "conversations": [{**GOOD[0], "value": "<image>", "markdown": None}, GOOD[1]]}
     )
-    assert chat.media["<image>"] == ("a.png",)
+    assert chat.media[IMAGES] == ("a.png",)
 
 
 def test_images_is_another_name_of_image() -> None:
@@ -127,14 +128,14 @@ FRAMES = ["1.png", "2.png", "3.png"]
     ],
 )
 def test_a_video_is_a_file_or_its_frames(record: dict[str, Any], expected: list[Any]) -> None:
-    (video,) = parse({**record, "conversations": FILM}, sees_videos=True).media["<video>"]
+    (video,) = parse({**record, "conversations": FILM}, sees_videos=True).media[VIDEOS]
     assert [video.files, video.times, video.rate][: len(expected)] == expected
 
 
 def test_marks_of_images_and_videos_are_apart_and_llava_has_one_for_both() -> None:
     both = {"image": "a.png", "video": "a.mp4", "conversations": turns("<video> and <image>", "Yes")}
     chat = parse(both, sees_videos=True)
-    assert (chat.media["<image>"], [video.files for video in chat.media["<video>"]]) == (("a.png",), [("a.mp4",)])
+    assert (chat.media[IMAGES], [video.files for video in chat.media[VIDEOS]]) == (("a.png",), [("a.mp4",)])
     llava = {"video": "a.mp4", "conversations": turns("<image>\nWhat?", "Yes")}
     for record in (llava, {**asked(), "videos": ["a.mp4"]}):
         assert parse(record, sees_videos=True).messages[0].words == "<video>\nWhat?"

@@ -86,7 +86,7 @@ RECIPE: dict[str, Any] = {
     "normalization": lambda _: "clip",
     "markup": lambda _: "qwen-vl",
     "video": lambda _: Even(True, 4096, 8192),
-    "audio": None,  # test_sound_samples.py: it needs another markup
+    "further": None,  # test_sound_samples.py: it needs another markup
     "clock": None,  # test_video_sounds.py, as the next
     "use_audio_in_video": None,
 }

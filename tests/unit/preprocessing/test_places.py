@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from megatron.vlm.hf.folder import WeightFolder
-from megatron.vlm.preprocessing.folder_files import folder_settings, sound_rule, video_rule
+from megatron.vlm.preprocessing.folder_files import folder_settings, video_rule
 from megatron.vlm.preprocessing.folder_template import folder_template
+from megatron.vlm.preprocessing.measures.sounds import rule_in, rule_of
 from megatron.vlm.preprocessing.tokenizer_files import TEMPLATE_FILES, template_source
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.families.media import SOUND_RULES, VIDEO_RULES
+from omnibal_ext.families.media import VIDEO_RULES
 
 pytest.importorskip("transformers")
 from transformers.feature_extraction_utils import FeatureExtractionMixin
@@ -110,7 +111,7 @@ FACTS = {
     "steps of sounds": Fact(
         (place("processor_config.json", window, "feature_extractor"),
          place("processor_config.json", window, "audio_processor"), place("preprocessor_config.json", window)),
-        lambda folder: sound_rule(folder, SOUND_RULES[HEARS.prompt.image_markup](HEARS.audio)).value.hop,
+        lambda folder: rule_in(folder, rule_of(HEARS))[0].hop,
         lambda folder: FeatureExtractionMixin.get_feature_extractor_dict(folder)[0]["hop_length"],
     ),
     "weights": Fact(

@@ -16,6 +16,7 @@ from PIL import Image
 
 from megatron.vlm.data.chat_program import GENERATION
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.inputs.images import pixels_of
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.templates import TEMPLATES, chat_template
@@ -404,7 +405,7 @@ def test_images_among_others_are_the_processors(name: str, rule: str, tmp_path: 
     )
     assert sample.text[0].tolist() == theirs["input_ids"][0].tolist()
     pixels = theirs["pixel_values"].reshape(-1, 3, TILE, TILE)
-    np.testing.assert_allclose(sample.pixels().numpy(), pixels, atol=1e-6)
+    np.testing.assert_allclose(pixels_of(sample).numpy(), pixels, atol=1e-6)
 
 
 def square_by_square(patches: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -452,7 +453,7 @@ def test_tokens_and_pixels_are_the_processors(of: str, tmp_path: Path) -> None:
             pixels = pixels.reshape(-1, 3, TILE, TILE)
             if rule == "anyres_max_9":
                 assert data.sample(sample).images[0].thumbnail
-        np.testing.assert_allclose(data.sample(sample).pixels().numpy(), pixels, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(pixels_of(data.sample(sample)).numpy(), pixels, atol=1e-6, err_msg=name)
     context = {"native": "<|image_pad|>", "gemma": "<image_soft_token>", "native_grown": "<|image|>"}
     context |= {"native_widened": "<|IMAGE_PLACEHOLDER|>", "native, Qwen2.5-Omni": "<|IMAGE|>"}
     token = context.get(of) or context.get(rule, mark)

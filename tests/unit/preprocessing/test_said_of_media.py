@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from megatron.vlm.data.formats.kinds import IMAGES, MEDIA, SOUNDS, VIDEOS
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import chat_template, render_chat
 from megatron.vlm.preprocessing.chat import Conversation, parse_conversation
 from megatron.vlm.preprocessing.line_fields import quoted
 from megatron.vlm.preprocessing.line_media import written_as
-from megatron.vlm.preprocessing.record_media import MEDIA, Senses
+from megatron.vlm.preprocessing.record_media import Senses
 from omnibal_ext.errors import Rejected
 from omnibal_ext.families.markup import QUOTED
 
@@ -64,7 +65,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("whose", "part", "found"), OBEYED)
 def test_an_image_that_is_named_in_anyones_way_is_found(whose: str, part: dict[str, Any], found: str) -> None:
-    assert asked(part).media["<image>"] == (found,), whose
+    assert asked(part).media[IMAGES] == (found,), whose
 
 
 @pytest.mark.parametrize(("whose", "part", "named"), REFUSED)
@@ -79,9 +80,9 @@ def test_an_object_may_stand_where_a_path_may(field: str, said: Any) -> None:
     given = [said] if field.endswith("s") else said
     found = asked(**{field: given})
     assert [
-        *found.media["<image>"],
-        *found.media["<audio>"],
-        *(file for video in found.media["<video>"] for file in video.files),
+        *found.media[IMAGES],
+        *found.media[SOUNDS],
+        *(file for video in found.media[VIDEOS] for file in video.files),
     ] == ["a"]
 
 
@@ -104,7 +105,7 @@ def test_marks_typed_in_a_part_are_words() -> None:
     text = render_chat(read.messages, chat_template("qwen-vl"), MARKUPS["qwen-vl"]).text
     shown = "<|vision_start|><|image_pad|><|vision_end|>"
     assert f"user\n{shown}Write <image>, <video> and <|image_1|>. What?<|im_end|>" in text
-    assert not asked(typed).media["<image>"]
+    assert not asked(typed).media[IMAGES]
     record = {"messages": [{"role": "user", "content": [typed]}, {"role": "assistant", "content": "It."}]}
     for reserved in (quoted("<image>"), "<video>"):
         with pytest.raises(Rejected, match=r"reserved_words: turn 0 contains '<(image|video)>'"):

@@ -9,15 +9,16 @@ import pytest
 from PIL import Image
 
 from examples.demo.data import train_tokenizer
-from megatron.vlm.data.dataset import expand_runs
 from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.sample import expand_runs
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.line_media import locate
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import SampleMaker
 from omnibal_ext.errors import Rejected, UserError
+from omnibal_ext.modalities.modality import VISION
 from tests.demo import byte_level, demo_recipe, preprocessed, turns, written
 
 
@@ -64,7 +65,7 @@ PALIGEMMA = {"template": "paligemma", "markup": "paligemma", "tiling": Tiling(32
 def test_a_pair_is_one_question_with_images_and_its_answer(root: Path, images: int, turns: int, reason: str) -> None:
     record = {field: values * turns for field, values in short(images).items()}
     with pytest.raises(Rejected, match=reason) if reason else nullcontext():
-        assert made(root, record, **PALIGEMMA).tiles == images
+        assert made(root, record, **PALIGEMMA).units(VISION) == images
     with pytest.raises(Rejected, match="bad_roles"):
         made(root, short(images=1, system="Be brief."), **PALIGEMMA)
 
@@ -94,20 +95,20 @@ def test_a_longer_sample_gets_as_few_tiles_fewer_as_needed(root: Path, rule: str
     wide = short(images=2) | {"image": ["4.png", "3.png"]}
     tiling = Tiling(32, max_tiles=most, rule=rule)
     whole = made(root, wide, tiling=tiling)
-    assert whole.tiles == 5 + 4
+    assert whole.units(VISION) == 5 + 4
     for tokens, grids in ((1, [(3, 1), (3, 1)]), (4, [(3, 1), (3, 1)]), (5, [(2, 1), (2, 1)]), (13, [(1, 1), (1, 1)])):
         limit = {"max_tokens": whole.length - tokens, "shorten": ("fewer-tiles",)}
         less = made(root, wide, tiling=tiling, **limit)
-        assert [(image.columns, image.rows) for image in less.images] == grids
+        assert [(image.columns, image.rows) for image in less.items[VISION]] == grids
 
 
 def test_tiles_that_images_share_are_fewer_for_all(root: Path) -> None:
     tiling = Tiling(32, max_tiles=6)
     whole = made(root, short(images=2), tiling=tiling)
-    assert whole.tiles == 6
+    assert whole.units(VISION) == 6
     assert whole.shortened is None
     less = made(root, short(images=2), tiling=tiling, max_tokens=whole.length - 1, shorten=("fewer-tiles",))
-    assert (less.tiles, less.shortened) == (2, "fewer-tiles")  # one each, of which there is no thumbnail
+    assert (less.units(VISION), less.shortened) == (2, "fewer-tiles")  # one each, of which there is no thumbnail
     assert less.length == whole.length - 4 * 4
     assert less.tokens.tolist() == whole.tokens.tolist()
     least = {"tiling": Tiling(32, min_tiles=2, max_tiles=6), "max_tokens": whole.length - 1}
@@ -126,7 +127,7 @@ def test_a_longer_sample_ends_with_its_last_answer_that_fits(root: Path) -> None
             assert cut.shortened == "truncate"
             assert cut.tokens.tolist() == same.tokens.tolist()
             assert cut.loss_mask.tolist() == same.loss_mask.tolist()
-            assert cut.images == same.images
+            assert cut.items == same.items
             assert cut.length == same.length <= limit
     untaught = long(3)  # but for its last answer
     for number in (1, 3):

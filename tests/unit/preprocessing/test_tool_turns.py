@@ -19,6 +19,7 @@ from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.recipe import Recipe
 from megatron.vlm.preprocessing.samples import SampleMaker
 from omnibal_ext.errors import Rejected
+from omnibal_ext.modalities.modality import VISION
 from tests.demo import byte_level
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -234,7 +235,7 @@ def test_a_template_without_a_form_is_named(root: Path, name: str) -> None:
 def test_a_result_shows_images_where_the_family_has_a_form_for_it(root: Path) -> None:
     seen = {"role": "tool", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "Here."}]}
     record = {"messages": [*OPENAI[:2], seen, OPENAI[4]]}
-    assert maker(root, "qwen3-vl").make(Row(1, record)).images
+    assert maker(root, "qwen3-vl").make(Row(1, record)).items[VISION]
     with pytest.raises(Rejected, match=r"unsupported_media: .* 'qwen2\.5-vl' has no form for images in tool"):
         made(maker(root, "qwen2.5-vl"), record)
 

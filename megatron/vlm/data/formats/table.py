@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from megatron.vlm.data.formats.kinds import IMAGES, MEDIA
 from megatron.vlm.data.formats.rows import InputFile, PartSource, Row, named_errors
 from omnibal_ext.errors import UserError, missing_package
 from omnibal_ext.launch.apart import apart
@@ -21,8 +22,7 @@ from omnibal_ext.modalities.place import Place
 from omnibal_ext.reading.files import open_plain
 from omnibal_ext.reading.memory import MOST_BEYOND, memory_beyond
 
-CONVERSATIONS, IMAGES, VIDEOS = ("conversations", "messages"), ("image", "images"), ("video", "videos")
-AUDIOS = ("audio", "audios", "sound", "sounds")
+CONVERSATIONS = ("conversations", "messages")
 EDGE = 2**20
 """Bytes at both ends of a file that are hashed: they hold schema and metadata."""
 BATCH = 16
@@ -83,8 +83,8 @@ def rows(part: PartSource) -> Iterator[Row]:
 
 def _row(number: int, record: dict[str, Any]) -> Row:
     images: dict[str, Place] = {}
-    for column in (*IMAGES, *VIDEOS, *AUDIOS):
-        if record.get(column) is not None and (column in IMAGES or _holds_bytes(record[column])):
+    for column in (column for kind in MEDIA for column in kind.fields):
+        if record.get(column) is not None and (column in IMAGES.fields or _holds_bytes(record[column])):
             record[column] = _named(record[column], column, number - 1, images)
     return Row(number, record, images=images)
 

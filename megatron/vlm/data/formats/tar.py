@@ -20,22 +20,18 @@ from itertools import groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
 
+from megatron.vlm.data.formats.kinds import IMAGES, MEDIA
 from megatron.vlm.data.formats.rows import MOST_BYTES, InputFile, PartSource, Row, bulk_of, named_errors
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import AUDIO_MARK, VIDEO_MARK
 from omnibal_ext.modalities.place import Place
 from omnibal_ext.reading.files import open_plain, size_of
 from omnibal_ext.reading.tars import Member, members
 
-FIELDS = ("image", "images", "video", "videos", "audio", "audios", "sound", "sounds")
-NAMED = re.compile(r'"(?:image|images|image_url|url|path|source|base64|video|video_url|audio|audio_url|input_audio)":')
+FIELDS = tuple(name for kind in MEDIA for name in kind.fields)
+_NAMES = ("url", "path", "source", "base64", *FIELDS, *(part for kind in MEDIA for part in kind.parts))
+NAMED = re.compile(f'"({"|".join(_NAMES)})":')
 """Matches message parts that name images, videos or sounds, in JSON as Python writes it."""
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
-VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
-SOUNDS = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".oga", ".opus", ".aif", ".aiff")
-
-
-MEDIA = (*IMAGES, *VIDEOS, *SOUNDS)
+ENDINGS = tuple(ending for kind in MEDIA for ending in kind.endings)
 REMEDY = "copy the tar again, or make it anew; compressed ones are to be unpacked"
 LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE)
 MOST_MEMBERS = 2**16
@@ -82,7 +78,7 @@ def _samples(path: Path, file: BufferedReader, start: int, end: int) -> Iterator
 
 
 def _is_link(member: Member) -> bool:
-    return member.kind in LINKS and member.name.lower().endswith((".json", *MEDIA))
+    return member.kind in LINKS and member.name.lower().endswith((".json", *ENDINGS))
 
 
 def _linked(path: Path, file: BufferedReader, member: Member) -> Member:
@@ -127,7 +123,7 @@ def _row(file: BufferedReader, number: int, key: str, sample: list[Member]) -> R
         return Row(number, {}, fault=("malformed_line", f"{len(records)} .json files of {key[:200]!r}, one is due"))
     named: dict[str, Place] = {}
     for member in sample:
-        if not member.name.lower().endswith(MEDIA):
+        if not member.name.lower().endswith(ENDINGS):
             continue
         base = member.name.rpartition("/")[2]
         for name in (member.name, base, base.partition(".")[2]):
@@ -146,11 +142,11 @@ def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
     is_turns = isinstance(record, list)
     if is_turns:
         record = {"conversations": record}
-    found = {"images": [name for name in names if name.lower().endswith(IMAGES)]}
-    if VIDEO_MARK.encode() in text:
-        found["videos"] = [name for name in names if name.lower().endswith(VIDEOS)]
-    if AUDIO_MARK.encode() in text:
-        found["audios"] = [name for name in names if name.lower().endswith(SOUNDS)]
+    found = {
+        kind.fields[1]: [name for name in names if name.lower().endswith(kind.endings)]
+        for kind in MEDIA
+        if kind == IMAGES or kind.mark.encode() in text
+    }
     if not isinstance(record, dict) or not any(found.values()) or _names_its_own(record):
         return record if is_turns else text
     return {**record, **found}

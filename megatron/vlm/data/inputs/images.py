@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, compress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.vlm.data.dataset import Sample
 from megatron.vlm.data.inputs.reader import Broken, InputReader
-from megatron.vlm.data.media.videos import join_tiles
+from megatron.vlm.data.media.images import load_rgb
+from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
+from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Images, Media, together
+from megatron.vlm.pixels import normalise
 from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import Units
+from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.modalities.vision.features import FeatureOrder, joined_orders
 from omnibal_ext.modalities.vision.tiling import FRAMES, TiledImage
 
@@ -35,6 +39,38 @@ class Shown(NamedTuple):
 
 class ImageReader(InputReader):
     """Images and videos."""
+
+    modality = VISION
+
+    def require(self) -> None:
+        """Raise UserError where videos of the dataset cannot be read."""
+        if self.data.manifest.get("video_files"):
+            require_decoder(str(self.data.folder))
+
+    @property
+    def width(self) -> int:
+        """Pixels a side of a tile."""
+        side: int = self.data.manifest["tile_size"]
+        return side
+
+    def decode(self, sample: Sample, item: TiledImage) -> NDArray[np.uint8]:
+        """Decode an image or video: uint8 [tiles, width, width, 3], a video's [tiles, FRAMES, width, width, 3]. Raises
+        as `InputReader.decode`."""
+        image = item if self.data.checks_images else replace(item, crcs=())
+        root, path = sample.file(image)
+        with sample.decoding(path):
+            if image.film:
+                return _video_tiles(root, path, image, self.width)
+            return self.data.rule.cut(load_rgb(path, image.place, *image.crcs), image, self.width)
+
+    def decode_all(self, sample: Sample) -> NDArray[np.uint8]:
+        """Decode all images of a sample; if one is a video, all have its dimensions."""
+        nothing = np.zeros((0, self.width, self.width, 3), dtype=np.uint8)
+        return join_tiles([nothing, *(self.decode(sample, image) for image in sample.images)])
+
+    def arguments(self, sample: Sample) -> dict[str, Any]:
+        """pixel_values (`pixels_of`) and images (`Sample.images`)."""
+        return {"pixel_values": pixels_of(sample), "images": tuple(sample.images)}
 
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Images:
         """Where each run of image tokens starts and, at native resolution, its grid, the seconds between a video's
@@ -63,9 +99,27 @@ class ImageReader(InputReader):
 
     def read(self, media: Media, parts: Sequence[Shown], decodes: bool = True) -> tuple[Media, Broken]:
         """With uint8 pixels, and the statistics to normalise them."""
-        pixels, broken = read_tiles(parts, self.data.manifest["tile_size"], decodes)
+        pixels, broken = self._tiles(parts, decodes)
         assert isinstance(media, Images)
         return replace(media, values=pixels, statistics=self.data.normalization), broken
+
+    def _tiles(self, shown: Sequence[Shown], decodes: bool) -> tuple[Tensor, Broken]:
+        """uint8 [tiles, width, width, 3], with videos [tiles, FRAMES, width, width, 3]; and images that cannot be read,
+        whose tiles are black. Unless `decodes`, and without tiles, it is a meta tensor."""
+        side = self.width
+        if not decodes or not shown:
+            frames = (FRAMES,) if any(image.film for _, image, _ in shown) else ()
+            shape = (sum(one.tiles for one in shown), *frames, side, side, 3)
+            return torch.empty(shape, dtype=torch.uint8, device="meta"), {}
+        tiles, broken = [], dict[int, str]()
+        for one in shown:
+            try:
+                tiles.append(self.decode(one.sample, one.image)[one.rows])
+            except UserError as error:
+                broken.setdefault(one.sample.number, str(error))
+                frames = (FRAMES,) if one.image.film else ()  # the other ranks expect this shape
+                tiles.append(np.zeros((one.tiles, *frames, side, side, 3), dtype=np.uint8))
+        return torch.from_numpy(join_tiles(tiles)), broken
 
     def units(self, samples: Sequence[Sample]) -> Units:
         """Tiles, or at native resolution the patches of an image or of a video's step."""
@@ -87,23 +141,24 @@ class ImageReader(InputReader):
         return [n * rows * columns for n, rows, columns in image.grids] if self.data.rule.native else [1] * image.tiles
 
 
-def read_tiles(shown: Sequence[Shown], size: int, decodes: bool = True) -> tuple[Tensor, Broken]:
-    """uint8 [tiles, size, size, 3], with videos [tiles, FRAMES, size, size, 3]; and images that cannot be read, whose
-    tiles are black. Unless `decodes`, and without tiles, it is a meta tensor.
+def pixels_of(sample: Sample) -> Tensor:
+    """Decode all tiles of a sample, normalised: float32 [tiles, 3, width, width], with videos [tiles, 3, FRAMES, ...].
+
+    Raises as `InputReader.decode`.
     """
-    if not decodes or not shown:
-        frames = (FRAMES,) if any(image.film for _, image, _ in shown) else ()
-        shape = (sum(one.tiles for one in shown), *frames, size, size, 3)
-        return torch.empty(shape, dtype=torch.uint8, device="meta"), {}
-    tiles, broken = [], dict[int, str]()
-    for one in shown:
-        try:
-            tiles.append(one.sample.read(one.image)[one.rows])
-        except UserError as error:
-            broken.setdefault(one.sample.number, str(error))
-            frames = (FRAMES,) if one.image.film else ()  # the other ranks expect this shape
-            tiles.append(np.zeros((one.tiles, *frames, size, size, 3), dtype=np.uint8))
-    return torch.from_numpy(join_tiles(tiles)), broken
+    tiles = ImageReader(sample.data).decode_all(sample)
+    return normalise(torch.from_numpy(tiles), sample.data.normalization)
+
+
+def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:
+    """Return the patches of a video file, or of a list of frame files."""
+    assert video.film is not None
+    if files := video.film.files:
+        crcs = video.crcs or (None,) * len(files)
+        frames = (np.asarray(load_rgb(root / file, crc=crc)) for file, crc in zip(files, crcs, strict=True))
+        return cut_frames(frames, video, size)
+    crc = video.crcs[0] if video.crcs else None
+    return cut_frames(read_frames(path, video.place, video.film.frames, crc=crc), video, size)
 
 
 def order_tensors(images: Iterable[tuple[int, FeatureOrder]]) -> dict[str, Any]:

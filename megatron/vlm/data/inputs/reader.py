@@ -2,46 +2,101 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from itertools import compress
+from typing import Any, ClassVar, NamedTuple
 
-from megatron.vlm.data.dataset import ChatDataset, Sample
+import torch
+from torch import Tensor
+
+from megatron.vlm.data.dataset_folder import DatasetFolder
+from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Media
+from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import Units
-from omnibal_ext.modalities.modality import Size
+from omnibal_ext.modalities.modality import Modality, Size
 
 Broken = Mapping[int, str]
 """Sample -> error of those of which an image or a sound cannot be decoded: placeholders are in their place."""
 
 
-class InputReader(ABC):
-    """From samples of a dataset to the inputs of one encoder."""
+class Part(NamedTuple):
+    """A sound, or another input, of a pack."""
 
-    def __init__(self, data: ChatDataset) -> None:
+    sample: Sample
+    item: Any
+
+
+class InputReader(ABC):
+    """From samples of a dataset to the inputs of one encoder.
+
+    As here, inputs are rows of numbers, and those of a sample are a unit, as some encoders pad each to the longest.
+    """
+
+    modality: ClassVar[Modality]
+
+    def __init__(self, data: DatasetFolder) -> None:
         self.data = data
 
     @abstractmethod
+    def require(self) -> None:
+        """Raise UserError naming what to install where inputs that the dataset has cannot be read."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Numbers of a unit."""
+
+    @abstractmethod
+    def decode(self, sample: Sample, item: Any) -> Any:
+        """Decode one input of a sample: fp32 [units, width].
+
+        Raises `UserError` naming file and sample if it cannot be, or is not what was preprocessed.
+        """
+
+    def decode_all(self, sample: Sample) -> Any:
+        """Decode all inputs of a sample, end to end."""
+        found = (self.decode(sample, item) for item in sample.items(self.modality))
+        return torch.cat([torch.zeros(0, self.width), *found])
+
+    @abstractmethod
+    def arguments(self, sample: Sample) -> dict[str, Any]:
+        """Return what transformers' model takes of a sample's inputs, by its names."""
+
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Media:
         """Return what every stage must know of a pack's inputs, without values and positions.
 
         `begins`: index of each sample's first token in the sequence. `reads_tokens`: whether the stage reads tokens.
         """
+        return Media(self.units(samples))
 
-    @abstractmethod
     def parts(self, samples: Sequence[Sample]) -> list[Any]:
         """List the images or sounds of these samples, to be decoded."""
+        return [Part(sample, item) for sample in samples for item in sample.items(self.modality)]
 
-    @abstractmethod
     def read(self, media: Media, parts: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
         """Decode these parts: return the media with their values, on the host. Unless `decodes`, values are a meta
         tensor of the same shape."""
+        broken = dict[int, str]()
+        if not decodes or not media.amount:
+            return replace(media, values=torch.empty(media.amount, self.width, device="meta")), broken
+        read = list[Tensor]()
+        for sample, item in parts:
+            try:
+                read.append(self.decode(sample, item))
+            except UserError as error:
+                broken.setdefault(sample.number, str(error))
+                read.append(torch.zeros(item.units, self.width))  # the other ranks expect this shape
+        return replace(media, values=torch.cat(read)), broken
 
-    @abstractmethod
     def units(self, samples: Sequence[Sample]) -> Units:
-        """Divide the inputs of a pack that several ranks encode into units, which a rank encodes whole."""
+        """Divide the inputs of a pack into units, which a rank encodes whole; () if there are none."""
+        found = tuple(tuple(item.units for item in sample.items(self.modality)) for sample in samples)
+        return found if any(found) else ()
 
-    @abstractmethod
     def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Media, list[Any]]:
         """Return the media of a rank that encodes some of these units, without values, and the parts to decode."""
+        return Media(units, tuple(encodes)), self.parts([*compress(samples, encodes)])
 
 
 def decoded(

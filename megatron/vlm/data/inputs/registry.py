@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.dataset_folder import DatasetFolder
 from megatron.vlm.data.inputs.images import ImageReader
 from megatron.vlm.data.inputs.reader import InputReader
 from megatron.vlm.data.inputs.sounds import SoundReader
@@ -11,6 +11,6 @@ from omnibal_ext.modalities.modality import AUDIO, VISION, Modality, Size
 READERS: Mapping[Modality, type[InputReader]] = {VISION: ImageReader, AUDIO: SoundReader}
 
 
-def readers_of(data: ChatDataset) -> dict[Size, InputReader]:
+def readers_of(data: DatasetFolder) -> dict[Size, InputReader]:
     """The readers of all that a dataset's samples may have."""
     return {one.size: reader(data) for one, reader in READERS.items() if one.size in data.media_tokens}

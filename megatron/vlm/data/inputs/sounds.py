@@ -1,58 +1,53 @@
 """Sounds of a pack: their mel frames, zeros where one cannot be read."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import compress
-from typing import NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from megatron.vlm.data.dataset import Sample
-from megatron.vlm.data.inputs.reader import Broken, InputReader
-from megatron.vlm.media import Media
-from omnibal_ext.errors import UserError
-from omnibal_ext.image_assignment import Units
-from omnibal_ext.modalities.audio.sounds import Sound
-
-
-class Heard(NamedTuple):
-    """A sound of a pack."""
-
-    sample: Sample
-    sound: Sound
+from megatron.vlm.data.inputs.reader import InputReader
+from megatron.vlm.data.media.mel import log_mels
+from megatron.vlm.data.media.sounds import load_sound, require_hearing
+from megatron.vlm.data.sample import Sample
+from omnibal_ext.modalities.audio.sounds import Sound, SoundRule
+from omnibal_ext.modalities.modality import AUDIO
 
 
 class SoundReader(InputReader):
-    """Sounds. Those of a sample are a unit: some encoders pad each to the longest."""
+    """Sounds: log-mel frames fp32 [frames, mel bins]."""
 
-    def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Media:
-        """Mel frames of each sound."""
-        return Media(self.units(samples))
+    modality = AUDIO
 
-    def parts(self, samples: Sequence[Sample]) -> list[Heard]:
-        """All sounds."""
-        return [Heard(sample, sound) for sample in samples for sound in sample.sounds]
+    def require(self) -> None:
+        """Raise UserError where sounds of the dataset cannot be read."""
+        if self.data.sizes.of(AUDIO.size).any():
+            require_hearing(str(self.data.folder))
 
-    def read(self, media: Media, parts: Sequence[Heard], decodes: bool = True) -> tuple[Media, Broken]:
-        """With log-mel frames fp32 [frames, mel bins]."""
-        assert self.data.sound_rule is not None
-        bins, broken = self.data.sound_rule.encoder.mel_bins, dict[int, str]()
-        if not decodes or not media.amount:
-            return replace(media, values=torch.empty(media.amount, bins, device="meta")), broken
-        mels = []
-        for sample, sound in parts:
-            try:
-                mels.append(sample.hear(sound))
-            except UserError as error:
-                broken.setdefault(sample.number, str(error))
-                mels.append(torch.zeros(sound.frames, bins))  # the other ranks expect this shape
-        return replace(media, values=torch.cat(mels)), broken
+    @property
+    def rule(self) -> SoundRule:
+        """How sounds are heard."""
+        rule = self.data.rules[AUDIO]
+        assert isinstance(rule, SoundRule)
+        return rule
 
-    def units(self, samples: Sequence[Sample]) -> Units:
-        """Mel frames of each sample's sounds; () if there are none."""
-        found = tuple(tuple(sound.frames for sound in sample.sounds) for sample in samples)
-        return found if any(found) else ()
+    @property
+    def width(self) -> int:
+        """Mel bins."""
+        return self.rule.encoder.mel_bins
 
-    def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Media, list[Heard]]:
-        """The sounds of the samples that a rank encodes."""
-        return Media(units, tuple(encodes)), self.parts([*compress(samples, encodes)])
+    def decode(self, sample: Sample, item: Sound) -> Tensor:
+        """Decode a sound: log-mel frames, fp32 [frames, mel bins]. Raises as `InputReader.decode`."""
+        rule, (_, path) = self.rule, sample.file(item)
+        crc = item.crcs[0] if item.crcs and self.data.checks_images else None
+        with sample.decoding(path):
+            wave = load_sound(path, item.place, rule.rate, crc)
+            if len(wave) != item.samples:
+                raise ValueError(f"{len(wave)} samples where {item.samples} were preprocessed")
+            return log_mels(rule, wave)
+
+    def arguments(self, sample: Sample) -> dict[str, Any]:
+        """input_features fp32 [frames, mel bins] of all sounds, feature_lengths int64 [sounds], the frames of each, and
+        turns (`Sample.turns`)."""
+        lengths = torch.tensor([sound.frames for sound in sample.items(AUDIO)], dtype=torch.long)
+        features = self.decode_all(sample)
+        return {"input_features": features, "feature_lengths": lengths, "turns": tuple(sample.turns)}

@@ -1,0 +1,41 @@
+"""The registry of kinds of media in records: how files, fields and messages name them."""
+
+from dataclasses import dataclass
+
+from omnibal_ext.families.markup import IMAGE_MARK, VIDEO_MARK
+from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of media."""
+
+    modality: Modality
+    """Of the encoder that reads it."""
+    mark: str
+    noun: str
+    plural: str
+    fields: tuple[str, ...]
+    """Of a record."""
+    parts: tuple[str, ...]
+    """Types of parts of messages."""
+    endings: tuple[str, ...]
+    """Of files."""
+    others: tuple[str, ...] = ()
+    """Marks of it in other programs."""
+
+
+IMAGES = Kind(
+    VISION, IMAGE_MARK, "an image", "images", ("image", "images"), ("image", "image_url"),
+    (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"),
+)  # fmt: skip
+VIDEOS = Kind(
+    VISION, VIDEO_MARK, "a video", "videos", ("video", "videos"), ("video", "video_url"),
+    (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi"), (IMAGE_MARK,),
+)  # fmt: skip
+SOUNDS = Kind(
+    AUDIO, AUDIO.mark, "a sound", "sounds", ("audio", "audios", "sound", "sounds"),
+    ("audio", "audio_url", "input_audio"),
+    (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".oga", ".opus", ".aif", ".aiff"), ("<sound>",),
+)  # fmt: skip
+MEDIA = (IMAGES, VIDEOS, SOUNDS)

@@ -1,0 +1,9 @@
+"""The registry of schemas of inputs, by modality."""
+
+from collections.abc import Mapping
+
+from megatron.vlm.data.schemas import images, sounds
+from megatron.vlm.data.schemas.schema import Schema
+from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
+
+SCHEMAS: Mapping[Modality, Schema] = {VISION: images.SCHEMA, AUDIO: sounds.SCHEMA}

@@ -1,0 +1,35 @@
+"""The registry of measures: of each kind of media in records, and of the rules of modalities beyond images."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.vlm.data.formats.kinds import IMAGES, SOUNDS, VIDEOS, Kind
+from megatron.vlm.preprocessing.line_media import LineMedia
+from megatron.vlm.preprocessing.measures import images, sounds
+from megatron.vlm.preprocessing.shorten import Measured
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.modalities.item import Rule
+from omnibal_ext.modalities.modality import AUDIO, Modality
+
+MEASURES: Mapping[Kind, Callable[[LineMedia, Any, bool], Measured]] = {
+    IMAGES: images.image,
+    VIDEOS: images.video,
+    SOUNDS: sounds.sound,
+}
+"""From a line and what it names; the last argument: whether videos are heard. All raise `Rejected`."""
+
+
+@dataclass(frozen=True)
+class RuleReader:
+    """Where a model's `Rule` of a modality comes from."""
+
+    of_model: Callable[[Architecture], Rule | None]
+    """None: the model has no encoder of it."""
+    in_folder: Callable[[Path, Any], tuple[Rule, str]]
+    """From the model's folder and that rule: the rule, and the file that says it. Raises UserError naming a field that
+    is not supported."""
+
+
+RULES: Mapping[Modality, RuleReader] = {AUDIO: RuleReader(sounds.rule_of, sounds.rule_in)}
