@@ -1,0 +1,1 @@
+"""LLaVA with an encoder of tables."""

@@ -1,0 +1,165 @@
+"""A modality that is made up, tables of numbers, is new files (`tests/made_up`) and registries' lines: nothing else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from megatron.vlm.data.templates import chat_template
+from megatron.vlm.preprocessing.tokenizer import load_tokenizer
+from tests.programs import ROOT, tool
+from tests.system.families import build
+
+safetensors = pytest.importorskip("safetensors.torch")
+pytest.importorskip("transformers")
+LINES = {
+    "omnibal_ext/modalities/modality.py": (
+        "MODALITIES = (VISION, LANGUAGE, AUDIO)",
+        'TABLE = Modality(\n    "table", "rows", ("table_embed", "table", "table_projector"), "rows", "table_budget", '
+        '"tables", "<table>", "count", typical=8)\nMODALITIES = (VISION, LANGUAGE, AUDIO, TABLE)',
+    ),
+    "omnibal_ext/modalities/registry.py": (
+        "    LANGUAGE: Counted(",
+        "    TABLE: Counted(table.matrices, table.works, table.weights),\n    LANGUAGE: Counted(",
+    ),
+    "omnibal_ext/families/registry.py": ("    INTERNVL, LLAVA,", "    INTERNVL, LLAVA, TABULAR,"),
+    "megatron/vlm/models/encoders.py": ("AUDIO: AudioLinks()}", "AUDIO: AudioLinks(), TABLE: TableLinks()}"),
+    "megatron/vlm/data/inputs/registry.py": ("AUDIO: SoundReader}", "AUDIO: SoundReader, TABLE: TableReader}"),
+    "megatron/vlm/data/schemas/registry.py": ("AUDIO: sounds.SCHEMA}", "AUDIO: sounds.SCHEMA, TABLE: tables.SCHEMA}"),
+    "megatron/vlm/data/formats/kinds.py": (
+        "MEDIA = (IMAGES, VIDEOS, SOUNDS)",
+        'TABLES = Kind(TABLE, TABLE.mark, "a table", "tables", ("table", "tables"), ("table",), (".csv",))\n'
+        "MEDIA = (IMAGES, VIDEOS, SOUNDS, TABLES)",
+    ),
+    "megatron/vlm/preprocessing/measures/registry.py": (
+        "    SOUNDS: sounds.sound,\n}",
+        "    SOUNDS: sounds.sound,\n    TABLES: tables.table,\n}",
+    ),
+}
+"""What a registry has, and what with the new line."""
+RULE = ("sounds.rule_in)}", "sounds.rule_in), TABLE: RuleReader(tables.rule_of, tables.rule_in)}")
+IMPORTS = {
+    "omnibal_ext/modalities/registry.py": (
+        "from omnibal_ext.modalities.modality import TABLE", "from omnibal_ext.modalities.table import counted as table"
+    ),
+    "omnibal_ext/families/registry.py": ("from omnibal_ext.families.tabular.family import FAMILY as TABULAR",),
+    "megatron/vlm/models/encoders.py": (
+        "from megatron.vlm.models.tables import TableLinks", "from omnibal_ext.modalities.modality import TABLE"
+    ),
+    "megatron/vlm/data/inputs/registry.py": (
+        "from megatron.vlm.data.inputs.tables import TableReader", "from omnibal_ext.modalities.modality import TABLE"
+    ),
+    "megatron/vlm/data/schemas/registry.py": (
+        "from megatron.vlm.data.schemas import tables", "from omnibal_ext.modalities.modality import TABLE"
+    ),
+    "megatron/vlm/data/formats/kinds.py": ("from omnibal_ext.modalities.modality import TABLE",),
+    "megatron/vlm/preprocessing/measures/registry.py": (
+        "from megatron.vlm.data.formats.kinds import TABLES", "from megatron.vlm.preprocessing.measures import tables",
+        "from omnibal_ext.modalities.modality import TABLE",
+    ),
+}  # fmt: skip
+SIZES = {"layers": 3, "hidden_size": 24, "heads": 2, "ffn_hidden_size": 40, "numbers": 6, "tokens_a_row": 2}
+LENGTHS = (3, 11, 7, 5)
+"""Rows of the tables."""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the product with the modality in it."""
+    tree = tmp_path_factory.mktemp("tree")
+    for room in ("omnibal_ext", "megatron", "tools"):
+        shutil.copytree(ROOT / room, tree / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests/made_up", tree, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, (old, new) in LINES.items():
+        text = (tree / name).read_text()
+        assert text.count(old) == 1, name
+        text = text.replace(old, new).replace(*RULE)
+        first = text.index("\nfrom ") + 1
+        imports = "".join(f"{line}\n" for line in IMPORTS.get(name, ()))
+        (tree / name).write_text(text[:first] + imports + text[first:])
+    return tree
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of LLaVA's with tables' weights and tokens, beside conversations about pictures and tables."""
+    folder = tmp_path_factory.mktemp("tabular")
+    demo = folder / "made"
+    tool("make_demo_data.py", "--output-dir", demo, "--samples", 24, "--heldout-samples", 2)
+    build("llava-1.5", demo, folder)
+    loaded = load_tokenizer(folder / "model/tokenizer.model", (*chat_template("mistral").tokens, "<image>", "<cell>"))
+    config = json.loads((folder / "model/config.json").read_text())
+    config |= {"model_type": "tabular_llava", "table_config": SIZES, "table_token_id": loaded.token_id("<cell>")}
+    (folder / "model/config.json").write_text(json.dumps({**config, "architectures": ["TabularLlava"]}))
+    weights = safetensors.load_file(folder / "model/model.safetensors")
+    safetensors.save_file(
+        weights | made_weights(config["text_config"]["hidden_size"]), folder / "model/model.safetensors"
+    )
+    generator = np.random.default_rng(0)
+    lines = []
+    for number, rows in enumerate(LENGTHS):
+        np.savetxt(folder / f"{number}.csv", generator.normal(size=(rows, 6)), delimiter=",")
+    image = min(path.name for path in (demo / "images").iterdir())
+    for number in range(16):
+        asked = {"table": f"{number % 4}.csv", **({"image": f"demo/images/{image}"} if number % 2 else {})}
+        words = "<image>" * (number % 2) + f"<table>What is in number {number}?"
+        turns = [{"from": "human", "value": words}, {"from": "gpt", "value": "A sum of seven."}]
+        lines.append(json.dumps({**asked, "conversations": turns}))
+    (folder / "tables.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def made_weights(out: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    width, inner = SIZES["hidden_size"], SIZES["ffn_hidden_size"]
+    linear = {"embed": (width, 6), "tokens": (2 * out, width)}
+    for layer in range(SIZES["layers"]):
+        shapes = {"qkv": (3 * width, width), "proj": (width, width), "fc1": (inner, width), "fc2": (width, inner)}
+        linear |= {f"layers.{layer}.{name}": shape for name, shape in shapes.items()}
+    norms = ["norm", *(f"layers.{layer}.norm{number}" for layer in range(SIZES["layers"]) for number in (1, 2))]
+    found = {f"table_tower.{name}.weight": torch.randn(shape) * 0.1 for name, shape in linear.items()}
+    found |= {f"table_tower.{name}.bias": torch.randn(shape[0]) * 0.1 for name, shape in linear.items()}
+    found |= {f"table_tower.{name}.weight": 1 + torch.randn(width) * 0.1 for name in norms}
+    return found | {f"table_tower.{name}.bias": torch.randn(width) * 0.1 for name in norms}
+
+
+def run(tree: Path, *words: object) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "CI": "1"}
+    done = subprocess.run(
+        [sys.executable, tree / "tools" / str(words[0]), *map(str, words[1:])], cwd=tree, env=environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr[-4000:] + done.stdout[-4000:]
+    return done.stdout
+
+
+def test_a_made_up_modality_is_preprocessed_packed_planned_trained_and_exported(tree: Path, model: Path) -> None:
+    folder = model
+    inputs = ("--input", folder / "demo/train.jsonl", folder / "tables.jsonl")
+    run(
+        tree, "launch.py", "--model", folder / "model", *inputs, "--run-dir", folder / "run",
+        "--nproc-per-node", 2, "--analytic", "a100", "--pipeline-model-parallel-size", 2, "--table-budget", 32,
+        "--", "--save-interval", 4, "--log-interval", 1,
+    )  # fmt: skip
+    manifest = json.loads((folder / "run/data/manifest.json").read_text())
+    assert manifest["table"] == {"numbers": 6, "tokens_a_row": 2}
+    with np.load(folder / "run/data/sizes.npz") as sizes:
+        assert sorted(sizes["rows"][-16:]) == sorted(LENGTHS * 4)
+    plan = json.loads(next((folder / "run").glob("plan*.json")).read_text())
+    assert {"table_embed", "table", "table_projector"} <= set(plan["chain"])
+    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert np.isfinite(losses).all()
+    assert sum(line.get("samples", 0) for line in lines if "loss" in line) == manifest["samples"]
+    run(tree, "convert_checkpoint.py", "--to-hf", folder / "run/checkpoints", "--output-dir", folder / "back")
+    before = safetensors.load_file(folder / "model/model.safetensors")
+    after = safetensors.load_file(folder / "back/model.safetensors")
+    assert {name: value.shape for name, value in after.items()} == {name: value.shape for name, value in before.items()}
+    moved = [name for name in made_weights(8) if not torch.equal(before[name], after[name].to(before[name]))]
+    assert len(moved) > 20, "tables' weights are trained"
