@@ -12,6 +12,8 @@ from megatron.vlm.data.inputs.sounds import SoundReader
 from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Images, Media
 from megatron.vlm.microbatch import Microbatch
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 
 seen = Images.of
 
@@ -41,3 +43,8 @@ def mels_of(sample: Sample) -> Tensor:
     found = SoundReader(sample.data).decode_all(sample)
     assert isinstance(found, Tensor)
     return found
+
+
+def audio_of(model: Architecture) -> AudioArchitecture | None:
+    """Its encoder of sounds; None: the model does not hear."""
+    return next((one for one in model.further if isinstance(one, AudioArchitecture)), None)

@@ -12,12 +12,11 @@ from typing import Any
 from omnibal_ext.chain import chain_kind, cost_kinds, layer_chain, separate_layers
 from omnibal_ext.errors import UserError
 from omnibal_ext.flow import Extra, blocks_after, encoder_extras, features_after, language_extras
-from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.encoder import Encoder, EncoderArchitecture, Features
 from omnibal_ext.modalities.fields import LATER, hashed
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.layer import Layer
-from omnibal_ext.modalities.modality import AUDIO, ENCODED, FURTHER, LANGUAGE, MODALITIES, VISION, Budgets, Modality
+from omnibal_ext.modalities.modality import ENCODED, FURTHER, LANGUAGE, MODALITIES, VISION, Budgets, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
@@ -34,11 +33,6 @@ class PromptFormat:
     """Rule by which images are tiled (a key of `TILINGS` in omnibal_ext/families/media.py)."""
     further_token_ids: Mapping[str, int] = field(default_factory=dict, hash=False)
     """The same of further encoders, by size; without those that are unknown."""
-
-    @property
-    def audio_token_id(self) -> int | None:
-        """Id of the token that stands for one feature of a sound; None: the model does not hear, or it is unknown."""
-        return self.further_token_ids.get(AUDIO.size)
 
 
 @dataclass(frozen=True)
@@ -154,11 +148,6 @@ class Architecture:
     def sizes(self, modality: Modality) -> EncoderArchitecture | VisionArchitecture:
         """Return the sizes of the encoder of a modality that the model has."""
         return next((one for one in self.further if one.modality == modality), self.vision)
-
-    @property
-    def audio(self) -> AudioArchitecture | None:
-        """Its encoder of sounds; None: the model does not hear."""
-        return next((one for one in self.further if isinstance(one, AudioArchitecture)), None)
 
     def encoder(self, modality: Modality) -> Encoder:
         """Return the encoder of a modality that the model has."""

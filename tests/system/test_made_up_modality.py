@@ -139,27 +139,49 @@ def run(tree: Path, *words: object) -> str:
     return done.stdout
 
 
-def test_a_made_up_modality_is_preprocessed_packed_planned_trained_and_exported(tree: Path, model: Path) -> None:
-    folder = model
-    inputs = ("--input", folder / "demo/train.jsonl", folder / "tables.jsonl")
-    run(
-        tree, "launch.py", "--model", folder / "model", *inputs, "--run-dir", folder / "run",
-        "--nproc-per-node", 2, "--analytic", "a100", "--pipeline-model-parallel-size", 2, "--table-budget", 32,
-        "--", "--save-interval", 4, "--log-interval", 1,
-    )  # fmt: skip
-    manifest = json.loads((folder / "run/data/manifest.json").read_text())
+@pytest.fixture(scope="module")
+def runs(tree: Path, model: Path) -> dict[int, Path]:
+    """What was trained by one process and by two, a pipeline, from the same files."""
+    inputs = ("--input", model / "demo/train.jsonl", model / "tables.jsonl")
+    found = {}
+    for ranks in (1, 2):
+        found[ranks] = model / f"run{ranks}"
+        run(
+            tree, "launch.py", "--model", model / "model", *inputs, "--run-dir", found[ranks],
+            "--nproc-per-node", ranks, "--analytic", "a100", "--pipeline-model-parallel-size", ranks,
+            "--table-budget", 32, "--micro-batches", 2, "--", "--save-interval", 4, "--log-interval", 1,
+        )  # fmt: skip
+    return found
+
+
+def losses(folder: Path) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_tables_are_preprocessed_and_packed_within_their_budget(runs: dict[int, Path]) -> None:
+    manifest = json.loads((runs[2] / "data/manifest.json").read_text())
     assert manifest["table"] == {"numbers": 6, "tokens_a_row": 2}
-    with np.load(folder / "run/data/sizes.npz") as sizes:
+    with np.load(runs[2] / "data/sizes.npz") as sizes:
         assert sorted(sizes["rows"][-16:]) == sorted(LENGTHS * 4)
-    plan = json.loads(next((folder / "run").glob("plan*.json")).read_text())
+    (packs,) = runs[2].glob("packs*/manifest.json")
+    said = json.loads(packs.read_text())
+    rows = np.load(packs.parent / "pack_loads.npy")[:, said["loads"].index("rows")]
+    assert 0 < rows.max() <= said["budgets"]["rows"] == 32
+    assert rows.sum() == 4 * sum(LENGTHS)
+
+
+def test_a_pipeline_with_tables_equals_one_process(runs: dict[int, Path]) -> None:
+    plan = json.loads(next(runs[2].glob("plan*.json")).read_text())
     assert {"table_embed", "table", "table_projector"} <= set(plan["chain"])
-    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
-    assert np.isfinite(losses).all()
-    assert sum(line.get("samples", 0) for line in lines if "loss" in line) == manifest["samples"]
-    run(tree, "convert_checkpoint.py", "--to-hf", folder / "run/checkpoints", "--output-dir", folder / "back")
-    before = safetensors.load_file(folder / "model/model.safetensors")
-    after = safetensors.load_file(folder / "back/model.safetensors")
+    found, wanted = losses(runs[2]), losses(runs[1])
+    assert len(found) > 3
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_the_trained_encoder_of_tables_is_exported(tree: Path, model: Path, runs: dict[int, Path]) -> None:
+    run(tree, "convert_checkpoint.py", "--to-hf", runs[2] / "checkpoints", "--output-dir", model / "back")
+    before, after = (safetensors.load_file(model / name / "model.safetensors") for name in ("model", "back"))
     assert {name: value.shape for name, value in after.items()} == {name: value.shape for name, value in before.items()}
-    moved = [name for name in made_weights(8) if not torch.equal(before[name], after[name].to(before[name]))]
-    assert len(moved) > 20, "tables' weights are trained"
+    trained = [name for name in made_weights(8) if not torch.equal(before[name], after[name].to(before[name]))]
+    assert len(trained) > 20

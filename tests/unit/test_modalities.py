@@ -86,8 +86,6 @@ OPEN = {
     "omnibal_ext/costs/tower.py": 1,
     "megatron/vlm/data/columns.py": 1,  # of older datasets
     "megatron/vlm/data/sample.py": 1,  # runs of an image's tokens follow from the tiling rule
-    "megatron/vlm/hf/check.py": 1,
-    "megatron/vlm/hf/check_samples.py": 1,
     "megatron/vlm/preprocessing/samples.py": 1,  # images are what all models take
     "megatron/vlm/preprocessing/shorten.py": 1,  # images of a sample share its tiles
 }

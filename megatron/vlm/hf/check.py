@@ -14,9 +14,9 @@ from megatron.vlm import platform
 from megatron.vlm.checkpoint.guard import load_complete
 from megatron.vlm.data.inputs.images import order_tensors
 from megatron.vlm.data.media.images import NORMALIZATIONS
-from megatron.vlm.hf.check_samples import CheckSample, audio_token, random_samples, samples_of
+from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
-from megatron.vlm.hf.pack_inputs import by_rows, padded_patches, padded_sounds, whole_images
+from megatron.vlm.hf.pack_inputs import by_rows, padded, padded_patches, whole_images
 from megatron.vlm.hf.peft_config import PREFIX
 from megatron.vlm.media import Images, Media, together
 from megatron.vlm.microbatch import Microbatch
@@ -32,7 +32,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError, missing_package
 from omnibal_ext.families.registry import MODELS, model_of
 from omnibal_ext.joining.positions import text_and_image_positions
-from omnibal_ext.modalities.modality import AUDIO, VISION
+from omnibal_ext.modalities.modality import VISION, Size
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.output import say
 
@@ -126,8 +126,8 @@ def _our_logits(
         stage = Stage(chain, 0, len(chain.kinds)).cuda()
         load_complete([stage], None, None)
         batch, lengths = _pack(samples, image_token), [len(sample.ids) for sample in samples]
-        if architecture.audio:
-            batch = _with_sounds(batch, samples, audio_token(architecture))
+        for size, token in architecture.prompt.further_token_ids.items():
+            batch = _with_further(batch, samples, size, token)
 
         def logits() -> tuple[Tensor, ...]:
             return stage.eval()(batch).cpu()[:, : architecture.language.vocab_size].float().split(lengths)
@@ -161,15 +161,16 @@ def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
     )
 
 
-def _with_sounds(batch: Microbatch, samples: list[CheckSample], token: int) -> Microbatch:
+def _with_further(batch: Microbatch, samples: list[CheckSample], size: Size, token: int) -> Microbatch:
     assert batch.input_ids is not None
-    mels = [mels for sample in samples for mels in sample.sounds]
-    sounds = Media(
-        units=tuple(tuple(map(len, sample.sounds)) for sample in samples),
-        values=torch.cat(mels).to("cuda") if mels else None,
+    inputs = [sample.further.get(size, ()) for sample in samples]
+    read = [one for some in inputs for one in some]
+    media = Media(
+        units=tuple(tuple(map(len, some)) for some in inputs),
+        values=torch.cat(read).to("cuda") if read else None,
         positions=(batch.input_ids == token).nonzero().squeeze(1),
     )
-    return replace(batch, media={**batch.media, AUDIO.size: sounds})
+    return replace(batch, media={**batch.media, size: media})
 
 
 def _merged(model: Any, folder: Path, inside: str) -> Any:
@@ -203,7 +204,7 @@ def _their_logits(
         model = _merged(model, peft, kind.inside)
     takes = MODELS[model.config.model_type].takes
     inputs = (
-        {**_images(sample, model.config, takes, vision), **_answer(sample), **padded_sounds(sample.sounds)}
+        {**_images(sample, model.config, takes, vision), **_answer(sample), **padded(sample.further)}
         for sample in samples
     )
     return [model(input_ids=sample.ids[None], **more).logits[0] for sample, more in zip(samples, inputs, strict=True)]

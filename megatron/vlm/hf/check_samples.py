@@ -1,8 +1,8 @@
 """Samples for --check (`hf/check.py`): random ones, or a dataset's."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.joining.positions import Grid
-from omnibal_ext.modalities.audio.architecture import AudioArchitecture
-from omnibal_ext.modalities.modality import AUDIO
+from omnibal_ext.modalities.encoder import EncoderArchitecture
+from omnibal_ext.modalities.modality import Size
 from omnibal_ext.modalities.vision.architecture import NativeResolution
 from omnibal_ext.modalities.vision.features import FeatureOrder
 
@@ -32,8 +32,8 @@ MOST_TRIED = 8
 Sides = tuple[float, float]
 IMAGES: tuple[tuple[Sides, ...], ...] = (((2.1, 1.3), (0.7, 1.9)), (), ((1.0, 1.0),))
 """Width and height of each random sample's images, in tiles; one sample has none."""
-SOUNDS: tuple[tuple[int, ...], ...] = ((), (250,), (40, 333))
-"""Mel frames of each one's sounds, in models that hear."""
+FURTHER_UNITS: tuple[tuple[int, ...], ...] = ((), (250,), (40, 333))
+"""Units of each one's inputs of a further encoder, such as mel frames of its sounds."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class CheckSample:
     """The index of each image's first token."""
     prefix: int = 0
     """Tokens before the answer, with bidirectional attention."""
-    sounds: tuple[Tensor, ...] = ()
-    """Mel frames of each sound, fp32 [frames, mel bins]."""
+    further: Mapping[Size, tuple[Tensor, ...]] = field(default_factory=dict)
+    """What each further encoder reads of each input, such as mel frames of sounds: fp32 [units, width]."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,10 @@ def _of_dataset(data: ChatDataset, sample: Sample) -> CheckSample:
         tuple(grid for image in images for grid in image.grids) if data.rule.native else (),
         tuple(sample.image_starts) if images else (),
         sample.prefix if data.rule.prefix_attention else 0,
-        tuple(data.readers[AUDIO.size].decode(sample, sound) for sound in sample.items(AUDIO)),
+        {
+            one.size: tuple(data.readers[one.size].decode(sample, item) for item in sample.items(one))
+            for one in data.modalities[1:]
+        },
     )
 
 
@@ -109,37 +112,32 @@ def random_samples(architecture: Architecture, image_token: int, meant: Collecti
     """
     native = architecture.vision.native
     generators = [torch.Generator().manual_seed(seed) for seed in range(len(IMAGES))]
-    tokens = Tokens(image_token, _words_but(architecture, {image_token, architecture.prompt.audio_token_id, *meant}))
+    tokens = Tokens(
+        image_token, _words_but(architecture, {image_token, *architecture.prompt.further_token_ids.values(), *meant})
+    )
     made = [
         _at_native_resolution(native, architecture.vision.patch_size, sizes, tokens, generator)
         if native
         else _of_tiles(architecture, sizes, tokens, generator)
         for sizes, generator in zip(IMAGES, generators, strict=True)
     ]
-    if (audio := architecture.audio) is None:
-        return made
-    pairs = zip(made, SOUNDS, generators, strict=True)
-    return [_with_sounds(sample, frames, audio, architecture, generator) for sample, frames, generator in pairs]
+    for one in architecture.further:
+        triples = zip(made, FURTHER_UNITS, generators, strict=True)
+        made = [_with_further(sample, units, one, architecture, generator) for sample, units, generator in triples]
+    return made
 
 
-def _with_sounds(
-    sample: CheckSample, frames: Sequence[int], audio: AudioArchitecture, architecture: Architecture,
+def _with_further(
+    sample: CheckSample, units: Sequence[int], sizes: EncoderArchitecture, architecture: Architecture,
     generator: torch.Generator,
 ) -> CheckSample:  # fmt: skip
-    """The sample with sounds of so many mel frames behind, and words behind each."""
-    token = audio_token(architecture)
-    parts = [sample.ids]
-    for count in frames:
-        parts += [torch.full((audio.tokens(count),), token), sample.ids[:1]]
-    sounds = tuple(torch.randn(count, audio.mel_bins, generator=generator) for count in frames)
-    return replace(sample, ids=torch.cat(parts), sounds=sounds)
-
-
-def audio_token(architecture: Architecture) -> int:
-    """Id of the token of sounds, in a model that hears."""
-    token = architecture.prompt.audio_token_id
-    assert token is not None
-    return token
+    """The sample with inputs of so many units of a further encoder behind, and words behind each."""
+    size, parts = sizes.modality.size, [sample.ids]
+    for count in units:
+        tokens = torch.full((sizes.encoder.tokens(count),), architecture.prompt.further_token_ids[size])
+        parts += [tokens, sample.ids[:1]]
+    read = tuple(torch.randn(count, sizes.width, generator=generator) for count in units)
+    return replace(sample, ids=torch.cat(parts), further={**sample.further, size: read})
 
 
 def _of_tiles(

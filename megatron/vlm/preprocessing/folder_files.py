@@ -167,6 +167,6 @@ def _check_honoured(fields: Fields, rule: VideoRule, where: Path, vision: Vision
         if fields.get(name) not in (None, value):
             raise UserError(f"{where}: {name} is {shown(fields[name])}; supported for videos: {value!r}")
     numbers = (rule.fps, rule.min_frames, rule.max_frames, rule.min_pixels, rule.max_pixels, rule.max_tokens)
-    is_sound = all(isinstance(number, int | float) and number > 0 for number in numbers)
-    if not is_sound or not FRAMES <= rule.min_frames <= rule.max_frames <= MOST_FRAMES_SEEN:
+    is_usable = all(isinstance(number, int | float) and number > 0 for number in numbers)
+    if not is_usable or not FRAMES <= rule.min_frames <= rule.max_frames <= MOST_FRAMES_SEEN:
         raise UserError(f"{where}: no rule for videos: fps, frames, pixels and tokens are {shown(numbers)}")

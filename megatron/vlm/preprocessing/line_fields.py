@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from megatron.vlm.data.formats.kinds import MEDIA
+from megatron.vlm.data.formats.kinds import IMAGES, MEDIA
 from omnibal_ext.errors import Rejected
 from omnibal_ext.families.markup import QUOTED
 
@@ -23,7 +23,8 @@ TRAINING_FIELDS = frozenset(
 )
 """Preferences, masks, boxes that belong in the text; tools and calls at the wrong level."""
 IMAGE_WORDS = frozenset({"image", "images", "img", "imgs", "picture", "pictures", "photo", "photos"})
-MEDIA_WORDS = frozenset({"audio", "audios", "clip", "frames", "sound", "sounds", "speech", "video", "videos"})
+_FIELDS = {name for kind in MEDIA if kind != IMAGES for name in kind.fields}
+MEDIA_WORDS = frozenset({"clip", "frames", "speech"} | _FIELDS)
 ABOUT_WORDS = frozenset(
     {"caption", "count", "dataset", "domain", "format", "hash", "height", "heights", "id", "ids", "license", "num"}
     | {"origin", "shape", "size", "sizes", "source", "split", "type", "width", "widths"}

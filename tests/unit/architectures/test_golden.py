@@ -22,6 +22,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.matrices import matrices_of
 from omnibal_ext.modalities.modality import MODALITIES
 from omnibal_ext.packing.costs import PackCosts
+from tests.media import audio_of
 
 GOLDEN = Path(__file__).with_name("golden.json")
 SUBSETS = [parts for count in range(4) for parts in combinations(PARTS, count)]
@@ -77,7 +78,8 @@ def facts(model: Architecture) -> dict[str, Any]:
         "extras": [extras, model.features_after, model.carried_after(2), model.streams],
         "matrices": [sorted((k, repr(one)) for k, one in matrices_of(model, ranks).items()) for ranks in (1, 2, 3)],
         "tokens": [
-            [model.image_tokens(n), model.audio.tokens(n) if model.audio else 0] for n in (1, 4, 100, 1000, 2304)
+            [model.image_tokens(n), audio_of(model).tokens(n) if audio_of(model) else 0]
+            for n in (1, 4, 100, 1000, 2304)
         ],
         "profiles": [*_profiles(model)],
         "operations": [

@@ -17,6 +17,7 @@ from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.modality import AUDIO, VISION
 from omnibal_ext.packing.costs import PackCosts
+from tests.media import audio_of
 
 HEARING = ("qwen2.5-omni-7b", "qwen3-omni-30b-a3b")
 
@@ -73,12 +74,12 @@ def test_seconds_and_bytes_grow_with_frames_alone(tmp_path: Path) -> None:
 def test_every_tensor_parallel_rank_sends_all_image_and_audio_tokens(name: str) -> None:
     """Behind the projectors they are not sharded as rows are, nor where audio tokens pass by the ViT."""
     model, frames = preset(name), 6000
-    assert model.audio is not None
+    assert audio_of(model) is not None
     for ranks in (1, 2, 4):
         layers = analytic_profile(model, "h100", {"tiles": 2304, "tokens": 4096, "frames": frames}, ranks).layers
-        assert layers["audio_projector"].output_bytes == 2 * model.audio.tokens(frames) * model.language.hidden_size
+        assert layers["audio_projector"].output_bytes == 2 * audio_of(model).tokens(frames) * model.language.hidden_size
         assert layers["projector"].output_bytes == 2 * model.image_tokens(2304) * model.language.hidden_size
-        assert layers["audio"].output_bytes == 2 * model.audio.rows(frames) * model.audio.hidden_size / ranks
+        assert layers["audio"].output_bytes == 2 * audio_of(model).rows(frames) * audio_of(model).hidden_size / ranks
 
 
 def test_a_budget_of_frames_is_for_models_that_hear() -> None:
@@ -105,13 +106,15 @@ def test_a_packs_seconds_have_a_part_for_what_it_hears() -> None:
 def test_model_flops_have_a_term_for_frames() -> None:
     """A frozen encoder runs forward only; whole windows are counted."""
     model = preset("qwen2.5-omni-3b")
-    assert model.audio is not None
-    works = layer_works(model, {"frames": model.audio.chunk}, 1)
-    counted = {"audio_embed": 1, "audio": model.audio.layers, "audio_projector": 1}
+    assert audio_of(model) is not None
+    works = layer_works(model, {"frames": audio_of(model).chunk}, 1)
+    counted = {"audio_embed": 1, "audio": audio_of(model).layers, "audio_projector": 1}
     products = {kind: 2 * works[kind].tokens * works[kind].matrix_weights * n for kind, n in counted.items()}
     mels = (1 - works["audio_embed"].input_gradient) * products["audio_embed"]  # spectrograms have no gradients
-    squares = works["audio"].attention * model.audio.layers
+    squares = works["audio"].attention * audio_of(model).layers
     trained, frozen = ModelOperations.of(model), ModelOperations.of(model, ("vit", "projector"))
-    assert trained.units["frames"] * model.audio.chunk == pytest.approx(3 * sum(products.values()) - mels + 3 * squares)
-    assert frozen.units["frames"] * model.audio.chunk == pytest.approx(sum(products.values()) + squares)
+    assert trained.units["frames"] * audio_of(model).chunk == pytest.approx(
+        3 * sum(products.values()) - mels + 3 * squares
+    )
+    assert frozen.units["frames"] * audio_of(model).chunk == pytest.approx(sum(products.values()) + squares)
     assert trained.total({"frames": 10}, 0, 0) == 10 * trained.units["frames"]

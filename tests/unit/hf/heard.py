@@ -33,6 +33,7 @@ from megatron.vlm.single import single_process
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.families.media import SOUND_RULES, VIDEO_RULES
 from omnibal_ext.joining.checks import packs_of
+from tests.media import audio_of
 from tests.unit.data.clips import noise, write_talkie
 from tests.unit.data.noises import chirp, write_wav
 from tests.unit.data.test_loader import pack_of
@@ -75,9 +76,9 @@ def difference(family: str, folder: Path, args: Namespace) -> float:
     theirs.save_pretrained(folder / family / "theirs")
     from_hugging_face(folder / family / "theirs", folder / family / "ours")
     architecture = preset(str(folder / family / "ours"))
-    assert architecture.audio is not None
+    assert audio_of(architecture) is not None
     markup, vision = architecture.prompt.image_markup, architecture.vision
-    rule, sight = SOUND_RULES[markup](architecture.audio), VIDEO_RULES[markup]
+    rule, sight = SOUND_RULES[markup](audio_of(architecture)), VIDEO_RULES[markup]
     assert vision.native is not None
     tiling = Tiling(vision.patch_size, 4, 64, False, "native")
     sight = replace(sight, min_pixels=4 * vision.patch_size**2, max_pixels=64 * vision.patch_size**2)

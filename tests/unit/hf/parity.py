@@ -51,7 +51,7 @@ from omnibal_ext.modalities.vision.architecture import NativeResolution
 from omnibal_ext.modalities.vision.features import FeatureOrder, joined_orders
 from omnibal_ext.plan import single_stage_plan
 from tests.engine.names import weights_by_checkpoint_name
-from tests.media import with_images
+from tests.media import audio_of, with_images
 from tests.unit.hf import models
 from tests.unit.hf.models import AUDIO_START, AUDIO_TOKEN, IMAGE_TOKEN, SIDE, VIDEO_TOKEN, VISION_START, Sample, Shown
 
@@ -172,7 +172,7 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
         still = architecture.tied or architecture.vision.native.frames == 1
         usual = NATIVE_IMAGES if still else VIDEOS
         shown = {"gated": VIDEOS_APART, "matrix": PICTURES}.get(architecture.merger, usual)
-        apart, audio = architecture.merger == "gated", architecture.audio
+        apart, audio = architecture.merger == "gated", audio_of(architecture)
         return packed_at_native_resolution(architecture.vision.native, shown, apart, audio)
     rule, per_tile = architecture.prompt.tiling if architecture.newline else "fixed", architecture.image_tokens_per_tile
     tiling, shown = Tiling(architecture.vision.image_size, 1, 36, architecture.newline, rule), {}

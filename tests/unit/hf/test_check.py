@@ -16,6 +16,7 @@ from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_o
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.modalities.vision.tiling import VideoFrames
 from tests.demo import demo_dataset
+from tests.media import audio_of
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -50,15 +51,19 @@ def test_a_sample_whose_image_cannot_be_read_is_passed_by(tmp_path: Path) -> Non
 def test_random_words_mean_nothing_else(name: str) -> None:
     """Of a small vocabulary any word may come; each run of an image's or a sound's tokens is as long as it is."""
     model, words = preset(name), 16
-    hears = model.audio and replace(model.prompt, further_token_ids={"frames": 4})
+    hears = audio_of(model) and replace(model.prompt, further_token_ids={"frames": 4})
     model = replace(model, language=replace(model.language, vocab_size=words), prompt=hears or model.prompt)
     samples = random_samples(model, 5, {1, 2, 3})
     assert not {1, 2, 3} & {int(token) for sample in samples for token in sample.ids}
     assert {*range(6, words)} <= {int(token) for sample in samples for token in sample.ids}
     for sample in samples:
         assert (sample.ids == 5).sum() == sum(len(order) for _, order in sample.images)
-        heard = sum(model.audio.tokens(len(sound)) for sound in sample.sounds) if model.audio else 0
-        assert (sample.ids == 4).sum() == heard or not model.audio
+        heard = (
+            sum(audio_of(model).tokens(len(sound)) for sound in sample.further.get("frames", ()))
+            if audio_of(model)
+            else 0
+        )
+        assert (sample.ids == 4).sum() == heard or not audio_of(model)
 
 
 def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(

@@ -72,7 +72,7 @@ def test_sounds_must_have_been_heard_as_the_model_hears(
     hears = preset("qwen2.5-omni-3b")
     rule = {**HEARD, "encoder": ENCODER, **change}
     rule["encoder"] = {**SIZES, **rule["encoder"]}
-    said = {"audio": rule, "audio_token_id": hears.prompt.audio_token_id}
+    said = {"audio": rule, "audio_token_id": hears.prompt.further_token_ids["frames"]}
     assert (not [*_rules({**manifest, **said}, hears, None)]) is fits
     said["image_token_id"] = hears.prompt.image_token_id or 0
     assert not [*_token_ids({**manifest, **said}, hears, None)]

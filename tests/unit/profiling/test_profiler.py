@@ -29,6 +29,7 @@ from omnibal_ext.modalities.modality import AUDIO, VISION
 from omnibal_ext.trained import Trained
 from tests.distributed import harness, late_bytes
 from tests.distributed.conftest import run_program
+from tests.media import audio_of
 from tests.programs import ENGINE, PLAIN
 from tests.unit.alone import megatron_alone
 from tests.unit.layout.instances import make_profile
@@ -82,7 +83,7 @@ def test_made_up_packs_run_through_the_model(chain: Chain) -> None:
     for most, lengths, frames in ((0, [5], 0), (8, [30, 40], 50), (60, [200, 90], 4000), (5000, [700, 900], 7)):
         tiles = most if chain.architecture.vision.native else min(most, sum(lengths) // 4)
         pack = synthetic_pack(chain.architecture, {"tiles": tiles, "frames": frames}, lengths)
-        assert pack.media_of("frames").amount == (frames if chain.architecture.audio else 0)
+        assert pack.media_of("frames").amount == (frames if audio_of(chain.architecture) else 0)
         losses = model(pack)
         assert losses.isfinite().all()
         losses.sum().backward()
@@ -311,7 +312,7 @@ def test_what_layers_read_of_others_is_no_part_of_what_they_keep(chain: Chain) -
 @pytest.mark.parametrize("chain", ["hearing"], indirect=True)
 def test_links_that_hear_are_measured_on_sounds_alone(chain: Chain) -> None:
     """Half as many frames for the fit, and a pack without any; what goes by the vision tower is nothing of its own."""
-    audio = chain.architecture.audio
+    audio = audio_of(chain.architecture)
     assert audio is not None
     for kind in ("audio_embed", "audio", "audio_projector", "patch_embed", "vit", "word_embed"):
         measured = KindMeasurement(harness.get_args(), chain, kind, {"tiles": 16, "tokens": 64, "frames": 80})

@@ -10,6 +10,7 @@ from omnibal_ext.architectures.folder import CONFIG, OLD_PROCESSOR, PROCESSOR
 from omnibal_ext.errors import Rejected, UserError
 from omnibal_ext.families.media import SOUND_RULES
 from omnibal_ext.families.processor_fields import read_fields, section
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.audio.sounds import Sound, SoundRule
 from omnibal_ext.modalities.modality import AUDIO
 from omnibal_ext.modalities.place import Place
@@ -39,7 +40,8 @@ def sound_of(line: LineMedia, path: str, file: Path, place: Place, what: str) ->
 
 def rule_of(model: Architecture) -> SoundRule | None:
     """Return the rule by which a model hears; None: it does not."""
-    return SOUND_RULES[model.prompt.image_markup](model.audio) if model.audio else None
+    found = [one for one in model.further if isinstance(one, AudioArchitecture)]
+    return SOUND_RULES[model.prompt.image_markup](found[0]) if found else None
 
 
 def rule_in(folder: Path, rule: SoundRule) -> tuple[SoundRule, str]:

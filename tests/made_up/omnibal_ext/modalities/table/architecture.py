@@ -23,6 +23,11 @@ class TableArchitecture(EncoderArchitecture):
         return Encoder(TABLE, (None,) * self.layers, self.rows, self.tokens)
 
     @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        return self.numbers
+
+    @property
     def as_vit(self) -> VisionArchitecture:
         """The ViT at native resolution whose layers are like this encoder's."""
         return VisionArchitecture(
