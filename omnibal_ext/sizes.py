@@ -45,7 +45,7 @@ class Sizes:
     def of(self, size: str) -> NDArray[Any]:
         """Return the column of a size, [N]; zeros if samples have none of it."""
         columns: dict[str, NDArray[Any]] = {VISION.size: self.tiles, LANGUAGE.size: self.tokens, **self.more}
-        return columns.get(size, np.zeros(len(self), np.int64))
+        return columns[size] if size in columns else np.zeros(len(self), np.int64)
 
     def take(self, samples: NDArray[np.int64]) -> "Sizes":
         """Return the sizes of `samples`, in that order; a sample may be repeated."""

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatron.vlm.data.columns import REMEDY, columns_of
 from megatron.vlm.data.manifest import check_manifest, read_rules
@@ -60,6 +62,11 @@ class DatasetFolder:
     def _verify(self, chosen: Callable[[str], bool]) -> None:
         checksums = {name: value for name, value in self.manifest["checksums"].items() if chosen(name)}
         verify_checksums(self.folder, checksums, "preprocess again")
+
+    @cached_property
+    def amounts(self) -> dict[Modality, NDArray[Any]]:
+        """[N] units of each modality's inputs of every sample: tiles, mel frames."""
+        return {one: self.sizes.of(one.size) for one in self.modalities}
 
     @cached_property
     def media_tokens(self) -> dict[Size, list[int]]:

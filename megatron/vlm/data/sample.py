@@ -25,7 +25,7 @@ class Sample:
 
     def __init__(self, data: DatasetFolder, number: int) -> None:
         self.data, self.number = data, number
-        self.amounts = {one: int(data.sizes.of(one.size)[number]) for one in data.modalities}
+        self.amounts = {one: int(column[number]) for one, column in data.amounts.items()}
         """Units of all inputs of each modality: tiles, mel frames."""
         self.length, self.tiles = int(data.sizes.tokens[number]), self.amounts[VISION]
         """Tokens of the text, those of images and sounds included; tiles of all images."""

@@ -72,8 +72,7 @@ def samples_of(folder: Path) -> list[CheckSample]:
     videos or unreadable images are skipped."""
     data = ChatDataset(folder)
     order = np.argsort(data.sizes.tokens, kind="stable")
-    has = {one: data.sizes.of(one.size)[order] > 0 for one in data.modalities}
-    images, *others = has.values()
+    images, *others = (column[order] > 0 for column in data.amounts.values())
     further = np.any([np.zeros(len(order), bool), *others], axis=0)
     groups = (order[images & ~further], order[~images & ~further], *(order[one] for one in others))
     shortest = (_first_readable(data, group) for group in groups)

@@ -69,8 +69,8 @@ class Senses:
 
     def kinds_in(self, text: str) -> list[Kind]:
         """List the kind of each mark in a text."""
-        by_mark = {kind.mark: kind for kind in self.kinds}
-        return [by_mark[mark] for mark in re.findall("|".join(by_mark), text)]
+        marks = re.findall("|".join(self.marks), text) if "<" in text else []
+        return [kind for mark in marks for kind in self.kinds if kind.mark == mark]
 
     @property
     def hears_videos(self) -> bool:
