@@ -4,13 +4,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron.vlm.media import Media
+from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.flow import Carrier
+from megatron.vlm.monitoring import recorder
 from megatron.vlm.pipeline.token_rows import EncoderRows, TokenRows
+from megatron.vlm.platform import Moment
 from omnibal_ext import flow, plan_tower
 from omnibal_ext.flow import encoder_extras, in_rows
 from omnibal_ext.modalities.encoder import Features
 from omnibal_ext.modalities.modality import AUDIO, LANGUAGE, VISION, Modality
 from omnibal_ext.plan_tower import LAYOUTS, Tower, tower_ends, tower_layout
+from omnibal_ext.report import timeline
+from omnibal_ext.report.timeline import packs_of_record
+from omnibal_ext.schedules.actions import Action
 
 TABLES = Modality(
     "tables", "cells", ("table_embed", "table", "table_projector"), "cells", "table_budget", "tables", "count"
@@ -89,3 +96,20 @@ def test_what_units_take_is_written_for_each_further_encoder() -> None:
         "sizes": ["cells", "frames", "tiles"], "tiles_per_frame": 0.5, "tiles_per_cell": 2.0
     }  # fmt: skip
     assert Tower.from_record(record, CHAIN) == tower
+
+
+def test_a_recorded_pack_says_of_which_encoder_its_inputs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it has none of the one before; zeros at the end are left out, as in files of one further encoder."""
+    monkeypatch.setattr(recorder, "FURTHER", (AUDIO, TABLES))
+    monkeypatch.setattr(timeline, "FURTHER_SIZES", ("frames", "cells"))
+    noted = recorder.Recorder(None, ())
+    noted._current = recorder.Timed(Action("F", 0), Moment())
+    for media in ({"cells": 3}, {}, {"frames": 2}):
+        inputs = {size: Media(units=((units,),)) for size, units in media.items()}
+        noted.add_pack(Microbatch(lengths=(5,), samples=1, useful_tokens=5, media=inputs))
+    assert noted.packs == [[0, 5, 25, 0, 1, 0, 3], [0, 5, 25, 0, 1], [0, 5, 25, 0, 1, 2]]
+    found = packs_of_record({"lanes": [{"data_parallel_rank": 0, "packs": noted.packs}]})
+    assert {size: units.tolist() for size, units in found.more.items()} == {
+        "frames": [[[0, 0, 2]]],
+        "cells": [[[3, 0, 0]]],
+    }
