@@ -38,7 +38,7 @@ def test_flags_say_what_has_adapters_and_that_all_else_is_frozen() -> None:
     ],
 )
 def test_gradients_begin_with_the_first_adapters(targets: tuple[str, ...], modes: tuple[str, ...]) -> None:
-    assert tuple(gradient_mode(kind, PARTS, targets) for kind in KINDS) == modes
+    assert tuple(gradient_mode(kind, PARTS, targets) for kind in KINDS[-len(modes) :]) == modes
 
 
 def test_numbers_are_those_of_the_published_layers() -> None:

@@ -57,7 +57,7 @@ def _profiles(model: Architecture) -> Iterator[Any]:
 
 def _written(counted: ModelOperations) -> str:
     """As when golden.json was written."""
-    (tile, token, frame), square = counted.units.values(), counted.square
+    (tile, token, frame), square = (counted.units[size] for size in ("tiles", "tokens", "frames")), counted.square
     return f"ModelOperations({tile=}, {token=}, {square=}, counted={counted.counted}, {frame=})"
 
 

@@ -16,6 +16,7 @@ from megatron.vlm.monitoring import journal, meters
 from megatron.vlm.monitoring.journal import Journal
 from megatron.vlm.monitoring.meters import EvaluationMeter, Tally, Throughput, TrainingMeter
 from omnibal_ext.costs.operations import ModelOperations
+from omnibal_ext.modalities.modality import ENCODED, MODALITIES
 
 NAMES = ("web", "docs", "charts")
 
@@ -84,7 +85,7 @@ def sent(iterations: list[list[tuple[Microbatch, Tensor]]]) -> Tensor:
         sizes += [sum(p.useful_tokens for p in packs), sum(p.samples for p in packs)]
         sizes += [sum(length**2 for p in packs for length in p.lengths), sum(p.useful_squares for p in packs)]
         sizes += [sum(p.useful_tokens for p in packs)]  # none says which of its tokens count
-        sizes += [sum(p.media_of(size).amount for p in packs) for size in ("frames", "tiles")]
+        sizes += [sum(p.media_of(one.size).amount for p in packs) for one in ENCODED]
         for batch, of_tokens in iteration:
             start = 0
             for length, source in zip(batch.lengths, batch.sources.tolist(), strict=True):
@@ -292,7 +293,7 @@ def test_pace_is_of_what_samples_need_and_not_of_what_ran(run: list, ranks: list
     parts = [sum(p.media_of("tiles").amount for p in packs), useful, sum(p.useful_squares for p in packs), useful]
     parts.append(sum(7 * p.media_of("tiles").amount + 5 + p.media_of("tiles").amount ** 2 for p in packs))
     tile, token, square, counted, frame = (1e12 / part for part in parts)
-    units = {"tiles": tile, "tokens": token, "frames": frame}
+    units = dict.fromkeys((one.size for one in MODALITIES), 0.0) | {"tiles": tile, "tokens": token, "frames": frame}
     pace = Throughput(ModelOperations(units, square, counted), devices=4, peak=1e13)
     line = reported(run, ranks, tmp_path, pace)
     assert line["model_tflops"] == pytest.approx(5e12 / line["seconds"] / 4 / 1e12)

@@ -114,7 +114,7 @@ class _Profile:
     budgets: dict[str, int]
 
     def budget(self, size: str) -> int:
-        return self.budgets[size]
+        return self.budgets.get(size, 0)
 
 
 def test_samples_with_too_long_sounds_are_named(tmp_path: Path) -> None:
