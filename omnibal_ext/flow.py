@@ -65,12 +65,13 @@ def encoder_extras(chain: Sequence[str], encoders: Mapping[Modality, Features], 
     """Yield the extras that a model's `encoders` give to links of this chain, which may begin behind the first of them.
     `width`: of the language model's hidden states.
 
-    Tokens of an encoder pass by those behind it, from before the first link where the chain begins further behind.
+    Tokens of an encoder pass by those behind it. Where the chain begins further behind, another chain gave them: their
+    giver is -1, before the first link.
     Features go from layers to the projector and, unless it joins them, to the first language layers."""
     words = chain.index(LANGUAGE.kinds[0])
     for before, behind in pairwise(one for one in ENCODED if one in encoders):
         giver = chain.index(behind.kinds[0]) if behind.kinds[0] in chain else -1
-        if giver >= 0 or words:
+        if giver >= 0 or words > 0:
             yield Extra(f"{before.name} tokens", giver, (words,), (1, width), rows=0, passing=before)
     for modality in ENCODED:
         if modality in encoders and modality.kinds[0] in chain:

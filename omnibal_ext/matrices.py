@@ -28,4 +28,6 @@ def _stored(model: Architecture, modality: Modality) -> Stored:
     tower, words = MODELS[model.types[0]].part.weights, PARTS[model.types[1]].weights
     qkv = [one.theirs for one in tower if (one.kind, one.ours) == (modality.kinds[1], QKV)]
     gate_and_up = [one.theirs for one in words if one.ours == "mlp.linear_fc1.weight"]
-    return Stored(all(len(theirs) == 1 for theirs in qkv), any(len(theirs) == 1 for theirs in gate_and_up))
+    return Stored(
+        bool(qkv) and all(len(theirs) == 1 for theirs in qkv), any(len(theirs) == 1 for theirs in gate_and_up)
+    )

@@ -82,7 +82,9 @@ class Tower:
             recompute = [link for link, kind in enumerate(chain[:links]) if kind in RECOMPUTABLE_KINDS]
         parts = tuple(map(tuple, record["parts"]))
         keys = {one.size: one.rate for one in ENCODED}
-        rates = {size: record.get(keys[size], 1.0) for size in record.get("sizes", (VISION.size,))}
+        sizes = record.get("sizes", (VISION.size,))
+        if len(rates := {size: record.get(keys[size], 1.0) for size in sizes}) != len(sizes):
+            raise UserError(f"tower: sizes are {' '.join(sizes)}, each must be there once")
         return cls(links, tuple(record["owners"]), parts, record["mode"], tuple(recompute), rates)
 
     def to_record(self) -> dict[str, Any]:

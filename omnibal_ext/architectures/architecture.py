@@ -147,7 +147,8 @@ class Architecture:
 
     def sizes(self, modality: Modality) -> EncoderArchitecture | VisionArchitecture:
         """Return the sizes of the encoder of a modality that the model has."""
-        return next((one for one in self.further if one.modality == modality), self.vision)
+        further: dict[Modality, EncoderArchitecture | VisionArchitecture] = {one.modality: one for one in self.further}
+        return {VISION: self.vision, **further}[modality]
 
     def encoder(self, modality: Modality) -> Encoder:
         """Return the encoder of a modality that the model has."""

@@ -66,6 +66,7 @@ class ModelOperations:
 
     def total(self, sums: Mapping[Size, float], squares: float, counted: float) -> float:
         """Return the operations of samples with these sums of sizes, squared lengths and labels."""
+        # Those of `ALWAYS` first: a sum in another order would be another in its last digits.
         always, further = (
             sum(self.units[one.size] * sums.get(one.size, 0) for one in some) for some in (ALWAYS, FURTHER)
         )

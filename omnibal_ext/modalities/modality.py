@@ -30,10 +30,14 @@ class Modality:
     """Of an input in a conversation's text; what is between <> is the type of a part of a message."""
     verb: str
     """What models do that have it: they "hear"."""
-    preset: str = ""
+    priced_by: str = ""
     """Of further ones: the model by which packs are priced that have it, where none is named."""
     typical: int = 1
     """Units that an input is taken to have where nothing says how many."""
+
+    def __hash__(self) -> int:
+        """By the name, which no other has: a modality is the key of many mappings."""
+        return hash(self.name)
 
     @property
     def rate(self) -> str:

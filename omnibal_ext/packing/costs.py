@@ -84,7 +84,7 @@ class PackCosts:
     @classmethod
     def _counted(cls, model: str | None, device: str, budgets: Budgets) -> "PackCosts":
         there = {size: budget for size, budget in budgets.items() if budget}
-        named = model or next((one.preset for one in FURTHER if one.size in there and one.preset), DEFAULT_MODEL)
+        named = model or next((one.priced_by for one in FURTHER if one.size in there and one.priced_by), DEFAULT_MODEL)
         return cls.of_profile(analytic_profile(preset(named), device, there))
 
     @classmethod

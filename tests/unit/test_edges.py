@@ -71,7 +71,9 @@ def talk(characters: int) -> None:
 
 def frames(count: int, **said: Any) -> None:
     record = {"video": [f"{number}.png" for number in range(count)], **said}
-    record_media.VIDEOS.of(record, [{"from": "human", "value": "<video>"}, {"from": "gpt", "value": "b"}])
+    record_media.media_of(
+        record_media.VIDEOS, record, [{"from": "human", "value": "<video>"}, {"from": "gpt", "value": "b"}]
+    )
 
 
 def broken_samples(count: int) -> None:

@@ -20,7 +20,14 @@ from omnibal_ext.report.timeline import packs_of_record
 from omnibal_ext.schedules.actions import Action
 
 TABLES = Modality(
-    "tables", "cells", ("table_embed", "table", "table_projector"), "cells", "table_budget", "tables", "count"
+    "tables",
+    "cells",
+    ("table_embed", "table", "table_projector"),
+    "cells",
+    "table_budget",
+    "tables",
+    "<table>",
+    "count",
 )
 ENCODERS = (TABLES, AUDIO, VISION)
 CHAIN = tuple(kind for one in (*ENCODERS, LANGUAGE) for kind in (*one.kinds[:2], *one.kinds[1:]))

@@ -43,8 +43,11 @@ class ChatDataset(DatasetFolder, Dataset):
             reader.require()
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """input_ids and labels int64 [T] (-100: no loss), and what transformers' model takes of images and sounds
-        (`InputReader.arguments`). Raises as `Sample` and the readers do."""
+        """input_ids and labels int64 [T] (-100: no loss), pixel_values (`pixels_of`) and images (`Sample.images`).
+
+        For models that hear also input_features fp32 [frames, mel bins] of all sounds, feature_lengths int64 [sounds],
+        the frames of each, and turns (`Sample.turns`): `InputReader.arguments` of each modality. Raises as these do.
+        """
         sample = self.sample(number)
         tokens, mask = sample.text
         ids = torch.from_numpy(tokens.astype(np.int64))

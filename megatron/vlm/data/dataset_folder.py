@@ -76,12 +76,9 @@ class DatasetFolder:
         return shown | {one.size: [self.manifest[f"{one.name}_token_id"]] for one in self.modalities[1:]}
 
     @cached_property
-    def rules(self) -> dict[Modality, Rule]:
+    def further_rules(self) -> dict[Modality, Rule]:
         """How inputs beyond images became units, such as what is heard of sounds."""
-        try:
-            return read_rules(self.manifest)
-        except UserError as error:
-            raise UserError(f"{self.folder}: {error}; {REMEDY}") from error
+        return read_rules(self.manifest)
 
     @property
     def rule(self) -> TilingRule:

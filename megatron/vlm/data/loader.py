@@ -25,7 +25,7 @@ from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.processes import exit_with_parent
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
-from omnibal_ext.modalities.modality import ENCODED, FURTHER_SIZES, VISION, Size
+from omnibal_ext.modalities.modality import ENCODED, VISION, Size
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.shards import TokenSpan, shard_tokens
 
@@ -74,11 +74,12 @@ class PackDataset(Dataset):
         index.verify()
         index.check_samples(len(data))
         wide: list[int] = [] if index.wide is None else np.flatnonzero(index.wide.pack_widths > 1).tolist()
-        if any(data.sizes.of(size)[index.samples(pack)].any() for size in FURTHER_SIZES for pack in wide):
-            raise UserError(
-                f"{index.folder}: has packs with sounds that several ranks share, which is not supported; pack again "
-                "without --widths"
-            )
+        for one in data.modalities[1:]:
+            if any(data.amounts[one][index.samples(pack)].any() for pack in wide):
+                raise UserError(
+                    f"{index.folder}: has packs with {one.inputs} that several ranks share, which is not supported; "
+                    "pack again without --widths"
+                )
         self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
         self.decodes, self.rank = decodes, rank
         self.sources, self.readers = data.sources, data.readers

@@ -101,6 +101,7 @@ def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
     for name in ("image_token_id", "video_token_id", *further, "pad_token_id", "eos_token_id"):
         if (checked.get(name) or 0) >= checked["vocab_size"]:
             raise UserError(f"{name} {checked[name]} is behind the vocabulary of {checked['vocab_size']}")
+    read_rules(checked)
     if not is_read_alike(checked):
         raise UserError("frames of its videos were chosen by another way of counting and turning them than is read now")
     return checked
@@ -127,11 +128,10 @@ def read_media(columns: Mapping[str, bytes]) -> dict[Modality, Sequence[Item]]:
 def read_rules(manifest: Mapping[str, Any]) -> dict[Modality, Rule]:
     """How a dataset's inputs beyond images became units, by modality. Raises UserError naming the field at fault."""
     found = dict[Modality, Rule]()
-    for one in FURTHER:
-        made = SCHEMAS[one].made_rule
-        if one.name in manifest and made:
+    for one, schema in SCHEMAS.items():
+        if one.name in manifest and schema.made_rule:
             try:
-                found[one] = made(manifest[one.name])
+                found[one] = schema.made_rule(manifest[one.name])
             except TypeError as error:
-                raise UserError(f"manifest.json: {one.name}: {error}") from error
+                raise UserError(f"{one.name}: {error}") from error
     return found

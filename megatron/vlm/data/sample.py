@@ -64,8 +64,8 @@ class Sample:
         names = self.data.columns.keys() - {"tokens", "loss_mask"}
         try:
             found = read_media({name: self._column(name).tobytes() for name in names})
-            for one, amount in self.amounts.items():
-                if (units := sum(item.units for item in found[one])) != amount:
+            for one, items in found.items():
+                if (units := sum(item.units for item in items)) != (amount := self.amounts.get(one, 0)):
                     raise UserError(f"{one.inputs} have {units} {one.size}, sizes.npz says {amount}")
         except UserError as error:
             raise UserError(f"{self}: {error}; {REMEDY}") from None
@@ -76,7 +76,7 @@ class Sample:
 
         Raises UserError if the list is damaged or has other units than sizes.npz says.
         """
-        return self._media.get(modality, ())
+        return self._media[modality] if self.amounts.get(modality) else ()
 
     @property
     def images(self) -> Sequence[TiledImage]:
@@ -106,8 +106,8 @@ class Sample:
         video's step, or of each turn of a video that is heard too."""
         if modality != VISION:
             return [run for item in self.items(modality) for run in item.runs]
-        if not self.tiles or not any(self.turns):
-            return self._whole_runs if self.tiles else []
+        if not any(self.turns):
+            return self._whole_runs
         pairs = zip(self._whole_runs, self.turns, strict=True)  # of such models each image and video is one
         return [run for whole, turns in pairs for run in turns[::2] or (whole,)]
 

@@ -138,8 +138,10 @@ def _rows_of(modality: Modality) -> Callable[[Link], tuple[int, list[int]]]:
 
 
 def _encoder_forms(modality: Modality) -> dict[str, Form]:
-    """Return an encoder's query, key, value apart, in one tensor, and without keys, as biases are."""
-    apart, rows = _grouped(_rows_of(modality)), _rows_of(modality)
+    """Return three forms of an encoder's query, key, value, by name: apart, in one tensor, and without keys, as biases
+    are."""
+    rows = _rows_of(modality)
+    apart = _grouped(rows)
     without = Form(
         lambda tensors, link: apart.join([tensors[0], torch.zeros_like(tensors[0]), tensors[1]], link),
         lambda tensor, link: apart.split(tensor, link)[::2],

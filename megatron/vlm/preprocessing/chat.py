@@ -111,7 +111,7 @@ def _marked_in_front(
 ) -> tuple[Message, ...]:
     """The messages with marks before the first question's words, where media of one kind are given and none is marked:
     as TRL, ms-swift and InternVL put them. `given`: how many, by kind."""
-    if len(given) != 1 or any(senses.kinds_in(one.words) for one in messages):
+    if len(given) != 1 or any(senses.kinds_in(one.words) or MEDIA_MARKS.search(one.words) for one in messages):
         return messages
     meant = [quoted(mark) for kind in (*given, IMAGES) for mark in (kind.mark, *kind.others)]
     for number, one in enumerate(messages):

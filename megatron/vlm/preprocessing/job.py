@@ -23,6 +23,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import TAKE_ANOTHER
 from omnibal_ext.files.records import sha256_of
 from omnibal_ext.identity import content_of, differences
+from omnibal_ext.modalities.modality import FURTHER_SIZES
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json, sealed_by
 
@@ -124,15 +125,14 @@ def open_job(
     work = output.with_name(output.name + ".work")
     files = read_inputs(inputs, lines_per_part, work / "inputs" if shared else None, recipe.image_root)
     identity = {**_identity(files, recipe), "given": [str(path) for path in inputs]}
-    digest = hashlib.sha256(json.dumps([identity, lines_per_part, READING, PARTS]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([identity, lines_per_part, READING, PARTS, FURTHER_SIZES]).encode()).hexdigest()
     return PreprocessJob(files, recipe, output, identity, work / digest[:16])
 
 
 def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
     maker, fields = open_recipe(recipe), asdict(recipe)
-    left_out = (
-        ("further",) if recipe.further else ("further", *OF_HEARING)
-    )  # as in datasets made before models could hear
+    # Without sounds as in datasets made before models could hear.
+    left_out = {"further"} if recipe.further else {"further", *OF_HEARING}
     fields = {name: value for name, value in fields.items() if name not in left_out}
     fields |= {one.name: asdict(rule) for one, rule in recipe.rules.items()}
     return {

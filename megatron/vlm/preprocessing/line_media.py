@@ -20,8 +20,9 @@ Value = TypeVar("Value")
 class LineMedia:
     """What a row of `source` (which may set an image root) names. All raise `Rejected`."""
 
-    def __init__(self, recipe: Recipe, row: Row, source: PartSource | None) -> None:
-        self.recipe, self.row, self.source = recipe, row, source
+    def __init__(self, recipe: Recipe, row: Row, source: PartSource | None, heard: bool = False) -> None:
+        """`heard`: whether the sound of its videos is."""
+        self.recipe, self.row, self.source, self.heard = recipe, row, source, heard
         self.root = (source and source.root) or recipe.image_root or Path()
         """Base of paths."""
         self._known: dict[Any, Any] = {}

@@ -126,8 +126,8 @@ def with_video(choices: dict[str, FlagValue], flags: Mapping[str, Any]) -> dict[
     return choices | {"video": FlagValue(rule, f"flags and {choices['video'].origin}")}
 
 
-def recipe_of(choices: Mapping[str, FlagValue], **further: Any) -> Recipe:
-    """The recipe with these settings (flag -> value); `further` are its other fields."""
+def recipe_of(choices: Mapping[str, FlagValue], **others: Any) -> Recipe:
+    """The recipe with these settings (flag -> value), and others of its fields."""
     chosen = {flag: choice.value for flag, choice in choices.items()}
     tiles = (chosen["tile-size"], chosen["min-tiles"], chosen["max-tiles"], chosen["thumbnail"], chosen["tiling"])
     return Recipe(
@@ -140,7 +140,7 @@ def recipe_of(choices: Mapping[str, FlagValue], **further: Any) -> Recipe:
         video=chosen.get("video"),
         further=tuple(chosen[one.name] for one in FURTHER if one.name in chosen),
         clock=chosen.get("clock"),
-        **further,
+        **others,
     )
 
 

@@ -56,10 +56,11 @@ class PreparedPart:
             raise UserError(f"{path}: is another part; {remedy}")
         part = cls(*columns)
         lengths = (part.token_lengths, part.media_lengths)
-        numbers: tuple[NDArray[Any], ...] = (*lengths, part.tiles, *part.further, part.lines)
+        numbers: tuple[NDArray[Any], ...] = (*lengths, part.tiles, part.further.T, part.lines)
         counts = set(map(len, numbers))
         stored: tuple[NDArray[Any], ...] = (part.tokens, part.media)
         unlike = any(each.sum() != len(column) for each, column in zip(lengths, stored, strict=True))
+        unlike |= part.further.shape[:-1] != (len(FURTHER_SIZES),)
         if len(counts) != 1 or unlike or len(part.tokens) != len(part.loss_mask):
             raise UserError(f"{path}: its columns do not go together; {remedy}")
         return part

@@ -28,8 +28,9 @@ from omnibal_ext.reading.checks import is_number, is_unicode
 
 Turn = Mapping[str, Any]
 HEARS_VIDEOS = "use_audio_in_video"
-_PARTS = (part for kind in MEDIA if kind != VIDEOS for part in kind.parts)
-NAMING = (*_PARTS, "source", "url", "path", "base64", "data")
+NAMING = (
+    *(part for kind in MEDIA if kind != VIDEOS for part in kind.parts), "source", "url", "path", "base64", "data",
+)  # fmt: skip
 """Fields of an object that name an image or a sound: by a path, an object, or content in base64."""
 CONTENT = ("base64", "data")
 MOST_WITHIN = 3

@@ -25,7 +25,7 @@ from megatron.vlm.preprocessing.shorten import Content, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import Rejected, UserError
-from omnibal_ext.families.markup import IMAGE_MARK, HeardTurns
+from omnibal_ext.families.markup import IMAGE_MARK, KINDS, HeardTurns
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
 from omnibal_ext.modalities.vision.places import Places
@@ -94,6 +94,8 @@ class SampleMaker:
             )
         if recipe.system_message and not self.template.has_system:
             raise UserError(f"chat template {self.template.name!r} has no system turn; leave --system-message out")
+        if marks := [mark for mark in KINDS if mark in (recipe.system_message or "")]:
+            raise UserError(f"--system-message: {marks[0]} marks media, of which it has none; leave the mark out")
         if recipe.system_message == "" and recipe.template not in TEMPLATES:
             raise UserError(f'{recipe.template}: decides on system messages itself; leave --system-message "" out')
 
@@ -115,17 +117,17 @@ class SampleMaker:
             _check_pair(messages, conversation.media[IMAGES], self.template)
         if self.recipe.system_message and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, self.recipe.system_message), *messages)
-        media = LineMedia(self.recipe, row, source)
+        said = conversation.hears_videos
+        media = LineMedia(self.recipe, row, source, self.recipe.use_audio_in_video if said is None else said)
         sample = self._fitted(messages, conversation, media)
         # Large images are decoded only now: most lines that are too long never get here.
         return self._fitted(messages, conversation, media) if media.decode_the_rest() else sample
 
     def _fitted(self, messages: tuple[Message, ...], conversation: Conversation, media: LineMedia) -> Sample:
         """The sample with the sizes that are known, shortened if it must be. Raises `Rejected`."""
-        heard = self.recipe.use_audio_in_video if conversation.hears_videos is None else conversation.hears_videos
         named = {kind: iter(references) for kind, references in conversation.media.items()}
         measured = tuple(
-            tuple(MEASURES[kind](media, next(named[kind]), heard) for kind in self.senses.kinds_in(message.words))
+            tuple(MEASURES[kind](media, next(named[kind])) for kind in self.senses.kinds_in(message.words))
             for message in messages
         )
         tiling = self.recipe.tiling

@@ -196,7 +196,7 @@ def test_a_dataset_keeps_what_training_reads(folder: Path) -> None:
     both = {"image": "p.png", "audio": "c.wav", "conversations": turns("<image><audio>", "A cat.")}
     data = made(folder, [{"audios": ["a.wav", "b.wav"], "conversations": TWO}, TEXT, both])
     assert data.sizes.of("frames").tolist() == [131, 0, 208]
-    assert data.rules[AUDIO] == HEARD["qwen3-omni"]
+    assert data.further_rules[AUDIO] == HEARD["qwen3-omni"]
     assert [sound.samples for sound in data.sample(0).items(AUDIO)] == [16000, 5000]
     assert [sound.tokens for sound in data.sample(2).items(AUDIO)] == [ENCODER.tokens(208)]
     assert data[1]["input_features"].shape == (0, 128)

@@ -28,8 +28,7 @@ from omnibal_ext.reading.files import open_plain, size_of
 from omnibal_ext.reading.tars import Member, members
 
 FIELDS = tuple(name for kind in MEDIA for name in kind.fields)
-_NAMES = ("url", "path", "source", "base64", *FIELDS, *(part for kind in MEDIA for part in kind.parts))
-NAMED = re.compile(f'"({"|".join(_NAMES)})":')
+NAMED = re.compile(f'"(?:images|url|path|source|base64|{"|".join(part for kind in MEDIA for part in kind.parts)})":')
 """Matches message parts that name images, videos or sounds, in JSON as Python writes it."""
 ENDINGS = tuple(ending for kind in MEDIA for ending in kind.endings)
 REMEDY = "copy the tar again, or make it anew; compressed ones are to be unpacked"

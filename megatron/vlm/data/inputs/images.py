@@ -48,24 +48,24 @@ class ImageReader(InputReader):
             require_decoder(str(self.data.folder))
 
     @property
-    def width(self) -> int:
-        """Pixels a side of a tile."""
+    def side(self) -> int:
+        """Pixels of a tile's side."""
         side: int = self.data.manifest["tile_size"]
         return side
 
     def decode(self, sample: Sample, item: TiledImage) -> NDArray[np.uint8]:
-        """Decode an image or video: uint8 [tiles, width, width, 3], a video's [tiles, FRAMES, width, width, 3]. Raises
+        """Decode an image or video: uint8 [tiles, side, side, 3], a video's [tiles, FRAMES, side, side, 3]. Raises
         as `InputReader.decode`."""
         image = item if self.data.checks_images else replace(item, crcs=())
         root, path = sample.file(image)
         with sample.decoding(path):
             if image.film:
-                return _video_tiles(root, path, image, self.width)
-            return self.data.rule.cut(load_rgb(path, image.place, *image.crcs), image, self.width)
+                return _video_tiles(root, path, image, self.side)
+            return self.data.rule.cut(load_rgb(path, image.place, *image.crcs), image, self.side)
 
     def decode_all(self, sample: Sample) -> NDArray[np.uint8]:
         """Decode all images of a sample; if one is a video, all have its dimensions."""
-        nothing = np.zeros((0, self.width, self.width, 3), dtype=np.uint8)
+        nothing = np.zeros((0, self.side, self.side, 3), dtype=np.uint8)
         return join_tiles([nothing, *(self.decode(sample, image) for image in sample.images)])
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
@@ -104,9 +104,9 @@ class ImageReader(InputReader):
         return replace(media, values=pixels, statistics=self.data.normalization), broken
 
     def _tiles(self, shown: Sequence[Shown], decodes: bool) -> tuple[Tensor, Broken]:
-        """uint8 [tiles, width, width, 3], with videos [tiles, FRAMES, width, width, 3]; and images that cannot be read,
+        """uint8 [tiles, side, side, 3], with videos [tiles, FRAMES, side, side, 3]; and images that cannot be read,
         whose tiles are black. Unless `decodes`, and without tiles, it is a meta tensor."""
-        side = self.width
+        side = self.side
         if not decodes or not shown:
             frames = (FRAMES,) if any(image.film for _, image, _ in shown) else ()
             shape = (sum(one.tiles for one in shown), *frames, side, side, 3)
@@ -142,12 +142,12 @@ class ImageReader(InputReader):
 
 
 def pixels_of(sample: Sample) -> Tensor:
-    """Decode all tiles of a sample, normalised: float32 [tiles, 3, width, width], with videos [tiles, 3, FRAMES, ...].
+    """Decode all tiles of a sample, normalised: float32 [tiles, 3, side, side], with videos [tiles, 3, FRAMES, ...].
 
     Raises as `InputReader.decode`.
     """
-    tiles = ImageReader(sample.data).decode_all(sample)
-    return normalise(torch.from_numpy(tiles), sample.data.normalization)
+    reader = ImageReader(sample.data)
+    return normalise(torch.from_numpy(reader.decode_all(sample)), sample.data.normalization)
 
 
 def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:

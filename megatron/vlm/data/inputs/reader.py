@@ -28,10 +28,7 @@ class Part(NamedTuple):
 
 
 class InputReader(ABC):
-    """From samples of a dataset to the inputs of one encoder.
-
-    As here, inputs are rows of numbers, and those of a sample are a unit, as some encoders pad each to the longest.
-    """
+    """From samples of a dataset to the inputs of one encoder."""
 
     modality: ClassVar[Modality]
 
@@ -42,41 +39,70 @@ class InputReader(ABC):
     def require(self) -> None:
         """Raise UserError naming what to install where inputs that the dataset has cannot be read."""
 
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """Numbers of a unit."""
-
     @abstractmethod
     def decode(self, sample: Sample, item: Any) -> Any:
-        """Decode one input of a sample: fp32 [units, width].
+        """Decode one input of a sample: an array or a tensor [units, ...].
 
         Raises `UserError` naming file and sample if it cannot be, or is not what was preprocessed.
         """
 
+    @abstractmethod
     def decode_all(self, sample: Sample) -> Any:
         """Decode all inputs of a sample, end to end."""
-        found = (self.decode(sample, item) for item in sample.items(self.modality))
-        return torch.cat([torch.zeros(0, self.width), *found])
 
     @abstractmethod
     def arguments(self, sample: Sample) -> dict[str, Any]:
-        """Return what transformers' model takes of a sample's inputs, by its names."""
+        """Return what a sample of `ChatDataset` has of these inputs, by the names of its fields."""
 
+    @abstractmethod
     def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Media:
         """Return what every stage must know of a pack's inputs, without values and positions.
 
         `begins`: index of each sample's first token in the sequence. `reads_tokens`: whether the stage reads tokens.
         """
-        return Media(self.units(samples))
 
+    @abstractmethod
     def parts(self, samples: Sequence[Sample]) -> list[Any]:
         """List the images or sounds of these samples, to be decoded."""
-        return [Part(sample, item) for sample in samples for item in sample.items(self.modality)]
 
+    @abstractmethod
     def read(self, media: Media, parts: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
         """Decode these parts: return the media with their values, on the host. Unless `decodes`, values are a meta
         tensor of the same shape."""
+
+    @abstractmethod
+    def units(self, samples: Sequence[Sample]) -> Units:
+        """Divide the inputs of a pack that several ranks encode into units, which a rank encodes whole."""
+
+    @abstractmethod
+    def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Media, list[Any]]:
+        """Return the media of a rank that encodes some of these units, without values, and the parts to decode."""
+
+
+class RowReader(InputReader):
+    """Inputs that are rows of numbers, such as a sound's mel frames. Those of a sample are encoded on one rank: some
+    encoders pad each to the longest."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Numbers of a row."""
+
+    def decode_all(self, sample: Sample) -> Tensor:
+        """Return fp32 [rows, width]."""
+        found = (self.decode(sample, item) for item in sample.items(self.modality))
+        return torch.cat([torch.zeros(0, self.width), *found])
+
+    def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Media:
+        """Return rows of each input."""
+        return Media(self.units(samples))
+
+    def parts(self, samples: Sequence[Sample]) -> list[Part]:
+        """List all inputs."""
+        return [Part(sample, item) for sample in samples for item in sample.items(self.modality)]
+
+    def read(self, media: Media, parts: Sequence[Part], decodes: bool = True) -> tuple[Media, Broken]:
+        """Decode them: values are fp32 [rows, width]."""
         broken = dict[int, str]()
         if not decodes or not media.amount:
             return replace(media, values=torch.empty(media.amount, self.width, device="meta")), broken
@@ -90,12 +116,12 @@ class InputReader(ABC):
         return replace(media, values=torch.cat(read)), broken
 
     def units(self, samples: Sequence[Sample]) -> Units:
-        """Divide the inputs of a pack into units, which a rank encodes whole; () if there are none."""
+        """Return rows of the inputs of each sample; () if there are none."""
         found = tuple(tuple(item.units for item in sample.items(self.modality)) for sample in samples)
         return found if any(found) else ()
 
-    def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Media, list[Any]]:
-        """Return the media of a rank that encodes some of these units, without values, and the parts to decode."""
+    def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Media, list[Part]]:
+        """Return the inputs of the samples that a rank encodes."""
         return Media(units, tuple(encodes)), self.parts([*compress(samples, encodes)])
 
 

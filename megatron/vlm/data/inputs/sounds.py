@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.vlm.data.inputs.reader import InputReader
+from megatron.vlm.data.inputs.reader import RowReader
 from megatron.vlm.data.media.mel import log_mels
 from megatron.vlm.data.media.sounds import load_sound, require_hearing
 from megatron.vlm.data.sample import Sample
@@ -13,7 +13,7 @@ from omnibal_ext.modalities.audio.sounds import Sound, SoundRule
 from omnibal_ext.modalities.modality import AUDIO
 
 
-class SoundReader(InputReader):
+class SoundReader(RowReader):
     """Sounds: log-mel frames fp32 [frames, mel bins]."""
 
     modality = AUDIO
@@ -26,7 +26,7 @@ class SoundReader(InputReader):
     @property
     def rule(self) -> SoundRule:
         """How sounds are heard."""
-        rule = self.data.rules[AUDIO]
+        rule = self.data.further_rules[AUDIO]
         assert isinstance(rule, SoundRule)
         return rule
 

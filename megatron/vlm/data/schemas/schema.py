@@ -23,7 +23,7 @@ class Schema:
     made: Callable[[list[dict[str, Any]]], Sequence[Item]]
     """From these. Raises UserError naming the field at fault."""
     rule: Check[dict[str, Any]] | None = None
-    """Of a manifest's `Rule`, under the modality's name; None: its fields are the manifest's own."""
+    """Of a manifest's `Rule`, under the modality's name; None: images', whose fields are the manifest's own."""
     made_rule: Callable[[Mapping[str, Any]], Rule] | None = None
 
 

@@ -33,7 +33,7 @@ def _made(sounds: list[dict[str, Any]]) -> list[Sound]:
     for number, sound in enumerate(sounds):
         as_tuples(sound, f"sounds[{number}]")
     made = [Sound(**{name: sound[name] for name in Sound.__slots__ if name in sound}) for sound in sounds]
-    if any(sum(sound.runs) != sound.tokens for sound in made):
+    if any(sound.turns and sum(sound.turns[1::2]) != sound.tokens for sound in made):
         raise UserError("the turns of a sound have other tokens than the sound")
     return made
 

@@ -17,15 +17,15 @@ from omnibal_ext.modalities.place import Place
 from omnibal_ext.modalities.vision.tiling import TiledImage, VideoFrames
 
 
-def image(line: LineMedia, reference: str, _: bool) -> ImageFile:
+def image(line: LineMedia, reference: str) -> ImageFile:
     """Measure an image: by its header alone if it is large. Raises `Rejected`."""
     path, file, place = line.found(reference, "image")
     return ImageFile(path, line.size(file, place), place, line.crcs([file], place, "image"))
 
 
-def video(line: LineMedia, reference: VideoReference, heard: bool) -> TiledImage | HeardVideo:
+def video(line: LineMedia, reference: VideoReference) -> TiledImage | HeardVideo:
     """Measure a video: its sampled frames and grid, which do not depend on other images, and, if it has some and that
-    is to be `heard`, its sound. Raises `Rejected`."""
+    is heard, its sound. Raises `Rejected`."""
     rule = line.recipe.video
     assert rule is not None
     if rule.refused:
@@ -48,7 +48,7 @@ def video(line: LineMedia, reference: VideoReference, heard: bool) -> TiledImage
             line.once(_decode, file, place, film.frames)
     columns, rows = frame_grid(rule, len(film.frames), size, line.recipe.tiling.tile_size)
     found = TiledImage(path, columns, rows, False, place=place, film=film, crcs=line.crcs(files, place, "video"))
-    return _with_sound(line, found, film, file) if heard and has_sound else found
+    return _with_sound(line, found, film, file) if line.heard and has_sound else found
 
 
 def _size_of_frames(line: LineMedia, files: Sequence[Path]) -> tuple[int, int]:

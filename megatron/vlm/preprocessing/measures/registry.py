@@ -13,12 +13,12 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.item import Rule
 from omnibal_ext.modalities.modality import AUDIO, Modality
 
-MEASURES: Mapping[Kind, Callable[[LineMedia, Any, bool], Measured]] = {
+MEASURES: Mapping[Kind, Callable[[LineMedia, Any], Measured]] = {
     IMAGES: images.image,
     VIDEOS: images.video,
     SOUNDS: sounds.sound,
 }
-"""From a line and what it names; the last argument: whether videos are heard. All raise `Rejected`."""
+"""From a line and what it names. All raise `Rejected`."""
 
 
 @dataclass(frozen=True)

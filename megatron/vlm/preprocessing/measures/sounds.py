@@ -22,7 +22,7 @@ FIELDS = {"sampling_rate": "rate", "n_fft": "window", "hop_length": "hop"}
 NO_NOISE = {"dither": 0.0, "padding_value": 0.0, "do_normalize": False}
 
 
-def sound(line: LineMedia, reference: str, _: bool) -> Sound:
+def sound(line: LineMedia, reference: str) -> Sound:
     """Measure a sound. Raises `Rejected`."""
     path, file, place = line.found(reference, "audio")
     return sound_of(line, path, file, place, "audio")

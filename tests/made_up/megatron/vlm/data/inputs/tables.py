@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.vlm.data.inputs.reader import InputReader
+from megatron.vlm.data.inputs.reader import RowReader
 from megatron.vlm.data.sample import Sample
 from omnibal_ext.modalities.modality import TABLE
 from omnibal_ext.modalities.table.architecture import Table, TableRule
 
 
-class TableReader(InputReader):
+class TableReader(RowReader):
     """Tables: fp32 [rows, numbers]."""
 
     modality = TABLE
@@ -23,7 +23,7 @@ class TableReader(InputReader):
     @property
     def width(self) -> int:
         """Numbers of a row."""
-        rule = self.data.rules[TABLE]
+        rule = self.data.further_rules[TABLE]
         assert isinstance(rule, TableRule)
         return rule.numbers
 

@@ -11,7 +11,7 @@ from omnibal_ext.modalities.modality import TABLE
 from omnibal_ext.modalities.table.architecture import Table, TableArchitecture, TableRule
 
 
-def table(line: LineMedia, reference: str, _: bool) -> Table:
+def table(line: LineMedia, reference: str) -> Table:
     """Measure a table. Raises `Rejected`."""
     path, file, place = line.found(reference, "table")
     rule = line.recipe.rules[TABLE]
