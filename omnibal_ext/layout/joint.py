@@ -131,10 +131,14 @@ class RankOptions:
 
 
 def joint_search(
-    problem: LayoutProblem, starts: Sequence[Edges], layouts: Sequence[Layout] = (), seconds: float = 4.0
+    problem: LayoutProblem,
+    starts: Sequence[Edges],
+    layouts: Sequence[Layout] = (),
+    seconds: float = 4.0,
+    top_k: int | None = None,
 ) -> list[tuple[Layout, float]]:
-    """Layouts and their step seconds, the best first; stops after `seconds` of counted work at most, half of it for
-    the first walk.
+    """The `top_k` best layouts (None: all) and their step seconds, the best first; stops after `seconds` of counted
+    work at most, half of it for the first walk.
 
     `starts` are cuts to begin with, `layouts` layouts that fit and that the result may not be slower than.
 
@@ -149,8 +153,8 @@ def joint_search(
     search.kick(starts)
     if search.best.short_bytes > 0:
         recompute_all(problem, search.best.edges)
-    ranked = sorted(search.seen.values(), key=lambda candidate: candidate.score)
-    return [(problem.layout(c.edges, c.again), c.seconds) for c in ranked if c.short_bytes <= 0]
+    ranked = sorted((c for c in search.seen.values() if c.short_bytes <= 0), key=lambda candidate: candidate.score)
+    return [(problem.layout(c.edges, c.again), c.seconds) for c in ranked[:top_k]]
 
 
 class _Search:

@@ -85,7 +85,7 @@ def find_plan(
     if built is problem:
         return problem, candidates
     if method == "joint":
-        return built, [Candidate(*one) for one in joint_search(built, [layout.edges], [layout], seconds / 4)[:top_k]]
+        return built, [Candidate(*one) for one in joint_search(built, [layout.edges], [layout], seconds / 4, top_k)]
     fitting = [Candidate(c.layout, built.step_seconds(c.layout)) for c in candidates if built.fits(c.layout)]
     return built, sorted(fitting, key=lambda candidate: candidate.step_seconds)
 
@@ -113,7 +113,7 @@ def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> l
     again[problem.columns.of_option[problem.columns.whole]] += tables.recompute[problem.columns.whole].sum(axis=(1, 2))
     weights = (whole, again)
     starts = [even_edges(problem.per_layer(weight), problem.stages) for weight in weights]
-    return [Candidate(*one) for one in joint_search(problem, starts, layouts, seconds)[:top_k]]
+    return [Candidate(*one) for one in joint_search(problem, starts, layouts, seconds, top_k)]
 
 
 def judge(problem: LayoutProblem, cuts: list[Edges], recompute: str = "fewest") -> list[Candidate]:

@@ -20,7 +20,9 @@ from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.frontier import fits
+from omnibal_ext.layout.joint import joint_search
 from omnibal_ext.layout.lists import build_lists, costs_of, state_of
+from omnibal_ext.layout.partition import even_edges, layer_weights
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import BUILT, METHODS, find_layouts, find_plan, make_plan
 from omnibal_ext.layout.state import stages_of
@@ -125,6 +127,19 @@ def test_joint_is_never_worse_than_any_other_method_even_without_time(seed: int,
     except UserError:
         return
     assert find_layouts(problem, "joint", seconds=0.0)[0].step_seconds <= other.step_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("top_k", [1, 4])
+def test_layouts_are_made_of_those_that_are_kept(monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
+    """And they are the first of all that were seen."""
+    profile, made = analytic_profile(preset("internvl3.5-8b"), "h100", {"tiles": 30, "tokens": 8192}, 1, 8), []
+    problem = LayoutProblem(profile, 4, 16, memory_bytes=72 * GIB)
+    cuts = [even_edges(layer_weights(problem, "layers"), problem.stages)]
+    every = joint_search(problem, cuts, seconds=0.1)
+    was = LayoutProblem.layout
+    monkeypatch.setattr(LayoutProblem, "layout", lambda *given: made.append(given) or was(*given))
+    assert joint_search(problem, cuts, seconds=0.1, top_k=top_k) == every[:top_k]
+    assert len(made) == len(every[:top_k]) < len(every)
 
 
 def test_a_plan_depends_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
