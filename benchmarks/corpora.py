@@ -89,6 +89,16 @@ def patches(samples: int) -> Sizes:
     return Sizes.from_arrays(np.minimum(count, 32_768), np.minimum(count // 4 + text, 16_384))
 
 
+def native(samples: int) -> Sizes:
+    """Native resolution of wide photographs and pages, and a tenth words alone: tokens are scarcer than patches."""
+    generator = np.random.default_rng(4)
+    words_alone = generator.random(samples) < 0.1
+    count = np.minimum(generator.lognormal(7.2, 0.8, samples).astype(np.int64) // 4 * 4 + 4, 16_384)
+    count[words_alone] = 0
+    text = generator.lognormal(5.3, 0.9, samples).astype(np.int64) + 8
+    return Sizes.from_arrays(count, np.minimum(count // 4 + text, 8192))
+
+
 def long_text(samples: int) -> Sizes:
     """Chats of about 720 tokens, and 2 of 939 samples evenly long from 2K to 128K: 16% of the tokens are over 16K."""
     generator = np.random.default_rng(1)
@@ -123,4 +133,5 @@ UNTUNED: dict[str, tuple[Callable[[int], Sizes], tuple[int, int]]] = {
     "giants": (giants, (48, 16384)),
     "two points": (two_points, (16, 5120)),
     "patches": (patches, (32_768, 16_384)),
+    "native resolution": (native, (32_768, 16_384)),
 }

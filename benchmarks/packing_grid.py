@@ -1,4 +1,4 @@
-"""Balanced packs on twelve made-up corpora that nothing was tuned on: how many, who waits, how iterations differ.
+"""Balanced packs on thirteen made-up corpora that nothing was tuned on: how many, who waits, how iterations differ.
 
     python benchmarks/packing_grid.py --samples 100000
 
@@ -54,7 +54,7 @@ PATCHES_A_TILE = 1025
 def costs_of(name: str, model: str) -> PackCosts:
     """Return the seconds of a model; where sizes are patches, a patch costs its share of a tile."""
     costs = PackCosts.of_model(model)
-    if name != "patches":
+    if name not in ("patches", "native resolution"):
         return costs
     return PackCosts({**costs.parts, "vision": {"tiles": costs.parts["vision"]["tiles"] / PATCHES_A_TILE}})
 

@@ -74,10 +74,13 @@ def drawn(samples: int, tiles: int, tokens: tuple[int, int], seed: int = 0) -> S
     return Sizes.from_arrays(random.integers(0, tiles, samples), random.integers(*tokens, samples))
 
 
-def first_fit_packs(sizes: NDArray[np.int64], budgets: NDArray[np.int64]) -> int:
-    """Packs of first-fit-decreasing by the larger share of a budget, every pack looked at."""
+def first_fit_packs(
+    sizes: NDArray[np.int64], budgets: NDArray[np.int64], key: NDArray[np.float64] | None = None
+) -> int:
+    """Packs of first-fit-decreasing by `key`, or the larger share of a budget, every pack looked at."""
     rooms: list[NDArray[np.int64]] = []
-    for sample in np.argsort(-(sizes / np.maximum(1, budgets)).max(axis=1), kind="stable"):
+    key = (sizes / np.maximum(1, budgets)).max(axis=1) if key is None else key
+    for sample in np.argsort(-key, kind="stable"):
         place = next((i for i, room in enumerate(rooms) if (room >= sizes[sample]).all()), len(rooms))
         rooms[place:] = [(budgets if place == len(rooms) else rooms[place]) - sizes[sample], *rooms[place + 1 :]]
     return len(rooms)
