@@ -122,7 +122,7 @@ def _build_index(
 def _without_needless_widths(sizes: Sizes, options: PackOptions) -> PackOptions:
     """Return options of width 1 if no sample needs more: the index is then the same as without `--widths`."""
     needless = options.method == "balanced" and options.widths[0] == 1
-    if needless and (sample_widths(sizes, options, options.widths) == 1).all():
+    if options.wide and needless and (sample_widths(sizes, options, options.widths) == 1).all():
         return replace(options, widths=(1,))
     return options
 

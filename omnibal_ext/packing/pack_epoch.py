@@ -12,13 +12,16 @@ from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.index.epoch_order import opened_groups
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering.balance_ranks import balance_iterations, stored_order
-from omnibal_ext.packing.ordering.order_packs import order_packs
+from omnibal_ext.packing.ordering.balance_ranks import balance_iterations, place_opened, stored_order
+from omnibal_ext.packing.ordering.metrics import lower_bound_packs
+from omnibal_ext.packing.ordering.order_packs import MANY, order_packs
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import LOADS, PackList, pack_loads
+from omnibal_ext.packing.twins import dealt, twins_of
 from omnibal_ext.packing.wide_epoch import narrow_iterations, pack_wide
 from omnibal_ext.sizes import Sizes
 
@@ -39,7 +42,8 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
 
     1. Take the samples of each sub-epoch; those with `reasons` above 0 are left out or get packs of their own.
     2. Pack each exchange group of each sub-epoch separately.
-    3. Equalize and order the packs of each sub-epoch; all leftover packs come last.
+    3. Equalize and order the packs of each sub-epoch; all leftover packs come last. Where it has many times `MANY`
+       packs, do 2 and 3 for the longest of as many twins, and deal the other samples out alike.
 
     Raises:
         UserError: the weights leave no sample.
@@ -55,10 +59,10 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
         return _pack_wide(corpus, parts, replace(options, narrow_first=0) if epoch else options, costs, seed)
     ordered_packs, groups, leftover = [], [], PackList.concatenate([])
     for samples in parts:
-        part, exchange_groups = _pack_sub_epoch(corpus, samples, reasons, options, seed)
         if options.method == "balanced":
-            part = order_packs(corpus, part, options, costs, seed, exchange_groups, leftover)
+            part = _pack_twins(corpus, samples, reasons, options, costs, seed, leftover)
         else:
+            part, _ = _pack_sub_epoch(corpus, samples, reasons, options, seed)
             part = part.reordered(baseline_order(len(part), options, seed))
         groups.append(len(part) // options.global_batch)
         complete = groups[-1] * options.global_batch
@@ -67,7 +71,43 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     if options.method == "balanced":
         leftover = _balance_leftover(leftover, corpus.sizes, options, costs)
     packs = PackList.concatenate([*ordered_packs, leftover])
-    return Epoch(packs, pack_loads(packs, corpus.sizes, options.pad), groups)
+    loads = pack_loads(packs, corpus.sizes, options.pad)
+    if options.method == "balanced" and options.micro_batches == 1 and len(groups) == 1 and groups[0] > 1:
+        seconds = costs.waited_for(loads, (*LOADS, *corpus.sizes.more), options.one_sum)
+        order = place_opened(seconds, options.global_batch, opened_groups(options.seed, epoch, groups[0]))
+        packs, loads = packs.reordered(order), loads[order]
+    return Epoch(packs, loads, groups)
+
+
+def _pack_twins(
+    corpus: Corpus,
+    samples: Ints,
+    reasons: NDArray[np.int8],
+    options: PackOptions,
+    costs: PackCosts,
+    seed: int,
+    others: PackList,
+) -> PackList:
+    """Pack and order the samples of a sub-epoch: one of each set of twins for all of them, then what is left."""
+
+    def ordered(packs: PackList, groups: Ints | None = None) -> PackList:
+        return order_packs(corpus, packs, options, costs, seed, groups, others)
+
+    alone = reasons.any() or not (samples[1:] > samples[:-1]).all()  # packs of their own, or copies
+    sizes = corpus.sizes if len(samples) == len(corpus.sizes) else corpus.sizes.take(samples)
+    count = 1 if alone else lower_bound_packs(sizes, options.all_budgets) // MANY
+    twins, rest = twins_of(corpus, samples, count, seed)
+    if twins.size == 0:
+        return ordered(*_pack_sub_epoch(corpus, samples, reasons, options, seed))
+    first = ordered(*_pack_sub_epoch(corpus, twins[0], reasons, options, seed))
+    complete = max(0, len(first) // options.global_batch - 1) * options.global_batch  # some packs more to mix with
+    copies = dealt(first, twins)
+    left = np.sort(np.concatenate([rest, *(copy.between(complete, len(first)).sample_ids for copy in copies)]))
+    last = ordered(*_pack_sub_epoch(corpus, left, reasons, options, seed))
+    packs = PackList.concatenate([*(copy.between(0, complete) for copy in copies), last])
+    whole = len(packs) // options.global_batch * options.global_batch
+    groups = np.random.default_rng((seed, 6)).permutation(np.arange(whole).reshape(-1, options.global_batch))
+    return packs.reordered(np.concatenate([groups.ravel(), np.arange(whole, len(packs))]))
 
 
 def _pack_wide(corpus: Corpus, parts: list[Ints], options: PackOptions, costs: PackCosts, seed: int) -> Epoch:

@@ -138,7 +138,12 @@ class EpochOrder:
             rest = np.append(rest, np.full(-len(rest) % batch, EMPTY_PACK))
         if missing == 0:
             return np.concatenate([groups[order].ravel(), rest])
-        others = np.random.default_rng((self._seed, 3, section)).permutation(complete)
-        opened = others[cycle % complete]  # the next epoch of the same packs splits another group
+        # The next epoch of the same packs splits another group.
+        opened = opened_groups(self._seed, section, complete)[cycle % complete]
         closed = groups[order[order != opened]].ravel()
         return np.concatenate([groups[opened][:missing], closed, groups[opened][missing:], rest])
+
+
+def opened_groups(seed: int, section: int, complete: int) -> Ints:
+    """Return which of `complete` groups of a stored epoch is split when it runs first, second..."""
+    return np.random.default_rng((seed, 3, section)).permutation(complete)

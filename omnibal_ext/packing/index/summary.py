@@ -14,6 +14,8 @@ from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering import metrics
+from omnibal_ext.packing.ordering.equalize_packs import MOST_STEPS, STEPS_A_SECOND
+from omnibal_ext.packing.ordering.order_packs import MANY
 from omnibal_ext.packing.ordering.spread import (
     Features,
     iteration_spread,
@@ -26,6 +28,7 @@ from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, PackList, pack_l
 from omnibal_ext.packing.shard_loads import tokens_cut
 
 HELPS = "more --micro-batches help most, then larger packs or a larger --wait (docs/packing-limits.md)"
+EFFORT_HELPS = "a larger --seconds, up to {:.2g}, helps first, as samples and packs then change places more often; "
 MOST_SAMPLES = 200_000  # samples used to estimate the spread of a random order
 RANDOM = 1.1  # spread of iterations, relative to a random order of samples, above which it is reported
 MISSING = 0.01  # fraction of iterations without a kind, minus that of a random order, above which it is reported
@@ -126,7 +129,9 @@ def shortfalls(summary: Summary, options: PackOptions) -> list[str]:
             f"{summary.kinds_missing:.1%} of iterations have no sample of some kind "
             f"(in a random order {summary.kinds_missing_random:.1%})"
         )
-    return [*found, HELPS] if found else []
+    enough = MOST_STEPS * min(summary.packs, MANY) / STEPS_A_SECOND  # seconds after which more change next to nothing
+    helps = HELPS if options.seconds >= enough else EFFORT_HELPS.format(enough) + HELPS
+    return [*found, helps] if found else []
 
 
 def summarise(

@@ -15,6 +15,7 @@ from omnibal_ext.packing.random_bits import below
 
 SWAPS_A_SECOND = 4_000_000  # swaps tried per nominal second
 LEAST_SWAPS = 64  # per pack, whatever `effort`
+OPENED = 8  # groups placed for the first epochs; each epoch opens another one
 
 
 def assign_zigzag(groups: Ints, data_parallel_size: int) -> Ints:
@@ -34,12 +35,15 @@ def stored_order(iterations: Ints) -> Ints:
     return rounds.reshape(len(rounds), rounds.shape[1] * rounds.shape[2])
 
 
-def split_leftover(seconds: Floats, count: int, avoid: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
+def split_leftover(
+    seconds: Floats, count: int, avoid: NDArray[np.bool_] | None = None, *, alike: bool = False
+) -> tuple[Ints, Ints]:
     """Choose `count` packs evenly over the range of costs, cheapest first; return them and the others.
 
     Args:
         seconds: of each pack, [P, parts].
         avoid: packs to take only if the others do not suffice, [P].
+        alike: choose those nearest to the median, for an iteration of one pack a rank, in which nothing compensates.
     """
     by_cost = np.argsort(seconds.sum(axis=1), kind="stable")
     free = np.ones(len(by_cost), np.bool_) if avoid is None else ~avoid[by_cost]
@@ -47,8 +51,35 @@ def split_leftover(seconds: Floats, count: int, avoid: NDArray[np.bool_] | None 
         free[:] = True
     candidates = np.flatnonzero(free)
     chosen = np.zeros(len(by_cost), np.bool_)
+    if alike:
+        far = np.abs(seconds - np.median(seconds, axis=0)).sum(axis=1)[by_cost[candidates]]
+        candidates = candidates[np.argsort(far, kind="stable")[:count]]
     chosen[candidates[np.arange(count) * len(candidates) // max(1, count)]] = True
     return by_cost[chosen], by_cost[~chosen]
+
+
+def place_opened(seconds: Floats, batch: int, opened: Ints) -> Ints:
+    """Return an order of packs in which groups that complete an epoch's last iteration cost what its packs cost.
+
+    The groups are swapped with those nearest to the leftover packs, of one pack a rank.
+
+    Args:
+        seconds: of groups of `batch` packs and of the leftover packs behind them, [P, parts].
+        opened: groups in the order in which epochs split them.
+    """
+    complete = len(seconds) // batch
+    groups, left = seconds[: complete * batch].reshape(complete, batch, -1), seconds[complete * batch :]
+    first, places = groups[:, : batch - len(left)], np.arange(complete)
+    if len(left):
+        highest = np.maximum(first.max(axis=1), left.max(axis=0))
+        waited = highest - (first.sum(axis=1) + left.sum(axis=0)) / batch
+        nearest = np.argsort(waited.sum(axis=1), kind="stable")
+        for place, group in zip(opened[:OPENED].tolist(), nearest.tolist(), strict=False):
+            at = int(np.flatnonzero(places == group)[0])
+            places[[place, at]] = places[[at, place]]
+    order = np.arange(len(seconds))
+    order[: complete * batch] = order[: complete * batch].reshape(complete, batch)[places].ravel()
+    return order
 
 
 def balance_iterations(seconds: Floats, groups: Ints, data_parallel_size: int) -> Ints:

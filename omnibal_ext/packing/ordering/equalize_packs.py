@@ -23,6 +23,7 @@ LISTED = 8  # cost of listing a segment, in steps
 DRAWN = 12  # samples of each pack considered in one exchange
 SEGMENTS = DRAWN * (DRAWN + 1) // 2 + 1
 CANDIDATES = 4  # packs drawn for each exchange; the one whose rank differs most is used
+FEW_STEPS, OF_FEW = 10_000, 64  # per pack; with fewer steps so many are drawn, to spend them on packs that differ most
 PATIENCE = 40  # stop after so many tries per pack without an improvement
 TOLERANCE = 1e-5  # pairs of ranks this near to their mean are skipped, in seconds of a mean rank
 
@@ -62,8 +63,8 @@ def equalize_packs(
 ) -> PackList:
     """Exchange samples between packs until ranks are as equal in seconds as possible; no budget is exceeded.
 
-    1. For each pack in turn, draw `CANDIDATES` packs of its exchange group; take the one whose rank's seconds differ
-       most.
+    1. For each pack in turn, draw `CANDIDATES` packs of its exchange group, `OF_FEW` where effort is scarce; take the
+       one whose rank's seconds differ most.
     2. List contiguous segments of up to `DRAWN` samples of either pack, in random order or by size. Exchange the pair
        of segments within budgets that makes the two ranks most equal, summed over parts, each relative to its mean.
     3. Stop when exchanges no longer help, or `effort` is spent.
@@ -91,7 +92,9 @@ def equalize_packs(
     _, first, numbers, counts = np.unique(exchange_groups, return_index=True, return_inverse=True, return_counts=True)
     groups = np.column_stack([first, counts])[numbers]
     steps = int(effort * min(STEPS_A_SECOND, MOST_STEPS * len(packs)))
-    _equalize(costs * units, sizes[ids], budgets, _chains(assignment), assignment, sums * units, groups, seed, steps)
+    candidates = OF_FEW if steps < FEW_STEPS * len(packs) else CANDIDATES
+    arguments = costs * units, sizes[ids], budgets, _chains(assignment), assignment, sums * units, groups
+    _equalize(*arguments, seed, steps, candidates)
     return packs_of(assignment, ids)
 
 
@@ -113,6 +116,7 @@ def _equalize(
     groups: Ints,
     seed: int,
     steps: int,
+    candidates: int,
 ) -> None:
     """Exchange samples in place.
 
@@ -130,7 +134,7 @@ def _equalize(
         turn += 1
         quiet += 1
         one = turn % packs
-        other = _furthest(assignment, sums, groups[one], one, seed, turn)
+        other = _furthest(assignment, sums, groups[one], one, seed, turn, candidates)
         if other < 0:
             continue
         looked += assignment.counts[one] + assignment.counts[other]
@@ -163,14 +167,16 @@ def _empty_segments(parts: int, kinds: int) -> _Segments:
 
 
 @numba.njit(cache=True)
-def _furthest(assignment: Assignment, sums: Floats, group: Ints, one: int, seed: int, turn: int) -> int:
-    """Return, of `CANDIDATES` random packs of the group, that whose rank differs most in seconds; -1: none differs."""
+def _furthest(
+    assignment: Assignment, sums: Floats, group: Ints, one: int, seed: int, turn: int, candidates: int
+) -> int:
+    """Return, of `candidates` random packs of the group, that whose rank differs most in seconds; -1: none differs."""
     furthest, most, rank = -1, -1.0, assignment.rank_of[one]
     start, count = group
     if rank < 0 or count < 2:
         return furthest
-    for number in range(CANDIDATES):
-        other = start + (one - start + 1 + below(count - 1, seed, CANDIDATES * turn + number)) % count
+    for number in range(candidates):
+        other = start + (one - start + 1 + below(count - 1, seed, candidates * turn + number)) % count
         if assignment.rank_of[other] < 0 or assignment.rank_of[other] == rank:
             continue
         distance = _distance(sums, rank, assignment.rank_of[other])

@@ -16,7 +16,9 @@ from omnibal_ext.packing.packs import LOADS, PackList, pack_loads
 from omnibal_ext.packing.widths import limited_sizes
 
 PACK_EFFORT = 0.5  # of the effort, for packs; the rest for ranks that run several
-CHUNK = 1 << 16  # packs ordered together: few enough for a processor's cache
+MANY = 1 << 16  # packs; more take as many times the effort, or too little would be left for each
+OF_MANY = 0.6, 1.0  # of the effort, for equalizing and for ordering these
+CHUNK, CHUNK_ITERATIONS = 1 << 14, 256  # packs, iterations of many that are ordered together, in a processor's cache
 
 
 def order_packs(
@@ -31,8 +33,8 @@ def order_packs(
     """Return packs in the order of iterations, leftover packs last.
 
     1. Equalize the seconds of packs, then of ranks where each runs several packs an iteration.
-    2. Order packs so that ranks wait at most the fraction `options.wait` and iterations look like the corpus; many
-       packs in random chunks.
+    2. Order packs so that ranks wait at most the fraction `options.wait` and iterations look like the corpus; more
+       than `MANY` packs in random chunks, with as much effort for each pack as `MANY` have.
 
     Features are divided by their standard deviation over the packs as built, so that all weigh alike.
 
@@ -41,34 +43,43 @@ def order_packs(
         others: packs of another sub-epoch. Packs that share a sample with them become leftover only if other
             packs do not suffice.
     """
-    sizes, effort = corpus.sizes, options.seconds
+    sizes, many = corpus.sizes, len(built) / MANY
+    equalizing, ordering = (options.seconds * (many * share if many > 1 else 1.0) for share in OF_MANY)
     exchange_groups = np.zeros(len(built), np.int64) if exchange_groups is None else exchange_groups
     several = options.micro_batches > 1 and options.data_parallel_size > 1  # a single rank never waits
 
     def equalized(packs: PackList, ranks: Ints, fraction: float) -> PackList:
-        if not worth_equalizing(packs, fraction * effort):
+        if not worth_equalizing(packs, fraction * equalizing):
             return packs
-        of_samples, limits = costs.of_samples(sizes, options.one_sum), limited_sizes(sizes, options)
-        return equalize_packs(packs, *limits, of_samples, ranks, exchange_groups, seed, fraction * effort)
+        ids = packs.sample_ids
+        own = sizes.take(ids)  # which may be few of the corpus
+        of_samples, limits = costs.of_samples(own, options.one_sum), limited_sizes(own, options)
+        same = PackList(packs.pack_offsets, np.arange(len(ids)))
+        equal = equalize_packs(same, *limits, of_samples, ranks, exchange_groups, seed, fraction * equalizing)
+        return PackList(equal.pack_offsets, ids[equal.sample_ids])
 
-    def seconds_of(packs: PackList) -> Floats:
-        return costs.waited_for(pack_loads(packs, sizes), (*LOADS, *sizes.more), options.one_sum)
+    def seconds_of(loads: Ints) -> Floats:
+        return costs.waited_for(loads, (*LOADS, *sizes.more), options.one_sum)
 
     packs = equalized(built, np.arange(len(built)), PACK_EFFORT if several else 1.0)
-    seconds = seconds_of(packs)
-    leftover, running = split_leftover(seconds, len(packs) % options.global_batch, _repeats_sample_of(packs, others))
+    loads = pack_loads(packs, sizes)
+    seconds = seconds_of(loads)
+    count, avoid = len(packs) % options.global_batch, _repeats_sample_of(packs, others)
+    leftover, running = split_leftover(seconds, count, avoid, alike=options.micro_batches == 1)
     if len(running) == 0:
         return packs.reordered(leftover)
     chunks = _chunks(running, options.global_batch, seed)
-    each = effort / len(chunks)
+    each = ordering / len(chunks)
     packs_of_ranks = [chunk[balance_ranks(seconds[chunk], options.micro_batches, seed, each)] for chunk in chunks]
     if several:
         rank_of = np.full(len(packs), -1, np.int64)
         rank_of[np.concatenate(packs_of_ranks)] = np.arange(len(running) // options.micro_batches)[:, None]
         packs = equalized(packs, rank_of, 1 - PACK_EFFORT)
-        seconds = seconds_of(packs)
-    deviations = pack_features(corpus, built, pack_loads(built, sizes)).deviations()
-    features = pack_features(corpus, packs, pack_loads(packs, sizes)).scaled(deviations)
+        loads = pack_loads(packs, sizes)
+        seconds = seconds_of(loads)
+    found = pack_features(corpus, packs, loads)
+    as_built = found if packs is built else pack_features(corpus, built, pack_loads(built, sizes))
+    features = found.scaled(as_built.deviations())
     limit = _limit_of_wait(seconds, leftover, running, options)
     slots = []
     for chunk in packs_of_ranks:
@@ -79,10 +90,10 @@ def order_packs(
 
 
 def _chunks(packs: Ints, global_batch: int, seed: int) -> list[Ints]:
-    """Return all packs, or random chunks of complete iterations of about `CHUNK` packs."""
-    count = -(-len(packs) // CHUNK)
-    if count == 1:
+    """Return all packs; if `MANY`, random chunks of about `CHUNK` packs or `CHUNK_ITERATIONS` complete iterations."""
+    if len(packs) <= MANY:
         return [packs]
+    count = -(-len(packs) // max(CHUNK, CHUNK_ITERATIONS * global_batch))
     iterations = np.random.default_rng((seed, 3)).permutation(packs).reshape(-1, global_batch)
     return [np.sort(chunk, axis=None) for chunk in np.array_split(iterations, min(count, len(iterations)))]
 

@@ -14,6 +14,9 @@ from omnibal_ext.packing.random_bits import below
 SWAPS_A_SECOND = 12_000_000  # swaps tried per nominal second
 LEAST_SWAPS, MOST_SWAPS = 16, 2_000  # per pack: fewer are useless, more change next to nothing
 ROUNDS, DEAREST, CHEAPER = 24, 10.0, 0.6  # the price of waiting falls from round to round
+FEW_SWAPS = 500  # per pack; with fewer the price falls through the range alone in which swaps are found
+OF_FEW = 0.5, 0.85  # DEAREST and CHEAPER then
+SPENT = 0.99  # of the allowed wait, at which the price of few swaps stays: a lower one gives no seconds back
 
 
 class _Iterations(NamedTuple):
@@ -55,11 +58,12 @@ def swap_packs(seconds: Floats, features: Floats, slots: Ints, limit: float, see
     mean_loads = state.loads.reshape(iterations, ranks, -1).mean(axis=1)
     waiting = float((state.highest[:, :, 0] - mean_loads).sum())  # of a mean rank, summed over iterations and parts
     allowed = limit / (1 - limit) * iterations
-    price = DEAREST * float((state.sums**2).sum()) / max(allowed, 1e-12)
+    dearest, cheaper = OF_FEW if (few := steps < FEW_SWAPS * slots.size) else (DEAREST, CHEAPER)
+    price = dearest * float((state.sums**2).sum()) / max(allowed, 1e-12)
     arguments = costs, features, order, pack_at, slot_of, micro_batches, state
     for number in range(ROUNDS):
         waiting = _round(*arguments, price, waiting, allowed, seed + number, steps // ROUNDS)
-        price *= CHEAPER
+        price *= 1.0 if few and waiting > SPENT * allowed else cheaper
     return pack_at.reshape(slots.shape)
 
 

@@ -137,7 +137,7 @@ def _search(
         return None
     fewest = min(filled, key=lambda packs: int(packs.repeats.sum()))
     offsets = offsets_of(np.repeat(np.diff(fewest.ends, prepend=0), fewest.repeats))
-    samples = _shuffled_by_type(types, offsets_of(counts), seed)
+    samples = shuffled_by_type(types, offsets_of(counts), seed)
     return PackList(offsets, _hand_out(fewest, offsets_of(counts), samples))
 
 
@@ -234,7 +234,7 @@ def _plan(
 
 
 @numba.njit(cache=True)
-def _shuffled_by_type(types: Ints, starts: Ints, seed: int) -> Ints:
+def shuffled_by_type(types: Ints, starts: Ints, seed: int) -> Ints:
     """Return the samples sorted by type, each type in random order (Fisher-Yates, random numbers by position)."""
     next_of_type = starts[:-1].copy()
     samples = np.empty(len(types), np.int64)

@@ -1,0 +1,142 @@
+"""Packs beyond `MANY` are mixed as well as fewer: each has the same effort, or the packs of its twin."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.packing import pack_epoch
+from omnibal_ext.packing import twins as twins_module
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
+from omnibal_ext.packing.index.summary import shortfalls
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering import order_iterations, order_packs
+from omnibal_ext.packing.twins import twins_of
+from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import assert_packed
+
+OPTIONS = PackOptions(vit_budget=12, llm_budget=4096, data_parallel_size=4)
+
+
+def words_and_images(samples: int) -> Sizes:
+    """A fifth are words alone."""
+    generator = np.random.default_rng(1)
+    tiles = generator.choice([0, 1, 2, 5], samples, p=[0.2, 0.4, 0.3, 0.1])
+    return Sizes.from_arrays(tiles, tiles * 256 + generator.lognormal(5, 0.7, samples).astype(np.int64) + 8)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, effort_at: int) -> list[tuple[float, int]]:
+    """Return a list that receives (nominal seconds, packs) of every call of `module.name`."""
+    calls: list[tuple[float, int]] = []
+    was: Callable[..., Any] = getattr(module, name)
+
+    def noted(*arguments: Any) -> Any:
+        packs = arguments[2].size if name == "swap_packs" else len(arguments[0])
+        calls.append((arguments[effort_at], packs))
+        return was(*arguments)
+
+    monkeypatch.setattr(module, name, noted)
+    return calls
+
+
+@pytest.mark.parametrize("times", [2, 8])
+def test_effort_a_pack_has_a_floor_whatever_their_number(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Without twins: samples of several groups, as of native resolution."""
+    monkeypatch.setattr(order_packs, "MANY", 50)
+    monkeypatch.setattr(order_packs, "CHUNK", 40)
+    monkeypatch.setattr(order_packs, "CHUNK_ITERATIONS", 5)
+    swaps = counted(monkeypatch, order_iterations, "swap_packs", 5)
+    steps = counted(monkeypatch, order_packs, "equalize_packs", 7)
+    corpus = Corpus.of(words_and_images(300 * times))
+    made, _ = pack_epoch._pack_sub_epoch(
+        corpus, np.arange(len(corpus.sizes)), np.zeros(len(corpus.sizes), np.int8), OPTIONS, 0
+    )
+    order_packs.order_packs(corpus, made, OPTIONS, pack_epoch.PackCosts.of_model(), 0)
+    assert len(made) > 50
+    assert sum(packs for _, packs in swaps) > 0.9 * len(made)
+    for calls in (swaps, steps):
+        assert min(seconds / packs for seconds, packs in calls) >= 0.5 / 50
+
+
+def test_twins_differ_in_few_tokens_alone_and_each_sample_is_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins_module, "LONGER", 0.02)
+    sizes = words_and_images(20_000)
+    corpus = Corpus(sizes, (CorpusSource("a", 12_000), CorpusSource("b", 8_000)))
+    samples = np.flatnonzero(np.arange(20_000) % 7)
+    twins, others = twins_of(corpus, samples, 6, 0)
+    assert np.array_equal(np.sort(np.concatenate([twins.ravel(), others])), samples)
+    assert len(others) < 6 * 8
+    assert (np.diff(twins[0]) > 0).all()
+    assert (sizes.tiles[twins] == sizes.tiles[twins[0]]).all()
+    assert ((twins < 12_000) == (twins[0] < 12_000)).all()
+    assert (sizes.tokens[twins] <= sizes.tokens[twins[0]]).all()
+    assert sizes.tokens[twins[0]].sum() * 6 <= 1.02 * sizes.tokens[twins].sum()
+
+
+@pytest.mark.parametrize("case", ["further sizes", "groups", "few samples"])
+def test_samples_that_differ_have_no_twins(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    monkeypatch.setattr(twins_module, "LONGER", 0.02)
+    sizes = words_and_images(100 if case == "few samples" else 20_000)
+    if case == "further sizes":
+        sizes = Sizes(sizes.tiles, sizes.tokens, {"frames": sizes.tokens})
+    corpus = Corpus.of(sizes)
+    corpus = corpus.grouped(sizes.tiles) if case == "groups" else corpus
+    twins, others = twins_of(corpus, np.arange(len(sizes)), 6, 0)
+    assert twins.size == 0
+    assert np.array_equal(others, np.arange(len(sizes)))
+
+
+def test_packs_of_twins_hold_all_samples_within_budgets_and_are_as_few(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    corpus = Corpus.of(words_and_images(24_000))
+    _whole, before = build_index(corpus, tmp_path / "whole", OPTIONS)
+    monkeypatch.setattr(pack_epoch, "MANY", 700)
+    monkeypatch.setattr(twins_module, "LONGER", 0.02)
+    packed: list[int] = []
+    was = pack_epoch.pack
+    monkeypatch.setattr(pack_epoch, "pack", lambda sizes, *rest: packed.append(len(sizes)) or was(sizes, *rest))
+    index, after = build_index(corpus, tmp_path / "twins", OPTIONS)
+    packs = pack_epoch.PackList(np.asarray(index.pack_offsets), np.asarray(index.sample_ids))
+    assert_packed(packs, corpus.sizes, OPTIONS.vit_budget, OPTIONS.llm_budget)
+    assert sum(packed) < len(corpus.sizes) / 3  # one of four twins, and few others
+    assert after.packs <= 1.005 * before.packs
+    assert after.wait <= 1.25 * OPTIONS.wait  # of so few samples twins differ more
+    assert max(after.spread_sizes, after.spread_sources) <= 1.1
+    loads = np.asarray(index.loads[: after.iterations * 4 - 4]).reshape(-1, 4, 3).sum(axis=1)
+    assert len(np.unique(loads[: len(loads) // 3], axis=0)) > len(loads) // 6  # twins do not follow each other
+
+
+def waits(seconds: Floats) -> float:
+    return float(1 - seconds.mean() / seconds.max())
+
+
+@pytest.mark.parametrize("ranks", [7, 16])
+def test_the_last_iteration_waits_no_longer_than_others(tmp_path: Path, ranks: int) -> None:
+    """Of one pack a rank: what is left over costs the same, and what completes it of the next epoch does too."""
+    options = PackOptions(vit_budget=12, llm_budget=4096, data_parallel_size=ranks)
+    index, summary = build_index(words_and_images(9_000), tmp_path / "packs", options)
+    seconds = index.seconds(np.arange(index.num_packs)).sum(axis=1)
+    left = index.num_packs % ranks
+    assert left
+    for epoch in range(3):  # later ones take the first packs of other iterations
+        first: Ints = pack_epoch.opened_groups(0, 0, index.num_packs // ranks)[[epoch]] * ranks
+        fill = np.arange(int(first[0]), int(first[0]) + ranks - left)
+        assert waits(np.concatenate([seconds[-left:], seconds[fill]])) < 0.004
+    assert summary.wait_last < 0.004
+
+
+def test_advice_names_seconds_where_these_are_what_lacks(tmp_path: Path) -> None:
+    """And the wait allowed where effort was there."""
+    found = []
+    for number, seconds in enumerate((1e-5, 1.0)):
+        options = PackOptions(vit_budget=12, llm_budget=4096, data_parallel_size=4, seconds=seconds, wait=1e-5)
+        _, summary = build_index(words_and_images(9_000), tmp_path / str(number), options)
+        found.append(shortfalls(summary, options)[-1])
+    assert "--seconds" in found[0]
+    assert "--seconds" not in found[1]
+    assert "--wait" in found[1]
