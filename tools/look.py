@@ -27,7 +27,7 @@ from omnibal_ext.output import say
 from omnibal_ext.packing.build import reject_reasons
 from omnibal_ext.packing.comparison import Batching, Order, measure, ways
 from omnibal_ext.packing.corpus import Corpus
-from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.costs import PackCosts, refuse_unpriced
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packers.budgets import choose_budgets, further_budgets_for
 from omnibal_ext.report.page import comparison_page
@@ -196,6 +196,8 @@ def compare(given: Input, arguments: argparse.Namespace) -> Comparison:
         budgets=further_budgets_for(corpus.sizes, budgets.llm_budget), micro_batches=micro_batches,
         pipeline_model_parallel_size=arguments.pipeline_model_parallel_size, seed=arguments.seed,
     )  # fmt: skip
+    if not (arguments.costs or arguments.model):
+        refuse_unpriced(corpus.sizes, options.all_budgets)
     costs = PackCosts.asked_for(arguments.costs, arguments.model, arguments.analytic, options.all_budgets)
     others = ways(options, arguments.batch)
     measured = [measure(corpus, way, asked, costs) for way in track(others, "compare", total=len(others))]

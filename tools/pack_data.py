@@ -19,7 +19,7 @@ from omnibal_ext.modalities.modality import FURTHER, FURTHER_SIZES, budgets_in
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons
 from omnibal_ext.packing.corpus import DATASET_SOURCES, Corpus
-from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.costs import PackCosts, refuse_unpriced
 from omnibal_ext.packing.held_out import HeldOut
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.histograms import bar_line, distributions, waste_by_kind
@@ -138,7 +138,12 @@ def _parser() -> ToolParser:
         "--wait", type=float, default=WAIT, metavar="SHARE",
         help="of device time that ranks may spend waiting; more of it lets iterations look more like the corpus",
     )  # fmt: skip
-    add("--seconds", type=float, default=1.0, help="nominal time for evening, and for mixing iterations")
+    add(
+        "--seconds",
+        type=float,
+        default=1.0,
+        help="nominal time for evening, and for mixing iterations; of each 65,536 packs",
+    )
     add = parser.add_argument_group("costs, by which ranks are balanced").add_argument
     add("--costs", metavar="PROFILE", help="a profile.json of omnibal profile")
     add("--analytic", metavar="DEVICE", help="or count the operations of --model on an a100, h100 or h200")
@@ -303,6 +308,8 @@ def main() -> None:
     options = PackOptions(**{field.name: getattr(arguments, field.name) for field in fields(PackOptions)})
     if arguments.max_rejects is not None:
         check_rejects(corpus, options, arguments.max_rejects)
+    if not (arguments.costs or arguments.model or arguments.held_out_of):  # the order of held-out packs does not matter
+        refuse_unpriced(corpus.sizes, options.all_budgets)
     costs = PackCosts.asked_for(arguments.costs, arguments.model, arguments.analytic, options.all_budgets)
     index, summary = build_index(corpus, arguments.output_dir, options, built_from, costs)
     found = [] if arguments.held_out_of else shortfalls(summary, options)  # their order does not matter

@@ -22,9 +22,11 @@ from omnibal_ext.launch.folder import is_made, refuse_other, remove_unused
 from omnibal_ext.launch.planning import run_our_tool
 from omnibal_ext.launch.processes import run_python
 from omnibal_ext.output import say
+from omnibal_ext.packing.costs import are_patches
 from omnibal_ext.packing.packers.budgets import read_budget
 from omnibal_ext.packing.widths import check_widths, read_widths
 from omnibal_ext.reading.document import decode
+from omnibal_ext.sizes import Sizes
 
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
 LIMITS = ("max_tiles", "max_pixels", "max_tokens")
@@ -230,7 +232,9 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
         _say(arguments, f"dataset -> {arguments.packs}: there, made from the same")
         return
     data = {"--data": arguments.data}
-    flags = {**data, **_pack_flags(arguments, data_parallel), "--output-dir": arguments.packs}
+    sizes = Path(arguments.data) / "sizes.npz"
+    priced = {"--model": arguments.model} if sizes.exists() and are_patches(Sizes.load(sizes)) else {}
+    flags = {**data, **_pack_flags(arguments, data_parallel), **priced, "--output-dir": arguments.packs}
     held_out = {**data, "--held-out-of": arguments.packs, "--output-dir": arguments.eval_packs}
     for named in (flags, held_out) if arguments.held_out else (flags,):
         made = Path(named["--output-dir"])

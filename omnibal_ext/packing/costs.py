@@ -16,6 +16,7 @@ from omnibal_ext.arrays import Floats
 from omnibal_ext.chain import modality_of
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
+from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.modality import (
     ALWAYS,
     FURTHER,
@@ -31,6 +32,7 @@ from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
 from omnibal_ext.sizes import Sizes
 
 DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # for costs by default
+MOST_TILES = 64  # of a sample; more can only be patches
 CONSTANT = "pack"  # key of the seconds per pack that do not depend on its size
 COSTS = record({"parts": mapping(mapping(finite(-LARGEST), most=64), most=8)}, {"origin": text})
 """Schema of `PackCosts.to_record`; fitted seconds may be negative."""
@@ -142,3 +144,18 @@ class PackCosts:
         """Return `seconds`, or with `one_sum` (each rank runs all parts) their sum over parts, [P, 1]."""
         seconds = self.seconds(loads, names)
         return seconds.sum(axis=1, keepdims=True) if one_sum else seconds
+
+
+def are_patches(sizes: Sizes) -> bool:
+    """Whether a sample has more tiles than images are cut into."""
+    return int(sizes.tiles.max(initial=0)) > MOST_TILES
+
+
+def refuse_unpriced(sizes: Sizes, budgets: Budgets) -> None:
+    """Raise UserError where tiles can only be patches, and the model by default would price each as a tile."""
+    if are_patches(sizes) and not any(budgets.get(size) for size in MODEL_WITH):
+        raise UserError(
+            f"sample {int(sizes.tiles.argmax())} has {sizes.tiles.max()} tiles, more than {MOST_TILES}: these can only "
+            "be patches, a thousand times cheaper than tiles of the model by default; name yours with --model, or give "
+            "--costs"
+        )
