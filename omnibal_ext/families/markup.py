@@ -128,8 +128,7 @@ class ImageMarkup:
     @property
     def marks(self) -> re.Pattern[str]:
         """Matches the marks of all that the model takes."""
-        video = (VIDEO_MARK,) if self.video else ()
-        return re.compile("|".join((IMAGE_MARK, *video, *(one.modality.mark for one in self.further))))
+        return re.compile("|".join((IMAGE_MARK, VIDEO_MARK, *(one.modality.mark for one in self.further))))
 
     @property
     def reserved(self) -> tuple[str, ...]:

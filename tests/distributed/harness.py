@@ -64,7 +64,7 @@ from omnibal_ext.schedules.actions import Schedule
 from omnibal_ext.schedules.placement import Placement
 from tests.distributed.cases import Question
 from tests.engine.names import weights_by_checkpoint_name
-from tests.media import with_images, with_sounds
+from tests.media import audio_of, with_images, with_sounds
 
 SMALL = Architecture(
     "small",
@@ -356,7 +356,7 @@ def sample_packs(kind: str = "all", multiple: int = 1, model: str = "small") -> 
     packs = []
     for tiles, lengths in PACK_KINDS[kind]:
         pack = _pack(SMALL, tiles, lengths, multiple, generator)
-        native, audio = MODELS[model].vision.native, MODELS[model].audio
+        native, audio = MODELS[model].vision.native, audio_of(MODELS[model])
         pack = _at_native_resolution(pack, tiles, native, generator) if native else pack
         packs.append(_with_sounds(pack, tiles, lengths, audio) if audio else pack)
     return packs

@@ -37,7 +37,7 @@ def test_parameters_are_those_of_the_weights(name: str) -> None:
 @pytest.mark.parametrize("name", HEARING)
 def test_operations_are_those_of_convolutions_rows_and_windows(name: str) -> None:
     """Of a minute: each convolution's outputs times its kernel, matrices of every row, rows of a window squared."""
-    audio, frames = preset(name).audio, 6000
+    audio, frames = audio_of(preset(name)), 6000
     assert audio is not None
     works, rows = layer_works(preset(name), {"tiles": 4, "tokens": 4096, "frames": frames}, 1), audio.rows(frames)
     h, bins, c = audio.hidden_size, audio.mel_bins, audio.channels
