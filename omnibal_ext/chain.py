@@ -20,18 +20,21 @@ TOWER_KINDS = KINDS[: KINDS.index(LANGUAGE.kinds[0])]
 """Kinds of encoders: a pack without what they encode passes them by."""
 _MODALITIES = {kind: one for one in IN_CHAIN for kind in one.kinds}
 RECOMPUTABLE_KINDS = tuple(one.kinds[1] for one in IN_CHAIN)
-ADAPTABLE_KINDS = (*joined.from_iterable(one.kinds[1:] for one in ENCODED), LANGUAGE.kinds[1])
+_WITHOUT_WEIGHTS = {one.kinds[2] for one in ENCODED if one.projected_by}
+ADAPTABLE_KINDS = (
+    *(kind for one in ENCODED for kind in one.kinds[1:] if kind not in _WITHOUT_WEIGHTS), LANGUAGE.kinds[1]
+)  # fmt: skip
 """Kinds whose linear layers get adapters if their part is among the targets."""
 PARTS = {
-    "vit": tuple(joined.from_iterable(one.kinds[:2] for one in ENCODED)),
-    "projector": tuple(one.kinds[2] for one in ENCODED),
+    "vit": tuple(kind for one in ENCODED for kind in one.kinds if kind != one.kinds[2] or kind in _WITHOUT_WEIGHTS),
+    "projector": tuple(one.kinds[2] for one in ENCODED if one.kinds[2] not in _WITHOUT_WEIGHTS),
     "llm": LANGUAGE.kinds,
 }
 """The parts of a model that can be frozen, and the kinds of links in each: any encoder is treated as the ViT."""
 PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
 TIMED_PART_OF = {**PART_OF, "head": "head"}
 """The part of each kind in timelines: as in `PART_OF`, with the head as a part of its own."""
-AS_LAYERS = {PART_OF[one.kinds[2]]: PART_OF[one.kinds[1]] for one in ENCODED}
+AS_LAYERS = {PART_OF[one.kinds[2]]: PART_OF[one.kinds[1]] for one in ENCODED if not one.projected_by}
 """A projector's part -> that of its encoder's layers, where they are measured together."""
 VISION_NORM = "vision_norm"
 """The ViT's last norm, if any. It is the first module of the projector's link, but belongs to the part "vit"."""

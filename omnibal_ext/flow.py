@@ -8,6 +8,8 @@
     key, value         a language layer               some later ones          Gemma 4 E2B
     tokens             an encoder's embedding, which  word embedding           models with several encoders
                        gets them as hidden states
+    rows, tokens       the same; the projector        a projector; word        two encoders before one projector
+                                                      embedding
 
 Each is passed on from the link that makes it to the last that uses it. This determines what a stage receives
 (`megatron.vlm.models.flow`) and what the planner counts.
@@ -43,12 +45,19 @@ class Extra:
     added: bool = False
     """It is added to its taker's output, not read by the taker's module."""
     passing: Modality | None = None
-    """It is the tokens of this modality: the hidden states that enter its giver, as many as `at` sets."""
+    """It is what this modality's last link gives: the hidden states that enter its giver, as many as `at` sets."""
+    projected: Modality | None = None
+    """It is the tokens that its giver makes of this modality's rows, as many as `at` sets."""
+
+    @property
+    def counted(self) -> Modality | None:
+        """Whose tokens or rows it is, in a number that depends on the pack."""
+        return self.passing or self.projected
 
     def at(self, tokens: Mapping[Modality, int]) -> "Extra":
-        """Return the extra in a pack with so many tokens of each modality; only one that is `passing` depends on
+        """Return the extra in a pack with so many tokens of each modality; only one that is `counted` depends on
         them."""
-        return replace(self, shape=(tokens[self.passing], *self.shape)) if self.passing else self
+        return replace(self, shape=(tokens[self.counted], *self.shape)) if self.counted else self
 
     def enters(self, link: int) -> bool:
         """Whether it is passed to a link, or through it."""
@@ -61,17 +70,24 @@ class Extra:
         return (rows * self.rows, *self.shape) if self.rows else self.shape
 
 
-def encoder_extras(chain: Sequence[str], encoders: Mapping[Modality, Features], width: int) -> Iterator[Extra]:
+def encoder_extras(
+    chain: Sequence[str], encoders: Mapping[Modality, Features], width: int, row_width: int = 1
+) -> Iterator[Extra]:
     """Yield the extras that a model's `encoders` give to links of this chain, which may begin behind the first of them.
-    `width`: of the language model's hidden states.
+    `width`: of the language model's hidden states; `row_width`: of rows that another encoder's projector projects.
 
     Tokens of an encoder pass by those behind it. Where the chain begins further behind, another chain gave them: their
     giver is -1, before the first link.
+    Where another's projector makes them, rows pass as far as this, and tokens behind it.
     Features go from layers to the projector and, unless it joins them, to the first language layers."""
     words = chain.index(LANGUAGE.kinds[0])
     for before, behind in pairwise(one for one in ENCODED if one in encoders):
         giver = chain.index(behind.kinds[0]) if behind.kinds[0] in chain else -1
-        if giver >= 0 or words > 0:
+        if (by := before.projected_by) and by.kinds[2] in chain:
+            projector, shape = chain.index(by.kinds[2]), (1, row_width)
+            yield Extra(f"{before.name} rows", giver, (projector,), shape, rows=0, passing=before)
+            yield Extra(f"{before.name} tokens", projector, (words,), (1, width), rows=0, projected=before)
+        elif giver >= 0 or words > 0:
             yield Extra(f"{before.name} tokens", giver, (words,), (1, width), rows=0, passing=before)
     for modality in ENCODED:
         if modality in encoders and modality.kinds[0] in chain:

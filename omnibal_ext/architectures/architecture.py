@@ -154,6 +154,10 @@ class Architecture:
         """Return the encoder of a modality that the model has."""
         return next(one for one in self.encoders if one.modality == modality)
 
+    def projected_with(self, modality: Modality) -> tuple[Modality, ...]:
+        """Return the others of which the projector of a modality makes tokens too, in the order of the chain."""
+        return tuple(one.modality for one in self.encoders if one.modality.projected_by == modality)
+
     @cached_property
     def chain(self) -> tuple[str, ...]:
         """The model as one flat list of layer kinds."""
@@ -192,7 +196,7 @@ class Architecture:
     def extras(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[Extra, ...]:
         """Return the tensors passed along the chain in addition to the hidden states, on one of `ranks` tensor-parallel
         ranks."""
-        given = encoder_extras(self.chain, self._features, self.language.hidden_size)
+        given = encoder_extras(self.chain, self._features, self.language.hidden_size, self.vision.hidden_size)
         return (*given, *language_extras(self.chain, self.language, ranks, is_shared_out))
 
     @cached_property

@@ -286,11 +286,14 @@ class Profile:
 
     @property
     def tokens_after(self) -> dict[str, tuple[int, ...]]:
-        """By kind of projector whose tokens pass by encoders behind it: whether they do so with every layer's output, 0
-        or 1, as many bytes as the projector's output has."""
-        given = encoder_extras(self.chain, self._encoders, 1)
-        links = range(1, len(self.chain) + 1)
-        return {one.passing.kinds[2]: tuple(int(one.enters(link)) for link in links) for one in given if one.passing}
+        """By last link of an encoder whose tokens or rows pass by encoders behind it: whether they do so with every
+        layer's output, 0 or 1, as many bytes as the link's output has."""
+        found, links = dict[str, tuple[int, ...]](), range(1, len(self.chain) + 1)
+        for one in encoder_extras(self.chain, self._encoders, 1):
+            if one.counted:
+                before = found.get(kind := one.counted.kinds[2], (0,) * len(links))
+                found[kind] = tuple(was + one.enters(link) for was, link in zip(before, links, strict=True))
+        return found
 
     def streams(self, size: Size) -> int:
         """Return how many tensors of tokens the encoder of a size gives: one, and features that are added later."""

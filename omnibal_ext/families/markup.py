@@ -132,9 +132,10 @@ class ImageMarkup:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Texts that no message may contain, but for the mark `<image>`, which is counted instead."""
+        """Texts that no message may contain, but for marks, which are counted instead."""
         around = (self.steps.before, self.steps.after) if self.steps else ()
         heard = (text for one in self.further for text in (one.token, one.before, one.after))
         written = (self.before, self.context, self.video, self.between, self.after, *around, *heard)
         words = dict.fromkeys(word.strip() for word in written)
-        return tuple(word for word in words if word not in ("", IMAGE_MARK))
+        marks = (IMAGE_MARK, *(one.modality.mark for one in self.further))
+        return tuple(word for word in words if word not in ("", *marks))

@@ -59,11 +59,6 @@ class EncoderArchitecture(ABC):
         """Whose inputs it reads."""
         return self.encoder.modality
 
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """Numbers of a unit of its inputs."""
-
     @classmethod
     def among(cls, further: Iterable["EncoderArchitecture"]) -> Self:
         """Return those of this class among a model's, which has such an encoder."""

@@ -29,6 +29,10 @@ class Item(Protocol):
     def units(self) -> int:
         """How much of its modality's size it is: tiles, mel frames."""
 
+    @property
+    def is_video_file(self) -> bool:
+        """Whether frames of a video file are seen, whose numbers mean what they do by one way of counting."""
+
 
 class FurtherItem(Item, Protocol):
     """One of a modality beyond images."""

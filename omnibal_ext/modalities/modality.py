@@ -34,6 +34,9 @@ class Modality:
     """Of further ones: the model by which packs are priced that have it, where none is named."""
     typical: int = 1
     """Units that an input is taken to have where nothing says how many."""
+    projected_by: "Modality | None" = None
+    """Of further ones whose last link has no weights and gives rows: the modality behind them in the chain whose
+    projector makes tokens of the rows, a token each. None: the last link makes tokens."""
 
     def __hash__(self) -> int:
         """By the name, which no other has: a modality is the key of many mappings."""

@@ -26,7 +26,7 @@ from megatron.vlm.pipeline.executor import Executor, image_edges, open_channels
 from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.plan import Plan
 from tests.distributed import beside_cases, harness, parity
-from tests.media import heard, seen
+from tests.media import seen
 
 
 def main() -> None:
@@ -107,14 +107,16 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
     """This rank's part of a pack's images."""
     assert plan.tower is not None
     parts, sizes = plan.tower.parts[microbatch % len(plan.tower.parts)], plan.tower.rates
-    images, sounds = seen(pack), heard(pack).units if "frames" in sizes else ()
+    size = next((one for one in sizes if one != "tiles"), "frames")
+    more, images = pack.media_of(size), seen(pack)
+    sounds = more.units if size in sizes else ()
     units = (tuple(map(prod, images.grids)) or (1,) * images.amount) if "tiles" in sizes else ()
-    costs = (*units, *(sizes["frames"] * sum(sample) for sample in sounds))
+    costs = (*units, *(sizes[size] * sum(sample) for sample in sounds))
     here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
     workers = assign_units(costs, microbatch, parts, parallel_state.get_tensor_model_parallel_world_size())
     worker = parts.index(here) * parallel_state.get_tensor_model_parallel_world_size() + tensor if here in parts else -1
     own, own_sounds = ([one == worker for one in some] for some in (workers[: len(units)], workers[len(units) :]))
-    rows = torch.tensor([one for one, size in zip(own, units, strict=True) for _ in range(size)], dtype=torch.bool)
+    rows = torch.tensor([one for one, unit in zip(own, units, strict=True) for _ in range(unit)], dtype=torch.bool)
     assert images.values is not None
     frames = torch.tensor(
         [one for one, sample in zip(own_sounds, sounds, strict=True) for _ in range(sum(sample))], dtype=torch.bool
@@ -126,8 +128,8 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
             units=tuple((unit,) for unit in units), encodes=tuple(own), values=images.values[rows], grids=grids
         )
     if sounds:
-        assert heard(pack).values is not None
-        media["frames"] = Media(units=sounds, encodes=tuple(own_sounds), values=heard(pack).values[frames])
+        assert more.values is not None
+        media[size] = Media(units=sounds, encodes=tuple(own_sounds), values=more.values[frames])
     return Microbatch(lengths=(), samples=pack.samples, useful_tokens=0, media=media, pack=pack.pack)
 
 

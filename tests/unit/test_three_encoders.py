@@ -13,7 +13,7 @@ from megatron.vlm.platform import Moment
 from omnibal_ext import flow, plan_tower
 from omnibal_ext.flow import encoder_extras, in_rows
 from omnibal_ext.modalities.encoder import Features
-from omnibal_ext.modalities.modality import AUDIO, LANGUAGE, VISION, Modality
+from omnibal_ext.modalities.modality import AUDIO, ENCODED, FURTHER, LANGUAGE, VISION, Modality
 from omnibal_ext.plan_tower import LAYOUTS, Tower, tower_ends, tower_layout
 from omnibal_ext.report import timeline
 from omnibal_ext.report.timeline import packs_of_record
@@ -39,8 +39,8 @@ FEATURES = {TABLES: Features(), AUDIO: Features(), VISION: Features((0,))}
 @pytest.fixture(autouse=True)
 def third_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow, "ENCODED", ENCODERS)
-    monkeypatch.setattr(plan_tower, "ENCODED", ENCODERS)
-    monkeypatch.setattr(plan_tower, "FURTHER", (AUDIO, TABLES))
+    monkeypatch.setattr(plan_tower, "ENCODED", (TABLES, *ENCODED))
+    monkeypatch.setattr(plan_tower, "FURTHER", (*FURTHER, TABLES))
 
 
 def tokens_of(modality: Modality) -> Tensor:
@@ -92,7 +92,7 @@ def test_layouts_are_named_by_a_models_own_encoders() -> None:
         "tables=beside,audio=beside,vision=cut": "patch_embed",
         "tables=beside,audio=cut,vision=cut": "audio_embed",
     }
-    assert plan_tower._layouts()[: len(LAYOUTS)] == LAYOUTS
+    assert [one for one in plan_tower._layouts() if one in LAYOUTS] == LAYOUTS
     assert tower_layout("vision=cut,audio=beside") == "audio=beside,vision=cut"
 
 

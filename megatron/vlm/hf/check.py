@@ -16,7 +16,8 @@ from megatron.vlm.data.inputs.images import order_tensors
 from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
-from megatron.vlm.hf.pack_inputs import by_rows, padded, padded_patches, whole_images
+from megatron.vlm.hf.further import FURTHER_INPUTS
+from megatron.vlm.hf.pack_inputs import by_rows, padded_patches, whole_images
 from megatron.vlm.hf.peft_config import PREFIX
 from megatron.vlm.media import Images, Media, together
 from megatron.vlm.microbatch import Microbatch
@@ -32,7 +33,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError, missing_package
 from omnibal_ext.families.registry import MODELS, model_of
 from omnibal_ext.joining.positions import text_and_image_positions
-from omnibal_ext.modalities.modality import VISION, Size
+from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.output import say
 
@@ -126,8 +127,7 @@ def _our_logits(
         stage = Stage(chain, 0, len(chain.kinds)).cuda()
         load_complete([stage], None, None)
         batch, lengths = _pack(samples, image_token), [len(sample.ids) for sample in samples]
-        for size, token in architecture.prompt.further_token_ids.items():
-            batch = _with_further(batch, samples, size, token)
+        batch = _with_further(batch, samples, architecture)
 
         def logits() -> tuple[Tensor, ...]:
             return stage.eval()(batch).cpu()[:, : architecture.language.vocab_size].float().split(lengths)
@@ -161,16 +161,19 @@ def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
     )
 
 
-def _with_further(batch: Microbatch, samples: list[CheckSample], size: Size, token: int) -> Microbatch:
+def _with_further(batch: Microbatch, samples: list[CheckSample], architecture: Architecture) -> Microbatch:
+    """The batch with the samples' inputs beyond images."""
     assert batch.input_ids is not None
-    inputs = [sample.further.get(size, ()) for sample in samples]
-    read = [one for some in inputs for one in some]
-    media = Media(
-        units=tuple(tuple(map(len, some)) for some in inputs),
-        values=torch.cat(read).to("cuda") if read else None,
-        positions=(batch.input_ids == token).nonzero().squeeze(1),
-    )
-    return replace(batch, media={**batch.media, size: media})
+    media = dict(batch.media)
+    for size, token in architecture.prompt.further_token_ids.items():
+        each = [sample.further.get(size, ()) for sample in samples]
+        values = [one for inputs in each for one in inputs]
+        media[size] = Media(
+            units=tuple(tuple(map(len, inputs)) for inputs in each),
+            values=torch.cat(values).to("cuda") if values else None,
+            positions=(batch.input_ids == token).nonzero().squeeze(1),
+        )
+    return replace(batch, media=media)
 
 
 def _merged(model: Any, folder: Path, inside: str) -> Any:
@@ -204,10 +207,14 @@ def _their_logits(
         model = _merged(model, peft, kind.inside)
     takes = MODELS[model.config.model_type].takes
     inputs = (
-        {**_images(sample, model.config, takes, vision), **_answer(sample), **padded(sample.further)}
-        for sample in samples
+        {**_images(sample, model.config, takes, vision), **_answer(sample), **_further(sample)} for sample in samples
     )
     return [model(input_ids=sample.ids[None], **more).logits[0] for sample, more in zip(samples, inputs, strict=True)]
+
+
+def _further(sample: CheckSample) -> dict[str, Tensor]:
+    given = (FURTHER_INPUTS[size].given(inputs) for size, inputs in sample.further.items())
+    return {name: value for one in given for name, value in one.items()}
 
 
 def _answer(sample: CheckSample) -> dict[str, Tensor]:
@@ -247,4 +254,4 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: Visi
         assert vision.native is not None
         places = text_and_image_positions([len(sample.ids)], sample.grids, sample.starts, vision.native)
         known["position_ids"] = torch.from_numpy(places)[:, None]
-    return {name: known[name] for name in ("pixel_values", *takes) if name != "input_features"}
+    return {name: known[name] for name in ("pixel_values", *takes) if name in known}

@@ -1,6 +1,6 @@
 """Samples for --check (`hf/check.py`): random ones, or a dataset's."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -15,11 +15,11 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.inputs.images import pixels_of
 from megatron.vlm.data.media.tiles import Tiling, tile_image
 from megatron.vlm.data.sample import Sample
+from megatron.vlm.hf.further import FURTHER_INPUTS
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.joining.positions import Grid
-from omnibal_ext.modalities.encoder import EncoderArchitecture
 from omnibal_ext.modalities.modality import Size
 from omnibal_ext.modalities.vision.architecture import NativeResolution
 from omnibal_ext.modalities.vision.features import FeatureOrder
@@ -32,8 +32,6 @@ MOST_TRIED = 8
 Sides = tuple[float, float]
 IMAGES: tuple[tuple[Sides, ...], ...] = (((2.1, 1.3), (0.7, 1.9)), (), ((1.0, 1.0),))
 """Width and height of each random sample's images, in tiles; one sample has none."""
-FURTHER_UNITS: tuple[tuple[int, ...], ...] = ((), (250,), (40, 333))
-"""Units of each one's inputs of a further encoder, such as mel frames of its sounds."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class CheckSample:
     prefix: int = 0
     """Tokens before the answer, with bidirectional attention."""
     further: Mapping[Size, tuple[Tensor, ...]] = field(default_factory=dict)
-    """What each further encoder reads of each input, such as mel frames of sounds: fp32 [units, width]."""
+    """Its inputs beyond images, such as mel frames of sounds [frames, mel bins], as encoders read them."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,8 @@ def samples_of(folder: Path) -> list[CheckSample]:
     videos or unreadable images are skipped."""
     data = ChatDataset(folder)
     order = np.argsort(data.sizes.tokens, kind="stable")
-    images, *others = (column[order] > 0 for column in data.amounts.values())
+    has = {one: data.sizes.of(one.size)[order] > 0 for one in data.modalities}
+    images, *others = has.values()
     further = np.any([np.zeros(len(order), bool), *others], axis=0)
     groups = (order[images & ~further], order[~images & ~further], *(order[one] for one in others))
     shortest = (_first_readable(data, group) for group in groups)
@@ -98,45 +97,47 @@ def _of_dataset(data: ChatDataset, sample: Sample) -> CheckSample:
         tuple(sample.image_starts) if images else (),
         sample.prefix if data.rule.prefix_attention else 0,
         {
-            one.size: tuple(data.readers[one.size].decode(sample, item) for item in sample.items(one))
+            one.size: tuple(data.readers[one.size].decoded(sample, item) for item in sample.items(one))
             for one in data.modalities[1:]
         },
     )
 
 
 def random_samples(architecture: Architecture, image_token: int, meant: Collection[int] = ()) -> list[CheckSample]:
-    """Samples of random tokens and pixels, with images of the sizes in `IMAGES`, and sounds where they are heard.
+    """Samples of random tokens and pixels, with images of the sizes in `IMAGES`, and what else the model takes.
 
     `meant`: further ids that stand for something else than words, which are not drawn.
     """
     native = architecture.vision.native
     generators = [torch.Generator().manual_seed(seed) for seed in range(len(IMAGES))]
-    tokens = Tokens(
-        image_token, _words_but(architecture, {image_token, *architecture.prompt.further_token_ids.values(), *meant})
-    )
+    others = architecture.prompt.further_token_ids.values()
+    tokens = Tokens(image_token, _words_but(architecture, {image_token, *others, *meant}))
     made = [
         _at_native_resolution(native, architecture.vision.patch_size, sizes, tokens, generator)
         if native
         else _of_tiles(architecture, sizes, tokens, generator)
         for sizes, generator in zip(IMAGES, generators, strict=True)
     ]
-    for one in architecture.further:
-        triples = zip(made, FURTHER_UNITS, generators, strict=True)
-        made = [_with_further(sample, units, one, architecture, generator) for sample, units, generator in triples]
-    return made
+    return [
+        _with_further(sample, number, architecture, generator)
+        for number, (sample, generator) in enumerate(zip(made, generators, strict=True))
+    ]
 
 
 def _with_further(
-    sample: CheckSample, units: Sequence[int], sizes: EncoderArchitecture, architecture: Architecture,
-    generator: torch.Generator,
-) -> CheckSample:  # fmt: skip
-    """The sample with inputs of so many units of a further encoder behind, and words behind each."""
-    size, parts = sizes.modality.size, [sample.ids]
-    for count in units:
-        tokens = torch.full((sizes.encoder.tokens(count),), architecture.prompt.further_token_ids[size])
-        parts += [tokens, sample.ids[:1]]
-    read = tuple(torch.randn(count, sizes.width, generator=generator) for count in units)
-    return replace(sample, ids=torch.cat(parts), further={**sample.further, size: read})
+    sample: CheckSample, number: int, architecture: Architecture, generator: torch.Generator
+) -> CheckSample:
+    """The sample with what else the model takes behind it, and a word behind each input."""
+    parts, further = [sample.ids], dict[Size, tuple[Tensor, ...]]()
+    for one in architecture.further:
+        size = one.modality.size
+        token, further[size] = (
+            architecture.prompt.further_token_ids[size],
+            FURTHER_INPUTS[size].random(architecture, number, generator),
+        )
+        for values in further[size]:
+            parts += [torch.full((one.encoder.tokens(len(values)),), token), sample.ids[:1]]
+    return replace(sample, ids=torch.cat(parts), further=further)
 
 
 def _of_tiles(

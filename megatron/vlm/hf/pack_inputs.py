@@ -29,7 +29,6 @@ from omnibal_ext.families.media import TILINGS
 from omnibal_ext.joining.masks import image_masks
 from omnibal_ext.joining.pack_positions import pack_positions
 from omnibal_ext.joining.positions import Grid
-from omnibal_ext.modalities.modality import AUDIO, Size
 from omnibal_ext.modalities.vision.tiling import FRAMES, SQUARE, TiledImage, TilingRule
 
 Batch = dict[str, Any]
@@ -200,18 +199,6 @@ def padded_sounds(sounds: Sequence[Tensor]) -> Batch:
     inside = torch.arange(int(lengths.max())) < lengths[:, None]
     features = pad_sequence(list(sounds), batch_first=True).mT
     return {"input_features": features, "feature_attention_mask": inside.long()}
-
-
-PADDED: Mapping[Size, Callable[[Sequence[Tensor]], Batch]] = {AUDIO.size: padded_sounds}
-"""By the size of an encoder beyond the ViT: its inputs, as transformers' models take them."""
-
-
-def padded(further: Mapping[Size, Sequence[Tensor]]) -> Batch:
-    """Return the inputs of further encoders, fp32 [units, width] each, as transformers' models take them."""
-    found = Batch()
-    for size, inputs in further.items():
-        found |= PADDED[size](inputs)
-    return found
 
 
 def _heard(pack: Pack) -> Batch:

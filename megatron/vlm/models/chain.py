@@ -131,7 +131,10 @@ class Chain:
     def passes_by(self, link: int, batch: Microbatch) -> bool:
         """Whether a pack skips a link: it is a tower's, and the pack has nothing for it."""
         modality = modality_of(self.kinds[link])
-        return modality is not LANGUAGE and not batch.media_of(modality.size).amount
+        if modality is LANGUAGE:
+            return False
+        others = self.architecture.projected_with(modality) if self.kinds[link] == modality.kinds[-1] else ()
+        return not any(batch.media_of(one.size).amount for one in (modality, *others))
 
     def config(self, link: int) -> TransformerConfig:
         """Core's configuration of the part of the model that a link is of."""
@@ -226,6 +229,10 @@ class Chain:
             for one in self.architecture.encoders
         }
 
+    def width_behind(self, modality: Modality) -> int:
+        """Width of what the last link of a modality's encoder gives."""
+        return self.configs[modality.projected_by or LANGUAGE].hidden_size
+
     def hidden_shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
         """Shape of the hidden states that enter `link`."""
         modality = modality_of(self.kinds[link - 1])
@@ -233,7 +240,7 @@ class Chain:
             share = self.language.tensor_model_parallel_size if self.language.sequence_parallel else 1
             return (batch.tokens // share, 1, self.language.hidden_size)
         if self.kinds[link - 1] == modality.kinds[-1]:
-            return (self._tokens(batch)[modality], 1, self.language.hidden_size)
+            return (self._tokens(batch)[modality], 1, self.width_behind(modality))
         config, encoder = self.config(link - 1), self.architecture.encoder(modality)
         rows = sum(map(encoder.rows, batch.media_of(modality.size).inputs))
         return (shared_rows(rows, config), 1, config.hidden_size)

@@ -25,6 +25,7 @@ from megatron.vlm.pipeline.communicator import IMAGE_GRADIENT, IMAGE_TOKENS, Com
 from megatron.vlm.pipeline.iteration import Iteration
 from megatron.vlm.pipeline.token_rows import EncoderRows, TokenRows
 from megatron.vlm.pipeline.tower import Tower
+from omnibal_ext.chain import modality_of
 from omnibal_ext.image_assignment import Units, assign_units, parts_of, unit_costs
 from omnibal_ext.modalities.encoder import Encoder
 from omnibal_ext.schedules.actions import Action
@@ -130,9 +131,8 @@ class Encoding:
         made = self._coming
         self._expect(made, microbatch)
         rows, part = made.rows[microbatch], self._parts(microbatch).index(source)
-        chain = self.tower.chain
-        shape = (rows.count(part, self.group.rank()), 1, chain.language.hidden_size)
-        receive = self.communicator.receive(IMAGE_TOKENS, shape, chain.language.params_dtype, source)
+        shape, dtype = (rows.count(part, self.group.rank()), 1, self._width), self.tower.chain.language.params_dtype
+        receive = self.communicator.receive(IMAGE_TOKENS, shape, dtype, source)
         made.tokens[microbatch, source] = receive
 
     def assembled(self, microbatch: int) -> Tensor:
@@ -172,9 +172,14 @@ class Encoding:
     def _trains(self) -> bool:
         return self.training and self.tower.trained
 
+    @property
+    def _width(self) -> int:
+        """Of what the tower's last link gives."""
+        chain = self.tower.chain
+        return chain.width_behind(modality_of(chain.kinds[self.tower.plan.links - 1]))
+
     def _no_tokens(self) -> Tensor:
-        language = self.tower.chain.language
-        return torch.empty(0, 1, language.hidden_size, dtype=language.params_dtype, device="cuda")
+        return torch.empty(0, 1, self._width, dtype=self.tower.chain.language.params_dtype, device="cuda")
 
     def _fresh(self, iteration: int) -> Encoded:
         return Encoded(iteration, Arrivals(self.images.packs, self.microbatches, sends=False))

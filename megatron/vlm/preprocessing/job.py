@@ -28,7 +28,7 @@ from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json, sealed_by
 
 PARTS = 5
-"""Version of the files of parts: those of another one are not used."""
+"""Version of the files of parts: those of another one, or of other sizes, are not used."""
 CHECK_FIELDS = ("decode_images", "image_checksums")
 """Fields of a recipe that only decide how closely images are checked."""
 OF_HEARING = ("clock", "use_audio_in_video")
@@ -125,7 +125,7 @@ def open_job(
     work = output.with_name(output.name + ".work")
     files = read_inputs(inputs, lines_per_part, work / "inputs" if shared else None, recipe.image_root)
     identity = {**_identity(files, recipe), "given": [str(path) for path in inputs]}
-    digest = hashlib.sha256(json.dumps([identity, lines_per_part, READING, PARTS, FURTHER_SIZES]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([identity, lines_per_part, READING, PARTS, *FURTHER_SIZES]).encode()).hexdigest()
     return PreprocessJob(files, recipe, output, identity, work / digest[:16])
 
 

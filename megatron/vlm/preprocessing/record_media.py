@@ -29,7 +29,7 @@ from omnibal_ext.reading.checks import is_number, is_unicode
 Turn = Mapping[str, Any]
 HEARS_VIDEOS = "use_audio_in_video"
 NAMING = (
-    *(part for kind in MEDIA if kind != VIDEOS for part in kind.parts), "source", "url", "path", "base64", "data",
+    *(part for kind in MEDIA if not kind.of_frames for part in kind.parts), "source", "url", "path", "base64", "data",
 )  # fmt: skip
 """Fields of an object that name an image or a sound: by a path, an object, or content in base64."""
 CONTENT = ("base64", "data")
@@ -90,7 +90,7 @@ def media_of(kind: Kind, record: Mapping[str, Any], turns: Sequence[Turn]) -> tu
 
     Raises `Rejected`: malformed_line, unsupported_field.
     """
-    return (_videos if kind == VIDEOS else _named_by_paths)(kind, record, turns)
+    return (_videos if kind.of_frames else _named_by_paths)(kind, record, turns)
 
 
 def words_of(part: Any, number: int, senses: Senses) -> str:

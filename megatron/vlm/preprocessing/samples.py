@@ -53,7 +53,7 @@ class Sample:
     @property
     def video_files(self) -> int:
         """Videos that are video files, not lists of frames."""
-        return sum(image.film is not None and not image.film.files for image in self.items[VISION])
+        return sum(item.is_video_file for items in self.items.values() for item in items)
 
 
 class SampleMaker:
@@ -73,8 +73,9 @@ class SampleMaker:
         self.senses = Senses(tuple(kind for kind in taken if kind != VIDEOS or recipe.video))
         # Other special tokens may be in conversations: boxes, references, the user's own.
         of_tokenizer = self.tokenizer.reserved
-        as_words = [quoted(IMAGE_MARK)] if IMAGE_MARK in of_tokenizer.union(special) else []
-        others = (*self.markup.reserved, *sorted(of_tokenizer - {IMAGE_MARK}), *as_words)
+        marks = dict.fromkeys((IMAGE_MARK, *(one.modality.mark for one in self.markup.further)))
+        as_words = [quoted(mark) for mark in marks if mark in of_tokenizer.union(special)]
+        others = (*self.markup.reserved, *sorted(of_tokenizer - marks.keys()), *as_words)
         self.reserved = tuple(dict.fromkeys((*self.template.tokens, *others)))
         first = self.template.images_first
         self.first = self.markup.first if first is None else first
@@ -94,8 +95,8 @@ class SampleMaker:
             )
         if recipe.system_message and not self.template.has_system:
             raise UserError(f"chat template {self.template.name!r} has no system turn; leave --system-message out")
-        if marks := [mark for mark in KINDS if mark in (recipe.system_message or "")]:
-            raise UserError(f"--system-message: {marks[0]} marks media, of which it has none; leave the mark out")
+        if marked := [mark for mark in KINDS if mark in (recipe.system_message or "")]:
+            raise UserError(f"--system-message: {marked[0]} marks media, of which it has none; leave the mark out")
         if recipe.system_message == "" and recipe.template not in TEMPLATES:
             raise UserError(f'{recipe.template}: decides on system messages itself; leave --system-message "" out')
 

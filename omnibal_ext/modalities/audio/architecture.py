@@ -33,11 +33,6 @@ class AudioArchitecture(EncoderArchitecture):
         return Encoder(AUDIO, (None,) * self.layers, self.rows, self.tokens, period=self.period)
 
     @property
-    def width(self) -> int:
-        """Mel bins."""
-        return self.mel_bins
-
-    @property
     def as_vit(self) -> VisionArchitecture:
         """The ViT at native resolution whose layers are like this encoder's."""
         return VisionArchitecture(

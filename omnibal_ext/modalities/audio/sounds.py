@@ -17,6 +17,7 @@ class Sound:
     """
 
     modality: ClassVar[Modality] = AUDIO
+    is_video_file: ClassVar[bool] = False
     path: str
     samples: int
     """Of the whole sound, at the model's rate."""

@@ -86,6 +86,11 @@ class TiledImage:
         """`tiles`."""
         return self.tiles
 
+    @property
+    def is_video_file(self) -> bool:
+        """A video that is no list of frames."""
+        return self.film is not None and not self.film.files
+
     def at_steps(self, chosen: Sequence[int]) -> "TiledImage":
         """The video with only these steps, ascending; an image unchanged."""
         if self.film is None:

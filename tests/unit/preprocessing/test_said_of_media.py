@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from megatron.vlm.data.formats.kinds import IMAGES, MEDIA, SOUNDS, VIDEOS
+from megatron.vlm.data.formats.kinds import IMAGES, SOUNDS, VIDEOS
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import chat_template, render_chat
 from megatron.vlm.preprocessing.chat import Conversation, parse_conversation
@@ -19,7 +19,7 @@ from megatron.vlm.preprocessing.record_media import Senses
 from omnibal_ext.errors import Rejected
 from omnibal_ext.families.markup import QUOTED
 
-ALL = Senses(MEDIA)
+ALL = Senses((IMAGES, VIDEOS, SOUNDS))
 PIXEL = base64.b64encode(b"GIF89a").decode()
 
 

@@ -23,6 +23,8 @@ class Kind:
     """Of files."""
     others: tuple[str, ...] = ()
     """Marks of it in other programs."""
+    of_frames: bool = False
+    """One may be a list of frames, with their times."""
 
 
 IMAGES = Kind(
@@ -31,7 +33,7 @@ IMAGES = Kind(
 )  # fmt: skip
 VIDEOS = Kind(
     VISION, VIDEO_MARK, "a video", "videos", ("video", "videos"), ("video", "video_url"),
-    (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi"), (IMAGE_MARK,),
+    (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi"), (IMAGE_MARK,), of_frames=True,
 )  # fmt: skip
 SOUNDS = Kind(
     AUDIO, AUDIO.mark, "a sound", "sounds", ("audio", "audios", "sound", "sounds"),
@@ -39,3 +41,4 @@ SOUNDS = Kind(
     (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".oga", ".opus", ".aif", ".aiff"), ("<sound>",),
 )  # fmt: skip
 MEDIA = (IMAGES, VIDEOS, SOUNDS)
+"""Several may have one mark and the same fields: a model takes one of them."""

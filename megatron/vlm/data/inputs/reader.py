@@ -46,6 +46,11 @@ class InputReader(ABC):
         Raises `UserError` naming file and sample if it cannot be, or is not what was preprocessed.
         """
 
+    def decoded(self, sample: Sample, item: Any) -> Tensor:
+        """Decode one input of a sample, as the encoder reads it: fp32."""
+        found: Tensor = self.decode(sample, item)
+        return found
+
     @abstractmethod
     def decode_all(self, sample: Sample) -> Any:
         """Decode all inputs of a sample, end to end."""

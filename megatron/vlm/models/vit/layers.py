@@ -38,6 +38,7 @@ from megatron.vlm.models.norm import (
 from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules, set_projections
 from megatron.vlm.models.tile_rows import SplitHeads
+from omnibal_ext.modalities.modality import VISION, Size
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 
@@ -80,11 +81,14 @@ def join_rows(shared: Tensor, rows: int, config: TransformerConfig) -> Tensor:
 class PatchEmbed(MegatronModule):
     """Tiles to ViT tokens: patches, a class token in front where there is one, learned positions, and CLIP's norm.
 
-    pixels [tiles, 3, size, size] -> this rank's share of the tokens * tiles rows.
+    pixels [tiles, 3, size, size] -> this rank's share of the tokens * tiles rows. `read`: the size of which tiles are.
     """
 
-    def __init__(self, config: TransformerConfig, architecture: VisionArchitecture) -> None:
+    def __init__(
+        self, config: TransformerConfig, architecture: VisionArchitecture, read: Size = VISION.size
+    ) -> None:  # fmt: skip
         super().__init__(config)
+        self.read = read
         width, patch = architecture.hidden_size, architecture.patch_size
         self.projection = torch.nn.Conv2d(
             3, width, patch, stride=patch, bias=architecture.patch_bias, dtype=config.params_dtype
@@ -105,7 +109,7 @@ class PatchEmbed(MegatronModule):
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
         """Pixels of the pack's tiles -> rows of ViT tokens, this rank's share."""
-        pixels = Images.of(batch).values
+        pixels = batch.media_of(self.read).values
         assert pixels is not None
         tokens = self.projection(pixels.to(self.positions.dtype)).flatten(2).permute(2, 0, 1)
         if hasattr(self, "class_token"):

@@ -21,6 +21,7 @@ from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm
 from megatron.vlm.models.vit.layers import join_rows
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.modalities.modality import VISION
 
 
 class Projector(MegatronModule):
@@ -33,6 +34,7 @@ class Projector(MegatronModule):
         self.side_by_side = architecture.vision.side_by_side
         self.shuffle = architecture.shuffle
         self.first = int(architecture.vision.class_token and not architecture.class_token)
+        self.others = len(architecture.projected_with(VISION))
         width = architecture.joined_width
         linear = {"config": vision, "init_method": vision.init_method, "bias": architecture.projector_bias}
         self.vision_norm: torch.nn.Module = torch.nn.Identity()
@@ -46,23 +48,29 @@ class Projector(MegatronModule):
             language.hidden_size, language.hidden_size, input_is_parallel=True, skip_bias_add=False, **linear
         )
 
-    def forward(self, hidden: Tensor, batch: Microbatch, *features: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Microbatch, *features: Tensor) -> Tensor | tuple[Tensor, ...]:
         """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile.
 
-        `features`: outputs of earlier layers; those in `side_by_side` are concatenated along the width.
+        `features`: rows of other encoders [rows, 1, width], whose tokens are returned behind the images'; and outputs
+        of earlier layers; those in `side_by_side` are concatenated along the width.
         """
+        others, features = features[: self.others], features[self.others :]
         if self.side_by_side:
             given = (*features, hidden)
             hidden = torch.cat([given[number] for number in self.side_by_side], dim=-1)
         tiles = Images.of(batch).amount
-        rows = join_rows(hidden, self.tokens_per_tile * tiles, self.shared)
-        tokens = rows.view(self.tokens_per_tile, tiles, -1)
+        rows = join_rows(hidden, self.tokens_per_tile * tiles, self.shared) if tiles else hidden
+        tokens = rows.view(self.tokens_per_tile, tiles, rows.shape[-1])
         image = self.vision_norm(tokens)[self.first :].transpose(0, 1)
         if self.shuffle > 1:
             image = pixel_shuffle(image, self.shuffle)
+        if others:
+            image = torch.cat([image.reshape(-1, 1, image.shape[-1]), *others])
         inner, _ = self.linear_fc1(self.norm(image))
         out, _ = self.linear_fc2(gelu(inner))
-        return out.reshape(-1, 1, out.shape[-1])
+        out = out.reshape(-1, 1, out.shape[-1])
+        lengths = [*map(len, others)]
+        return out.split([len(out) - sum(lengths), *lengths]) if others else out
 
 
 class ShuffledProjector(MegatronModule):

@@ -23,11 +23,6 @@ class TableArchitecture(EncoderArchitecture):
         return Encoder(TABLE, (None,) * self.layers, self.rows, self.tokens)
 
     @property
-    def width(self) -> int:
-        """Numbers of a row."""
-        return self.numbers
-
-    @property
     def as_vit(self) -> VisionArchitecture:
         """The ViT at native resolution whose layers are like this encoder's."""
         return VisionArchitecture(
@@ -49,6 +44,7 @@ class Table:
     """One table of a sample."""
 
     modality: ClassVar[Modality] = TABLE
+    is_video_file: ClassVar[bool] = False
     path: str
     rows: int
     tokens: int

@@ -1,0 +1,37 @@
+"""Inputs beyond images in --check: random ones, and as transformers' models take them; a registry by size."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatron.vlm.hf.pack_inputs import padded_sounds
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.modality import AUDIO, Size
+
+
+@dataclass(frozen=True)
+class Further:
+    """Inputs of one modality."""
+
+    units: tuple[tuple[int, ...], ...]
+    """Of each random sample's inputs."""
+    shape: Callable[[Architecture], tuple[int, ...]]
+    """Of one unit."""
+    given: Callable[[Sequence[Tensor]], dict[str, Tensor]]
+    """From a sample's inputs, each [units, *shape], to arguments of transformers' model; none: {}."""
+
+    def random(self, model: Architecture, number: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw the inputs of a random sample."""
+        return tuple(torch.randn(count, *self.shape(model), generator=generator) for count in self.units[number])
+
+
+def _mels(model: Architecture) -> tuple[int, ...]:
+    return (AudioArchitecture.among(model.further).mel_bins,)
+
+
+FURTHER_INPUTS: Mapping[Size, Further] = {
+    AUDIO.size: Further(((), (250,), (40, 333)), _mels, padded_sounds),
+}
