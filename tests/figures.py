@@ -16,7 +16,8 @@ _PACE = _METERS + "test_pace_is_of_what_samples_need_and_not_of_what_ran"
 TRAINING = {
     **dict.fromkeys(("iteration", "iterations", "consumed_samples", "epoch", "seconds", "samples"), _INTERVAL),
     **dict.fromkeys(("samples_per_second", "useful_tokens_per_second", "padding"), _INTERVAL),
-    **dict.fromkeys(("dist_ratio_vit", "dist_ratio_llm", "dist_ratio_attention", "dist_ratio_audio"), _RATIO),
+    **dict.fromkeys(("dist_ratio_vit", "dist_ratio_llm", "dist_ratio_attention"), _RATIO),
+    **dict.fromkeys(("dist_ratio_audio", "dist_ratio_film"), _RATIO),
     **dict.fromkeys(("loss", "source_losses"), _LOSSES),
     **dict.fromkeys(("model_tflops", "mfu"), _PACE),
     **dict.fromkeys(("bubble", "stage_seconds"), _STAGES),
@@ -28,7 +29,7 @@ TRAINING = {
 }
 """Of a line of metrics.jsonl."""
 ONLY_ON_GPUS = {"mfu", "stage_peak_bytes"}
-ONLY_WITH_SOUNDS = {"dist_ratio_audio"}
+ONLY_WITH_FURTHER = {"dist_ratio_audio", "dist_ratio_film"}
 EVALUATION = {
     **dict.fromkeys(("loss", "source_losses", "samples"), _EVALUATION),
     "seconds": _METERS + "test_evaluating_takes_nothing_from_the_training_rates",

@@ -25,10 +25,11 @@ from omnibal_ext.families.qwen_vl.family import FAMILY as QWEN_VL
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.languages import LANGUAGES
 from omnibal_ext.families.towers.tiles import TOWERS
+from omnibal_ext.families.video_llava.family import FAMILY as VIDEO_LLAVA
 
 FAMILIES: tuple[Family, ...] = (
     INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3, GEMMA4, GEMMA4_UNIFIED, MISTRAL3, GLM_V, IDEFICS3, PALIGEMMA,
-    LIGHTON_OCR, GLM_OCR, DEEPSEEK_VL, PADDLEOCR_VL, QWEN_OMNI,
+    LIGHTON_OCR, GLM_OCR, DEEPSEEK_VL, PADDLEOCR_VL, QWEN_OMNI, VIDEO_LLAVA,
 )  # fmt: skip
 MODELS: Mapping[str, Model] = {kind: model for family in FAMILIES for kind, model in family.models.items()}
 """By `model_type`: whole models."""

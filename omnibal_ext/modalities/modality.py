@@ -61,7 +61,11 @@ AUDIO = Modality(
     "audio", "frames", ("audio_embed", "audio", "audio_projector"), "mel frames", "audio_budget", "sounds",
     "<audio>", "hear", "qwen2.5-omni-7b", typical=1000,  # ten seconds
 )  # fmt: skip
-MODALITIES = (VISION, LANGUAGE, AUDIO)
+FILM = Modality(
+    "film", "stills", ("film_embed", "film", "film_projector"), "frames of videos", "film_budget", "videos", "<video>",
+    "watch", "video-llava-7b", typical=8, projected_by=VISION,
+)  # fmt: skip
+MODALITIES = (VISION, LANGUAGE, AUDIO, FILM)
 """In the order in which files and tables list them; a new one comes last."""
 ALWAYS = (VISION, LANGUAGE)
 """Those whose budgets are in every file, of others only where there are any."""

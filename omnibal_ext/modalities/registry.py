@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from omnibal_ext.modalities.audio import matrices as audio_matrices
 from omnibal_ext.modalities.audio import weights as audio_weights
 from omnibal_ext.modalities.audio import works as audio_works
+from omnibal_ext.modalities.film import counted as film
 from omnibal_ext.modalities.language import matrices as language_matrices
 from omnibal_ext.modalities.language import weights as language_weights
 from omnibal_ext.modalities.language import works as language_works
 from omnibal_ext.modalities.matrix import Matrix, Stored
-from omnibal_ext.modalities.modality import AUDIO, LANGUAGE, VISION, Modality, Size
+from omnibal_ext.modalities.modality import AUDIO, FILM, LANGUAGE, VISION, Modality, Size
 from omnibal_ext.modalities.vision import matrices as vision_matrices
 from omnibal_ext.modalities.vision import weights as vision_weights
 from omnibal_ext.modalities.vision import works as vision_works
@@ -37,5 +38,6 @@ class Counted:
 COUNTED: Mapping[Modality, Counted] = {
     VISION: Counted(vision_matrices.matrices, vision_works.works, vision_weights.weights),
     AUDIO: Counted(audio_matrices.matrices, audio_works.works, audio_weights.weights),
+    FILM: Counted(film.matrices, film.works, film.weights),
     LANGUAGE: Counted(language_matrices.matrices, language_works.works, language_weights.weights),
 }

@@ -12,7 +12,7 @@ from omnibal_ext.schedules.actions import Action, Schedule
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import compile_schedule
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
-from tests.distributed.cases import HEARING, LAYERLESS, PACKS, REDUCTIONS, Case, Question, has_to_share, spread
+from tests.distributed.cases import FILMING, HEARING, LAYERLESS, PACKS, REDUCTIONS, Case, Question, has_to_share, spread
 
 MODELS = ("small", "wide_norm", "native", "features", "gemma", "gemma_4_inputs", "tied")
 FREEZE = ((), (), (), ("vit",), ("projector",), ("llm",), ("vit", "projector"), ("vit", "projector"))
@@ -23,7 +23,7 @@ SCHEDULES = (
 KEPT = ("kept", "recomputed")
 MODES = ("first", "bubbles")
 ENDS = ("word_embed", "patch_embed")
-"""Of models that hear, both encoders are beside the pipeline, or that of sounds alone."""
+"""Of models with two encoders, both are beside the pipeline, or that of sounds alone."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class Beside:
             tuple(self._ranks(ranks, generator) for _ in range(self.microbatches)),
             self.mode_of(plan),
             tuple(sorted(generator.sample(layers, min(2, len(layers))))) if self.kept == "recomputed" else (),
-            dict.fromkeys(sizes_of(chain[:links]), 1.0)
-            | ({"frames": generator.uniform(0.1, 3)} if "audio" in chain else {}),
+            {size: 1.0 if size == "tiles" else generator.uniform(0.1, 3) for size in sizes_of(chain[:links])},
         )
         lists = woven(case.schedule, case.chunks, ranks, tower, generator)
         words = tuple(" ".join(action.word for action in actions) for actions in lists)
@@ -64,7 +63,7 @@ class Beside:
 
     def mode_of(self, plan: Plan) -> str:
         """Frozen towers run ahead."""
-        idle = plan.trained.mode("projector") == "idle"
+        idle = plan.trained.mode(plan.chain[plan.chain.index(self.end) - 1]) == "idle"
         return "ahead" if idle else self.mode
 
     def _ranks(self, ranks: int, generator: random.Random) -> tuple[int, ...]:
@@ -123,6 +122,8 @@ class Launch:
     """Cases more, of the model without a ViT."""
     hearing: int = 0
     """Cases more, of models that hear: with both `ENDS`."""
+    filming: int = 0
+    """The same of the model whose videos have an encoder."""
     is_long: bool = False
     """Run by `scripts/test.sh --long` alone: another launch has its ranks, and more."""
 
@@ -136,6 +137,8 @@ class Launch:
             *self._drawn(bare, self.layerless, generator),
         ]
         heard = self._drawn(asked, self.hearing, generator) if asked else []
+        filmed = questions(self.seed, self.filming, FILMING) if self.filming else []
+        heard += self._drawn(filmed, self.filming, generator) if filmed else []
         return [*found, *(replace(case, end=ENDS[number % 2]) for number, case in enumerate(heard))]
 
     def _drawn(self, questions: Sequence[Question], count: int, generator: random.Random) -> list[Beside]:
@@ -175,14 +178,14 @@ def questions(seed: int, count: int, models: Sequence[str] = MODELS) -> list[Que
 
 
 LAUNCHES = {
-    "one rank": Launch(1, 1, 1, seed=41, count=10, hearing=4),
+    "one rank": Launch(1, 1, 1, seed=41, count=10, hearing=4, filming=4),
     "pipeline": Launch(2, 1, 2, seed=42, count=12, hearing=8, is_long=True),
     "tensor": Launch(2, 2, 1, seed=43, count=12, hearing=8, is_long=True),
     "data": Launch(2, 1, 1, seed=44, count=10, is_long=True),
-    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=7, layerless=2, hearing=6),
+    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=7, layerless=2, hearing=6, filming=6),
     "data and pipeline": Launch(4, 1, 2, seed=46, count=8, hearing=6, is_long=True),
     "long pipeline": Launch(4, 1, 4, seed=47, count=14, hearing=8, is_long=True),
-    "data and tensor": Launch(4, 2, 1, seed=48, count=6, hearing=4),
+    "data and tensor": Launch(4, 2, 1, seed=48, count=6, hearing=4, filming=4),
 }
 LAUNCHES |= {
     f"{name}, more": replace(launch, seed=launch.seed + 200, count=2 * launch.count, is_long=True)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, sizes_of
 from omnibal_ext.costs.profile import LayerCost
 from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.problem import Layout, LayoutProblem
@@ -41,6 +41,8 @@ LAYERLESS = "layerless"
 """The model without a ViT, of which launches run cases of its own."""
 HEARING = ("hearing", "hearing_features")
 """Models with an audio encoder, of which launches run cases of their own."""
+FILMING = ("filming",)
+"""The model whose videos have an encoder of their own, before the projector of images."""
 SHARING = ("experts", "gemma_4_moe", "mixture", "glm", "hearing_features")
 """Those whose tensor-parallel ranks share the tokens between blocks, and have to."""
 
@@ -128,9 +130,8 @@ class Case:
             return None
         costs = np.random.default_rng(self.seed).uniform(0.1, 1.0, (len(KINDS), 6))
         made = make_profile(costs={k: LayerCost(*c) for k, c in zip(KINDS, costs, strict=True)})
-        profile = replace(
-            made, chain=plan.chain, budgets={**made.budgets, **({"frames": 1} if "audio" in plan.chain else {})}
-        )
+        further = {size: 1 for size in sizes_of(plan.chain) if size not in made.budgets}
+        profile = replace(made, chain=plan.chain, budgets={**made.budgets, **further})
         ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
         problem = LayoutProblem(profile, ranks, microbatches, chunks, self.schedule)
         layout = Layout((0, *(stage.layers[1] for stage in plan.stages)), ((),) * len(plan.stages))
@@ -171,6 +172,8 @@ class Launch:
     """Cases more, of the model without a ViT."""
     hearing: int = 0
     """Cases more, of models that hear."""
+    filming: int = 0
+    """Cases more, of the model whose videos have an encoder."""
     wide: bool = False
     """Packs are run by several ranks together; the models are all there are."""
     is_long: bool = False
@@ -194,6 +197,11 @@ class Launch:
                 self.hearing,
                 generator,
             ),
+            *self._drawn(
+                [*Question.draw(8, seed=0, models=FILMING), *Question.draw_adapted(4, seed=0, models=FILMING)],
+                self.filming,
+                generator,
+            ),
         ]
 
     def _drawn(self, questions: Sequence[Question], count: int, generator: random.Random) -> list[Case]:
@@ -213,10 +221,10 @@ class Launch:
 
 LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=0, count=8, adapted=2),
-    "pipeline": Launch(2, 1, 2, seed=175, count=15, adapted=5, layerless=5, hearing=8),
+    "pipeline": Launch(2, 1, 2, seed=175, count=15, adapted=5, layerless=5, hearing=8, filming=8),
     "tensor": Launch(2, 2, 1, seed=5, count=10, adapted=4, is_long=True),
     "data": Launch(2, 1, 1, seed=3, count=10, experts=2, dealt=3, is_long=True),
-    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=8, adapted=2, layerless=2, hearing=4),
+    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=8, adapted=2, layerless=2, hearing=4, filming=6),
     "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6, hearing=8, is_long=True),
     "long pipeline": Launch(4, 1, 4, seed=167, count=16, hearing=12, is_long=True),
     "data and tensor": Launch(4, 2, 1, seed=7, count=5, experts=4, dealt=2),
@@ -225,7 +233,7 @@ LAUNCHES = {
 STRICT = {
     "two ranks": Launch(2, 1, 2, seed=21, count=16, layerless=4, is_long=True),
     "three ranks": Launch(3, 1, 3, seed=22, count=16, is_long=True),
-    "four ranks": Launch(4, 1, 4, seed=23, count=16, hearing=6),
+    "four ranks": Launch(4, 1, 4, seed=23, count=16, hearing=6, filming=6),
     "two pipelines": Launch(4, 1, 2, seed=25, count=16, experts=2, dealt=3, is_long=True),
     "pipelines of two": Launch(4, 2, 2, seed=20, count=16, is_long=True),
     "teams": Launch(4, 1, 2, seed=34, count=16, experts=2, dealt=2, wide=True),
@@ -241,7 +249,7 @@ TRAINING = {
     "pipeline": Launch(2, 1, 2, seed=11, count=5, questions=8, is_long=True),
     "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
     "data": Launch(2, 1, 1, seed=22, count=3, questions=8, experts=2, dealt=2, adapted=2),
-    "data and pipeline": Launch(4, 1, 2, seed=22, count=4, questions=8, adapted=1, hearing=2),
+    "data and pipeline": Launch(4, 1, 2, seed=22, count=4, questions=8, adapted=1, hearing=2, filming=1),
     "data in teams": Launch(4, 1, 2, seed=24, count=4, questions=8, wide=True),
 }
 """Launches that take optimizer steps."""

@@ -47,6 +47,8 @@ from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.encoder import EncoderArchitecture
+from omnibal_ext.modalities.film.architecture import FilmArchitecture
 from omnibal_ext.modalities.language.architecture import (
     FarHeads,
     LanguageArchitecture,
@@ -64,7 +66,7 @@ from omnibal_ext.schedules.actions import Schedule
 from omnibal_ext.schedules.placement import Placement
 from tests.distributed.cases import Question
 from tests.engine.names import weights_by_checkpoint_name
-from tests.media import audio_of, with_images, with_sounds
+from tests.media import with_images
 
 SMALL = Architecture(
     "small",
@@ -268,14 +270,23 @@ HEARING_FEATURES = replace(
     ),
 )  # fmt: skip
 """One with three convolutions over time and frequency, features of the ViT and experts, as in Qwen3-Omni."""
+FILMING = replace(
+    SMALL,
+    name="filming",
+    vision=replace(SMALL.vision, patch_size=8, layer_scale=False),
+    shuffle=1,
+    projector_norm=False,
+    further=(FilmArchitecture(layers=2, hidden_size=32, heads=4, ffn_hidden_size=40, patch_size=16, image_size=16),),
+)
+"""Frames of videos go through a ViT of their own, and both through one projector, as in Video-LLaVA."""
 MODELS = {
     model.name: model
     for model in (
-        *(SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, PIXTRAL, PADDLEOCR, GLM, HEARING, HEARING_FEATURES),
+        *(SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, PIXTRAL, PADDLEOCR, GLM, HEARING, HEARING_FEATURES, FILMING),
         *(GEMMA, PALIGEMMA, GEMMA_4, GEMMA_4_MOE, GEMMA_4_INPUTS, LAYERLESS, LINEAR, EXPERTS, MIXTURE),
     )
 }
-IMAGE_TOKEN, AUDIO_TOKEN = 127, 126
+IMAGE_TOKEN, FURTHER_TOKEN = 127, 126
 
 
 @dataclass(frozen=True)
@@ -356,31 +367,37 @@ def sample_packs(kind: str = "all", multiple: int = 1, model: str = "small") -> 
     packs = []
     for tiles, lengths in PACK_KINDS[kind]:
         pack = _pack(SMALL, tiles, lengths, multiple, generator)
-        native, audio = MODELS[model].vision.native, audio_of(MODELS[model])
+        native, further = MODELS[model].vision.native, MODELS[model].further
         pack = _at_native_resolution(pack, tiles, native, generator) if native else pack
-        packs.append(_with_sounds(pack, tiles, lengths, audio) if audio else pack)
+        packs.append(_with_further(pack, tiles, lengths, further[0]) if further else pack)
     return packs
 
 
-def _with_sounds(
-    pack: Microbatch, tiles: Sequence[int], lengths: Sequence[int], audio: AudioArchitecture
+def _with_further(
+    pack: Microbatch, tiles: Sequence[int], lengths: Sequence[int], further: EncoderArchitecture
 ) -> Microbatch:
-    """The pack, in which samples with four words and more hear a sound of up to four tokens, long ones two sounds; they
-    stand behind the images."""
+    """The pack, in which samples with four words and more have a sound, or a video, of up to four tokens, long ones
+    two; they stand behind the images."""
     assert pack.input_ids is not None
-    ids = pack.input_ids.where(pack.input_ids != AUDIO_TOKEN, 0)
+    ids = pack.input_ids.where(pack.input_ids != FURTHER_TOKEN, 0)
+    encoder = further.encoder
     sounds, begin = list[tuple[int, ...]](), 0
     for count, length in zip(tiles, lengths, strict=True):
         at, words, heard = begin + count * SMALL.image_tokens_per_tile, length - count * SMALL.image_tokens_per_tile, []
         for tokens in (min(4, words - 3), 2 if words > 10 else 0):
-            frames = next((n for n in range(1, 99) if audio.tokens(n) == tokens), 0) if tokens > 0 else 0
-            ids[at : at + max(tokens, 0)], at = AUDIO_TOKEN, at + max(tokens, 0)
+            frames = next((n for n in range(1, 99) if encoder.tokens(n) == tokens), 0) if tokens > 0 else 0
+            end = at + (encoder.tokens(frames) if frames else 0)
+            ids[at:end], at = FURTHER_TOKEN, end
             heard += [frames] if frames else []
         sounds, begin = [*sounds, tuple(heard)], begin + length
     generator = torch.Generator().manual_seed(sum(lengths))
-    mels = torch.randn(sum(map(sum, sounds)), audio.mel_bins, generator=generator)
-    positions = (ids == AUDIO_TOKEN).nonzero().squeeze(1)
-    pack = with_sounds(pack, units=tuple(sounds), values=mels, positions=positions)
+    of_unit = (further.mel_bins,) if isinstance(further, AudioArchitecture) else (3, 16, 16)
+    media = Media(
+        units=tuple(sounds),
+        values=torch.randn(sum(map(sum, sounds)), *of_unit, generator=generator),
+        positions=(ids == FURTHER_TOKEN).nonzero().squeeze(1),
+    )
+    pack = replace(pack, media={**pack.media, further.modality.size: media})
     return replace(pack, input_ids=ids, labels=torch.roll(ids, -1))
 
 

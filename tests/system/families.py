@@ -65,7 +65,7 @@ class Family:
 
     @property
     def sees_films(self) -> bool:
-        return "video_preprocessor_config.json" in self.files
+        return "video_preprocessor_config.json" in self.files or "video_token_index" in self.tokens
 
     @property
     def hears(self) -> bool:
@@ -138,6 +138,10 @@ FAMILIES = {
     "llava-1.5": llava("Llava", {**TEXT, **ODD_HEADS, "model_type": "llama"}, {}),
     "llava-1.6": llava("LlavaNext", {**models.MISTRAL, "vocab_size": 512}, GRIDS),
     "llava-next-video": llava("LlavaNextVideo", {**models.MISTRAL, "vocab_size": 512}, GRIDS),
+    "video-llava": replace(
+        llava("VideoLlava", {**TEXT, "model_type": "llama"}, {}), words=("mistral", "video-llava"),
+        tokens={**IMAGE_INDEX, "video_token_index": "<video>"},
+    ),
     "vip-llava": llava("VipLlava", {**TEXT, "model_type": "llama"}, {"vision_feature_layer": [-2, 1]}),
     "llava-onevision": Family(
         "LlavaOnevision", models.SIGLIP, {**TEXT, "model_type": "qwen2"}, {**HALVES, "size": SQUARE["crop_size"]},
@@ -197,7 +201,7 @@ FAMILIES = {
         more={"projection_dim": 48},
     ),
 }  # fmt: skip
-UNPACKED = ("paligemma-2",)
+UNPACKED = ("paligemma-2", "video-llava")
 PACKED = [family for family in FAMILIES if family not in UNPACKED]
 """Those whose packs transformers can run."""
 WITH_KERNELS = ("qwen3.5", "qwen3.5-moe")

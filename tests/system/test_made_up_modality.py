@@ -20,30 +20,30 @@ safetensors = pytest.importorskip("safetensors.torch")
 pytest.importorskip("transformers")
 LINES = {
     "omnibal_ext/modalities/modality.py": (
-        "MODALITIES = (VISION, LANGUAGE, AUDIO)",
+        "MODALITIES = (VISION, LANGUAGE, AUDIO, FILM)",
         'TABLE = Modality(\n    "table", "rows", ("table_embed", "table", "table_projector"), "rows", "table_budget", '
-        '"tables", "<table>", "count", typical=8)\nMODALITIES = (VISION, LANGUAGE, AUDIO, TABLE)',
+        '"tables", "<table>", "count", typical=8)\nMODALITIES = (VISION, LANGUAGE, AUDIO, FILM, TABLE)',
     ),
     "omnibal_ext/modalities/registry.py": (
         "    LANGUAGE: Counted(",
         "    TABLE: Counted(table.matrices, table.works, table.weights),\n    LANGUAGE: Counted(",
     ),
     "omnibal_ext/families/registry.py": ("    INTERNVL, LLAVA,", "    INTERNVL, LLAVA, TABULAR,"),
-    "megatron/vlm/models/encoders.py": ("AUDIO: AudioLinks()}", "AUDIO: AudioLinks(), TABLE: TableLinks()}"),
-    "megatron/vlm/data/inputs/registry.py": ("AUDIO: SoundReader}", "AUDIO: SoundReader, TABLE: TableReader}"),
-    "megatron/vlm/data/schemas/registry.py": ("AUDIO: sounds.SCHEMA}", "AUDIO: sounds.SCHEMA, TABLE: tables.SCHEMA}"),
+    "megatron/vlm/models/encoders.py": ("FILM: FilmLinks()}", "FILM: FilmLinks(), TABLE: TableLinks()}"),
+    "megatron/vlm/data/inputs/registry.py": ("FILM: FilmReader}", "FILM: FilmReader, TABLE: TableReader}"),
+    "megatron/vlm/data/schemas/registry.py": ("FILM: films.SCHEMA}", "FILM: films.SCHEMA, TABLE: tables.SCHEMA}"),
     "megatron/vlm/data/formats/kinds.py": (
-        "MEDIA = (IMAGES, VIDEOS, SOUNDS)",
+        "MEDIA = (IMAGES, VIDEOS, SOUNDS, FILMS)",
         'TABLES = Kind(TABLE, TABLE.mark, "a table", "tables", ("table", "tables"), ("table",), (".csv",))\n'
-        "MEDIA = (IMAGES, VIDEOS, SOUNDS, TABLES)",
+        "MEDIA = (IMAGES, VIDEOS, SOUNDS, FILMS, TABLES)",
     ),
     "megatron/vlm/preprocessing/measures/registry.py": (
-        "    SOUNDS: sounds.sound,\n}",
-        "    SOUNDS: sounds.sound,\n    TABLES: tables.table,\n}",
+        "    FILMS: films.film,\n}",
+        "    FILMS: films.film,\n    TABLES: tables.table,\n}",
     ),
 }
 """What a registry has, and what with the new line."""
-RULE = ("sounds.rule_in)}", "sounds.rule_in), TABLE: RuleReader(tables.rule_of, tables.rule_in)}")
+RULE = ("films.rule_in),\n}", "films.rule_in),\n    TABLE: RuleReader(tables.rule_of, tables.rule_in),\n}")
 IMPORTS = {
     "omnibal_ext/modalities/registry.py": (
         "from omnibal_ext.modalities.modality import TABLE", "from omnibal_ext.modalities.table import counted as table"

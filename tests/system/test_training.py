@@ -14,7 +14,7 @@ from omnibal_ext.run_metrics import evaluations, training_intervals
 from omnibal_ext.trained import Trained
 from tests.demo import demo_packs, preprocessed
 from tests.distributed.conftest import run_program
-from tests.figures import EVALUATION, ONLY_ON_GPUS, ONLY_WITH_SOUNDS, TRAINING
+from tests.figures import EVALUATION, ONLY_ON_GPUS, ONLY_WITH_FURTHER, TRAINING
 from tests.programs import refusal, tool
 
 TINY = preset("tiny")
@@ -166,7 +166,7 @@ def test_figures_are_in_tensorboard_as_in_the_metrics(folder: Path, uninterrupte
 
 
 def test_every_figure_of_a_run_has_a_test(folder: Path, uninterrupted: list[dict[str, Any]]) -> None:
-    assert set().union(*uninterrupted) == set(TRAINING) - ONLY_ON_GPUS - ONLY_WITH_SOUNDS
+    assert set().union(*uninterrupted) == set(TRAINING) - ONLY_ON_GPUS - ONLY_WITH_FURTHER
     found = evaluations(folder / "whole/metrics.jsonl")
     assert set().union(*found.values()) == set(EVALUATION)
 

@@ -132,7 +132,7 @@ def test_the_planner_has_no_other_flags() -> None:
     """But those that say where things lie, what prices them, and how it is told."""
     others = {
         "profile", "packs", "pack_iterations", "sweep", "sizes", "analytic", "model", "output", "json",
-        "audio_budget",
+        "audio_budget", "film_budget",
     }  # fmt: skip
     assert {*OF_A_PLAN, *OF_A_SWEEP, *others} == set(vars(plan_layout._parser().parse_args(["--output", "plan.json"])))
 

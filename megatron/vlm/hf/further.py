@@ -9,7 +9,8 @@ from torch import Tensor
 from megatron.vlm.hf.pack_inputs import padded_sounds
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
-from omnibal_ext.modalities.modality import AUDIO, Size
+from omnibal_ext.modalities.film.architecture import FilmArchitecture
+from omnibal_ext.modalities.modality import AUDIO, FILM, Size
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,16 @@ def _mels(model: Architecture) -> tuple[int, ...]:
     return (AudioArchitecture.among(model.further).mel_bins,)
 
 
+def _pixels(model: Architecture) -> tuple[int, ...]:
+    return (3, *[FilmArchitecture.among(model.further).image_size] * 2)
+
+
+def _stacked(films: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Frames of videos that have an encoder of their own."""
+    return {"pixel_values_videos": torch.stack(list(films))} if films else {}
+
+
 FURTHER_INPUTS: Mapping[Size, Further] = {
     AUDIO.size: Further(((), (250,), (40, 333)), _mels, padded_sounds),
+    FILM.size: Further(((), (2, 2), (3,)), _pixels, _stacked),
 }

@@ -72,7 +72,7 @@ def table_name(name: str, family: Family) -> str:
     return name
 
 
-VIT_LAYER = re.compile(r"vision_(?:tower|model)\.encoder\.layers?\.(\d+)\.")
+VIT_LAYER = re.compile(r"(?:vision_tower|vision_model|video_tower)\.encoder\.layers?\.(\d+)\.")
 
 
 def is_unused(name: str, architecture: Architecture, stored: Collection[str]) -> bool:

@@ -19,7 +19,15 @@ PUBLISHED = json.loads((Path(__file__).parent / "published_folders.json").read_t
 """Model -> its class, files without chat templates and tables of tokens, and where each was seen."""
 PRESETS = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
 """Preset -> config.json."""
-NOT_SEEN = {"vipllava", "llava_next", "qwen2_vl", "glm46v", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
+NOT_SEEN = {
+    "vipllava",
+    "video_llava",
+    "llava_next",
+    "qwen2_vl",
+    "glm46v",
+    "qwen2_5_omni_thinker",
+    "qwen3_omni_moe_thinker",
+}
 """Model types of which no public copy was found: transformers' defaults of their classes stand for them."""
 
 

@@ -83,6 +83,8 @@ def config_fields(family: str) -> dict[str, Any]:
         vision = (
             vision if prefix in ("LlavaOnevision", "Gemma3", "Mistral3", "PaliGemma") else {**PARTS["CLIP"], **vision}
         )
+    if prefix == "VideoLlava":
+        fields = {"video_token_index": VIDEO_TOKEN, **fields}
     if prefix.startswith("LlavaNext"):
         fields = {"image_grid_pinpoints": GRIDS, **fields}
     if prefix == "LlavaOnevision":
@@ -164,6 +166,8 @@ class Sample:
     shown: tuple["Shown", ...] = ()
     sounds: tuple[Tensor, ...] = ()
     """Mel frames of each, [frames, bins]."""
+    films: Tensor | None = None
+    """Videos that have an encoder of their own, [videos, frames, 3, S, S]."""
 
 
 @dataclass(frozen=True)

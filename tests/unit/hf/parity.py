@@ -47,6 +47,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.families.registry import family_of
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
+from omnibal_ext.modalities.film.architecture import FilmArchitecture
 from omnibal_ext.modalities.vision.architecture import NativeResolution
 from omnibal_ext.modalities.vision.features import FeatureOrder, joined_orders
 from omnibal_ext.plan import single_stage_plan
@@ -57,7 +58,7 @@ from tests.unit.hf.models import AUDIO_START, AUDIO_TOKEN, IMAGE_TOKEN, SIDE, VI
 
 NOT_TRAINED = (".scalar", ".shift", "projector.scale", "expert_bias", ".ranges")
 """Ends of the names of numbers beside the weights (Gemma 4)."""
-TOWERS = ("vision_tower", "visual", "vision_model", "audio_tower")
+TOWERS = ("vision_tower", "visual", "vision_model", "audio_tower", "image_tower", "video_tower")
 """What transformers' models call their encoders."""
 JOINTS = r"^(visual\.(merger|(deepstack_)?merger_list|downsample)|audio_tower\.(ln_post|proj\d?))\."
 """In their names as in the tables: what joins an encoder to the language model, where it lies in its module."""
@@ -80,6 +81,8 @@ VIDEOS = [[(3, 5), (4, 1, 3, 0.4)], [(1, 1)], [], [(2, 2), (2, 3, 3, 1.3), (3, 2
 # Mel frames of what is heard in front of a sample's images and behind them: parts of chunks, whole ones, an odd row,
 # one that is shorter than a chunk and alone.
 SOUNDS = [([30], [101]), ([], [7, 212]), ([333], []), ([], [41])]
+# Videos behind a sample's images, and frames of each, where these have an encoder of their own.
+FILMS = [(1, 2), (0, 0), (2, 3), (3, 1), (0, 0)]
 # Of models that take images or videos in a sample, not both.
 VIDEOS_APART = [[(3, 5), (1, 4)], [(4, 1, 3, 0.4)], [(1, 1)], [], [(2, 3, 3, 1.3), (3, 2, 1, 0.75)], [(2, 2), (7, 3)]]
 
@@ -183,7 +186,11 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     counts = {size: (len(orders[size]), shown[size].tiles) for size in shown}
     samples = models.samples(counts, IMAGES, architecture.vision.image_size)
     order = joined_orders((shown[size].tiles * per_tile, orders[size]) for images in IMAGES for size in images)
+    if films := [one for one in architecture.further if isinstance(one, FilmArchitecture)]:
+        samples = [_with_films(sample, *how, films[0]) for sample, how in zip(samples, FILMS, strict=True)]
     batch = batch_of(samples, order)
+    if films:
+        batch = with_films(batch, samples)
     if architecture.language.image_attention:
         batch = with_images(batch, starts=tuple(starts_of(Images.of(batch).positions, per_tile)))
     if architecture.language.prefix_attention:
@@ -286,6 +293,24 @@ def with_sounds(batch: Microbatch, samples: Sequence[Sample]) -> Microbatch:
     return replace(batch, media={**batch.media, "frames": sounds})
 
 
+def _with_films(sample: Sample, videos: int, frames: int, film: FilmArchitecture) -> Sample:
+    """The sample with so many videos behind it, and a word behind each."""
+    ids, side = sample.ids.masked_fill(sample.ids == VIDEO_TOKEN, 0), film.image_size
+    parts = [torch.tensor([*[VIDEO_TOKEN] * film.encoder.tokens(frames), number]) for number in range(videos)]
+    pixels = torch.randn(videos, frames, 3, side, side, generator=torch.Generator().manual_seed(len(ids)))
+    return replace(sample, ids=torch.cat([ids, *parts]), films=pixels)
+
+
+def with_films(batch: Microbatch, samples: Sequence[Sample]) -> Microbatch:
+    films = [film for sample in samples if sample.films is not None for film in sample.films]
+    read = Images(
+        units=tuple((len(film),) for film in films),
+        values=torch.cat(films),
+        positions=(batch.input_ids == VIDEO_TOKEN).nonzero().squeeze(1),
+    )
+    return replace(batch, media={**batch.media, "stills": read})
+
+
 def _shown(size: tuple[float, ...], merge: int) -> Shown:
     steps, rows, columns, *seconds = (1, *size) if len(size) == 2 else size
     return Shown((int(steps), int(rows) * merge, int(columns) * merge), *seconds)
@@ -328,6 +353,8 @@ def seen(sample: Sample, config: Any) -> dict[str, Tensor]:
         ways = {"mistral3": _whole_pictures, "lighton_ocr": _whole_pictures, "paddleocr_vl": _row_by_row}
         return ways[kind](sample) if kind in ways else _at_native_resolution(sample, kind)
     images: dict[str, Tensor] = {}
+    if sample.films is not None and len(sample.films):
+        images["pixel_values_videos"] = sample.films
     if len(sample.pixels):
         images["pixel_values"] = sample.pixels[None] if kind in ("idefics3", "smolvlm") else sample.pixels
         if kind == "gemma3":

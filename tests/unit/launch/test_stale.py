@@ -132,7 +132,7 @@ NOT_OF_A_PLAN = {
     *("eval_data", "eval_packs", "run_dir", "epochs", "input", "image_root", "chat_template", "workers"),
     *("max_rejects", "nproc_per_node", "nnodes", "rdzv_endpoint", "rdzv_id", "check", "dry_run", "progress", "json"),
     *("megatron", "micro_batches", "no_logit_check", "no_save", "save_hf", "max_tiles", "max_pixels", "max_tokens"),
-    *("shorten", "vit_budget", "llm_budget", "audio_budget", "widths", "held_out", "config", "download"),
+    *("shorten", "vit_budget", "llm_budget", "audio_budget", "film_budget", "widths", "held_out", "config", "download"),
     # of the trainer's
     *("lora_alpha", "lr", "min_lr", "lr_vit", "lr_projector", "lr_decay_style", "lr_warmup_iters"),
     *("lr_warmup_fraction", "weight_decay", "weight_decay_vit", "weight_decay_projector", "clip_grad"),
@@ -352,7 +352,7 @@ def leave(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def test_every_flag_of_the_profiler_is_an_input_of_profiles_or_known_to_be_none(tmp_path: Path) -> None:
-    others = set(vars(asked_for(tmp_path))) - set(OF_A_PROFILE) - {"audio_budget"}
+    others = set(vars(asked_for(tmp_path))) - set(OF_A_PROFILE) - {"audio_budget", "film_budget"}
     assert others == NOT_OF_A_PROFILE, "do figures depend on it?"
 
 

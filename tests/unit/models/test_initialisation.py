@@ -12,7 +12,6 @@ from megatron.vlm.arguments import TrainingInputs
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from tests.distributed import harness
-from tests.media import audio_of
 
 RANKS, STD = 4, 0.02
 ALIKE_ON_ALL_RANKS = ("patch_embed", "newline")
@@ -85,7 +84,7 @@ def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, 
     shallow = replace(known, vision=replace(known.vision, layers=layers))
     chain = replace(harness.build_chain(inputs.args, shallow), seed=9)
     layers_of = {"vit": layers, "llm": chain.architecture.language.layers}
-    layers_of |= {"audio": audio_of(known).layers} if audio_of(known) else {}
+    layers_of |= {one.modality.kinds[1]: one.layers for one in known.further}
     for link, name in enumerate(chain.names):
         for inside, weight in chain.build(link).named_parameters():
             whole, part = f"{name}.{inside}", name.partition(".")[0]

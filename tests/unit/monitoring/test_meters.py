@@ -16,7 +16,7 @@ from megatron.vlm.monitoring import journal, meters
 from megatron.vlm.monitoring.journal import Journal
 from megatron.vlm.monitoring.meters import EvaluationMeter, Tally, Throughput, TrainingMeter
 from omnibal_ext.costs.operations import ModelOperations
-from omnibal_ext.modalities.modality import ENCODED, MODALITIES
+from omnibal_ext.modalities.modality import ENCODED
 
 NAMES = ("web", "docs", "charts")
 
@@ -28,7 +28,10 @@ def a_pack(generator: torch.Generator, tiles: int, lengths: list[int], padding: 
     mask[sum(lengths) - padding :] = 0
     return Microbatch(
         tuple(lengths), len(lengths) - (padding > 0), sum(lengths) - padding, loss_mask=mask,
-        media={"tiles": Images(together(tiles)), "frames": Media(((7 * tiles, 5), (tiles**2,)))},
+        media={
+            "tiles": Images(together(tiles)), "frames": Media(((7 * tiles, 5), (tiles**2,))),
+            "stills": Media(((2 * tiles**2,),)),
+        },
         useful_squares=sum(length**2 for length in lengths) - padding**2, segment_ids=segment_ids(lengths),
         sources=torch.randint(0, len(NAMES), (len(lengths),), generator=generator),
     )  # fmt: skip
@@ -143,7 +146,7 @@ def test_an_interval_is_reported_over_all_ranks(run: list, ranks: list, clock: l
     assert (second["samples"], second["samples_per_second"]) == (later, later / 4.0)
 
 
-@pytest.mark.parametrize("name", ["tiles", "tokens", "squares", "frames"])
+@pytest.mark.parametrize("name", ["tiles", "tokens", "squares", "frames", "stills"])
 def test_dist_ratio_is_the_mean_share_of_waiting(run: list, ranks: list, name: str, tmp_path: Path) -> None:
     """OmniBal, section 3: of every iteration sum_i (T_max - T_i) / (T_max N), and the mean over iterations."""
     line, ratios = reported(run, ranks, tmp_path), []
@@ -158,7 +161,7 @@ def test_dist_ratio_is_the_mean_share_of_waiting(run: list, ranks: list, name: s
         ratios.append(sum(max(work) - each for each in work) / (max(work) * len(work)))
     field = {
         "tiles": "dist_ratio_vit", "tokens": "dist_ratio_llm", "squares": "dist_ratio_attention",
-        "frames": "dist_ratio_audio",
+        "frames": "dist_ratio_audio", "stills": "dist_ratio_film",
     }[name]  # fmt: skip
     assert line[field] == pytest.approx(sum(ratios) / len(ratios))
 
@@ -270,7 +273,7 @@ def test_figures_go_to_megatrons_own_writers(monkeypatch: pytest.MonkeyPatch, ra
 
     monkeypatch.setattr(journal, "get_tensorboard_writer", Writer)
     monkeypatch.setattr(journal, "get_wandb_writer", Wandb)
-    sizes = torch.tensor([[[10, 8, 2, 60, 40, 8, 0, 4]], [[10, 10, 3, 40, 40, 10, 0, 2]]])
+    sizes = torch.tensor([[[10, 8, 2, 60, 40, 8, 0, 0, 4]], [[10, 10, 3, 40, 40, 10, 0, 0, 2]]])
     report = meters.interval_report(sizes, torch.tensor([[6.0, 3.0], [0.0, 0.0], [2.0, 4.0]]), 0.5, NAMES)
     book = Journal(None)
     book.training(6, {"iterations": 9, "epoch": 0.25, **report})
@@ -292,12 +295,13 @@ def test_pace_is_of_what_samples_need_and_not_of_what_ran(run: list, ranks: list
     # Of each as many operations: a figure that is a little off is seen, whichever it is.
     parts = [sum(p.media_of("tiles").amount for p in packs), useful, sum(p.useful_squares for p in packs), useful]
     parts.append(sum(7 * p.media_of("tiles").amount + 5 + p.media_of("tiles").amount ** 2 for p in packs))
-    tile, token, square, counted, frame = (1e12 / part for part in parts)
-    units = dict.fromkeys((one.size for one in MODALITIES), 0.0) | {"tiles": tile, "tokens": token, "frames": frame}
+    parts.append(sum(2 * p.media_of("tiles").amount ** 2 for p in packs))
+    tile, token, square, counted, frame, still = (1e12 / part for part in parts)
+    units = {"tiles": tile, "tokens": token, "frames": frame, "stills": still}
     pace = Throughput(ModelOperations(units, square, counted), devices=4, peak=1e13)
     line = reported(run, ranks, tmp_path, pace)
-    assert line["model_tflops"] == pytest.approx(5e12 / line["seconds"] / 4 / 1e12)
-    assert line["mfu"] == pytest.approx(5e12 / line["seconds"] / 4 / 1e13)
+    assert line["model_tflops"] == pytest.approx(6e12 / line["seconds"] / 4 / 1e12)
+    assert line["mfu"] == pytest.approx(6e12 / line["seconds"] / 4 / 1e13)
 
 
 @pytest.mark.parametrize(

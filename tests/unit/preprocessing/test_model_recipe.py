@@ -57,7 +57,7 @@ def test_every_preset_names_what_there_is_and_what_goes_together(name: str) -> N
     wanted, model = {flag: choice.value for flag, choice in model_settings(PRESETS[name], None).items()}, PRESETS[name]
     assert wanted["image-markup"] in MARKUPS
     assert TILINGS[wanted["tiling"]].joins_tiles == model.newline
-    assert (wanted["image-markup"] == "llava") == ("llava" in name)
+    assert wanted["image-markup"].endswith("llava") == ("llava" in name)
     pixels = {"llava-one": "half", "llava": "clip", "qwen2": "clip", "qwen3": "half"}
     pixels |= {"gemma-4-12b": "unit", "gemma": "half"}
     pixels |= {"mistral-small": "clip", "ministral": "clip", "lighton": "clip", "glm": "clip"}

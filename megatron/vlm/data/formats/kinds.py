@@ -1,9 +1,9 @@
 """The registry of kinds of media in records: how files, fields and messages name them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omnibal_ext.families.markup import IMAGE_MARK, VIDEO_MARK
-from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
+from omnibal_ext.modalities.modality import AUDIO, FILM, VISION, Modality
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,5 +40,6 @@ SOUNDS = Kind(
     ("audio", "audio_url", "input_audio"),
     (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".oga", ".opus", ".aif", ".aiff"), ("<sound>",),
 )  # fmt: skip
-MEDIA = (IMAGES, VIDEOS, SOUNDS)
+FILMS = replace(VIDEOS, modality=FILM)
+MEDIA = (IMAGES, VIDEOS, SOUNDS, FILMS)
 """Several may have one mark and the same fields: a model takes one of them."""

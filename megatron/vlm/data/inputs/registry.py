@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 
 from megatron.vlm.data.dataset_folder import DatasetFolder
+from megatron.vlm.data.inputs.films import FilmReader
 from megatron.vlm.data.inputs.images import ImageReader
 from megatron.vlm.data.inputs.reader import InputReader
 from megatron.vlm.data.inputs.sounds import SoundReader
-from omnibal_ext.modalities.modality import AUDIO, VISION, Modality, Size
+from omnibal_ext.modalities.modality import AUDIO, FILM, VISION, Modality, Size
 
-READERS: Mapping[Modality, type[InputReader]] = {VISION: ImageReader, AUDIO: SoundReader}
+READERS: Mapping[Modality, type[InputReader]] = {VISION: ImageReader, AUDIO: SoundReader, FILM: FilmReader}
 
 
 def readers_of(data: DatasetFolder) -> dict[Size, InputReader]:

@@ -5,18 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.formats.kinds import IMAGES, SOUNDS, VIDEOS, Kind
+from megatron.vlm.data.formats.kinds import FILMS, IMAGES, SOUNDS, VIDEOS, Kind
 from megatron.vlm.preprocessing.line_media import LineMedia
-from megatron.vlm.preprocessing.measures import images, sounds
+from megatron.vlm.preprocessing.measures import films, images, sounds
 from megatron.vlm.preprocessing.shorten import Measured
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.item import Rule
-from omnibal_ext.modalities.modality import AUDIO, Modality
+from omnibal_ext.modalities.modality import AUDIO, FILM, Modality
 
 MEASURES: Mapping[Kind, Callable[[LineMedia, Any], Measured]] = {
     IMAGES: images.image,
     VIDEOS: images.video,
     SOUNDS: sounds.sound,
+    FILMS: films.film,
 }
 """From a line and what it names. All raise `Rejected`."""
 
@@ -32,4 +33,7 @@ class RuleReader:
     is not supported."""
 
 
-RULES: Mapping[Modality, RuleReader] = {AUDIO: RuleReader(sounds.rule_of, sounds.rule_in)}
+RULES: Mapping[Modality, RuleReader] = {
+    AUDIO: RuleReader(sounds.rule_of, sounds.rule_in),
+    FILM: RuleReader(films.rule_of, films.rule_in),
+}

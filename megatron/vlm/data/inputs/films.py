@@ -1,0 +1,116 @@
+"""Videos of a pack that have an encoder of their own: a tile for each frame, black where a video cannot be read."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from megatron.vlm.data.inputs.reader import Broken, InputReader, Part
+from megatron.vlm.data.media.images import load_rgb
+from megatron.vlm.data.media.videos import read_frames, require_decoder
+from megatron.vlm.data.sample import Sample
+from megatron.vlm.media import Images, Media
+from megatron.vlm.pixels import normalise
+from omnibal_ext.errors import UserError
+from omnibal_ext.families.media import TILINGS
+from omnibal_ext.image_assignment import Units
+from omnibal_ext.modalities.film.architecture import Film, FilmRule
+from omnibal_ext.modalities.modality import FILM
+from omnibal_ext.modalities.vision.tiling import TiledImage
+
+
+class FilmReader(InputReader):
+    """Videos: frames as tiles, uint8 [frames, side, side, 3]. A video is a unit."""
+
+    modality = FILM
+
+    def require(self) -> None:
+        """Raise UserError where videos of the dataset cannot be read."""
+        if self.data.manifest.get("video_files"):
+            require_decoder(str(self.data.folder))
+
+    @property
+    def rule(self) -> FilmRule:
+        """Which frames are seen."""
+        rule = self.data.further_rules[FILM]
+        assert isinstance(rule, FilmRule)
+        return rule
+
+    @property
+    def side(self) -> int:
+        """Pixels of a tile's side."""
+        return self.rule.side
+
+    def decode(self, sample: Sample, item: Film) -> NDArray[np.uint8]:
+        """Decode a video: uint8 [frames, side, side, 3]. Raises as `InputReader.decode`."""
+        film = item if self.data.checks_images else replace(item, crcs=())
+        root, path = sample.file(film)
+        rule, plan = TILINGS[self.rule.tiling], TiledImage(film.path, 1, 1, False)
+        with sample.decoding(path):
+            return np.concatenate([rule.cut(frame, plan, self.side) for frame in _frames(root, path, film)])
+
+    def decoded(self, sample: Sample, item: Film) -> Tensor:
+        """Decode a video, normalised: fp32 [frames, 3, side, side]."""
+        return normalise(torch.from_numpy(self.decode(sample, item)), self.data.normalization)
+
+    def decode_all(self, sample: Sample) -> NDArray[np.uint8]:
+        """Decode all videos of a sample."""
+        nothing = np.zeros((0, self.side, self.side, 3), np.uint8)
+        return np.concatenate([nothing, *(self.decode(sample, film) for film in sample.items(FILM))])
+
+    def arguments(self, sample: Sample) -> dict[str, Any]:
+        """pixel_values_videos fp32 [videos, frames, 3, side, side]."""
+        pixels = normalise(torch.from_numpy(self.decode_all(sample)), self.data.normalization)
+        return {"pixel_values_videos": pixels.unflatten(0, (-1, self.rule.frames))}
+
+    def media(self, samples: Sequence[Sample], begins: Sequence[int], reads_tokens: bool) -> Images:
+        """Frames of each video."""
+        return Images(self.units(samples))
+
+    def parts(self, samples: Sequence[Sample]) -> list[Part]:
+        """All videos."""
+        return [Part(sample, film) for sample in samples for film in sample.items(FILM)]
+
+    def units(self, samples: Sequence[Sample]) -> Units:
+        """Videos."""
+        return tuple((part.item.units,) for part in self.parts(samples))
+
+    def share(self, samples: Sequence[Sample], units: Units, encodes: Sequence[bool]) -> tuple[Images, list[Any]]:
+        """The videos that a rank encodes."""
+        parts = [part for part, mine in zip(self.parts(samples), encodes, strict=True) if mine]
+        return Images(units, tuple(encodes)), parts
+
+    def read(self, media: Media, parts: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
+        """With uint8 pixels, and the statistics to normalise them."""
+        assert isinstance(media, Images)
+        tiles, broken = list[Tensor](), dict[int, str]()
+        shape = (self.side, self.side, 3)
+        for sample, film in parts if decodes else ():
+            try:
+                tiles.append(torch.from_numpy(self.decode(sample, film)))
+            except UserError as error:
+                broken.setdefault(sample.number, str(error))
+                tiles.append(torch.zeros(film.units, *shape, dtype=torch.uint8))  # the other ranks expect this shape
+        meta = torch.empty(media.amount, *shape, dtype=torch.uint8, device="meta")
+        return replace(media, values=torch.cat(tiles) if tiles else meta, statistics=self.data.normalization), broken
+
+
+def _frames(root: Path, path: Path, film: Film) -> Iterator[Image.Image]:
+    """The frames of a video file, or of a list of frame files; one that is seen again is decoded once."""
+    if film.files:
+        crcs = film.crcs or (None,) * len(film.files)
+        for (file, crc), again in groupby(zip(film.files, crcs, strict=True)):
+            frame = load_rgb(root / file, crc=crc)
+            yield from (frame for _ in again)
+    else:
+        times, crc = Counter(film.frames), film.crcs[0] if film.crcs else None
+        for pixels, count in zip(read_frames(path, film.place, [*times], crc=crc), times.values(), strict=True):
+            yield from [Image.fromarray(pixels)] * count

@@ -1,0 +1,101 @@
+"""An encoder of videos as plain data, and which frames of a video it sees."""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+from omnibal_ext.modalities.encoder import Encoder, EncoderArchitecture
+from omnibal_ext.modalities.item import Rule
+from omnibal_ext.modalities.modality import FILM, Modality
+from omnibal_ext.modalities.place import Place
+from omnibal_ext.modalities.vision.architecture import VisionArchitecture
+
+
+@dataclass(frozen=True)
+class FilmArchitecture(EncoderArchitecture):
+    """A ViT that sees frames as square tiles; each of its tokens, the class token included, is one of the language
+    model's. The defaults are CLIP's, large, as in Video-LLaVA."""
+
+    patch_size: int = 14
+    image_size: int = 224
+    norm_epsilon: float = 1e-5
+    activation: str = "quick_gelu"
+
+    @classmethod
+    def like(cls, vision: VisionArchitecture) -> Self:
+        """Return an encoder of a ViT's sizes."""
+        return cls(**{one.name: getattr(vision, one.name) for one in fields(cls)})
+
+    @property
+    def encoder(self) -> Encoder:
+        """What chain, flow and sizes of packs follow from."""
+        rows = self.as_vit.rows
+        return Encoder(FILM, (None,) * self.layers, rows, rows)
+
+    @property
+    def as_vit(self) -> VisionArchitecture:
+        """The ViT that it is."""
+        sizes = {one.name: getattr(self, one.name) for one in fields(self)}
+        return VisionArchitecture(**sizes, patch_bias=False, pre_norm=True, layer_scale=False, pixels="clip")
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """One video of a sample.
+
+    `path`: of the video file, or of the first of the frames' files. `place`: set for one inside the input file; `path`
+    is its name there. `crcs`: CRC-32 of the file, or of each frame's; () if not recorded.
+    """
+
+    modality: ClassVar[Modality] = FILM
+    path: str
+    frames: tuple[int, ...]
+    """Numbers in the video of those that are seen; a short video's are seen several times."""
+    tokens: int
+    """LLM tokens."""
+    files: tuple[str, ...] = ()
+    """A file for each frame, below the root of media; () for a video file."""
+    place: Place = ()
+    crcs: tuple[int, ...] = ()
+
+    @property
+    def units(self) -> int:
+        """Frames that are seen."""
+        return len(self.frames)
+
+    @property
+    def is_video_file(self) -> bool:
+        """It is no list of frames."""
+        return not self.files
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """One run of tokens."""
+        return (self.tokens,)
+
+
+@dataclass(frozen=True, slots=True)
+class FilmRule(Rule):
+    """Frames that are seen of a video, evenly from the first one on, and how each becomes a tile."""
+
+    modality: ClassVar[Modality] = FILM
+    side: int
+    """Pixels of a tile."""
+    tokens: int
+    """Of a frame."""
+    frames: int = 8
+    tiling: str = "crop"
+    """A key of `families.media.TILINGS`."""
+
+    @property
+    def decides(self) -> tuple[Any, ...]:
+        """All of it."""
+        return self.side, self.tokens, self.frames, self.tiling
+
+    def __str__(self) -> str:
+        """As preprocessing prints it."""
+        return f"{self.frames} frames of each, spread evenly, {self.tokens} tokens a frame"
+
+    def chosen(self, total: int) -> tuple[int, ...]:
+        """Return the numbers of the frames that are seen of so many: those of torch.arange(0, total, total / frames)
+        as whole numbers, which transformers takes."""
+        return tuple(frame * total // self.frames for frame in range(self.frames))
