@@ -71,28 +71,28 @@ def test_a_fit_meets_the_budgets_exactly_and_has_no_negative_part() -> None:
         assert sum(a * b for a, b in zip(noisy, features[0], strict=True)) == pytest.approx(times[0])
 
 
-@pytest.fixture(params=["small", "native", "gemma", "hearing", "hearing_features"])
+@pytest.fixture(params=["small", "native", "gemma", "hearing", "hearing_features", "filming"])
 def chain(request: pytest.FixtureRequest) -> Iterator[Chain]:
     with megatron_alone(request.param) as inputs:
         yield Chain.of(inputs.args, inputs.architecture)
 
 
 def test_made_up_packs_run_through_the_model(chain: Chain) -> None:
-    """Images that fit into a sample, images that reach over its end, and none; of sounds likewise."""
+    """Images that fit into a sample, images that reach over its end, and none; of sounds and frames likewise."""
     model = Stage(chain, 0, len(chain.kinds))
     for most, lengths, frames in ((0, [5], 0), (8, [30, 40], 50), (60, [200, 90], 4000), (5000, [700, 900], 7)):
         tiles = most if chain.architecture.vision.native else min(most, sum(lengths) // 4)
-        pack = synthetic_pack(chain.architecture, {"tiles": tiles, "frames": frames}, lengths)
+        pack = synthetic_pack(chain.architecture, {"tiles": tiles, "frames": frames, "stills": frames % 99}, lengths)
         assert pack.media_of("frames").amount == (frames if audio_of(chain.architecture) else 0)
         losses = model(pack)
         assert losses.isfinite().all()
         losses.sum().backward()
 
 
-@pytest.mark.parametrize("kind", ["vit", "audio"])
+@pytest.mark.parametrize("kind", ["vit", "audio", "film", "film_projector"])
 def test_a_pack_without_tiles_gives_every_weight_it_passes_by_a_gradient_of_zero(chain: Chain, kind: str) -> None:
     if kind not in chain.kinds:
-        pytest.skip("a model that does not hear")
+        pytest.skip("a model that does not have it")
     link = chain.kinds.index(kind)
     vit = Stage(chain, link, link + 1)
     pack = synthetic_pack(chain.architecture, {}, [5])
