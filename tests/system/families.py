@@ -201,7 +201,7 @@ FAMILIES = {
         more={"projection_dim": 48},
     ),
 }  # fmt: skip
-UNPACKED = ("paligemma-2", "video-llava")
+UNPACKED = ("paligemma-2",)
 PACKED = [family for family in FAMILIES if family not in UNPACKED]
 """Those whose packs transformers can run."""
 WITH_KERNELS = ("qwen3.5", "qwen3.5-moe")

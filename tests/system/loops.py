@@ -61,12 +61,13 @@ def compare(folder: Path) -> dict[str, float]:
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
     ddp = float(train_ddp.backward(wrapped, step))
     (logged,) = train_trainer.train(arguments, ranks)
+    shown = data.sizes.tiles + data.sizes.of("stills")
     return {
         "alone": alone, "ddp": ddp, "gradients": difference(model, wanted), "trainer": logged["loss"],
         "norm": float(torch.stack([gradient.norm() for gradient in wanted.values()]).norm()),
         "trainer's norm": logged["grad_norm"],
         "padded": padded(model, data, packs),
-        "packs without images": float(sum(not any(data.sizes.tiles[pack]) for pack in packs)),
+        "packs without images": float(sum(not any(shown[pack]) for pack in packs)),
     }  # fmt: skip
 
 
@@ -85,11 +86,12 @@ def one_by_one(model: Any, samples: list[dict[str, Any]]) -> float:
 def processed(sample: dict[str, Any], config: Any) -> dict[str, Tensor]:
     """What the processor of a family gives beside tokens: positions and masks are left to the model."""
     kind, ids, pixels, images = config.model_type, sample["input_ids"], sample["pixel_values"], sample["images"]
+    films = {"pixel_values_videos": found} if len(found := sample.get("pixel_values_videos", ())) else {}
     if not images:
-        return {}
+        return films
     of_image = (ids == config.image_token_id).long()[None]
-    if kind in ("internvl", "llava", "vipllava", "deepseek_vl"):
-        return {"pixel_values": pixels}
+    if kind in ("internvl", "llava", "vipllava", "deepseek_vl", "video_llava"):
+        return {"pixel_values": pixels, **films}
     if kind in ("idefics3", "smolvlm"):
         filled = torch.ones(1, len(pixels), *pixels.shape[-2:], dtype=torch.bool)
         return {"pixel_values": pixels[None], "pixel_attention_mask": filled}

@@ -33,7 +33,7 @@ OFTEN = (
     "gemma-4",
 )  # fmt: skip
 """One of each way in which packs are told apart; positions and images are in tests/unit/hf/test_packs.py too."""
-BY_TRL = [one for one in PACKED if not one.startswith(("gemma", *WITH_KERNELS))]
+BY_TRL = [one for one in PACKED if not one.startswith(("gemma", "video-llava", *WITH_KERNELS))]
 """It adds up masks, of which Gemma's packs have two."""
 
 
@@ -73,7 +73,9 @@ def folders(demo: Path, tmp_path_factory: pytest.TempPathFactory, is_long: bool)
 def pack(folder: Path) -> None:
     """As many packs as one step has, one of them of texts alone."""
     corpus = Corpus.of_dataset(folder / "data")
-    corpus = replace(corpus, groups=(corpus.sizes.tiles > 0).astype(np.int64))
+    with np.load(folder / "data/sizes.npz") as sizes:
+        shown = corpus.sizes.tiles + sizes.get("stills", 0)
+    corpus = replace(corpus, groups=(shown > 0).astype(np.int64))
     for share in range(20, 100, 5):
         shutil.rmtree(folder / "packs", ignore_errors=True)
         options = PackOptions(

@@ -8,6 +8,7 @@ image_position_ids     pixel_values [images, most patches, numbers]; column and 
 pixel_attention_mask   pixel_values [1, tiles, 3, S, S]; no mask, as no tile is padded
 token_type_ids,        attention_mask of each kind of layer [1, 1, T, T], where images are seen in both directions
 mm_token_type_ids
+pixel_values_videos    frames [videos, frames, 3, S, S] of videos that have an encoder of their own
 input_features         mel frames [sounds, bins, most frames]; feature_attention_mask [sounds, most frames]
 """
 
@@ -207,8 +208,15 @@ def _heard(pack: Pack) -> Batch:
     return padded_sounds([mels for part in parts for mels in part])
 
 
+def _films(pack: Pack) -> Batch:
+    """Videos that have an encoder of their own, whose frames are as many in each."""
+    films = [one["pixel_values_videos"] for one in pack.samples if len(one["pixel_values_videos"])]
+    return {"pixel_values_videos": torch.cat(films)} if films else {}
+
+
 INPUTS: dict[str, Callable[[Pack], Batch]] = {
     "input_features": _heard,
+    "pixel_values_videos": _films,
     "image_sizes": _sizes,
     "batch_num_images": _counts,
     "image_grid_thw": _patches_and_grids,

@@ -5,6 +5,7 @@ Besides the text inputs (`megatron.vlm.data.batches`), by the `model_type` of th
 internvl                    pixel_values [tiles, 3, S, S], left out where there are none; boundaries of samples
 llava, vipllava,            pixel_values
 deepseek_vl
+video_llava                 pixel_values; pixel_values_videos [videos, frames, 3, S, S]
 llava_next,                 pixel_values; image_sizes [images, 2], height and width
 llava_next_video
 llava_onevision             the same; batch_num_images [samples with images]; boundaries of samples

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.family import Family, Model, Preset
+from omnibal_ext.families.family import Family, Model, Packs, Preset
 from omnibal_ext.families.fields import DATA, GENERAL
 from omnibal_ext.families.llava.config import read_llava
 from omnibal_ext.families.llava.family import FAMILY as LLAVA
@@ -54,6 +54,7 @@ FAMILY = Family(
             ),
             read_video_llava,
             takes=("pixel_values_videos",),
+            packs=Packs("crop"),
         )
     },
     presets={

@@ -82,7 +82,7 @@ VIDEOS = [[(3, 5), (4, 1, 3, 0.4)], [(1, 1)], [], [(2, 2), (2, 3, 3, 1.3), (3, 2
 # one that is shorter than a chunk and alone.
 SOUNDS = [([30], [101]), ([], [7, 212]), ([333], []), ([], [41])]
 # Videos behind a sample's images, and frames of each, where these have an encoder of their own.
-FILMS = [(1, 2), (0, 0), (2, 3), (3, 1), (0, 0)]
+FILMS = [(1, 3), (0, 0), (2, 3), (3, 3), (0, 0)]
 # Of models that take images or videos in a sample, not both.
 VIDEOS_APART = [[(3, 5), (1, 4)], [(4, 1, 3, 0.4)], [(1, 1)], [], [(2, 3, 3, 1.3), (3, 2, 1, 0.75)], [(2, 2), (7, 3)]]
 

@@ -21,8 +21,8 @@ from tests.unit.hf import models
 from tests.unit.hf.models import IMAGE_TOKEN, VIDEO_TOKEN, Sample
 
 pytest.importorskip("transformers")
-ELSEWHERE = ("paligemma", "video-llava", "qwen3.5", "internvl dynamic", "gemma 4 untied")
-"""Not packed, two of them; with kernels, in tests/system/test_loops.py; refused for samples beyond its rotation's
+ELSEWHERE = ("paligemma", "qwen3.5", "internvl dynamic", "gemma 4 untied")
+"""Not packed; with kernels, in tests/system/test_loops.py; refused for samples beyond its rotation's
 length, and for squares of another side."""
 PACKED = [family for family in models.FAMILIES if not family.startswith(ELSEWHERE)]
 
@@ -63,6 +63,8 @@ class Case:
         if pixels.dim() == 5 and not any(image.film for image in images):
             pixels = pixels[:, :, 0]
         read = {"input_ids": ids, "labels": sample.ids, "pixel_values": pixels, "images": tuple(images)}
+        if sample.films is not None:  # frames of a video are as many in each of a dataset's
+            read |= {"pixel_values_videos": sample.films}
         if sample.sounds:
             read |= {"input_features": torch.cat(sample.sounds)}
         return read | {"feature_lengths": torch.tensor([len(mels) for mels in sample.sounds], dtype=torch.long)}
