@@ -49,7 +49,7 @@ def test_a_published_folder_is_read_whole(tmp_path: Path, name: str) -> None:
     model, fields = read_architecture(written(tmp_path, name)), PUBLISHED[name]["files"]["config.json"]
     folder_settings(tmp_path, model, with_template=False)
     wanted = as_transformers_says(fields, name)
-    for inside in ("vision", "language", "audio"):
+    for inside in ("vision", "language", "further"):
         assert getattr(model, inside) == getattr(wanted, inside)
 
 
