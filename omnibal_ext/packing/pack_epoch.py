@@ -21,7 +21,7 @@ from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import LOADS, PackList, pack_loads
-from omnibal_ext.packing.twins import dealt, twins_of
+from omnibal_ext.packing.twins import distributed, twins_of
 from omnibal_ext.packing.wide_epoch import narrow_iterations, pack_wide
 from omnibal_ext.sizes import Sizes
 
@@ -101,7 +101,7 @@ def _pack_twins(
         return ordered(*_pack_sub_epoch(corpus, samples, reasons, options, seed))
     first = ordered(*_pack_sub_epoch(corpus, twins[0], reasons, options, seed))
     complete = max(0, len(first) // options.global_batch - 1) * options.global_batch  # some packs more to mix with
-    copies = dealt(first, twins)
+    copies = distributed(first, twins)
     left = np.sort(np.concatenate([rest, *(copy.between(complete, len(first)).sample_ids for copy in copies)]))
     last = ordered(*_pack_sub_epoch(corpus, left, reasons, options, seed))
     packs = PackList.concatenate([*(copy.between(0, complete) for copy in copies), last])

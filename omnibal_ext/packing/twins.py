@@ -47,7 +47,7 @@ def twins_of(corpus: Corpus, samples: Ints, count: int, seed: int) -> tuple[Ints
     return np.ascontiguousarray(sets[np.argsort(sets[:, -1]), ::-1].T), rest
 
 
-def dealt(packs: PackList, twins: Ints) -> list[PackList]:
+def distributed(packs: PackList, twins: Ints) -> list[PackList]:
     """Return `packs` of the samples `twins[0]` once more for each row of `twins` [count, n]."""
     places = np.searchsorted(twins[0], packs.sample_ids)
     return [PackList(packs.pack_offsets, row[places]) for row in twins]
