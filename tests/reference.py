@@ -39,7 +39,10 @@ ROOMS = {
         "omnibal_ext.joining.pack_positions",
         "omnibal_ext.joining.checks",
     ),
-    "Packs to batches": ("megatron.vlm.data.dataset", "megatron.vlm.hf.packs", "megatron.vlm.data.batches"),
+    "Packs to batches": (
+        "megatron.vlm.data.dataset", "megatron.vlm.data.dataset_folder", "megatron.vlm.data.sample",
+        "megatron.vlm.hf.packs", "megatron.vlm.data.batches",
+    ),
     "Batches that are not packed": (
         "omnibal_ext.rebalance.phases",
         "omnibal_ext.rebalance.plan",
