@@ -76,10 +76,10 @@ def encoder_extras(
     """Yield the extras that a model's `encoders` give to links of this chain, which may begin behind the first of them.
     `width`: of the language model's hidden states; `row_width`: of rows that another encoder's projector projects.
 
-    Tokens of an encoder pass by those behind it. Where the chain begins further behind, another chain gave them: their
-    giver is -1, before the first link.
-    Where another's projector makes them, rows pass as far as this, and tokens behind it.
-    Features go from layers to the projector and, unless it joins them, to the first language layers."""
+    Tokens of an encoder pass by the encoders behind it, to the word embedding. If another encoder's projector makes
+    them, its rows pass by as far as that projector, and its tokens from there on. The giver is -1 where the chain
+    begins behind the link that gets them as hidden states. Features go from layers to the projector and, unless it
+    joins them, to the first language layers."""
     words = chain.index(LANGUAGE.kinds[0])
     for before, behind in pairwise(one for one in ENCODED if one in encoders):
         giver = chain.index(behind.kinds[0]) if behind.kinds[0] in chain else -1

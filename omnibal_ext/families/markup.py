@@ -54,10 +54,13 @@ class Steps:
 class HeardTurns:
     """A video that is heard too: runs of its tokens and of its sound's, by turns."""
 
-    count: int
-    """Those of the video."""
     turns: int
-    """All."""
+    """Number of all runs."""
+
+    @property
+    def count(self) -> int:
+        """Number of the video's runs, of which one is the first of all."""
+        return (self.turns + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +129,14 @@ class ImageMarkup:
         return {one.modality: one.token for one in self.further}
 
     @property
-    def marks(self) -> re.Pattern[str]:
-        """Matches the marks of all that the model takes."""
-        return re.compile("|".join((IMAGE_MARK, VIDEO_MARK, *(one.modality.mark for one in self.further))))
+    def marks(self) -> tuple[str, ...]:
+        """The marks of images and of what it takes beyond images and videos."""
+        return (IMAGE_MARK, *(one.modality.mark for one in self.further))
+
+    @property
+    def any_mark(self) -> re.Pattern[str]:
+        """Matches these and a video's mark."""
+        return re.compile("|".join((*self.marks, VIDEO_MARK)))
 
     @property
     def reserved(self) -> tuple[str, ...]:
@@ -137,5 +145,4 @@ class ImageMarkup:
         heard = (text for one in self.further for text in (one.token, one.before, one.after))
         written = (self.before, self.context, self.video, self.between, self.after, *around, *heard)
         words = dict.fromkeys(word.strip() for word in written)
-        marks = (IMAGE_MARK, *(one.modality.mark for one in self.further))
-        return tuple(word for word in words if word not in ("", *marks))
+        return tuple(word for word in words if word not in ("", *self.marks))

@@ -8,7 +8,6 @@ from torch.utils.data import Dataset
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.inputs.reader import decoded
-from megatron.vlm.data.inputs.registry import readers_of
 from megatron.vlm.media import Media
 from megatron.vlm.microbatch import Microbatch
 from omnibal_ext.flow import in_rows
@@ -29,8 +28,7 @@ class EncoderShares(Dataset):
 
     def __init__(self, data: ChatDataset, index: PackedIndex, worker: EncoderRank) -> None:
         self.data, self.index, self.worker = data, index, worker
-        readers = readers_of(data)
-        self.readers = {size: readers[size] for size in in_rows([*worker.rates]) if size in readers}
+        self.readers = {size: data.readers[size] for size in in_rows([*worker.rates]) if size in data.readers}
 
     def __getitem__(self, place: tuple[int, int]) -> Microbatch:
         pack, microbatch = place

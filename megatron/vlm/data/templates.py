@@ -316,7 +316,7 @@ def render_chat(
         moves.append((mark.end(), moves[-1][1] + len(words) - len(mark[0])))
         return words
 
-    marks = markup.marks
+    marks = markup.any_mark
     text = marks.sub(as_words, text)
     if found != Counter(mark for message in messages for mark in marks.findall(message.words)):
         raise Rejected("unsupported_media", f"chat template {template.name}: writes other images than it is given")

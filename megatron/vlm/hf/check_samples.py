@@ -70,8 +70,7 @@ def samples_of(folder: Path) -> list[CheckSample]:
     videos or unreadable images are skipped."""
     data = ChatDataset(folder)
     order = np.argsort(data.sizes.tokens, kind="stable")
-    has = {one: data.sizes.of(one.size)[order] > 0 for one in data.modalities}
-    images, *others = has.values()
+    images, *others = (column[order] > 0 for column in data.amounts.values())
     further = np.any([np.zeros(len(order), bool), *others], axis=0)
     groups = (order[images & ~further], order[~images & ~further], *(order[one] for one in others))
     shortest = (_first_readable(data, group) for group in groups)
@@ -97,7 +96,7 @@ def _of_dataset(data: ChatDataset, sample: Sample) -> CheckSample:
         tuple(sample.image_starts) if images else (),
         sample.prefix if data.rule.prefix_attention else 0,
         {
-            one.size: tuple(data.readers[one.size].decoded(sample, item) for item in sample.items(one))
+            one.size: tuple(data.readers[one.size].values(sample, item) for item in sample.items(one))
             for one in data.modalities[1:]
         },
     )
@@ -131,10 +130,8 @@ def _with_further(
     parts, further = [sample.ids], dict[Size, tuple[Tensor, ...]]()
     for one in architecture.further:
         size = one.modality.size
-        token, further[size] = (
-            architecture.prompt.further_token_ids[size],
-            FURTHER_INPUTS[size].random(architecture, number, generator),
-        )
+        token = architecture.prompt.further_token_ids[size]
+        further[size] = FURTHER_INPUTS[size].random(architecture, number, generator)
         for values in further[size]:
             parts += [torch.full((one.encoder.tokens(len(values)),), token), sample.ids[:1]]
     return replace(sample, ids=torch.cat(parts), further=further)

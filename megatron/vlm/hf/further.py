@@ -15,7 +15,7 @@ from omnibal_ext.modalities.modality import AUDIO, FILM, Size
 
 @dataclass(frozen=True)
 class Further:
-    """Inputs of one modality."""
+    """Inputs of one modality in the check: how they are drawn, and given to transformers' model."""
 
     units: tuple[tuple[int, ...], ...]
     """Of each random sample's inputs."""

@@ -23,12 +23,12 @@ from torch.nn.functional import gelu
 
 from megatron.vlm import platform
 from megatron.vlm.media import Media
-from megatron.vlm.microbatch import Microbatch, segments_of
+from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import ACTIVATIONS, outside_layers
 from megatron.vlm.models.encoder_links import EncoderLinks
 from megatron.vlm.models.norm import build_norm
-from megatron.vlm.models.vit.layers import join_rows, missing_rows, share_rows
-from megatron.vlm.models.vit.native import View
+from megatron.vlm.models.vit.layers import join_rows, share_rows
+from megatron.vlm.models.vit.native import RowViewer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.arrays import Ints
 from omnibal_ext.image_assignment import Units
@@ -70,21 +70,6 @@ def chunk_layout(sounds: Units, audio: AudioArchitecture) -> ChunkLayout:
 def _places(lengths: Sequence[int], width: int) -> Ints:
     """Indices of the first `lengths[n]` items of every n-th part of `width` items."""
     return np.concatenate([np.zeros(0, np.int64), *(n * width + np.arange(one) for n, one in enumerate(lengths))])
-
-
-class AudioViewer(torch.nn.Module):
-    """Makes the `View` of a pack's sounds."""
-
-    def __init__(self, audio: AudioArchitecture, config: TransformerConfig) -> None:
-        super().__init__()
-        self.audio, self.config = audio, config
-
-    def forward(self, batch: Microbatch) -> View:
-        """Segments of the pack's rows: those of a window attend to each other."""
-        lengths = [rows for frames in batch.media_of(AUDIO.size).inputs for rows in self.audio.windows(frames)]
-        missing = missing_rows(sum(lengths), self.config)
-        segments = segments_of((*lengths, missing) if missing else lengths, causal=False)
-        return View(None, None, segments, segments)
 
 
 class AudioEmbed(MegatronModule):
@@ -221,6 +206,6 @@ class AudioLinks(EncoderLinks):
             positions=tokens - 1 - heard % tokens,
         )
 
-    def viewer(self, config: TransformerConfig, model: Architecture) -> AudioViewer:
-        """Segments of rows that attend to each other."""
-        return AudioViewer(AudioArchitecture.among(model.further), config)
+    def viewer(self, config: TransformerConfig, model: Architecture) -> RowViewer:
+        """Rows of a window attend to each other."""
+        return RowViewer(config, AUDIO.size, AudioArchitecture.among(model.further).windows)

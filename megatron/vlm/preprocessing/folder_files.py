@@ -52,9 +52,9 @@ def folder_settings(folder: Path, architecture: Architecture, with_template: boo
     found = {flag: FlagValue(value, name) for flag, value in tiling.limits(processor).items()}
     if video := VIDEO_RULES.get(architecture.prompt.image_markup):
         found["video"] = video_rule(folder, video, architecture.vision)
-    for one, reads in RULES.items():
-        if rule := reads.of_model(architecture):
-            found[one.name] = FlagValue(*reads.in_folder(folder, rule))
+    for one in architecture.further:
+        reads = RULES[one.modality]
+        found[one.modality.name] = FlagValue(*reads.in_folder(folder, reads.of_model(architecture)))
     found |= {flag: FlagValue(value, CONFIG) for flag, value in tiling.own_flags(config).items()}
     if processor.fields:
         _check_pixels(processor, tiling)

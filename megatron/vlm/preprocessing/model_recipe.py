@@ -58,7 +58,7 @@ def model_settings(architecture: Architecture, folder: Path | None, with_templat
         "chat-template": prompt.chat_template,
         **TILINGS[prompt.tiling].usual,
         "video": VIDEO_RULES.get(prompt.image_markup),
-        **{one.name: reads.of_model(architecture) for one, reads in RULES.items()},
+        **{one.modality.name: RULES[one.modality].of_model(architecture) for one in architecture.further},
         "clock": architecture.vision.native.clock if architecture.vision.native else None,
     }
     by_model = {flag: FlagValue(value, origin) for flag, value in known.items() if value is not None}

@@ -25,7 +25,7 @@ from megatron.vlm.preprocessing.shorten import Content, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import Rejected, UserError
-from omnibal_ext.families.markup import IMAGE_MARK, KINDS, HeardTurns
+from omnibal_ext.families.markup import KINDS, HeardTurns
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.modalities.modality import AUDIO, VISION, Modality
 from omnibal_ext.modalities.vision.places import Places
@@ -73,9 +73,8 @@ class SampleMaker:
         self.senses = Senses(tuple(kind for kind in taken if kind != VIDEOS or recipe.video))
         # Other special tokens may be in conversations: boxes, references, the user's own.
         of_tokenizer = self.tokenizer.reserved
-        marks = dict.fromkeys((IMAGE_MARK, *(one.modality.mark for one in self.markup.further)))
-        as_words = [quoted(mark) for mark in marks if mark in of_tokenizer.union(special)]
-        others = (*self.markup.reserved, *sorted(of_tokenizer - marks.keys()), *as_words)
+        as_words = [quoted(mark) for mark in self.markup.marks if mark in of_tokenizer.union(special)]
+        others = (*self.markup.reserved, *sorted(of_tokenizer.difference(self.markup.marks)), *as_words)
         self.reserved = tuple(dict.fromkeys((*self.template.tokens, *others)))
         first = self.template.images_first
         self.first = self.markup.first if first is None else first
@@ -150,7 +149,7 @@ class SampleMaker:
         places: list[Places | HeardTurns] = [self.rule.places(image) for image in images]
         for sound in items.get(AUDIO, ()):
             if sound.turns:
-                places[sound.video] = HeardTurns(len(sound.turns[::2]), len(sound.turns))
+                places[sound.video] = HeardTurns(len(sound.turns))
         shown = [
             image.film.times if image.film and isinstance(place, Places) else place
             for image, place in zip(images, places, strict=True)

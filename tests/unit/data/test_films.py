@@ -83,7 +83,7 @@ def test_pixels_are_those_of_transformers_processor(folder: Path) -> None:
     reader, found = FilmReader(data), list[torch.Tensor]()
     for number in (0, 1):
         sample = data.sample(number)
-        found += [reader.decoded(sample, film) for film in sample.items(FILM)]
+        found += [reader.values(sample, film) for film in sample.items(FILM)]
     for one, frames in zip(found, wanted, strict=True):
         theirs = pictures(frames, return_tensors="pt")["pixel_values_images"]
         assert torch.allclose(one, theirs.float(), atol=1e-5)

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from megatron.vlm.data.inputs.reader import Broken, InputReader, Part
+from megatron.vlm.data.inputs.reader import Broken, InputReader, read_each
 from megatron.vlm.data.media.images import load_rgb
 from megatron.vlm.data.media.videos import read_frames, require_decoder
 from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Images, Media
 from megatron.vlm.pixels import normalise
-from omnibal_ext.errors import UserError
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.image_assignment import Units
 from omnibal_ext.modalities.film.architecture import Film, FilmRule
@@ -57,8 +56,8 @@ class FilmReader(InputReader):
         with sample.decoding(path):
             return np.concatenate([rule.cut(frame, plan, self.side) for frame in _frames(root, path, film)])
 
-    def decoded(self, sample: Sample, item: Film) -> Tensor:
-        """Decode a video, normalised: fp32 [frames, 3, side, side]."""
+    def values(self, sample: Sample, item: Film) -> Tensor:
+        """Decode a video, normalised: fp32 [frames, 3, side, side]. Raises as `decode`."""
         return normalise(torch.from_numpy(self.decode(sample, item)), self.data.normalization)
 
     def decode_all(self, sample: Sample) -> NDArray[np.uint8]:
@@ -75,10 +74,6 @@ class FilmReader(InputReader):
         """Frames of each video."""
         return Images(self.units(samples))
 
-    def parts(self, samples: Sequence[Sample]) -> list[Part]:
-        """All videos."""
-        return [Part(sample, film) for sample in samples for film in sample.items(FILM)]
-
     def units(self, samples: Sequence[Sample]) -> Units:
         """Videos."""
         return tuple((part.item.units,) for part in self.parts(samples))
@@ -91,16 +86,15 @@ class FilmReader(InputReader):
     def read(self, media: Media, parts: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
         """With uint8 pixels, and the statistics to normalise them."""
         assert isinstance(media, Images)
-        tiles, broken = list[Tensor](), dict[int, str]()
         shape = (self.side, self.side, 3)
-        for sample, film in parts if decodes else ():
-            try:
-                tiles.append(torch.from_numpy(self.decode(sample, film)))
-            except UserError as error:
-                broken.setdefault(sample.number, str(error))
-                tiles.append(torch.zeros(film.units, *shape, dtype=torch.uint8))  # the other ranks expect this shape
+        tiles, broken = read_each(
+            parts if decodes else (),
+            lambda one: self.decode(*one),
+            lambda one: np.zeros((one.item.units, *shape), np.uint8),
+        )
         meta = torch.empty(media.amount, *shape, dtype=torch.uint8, device="meta")
-        return replace(media, values=torch.cat(tiles) if tiles else meta, statistics=self.data.normalization), broken
+        values = torch.from_numpy(np.concatenate(tiles)) if tiles else meta
+        return replace(media, values=values, statistics=self.data.normalization), broken
 
 
 def _frames(root: Path, path: Path, film: Film) -> Iterator[Image.Image]:

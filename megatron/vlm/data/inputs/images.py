@@ -11,13 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.vlm.data.inputs.reader import Broken, InputReader
+from megatron.vlm.data.inputs.reader import Broken, InputReader, read_each
 from megatron.vlm.data.media.images import load_rgb
 from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
 from megatron.vlm.data.sample import Sample
 from megatron.vlm.media import Images, Media, together
 from megatron.vlm.pixels import normalise
-from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import Units
 from omnibal_ext.modalities.modality import VISION
 from omnibal_ext.modalities.vision.features import FeatureOrder, joined_orders
@@ -62,6 +61,11 @@ class ImageReader(InputReader):
             if image.film:
                 return _video_tiles(root, path, image, self.side)
             return self.data.rule.cut(load_rgb(path, image.place, *image.crcs), image, self.side)
+
+    def values(self, sample: Sample, item: TiledImage) -> Tensor:
+        """Decode an image, normalised: fp32 [tiles, 3, side, side], a video's [tiles, 3, FRAMES, ...]. Raises as
+        `decode`."""
+        return normalise(torch.from_numpy(self.decode(sample, item)), self.data.normalization)
 
     def decode_all(self, sample: Sample) -> NDArray[np.uint8]:
         """Decode all images of a sample; if one is a video, all have its dimensions."""
@@ -111,14 +115,12 @@ class ImageReader(InputReader):
             frames = (FRAMES,) if any(image.film for _, image, _ in shown) else ()
             shape = (sum(one.tiles for one in shown), *frames, side, side, 3)
             return torch.empty(shape, dtype=torch.uint8, device="meta"), {}
-        tiles, broken = [], dict[int, str]()
-        for one in shown:
-            try:
-                tiles.append(self.decode(one.sample, one.image)[one.rows])
-            except UserError as error:
-                broken.setdefault(one.sample.number, str(error))
-                frames = (FRAMES,) if one.image.film else ()  # the other ranks expect this shape
-                tiles.append(np.zeros((one.tiles, *frames, side, side, 3), dtype=np.uint8))
+
+        def black(one: Shown) -> NDArray[np.uint8]:
+            frames = (FRAMES,) if one.image.film else ()
+            return np.zeros((one.tiles, *frames, side, side, 3), dtype=np.uint8)
+
+        tiles, broken = read_each(shown, lambda one: self.decode(one.sample, one.image)[one.rows], black)
         return torch.from_numpy(join_tiles(tiles)), broken
 
     def units(self, samples: Sequence[Sample]) -> Units:

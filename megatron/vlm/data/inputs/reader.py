@@ -1,10 +1,10 @@
 """How one encoder's inputs are read; each modality has its own reader, found in `registry.READERS`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.image_assignment import Units
 from omnibal_ext.modalities.modality import Modality, Size
 
+Read = TypeVar("Read")
 Broken = Mapping[int, str]
 """Sample -> error of those of which an image or a sound cannot be decoded: placeholders are in their place."""
 
@@ -25,6 +26,21 @@ class Part(NamedTuple):
 
     sample: Sample
     item: Any
+
+
+def read_each(
+    parts: Sequence[Any], read: Callable[[Any], Read], placeholder: Callable[[Any], Read]
+) -> tuple[list[Read], Broken]:
+    """Read parts, each with its `sample`; in place of one that cannot be read put its `placeholder`, whose shape the
+    other ranks expect."""
+    found, broken = list[Read](), dict[int, str]()
+    for one in parts:
+        try:
+            found.append(read(one))
+        except UserError as error:
+            broken.setdefault(one.sample.number, str(error))
+            found.append(placeholder(one))
+    return found, broken
 
 
 class InputReader(ABC):
@@ -46,10 +62,9 @@ class InputReader(ABC):
         Raises `UserError` naming file and sample if it cannot be, or is not what was preprocessed.
         """
 
-    def decoded(self, sample: Sample, item: Any) -> Tensor:
-        """Decode one input of a sample, as the encoder reads it: fp32."""
-        found: Tensor = self.decode(sample, item)
-        return found
+    @abstractmethod
+    def values(self, sample: Sample, item: Any) -> Tensor:
+        """Decode one input of a sample as its encoder reads it: fp32 [units, ...]. Raises as `decode`."""
 
     @abstractmethod
     def decode_all(self, sample: Sample) -> Any:
@@ -66,9 +81,9 @@ class InputReader(ABC):
         `begins`: index of each sample's first token in the sequence. `reads_tokens`: whether the stage reads tokens.
         """
 
-    @abstractmethod
     def parts(self, samples: Sequence[Sample]) -> list[Any]:
         """List the images or sounds of these samples, to be decoded."""
+        return [Part(sample, item) for sample in samples for item in sample.items(self.modality)]
 
     @abstractmethod
     def read(self, media: Media, parts: Sequence[Any], decodes: bool = True) -> tuple[Media, Broken]:
@@ -93,6 +108,11 @@ class RowReader(InputReader):
     def width(self) -> int:
         """Numbers of a row."""
 
+    def values(self, sample: Sample, item: Any) -> Tensor:
+        """Decode one input: fp32 [rows, width], as `decode` does."""
+        found: Tensor = self.decode(sample, item)
+        return found
+
     def decode_all(self, sample: Sample) -> Tensor:
         """Return fp32 [rows, width]."""
         found = (self.decode(sample, item) for item in sample.items(self.modality))
@@ -102,22 +122,13 @@ class RowReader(InputReader):
         """Return rows of each input."""
         return Media(self.units(samples))
 
-    def parts(self, samples: Sequence[Sample]) -> list[Part]:
-        """List all inputs."""
-        return [Part(sample, item) for sample in samples for item in sample.items(self.modality)]
-
     def read(self, media: Media, parts: Sequence[Part], decodes: bool = True) -> tuple[Media, Broken]:
         """Decode them: values are fp32 [rows, width]."""
-        broken = dict[int, str]()
         if not decodes or not media.amount:
-            return replace(media, values=torch.empty(media.amount, self.width, device="meta")), broken
-        read = list[Tensor]()
-        for sample, item in parts:
-            try:
-                read.append(self.decode(sample, item))
-            except UserError as error:
-                broken.setdefault(sample.number, str(error))
-                read.append(torch.zeros(item.units, self.width))  # the other ranks expect this shape
+            return replace(media, values=torch.empty(media.amount, self.width, device="meta")), {}
+        read, broken = read_each(
+            parts, lambda one: self.decode(*one), lambda one: torch.zeros(one.item.units, self.width)
+        )
         return replace(media, values=torch.cat(read)), broken
 
     def units(self, samples: Sequence[Sample]) -> Units:

@@ -20,7 +20,7 @@ class SoundReader(RowReader):
 
     def require(self) -> None:
         """Raise UserError where sounds of the dataset cannot be read."""
-        if self.data.sizes.of(AUDIO.size).any():
+        if self.data.amounts[AUDIO].any():
             require_hearing(str(self.data.folder))
 
     @property

@@ -19,12 +19,13 @@ class Schema:
     """How the inputs of a modality are listed."""
 
     inputs: Check[list[dict[str, Any]]]
-    """Of a sample's, in the order of their tokens."""
+    """Checks the JSON of a sample's inputs, in the order of their tokens."""
     made: Callable[[list[dict[str, Any]]], Sequence[Item]]
-    """From these. Raises UserError naming the field at fault."""
+    """Makes items of what `inputs` has checked. Raises UserError naming the field at fault."""
     rule: Check[dict[str, Any]] | None = None
-    """Of a manifest's `Rule`, under the modality's name; None: images', whose fields are the manifest's own."""
+    """Checks a manifest's entry of the modality's name; None: images, whose fields are the manifest's own."""
     made_rule: Callable[[Mapping[str, Any]], Rule] | None = None
+    """Makes the `Rule` of what `rule` has checked."""
 
 
 def image_path(where: str, value: Any) -> str:

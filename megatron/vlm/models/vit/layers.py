@@ -81,12 +81,10 @@ def join_rows(shared: Tensor, rows: int, config: TransformerConfig) -> Tensor:
 class PatchEmbed(MegatronModule):
     """Tiles to ViT tokens: patches, a class token in front where there is one, learned positions, and CLIP's norm.
 
-    pixels [tiles, 3, size, size] -> this rank's share of the tokens * tiles rows. `read`: the size of which tiles are.
+    pixels [tiles, 3, size, size] -> this rank's share of the tokens * tiles rows. `read`: the size of its encoder.
     """
 
-    def __init__(
-        self, config: TransformerConfig, architecture: VisionArchitecture, read: Size = VISION.size
-    ) -> None:  # fmt: skip
+    def __init__(self, config: TransformerConfig, architecture: VisionArchitecture, read: Size = VISION.size) -> None:
         super().__init__(config)
         self.read = read
         width, patch = architecture.hidden_size, architecture.patch_size

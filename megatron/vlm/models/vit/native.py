@@ -13,7 +13,7 @@ patch has; an image is one step of equal frames. Attention is within a step and,
 in all layers but the full-attention ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -34,6 +34,7 @@ from megatron.vlm.models.vit.layers import missing_rows, share_rows
 from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.joining.positions import Grid
+from omnibal_ext.modalities.modality import Size
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 
 
@@ -141,6 +142,22 @@ class View:
     square_places: Tensor | None  # [squares], where each square of the images is among the ViT's
     whole: Segments  # rows that fill up included
     windows: Segments
+
+
+class RowViewer(torch.nn.Module):
+    """Makes the `View` of a pack's inputs that have no grid, such as sounds."""
+
+    def __init__(self, config: TransformerConfig, size: Size, windows: Callable[[int], Sequence[int]]) -> None:
+        """`windows`: of an input of so many units of `size`, the numbers of rows that attend to each other."""
+        super().__init__()
+        self.config, self.size, self.windows = config, size, windows
+
+    def forward(self, batch: Microbatch) -> View:
+        """Segments of the pack's rows: those of a window attend to each other."""
+        lengths = [rows for units in batch.media_of(self.size).inputs for rows in self.windows(units)]
+        missing = missing_rows(sum(lengths), self.config)
+        segments = segments_of((*lengths, missing) if missing else lengths, causal=False)
+        return View(None, None, segments, segments)
 
 
 class Viewer(torch.nn.Module):

@@ -5,15 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatron.vlm.data.media.video_sounds import token_turns
-from megatron.vlm.data.media.videos import read_frames, video_facts
+from megatron.vlm.data.media.videos import video_facts
 from megatron.vlm.preprocessing.line_media import LineMedia
+from megatron.vlm.preprocessing.measures.frames import decode, located
 from megatron.vlm.preprocessing.measures.sounds import sound_of
 from megatron.vlm.preprocessing.record_media import VideoReference
 from megatron.vlm.preprocessing.shorten import HeardVideo, ImageFile
 from omnibal_ext.errors import Rejected
 from omnibal_ext.families.media import TILINGS
 from omnibal_ext.families.towers.video_rules import choose_frames, frame_grid
-from omnibal_ext.modalities.place import Place
 from omnibal_ext.modalities.vision.tiling import TiledImage, VideoFrames
 
 
@@ -30,14 +30,10 @@ def video(line: LineMedia, reference: VideoReference) -> TiledImage | HeardVideo
     assert rule is not None
     if rule.refused:
         raise Rejected("unsupported_media", rule.refused)
-    located = [line.found(file, "video") for file in reference.files]
-    path, file, place = located[0]
+    found = located(line, reference)
+    path, file, place = found[0]
     if reference.times:
-        if any(place for *_, place in located):
-            raise Rejected(
-                "unsupported_media", "frames inside a file; a video inside it, or frames next to it, are read"
-            )
-        film = choose_frames(rule, reference.times, reference.rate, files=[path for path, *_ in located])
+        film = choose_frames(rule, reference.times, reference.rate, files=[path for path, *_ in found])
         files, has_sound = [line.root / name for name in film.files], False
         path, size = film.files[0], _size_of_frames(line, files)
     else:
@@ -45,10 +41,10 @@ def video(line: LineMedia, reference: VideoReference) -> TiledImage | HeardVideo
         film, size = choose_frames(rule, facts.times, facts.rate, facts.seconds), facts.size
         files, has_sound = [file], facts.has_sound
         if line.recipe.decode_images:
-            line.once(_decode, file, place, film.frames)
+            line.once(decode, file, place, film.frames)
     columns, rows = frame_grid(rule, len(film.frames), size, line.recipe.tiling.tile_size)
-    found = TiledImage(path, columns, rows, False, place=place, film=film, crcs=line.crcs(files, place, "video"))
-    return _with_sound(line, found, film, file) if line.heard and has_sound else found
+    seen = TiledImage(path, columns, rows, False, place=place, film=film, crcs=line.crcs(files, place, "video"))
+    return _with_sound(line, seen, film, file) if line.heard and has_sound else seen
 
 
 def _size_of_frames(line: LineMedia, files: Sequence[Path]) -> tuple[int, int]:
@@ -68,11 +64,3 @@ def _with_sound(line: LineMedia, video: TiledImage, film: VideoFrames, file: Pat
     order = TILINGS[line.recipe.tiling.rule].order(video, line.recipe.tokens_per_tile)
     turns = token_turns(clock, video.steps, len(order) // video.steps, film.seconds, sound.tokens)
     return HeardVideo(video, replace(sound, turns=turns))
-
-
-def _decode(file: Path, place: Place, numbers: Sequence[int]) -> None:
-    try:
-        for _ in read_frames(file, place, numbers, strict=True):
-            pass
-    except Exception as error:  # a broken file makes FFmpeg raise nearly anything
-        raise Rejected("truncated_video", f"{file}: {str(error)[:200]}") from error

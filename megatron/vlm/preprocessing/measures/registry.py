@@ -24,10 +24,9 @@ MEASURES: Mapping[Kind, Callable[[LineMedia, Any], Measured]] = {
 
 @dataclass(frozen=True)
 class RuleReader:
-    """Where a model's `Rule` of a modality comes from."""
+    """Where the `Rule` of a modality comes from, for a model with an encoder of it."""
 
-    of_model: Callable[[Architecture], Rule | None]
-    """None: the model has no encoder of it."""
+    of_model: Callable[[Architecture], Rule]
     in_folder: Callable[[Path, Any], tuple[Rule, str]]
     """From the model's folder and that rule: the rule, and the file that says it. Raises UserError naming a field that
     is not supported."""

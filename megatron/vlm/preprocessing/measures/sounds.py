@@ -38,10 +38,9 @@ def sound_of(line: LineMedia, path: str, file: Path, place: Place, what: str) ->
     return Sound(path, samples, rule.frames(samples), tokens, place, line.crcs([file], place, what))
 
 
-def rule_of(model: Architecture) -> SoundRule | None:
-    """Return the rule by which a model hears; None: it does not."""
-    found = [one for one in model.further if isinstance(one, AudioArchitecture)]
-    return SOUND_RULES[model.prompt.image_markup](found[0]) if found else None
+def rule_of(model: Architecture) -> SoundRule:
+    """Return the rule by which a model that hears does."""
+    return SOUND_RULES[model.prompt.image_markup](AudioArchitecture.among(model.further))
 
 
 def rule_in(folder: Path, rule: SoundRule) -> tuple[SoundRule, str]:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.media import Media
-from megatron.vlm.microbatch import Microbatch, segments_of
+from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.encoder_links import EncoderLinks
 from megatron.vlm.models.norm import build_norm
-from megatron.vlm.models.vit.layers import join_rows, missing_rows, share_rows
-from megatron.vlm.models.vit.native import View
+from megatron.vlm.models.vit.layers import join_rows, share_rows
+from megatron.vlm.models.vit.native import RowViewer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.modality import TABLE
 from omnibal_ext.modalities.table.architecture import TableArchitecture
@@ -57,21 +57,6 @@ class TableProjector(MegatronModule):
         return tokens
 
 
-class TableViewer(torch.nn.Module):
-    """Makes the `View` of a pack's tables."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.config = config
-
-    def forward(self, batch: Microbatch) -> View:
-        """Segments: rows of a table attend to each other."""
-        lengths = batch.media_of(TABLE.size).inputs
-        missing = missing_rows(sum(lengths), self.config)
-        segments = segments_of((*lengths, missing) if missing else lengths, causal=False)
-        return View(None, None, segments, segments)
-
-
 class TableLinks(EncoderLinks):
     """A linear layer, layers as a ViT's, and a projector."""
 
@@ -96,6 +81,6 @@ class TableLinks(EncoderLinks):
         values = torch.randn(units, table.numbers, device=places.device)
         return Media(((units,), *[()] * (len(lengths) - 1)), values=values, positions=tokens - 1 - places % tokens)
 
-    def viewer(self, config: TransformerConfig, model: Architecture) -> TableViewer:
-        """Segments of rows that attend to each other."""
-        return TableViewer(config)
+    def viewer(self, config: TransformerConfig, model: Architecture) -> RowViewer:
+        """Rows of a table attend to each other."""
+        return RowViewer(config, TABLE.size, lambda rows: [rows])

@@ -25,10 +25,10 @@ def table(line: LineMedia, reference: str) -> Table:
     return Table(path, len(numbers), len(numbers) * rule.tokens_a_row, place, line.crcs([file], place, "table"))
 
 
-def rule_of(model: Architecture) -> TableRule | None:
-    """Return how a model reads tables; None: it does not."""
-    found = [one for one in model.further if isinstance(one, TableArchitecture)]
-    return TableRule(found[0].numbers, found[0].tokens_a_row) if found else None
+def rule_of(model: Architecture) -> TableRule:
+    """Return how a model that takes tables reads them."""
+    table = TableArchitecture.among(model.further)
+    return TableRule(table.numbers, table.tokens_a_row)
 
 
 def rule_in(folder: Path, rule: TableRule) -> tuple[TableRule, str]:
