@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Segments, segments_of
-from megatron.vlm.models.attention.core_attention import KERNELS, Kernel, choose_kernel, kernels_here
+from megatron.vlm.models.attention.core_attention import KERNELS, Kernel, choose_kernel
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.linear import convolution, delta_rule
 from megatron.vlm.profiling.stage_pass import StagePass, equal_lengths, synthetic_pack, wrapped_stage
@@ -53,7 +53,7 @@ def attention(tokens: int) -> dict[str, Any]:
     """Largest difference of outputs and gradients of every kernel that is there from fp32, sample by sample, in a pack
     of so many tokens; of the largest number. What a kernel refuses is said in its words."""
     found: dict[str, Any] = {}
-    for name in kernels_here():
+    for name in platform.attention_kernels():
         for width in WIDTHS:
             try:
                 found[f"{name} {width}"] = max(_error(KERNELS[name], tokens, width, count) for count in SEGMENTS)

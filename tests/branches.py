@@ -22,14 +22,15 @@ ROOMS = ("megatron/vlm", "omnibal_ext", "tools", "benchmarks")
 TABLE = Path(__file__).with_name("branches.json")
 """Of every question the tests in which its answer is yes, and no."""
 ASKED = frozenset({
-    "HAS_CUDA", "HAS_TRANSFORMER_ENGINE", "HAS_FLASH_ATTENTION", "HAS_VARIABLE_LENGTH", "HAS_LINEAR_ATTENTION",
-    "HAS_APEX", "UNUSABLE",
-    "unseen_gpu", "installed", "empty_groups_are_left_out", "by_transformer_engine", "delays", "is_te_min_version",
+    "HAS_CUDA", "HAS_TRANSFORMER_ENGINE", "HAS_FLASH_ATTENTION", "HAS_FLASH_ATTENTION_4", "HAS_VARIABLE_LENGTH",
+    "HAS_LINEAR_ATTENTION", "HAS_APEX", "UNUSABLE", "unseen_gpu", "installed", "usable",
+    "empty_groups_are_left_out", "by_transformer_engine", "delays", "is_te_min_version",
     "get_device_capability", "device_key", "HAVE_APEX_OR_TE", "local_multi_tensor_l2_norm", "get_backend", "is_meta",
     "_event", "te_return_bias", "fuse_wgrad_accumulation",
 })  # fmt: skip
 TESTS = (
     "tests/cards", "tests/unit/test_platform.py", "tests/unit/test_machine.py", "tests/unit/test_gpu_benchmark.py",
+    "tests/unit/test_optional.py",
     "tests/unit/models/test_linear_attention.py",
     "tests/unit/models/test_attention.py", "tests/unit/models/test_experts.py", "tests/unit/models/test_fp8.py",
     "tests/unit/flags", "tests/unit/preflight", "tests/unit/profiling/test_profiler.py",

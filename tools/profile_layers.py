@@ -168,6 +168,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "processes": int(os.environ.get("WORLD_SIZE", processes)),
         "threads": os.environ.get("OMP_NUM_THREADS", "1" if processes > 1 else ""),
         **{package: _version(package) for package in KERNELS},
+        **({"attention": kernels} if (kernels := platform.attention_kernels()) else {}),
         "profiler": PROFILER,
         "model_hash": architecture.hash,
         "sequence_parallel": arguments.sequence_parallel and arguments.tensor_model_parallel_size > 1,

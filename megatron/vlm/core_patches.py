@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from megatron.vlm import platform
+from megatron.vlm import optional
 
 
 def install() -> None:
@@ -24,7 +24,7 @@ def patch_start() -> None:
     Its first rank runs `make` for functions in C++ and ends the process where that fails: the wheel has what is made,
     and no file to make it by.
     """
-    if platform.installed("megatron.core.datasets.helpers_cpp"):
+    if optional.installed("megatron.core.datasets.helpers_cpp"):
         from megatron.core.datasets import utils
 
         utils.compile_helpers = lambda *_, **__: None

@@ -1,7 +1,7 @@
 """What machine is this: CUDA or CPU, and which optional accelerators are there. No other file asks."""
 
 import contextlib
-import importlib.util
+import importlib
 import os
 import shutil
 import sys
@@ -20,6 +20,7 @@ from torch.torch_version import TorchVersion
 from megatron.vlm import no_cuda
 from megatron.vlm.compiling import for_any_rows
 from megatron.vlm.no_cuda import CPU
+from megatron.vlm.optional import UNUSABLE, installed, usable
 from omnibal_ext.costs.analytic import OVERHEAD_BYTES
 from omnibal_ext.flags import flag_value
 
@@ -41,27 +42,6 @@ if not HAS_CUDA:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     # Read when torch first compiles: Megatron compiles small functions, and not every CPU machine has a compiler.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-UNUSABLE: dict[str, str] = {}
-"""Packages that are installed and cannot be imported, and why: without their kernels, or made for another torch."""
-
-
-def installed(module: str) -> bool:
-    """Whether a module is there; whether it can be imported is another question."""
-    return importlib.util.find_spec(module) is not None
-
-
-def _works(module: str) -> bool:
-    """Whether a module can be imported; if not, its package is hidden from Megatron, which may not outlive the try."""
-    package = module.partition(".")[0]
-    if not installed(package):
-        return False
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        UNUSABLE[package] = " ".join(str(error).split())
-        sys.modules[package] = None  # type: ignore[assignment]
-        return False
-    return True
 
 
 def _gated_backward_works() -> bool:
@@ -78,15 +58,32 @@ def _gated_backward_works() -> bool:
     return True
 
 
-HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and _works("transformer_engine.pytorch")
-HAS_FLASH_ATTENTION: bool = HAS_CUDA and _works("flash_attn")
+HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and usable(
+    "transformer_engine.pytorch", "DotProductAttention", "num_gqa_groups", "qkv_format", "softmax_scale"
+)
+PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "causal")
+"""What flash-attn's functions are given, by name: version 4 has them at other positions."""
+HAS_FLASH_ATTENTION: bool = HAS_CUDA and usable("flash_attn", "flash_attn_varlen_func", *PACKED)
+HAS_FLASH_ATTENTION_4: bool = (
+    HAS_CUDA and installed("flash_attn.cute") and usable("flash_attn.cute", "flash_attn_varlen_func", *PACKED)
+)
+if HAS_FLASH_ATTENTION_4:
+    UNUSABLE.pop("flash_attn", None)  # version 4 alone, whose functions are in `flash_attn.cute`
 HAS_VARIABLE_LENGTH: bool = HAS_CUDA and installed("torch.nn.attention.varlen")
 # flash-linear-attention from 0.6 on: what carries states, and the convolution before it.
 HAS_LINEAR_ATTENTION: bool = (
-    HAS_CUDA and all(map(_works, ("fla.ops.gated_delta_rule", "fla.modules.causal_conv1d"))) and _gated_backward_works()
+    HAS_CUDA
+    and usable("fla.ops.gated_delta_rule", "chunk_gated_delta_rule", "cu_seqlens", "chunk_indices")
+    and usable("fla.modules.causal_conv1d", "causal_conv1d", "cu_seqlens", "chunk_indices")
+    and _gated_backward_works()
 )
 # Apex can be installed without its kernels: then it has nothing to be used, and `prepare` hides it.
-HAS_APEX: bool = HAS_CUDA and all(installed(module) for module in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda"))
+HAS_APEX: bool = (
+    HAS_CUDA
+    and installed("apex")
+    and usable("amp_C", "multi_tensor_l2norm")
+    and usable("fused_weight_gradient_mlp_cuda", "wgrad_gemm_accum_fp32")
+)
 CLOCK_RATE = 2e9
 """Cycles a second, of which no GPU has more."""
 
@@ -297,6 +294,30 @@ def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def empty_groups_are_left_out() -> bool:
     """Whether torch's grouped product leaves the result of an empty sum unwritten: reported of GPUs after Hopper."""
     return HAS_CUDA and torch.cuda.get_device_capability()[0] > 9
+
+
+def attention_kernels() -> list[str]:
+    """Return those that attend over packs in half precision and are usable here, in the order of preference."""
+    there = {
+        "flash_attention_4": HAS_FLASH_ATTENTION_4 and torch.cuda.get_device_capability()[0] in FLASH_4_WIDTHS,
+        "transformer_engine": HAS_TRANSFORMER_ENGINE,
+        "flash_attention": HAS_FLASH_ATTENTION,
+        "variable_length": HAS_VARIABLE_LENGTH,
+    }
+    return [name for name, is_there in there.items() if is_there]
+
+
+FLASH_4_WIDTHS: dict[int, tuple[int, ...]] = {
+    9: tuple(range(8, 257, 8)),
+    10: (*range(8, 129, 8), 256),
+    11: (*range(8, 129, 8), 256),
+}
+"""Widths of heads that FlashAttention-4 takes, by the GPU's generation: Hopper's, Blackwell's of data centres."""
+
+
+def flash_attention_4_takes(width: int) -> bool:
+    """Return whether FlashAttention-4 takes heads of so many numbers on this GPU."""
+    return width in FLASH_4_WIDTHS.get(torch.cuda.get_device_capability()[0], ())
 
 
 def megatron_defaults() -> dict[str, Any]:

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 FLOORS = [
     ("omnibal_ext",),
     (
-        "megatron.vlm.compiling", "megatron.vlm.no_cuda", "megatron.vlm.core_patches", "megatron.vlm.platform",
+        "megatron.vlm.compiling", "megatron.vlm.no_cuda", "megatron.vlm.optional", "megatron.vlm.core_patches",
+        "megatron.vlm.platform",
         "megatron.vlm.log_noise", "megatron.vlm.ending",
         "megatron.vlm.flags", "megatron.vlm.evaluation", "megatron.vlm.defaults", "megatron.vlm.arguments",
         "megatron.vlm.pixels", "megatron.vlm.media", "megatron.vlm.microbatch", "megatron.vlm.loss",

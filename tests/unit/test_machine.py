@@ -12,7 +12,7 @@ from megatron.core.optimizer import clip_grads, distrib_optimizer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from benchmarks import gpu
-from megatron.vlm import core_patches, platform
+from megatron.vlm import core_patches, optional, platform
 from megatron.vlm.models.configs import core_multiplies
 from megatron.vlm.models.mixture.groups import weight_gradient
 from megatron.vlm.preflight import machine
@@ -111,7 +111,7 @@ def test_what_works_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clip_grads, "l2_norm_impl", norm)
     monkeypatch.setattr(distrib_optimizer, "HAVE_APEX_OR_TE", True)
     monkeypatch.setattr(dataset_utils, "compile_helpers", compiles)
-    monkeypatch.setattr(platform, "installed", lambda _: False)
+    monkeypatch.setattr(optional, "installed", lambda _: False)
     for mend in (core_patches.patch_gradient_norm, core_patches.patch_distributed_optimizer, core_patches.patch_start):
         mend.__wrapped__()
     found = (clip_grads.l2_norm_impl, optimizer.state_dict, dataset_utils.compile_helpers)
@@ -122,14 +122,23 @@ ASK = """
 import json, sys
 import torch
 torch.cuda.is_available, torch.cuda.get_device_capability = lambda: True, lambda: (GPU, 0)
-from megatron.vlm import core_patches, platform
+from megatron.vlm import core_patches, optional, platform
 platform.prepare()
 import apex, flash_attn
 kernels = platform.HAS_FLASH_ATTENTION, platform.HAS_LINEAR_ATTENTION
-print(json.dumps([*kernels, platform.HAS_APEX, apex.__name__, platform.UNUSABLE]))
+print(json.dumps([*kernels, platform.HAS_APEX, apex.__name__, optional.UNUSABLE]))
 """
 
 
+FUNCTIONS = {
+    "flash_attn": "flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
+    "dropout_p=0.0, softmax_scale=None, causal=False)",
+    "fla/ops/gated_delta_rule": "chunk_gated_delta_rule(q, k, v, g, beta, cu_seqlens=None, chunk_indices=None, **_)",
+    "fla/modules/causal_conv1d": "causal_conv1d(x, weight, bias=None, cu_seqlens=None, chunk_indices=None)",
+    "amp_C": "multi_tensor_l2norm()",
+    "fused_weight_gradient_mlp_cuda": "wgrad_gemm_accum_fp32()",
+}
+"""Functions that are asked for, as packages with them declare these."""
 REFUSED = {"fla": "its gradients are wrong on Hopper GPUs with Triton 3.4 to 3.7.0 (torch 2.13 brings 3.7.1)"}
 
 
@@ -141,10 +150,10 @@ REFUSED = {"fla": "its gradients are wrong on Hopper GPUs with Triton 3.4 to 3.7
 )  # fmt: skip
 def test_kernels_count_where_they_work(triton: str, gpu: int, refused: dict[str, str], tmp_path: Path) -> None:
     """And Megatron finds them. Hopper GPUs were refused by flash-linear-attention at a first backward."""
-    for module in ("apex", "flash_attn", "fla", "fla/ops", "fla/ops/gated_delta_rule", "fla/modules",
-                   "fla/modules/causal_conv1d", "amp_C", "fused_weight_gradient_mlp_cuda", "triton"):  # fmt: skip
+    for module in ("apex", "fla", "fla/ops", "fla/modules", "triton", *FUNCTIONS):
         (tmp_path / module).mkdir()
-        (tmp_path / module / "__init__.py").touch()
+        function = f"def {FUNCTIONS[module]}: pass\n" if module in FUNCTIONS else ""
+        (tmp_path / module / "__init__.py").write_text(function)
     (tmp_path / "triton/__init__.py").write_text(f"__version__ = {triton!r}\n")
     asked = ASK.replace("GPU", str(gpu))
     done = fresh_python("-W", "ignore", "-c", asked, PYTHONPATH=":".join([str(tmp_path), *PATH]))

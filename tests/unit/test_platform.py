@@ -38,9 +38,9 @@ import os
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 torch.cuda.is_available = lambda: {cuda}
-from megatron.vlm import core_patches, platform
+from megatron.vlm import core_patches, optional, platform
 from megatron.core.extensions.transformer_engine import HAVE_TE
-print(HAVE_TE, platform.HAS_TRANSFORMER_ENGINE, platform.HAS_FLASH_ATTENTION, sorted(platform.UNUSABLE.items()))
+print(HAVE_TE, platform.HAS_TRANSFORMER_ENGINE, platform.HAS_FLASH_ATTENTION, sorted(optional.UNUSABLE.items()))
 print(os.environ.get("TORCHDYNAMO_DISABLE") == "1", torch.compile.__module__)
 """
 
@@ -50,7 +50,7 @@ print(os.environ.get("TORCHDYNAMO_DISABLE") == "1", torch.compile.__module__)
     ("cuda", "said"),
     [
         (True, "False False False [('flash_attn', 'undefined symbol: _ZN3c104cuda'), "
-               f"('transformer_engine', {NO_LIBRARY!r})]"),
+               f"('transformer_engine.pytorch', {NO_LIBRARY!r})]"),
         (False, "False False False []"),
     ],
 )  # fmt: skip

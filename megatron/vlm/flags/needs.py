@@ -6,7 +6,7 @@ A flag given with its default value needs nothing.
 from argparse import Namespace
 from operator import attrgetter
 
-from megatron.vlm import platform, rates
+from megatron.vlm import optional, platform, rates
 from omnibal_ext import adapters, trainer_flags
 from omnibal_ext.flags import Interval, Need, flag_name
 
@@ -151,7 +151,7 @@ NEEDS = (
     Need("async_save", "--use-persistent-ckpt-worker: Megatron saves while it trains in a process that stays",
          lambda args: args.use_persistent_ckpt_worker),
     Need("async_save", "--async-strategy mcore, or the package nvidia-resiliency-ext",
-         lambda args: args.async_strategy == "mcore" or platform.installed("nvidia_resiliency_ext")),
+         lambda args: args.async_strategy == "mcore" or optional.installed("nvidia_resiliency_ext")),
     Need("dist_ckpt_optim_fully_reshardable", "--save or --load", lambda args: args.save or args.load),
     Need(OF_A_START, "--load, --from or --save", lambda args: args.load or args.first_weights or args.save),
     Need("override_opt_param_scheduler", "to be given without --use-checkpoint-opt-param-scheduler",
@@ -163,7 +163,7 @@ NEEDS = (
     Need("straggler_minmax_count", "to be below the number of ranks",
          lambda args: args.straggler_minmax_count < args.world_size),
     Need("wandb_project", "the package wandb, and --wandb-save-dir or --save",
-         lambda args: platform.installed("wandb") and (args.wandb_save_dir or args.save)),
+         lambda args: optional.installed("wandb") and (args.wandb_save_dir or args.save)),
     Need("record_shapes", "to be given without --use-pytorch-profiler", lambda args: not args.use_pytorch_profiler),
     Need("profile", "--profile-step-start below --profile-step-end, and that no later than --train-iters",
          lambda args: args.profile_step_start < args.profile_step_end <= args.train_iters),
@@ -171,6 +171,6 @@ NEEDS = (
          lambda args: all(rank < args.world_size for rank in args.profile_ranks)),
     Need("ddp_num_buckets", "to be given without --ddp-bucket-size", lambda args: args.ddp_bucket_size is None),
     Need(ON_A_GPU, "a GPU", lambda _: platform.HAS_CUDA),
-    Need("log_energy", "the package nvidia-ml-py", lambda _: platform.installed("pynvml")),
+    Need("log_energy", "the package nvidia-ml-py", lambda _: optional.installed("pynvml")),
     Need("profile", "a GPU, or --use-pytorch-profiler", lambda args: platform.HAS_CUDA or args.use_pytorch_profiler),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from datetime import timedelta
 import psutil
 import torch
 
-from megatron.vlm import platform
+from megatron.vlm import optional, platform
 from megatron.vlm.preflight.findings import Note
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
@@ -44,9 +44,7 @@ def check_devices(local_ranks: int) -> str:
             "CUDA_VISIBLE_DEVICES"
         )
     found = f"{local_ranks} ranks, {count} x {platform.device_name()}"
-    unusable = [
-        f"{package} is installed and not used, as it fails: {why}" for package, why in platform.UNUSABLE.items()
-    ]
+    unusable = [f"{module} is installed and not used: {why}" for module, why in optional.UNUSABLE.items()]
     return Note("; ".join([found, *unusable])) if unusable else found
 
 

@@ -87,6 +87,16 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
     return varlen(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k, softmax_scale)
 
 
+def flash_attn_varlen_func_4(q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+                             max_seqlen_k=None, min_seqlen_k=None, seqused_q=None, seqused_k=None,
+                             gather_kv_indices=None, page_table=None, softmax_scale=None, causal=False,
+                             window_size=(None, None), return_lse=False, **_):  # type: ignore[no-untyped-def]  # fmt: skip
+    """As FlashAttention-4 declares it (4.0.0b36): another tensor in front of the lengths, and two results."""
+    assert (causal, qv, seqused_q, k.shape[1]) == (True, None, None, GROUPS)
+    assert torch.equal(cu_seqlens_q, cu_seqlens_k)
+    return varlen(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k, softmax_scale), None
+
+
 class DotProductAttention:
     """What Transformer Engine's attention computes over THD, on the CPU."""
 
@@ -108,7 +118,8 @@ class DotProductAttention:
     ("kernel", "of_torch"),
     [
         ("sample_by_sample", None), ("variable_length", varlen_2_10), ("variable_length", varlen_2_11),
-        ("variable_length", varlen_2_12), ("flash_attention", None), ("transformer_engine", None),
+        ("variable_length", varlen_2_12), ("flash_attention", None), ("flash_attention_4", None),
+        ("transformer_engine", None),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("lengths", "scale"), [((5, 1, 9), 0.2), ((1, 1), None)])
@@ -122,6 +133,8 @@ def test_every_kernel_gives_what_samples_give_alone(
     monkeypatch.setitem(sys.modules, "transformer_engine", types.ModuleType("transformer_engine"))
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
     monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func))
+    fourth = types.SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func_4)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", fourth)
     layer = IsolatedAttention(config(softmax_scale=scale))
     batch, tensors = pack(lengths, seed=1)
     out = layer(*tensors, packed_seq_params=batch.segments)
@@ -208,7 +221,8 @@ def test_rows_that_fill_up_behind_tiles_are_zero(fill: int) -> None:
     assert torch.equal(out[: tokens * tiles], alone(query, key, value))
 
 
-V, F, T = "VARIABLE_LENGTH", "FLASH_ATTENTION", "TRANSFORMER_ENGINE"
+V, F, T, F4 = "VARIABLE_LENGTH", "FLASH_ATTENTION", "TRANSFORMER_ENGINE", "FLASH_ATTENTION_4"
+HOPPER, BLACKWELL, AMPERE, OF_DESKS = (9, 0), (10, 0), (8, 0), (12, 0)
 
 
 @pytest.mark.parametrize(
@@ -225,14 +239,26 @@ V, F, T = "VARIABLE_LENGTH", "FLASH_ATTENTION", "TRANSFORMER_ENGINE"
         ((V, T), {"kv_channels": 256}, "variable_length"),
         ((V, T), {"kv_channels": 80, "images": True}, "variable_length"),
         ((T,), {"kv_channels": 256, "images": True}, "transformer_engine"),
+        ((V, F4), {"gpu": HOPPER}, "flash_attention_4"), ((V, F, T, F4), {"gpu": BLACKWELL}, "flash_attention_4"),
+        ((V, F4), {"gpu": AMPERE}, "variable_length"), ((V, F, F4), {"gpu": OF_DESKS}, "flash_attention"),
+        ((V, F4), {"gpu": HOPPER, "kv_channels": 72, "images": True}, "flash_attention_4"),
+        ((V, F4), {"gpu": HOPPER, "kv_channels": 256}, "flash_attention_4"),
+        ((V, F4), {"gpu": BLACKWELL, "kv_channels": 256}, "flash_attention_4"),
+        ((V, F4), {"gpu": BLACKWELL, "kv_channels": 192}, "variable_length"),
+        ((V, F4), {"gpu": HOPPER, "kv_channels": 260}, "variable_length"),
+        ((V, F4), {"gpu": HOPPER, "kv_channels": 76}, "variable_length"),
+        ((V, F4), {"gpu": HOPPER, "params_dtype": torch.float32}, "sample_by_sample"),
+        ((V, F4), {"gpu": HOPPER, "dropout": 0.1}, "sample_by_sample"),
     ],
 )  # fmt: skip
 def test_the_kernel_is_the_best_that_is_there(
     monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], changed: dict[str, Any], wanted: str
 ) -> None:
-    for name in (V, F, T):
+    for name in (V, F, T, F4):
         monkeypatch.setattr(platform, f"HAS_{name}", name in there)
     fields = {"params_dtype": torch.bfloat16, **changed}
+    gpu = fields.pop("gpu", AMPERE)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: gpu)
     kind = ImageAttention if fields.pop("images", False) else IsolatedAttention
     dropout = fields.pop("dropout", 0.0)
     known = config(**fields)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from megatron.vlm import platform
+from megatron.vlm import optional, platform
 from megatron.vlm.preflight import machine, run, saving
 from megatron.vlm.preflight.findings import Note, refuse, run_checks
 from omnibal_ext.adapters import Adapters
@@ -77,13 +77,13 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(platform, "HAS_CUDA", True)
     monkeypatch.setattr(platform, "device_count", lambda: 8)
     monkeypatch.setattr(platform, "device_name", lambda: "GPU")
-    monkeypatch.setattr(platform, "UNUSABLE", {})
+    monkeypatch.setattr(optional, "UNUSABLE", {})
     assert machine.check_devices(8) == "8 ranks, 8 x GPU"
     assert not isinstance(machine.check_devices(8), Note)
-    platform.UNUSABLE["flash_attn"] = "undefined symbol: _Z"
+    optional.UNUSABLE["flash_attn"] = "undefined symbol: _Z"
     said = machine.check_devices(8)
     assert isinstance(said, Note)
-    assert said.endswith("; flash_attn is installed and not used, as it fails: undefined symbol: _Z")
+    assert said.endswith("; flash_attn is installed and not used: undefined symbol: _Z")
     with pytest.raises(UserError, match=r"9 ranks .* torch sees 8 GPUs"):
         machine.check_devices(9)
 

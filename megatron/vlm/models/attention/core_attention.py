@@ -2,10 +2,11 @@
 
 | where | tokens of a pack | images at their own size | tiles of a batch |
 |---|---|---|---|
-| Transformer Engine is installed, half precision | its THD kernels, one call a pack | as below | torch, one call |
-| flash-attn is, half precision | flash-attn, one call a pack | the same | torch, one call |
-| CUDA, half precision | torch's variable-length flash attention, one call a pack | the same | torch, one call |
-| elsewhere, or with dropout | torch, sample by sample | torch, one by one | torch, one call |
+| FlashAttention-4, on Hopper and Blackwell | its kernels, one call a pack | the same | torch, one call |
+| Transformer Engine is installed | its THD kernels, one call a pack | as below | torch, one call |
+| flash-attn is | flash-attn, one call a pack | the same | torch, one call |
+| CUDA | torch's variable-length flash attention, one call a pack | the same | torch, one call |
+| elsewhere, in fp32, or with dropout | torch, sample by sample | torch, one by one | torch, one call |
 
 Transformer Engine's kernel comes last where it is at a loss: cuDNN trains heads of up to 128 numbers alone (Gemma 3 has
 256), and launches blocks for as many rows as a pack has for each segment, most of them empty where these are windows.
@@ -183,9 +184,32 @@ def _capped(
 def _flash_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
     from flash_attn import flash_attn_varlen_func
 
-    limits = (segments.cu_seqlens_q, segments.cu_seqlens_kv, segments.max_seqlen_q, segments.max_seqlen_kv)
-    out: Tensor = flash_attn_varlen_func(query, key, value, *limits, causal=segments.causal, softmax_scale=scale)
-    return out.flatten(1)
+    return _packed(flash_attn_varlen_func, query, key, value, segments, scale)
+
+
+def _flash_attention_4(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    return _packed(flash_attn_varlen_func, query, key, value, segments, scale)
+
+
+def _packed(
+    function: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None
+) -> Tensor:
+    """By one of flash-attn's functions, with `platform.PACKED` by name."""
+    out = function(
+        query,
+        key,
+        value,
+        cu_seqlens_q=segments.cu_seqlens_q,
+        cu_seqlens_k=segments.cu_seqlens_kv,
+        max_seqlen_q=segments.max_seqlen_q,
+        max_seqlen_k=segments.max_seqlen_kv,
+        softmax_scale=scale,
+        causal=segments.causal,
+    )
+    rows: Tensor = out[0] if isinstance(out, tuple) else out  # version 4 returns the log-sum-exp too
+    return rows.flatten(1)
 
 
 def _variable_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
@@ -218,23 +242,14 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 
 KERNELS: dict[str, Kernel] = {
+    "flash_attention_4": _flash_attention_4,
     "transformer_engine": transformer_engine.attention_over_pack,
     "flash_attention": _flash_attention,
     "variable_length": _variable_length,
 }
-"""One call a pack, in half precision and without dropout, in the order of preference."""
+"""One call a pack, in half precision and without dropout; in the order of `platform.attention_kernels`."""
 WIDEST = 128
 """Numbers of a head that Transformer Engine's kernel is preferred for."""
-
-
-def kernels_here() -> list[str]:
-    """Those of `KERNELS` that are there, in the order of preference."""
-    there = {
-        "transformer_engine": platform.HAS_TRANSFORMER_ENGINE,
-        "flash_attention": platform.HAS_FLASH_ATTENTION,
-        "variable_length": platform.HAS_VARIABLE_LENGTH,
-    }
-    return [name for name in KERNELS if there[name]]
 
 
 def choose_kernel(config: TransformerConfig, sees_images: bool = False) -> str:
@@ -242,11 +257,14 @@ def choose_kernel(config: TransformerConfig, sees_images: bool = False) -> str:
 
     `sees_images`: for many short segments.
     """
-    half = config.params_dtype in (torch.bfloat16, torch.float16)
+    half, width = config.params_dtype in (torch.bfloat16, torch.float16), config.kv_channels
     if not half or config.attention_dropout:
         return "sample_by_sample"
-    at_a_loss = {"transformer_engine"} if sees_images or config.kv_channels > WIDEST else set[str]()
-    return min(kernels_here(), key=at_a_loss.__contains__, default="sample_by_sample")
+    at_a_loss = {"transformer_engine"} if sees_images or width > WIDEST else set[str]()
+    there = platform.attention_kernels()
+    if "flash_attention_4" in there and not platform.flash_attention_4_takes(width):
+        there.remove("flash_attention_4")
+    return min(there, key=at_a_loss.__contains__, default="sample_by_sample")
 
 
 @cache
