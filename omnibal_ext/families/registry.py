@@ -1,5 +1,5 @@
-"""All families. A new one is a folder next to this file and a line in `FAMILIES`; tiling rules and torch modules that
-only it has are in `megatron.vlm.families` (`media.py`, `modules.py`)."""
+"""All families. A new one is a folder next to this file and a line in `FAMILIES`; rules of images that only it has are
+found by `media.py` beside this file, its torch modules by `megatron/vlm/families/modules.py`."""
 
 from collections.abc import Mapping
 from typing import Any

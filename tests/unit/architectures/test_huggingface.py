@@ -77,7 +77,7 @@ def test_a_folder_that_is_called_like_a_preset_is_meant(tmp_path: Path, monkeypa
 def test_fields_that_came_later_leave_the_hash_of_others_alone() -> None:
     """Profiles, plans and runs on disk name a model by it."""
     published = json.loads((HERE / "preset_hashes.json").read_text())
-    assert {name: PRESETS[name].hash for name in published} == published
+    assert {name: model.hash for name, model in PRESETS.items()} == published
     one = PRESETS["vip-llava-7b"]
     other = replace(one, vision=replace(one.vision, side_by_side=(0, 1, 2, 3, 4)))
     assert one.hash != other.hash
@@ -171,6 +171,9 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
            normed) for pooled, layer, normed in ((True, -1, False), (False, -1, True), (False, -2, False))),
         (OWN["llava-1.6-mistral-7b"], {"text_config.sliding_window": 4096}, "language.max_positions", 4096),
         (GEMMA_3, {"text_config.layer_types": ["full_attention"] * 62}, "language.sliding", None),
+        # As ViP-LLaVA's files write it; the tower ends with the last of them.
+        (OWN["vip-llava-7b"], {"vision_feature_layers": [3, 9]}, "vision.side_by_side", (0, 1)),
+        (OWN["vip-llava-7b"], {"vision_feature_layers": [3, 9]}, "vision.layers", 9),
         (LLAVA_1_5, {"text_config.rope_scaling": LLAMA3}, "language.rope_scaling", RopeScaling("llama3", 8.0)),
         # The images' token may be the first.
         (INTERNVL_HF, {"image_token_id": 0}, "prompt.image_token_id", 0),
