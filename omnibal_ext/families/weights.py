@@ -14,7 +14,7 @@ from omnibal_ext.modalities.language.layer import Layer
 @dataclass(frozen=True)
 class Weight:
     """One of our weights, in layers of that kind. `form`: a name in `megatron.vlm.hf.forms`; `when`: the field of the
-    architecture that must be true."""
+    architecture, of a language layer that of `Layer`, that must be true."""
 
     kind: str
     ours: str
@@ -126,10 +126,10 @@ def all_but_perceptrons(branch_norms: bool = False) -> Iterator[Weight]:
     layer = "language_model.model.layers.{n}"
     yield from outside_layers()
     yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
-    yield from split_qkv("llm", f"{layer}.self_attn.", "language_qkv", "language.qkv_bias")
+    yield from split_qkv("llm", f"{layer}.self_attn.", "language_qkv", "mixer.qkv_bias")
     for one in "qk":
         name = f"{layer}.self_attn.{one}_norm.weight"
-        yield Weight("llm", f"self_attention.{one}_layernorm.weight", (name,), when="language.qk_norm")
+        yield Weight("llm", f"self_attention.{one}_layernorm.weight", (name,), when="mixer.qk_norm")
     yield Weight("llm", "self_attention.linear_proj.weight", (f"{layer}.self_attn.o_proj.weight",))
     before_mlp = "pre_feedforward" if branch_norms else "post_attention"
     yield Weight("llm", "pre_mlp_layernorm.weight", (f"{layer}.{before_mlp}_layernorm.weight",))

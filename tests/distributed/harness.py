@@ -49,16 +49,11 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.encoder import EncoderArchitecture
 from omnibal_ext.modalities.film.architecture import FilmArchitecture
-from omnibal_ext.modalities.language.architecture import (
-    FarHeads,
-    LanguageArchitecture,
-    LayerInputs,
-    RopeScaling,
-    SharedKeys,
-    SlidingWindow,
-)
+from omnibal_ext.modalities.language.architecture import FarHeads, LanguageArchitecture, SharedKeys, SlidingWindow
 from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.layer import LayerInputs
 from omnibal_ext.modalities.language.linear_attention import LinearAttention
+from omnibal_ext.modalities.language.rope import RopeScaling
 from omnibal_ext.modalities.modality import LANGUAGE
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.plan import Plan

@@ -149,7 +149,7 @@ def _of_tiles(
     ids, starts = _words_around(list(map(len, orders)), tokens, generator)
     pixels = torch.randn(sum(image.tiles for image in images), 3, tile, tile, generator=generator)
     features = tuple((image.tiles * per_tile, order) for image, order in zip(images, orders, strict=True))
-    prefix = len(ids) - WORDS // 2 if architecture.language.prefix_attention else 0
+    prefix = len(ids) - WORDS // 2 if any(one.sees_prefix for one in architecture.language.attentions) else 0
     return CheckSample(ids, pixels, features, sizes, (), starts, prefix)
 
 

@@ -188,7 +188,7 @@ def _neighbours(tensor: Tensor, link: Link) -> Tensor:
 
 def _reordered(tensor: Tensor, link: Link, order: Callable[[Tensor], Tensor]) -> Tensor:
     heads = tensor.unflatten(0, (-1, link.attention.head_dim))
-    width = link.model.language.rotary_width
+    width = link.attention.rotary_width
     return torch.cat([order(heads[:, :width]), heads[:, width:]], dim=1).flatten(0, 1)
 
 

@@ -124,6 +124,8 @@ def _of_experts(weight: Weight, architecture: Architecture) -> tuple[str, ...]:
 
 def _present_weights(table: Iterable[Weight], kind: str, link: Link) -> Iterator[Weight]:
     for weight in table:
-        is_here = weight.kind == kind and (not weight.when or attrgetter(weight.when)(link.model))
-        if is_here and (link.layer is None or weight.of_layers is None or weight.of_layers(link.layer)):
+        of_kind = weight.kind == kind and (
+            link.layer is None or weight.of_layers is None or weight.of_layers(link.layer)
+        )
+        if of_kind and (not weight.when or attrgetter(weight.when)(link.layer or link.model)):
             yield weight

@@ -165,8 +165,8 @@ class Chain:
                 return WordEmbedding(self.language, self.vocab_size, self.architecture)
             case "llm":
                 described = language.each_layer[self.kinds[:link].count("llm")]
-                config = language_layer_config(self.language, language, described)
-                spec = language_layer_spec(config, language, described, self._norms_apart(link, again))
+                config = language_layer_config(self.language, described)
+                spec = language_layer_spec(config, described, self._norms_apart(link, again))
                 return self._layer(config, spec, language, link, again)
             case _:
                 return Head(self.language, self.vocab_size, language)

@@ -12,7 +12,6 @@ from torch.nn.functional import gelu, silu
 
 from megatron.vlm import platform
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.experts import Experts
 from omnibal_ext.modalities.language.layer import Attention
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
@@ -27,33 +26,23 @@ ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu, "gelu_tanh": gelu_tanh, "
 
 
 def language_config(args: Namespace, architecture: Architecture) -> TransformerConfig:
-    """The language model's configuration: Megatron's, with the true number of layers and width of heads.
+    """The language model's configuration: Megatron's, with the true number of layers. What layers may differ in, each
+    sets for itself (`language.language_layer_config`).
 
     Groups of heads are filled up where the tensor-parallel group's size asks for it.
     """
-    language, ranks = architecture.language, args.tensor_model_parallel_size
-    groups = Attention(language.heads, language.kv_heads, language.head_dim).groups_over(ranks)
-    filled = {"num_query_groups": groups, "num_attention_heads": groups * (language.heads // language.kv_heads)}
+    heads, groups = args.num_attention_heads, args.num_query_groups
+    filled = Attention(heads, groups, args.kv_channels).groups_over(args.tensor_model_parallel_size)
+    numbers = {"num_query_groups": filled, "num_attention_heads": filled * (heads // groups)}
     # Core lets weight gradients wait only where experts exchange tokens meanwhile; ours wait for a schedule.
-    config = core_transformer_config_from_args(Namespace(**vars(args) | filled | {"delay_wgrad_compute": False}))
+    config = core_transformer_config_from_args(Namespace(**vars(args) | numbers | {"delay_wgrad_compute": False}))
     config.delay_wgrad_compute = args.delay_wgrad_compute
-    config.num_layers = language.layers
-    config.kv_channels = language.head_dim
-    _set_norms_and_activation(config, language)
+    config.num_layers = architecture.language.layers
+    config.layernorm_zero_centered_gamma = architecture.language.centred_norms
+    if experts := architecture.language.experts:
+        _set_router(config, experts)
     _set_initialization(config)
     return config
-
-
-def _set_norms_and_activation(config: TransformerConfig, language: LanguageArchitecture) -> None:
-    """What Megatron has other flags for than those that a preset fills in."""
-    config.layernorm_zero_centered_gamma = language.centred_norms
-    config.softmax_scale = None if language.query_scale is None else language.query_scale**-0.5
-    config.attention_output_gate = language.output_gate
-    if language.experts:
-        _set_router(config, language.experts)
-    if language.activation != "silu":
-        config.activation_func = ACTIVATIONS[language.activation]
-        config.bias_activation_fusion = False  # core's is another GELU; `perceptron.Perceptron` fuses the model's own
 
 
 def _set_router(config: TransformerConfig, experts: Experts) -> None:
@@ -89,7 +78,6 @@ def vision_config(language: TransformerConfig, vision: VisionArchitecture) -> Tr
     config.activation_func = ACTIVATIONS[vision.activation]
     config.add_bias_linear = vision.bias
     config.num_moe_experts = None
-    config.attention_output_gate = False
     config.fp8 = None  # 1025 tokens a tile make no whole blocks of eight bits
     config.add_qkv_bias = vision.qkv_bias
     config.qk_layernorm = vision.qk_norm or vision.norms_heads

@@ -22,7 +22,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.core_attention import IsolatedAttention
 from megatron.vlm.models.attention.normed_values import KeysAsValues, NormedValues, QueriesAlone
 from megatron.vlm.models.attention.padding import loads_without_padding
-from megatron.vlm.models.configs import outside_layers
+from megatron.vlm.models.configs import ACTIVATIONS, outside_layers
 from megatron.vlm.models.cross_entropy import cap_logits, token_losses
 from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.exchange import features_to_tokens
@@ -119,13 +119,12 @@ class LanguageLayer(TransformerLayer):
 
     def place(self, language: LanguageArchitecture, number: int) -> None:
         """Set what distinguishes this layer from others: its index, attention, inputs."""
-        self.register_buffer("scalar", torch.ones(1, dtype=self.config.params_dtype) if language.layer_scalar else None)
         layer = language.each_layer[number]
+        self.register_buffer("scalar", torch.ones(1, dtype=self.config.params_dtype) if layer.layer_scalar else None)
         self.mixer, self.routes = layer.mixer, layer.experts is not None
         if isinstance(self.self_attention, NormedValues):
             self.self_attention.gives = any(other.keys_from == number for other in language.each_layer)
-        inputs = language.layer_inputs
-        self.input = LayerInput(self.config, inputs) if inputs else None
+        self.input = LayerInput(self.config, layer.layer_inputs) if layer.layer_inputs else None
 
     def forward(
         self, hidden: Tensor, batch: Microbatch, view: LanguageView, *extras: Tensor
@@ -150,9 +149,7 @@ class LanguageLayer(TransformerLayer):
         return (out, *given) if given else out
 
 
-def language_layer_config(
-    config: TransformerConfig, language: LanguageArchitecture, described: Layer
-) -> TransformerConfig:
+def language_layer_config(config: TransformerConfig, described: Layer) -> TransformerConfig:
     """The configuration of one layer.
 
     `qk_layernorm` is set here only: set for the whole model, core would sum the gradients of all QK-norms over ranks.
@@ -161,26 +158,28 @@ def language_layer_config(
     four times as long.
     """
     layer = copy(config)
-    layer.qk_layernorm = language.qk_norm
     if attention := described.attention:
+        layer.qk_layernorm, layer.attention_output_gate = attention.qk_norm, attention.output_gate
+        layer.softmax_scale = None if attention.query_scale is None else attention.query_scale**-0.5
         groups = attention.groups_over(config.tensor_model_parallel_size)
         layer.num_query_groups, layer.kv_channels = groups, attention.head_dim
         layer.num_attention_heads = groups * (attention.heads // attention.kv_heads)
     layer.bias_dropout_fusion = config.bias_dropout_fusion and config.hidden_dropout > 0
     if not described.experts:
         layer.ffn_hidden_size, layer.num_moe_experts = described.ffn_hidden_size, None
+    if described.activation != "silu":
+        layer.activation_func = ACTIVATIONS[described.activation]
+        layer.bias_activation_fusion = False  # core's is another GELU; `perceptron.Perceptron` fuses the model's own
     return layer
 
 
-def language_layer_spec(
-    config: TransformerConfig, language: LanguageArchitecture, layer: Layer, again: bool
-) -> ModuleSpec:
+def language_layer_spec(config: TransformerConfig, layer: Layer, again: bool) -> ModuleSpec:
     """Core's layer with attention isolated per sample or linear attention and, where the layer has them, QK-norm of
     every head, norms behind both branches, experts. `again`: built so that its cheap outputs can be computed again."""
     submodules = layer_submodules(config, again)
-    if language.branch_norms:
+    if layer.branch_norms:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
-    if language.activation != "silu":
+    if layer.activation != "silu":
         submodules.mlp = partial(Perceptron.as_mlp_submodule, **submodules.mlp.keywords)
     if (experts := layer.experts) and experts.beside:
         submodules.mlp = beside_builder(perceptron_projections(config), experts.beside)
@@ -191,13 +190,13 @@ def language_layer_spec(
         submodules.self_attention = linear_attention_spec(config, mixer, again)
         return ModuleSpec(LanguageLayer, submodules=submodules)
     attention = submodules.self_attention.submodules
-    attention.core_attention = ModuleSpec(IsolatedAttention, params={"cap": language.score_cap})
+    attention.core_attention = ModuleSpec(IsolatedAttention, params={"cap": mixer.score_cap})
     less = 2 if mixer.reads_keys else int(mixer.keys_are_values)
     own = {"heads_less": less} if less else {}
-    set_projections(attention, config, mixer.kv_heads, language.qkv_bias, again, **own)
-    if language.value_norm:
+    set_projections(attention, config, mixer.kv_heads, mixer.qkv_bias, again, **own)
+    if mixer.value_norm:
         submodules.self_attention.module = (NormedValues, KeysAsValues, QueriesAlone)[less]
-    attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if config.qk_layernorm else IdentityOp
+    attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if mixer.qk_norm else IdentityOp
     if mixer.reads_keys:
         attention.k_layernorm = IdentityOp
     return ModuleSpec(LanguageLayer, submodules=submodules)

@@ -58,18 +58,14 @@ class LanguageViewer(torch.nn.Module):
     def __init__(self, architecture: Architecture, dtype: torch.dtype) -> None:
         super().__init__()
         language, self.dtype = architecture.language, dtype
-        attentions = [layer.attention for layer in language.each_layer if layer.attention]
-        self.attentions = {attention.window: attention for attention in attentions}
-        self.images_whole = language.sliding is not None and language.sliding.images_whole
+        self.attentions = {attention.window: attention for attention in language.attentions}
         self.linear, self.inputs = language.linear, language.layer_inputs
         self.image_tokens, self.joined = architecture.image_tokens_per_tile, architecture.shuffle**2
         self.native = native = architecture.vision.native
-        self.rotaries = {}
-        for window, attention in self.attentions.items():
-            turned = replace(language, head_size=attention.head_dim)
-            if window is not None and language.sliding:
-                turned = replace(turned, rope_theta=language.sliding.theta, rope_scaling=None)
-            self.rotaries[window] = Rotary(turned, native)
+        self.rotaries = {
+            window: Rotary(attention.rope, attention.rotary_width, language.max_positions, native)
+            for window, attention in self.attentions.items()
+        }
 
     def forward(self, batch: Microbatch) -> LanguageView:
         """Rotation and segments of every window. Raises UserError if a sample is too long for the model."""
@@ -120,15 +116,16 @@ class LanguageViewer(torch.nn.Module):
             reach = length if attention.window is None else min(attention.window, length)
             images = self._images(batch, number) if attention.sees_images else ()
             prefix = self._prefix(batch, number) if attention.sees_prefix else 0
-            if (number, reach, images) not in made:
-                made[number, reach, images] = self._mask(length, images, reach, prefix)
-            found.append(made[number, reach, images])
+            how = (length, images, reach, prefix, attention.images_whole)
+            if (number, *how) not in made:
+                made[number, *how] = self._mask(*how)
+            found.append(made[number, *how])
         return tuple(found)
 
-    def _mask(self, length: int, images: Sequence[Span], window: int | None, prefix: int) -> Tensor | None:
+    def _mask(self, length: int, images: Sequence[Span], window: int, prefix: int, whole: bool) -> Tensor | None:
         """Zero where a query sees a key. One tensor for all layers, in the form that torch keeps and does not copy: in
         the scores' precision, rows a multiple of eight apart."""
-        seen = seen_keys(length, images, window, prefix, self.images_whole)
+        seen = seen_keys(length, images, window, prefix, whole)
         if seen is None:
             return None
         mask = torch.zeros(length, -(-length // 8) * 8, dtype=self.dtype, device=seen.device)[:, :length]

@@ -118,8 +118,8 @@ def longest_positions(architecture: Architecture, model_folder: Path | None, pad
     language = architecture.language
     models = [language, read_architecture(model_folder).language] if model_folder else [language]
     limits = [model.max_positions for model in models]
-    for model in models:
-        scaling = model.rope_scaling
-        if scaling and scaling.kind == "dynamic" and (padded or scaling != language.rope_scaling):
+    own = {one.rope.scaling for one in language.attentions}
+    for scaling in {one.rope.scaling for model in models for one in model.attentions}:
+        if scaling and scaling.kind == "dynamic" and (padded or scaling not in own):
             limits.append(scaling.original_positions)
     return min(filter(None, limits), default=None)

@@ -12,7 +12,8 @@ from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import FULL, SLIDING, grouped_sizes, kinds_of_layers, tied
 from omnibal_ext.families.towers.rotation import ROPE, read_rope
 from omnibal_ext.families.towers.tiles import siglip
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture, RopeScaling, SlidingWindow
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture, SlidingWindow
+from omnibal_ext.modalities.language.rope import RopeScaling
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.reading.checks import flag, integer, record, shown
 

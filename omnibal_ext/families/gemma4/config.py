@@ -20,15 +20,10 @@ from omnibal_ext.families.towers.llama import (
     tied,
 )
 from omnibal_ext.families.towers.native import native_sizes
-from omnibal_ext.modalities.language.architecture import (
-    FarHeads,
-    LanguageArchitecture,
-    LayerInputs,
-    RopeScaling,
-    SharedKeys,
-    SlidingWindow,
-)
+from omnibal_ext.modalities.language.architecture import FarHeads, LanguageArchitecture, SharedKeys, SlidingWindow
 from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.layer import LayerInputs
+from omnibal_ext.modalities.language.rope import RopeScaling
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.reading.checks import finite, integer, mapping, maybe, record, shown, text
 

@@ -28,7 +28,7 @@ def language_weights() -> Iterator[Weight]:
     yield Weight("llm", "scalar", (f"{LAYER}.layer_scalar",))
     yield from only(lambda layer: layer.experts, _mixture())
     for weight in _layer_input():
-        yield replace(weight, when="language.layer_inputs")
+        yield replace(weight, when="layer_inputs")
     norm = "language_model.model.per_layer_projection_norm.weight"
     yield Weight("word_embed", "inputs_norm", (norm,), when="language.layer_inputs")
 

@@ -45,7 +45,7 @@ def dense_weights() -> Iterator[Weight]:
     norms |= {"pre_mlp_layernorm": "post_attention", "mlp_bda.norm": "post_mlp"}
     for ours, theirs in norms.items():
         yield Weight("llm", f"{ours}.weight", (f"{LAYER}.{theirs}_layernorm.weight",))
-    yield from split_qkv("llm", f"{LAYER}.self_attn.", "neighbours_qkv", "language.qkv_bias")
+    yield from split_qkv("llm", f"{LAYER}.self_attn.", "neighbours_qkv", "mixer.qkv_bias")
     yield Weight("llm", "self_attention.linear_proj.weight", (f"{LAYER}.self_attn.o_proj.weight",))
     yield Weight("llm", "mlp.linear_fc1.weight", (f"{LAYER}.mlp.gate_up_proj.weight",))
     yield Weight("llm", "mlp.linear_fc2.weight", (f"{LAYER}.mlp.down_proj.weight",))

@@ -8,7 +8,7 @@ from typing import Any
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import BASE, FACTOR, POSITIONS, SHARE
 from omnibal_ext.families.section import Section
-from omnibal_ext.modalities.language.architecture import RopeScaling
+from omnibal_ext.modalities.language.rope import RopeScaling
 from omnibal_ext.reading.checks import finite, flag, integer, listing, maybe, record, shown, text
 
 ROPE_FIELDS = (

@@ -2,45 +2,12 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import log
 
 from omnibal_ext.modalities.fields import LATER
 from omnibal_ext.modalities.language.experts import Experts
-from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.language.layer import Attention, Layer, LayerInputs
 from omnibal_ext.modalities.language.linear_attention import LinearAttention
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """RoPE scaling for longer contexts.
-
-    "linear" divides all frequencies by `factor`; "llama3" and "yarn" (arXiv 2309.00071) only low ones, yarn with
-    scaled attention; "dynamic" increases the base for samples longer than the original context, by their length;
-    "proportional" rotates only the first pairs of a head, with divided frequencies.
-    """
-
-    kind: str
-    factor: float
-    low_frequency_factor: float = 1.0
-    """Frequencies with at most this many periods in the original context are divided by the full factor."""
-    high_frequency_factor: float = 4.0
-    """Frequencies with at least this many are unchanged."""
-    original_positions: int = 8192
-    whole_dimensions: bool = True
-    """yarn rounds its correction range to integers (`truncate`)."""
-    turning: float = field(default=1.0, metadata=LATER)
-    """Fraction of a head's pairs that are rotated ("proportional")."""
-    amplitude: float | None = field(default=None, metadata=LATER)
-    """Factor on rotated queries and keys; None: 0.1 ln(factor) + 1 with yarn, else 1."""
-    query_beta: float = field(default=0.0, metadata=LATER)
-    """Factor on rotated queries at position p: 1 + beta ln(1 + floor(p / original_positions)) (Llama 4)."""
-
-    @property
-    def attention_factor(self) -> float:
-        """Factor on rotated queries and keys."""
-        if self.amplitude is not None:
-            return self.amplitude
-        return 0.1 * log(self.factor) + 1 if self.kind == "yarn" and self.factor > 1 else 1.0
+from omnibal_ext.modalities.language.rope import Rope, RopeScaling
 
 
 @dataclass(frozen=True)
@@ -66,18 +33,6 @@ class FarHeads:
     head_size: int
     keys_are_values: bool
     """Keys and values are the same projection, with different norms."""
-
-
-@dataclass(frozen=True)
-class LayerInputs:
-    """Per-layer inputs: every layer also gets a row of its own embedding table for each token, and a projection of the
-    first hidden states (Gemma 4 E2B)."""
-
-    width: int
-    words: int
-    """Rows of each table."""
-    blank: int
-    """Token id that replaces image tokens in the tables; its row is not trained."""
 
 
 @dataclass(frozen=True)
@@ -154,15 +109,15 @@ class LanguageArchitecture:
         """Width of one head."""
         return self.head_size or self.hidden_size // self.heads
 
-    @property
-    def rotary_width(self) -> int:
-        """How many numbers of a head are rotated."""
-        return self.rotated or self.head_dim
-
     @cached_property
     def each_layer(self) -> tuple[Layer, ...]:
         """The layers, one by one."""
         return tuple(self._layer(number) for number in range(self.layers))
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Softmax attention of each layer that has it."""
+        return tuple(layer.attention for layer in self.each_layer if layer.attention)
 
     def _layer(self, number: int) -> Layer:
         window = self.sliding.tokens if self.sliding and number in self.sliding.layers else None
@@ -171,18 +126,37 @@ class LanguageArchitecture:
             inner *= 2
         if experts and number < experts.dense_layers:
             inner, experts = experts.dense_width, None
+        more = (self.activation, self.branch_norms, self.layer_scalar, self.layer_inputs)
         if self.linear and number in self.linear.layers:
-            return Layer(self.linear, inner, experts)
+            return Layer(self.linear, inner, experts, *more)
         heads, width, one_matrix = self.kv_heads, self.head_dim, False
         if self.far and window is None:
             heads, width, one_matrix = self.far.kv_heads, self.far.head_size, self.far.keys_are_values
         sees_images = self.image_attention
         if self.sliding and self.sliding.images_here_alone and window is None:
             sees_images = False
+        theta, scaling = self.rope_theta, self.rope_scaling
+        if self.sliding and window is not None:
+            theta, scaling = self.sliding.theta, None
         mixer = Attention(
-            self.heads, heads, width, one_matrix, keys_from is not None, sees_images, self.prefix_attention, window
+            self.heads,
+            heads,
+            width,
+            rope=Rope(theta, scaling, self.rotary_sections, self.rotary_interleaved, self.rotated),
+            qkv_bias=self.qkv_bias,
+            qk_norm=self.qk_norm,
+            value_norm=self.value_norm,
+            query_scale=self.query_scale,
+            score_cap=self.score_cap,
+            output_gate=self.output_gate,
+            keys_are_values=one_matrix,
+            reads_keys=keys_from is not None,
+            sees_images=sees_images,
+            images_whole=self.sliding is not None and self.sliding.images_whole,
+            sees_prefix=self.prefix_attention,
+            window=window,
         )
-        return Layer(mixer, inner, experts, keys_from)
+        return Layer(mixer, inner, experts, *more, keys_from=keys_from)
 
     def _keys_from(self, number: int) -> int | None:
         """Return the layer whose keys and values layer `number` uses (`SharedKeys`); None: its own."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.experts import Experts
-from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.language.layer import Attention, Layer, LayerInputs
 from omnibal_ext.modalities.language.linear_attention import LinearAttention
 from omnibal_ext.modalities.matrix import APART, Matrix, Stored, perceptron
 
@@ -33,7 +33,7 @@ def language_layer(
     if isinstance(layer.mixer, LinearAttention):
         mixer = _linear_attention(width, layer.mixer, ranks)
     else:
-        mixer = _attention(width, layer.mixer, ranks, language.output_gate)
+        mixer = _attention(width, layer.mixer, ranks)
     shares = (1,) if one_matrix else (layer.ffn_hidden_size,) * 2
     feed_forward = (
         _experts(width, layer.ffn_hidden_size, layer.experts)
@@ -42,13 +42,13 @@ def language_layer(
     )
     if language.experts:
         feed_forward = tuple(replace(matrix, is_adaptable=False) for matrix in feed_forward)
-    return (*mixer, *feed_forward, *_layer_inputs(language))
+    return (*mixer, *feed_forward, *_layer_inputs(width, layer.layer_inputs))
 
 
-def _attention(width: int, mixer: Attention, ranks: int, output_gate: bool) -> tuple[Matrix, ...]:
+def _attention(width: int, mixer: Attention, ranks: int) -> tuple[Matrix, ...]:
     groups, heads = mixer.groups_over(ranks), mixer.heads // mixer.kv_heads * mixer.head_dim
     keys = () if mixer.reads_keys else (mixer.head_dim,) * (1 if mixer.keys_are_values else 2)
-    group = (heads * (1 + output_gate), *keys)
+    group = (heads * (1 + mixer.output_gate), *keys)
     return (
         Matrix("self_attention.linear_qkv", groups * sum(group), width, group if keys else (1,)),
         Matrix("self_attention.linear_proj", width, groups * heads, by_rows=True),
@@ -76,9 +76,8 @@ def _experts(width: int, inner: int, experts: Experts) -> tuple[Matrix, ...]:
     )
 
 
-def _layer_inputs(language: LanguageArchitecture) -> tuple[Matrix, ...]:
-    """Matrices of per-layer inputs (`LayerInputs`)."""
-    inputs, width = language.layer_inputs, language.hidden_size
+def _layer_inputs(width: int, inputs: LayerInputs | None) -> tuple[Matrix, ...]:
+    """Matrices of per-layer inputs."""
     if inputs is None:
         return ()
     return (

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.layer import Attention, Layer
 from omnibal_ext.modalities.language.linear_attention import LinearAttention
 from omnibal_ext.modalities.weights import Shape, layer_norms, norm
@@ -17,7 +16,7 @@ def weights(model: "Architecture", kind: str, name: str) -> dict[str, Shape]:
         case "word_embed":
             return _word_embed(model)
         case "llm":
-            return _layer(model.language, model.layer(name))
+            return _layer(model.language.hidden_size, model.layer(name))
         case _:
             return _head(model)
 
@@ -32,8 +31,8 @@ def _word_embed(model: "Architecture") -> dict[str, Shape]:
     }
 
 
-def _layer(language: LanguageArchitecture, layer: Layer) -> dict[str, Shape]:
-    width, inputs = language.hidden_size, language.layer_inputs
+def _layer(width: int, layer: Layer) -> dict[str, Shape]:
+    inputs = layer.layer_inputs
     experts = layer.experts.count if layer.experts else 0
     norms = ("perceptron_norm", "perceptron_after", "experts_norm", "experts_after")
     return {

@@ -51,28 +51,28 @@ class Mixer:
     """Forward operations of linear attention as a recurrence: read the state by key, update it, read it by query."""
 
 
-def attention(language: LanguageArchitecture, mixer: Attention, t: int) -> Mixer:
+def attention(mixer: Attention, t: int) -> Mixer:
     """Softmax attention, its heads padded to divide over `t` tensor-parallel ranks."""
     groups = mixer.groups_over(t)
     heads = groups * (mixer.heads // mixer.kv_heads) * mixer.head_dim
-    gates, projected = heads * language.output_gate, 0
+    gates, projected = heads * mixer.output_gate, 0
     if not mixer.reads_keys:
         projected = (1 if mixer.keys_are_values else 2) * groups * mixer.head_dim
     copies = t * mixer.groups_on(t)  # each rank that shares a group has a copy
     key_value = 2 * copies * mixer.head_dim
     own = 0 if mixer.reads_keys else key_value
     rotated = heads + key_value // 2
-    normalised = (heads + own // 2) * language.qk_norm + own // 2 * language.value_norm
+    normalised = (heads + own // 2) * mixer.qk_norm + own // 2 * mixer.value_norm
     repeated = (2 * heads - key_value) * mixer.is_masked  # with a mask keys and values are repeated for every head
     return Mixer(
-        others=(2 - mixer.reads_keys) * mixer.head_dim * language.qk_norm,
+        others=(2 - mixer.reads_keys) * mixer.head_dim * mixer.qk_norm,
         # Rotated query and key, value, output; inputs of norms; gates, and the outputs they multiply.
         kept=2 * heads + (key_value + own) // 2 + repeated + normalised + 2 * gates,
         late=2 * heads + projected + gates,
         moved=2 * heads + projected + 2 * rotated + 2 * normalised + 3 * gates,
         operations=0,
         per_square=2 * heads,
-        score_bytes=heads // mixer.head_dim * CAPPED_SCORE if language.score_cap else 0,
+        score_bytes=heads // mixer.head_dim * CAPPED_SCORE if mixer.score_cap else 0,
         exchanged=2 * heads + key_value,
         exchanged_keys=key_value,
         key_groups=copies,
@@ -120,10 +120,7 @@ def works(model: "Architecture", units: Mapping[Size, int], t: int, e: int) -> d
 
 def language_work(language: LanguageArchitecture, layer: Layer, tokens: int, t: int, e: int = 1) -> Work:
     """Return the work of one language layer; arguments as of `works.layer_works`."""
-    if isinstance(layer.mixer, LinearAttention):
-        mixer = linear_attention(layer.mixer, t)
-    else:
-        mixer = attention(language, layer.mixer, t)
+    mixer = linear_attention(layer.mixer, t) if isinstance(layer.mixer, LinearAttention) else attention(layer.mixer, t)
     matrices = language_layer(language, layer, t)
     g, experts = language.hidden_size, layer.experts or Experts(1, 1)
     routed, shares = layer.experts is not None, experts.shared > 0
@@ -135,14 +132,14 @@ def language_work(language: LanguageArchitecture, layer: Layer, tokens: int, t: 
     copies = sorted_tokens * (1 if distributed else t)  # of all ranks together
     # Two norms and two residuals; a shared expert's gate and sum; copies sorted by expert, on the receiving rank again.
     sorting = (8 if distributed else 4) * sorted_tokens / g
-    passes = 10 + inner / g + 4 * language.branch_norms + 3 * shares + 2 * gated + sorting
+    passes = 10 + inner / g + 4 * layer.branch_norms + 3 * shares + 2 * gated + sorting
     passes += 16 * beside  # three more norms, the router's norm and scale, the sum
     # Inputs of norms, mixer and MLP; of branch norms; a gated shared expert's output; with a dense MLP next to experts
     # inputs of the norms after both, and of the router's scale and matrix.
     kept = (
         (4 + 4 * beside) * g
         + inner
-        + 2 * g * language.branch_norms
+        + 2 * g * layer.branch_norms
         + g * gated
         + copies
         + 2 * SCORES * experts.count * routed
@@ -151,12 +148,12 @@ def language_work(language: LanguageArchitecture, layer: Layer, tokens: int, t: 
     # With experts only the first norm is recomputed: router, copies and experts keep the second one's output.
     cheap, again = (g, 2.0) if routed else (2 * g + layer.ffn_hidden_size, cheap_passes(g, inner))
     parameters = sum(matrix.weights for matrix in matrices) + mixer.others
-    inputs, table = (own.width, own.width * own.words) if (own := language.layer_inputs) else (0, 0)
+    inputs, table = (own.width, own.width * own.words) if (own := layer.layer_inputs) else (0, 0)
     if inputs:  # core's linear layers, which gather inputs again in W; the first hidden states are held elsewhere
         parameters += table + g
         kept, late, passes = kept + 2 * g + 4 * inputs, late + g + g * t + 3 * inputs, passes + 5 + 6 * inputs / g
     return Work(
-        parameters=parameters + 2 * g * (1 + language.branch_norms) + (4 * g + experts.count) * beside,
+        parameters=parameters + 2 * g * (1 + layer.branch_norms) + (4 * g + experts.count) * beside,
         matrix_weights=sum(matrix.multiplied for matrix in matrices),
         tokens=tokens,
         width=g,

@@ -16,7 +16,8 @@ from omnibal_ext.architectures.huggingface import read_architecture, read_fields
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS
-from omnibal_ext.modalities.language.architecture import FarHeads, RopeScaling, SlidingWindow
+from omnibal_ext.modalities.language.architecture import FarHeads, SlidingWindow
+from omnibal_ext.modalities.language.rope import RopeScaling
 
 Fields = dict[str, Any]
 DEFAULTS = {kind: part.defaults for kind, part in {**PARTS, **{kind: one.part for kind, one in MODELS.items()}}.items()}

@@ -9,7 +9,8 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.tower import language_profile
 from omnibal_ext.flow import blocks_after, language_extras
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture, LayerInputs, SharedKeys, SlidingWindow
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture, SharedKeys, SlidingWindow
+from omnibal_ext.modalities.language.layer import LayerInputs
 from tests.chains import layer_chain
 
 

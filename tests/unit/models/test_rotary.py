@@ -8,11 +8,10 @@ import torch
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.rotary import Rotary, rotary_frequencies
-from omnibal_ext.architectures.presets import TINY
 from omnibal_ext.errors import UserError
-from omnibal_ext.modalities.language.architecture import RopeScaling
+from omnibal_ext.modalities.language.rope import Rope, RopeScaling
 
-LANGUAGE = replace(TINY.language, rope_theta=5e5, hidden_size=512, heads=4)
+ROPE, WIDTH = Rope(5e5), 128
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 
 
@@ -31,7 +30,7 @@ def of_transformers(rope: dict[str, Any], most: int = 2048) -> Any:
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_frequencies_are_those_of_transformers(scaling: RopeScaling | None) -> None:
-    rope = {"rope_type": scaling.kind if scaling else "default", "rope_theta": LANGUAGE.rope_theta}
+    rope = {"rope_type": scaling.kind if scaling else "default", "rope_theta": ROPE.theta}
     if scaling:
         rope["factor"] = scaling.factor
     if scaling and scaling.kind == "llama3":
@@ -41,23 +40,23 @@ def test_frequencies_are_those_of_transformers(scaling: RopeScaling | None) -> N
         rope |= {"beta_slow": scaling.low_frequency_factor, "beta_fast": scaling.high_frequency_factor}
         rope |= {"original_max_position_embeddings": scaling.original_positions, "truncate": scaling.whole_dimensions}
     theirs = of_transformers(rope)
-    ours = rotary_frequencies(replace(LANGUAGE, rope_scaling=scaling))
+    ours = rotary_frequencies(replace(ROPE, scaling=scaling), WIDTH)
     assert torch.allclose(ours, theirs.inv_freq, rtol=1e-6, atol=0)
     assert (scaling.attention_factor if scaling else 1.0) == pytest.approx(theirs.attention_scaling)
 
 
 @pytest.mark.parametrize("lengths", [(3, 8), (9, 40, 5, 17)])
 def test_dynamic_scaling_turns_each_sample_by_its_own_length(lengths: tuple[int, ...]) -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": LANGUAGE.rope_theta, "factor": 2.0}
+    rope = {"rope_type": "dynamic", "rope_theta": ROPE.theta, "factor": 2.0}
     scaling = RopeScaling("dynamic", 2.0, original_positions=8)
-    rotary = Rotary(replace(LANGUAGE, rope_scaling=scaling))
+    rotary = Rotary(replace(ROPE, scaling=scaling), WIDTH)
     ours = rotary.angles(Microbatch(lengths, len(lengths), sum(lengths))).flatten(1)
     theirs = [of_transformers(rope, 8)(ours, torch.arange(length)[None])[0][0] for length in lengths]
     assert torch.allclose(ours.cos(), torch.cat(theirs), atol=2e-6)
 
 
 def test_every_sample_counts_from_zero() -> None:
-    rotary = Rotary(LANGUAGE)
+    rotary = Rotary(ROPE, WIDTH)
     packed, alone = (rotary.angles(Microbatch(lengths, len(lengths), sum(lengths))) for lengths in ((5, 3), (3,)))
     assert packed.shape == (8, 1, 1, 128)
     assert torch.equal(packed[5:], alone)
@@ -65,7 +64,7 @@ def test_every_sample_counts_from_zero() -> None:
 
 
 def test_a_sample_beyond_the_exact_length_is_refused() -> None:
-    rotary = Rotary(replace(LANGUAGE, max_positions=4))
+    rotary = Rotary(ROPE, WIDTH, max_positions=4)
     rotary.angles(Microbatch((4, 4), 2, 8))
     with pytest.raises(UserError, match="a sample of 5 tokens; beyond 4"):
         rotary.angles(Microbatch((4, 5), 2, 9))

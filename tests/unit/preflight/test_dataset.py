@@ -15,7 +15,7 @@ from megatron.vlm.preflight.dataset import _rules, _token_ids, check_dataset, ch
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.modalities.language.architecture import RopeScaling
+from omnibal_ext.modalities.language.rope import RopeScaling
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.packs import PackList
 from omnibal_ext.sizes import Sizes

@@ -12,26 +12,27 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.rotation import Rotation, rotation
 from omnibal_ext.errors import UserError
 from omnibal_ext.joining.positions import text_and_image_positions
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture, RopeScaling
+from omnibal_ext.modalities.language.rope import Rope, RopeScaling
 from omnibal_ext.modalities.vision.architecture import NativeResolution
 
 
 class Rotary(torch.nn.Module):
     """The rotation of every token, by its position inside its sample."""
 
-    def __init__(self, language: LanguageArchitecture, native: NativeResolution | None = None) -> None:
+    def __init__(
+        self, rope: Rope, width: int, max_positions: int | None = None, native: NativeResolution | None = None
+    ) -> None:
         super().__init__()
-        self.max_positions, self.native = language.max_positions, native
-        scaling = language.rope_scaling
-        self.language = language
+        self.rope, self.width, self.max_positions, self.native = rope, width, max_positions, native
+        scaling = rope.scaling
         self.scaling = scaling if scaling and scaling.kind == "dynamic" else None
         # No buffers: a model in half precision would round them.
-        self.axes = torch.tensor(rotary_axes(language.rotary_sections, language.rotary_interleaved))
-        self.frequencies = rotary_frequencies(language)
+        self.axes = torch.tensor(rotary_axes(rope.sections, rope.interleaved))
+        self.frequencies = rotary_frequencies(rope, width)
 
     def forward(self, batch: Microbatch, dtype: torch.dtype) -> Rotation:
         """Rotation of query and key in this precision. Raises UserError if a sample is too long for the model."""
-        scaling = self.language.rope_scaling
+        scaling = self.rope.scaling
         found = rotation(self.angles(batch), dtype, scaling.attention_factor if scaling else 1.0)
         if scaling is None or not scaling.query_beta:
             return found
@@ -59,7 +60,9 @@ class Rotary(torch.nn.Module):
     def _of_long_samples(self, batch: Microbatch, scaling: RopeScaling) -> Tensor:
         """Dynamic scaling: the frequencies of each sample depend on its length."""
         lengths = batch.full_pack.lengths
-        widths = torch.stack([stretched_frequencies(self.language, scaling, length) for length in lengths])
+        widths = torch.stack(
+            [stretched_frequencies(self.rope.theta, self.width, scaling, length) for length in lengths]
+        )
         ids = platform.to_device(batch.host_segment_ids)
         angles = batch.positions.float()[:, None] * platform.to_device(widths)[ids]
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
@@ -86,33 +89,32 @@ def rotary_axes(sections: Sequence[int], interleaved: bool) -> list[int]:
     return [number % 3 if number < 3 * sections[number % 3] else 0 for number in range(sum(sections))]
 
 
-def stretched_frequencies(language: LanguageArchitecture, scaling: RopeScaling, length: int) -> Tensor:
+def stretched_frequencies(theta: float, width: int, scaling: RopeScaling, length: int) -> Tensor:
     """Radians a position of a sample so long, fp32 [numbers that turn / 2]: the base grows with it (NTK-aware)."""
     longer = max(length, scaling.original_positions) / scaling.original_positions
-    width = language.rotary_width
     base = (scaling.factor * longer - (scaling.factor - 1)) ** (width / (width - 2))
-    return _plain_frequencies(language.rope_theta * base, width)
+    return _plain_frequencies(theta * base, width)
 
 
 def _plain_frequencies(theta: float, width: int) -> Tensor:
     return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
 
 
-def rotary_frequencies(language: LanguageArchitecture) -> Tensor:
+def rotary_frequencies(rope: Rope, width: int) -> Tensor:
     """Radians a position, fp32 [numbers that turn / 2], scaled as the model asks; of short samples, if that matters."""
-    frequencies = _plain_frequencies(language.rope_theta, language.rotary_width)
-    match language.rope_scaling:
+    frequencies = _plain_frequencies(rope.theta, width)
+    match rope.scaling:
         case None | RopeScaling(kind="dynamic"):
             return frequencies
         case RopeScaling(kind="linear", factor=factor):
             return frequencies / factor
         case RopeScaling(kind="proportional", factor=factor, turning=share):
-            turning = int(share * language.rotary_width // 2)
+            turning = int(share * width // 2)
             return frequencies / factor * (torch.arange(len(frequencies)) < turning)
         case RopeScaling(kind="llama3") as scaling:
             return _long_waves_slower(frequencies, scaling)
         case RopeScaling(kind="yarn") as scaling:
-            return _yarn(frequencies, scaling, language.rope_theta)
+            return _yarn(frequencies, scaling, rope.theta)
         case scaling:
             raise UserError(
                 f"rotary scaling {scaling.kind!r} is not known; known: linear, dynamic, llama3, yarn, proportional"
