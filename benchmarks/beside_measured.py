@@ -22,14 +22,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.two_ranks import Case, Contents, Packs, Shape, Trained, profile, sizes_of, train
+from benchmarks.two_ranks import Case, Contents, Llama, Packs, Shape, Trained, profile, sizes_of, train
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.tower import language_profile
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import find_plan, make_plan
 from omnibal_ext.layout.tower_layout import plan_beside
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower
@@ -40,7 +39,7 @@ from omnibal_ext.schedules.weaving import in_time, woven
 SHAPE = Shape(
     "a fifth of vision",
     VisionArchitecture(layers=6, hidden_size=96, heads=4, ffn_hidden_size=384, patch_size=8, image_size=64),
-    LanguageArchitecture(layers=8, hidden_size=256, heads=4, kv_heads=2, ffn_hidden_size=768, vocab_size=512),
+    Llama(layers=8, hidden_size=256, heads=4, kv_heads=2, ffn_hidden_size=768, vocab_size=512),
     vit_budget=8,
     llm_budget=256,
 )

@@ -30,13 +30,12 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.two_ranks import Case, Contents, Packs, Shape, profile, sizes_of, train
+from benchmarks.two_ranks import Case, Contents, Llama, Packs, Shape, profile, sizes_of, train
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_layouts, make_plan
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.costs import PackCosts
@@ -49,7 +48,7 @@ VIT_BUDGET, LLM_BUDGET, TILE_TOKENS = 9, 1600, 100
 SHAPE = Shape(
     "shaped like 6B+20B",
     VisionArchitecture(6, 96, 4, 384, patch_size=8, image_size=160),
-    LanguageArchitecture(6, 192, 4, 2, 576, vocab_size=512),
+    Llama(6, 192, 4, 2, 576, vocab_size=512),
     VIT_BUDGET,
     LLM_BUDGET,
 )

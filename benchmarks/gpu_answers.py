@@ -18,6 +18,8 @@ from megatron.vlm.single import single_process
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import PRESETS
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.language.rope import Rope
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.schedule import splits_backward
@@ -26,9 +28,7 @@ from tests.distributed import harness
 CHECKED = Architecture(
     "checked",
     VisionArchitecture(layers=2, hidden_size=64, heads=4, ffn_hidden_size=128, patch_size=4, image_size=16),
-    LanguageArchitecture(
-        layers=2, hidden_size=128, heads=4, kv_heads=2, ffn_hidden_size=256, vocab_size=128, rope_theta=1e4
-    ),
+    LanguageArchitecture((Layer(Attention(4, 2, 32, Rope(1e4)), 256),) * 2, hidden_size=128, vocab_size=128),
 )
 """Small, with heads of a width that every attention kernel takes."""
 

@@ -66,6 +66,7 @@ def _model(architecture: Architecture) -> Any:
     from transformers import InternVLConfig, InternVLForConditionalGeneration
 
     eye, words = architecture.vision, architecture.language
+    attention = words.attentions[0]
     vision = {
         "hidden_size": eye.hidden_size, "num_hidden_layers": eye.layers, "num_attention_heads": eye.heads,
         "intermediate_size": eye.ffn_hidden_size, "image_size": [eye.image_size] * 2,
@@ -73,8 +74,9 @@ def _model(architecture: Architecture) -> Any:
     }  # fmt: skip
     text = {
         "model_type": "qwen3", "hidden_size": words.hidden_size, "num_hidden_layers": words.layers,
-        "num_attention_heads": words.heads, "num_key_value_heads": words.kv_heads, "head_dim": words.head_dim,
-        "intermediate_size": words.ffn_hidden_size, "vocab_size": words.vocab_size, "max_position_embeddings": 2**16,
+        "num_attention_heads": attention.heads, "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_dim, "intermediate_size": words.usual.ffn_hidden_size,
+        "vocab_size": words.vocab_size, "max_position_embeddings": 2**16,
         "tie_word_embeddings": architecture.tied,
     }  # fmt: skip
     config = InternVLConfig(

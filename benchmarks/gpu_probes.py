@@ -143,7 +143,7 @@ def one_of_each(name: str, layers: int = 1) -> Architecture:
     if vision.native and vision.native.full_layers:
         vision = replace(vision, native=replace(vision.native, full_layers=(0,)))
     further = tuple(replace(one, layers=layers) for one in model.further)
-    language = replace(model.language, layers=layers)
+    language = replace(model.language, each_layer=model.language.each_layer[:layers])
     few = replace(model, name=f"{name}, few layers", vision=vision, language=language, further=further)
     PRESETS[few.name] = few
     return few

@@ -49,6 +49,7 @@ from omnibal_ext.architectures.architecture import Architecture  # noqa: E402
 from omnibal_ext.architectures.presets import PRESETS, preset  # noqa: E402
 from omnibal_ext.console import print_json, print_table  # noqa: E402
 from omnibal_ext.costs.analytic import analytic_profile  # noqa: E402
+from tests.languages import altered, with_layers  # noqa: E402
 
 MODELS = ("internvl3.5-2b", "internvl3.5-8b", "internvl-chat-1.5", "qwen2.5-vl-7b", "qwen3-vl-8b")
 TILES, PATCHES, TOKENS = 9, 9216, 4096
@@ -63,9 +64,10 @@ def narrow(model: Architecture, layers: int) -> Architecture:
     side = vision.patch_size * (1 if native else 2)
     few: dict[str, Any] = {"layers": layers, "hidden_size": 32, "heads": 4, "ffn_hidden_size": 64, "native": native}
     small = replace(vision, **few, feature_layers=(), side_by_side=(), image_size=side)
-    sections = (2, 3, 3) if language.rotary_sections else ()
-    text = replace(language, layers=layers, hidden_size=64, heads=4, kv_heads=2, head_size=16, ffn_hidden_size=64,
-                   vocab_size=128, rotary_sections=sections)  # fmt: skip
+    sections = (2, 3, 3) if language.attentions[0].rope.sections else ()
+    text = altered(language, heads=4, kv_heads=2, head_dim=16, ffn_hidden_size=64, sections=sections, hidden_size=64,
+                   vocab_size=128)  # fmt: skip
+    text = with_layers(text, layers)
     found = replace(model, name=f"{model.name}, narrow", vision=small, language=text)
     PRESETS[found.name] = found
     return found

@@ -22,13 +22,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.two_ranks import Case, Packs, Shape, Trained, profile, sizes_of, train
+from benchmarks.two_ranks import Case, Llama, Packs, Shape, Trained, profile, sizes_of, train
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.recompute import recompute_all
 from omnibal_ext.layout.search import find_layouts, make_plan
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 METHODS = ("parameters", "layers", "profile", "bmp", "joint")
@@ -44,7 +43,7 @@ def _shape(name: str, vision_layers: int, language_layers: int) -> Shape:
     return Shape(
         name,
         VisionArchitecture(vision_layers, 64, 4, 256, patch_size=8, image_size=64),
-        LanguageArchitecture(language_layers, 256, 4, 2, 768, vocab_size=512),
+        Llama(language_layers, 256, 4, 2, 768, vocab_size=512),
         vit_budget=8,
         llm_budget=256,
     )

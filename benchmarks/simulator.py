@@ -17,13 +17,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.two_ranks import Case, Packs, Shape, profile, sizes_of, train
+from benchmarks.two_ranks import Case, Llama, Packs, Shape, profile, sizes_of, train
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.timeline import layout_of
@@ -32,7 +31,7 @@ from omnibal_ext.schedules.schedule import splits_backward
 SHAPE = Shape(
     "simulated",
     VisionArchitecture(layers=6, hidden_size=192, heads=4, ffn_hidden_size=768, patch_size=8, image_size=48),
-    LanguageArchitecture(layers=4, hidden_size=256, heads=4, kv_heads=2, ffn_hidden_size=768, vocab_size=512),
+    Llama(layers=4, hidden_size=256, heads=4, kv_heads=2, ffn_hidden_size=768, vocab_size=512),
     vit_budget=8,
     llm_budget=256,
 )

@@ -18,6 +18,7 @@ import numpy as np
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.layer import Attention, Layer
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.plan import Plan
 
@@ -29,24 +30,43 @@ Packs = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
+class Llama:
+    """A language model of equal layers."""
+
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    ffn_hidden_size: int
+    vocab_size: int
+
+    @property
+    def architecture(self) -> LanguageArchitecture:
+        """The model."""
+        attention = Attention(self.heads, self.kv_heads, self.hidden_size // self.heads)
+        layers = (Layer(attention, self.ffn_hidden_size),) * self.layers
+        return LanguageArchitecture(layers, self.hidden_size, self.vocab_size)
+
+
+@dataclass(frozen=True)
 class Shape:
     """A model and the budgets of its packs."""
 
     name: str
     vision: VisionArchitecture
-    language: LanguageArchitecture
+    language: Llama
     vit_budget: int
     llm_budget: int
 
     @property
     def architecture(self) -> Architecture:
         """The model."""
-        return Architecture(self.name, self.vision, self.language)
+        return Architecture(self.name, self.vision, self.language.architecture)
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "Shape":
         """The shape in a decoded JSON object."""
-        vision, language = VisionArchitecture(**record["vision"]), LanguageArchitecture(**record["language"])
+        vision, language = VisionArchitecture(**record["vision"]), Llama(**record["language"])
         return cls(**{**record, "vision": vision, "language": language})
 
 

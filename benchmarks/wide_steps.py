@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.two_ranks import Case, Packs, Shape, profile, train
+from benchmarks.two_ranks import Case, Llama, Packs, Shape, profile, train
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_loads
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.packing.packs import TILES, PackList
 from omnibal_ext.packing.shard_loads import shard_loads
@@ -35,7 +34,7 @@ from omnibal_ext.sizes import Sizes
 SHAPE = Shape(
     "wide",
     VisionArchitecture(layers=3, hidden_size=192, heads=4, ffn_hidden_size=768, patch_size=8, image_size=48),
-    LanguageArchitecture(layers=4, hidden_size=256, heads=8, kv_heads=4, ffn_hidden_size=768, vocab_size=512),
+    Llama(layers=4, hidden_size=256, heads=8, kv_heads=4, ffn_hidden_size=768, vocab_size=512),
     vit_budget=8,
     llm_budget=512,
 )

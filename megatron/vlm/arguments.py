@@ -196,7 +196,7 @@ def _check_fp8(args: Namespace, architecture: Architecture) -> None:
     """Refuse FP8 that would reach no layer, or whose scales would be wrong, or that was not tried."""
     if not args.fp8:
         return
-    if architecture.language.linear:
+    if any(layer.linear for layer in architecture.language.each_layer):
         raise UserError(
             f"--fp8-format {args.fp8}: what linear attention projects to makes no whole blocks of eight bits; leave it "
             "out"

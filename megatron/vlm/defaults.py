@@ -34,19 +34,19 @@ FIXED: dict[str, Any] = {
 
 def preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) -> dict[str, Any]:
     """Megatron's flags that follow from the model, the plan and how the ranks are used."""
-    language = architecture.language
+    language, attention = architecture.language, architecture.language.attentions[0]
     ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
     return {
         # Megatron requires a multiple of its pipeline stages; the plan cuts the chain.
         "num_layers": -(-language.layers // (ranks * chunks)) * ranks * chunks,
         "hidden_size": language.hidden_size,
-        "ffn_hidden_size": language.ffn_hidden_size,
-        "num_attention_heads": language.heads,
-        "num_query_groups": language.kv_heads,
-        "kv_channels": language.head_dim,
+        "ffn_hidden_size": language.usual.ffn_hidden_size,
+        "num_attention_heads": attention.heads,
+        "num_query_groups": attention.kv_heads,
+        "kv_channels": attention.head_dim,
         "layernorm_epsilon": language.norm_epsilon,
-        "add_qkv_bias": language.qkv_bias,
-        "rotary_base": int(language.rope_theta),
+        "add_qkv_bias": attention.qkv_bias,
+        "rotary_base": int(attention.rope.theta),
         "vocab_size": language.vocab_size - 1,  # NullTokenizer adds one
         "pipeline_model_parallel_size": ranks,
         "num_virtual_stages_per_pipeline_rank": chunks if chunks > 1 else None,
@@ -66,7 +66,7 @@ def expert_defaults(language: LanguageArchitecture) -> dict[str, Any]:
         return {}
     return {
         "num_experts": experts.count,
-        "moe_ffn_hidden_size": language.ffn_hidden_size,
+        "moe_ffn_hidden_size": language.usual.ffn_hidden_size,
         "moe_router_topk": experts.chosen,
         "moe_router_pre_softmax": not experts.renormalised,
         "moe_router_dtype": "fp32",

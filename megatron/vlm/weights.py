@@ -200,8 +200,8 @@ def _check_adapters(weights: Weights, checkpoint: OurCheckpoint, adapters: Adapt
 
 def _sizes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     """Shapes of a few weights that have all of a model's widths."""
-    experts = architecture.language.experts
-    perceptron = f"links.llm_{experts.dense_layers if experts else 0}.mlp" + ".experts.experts" * (experts is not None)
+    usual, layers = architecture.language.usual, architecture.language.each_layer
+    perceptron = f"links.llm_{layers.index(usual)}.mlp" + ".experts.experts" * (usual.experts is not None)
     shown = (
         f"links.{'vit_0.mlp.linear_fc1' if architecture.vision.layers else 'patch_embed.projection'}.weight",
         "links.word_embed.embedding.weight",

@@ -16,6 +16,7 @@ from omnibal_ext.modalities.encoder import Encoder, EncoderArchitecture, Feature
 from omnibal_ext.modalities.fields import LATER, hashed
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.layer import Layer
+from omnibal_ext.modalities.language.noted import noted
 from omnibal_ext.modalities.modality import ENCODED, FURTHER, LANGUAGE, MODALITIES, VISION, Budgets, Modality
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
@@ -217,7 +218,8 @@ class Architecture:
     @property
     def hash(self) -> str:
         """Hash of all that affects costs: models with the same hash can share a profile and a plan."""
-        sizes = {name: value for name, value in hashed(self).items() if name not in ("further", "prompt", "types")}
+        sizes = hashed(self) | {"language": noted(self.language)}
+        sizes = {name: value for name, value in sizes.items() if name not in ("further", "prompt", "types")}
         further = {one.modality.name: hashed(one) for one in self.further}
         text = json.dumps(sizes | further, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -243,6 +245,7 @@ def differences(one: Architecture, other: Architecture) -> list[tuple[str, objec
 def _compared(model: Architecture) -> dict[str, Any]:
     """Fields by name, those of the towers as `vision.` and `language.`."""
     values = asdict(model) | {one.modality.name: asdict(one) for one in model.further}
+    values["language"] = noted(model.language)
     if (values["language"]["rope_scaling"] or {}).get("kind") == "dynamic":
         values["language"]["rope_scaling"] = None
     towers = {part: values.pop(part) for part in ("vision", "language")}

@@ -29,7 +29,7 @@ def check_expert_ranks(architecture: Architecture, ranks: int, of: tuple[int, in
 
 
 def _check_widths(architecture: Architecture, cuts: int) -> None:
-    hidden, inner = architecture.language.hidden_size, architecture.language.ffn_hidden_size
+    hidden, inner = architecture.language.hidden_size, architecture.language.usual.ffn_hidden_size
     for name, width in (("hidden_size", hidden), ("an expert's intermediate size", inner)):
         if width % MULTIPLE:
             raise UserError(

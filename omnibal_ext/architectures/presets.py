@@ -16,6 +16,8 @@ from omnibal_ext.families.llava import presets as llava
 from omnibal_ext.families.registry import FAMILIES
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.language.rope import Rope
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 
 HUB_NAME = re.compile(r"(?P<model>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
@@ -30,9 +32,7 @@ MODEL_FLAGS = ("--model", "--preset")
 TINY = Architecture(
     "tiny",
     VisionArchitecture(layers=4, hidden_size=64, heads=4, ffn_hidden_size=256, patch_size=8, image_size=32),
-    LanguageArchitecture(
-        layers=3, hidden_size=128, heads=4, kv_heads=2, ffn_hidden_size=352, vocab_size=512, rope_theta=1e4
-    ),
+    LanguageArchitecture((Layer(Attention(4, 2, 32, Rope(1e4)), 352),) * 3, hidden_size=128, vocab_size=512),
 )
 
 

@@ -17,6 +17,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.stage import Stage
 from tests.distributed import cases, harness
+from tests.languages import altered
 from tests.media import seen, with_images
 
 BITS = {torch.bfloat16: 8, torch.float16: 11}
@@ -26,7 +27,7 @@ SCHEDULES = (("1f1b", 1), ("1f1b", 2), ("zb_h1", 2))
 FEW = replace(
     harness.EXPERTS,
     name="few experts",
-    language=replace(harness.EXPERTS.language, experts=replace(harness.EXPERTS.language.experts, count=5)),
+    language=altered(harness.EXPERTS.language, experts=replace(harness.EXPERTS.language.experts, count=5)),
 )
 """A token whose experts are nearly as likely may go through others than in fp32: among few, in fp16, none does."""
 harness.MODELS[FEW.name] = FEW

@@ -49,11 +49,11 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.audio.architecture import AudioArchitecture
 from omnibal_ext.modalities.encoder import EncoderArchitecture
 from omnibal_ext.modalities.film.architecture import FilmArchitecture
-from omnibal_ext.modalities.language.architecture import FarHeads, LanguageArchitecture, SharedKeys, SlidingWindow
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.experts import Experts
-from omnibal_ext.modalities.language.layer import LayerInputs
+from omnibal_ext.modalities.language.layer import Attention, Layer, LayerInputs
 from omnibal_ext.modalities.language.linear_attention import LinearAttention
-from omnibal_ext.modalities.language.rope import RopeScaling
+from omnibal_ext.modalities.language.rope import Rope, RopeScaling
 from omnibal_ext.modalities.modality import LANGUAGE
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.plan import Plan
@@ -61,14 +61,13 @@ from omnibal_ext.schedules.actions import Schedule
 from omnibal_ext.schedules.placement import Placement
 from tests.distributed.cases import Question
 from tests.engine.names import weights_by_checkpoint_name
+from tests.languages import altered
 from tests.media import with_images
 
 SMALL = Architecture(
     "small",
     VisionArchitecture(layers=4, hidden_size=32, heads=4, ffn_hidden_size=64, patch_size=4, image_size=16),
-    LanguageArchitecture(
-        layers=4, hidden_size=48, heads=4, kv_heads=2, ffn_hidden_size=96, vocab_size=128, rope_theta=1e4
-    ),
+    LanguageArchitecture((Layer(Attention(4, 2, 12, Rope(1e4)), 96),) * 4, hidden_size=48, vocab_size=128),
 )
 DROPPING = replace(SMALL, name="dropping", vision=replace(SMALL.vision, drop_path=0.5))
 """Tiles pass branches of the ViT's layers by."""
@@ -79,7 +78,7 @@ WIDE_NORM = replace(
         SMALL.vision, normalization="RMSNorm", qkv_bias=False, qk_norm=True, feature_layers=(0, 2),
         side_by_side=(2, 0, 1),
     ),
-    language=replace(SMALL.language, qk_norm=True, head_size=16),
+    language=altered(SMALL.language, qk_norm=True, head_dim=16),
 )  # fmt: skip
 """QK-norm over the ViT's full width and over each of the language model's heads, as InternVL3.5-38B; and what three of
 the ViT's layers give stands side by side, as in ViP-LLaVA."""
@@ -92,7 +91,7 @@ NATIVE = replace(
         activation="silu", gated=True, patch_bias=False, layer_scale=False,
         native=NativeResolution(window=2, full_layers=(1,), positions_per_second=3.0),
     ),
-    language=replace(SMALL.language, rotary_sections=(2, 2, 2)),
+    language=altered(SMALL.language, sections=(2, 2, 2)),
     projector_norm=False,
 )  # fmt: skip
 """Images at their own size, windows, three axes of positions, as Qwen2.5-VL."""
@@ -103,17 +102,19 @@ FEATURES = replace(
         NATIVE.vision, normalization="LayerNorm", activation="gelu_tanh", gated=False, patch_bias=True,
         native=NativeResolution(learned_positions=3), feature_layers=(0, 2),
     ),
-    language=replace(SMALL.language, rotary_sections=(3, 2, 3), rotary_interleaved=True, qk_norm=True, head_size=16),
+    language=altered(SMALL.language, sections=(3, 2, 3), interleaved=True, qk_norm=True, head_dim=16),
 )  # fmt: skip
 """Features of two of the ViT's layers enter the first two language layers, as in Qwen3-VL."""
 GEMMA = replace(
     SMALL,
     name="gemma",
     vision=replace(SMALL.vision, class_token=False, layer_scale=False, final_norm=True, activation="gelu_tanh"),
-    language=replace(
-        SMALL.language, qk_norm=True, head_size=16, query_scale=20, activation="gelu_tanh", centred_norms=True,
-        branch_norms=True, scaled_words=True, rope_scaling=RopeScaling("linear", 8.0),
-        sliding=SlidingWindow(3, (0, 1, 3), 1e3), image_attention=True,
+    language=altered(
+        altered(
+            SMALL.language, qk_norm=True, head_dim=16, query_scale=20, activation="gelu_tanh", centred_norms=True,
+            branch_norms=True, scaled_words=True, scaling=RopeScaling("linear", 8.0), sees_images=True,
+        ),
+        only=(0, 1, 3), window=3, theta=1e3, scaling=None,
     ),
     pools=True,
     tied=True,
@@ -123,9 +124,9 @@ PALIGEMMA = replace(
     GEMMA,
     name="paligemma",
     vision=replace(GEMMA.vision, patch_size=8),
-    language=replace(
-        GEMMA.language, qk_norm=False, kv_heads=1, rope_scaling=None, image_attention=False, prefix_attention=True,
-        score_cap=0.5, logit_cap=2.0,
+    language=altered(
+        GEMMA.language, qk_norm=False, kv_heads=1, scaling=None, sees_images=False, sees_prefix=True, score_cap=0.5,
+        logit_cap=2.0,
     ),
     shuffle=1,
     projector_norm=False,
@@ -141,11 +142,16 @@ GEMMA_4 = replace(
         standardized=True, clipped=True, norm_epsilon=1e-2,
         native=NativeResolution(frames=1, axis_positions=16, by_halves=True),
     ),
-    language=replace(
-        SMALL.language, qk_norm=True, value_norm=True, head_size=12, query_scale=16, activation="gelu_tanh",
-        branch_norms=True, scaled_words=True, rope_scaling=RopeScaling("proportional", 2.0, turning=0.5),
-        sliding=SlidingWindow(3, (0, 2), 1e3, images_here_alone=True), far=FarHeads(1, 16, keys_are_values=True),
-        layer_scalar=True, logit_cap=2.0, image_attention=True,
+    language=altered(
+        altered(
+            altered(
+                SMALL.language, qk_norm=True, value_norm=True, query_scale=16, activation="gelu_tanh",
+                branch_norms=True, scaled_words=True, layer_scalar=True, logit_cap=2.0,
+            ),
+            only=(0, 2), window=3, theta=1e3, sees_images=True,
+        ),
+        only=(1, 3), kv_heads=1, head_dim=16, keys_are_values=True,
+        scaling=RopeScaling("proportional", 2.0, turning=0.5),
     ),
     pools=True,
     tied=True,
@@ -160,16 +166,20 @@ GEMMA_4_MOE = replace(
     GEMMA_4,
     name="gemma_4_moe",
     vision=replace(GEMMA_4.vision, clipped=False),
-    language=replace(GEMMA_4.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.0, beside=32)),
+    language=altered(GEMMA_4.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.0, beside=32)),
 )
 """The same with experts beside a perceptron, as Gemma 4 26B-A4B."""
 GEMMA_4_INPUTS = replace(
     GEMMA_4,
     name="gemma_4_inputs",
-    language=replace(
-        GEMMA_4.language, layer_inputs=LayerInputs(12, 130, blank=5), shared_keys=SharedKeys(2, widens=True)
+    language=altered(
+        altered(
+            altered(GEMMA_4.language, layer_inputs=LayerInputs(12, 130, blank=5)),
+            only=(2, 3), reads_keys=True, ffn_hidden_size=192, keys_from=0,
+        ),
+        only=(3,), keys_from=1,
     ),
-)
+)  # fmt: skip
 """Layers have inputs of their own, the last two wider perceptrons and the keys and values of the first two, as Gemma 4
 E2B."""
 LAYERLESS = replace(
@@ -179,7 +189,7 @@ LAYERLESS = replace(
         layers=0, hidden_size=32, heads=1, ffn_hidden_size=0, patch_size=2, image_size=2, norm_epsilon=1e-2,
         embedding_norms=True, native=NativeResolution(merge=1, frames=1, axis_positions=16),
     ),
-    language=replace(GEMMA_4.language, sliding=SlidingWindow(3, (0, 2), 1e3, images_whole=True)),
+    language=altered(GEMMA_4.language, sees_images=True, images_whole=True),
     shuffle=1,
     pools=False,
     merger="normed",
@@ -190,23 +200,24 @@ LINEAR = replace(
     FEATURES,
     name="linear",
     vision=replace(FEATURES.vision, feature_layers=()),
-    language=replace(
-        FEATURES.language, rotary_sections=(2, 1, 1), rotated=8, norm_epsilon=1e-2, centred_norms=True,
-        output_gate=True,
-        linear=LinearAttention((0, 2, 3), groups=2, heads=4, key_width=8, value_width=6, kernel=3),
+    language=altered(
+        altered(
+            FEATURES.language, sections=(2, 1, 1), rotated=8, norm_epsilon=1e-2, centred_norms=True, output_gate=True
+        ),
+        only=(0, 2, 3), mixer=LinearAttention(groups=2, heads=4, key_width=8, value_width=6, kernel=3),
     ),
 )  # fmt: skip
 """Linear attention in three of four layers, gated attention that turns in part in the other, as in Qwen3.5."""
 EXPERTS = replace(
     FEATURES,
     name="experts",
-    language=replace(LINEAR.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.3, shared=16)),
+    language=altered(LINEAR.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.3, shared=16)),
 )
 """The same with experts, one of them shared, their routers balanced hard enough to be seen; and features."""
 MIXTURE = replace(
     FEATURES,
     name="mixture",
-    language=replace(FEATURES.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.3)),
+    language=altered(FEATURES.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.3)),
 )
 """Experts behind attention in every layer, which can have adapters."""
 PIXTRAL = replace(
@@ -237,12 +248,14 @@ GLM = replace(
         NATIVE.vision, qkv_bias=False, bias=False, patch_bias=True, pre_norm=True, final_norm=True,
         native=NativeResolution(learned_positions=3, bicubic=True),
     ),
-    language=replace(
-        SMALL.language, head_size=16, qkv_bias=True, rotary_sections=(1, 2, 1), rotated=8, ffn_hidden_size=24,
-        experts=Experts(
-            8, 4, balance=0.3, shared=16, shared_gate=False, sigmoids=True, groups=4, chosen_groups=2, scale=1.5,
-            dense_layers=2, dense_width=56,
+    language=altered(
+        altered(
+            SMALL.language, head_dim=16, qkv_bias=True, sections=(1, 2, 1), rotated=8, ffn_hidden_size=24,
+            experts=Experts(
+                8, 4, balance=0.3, shared=16, shared_gate=False, sigmoids=True, groups=4, chosen_groups=2, scale=1.5
+            ),
         ),
+        only=(0, 1), experts=None, ffn_hidden_size=56,
     ),
     merger="gated",
     merger_width=40,

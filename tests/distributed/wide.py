@@ -62,8 +62,9 @@ def numbers_of_a_long_film(chain: Chain, packs: Sequence[Microbatch]) -> float:
         torch.distributed.all_to_all_single = all_to_all
     route = pack.shard.features
     features = (sum(route.send_counts) - route.send_counts[place]) * language.hidden_size * (1 + 2)
-    heads = HeadShares(language.heads, language.kv_heads, 4)
-    layer = numbers_sent(heads, pack.shard.split.rows, language.head_dim, place)
+    attention = language.attentions[0]
+    heads = HeadShares(attention.heads, attention.kv_heads, 4)
+    layer = numbers_sent(heads, pack.shard.split.rows, attention.head_dim, place)
     assert sum(sent) > features
     return float(abs(sum(sent) - features - language.layers * layer))
 

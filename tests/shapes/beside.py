@@ -25,6 +25,7 @@ WAYS = ("kept", "recomputed", "frozen")
 
 def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, int], way: str) -> dict[str, Any]:
     """The second iteration of a rank: in the first, kernels, channels and copies are made."""
+    from languages import with_layers
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.utils import get_model_config
     from shapes.counter import Count
@@ -33,7 +34,7 @@ def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, in
 
     args, (tensor, _), model = started(name, ranks, rank), ranks, preset(name)
     few = replace(model, vision=replace(model.vision, layers=2, feature_layers=()),
-                  language=replace(model.language, layers=2))  # fmt: skip
+                  language=with_layers(model.language, 2))  # fmt: skip
     frozen = ("vit", "projector") if way == "frozen" else ()
     chain = replace(padded_chain(args, few), frozen=frozen)
     plan = plan_of(few, ranks, frozen, (1, 2) if way == "recomputed" else ())

@@ -55,6 +55,7 @@ def started(name: str, ranks: tuple[int, int], rank: int) -> Any:
 
 def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, int], schedule: str) -> dict[str, Any]:
     """The second iteration of a rank: in the first, kernels and channels are made."""
+    from languages import with_layers
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.utils import get_model_config
     from shapes.counter import Count
@@ -64,7 +65,7 @@ def iteration(name: str, ranks: tuple[int, int], rank: int, sizes: tuple[int, in
 
     args, pipeline = started(name, ranks, rank), ranks[1]
     model = preset(name)
-    few = replace(model, vision=replace(model.vision, layers=2), language=replace(model.language, layers=2))
+    few = replace(model, vision=replace(model.vision, layers=2), language=with_layers(model.language, 2))
     chain = padded_chain(args, few)
     cuts = [len(chain.kinds) * (stage + 1) // pipeline for stage in range(pipeline - 1)]
     plan = Plan.from_cuts(

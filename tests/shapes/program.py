@@ -34,9 +34,21 @@ def main() -> None:
     device.end("RESULT " + json.dumps(result))
 
 
+def one_of_each(layers: tuple[Any, ...], tokens: int) -> tuple[Any, ...]:
+    """A layer of every cost, in mixtures of those with experts; windows as wide as the pack. One that takes keys and
+    values takes those of the first here that has a window like its own, or none."""
+    apart = [*dict.fromkeys(one for one in layers if one.experts or not any(other.experts for other in layers))]
+    near, found = [bool(one.attention and one.attention.window) for one in apart], []
+    for one, is_near in zip(apart, near, strict=True):
+        mixer = replace(one.mixer, window=tokens) if is_near else one.mixer
+        found.append(replace(one, mixer=mixer, keys_from=None if one.keys_from is None else near.index(is_near)))
+    return tuple(found)
+
+
 def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> dict[str, Answer]:
     """One layer of every kind, alone; then all of them and the loss."""
     import torch
+    from languages import altered
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
     from megatron.vlm.pipeline.stage import Stage
@@ -48,14 +60,8 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
 
     args = start(name, tensor)
     model = preset(name)
-    model = replace(model, language=replace(model.language, image_attention=False))  # masks are none of this device's
-    language = replace(model.language, layers=1)
-    if language.sliding and language.far:  # one with a window, one without
-        language = replace(language, layers=2, sliding=replace(language.sliding, layers=(0,)))
-    if language.sliding and language.shared_keys:  # and as many that take their keys and values
-        near, shared = replace(language.sliding, layers=(0, 2), tokens=tokens), replace(language.shared_keys, layers=2)
-        language = replace(language, layers=4, sliding=near, shared_keys=shared)
-    language = replace(language, experts=language.experts and replace(language.experts, dense_layers=0))
+    model = replace(model, language=altered(model.language, sees_images=False))  # masks are none of this device's
+    language = replace(model.language, each_layer=one_of_each(model.language.each_layer, tokens))
     alone = replace(
         model.vision, layers=min(1, model.vision.layers), feature_layers=(),
         side_by_side=(0,) * len(model.vision.side_by_side),
@@ -92,7 +98,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
         without_beside(found[cost], chain, link, pack)
     whole = Stage(chain, 0, len(chain.kinds))
     found["step"] = count(whole, lambda: weighted(whole(pack), pack))
-    if engine and one.language.activation == "silu":  # core's own layers know no other
+    if engine and one.language.usual.activation == "silu":  # core's own layers know no other
         found |= {f"gpt {kind}": core_layer(config, pack) for kind, config in
                   (("vit", chain.configs[VISION]), ("llm", chain.language))}  # fmt: skip
     return found
@@ -100,14 +106,8 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
 
 def names_in(model: Any, one: Any) -> list[str]:
     """What the costs of the layers of `one` stand under in `model`, of which it has one layer of every kind."""
-
-    def described(kind: str, layer: Any) -> tuple[str, Any]:
-        experts = getattr(layer, "experts", None)  # of which `one` has no layers without in front
-        return kind, replace(layer, experts=replace(experts, dense_layers=0)) if experts else layer
-
-    layers = zip(model.chain, model.layers, model.cost_kinds, strict=True)
-    names = {described(kind, layer): name for kind, layer, name in layers}
-    return [names[described(*pair)] for pair in zip(one.chain, one.layers, strict=True)]
+    names = dict(zip(zip(model.chain, model.layers, strict=True), model.cost_kinds, strict=True))
+    return [names[pair] for pair in zip(one.chain, one.layers, strict=True)]
 
 
 def without_beside(found: Answer, chain: Any, link: int, pack: Any) -> None:

@@ -15,6 +15,7 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.modalities.language.works import CHUNK
 from omnibal_ext.modalities.work import Work
+from tests.languages import altered
 from tests.long import short
 from tests.programs import fresh_python, result_of
 from tests.shapes.program import FRAMES
@@ -235,7 +236,7 @@ def test_linear_attention_waits_for_nothing_and_holds_what_plans_count(
     found = mixed[1][name]["llm"]  # the first layer of the model
     assert not found["waits"]
     model = preset(name)
-    work, linear = layer_works(*units_first(model, tiles, tokens, tensor))["llm"], model.language.linear
+    work, linear = layer_works(*units_first(model, tiles, tokens, tensor))["llm"], model.layer("llm").linear
     assert linear is not None
     gathered = work.blocks * tokens * work.width * 2 * (1 - 1 / tensor)
     assert found["late"] == pytest.approx(work.late / tensor - gathered, rel=0.001)
@@ -256,15 +257,13 @@ def check_heads(machine: str, name: str, found: dict[str, Any]) -> None:
     """Gemma 4's with a window and without, its ViT and what stands behind it: bytes, products; and nothing waits."""
     tensor, tiles, tokens = 2, 2268, 4096
     model = preset(name)
-    model = replace(model, language=replace(model.language, image_attention=False))  # no masks are made here
+    model = replace(model, language=altered(model.language, sees_images=False))  # no masks are made here
     profile = analytic_profile(model, "h100", {"tiles": tiles, "tokens": tokens}, tensor)
     # Cosines and sines of a pack, which a stage holds once, however many layers turn by them.
     layers = [
         (name, layer) for name, layer in zip(model.cost_kinds, model.layers, strict=True) if chain_kind(name) == "llm"
     ]
-    angles = Counter(
-        {name: 4 * tokens * (model.language.rotated or layer.attention.head_dim) for name, layer in layers}
-    )
+    angles = Counter({name: 4 * tokens * layer.attention.rotary_width for name, layer in layers})
     for kind, work in layer_works(*units_first(model, tiles, tokens, tensor)).items():
         one, cost = found[kind], profile.layers[kind]
         assert not one["wide"], (name, kind)

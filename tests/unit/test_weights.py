@@ -13,6 +13,7 @@ from megatron.vlm.weights import Weights, _sizes, apply_weights, check_weights, 
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
+from tests.languages import altered, with_layers
 
 TINY = preset("tiny")
 
@@ -128,11 +129,11 @@ def test_weights_are_of_the_model_that_is_built(checkpoint: Path) -> None:
     check_weights(given, TINY)
     language, vision = TINY.language, TINY.vision
     for changed, words in (
-        (replace(TINY, language=replace(language, layers=4)), "lacks .* of its weights, links.llm_3"),
+        (replace(TINY, language=with_layers(language, 4)), "lacks .* of its weights, links.llm_3"),
         (replace(TINY, vision=replace(vision, layers=3)), "weights more, links.vit_3"),
         (replace(TINY, language=replace(language, vocab_size=641)), r"word_embed.* is \(640, 128\), wanted \(641"),
-        (replace(TINY, language=replace(language, ffn_hidden_size=300)), "llm_0.mlp"),
-        (replace(TINY, language=replace(language, kv_heads=4)), "linear_qkv"),
+        (replace(TINY, language=altered(language, ffn_hidden_size=300)), "llm_0.mlp"),
+        (replace(TINY, language=altered(language, kv_heads=4)), "linear_qkv"),
         (replace(TINY, vision=replace(vision, hidden_size=80)), "vit_0.mlp"),
     ):
         with pytest.raises(UserError, match=words):
@@ -171,7 +172,7 @@ def test_a_folders_own_model_is_compared_beyond_its_shapes(checkpoint: Path, mon
     side = checkpoint / "huggingface"
     side.mkdir(exist_ok=True)
     (side / "config.json").write_text("{}")
-    faster = replace(TINY, name="other", language=replace(TINY.language, rope_theta=5e5, max_positions=9))
+    faster = replace(TINY, name="other", language=altered(TINY.language, theta=5e5, max_positions=9))
     monkeypatch.setattr("megatron.vlm.weights.preset", lambda _: faster)
     with pytest.raises(UserError, match=r"language.rope_theta 500000.0 \(not 10000.0\), unlike --model tiny"):
         check_weights(Weights("given", checkpoint), TINY)

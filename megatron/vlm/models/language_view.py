@@ -59,7 +59,7 @@ class LanguageViewer(torch.nn.Module):
         super().__init__()
         language, self.dtype = architecture.language, dtype
         self.attentions = {attention.window: attention for attention in language.attentions}
-        self.linear, self.inputs = language.linear, language.layer_inputs
+        self.linear, self.inputs = any(layer.linear for layer in language.each_layer), language.layer_inputs
         self.image_tokens, self.joined = architecture.image_tokens_per_tile, architecture.shuffle**2
         self.native = native = architecture.vision.native
         self.rotaries = {

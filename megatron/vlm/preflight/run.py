@@ -82,7 +82,7 @@ def _check_model(run: Run) -> str:
         raise UserError(f"model {architecture.name!r}: {reason}") from error
     tensor, language = args.tensor_model_parallel_size, architecture.language
     for what, size in (
-        ("width of the MLP", language.ffn_hidden_size),
+        ("width of the MLP", language.usual.ffn_hidden_size),
         ("width of the ViT's MLP", architecture.vision.ffn_hidden_size),
         *((f"width of the {one.modality.name} encoder's MLP", one.ffn_hidden_size) for one in architecture.further),
         ("numbers of each layer's own input", language.layer_inputs.width if language.layer_inputs else 0),

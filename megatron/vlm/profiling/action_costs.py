@@ -37,7 +37,7 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
     further, vision, language = (
         tuple(replace(one, layers=1) for one in architecture.further),
         replace(architecture.vision, layers=min(1, architecture.vision.layers), feature_layers=(), side_by_side=()),
-        replace(architecture.language, layers=1, shared_keys=None),
+        replace(architecture.language, each_layer=architecture.language.each_layer[:1]),
     )
     small = replace(architecture, further=further, vision=vision, language=language)
     chain = Chain.of(args, small)

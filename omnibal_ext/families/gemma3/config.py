@@ -3,6 +3,7 @@
 In five of six layers a token looks back over a window; rotation differs between the two kinds.
 """
 
+from dataclasses import replace
 from math import isqrt
 from typing import Any
 
@@ -12,8 +13,9 @@ from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import FULL, SLIDING, grouped_sizes, kinds_of_layers, tied
 from omnibal_ext.families.towers.rotation import ROPE, read_rope
 from omnibal_ext.families.towers.tiles import siglip
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture, SlidingWindow
-from omnibal_ext.modalities.language.rope import RopeScaling
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.layer import Layer
+from omnibal_ext.modalities.language.rope import Rope
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
 from omnibal_ext.reading.checks import flag, integer, record, shown
 
@@ -53,36 +55,25 @@ def _language(section: Section) -> LanguageArchitecture:
     section.must(attention_bias=False, attention_dropout=0.0, attn_logit_softcapping=None, final_logit_softcapping=None)
     if section.take_if("use_bidirectional_attention", flag):
         raise UserError(f"{section.where}.use_bidirectional_attention is True; supported: False")
-    sizes, head_size = grouped_sizes(section)
-    query_scale = section.take("query_pre_attn_scalar")
-    theta, scaling, near_theta = _rotation(section)
-    near = _near_layers(section, sizes["layers"])
-    language = LanguageArchitecture(
-        **sizes,
-        rope_theta=theta,
-        qk_norm=True,
-        rope_scaling=scaling,
-        activation=section.choose("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}),
-        centred_norms=True,
-        branch_norms=True,
-        scaled_words=True,
-        query_scale=None if query_scale == head_size else query_scale,
-        sliding=SlidingWindow(section.take("sliding_window"), near, near_theta) if near else None,
-        image_attention=True,
-    )
-    section.refuse_unread()
-    return language
-
-
-def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
-    """Layers with a sliding window: all but every sixth, unless config.json says otherwise."""
+    sizes = grouped_sizes(section)
+    scale = section.take("query_pre_attn_scalar")
+    rope, near_rope = _rotation(section)
     pattern = section.take_if("sliding_window_pattern") or 6
-    kinds = kinds_of_layers(section, layers, lambda number: SLIDING if (number + 1) % pattern else FULL)
-    return tuple(number for number, kind in enumerate(kinds) if kind == SLIDING)
+    kinds = kinds_of_layers(section, sizes.layers, lambda number: SLIDING if (number + 1) % pattern else FULL)
+    far = sizes.attention(
+        rope=rope, qk_norm=True, query_scale=None if scale == sizes.head_dim else scale, sees_images=True
+    )
+    activation = section.choose("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"})
+    mixers = {FULL: far}
+    if SLIDING in kinds:
+        mixers[SLIDING] = replace(far, rope=near_rope, window=section.take("sliding_window"))
+    layers = [Layer(mixers[kind], sizes.ffn_hidden_size, activation=activation, branch_norms=True) for kind in kinds]
+    section.refuse_unread()
+    return sizes.model(layers, centred_norms=True, scaled_words=True, far_rope=None if FULL in kinds else rope)
 
 
-def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
-    """RoPE base and scaling of global layers, base of layers with a window; config.json has two ways to say it."""
+def _rotation(section: Section) -> tuple[Rope, Rope]:
+    """RoPE of global layers, and of layers with a window; config.json has two ways to say it."""
     both: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
     if unknown := set(both) - {SLIDING, FULL}:
         raise UserError(f"{section.where}.rope_parameters has {shown(min(unknown))}; supported: {SLIDING!r}, {FULL!r}")
@@ -95,4 +86,4 @@ def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
         if kind not in known:
             raise UserError(f"{section.where}: {place} has rope type {kind!r}; supported: {', '.join(known)}")
     read_rope(section, near)
-    return float(theta), read_rope(section, far), float(near_theta)
+    return Rope(float(theta), read_rope(section, far)), Rope(float(near_theta))

@@ -4,6 +4,7 @@ Of the global layers' heads transformers writes the width and number by layer (`
 for all of them (`global_head_dim`, `num_global_key_value_heads`).
 """
 
+from dataclasses import replace
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
@@ -20,10 +21,10 @@ from omnibal_ext.families.towers.llama import (
     tied,
 )
 from omnibal_ext.families.towers.native import native_sizes
-from omnibal_ext.modalities.language.architecture import FarHeads, LanguageArchitecture, SharedKeys, SlidingWindow
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.experts import Experts
-from omnibal_ext.modalities.language.layer import LayerInputs
-from omnibal_ext.modalities.language.rope import RopeScaling
+from omnibal_ext.modalities.language.layer import Attention, Layer, LayerInputs
+from omnibal_ext.modalities.language.rope import Rope, RopeScaling
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.reading.checks import finite, integer, mapping, maybe, record, shown, text
 
@@ -92,42 +93,41 @@ def _vision(tower: Section) -> VisionArchitecture:
     return vision
 
 
-def read_language(section: Section) -> LanguageArchitecture:
-    """Gemma 4's language model. Raises UserError naming an unsupported field."""
+def read_language(section: Section, images_whole: bool = False) -> LanguageArchitecture:
+    """Gemma 4's language model. Raises UserError naming an unsupported field.
+
+    Images are seen in both directions in layers with a window alone; with `images_whole` in all, beyond the window too.
+    """
     section.must(attention_bias=False, attention_dropout=0.0)
     both_ways = section.take_if("use_bidirectional_attention", text)
     if both_ways not in DIRECTIONS:
         raise UserError(f"{section.where}.use_bidirectional_attention is {shown(both_ways)}; supported: 'vision', null")
     experts = _experts(section)
-    sizes, head_size = grouped_sizes(section, mixture=experts is not None)
-    layers = sizes["layers"]
-    near = _near_layers(section, layers)
-    others = tuple(number for number in range(layers) if number not in near)
-    far = _far_heads(section, others, sizes["kv_heads"], head_size)
-    check_groups(section, sizes["heads"], far.kv_heads, far.head_size)
-    theta, scaling, near_theta = _rotation(section)
-    window = section.take("sliding_window")
-    language = LanguageArchitecture(
-        **sizes | {"head_size": head_size},
-        rope_theta=theta,
-        qk_norm=True,
-        rope_scaling=scaling,
-        activation=section.choose("hidden_activation", ACTIVATIONS),
-        branch_norms=True,
-        scaled_words=True,
-        query_scale=1,
-        sliding=SlidingWindow(window, near, near_theta, images_here_alone=True),
-        far=far,
-        value_norm=True,
-        layer_scalar=True,
-        layer_inputs=_layer_inputs(section, sizes["vocab_size"]),
-        shared_keys=_shared_keys(section, layers, near),
-        logit_cap=section.take_if("final_logit_softcapping"),
-        image_attention=both_ways == "vision",
-        experts=experts,
+    sizes = grouped_sizes(section, mixture=experts is not None)
+    kinds = _kinds(section, sizes.layers)
+    near = sizes.attention(
+        qk_norm=True, value_norm=True, query_scale=1, sees_images=both_ways == "vision", images_whole=images_whole
     )
+    far = _with_far_heads(section, near, [number for number, kind in enumerate(kinds) if kind == FULL])
+    check_groups(section, far.heads, far.kv_heads, far.head_dim)
+    far_rope, near_rope = _rotation(section)
+    mixers = {
+        SLIDING: replace(near, rope=near_rope, window=section.take("sliding_window")),
+        FULL: replace(far, rope=far_rope, sees_images=near.sees_images and images_whole),
+    }
+    layer = Layer(
+        near,
+        sizes.ffn_hidden_size,
+        experts,
+        section.choose("hidden_activation", ACTIVATIONS),
+        branch_norms=True,
+        layer_scalar=True,
+        layer_inputs=_layer_inputs(section, sizes.vocab_size),
+    )
+    layers = _layers(section, layer, mixers, kinds)
+    cap = section.take_if("final_logit_softcapping")
     section.refuse_unread()
-    return language
+    return sizes.model(layers, head_said=True, scaled_words=True, logit_cap=cap)
 
 
 def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
@@ -145,18 +145,25 @@ def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
     return LayerInputs(width, own, blank)
 
 
-def _shared_keys(section: Section, layers: int, near: tuple[int, ...]) -> SharedKeys | None:
-    """Layers that use earlier layers' keys and values; a layer of each type must precede them."""
+def _layers(section: Section, usual: Layer, mixers: dict[str, Attention], kinds: list[str]) -> list[Layer]:
+    """The layers. The last ones may use the keys and values of an earlier layer, the last before all of them of their
+    own type, with or without a window. Raises UserError if there is none."""
     widens = section.take_if("use_double_wide_mlp") or False
-    if not (count := section.take_if("num_kv_shared_layers", integer(0, 2**16)) or 0):
-        return None
-    own = {number in near for number in range(layers - count)}
-    if count >= layers or own != {True, False}:
+    own = len(kinds) - (section.take_if("num_kv_shared_layers", integer(0, 2**16)) or 0)
+    layers = [replace(usual, mixer=mixers[kind]) for kind in kinds[: max(0, own)]]
+    if own == len(kinds):
+        return layers
+    last = {kind: number for number, kind in enumerate(kinds[: max(0, own)])}
+    if len(last) < len(mixers):
         raise UserError(
-            f"{section.where}.num_kv_shared_layers is {count} of {layers}; supported: numbers that leave "
-            "a layer of each of layer_types before them"
+            f"{section.where}.num_kv_shared_layers is {len(kinds) - own} of {len(kinds)}; supported: numbers that "
+            "leave a layer of each of layer_types before them"
         )
-    return SharedKeys(count, widens)
+    usual = replace(usual, ffn_hidden_size=usual.ffn_hidden_size * (1 + widens))
+    readers = {
+        kind: replace(usual, mixer=replace(mixers[kind], reads_keys=True), keys_from=last[kind]) for kind in last
+    }
+    return layers + [readers[kind] for kind in kinds[own:]]
 
 
 def _experts(section: Section) -> Experts | None:
@@ -171,34 +178,36 @@ def _experts(section: Section) -> Experts | None:
     )
 
 
-def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
-    """Layers with a sliding window; never the last one, whatever config.json says."""
+def _kinds(section: Section, layers: int) -> list[str]:
+    """Which layers have a sliding window; never the last one, whatever config.json says."""
     kinds = kinds_of_layers(section, layers, lambda number: SLIDING if (number + 1) % PATTERN else FULL)
-    near = tuple(number for number, kind in enumerate(kinds[:-1]) if kind == SLIDING)
-    if not near:
+    if SLIDING not in kinds[:-1]:
         raise UserError(f"{section.where}.layer_types has no {SLIDING!r} before the last layer; at least one is needed")
-    return near
+    return [*kinds[:-1], FULL]
 
 
-def _far_heads(section: Section, far: tuple[int, ...], kv_heads: int, head_size: int) -> FarHeads:
-    """Heads of the global layers. Raises UserError if these differ from layer to layer, or others have their own."""
+def _with_far_heads(section: Section, near: Attention, far: list[int]) -> Attention:
+    """Attention with the heads of the global layers, of these numbers. Raises UserError if these differ from layer to
+    layer, or others have their own."""
     alike = section.take("attention_k_eq_v")
     width = section.take_if("global_head_dim") or 512
     groups = section.take_if("num_global_key_value_heads")
     by_layer = section.take_if("per_layer_config", OWN)
     if by_layer is None:
-        return FarHeads(groups if alike and groups else kv_heads, width, alike)
+        groups = groups if alike and groups else near.kv_heads
+        return replace(near, kv_heads=groups, head_dim=width, keys_are_values=alike)
     named = {name.lstrip("0") or "0": fields for name, fields in by_layer.items()}  # "05" of sixty
     own = [named.get(str(number), {}) for number in far]
     if set(named) - {str(number) for number in far} or any(one != own[0] for one in own):
         raise UserError(
             f"{section.where}.per_layer_config: supported: the same in all layers of {FULL!r}, and in no other"
         )
-    return FarHeads(own[0].get("num_key_value_heads", kv_heads), own[0].get("head_dim", head_size), alike)
+    groups, width = own[0].get("num_key_value_heads", near.kv_heads), own[0].get("head_dim", near.head_dim)
+    return replace(near, kv_heads=groups, head_dim=width, keys_are_values=alike)
 
 
-def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
-    """RoPE base and scaling of global layers, base of layers with a window."""
+def _rotation(section: Section) -> tuple[Rope, Rope]:
+    """RoPE of global layers, and of layers with a window."""
     given: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
     usual: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
     near, far = (given.get(SLIDING), given.get(FULL)) if given else ({"rope_theta": 1e4}, usual)
@@ -217,4 +226,4 @@ def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
     if far.get("rope_type") == "proportional":
         share = far.get("partial_rotary_factor")
         scaling = RopeScaling("proportional", float(far.get("factor") or 1), turning=1.0 if share is None else share)
-    return float(far["rope_theta"]), scaling, float(near["rope_theta"])
+    return Rope(float(far["rope_theta"]), scaling), Rope(float(near["rope_theta"]))

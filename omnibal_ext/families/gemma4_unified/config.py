@@ -1,7 +1,5 @@
 """Reads the config.json of Gemma 4 without towers (12B): its language model, and patches that no ViT sees."""
 
-from dataclasses import replace
-
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.gemma4.config import read_language
@@ -22,12 +20,10 @@ def read_gemma4_unified(name: str, config: Section) -> Architecture:
     for field in NOT_HERE:
         if language.get(field):
             raise UserError(f"{language.where}.{field} is {shown(language.get(field))}; supported: 0, or none")
-    words = read_language(language)
-    assert words.sliding is not None
     return Architecture(
         name,
         _patches(patches),
-        replace(words, sliding=replace(words.sliding, images_here_alone=False, images_whole=True)),
+        read_language(language, images_whole=True),
         shuffle=1,
         merger="normed",
         projector_norm=False,

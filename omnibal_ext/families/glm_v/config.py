@@ -8,11 +8,12 @@ from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.architectures.folder import OLD_PROCESSOR, PROCESSOR, read_config
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import chosen_experts, language_sizes, tied, tied_as_either_says
+from omnibal_ext.families.towers.llama import Sizes, chosen_experts, language_sizes, tied, tied_as_either_says
 from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes, rotary_base
 from omnibal_ext.families.towers.rotation import Rotation, partial_rotation, rotary_share, rotation_fields
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.layer import Attention, Layer
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.reading.checks import finite
 
@@ -98,34 +99,40 @@ def read_dense(section: Section, head_size: int | None, qkv_bias: bool) -> Langu
     """
     sizes = language_sizes(section, head_size)
     if head_size is None:
-        if sizes["hidden_size"] % sizes["heads"]:
+        if sizes.hidden_size % sizes.heads:
             raise UserError(
-                f"{section.where}: hidden_size {sizes['hidden_size']} does not divide into {sizes['heads']} heads"
+                f"{section.where}: hidden_size {sizes.hidden_size} does not divide into {sizes.heads} heads"
             )
-        section.must(head_dim=sizes["hidden_size"] // sizes["heads"])
-    return _language(section, sizes, 1.0, qkv_bias=qkv_bias, branch_norms=True)
+        section.must(head_dim=sizes.head_dim)
+    layer = Layer(_attention(section, sizes, 1.0, qkv_bias), sizes.ffn_hidden_size, branch_norms=True)
+    section.refuse_unread()
+    return sizes.model((layer,) * sizes.layers)
 
 
 def _mixture(section: Section) -> LanguageArchitecture:
     sizes = language_sizes(section, section.take_if("head_dim"), mixture=True)
-    experts = _experts(section, sizes["layers"])
-    return _language(section, sizes, 0.5, qkv_bias=section.take("attention_bias"), experts=experts)
+    experts = _experts(section)
+    attention = _attention(section, sizes, 0.5, section.take("attention_bias"))
+    dense, width = section.take("first_k_dense_replace"), section.take("intermediate_size")
+    if dense >= sizes.layers:
+        raise UserError(
+            f"{section.where}.first_k_dense_replace is {dense}; supported: fewer than the {sizes.layers} layers"
+        )
+    section.refuse_unread()
+    first, others = Layer(attention, width), Layer(attention, sizes.ffn_hidden_size, experts)
+    return sizes.model((first,) * dense + (others,) * (sizes.layers - dense))
 
 
-def _language(section: Section, sizes: dict[str, Any], share: float, **more: Any) -> LanguageArchitecture:
-    """What dense models and mixtures share; `share`: fraction of a head that is rotated if config.json does not say."""
+def _attention(section: Section, sizes: Sizes, share: float, qkv_bias: bool) -> Attention:
+    """The attention of all layers; `share`: fraction of a head that is rotated if config.json does not say."""
     section.must(hidden_act="silu", attention_dropout=0.0)
     rope, base = rotation_fields(section, ROTATION)
-    head_size = sizes["head_size"] or sizes["hidden_size"] // sizes["heads"]
-    rotated = int(head_size * rotary_share(section, rope, share))
-    rotation = partial_rotation(section, rope, rotated, ROTATION)
-    rotation["rotated"] = None if rotated == head_size else rotated
-    language = LanguageArchitecture(**sizes, **rotation, rope_theta=base, **more)
-    section.refuse_unread()
-    return language
+    rotated = int(sizes.head_dim * rotary_share(section, rope, share))
+    rotation = partial_rotation(section, rope, base, rotated, sizes.head_dim, ROTATION)
+    return sizes.attention(rope=rotation, qkv_bias=qkv_bias)
 
 
-def _experts(section: Section, layers: int) -> Experts:
+def _experts(section: Section) -> Experts:
     """Experts of the layers after the dense ones. Raises UserError for routing that core does not have."""
     section.must(norm_topk_prob=True)
     count = section.take("n_routed_experts")
@@ -137,21 +144,14 @@ def _experts(section: Section, layers: int) -> Experts:
             f"{section.where}: {chosen} of {count} experts, {chosen_groups} of {groups} groups (n_group, topk_group); "
             "supported: one group, or groups of one size, of which half as many are chosen as experts"
         )
-    dense = section.take("first_k_dense_replace")
-    if dense >= layers:
-        raise UserError(f"{section.where}.first_k_dense_replace is {dense}; supported: fewer than the {layers} layers")
-    inner = section.take("moe_intermediate_size")
-    width = section.take("intermediate_size")
     return Experts(
         count,
         chosen,
         balance=section.take("router_aux_loss_coef"),
-        shared=inner * section.take("n_shared_experts"),
+        shared=section.take("moe_intermediate_size") * section.take("n_shared_experts"),
         shared_gate=False,
         sigmoids=True,
         groups=groups,
         chosen_groups=chosen_groups,
         scale=section.take("routed_scaling_factor", finite(1e-6, 1e6)),
-        dense_layers=dense,
-        dense_width=width if dense else 0,
     )

@@ -4,15 +4,17 @@ Attention over the prompt, images and text, is bidirectional. Gemma 2 soft-caps 
 branches and, in every other layer, a sliding window beyond the prompt.
 """
 
-from typing import Any
+from dataclasses import replace
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.families.towers.llama import FULL, SLIDING, grouped_sizes, kinds_of_layers, tied
+from omnibal_ext.families.towers.llama import FULL, SLIDING, Sizes, grouped_sizes, kinds_of_layers, tied
 from omnibal_ext.families.towers.rotation import PLAIN, read_rope, rotation_fields
 from omnibal_ext.families.towers.tiles import siglip
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture, SlidingWindow
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.language.rope import Rope
 from omnibal_ext.reading.checks import shown
 
 PUBLISHED = ("num_image_tokens", "projector_hidden_act")
@@ -48,34 +50,30 @@ def read_paligemma(name: str, config: Section) -> Architecture:
 
 def _language(section: Section, second: bool) -> LanguageArchitecture:
     section.must(attention_bias=False, attention_dropout=0.0)
-    sizes, head_size = grouped_sizes(section)
+    sizes = grouped_sizes(section)
     rope, theta = rotation_fields(section, PLAIN)
     if read_rope(section, rope) is not None:
         raise UserError(f"{section.where}: rope scaling {shown(rope)}; supported: none")
-    language = LanguageArchitecture(
-        **sizes,
-        rope_theta=theta,
-        activation=section.choose("hidden_activation", ACTIVATION)
-        if second
-        else section.choose("hidden_act", ACTIVATION | MEANT),
-        centred_norms=True,
-        scaled_words=True,
-        prefix_attention=True,
-        **(_of_the_second(section, sizes["layers"], head_size, theta) if second else {}),
-    )
+    attention = sizes.attention(rope=Rope(theta), sees_prefix=True)
+    if second:
+        layers, cap = _of_the_second(section, sizes, attention), section.take_if("final_logit_softcapping")
+    else:
+        activation = section.choose("hidden_act", ACTIVATION | MEANT)
+        layers, cap = [Layer(attention, sizes.ffn_hidden_size, activation=activation)] * sizes.layers, None
     section.refuse_unread()
-    return language
+    return sizes.model(layers, centred_norms=True, scaled_words=True, logit_cap=cap)
 
 
-def _of_the_second(section: Section, layers: int, head_size: int, theta: float) -> dict[str, Any]:
-    """Fields that only Gemma 2 has."""
+def _of_the_second(section: Section, sizes: Sizes, usual: Attention) -> list[Layer]:
+    """Gemma 2's layers."""
     scale = section.take("query_pre_attn_scalar")
-    kinds = kinds_of_layers(section, layers, lambda number: (SLIDING, FULL)[number % 2])
-    near = tuple(number for number, kind in enumerate(kinds) if kind == SLIDING)
-    return {
-        "branch_norms": True,
-        "query_scale": None if scale == head_size else scale,
-        "sliding": SlidingWindow(section.take("sliding_window"), near, theta) if near else None,
-        "score_cap": section.take_if("attn_logit_softcapping"),
-        "logit_cap": section.take_if("final_logit_softcapping"),
-    }
+    kinds = kinds_of_layers(section, sizes.layers, lambda number: (SLIDING, FULL)[number % 2])
+    window = section.take("sliding_window") if SLIDING in kinds else None
+    far = replace(
+        usual,
+        query_scale=None if scale == sizes.head_dim else scale,
+        score_cap=section.take_if("attn_logit_softcapping"),
+    )
+    mixers = {FULL: far, SLIDING: replace(far, window=window)}
+    activation = section.choose("hidden_activation", ACTIVATION)
+    return [Layer(mixers[kind], sizes.ffn_hidden_size, activation=activation, branch_norms=True) for kind in kinds]

@@ -11,6 +11,7 @@ from omnibal_ext.families.towers.llama import FULL, chosen_experts, kinds_of_lay
 from omnibal_ext.families.towers.rotation import Rotation, partial_rotation, rotary_share, rotation_fields
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.layer import Layer
 from omnibal_ext.modalities.language.linear_attention import LinearAttention
 
 LINEAR = "linear_attention"
@@ -20,25 +21,20 @@ ROTATION = Rotation(sections=(11, 11, 10), interleaved=True)
 def read_linear_language(section: Section) -> LanguageArchitecture:
     """The language model that a section describes. Raises UserError naming an unsupported field."""
     section.must(hidden_act="silu", attention_bias=False, attention_dropout=0.0, attn_output_gate=True)
-    head_size, is_mixture = section.take("head_dim"), section["model_type"] == "qwen3_5_moe_text"
-    sizes = language_sizes(section, head_size, is_mixture)
+    is_mixture = section["model_type"] == "qwen3_5_moe_text"
+    sizes = language_sizes(section, section.take("head_dim"), is_mixture)
     rope, base = rotation_fields(section, ROTATION)
-    rotated = _rotated(section, rope, head_size)
-    rotation = partial_rotation(section, rope, rotated, ROTATION)
-    language = LanguageArchitecture(
-        **sizes,
-        rope_theta=base,
-        qk_norm=True,
-        rotary_interleaved=ROTATION.interleaved,
-        centred_norms=True,
-        experts=_experts(section) if is_mixture else None,
-        linear=_linear(section, sizes["layers"]),
-        output_gate=True,
-        rotated=None if rotated == head_size else rotated,
-        **rotation,
-    )
+    rotated = _rotated(section, rope, sizes.head_dim)
+    rotation = partial_rotation(section, rope, base, rotated, sizes.head_dim, ROTATION)
+    experts = _experts(section) if is_mixture else None
+    interval = section.take_if("full_attention_interval") or 4
+    kinds = kinds_of_layers(section, sizes.layers, lambda number: LINEAR if (number + 1) % interval else FULL, LINEAR)
+    if FULL not in kinds:
+        raise UserError(f"{section.where}.layer_types has no {FULL!r}; supported: at least one")
+    attention, linear = sizes.attention(rope=rotation, qk_norm=True, output_gate=True), _linear(section)
     section.refuse_unread()
-    return language
+    layers = (Layer(attention if kind == FULL else linear, sizes.ffn_hidden_size, experts) for kind in kinds)
+    return sizes.model(layers, centred_norms=True)
 
 
 def _rotated(section: Section, rope: dict[str, Any], head_size: int) -> int:
@@ -53,24 +49,17 @@ def _rotated(section: Section, rope: dict[str, Any], head_size: int) -> int:
     return rotated
 
 
-def _linear(section: Section, layers: int) -> LinearAttention | None:
-    """Linear attention; None: all layers have full attention."""
-    interval = section.take_if("full_attention_interval") or 4
-    kinds = kinds_of_layers(section, layers, lambda number: LINEAR if (number + 1) % interval else FULL, LINEAR)
-    if FULL not in kinds:
-        raise UserError(f"{section.where}.layer_types has no {FULL!r}; supported: at least one")
+def _linear(section: Section) -> LinearAttention:
     groups, heads = section.take("linear_num_key_heads"), section.take("linear_num_value_heads")
     if heads % groups:
         raise UserError(f"{section.where}: {heads} heads of values are no multiple of {groups} of keys (linear_num_*)")
-    linear = LinearAttention(
-        layers=tuple(number for number, kind in enumerate(kinds) if kind == LINEAR),
+    return LinearAttention(
         groups=groups,
         heads=heads,
         key_width=section.take("linear_key_head_dim"),
         value_width=section.take("linear_value_head_dim"),
         kernel=section.take("linear_conv_kernel_dim"),
     )
-    return linear if linear.layers else None
 
 
 def _experts(section: Section) -> Experts:

@@ -5,7 +5,7 @@ of Qwen3-VL's ViT enter its first language layers; most of Qwen3.5's language la
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
@@ -15,6 +15,7 @@ from omnibal_ext.families.section import Section, part_type
 from omnibal_ext.families.towers.llama import tied_as_either_says
 from omnibal_ext.families.towers.native import ACTIVATIONS, native_sizes
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.noted import noted
 from omnibal_ext.modalities.vision.architecture import NativeResolution, VisionArchitecture
 from omnibal_ext.reading.checks import anything, finite, integer, listing, mapping, record, shown
 
@@ -100,8 +101,9 @@ def _language(config: Section, kind: str, read: Callable[[Section], LanguageArch
     faults: list[str] = []
     other = read(config.read_as(kind, {**inner, **repeated}, faults))
     config.faults.extend(faults if not config.faults else ())
-    for name in (field.name for field in fields(model)):
-        if (value := getattr(model, name)) != (besides := getattr(other, name)):
+    inside, outside = noted(model), noted(other)
+    for name, value in inside.items():
+        if value != (besides := outside.get(name)):
             raise UserError(
                 f"{config.where}: {name} is {shown(value)} in text_config, which counts, and {shown(besides)} beside "
                 "it: make them one"

@@ -1,6 +1,6 @@
 """Reads language models with Llama's layers; what cannot be honoured exactly is refused by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from omnibal_ext.families.towers.rotation import (
 )
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.experts import Experts
+from omnibal_ext.modalities.language.layer import Attention, Layer
+from omnibal_ext.modalities.language.rope import Rope
 from omnibal_ext.reading.checks import anything, flag, integer, listing, mapping, shown, text
 from omnibal_ext.reading.tensors import read_tensor_entries
 
@@ -45,34 +47,58 @@ class Llama:
 LLAMA = Llama()
 
 
-def language_sizes(section: Section, head_size: int | None, mixture: bool = False) -> dict[str, Any]:
-    """Fields of `LanguageArchitecture` that every config.json has; a `mixture` has experts instead of MLPs.
+@dataclass(frozen=True)
+class Sizes:
+    """What every config.json says of a language model."""
 
-    `head_size`: None: hidden size / heads.
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_hidden_size: int
+    vocab_size: int
+    norm_epsilon: float
+    head_said: bool
+    """A head's width is said, and another than hidden size / heads."""
+
+    def attention(self, **more: Any) -> Attention:
+        """Attention with these heads."""
+        return Attention(self.heads, self.kv_heads, self.head_dim, **more)
+
+    def model(self, layers: Iterable[Layer], **more: Any) -> LanguageArchitecture:
+        """A model of these layers."""
+        sizes = {"head_said": self.head_said, "norm_epsilon": self.norm_epsilon} | more
+        return LanguageArchitecture(tuple(layers), self.hidden_size, self.vocab_size, **sizes)
+
+
+def language_sizes(section: Section, head_size: int | None, mixture: bool = False) -> Sizes:
+    """Read the sizes; a `mixture` has experts instead of MLPs. `head_size`: None: hidden size / heads.
+
     Raises UserError if the key-value heads do not divide the heads.
     """
     hidden_size, heads = section.take("hidden_size"), section.take("num_attention_heads")
     kv_heads = section.take_if("num_key_value_heads") or heads
     if heads % kv_heads:
         raise UserError(f"{section.where}: {heads} heads are no multiple of {kv_heads} of keys and values")
-    return {
-        "layers": section.take("num_hidden_layers"),
-        "hidden_size": hidden_size,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "ffn_hidden_size": section.take("moe_intermediate_size" if mixture else "intermediate_size"),
-        "vocab_size": section.take("vocab_size"),
-        "norm_epsilon": section.take("rms_norm_eps"),
-        "head_size": None if head_size is None or head_size * heads == hidden_size else head_size,
-    }
+    return Sizes(
+        layers=section.take("num_hidden_layers"),
+        hidden_size=hidden_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_size or hidden_size // heads,
+        ffn_hidden_size=section.take("moe_intermediate_size" if mixture else "intermediate_size"),
+        vocab_size=section.take("vocab_size"),
+        norm_epsilon=section.take("rms_norm_eps"),
+        head_said=head_size is not None and head_size * heads != hidden_size,
+    )
 
 
-def grouped_sizes(section: Section, mixture: bool = False) -> tuple[dict[str, Any], int]:
-    """`language_sizes`, and the width of a head. Raises UserError as `check_groups` does."""
-    head_size = section.take("head_dim")
-    sizes = language_sizes(section, head_size, mixture)
-    check_groups(section, sizes["heads"], sizes["kv_heads"], head_size)
-    return sizes, head_size
+def grouped_sizes(section: Section, mixture: bool = False) -> Sizes:
+    """`language_sizes` where config.json says a head's width. Raises UserError as `check_groups` does."""
+    sizes = language_sizes(section, section.take("head_dim"), mixture)
+    check_groups(section, sizes.heads, sizes.kv_heads, sizes.head_dim)
+    return sizes
 
 
 def check_groups(section: Section, heads: int, kv_heads: int, head_size: int) -> None:
@@ -114,24 +140,16 @@ def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
     window = section.take_if("sliding_window") if _slides(section, code.slides) else None
     head_size = section.take_if("head_dim")
     sizes = language_sizes(section, head_size, code.experts)
-    width = head_size or sizes["hidden_size"] / sizes["heads"]
+    width = head_size or sizes.hidden_size / sizes.heads
     if width % 2:
         raise UserError(f"{section.where}: heads are {width:g} wide; supported: even widths")
     if sections and 2 * sum(sections) != width:
         section.faults.append(f"{section.where}: mrope_section {list(sections)} is not half of a head's width")
-    language = LanguageArchitecture(
-        **sizes,
-        rope_theta=base,
-        qkv_bias=code.qkv_bias,
-        qk_norm=code.qk_norm,
-        rope_scaling=scaling,
-        rotary_sections=sections,
-        rotary_interleaved=code.rotation.interleaved,
-        max_positions=window,
-        experts=_experts(section, code.renormalised) if code.experts else None,
-    )
+    rotation = Rope(base, scaling, sections, code.rotation.interleaved)
+    attention = sizes.attention(rope=rotation, qkv_bias=code.qkv_bias, qk_norm=code.qk_norm)
+    experts = _experts(section, code.renormalised) if code.experts else None
     section.refuse_unread()
-    return language
+    return sizes.model((Layer(attention, sizes.ffn_hidden_size, experts),) * sizes.layers, max_positions=window)
 
 
 def _slides(section: Section, always: bool) -> bool:

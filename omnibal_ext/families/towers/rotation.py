@@ -8,7 +8,7 @@ from typing import Any
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import BASE, FACTOR, POSITIONS, SHARE
 from omnibal_ext.families.section import Section
-from omnibal_ext.modalities.language.rope import RopeScaling
+from omnibal_ext.modalities.language.rope import Rope, RopeScaling
 from omnibal_ext.reading.checks import finite, flag, integer, listing, maybe, record, shown, text
 
 ROPE_FIELDS = (
@@ -165,8 +165,10 @@ def rotary_share(section: Section, rope: Mapping[str, Any], usual: float) -> flo
     return usual if beside is None else beside
 
 
-def partial_rotation(section: Section, rope: Mapping[str, Any], rotated: int, code: Rotation) -> dict[str, Any]:
-    """Fields of `LanguageArchitecture` for M-RoPE over `rotated` dimensions of a head.
+def partial_rotation(
+    section: Section, rope: Mapping[str, Any], base: float, rotated: int, head_dim: int, code: Rotation
+) -> Rope:
+    """M-RoPE over `rotated` of a head's `head_dim` dimensions.
 
     Raises UserError if its sections do not sum to half of them.
     """
@@ -177,4 +179,5 @@ def partial_rotation(section: Section, rope: Mapping[str, Any], rotated: int, co
             "dimensions"
         )
     fields = {name: rope[name] for name in rope if name != "partial_rotary_factor"}
-    return {"rope_scaling": read_rope(section, fields, sections), "rotary_sections": sections}
+    scaling, part = read_rope(section, fields, sections), None if rotated == head_dim else rotated
+    return Rope(base, scaling, sections, code.interleaved, part)

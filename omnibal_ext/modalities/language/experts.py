@@ -31,7 +31,3 @@ class Experts:
     chosen_groups: int = field(default=1, metadata=LATER)
     scale: float = field(default=1.0, metadata=LATER)
     """Factor on the weights of a token's experts."""
-    dense_layers: int = field(default=0, metadata=LATER)
-    """Number of first layers with an MLP instead of experts."""
-    dense_width: int = field(default=0, metadata=LATER)
-    """Width of that MLP."""

@@ -7,14 +7,12 @@ from omnibal_ext.modalities.fields import filled_up
 
 @dataclass(frozen=True)
 class LinearAttention:
-    """Gated DeltaNet layers (arXiv 2412.06464, Qwen3.5): a state of fixed size instead of all keys and values.
+    """Gated DeltaNet (arXiv 2412.06464, Qwen3.5): a state of fixed size instead of all keys and values.
 
     A query-key head (group) serves `heads_a_group` value heads, each with a state of `key_width` x `value_width`
     numbers. Queries, keys and values first pass a causal depthwise convolution over tokens.
     """
 
-    layers: tuple[int, ...]
-    """Numbers of these layers in the language model; the others have softmax attention."""
     groups: int
     """Query-key heads."""
     heads: int

@@ -8,6 +8,7 @@ import pytest
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.architectures.presets import PRESETS
 from omnibal_ext.errors import UserError
+from tests.languages import altered
 
 MODEL = next(model for model in PRESETS.values() if model.language.experts)
 
@@ -22,7 +23,7 @@ MODEL = next(model for model in PRESETS.values() if model.language.experts)
     ],
 )  # fmt: skip
 def test_experts_rows_begin_at_multiples_of_16_bytes(hidden: int, inner: int, tensor: int, refusal: str | None) -> None:
-    wide = replace(MODEL, language=replace(MODEL.language, hidden_size=hidden, ffn_hidden_size=inner))
+    wide = replace(MODEL, language=altered(MODEL.language, hidden_size=hidden, ffn_hidden_size=inner))
     for ranks in ((1, (tensor, 2)), *([(1,)] if tensor == 1 else [])):  # no parallel size mends it
         with nullcontext() if refusal is None else pytest.raises(UserError, match=refusal):
             check_expert_ranks(wide, *ranks)

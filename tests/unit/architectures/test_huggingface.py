@@ -16,8 +16,8 @@ from omnibal_ext.architectures.huggingface import read_architecture, read_fields
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS
-from omnibal_ext.modalities.language.architecture import FarHeads, SlidingWindow
-from omnibal_ext.modalities.language.rope import RopeScaling
+from omnibal_ext.modalities.language.rope import Rope, RopeScaling
+from tests.languages import altered
 
 Fields = dict[str, Any]
 DEFAULTS = {kind: part.defaults for kind, part in {**PARTS, **{kind: one.part for kind, one in MODELS.items()}}.items()}
@@ -89,9 +89,9 @@ def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: Fie
     found, known = read(tmp_path, config, name), PRESETS[name]
     # Dynamic scaling of the rotation begins behind 32768 tokens: up to there the models are the same.
     if name == "internvl-chat-1.5":
-        assert found.language.rope_scaling == RopeScaling("dynamic", 3.0, original_positions=32768)
+        assert found.language.attentions[0].rope.scaling == RopeScaling("dynamic", 3.0, original_positions=32768)
         assert not [name for name, *_ in differences(found, known) if "rope" in name]
-        found = replace(found, language=replace(found.language, rope_scaling=None))
+        found = replace(found, language=altered(found.language, scaling=None))
     # No LLaVA folder names its chat template, and no InternVL folder of the first kind its image token.
     prompt = {**asdict(found.prompt), "chat_template": known.prompt.chat_template}
     assert prompt == asdict(known.prompt) | ({"image_token_id": None} if "internvl" in name else {})
@@ -171,11 +171,12 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         *((INTERNVL_HF, {"vision_config.use_mean_pooling": pooled, "vision_feature_layer": layer}, "vision.final_norm",
            normed) for pooled, layer, normed in ((True, -1, False), (False, -1, True), (False, -2, False))),
         (OWN["llava-1.6-mistral-7b"], {"text_config.sliding_window": 4096}, "language.max_positions", 4096),
-        (GEMMA_3, {"text_config.layer_types": ["full_attention"] * 62}, "language.sliding", None),
+        (GEMMA_3, {"text_config.layer_types": ["full_attention"] * 62}, "language.usual.mixer.window", None),
         # As ViP-LLaVA's files write it; the tower ends with the last of them.
         (OWN["vip-llava-7b"], {"vision_feature_layers": [3, 9]}, "vision.side_by_side", (0, 1)),
         (OWN["vip-llava-7b"], {"vision_feature_layers": [3, 9]}, "vision.layers", 9),
-        (LLAVA_1_5, {"text_config.rope_scaling": LLAMA3}, "language.rope_scaling", RopeScaling("llama3", 8.0)),
+        (LLAVA_1_5, {"text_config.rope_scaling": LLAMA3}, "language.usual.mixer.rope.scaling",
+         RopeScaling("llama3", 8.0)),
         # The images' token may be the first.
         (INTERNVL_HF, {"image_token_id": 0}, "prompt.image_token_id", 0),
         (LLAVA_1_5, {"image_token_index": 0}, "prompt.image_token_id", 0),
@@ -215,7 +216,10 @@ def test_heads_of_gemmas_global_layers_are_read_in_both_spellings(tmp_path: Path
     written = read(tmp_path, {**GEMMA_4, "text_config": by_layer})
     assert written.language == preset("gemma-4-31b").language
     alone = read(tmp_path, changed(GEMMA_4, {"text_config.attention_k_eq_v": False})).language
-    assert alone.far == FarHeads(16, 512, keys_are_values=False), "as transformers: fewer groups where they are values"
+    far = alone.attentions[-1]
+    assert (far.kv_heads, far.head_dim, far.keys_are_values) == (16, 512, False), (
+        "as transformers: fewer groups where they are values"
+    )
 
 
 def test_adapters_are_said_to_be_such(tmp_path: Path) -> None:
@@ -236,8 +240,8 @@ def test_rotation_of_gemmas_two_kinds_of_layers_is_read_in_both_spellings(tmp_pa
         plain = {name: value for name, value in GEMMA_3["text_config"].items() if name != "rope_scaling"}
         plain |= {"num_hidden_layers": 5, "sliding_window_pattern": 2, **text}
         language = read(tmp_path, {**GEMMA_3, "text_config": plain}).language
-        assert (language.rope_theta, language.rope_scaling) == (2e6, RopeScaling("linear", 4.0))
-        assert language.sliding == SlidingWindow(1024, (0, 2, 4), 3e4)
+        far, near = (None, Rope(2e6, RopeScaling("linear", 4.0))), (1024, Rope(3e4))
+        assert [(one.window, one.rope) for one in language.attentions] == [near, far, near, far, near]
 
 
 ROTATIONS: list[Fields] = [
@@ -261,7 +265,7 @@ def test_the_base_of_rotation_is_taken_from_where_transformers_takes_it(
     text = {name: value for name, value in config["text_config"].items() if not name.startswith("rope_")}
     folder = write(tmp_path / "model", {**config, "text_config": {**text, **rotation}})
     theirs = transformers.AutoConfig.from_pretrained(folder).text_config.rope_parameters
-    assert preset(str(folder)).language.rope_theta == theirs["rope_theta"]
+    assert preset(str(folder)).language.attentions[0].rope.theta == theirs["rope_theta"]
 
 
 @pytest.mark.parametrize("config", [INTERNVL_CHAT, LLAVA_1_5, QWEN2_5_VL, GEMMA_4, PALIGEMMA])
@@ -346,5 +350,6 @@ def test_paddleocr_vl_may_have_the_language_models_fields_and_no_section(tmp_pat
     transformers.PaddleOCRVLConfig(**other).save_pretrained(tmp_path / "saved")
     assert "text_config" in json.loads((tmp_path / "saved/config.json").read_text())
     read, saved = (preset(str(folder)) for folder in (write(tmp_path / "published", other), tmp_path / "saved"))
-    assert (read.language.hidden_size, read.language.rope_theta, read.language.kv_heads) == (512, 7e4, 4)
+    attention = read.language.attentions[0]
+    assert (read.language.hidden_size, attention.rope.theta, attention.kv_heads) == (512, 7e4, 4)
     assert replace(read, name="") == replace(saved, name="")

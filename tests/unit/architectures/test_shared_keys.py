@@ -5,13 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from omnibal_ext.architectures.huggingface import read_fields
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.tower import language_profile
+from omnibal_ext.families.gemma4.presets import PRESETS
 from omnibal_ext.flow import blocks_after, language_extras
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture, SharedKeys, SlidingWindow
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture
 from omnibal_ext.modalities.language.layer import LayerInputs
 from tests.chains import layer_chain
+from tests.languages import altered
 
 
 def some_language(seed: int) -> LanguageArchitecture:
@@ -24,8 +27,14 @@ def some_language(seed: int) -> LanguageArchitecture:
     near[0], near[1 : max(2, layers - taking)] = True, near[1 : max(2, layers - taking)]
     if near[: layers - taking].all():
         near[layers - taking - 1] = False
-    window = SlidingWindow(4, tuple(np.flatnonzero(near).tolist()), 1e4)
-    return LanguageArchitecture(layers, 64, 8, 2, 96, 100, sliding=window, shared_keys=SharedKeys(taking, True))
+    known = PRESETS["gemma-4-e2b"].config
+    text = known["text_config"] | {
+        "num_hidden_layers": layers, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "intermediate_size": 96, "head_dim": 8, "global_head_dim": 8, "attention_k_eq_v": False,
+        "layer_types": ["sliding_attention" if one else "full_attention" for one in near],
+        "num_kv_shared_layers": taking, "hidden_size_per_layer_input": 0,
+    }  # fmt: skip
+    return read_fields("some", {**known, "text_config": text}, "some").language
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -33,9 +42,8 @@ def test_layers_take_what_transformers_lets_them(seed: int) -> None:
     from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 
     language = some_language(seed)
-    near = language.sliding.layers
-    kinds = ["sliding_attention" if number in near else "full_attention" for number in range(language.layers)]
-    taking = language.shared_keys.layers
+    kinds = ["sliding_attention" if one.window else "full_attention" for one in language.attentions]
+    taking = sum(one.reads_keys for one in language.attentions)
     config = Gemma4TextConfig(num_hidden_layers=language.layers, layer_types=kinds, num_kv_shared_layers=taking)
     modes = config.kv_sharing_modes
     stored: dict[str, int] = {}  # as its forward pass goes: the last that stored one of a kind is read
@@ -61,9 +69,9 @@ def test_keys_travel_from_who_gives_them_to_the_last_who_takes_them(seed: int) -
     for number in range(-1, language.layers):
         read = [layer.keys_from for layer in language.each_layer[number + 1 :]]
         crossing = {giver for giver in read if giver is not None and giver <= number}
-        numbers = 2 * 2 * language.head_dim * len(crossing)
+        numbers = 2 * 2 * 8 * len(crossing)
         assert carried(language, number, 1, is_shared_out=False) == -(-numbers // 48)
-        first = carried(replace(language, layer_inputs=LayerInputs(8, 100, 0)), number, 1, is_shared_out=False)
+        first = carried(altered(language, layer_inputs=LayerInputs(8, 100, 0)), number, 1, is_shared_out=False)
         assert first == -(-numbers // 48) + (number < language.layers - 1)
 
 

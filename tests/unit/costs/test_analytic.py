@@ -11,8 +11,8 @@ from omnibal_ext.costs import analytic
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
-from omnibal_ext.modalities.language.architecture import SharedKeys
 from omnibal_ext.modalities.language.experts import Experts
+from tests.languages import altered
 
 INTERNVL = preset("internvl-chat-1.5")
 
@@ -55,8 +55,10 @@ def test_parameters_are_those_of_the_published_models(name: str, kinds: str, wan
 def test_layers_whose_images_see_both_ways_compute_whole_squares(name: str, far: int) -> None:
     """Gemma 4's global layers are causal; without towers images are seen whole there too."""
     model = PRESETS[f"gemma-4-{name}"]
-    language = replace(model.language, shared_keys=SharedKeys(7, widens=False))
-    ways = [replace(model, language=replace(language, image_attention=both)) for both in (True, False)]
+    each = model.language.each_layer
+    near, far_layer = (replace(one, mixer=replace(one.mixer, reads_keys=True)) for one in (each[0], each[-1]))
+    seen = replace(model.language, each_layer=(*each[:-7], *([near] * 6), far_layer))
+    ways = [replace(model, language=language) for language in (seen, altered(seen, sees_images=False))]
     masked, plain = (analytic_profile(one, "h100", {"tiles": 9, "tokens": 4096}).layers for one in ways)
     times = {kind: masked[kind].forward_fit[2] / plain[kind].forward_fit[2] for kind in plain if kind.startswith("llm")}
     layers = dict(zip(ways[0].cost_kinds, ways[0].layers, strict=True))
@@ -80,11 +82,11 @@ def test_experts_weigh_all_and_work_by_the_chosen(name: str, weights: int, activ
     multiplied = sum(works[kind].matrix_weights * count for kind, count in counts.items())
     assert multiplied + works["word_embed"].parameters == pytest.approx(active, rel=0.002)
     assert of.layers["llm"].weight_bytes == 18 * of.parameters["llm"], "memory is that of all"
-    expert = 3 * model.language.hidden_size * model.language.ffn_hidden_size
-    one_more = replace(model, language=replace(model.language, experts=Experts(128, 9)))
+    expert = 3 * model.language.hidden_size * model.language.usual.ffn_hidden_size
+    one_more = replace(model, language=altered(model.language, experts=Experts(128, 9)))
     more = layer_works(one_more, {"tiles": 4, "tokens": 4096}, 1)["llm"]
     assert (more.matrix_weights - works["llm"].matrix_weights, more.parameters) == (expert, works["llm"].parameters)
-    sizes = 2 * 4096 * (model.language.hidden_size + 3 * model.language.ffn_hidden_size)
+    sizes = 2 * 4096 * (model.language.hidden_size + 3 * model.language.usual.ffn_hidden_size)
     assert more.kept - works["llm"].kept == sizes, "a sorted copy, and what goes in and out of its perceptron"
 
 
@@ -137,7 +139,7 @@ def test_a_layer_of_experts_keeps_what_the_dense_one_does_and_what_routes(
     rank that has a share of all experts; and what goes in and out of so many perceptrons in the place of one."""
     language = MOE.language
     dense, routed = (
-        layer_works(replace(MOE, language=replace(language, experts=experts)), {"tiles": 4, "tokens": 4096}, t, ranks)[
+        layer_works(replace(MOE, language=altered(language, experts=experts)), {"tiles": 4, "tokens": 4096}, t, ranks)[
             "llm"
         ]
         for experts, ranks in ((None, 1), (Experts(count, chosen), e))
@@ -263,10 +265,10 @@ def test_ranks_that_share_a_group_need_no_more() -> None:
     assert [attention.groups_over(ranks) for ranks in (1, 2, 3, 4, 8)] == [2, 2, 3, 2, 2]
 
 
-@pytest.mark.parametrize(("name", "sees", "groups"), [("gemma-3-4b", "image", 4), ("paligemma-3b-224", "prefix", 1)])
+@pytest.mark.parametrize(("name", "sees", "groups"), [("gemma-3-4b", "images", 4), ("paligemma-3b-224", "prefix", 1)])
 def test_attention_under_masks_counts_whole_squares(name: str, sees: str, groups: int) -> None:
     model = PRESETS[name]
-    blind = replace(model, language=replace(model.language, **{f"{sees}_attention": False}))
+    blind = replace(model, language=altered(model.language, **{f"sees_{sees}": False}))
     whole, half = (analytic_profile(one, "h100", {"tiles": 9, "tokens": 4096}).layers["llm"] for one in (model, blind))
     square = 2 * 8 * 256 * 4096**2 / (989e12 * 0.45)
     assert whole.forward_seconds - half.forward_seconds == pytest.approx(square)
@@ -278,7 +280,7 @@ def test_attention_under_masks_counts_whole_squares(name: str, sees: str, groups
 def test_capped_scores_are_read_and_written(ranks: int) -> None:
     """PaliGemma 2 3B: 8 heads, a score 56 bytes of 3.35 TB/s at the share of it that is reached."""
     model = PRESETS["paligemma2-3b-224"]
-    free = replace(model, language=replace(model.language, score_cap=None))
+    free = replace(model, language=altered(model.language, score_cap=None))
     capped, plain = (
         analytic_profile(one, "h100", {"tiles": 9, "tokens": 4096}, ranks).layers["llm"] for one in (model, free)
     )

@@ -37,7 +37,9 @@ def test_each_part_counts_forward_and_the_gradients_that_somebody_needs(frozen: 
     tile += 2 * TINY.image_tokens_per_tile * (h * TINY.shuffle**2 * g + g * g) * projector
     square = llm.layers * 2 * g * (3 if reaches["llm"] else 1)
     assert (found.units["tiles"], found.square) == (pytest.approx(tile), pytest.approx(square))
-    matrices = g * (llm.heads + 2 * llm.kv_heads) * llm.head_dim + g * g + 3 * g * llm.ffn_hidden_size
+    attention = llm.attentions[0]
+    matrices = g * (attention.heads + 2 * attention.kv_heads) * attention.head_dim + g * g
+    matrices += 3 * g * llm.usual.ffn_hidden_size
     token, counted = 2 * llm.layers * matrices * passes("llm"), 2 * g * llm.vocab_size * passes("llm")
     assert (found.units["tokens"], found.counted) == (pytest.approx(token), pytest.approx(counted))
     # Two samples of 40 and 9 tokens, of which 12 are to be predicted, with three tiles.

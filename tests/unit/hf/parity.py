@@ -191,9 +191,9 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     batch = batch_of(samples, order)
     if films:
         batch = with_films(batch, samples)
-    if architecture.language.image_attention:
+    if any(one.sees_images for one in architecture.language.attentions):
         batch = with_images(batch, starts=tuple(starts_of(Images.of(batch).positions, per_tile)))
-    if architecture.language.prefix_attention:
+    if any(one.sees_prefix for one in architecture.language.attentions):
         batch = replace(batch, prefixes=tuple(map(prefix_of, samples)))
     return batch, samples
 

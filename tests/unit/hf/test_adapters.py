@@ -17,6 +17,7 @@ from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from tests.distributed.conftest import run_program
+from tests.languages import altered
 from tests.programs import ENGINE, PLAIN
 from tests.unit.hf.models import CLAMPING
 
@@ -86,9 +87,10 @@ def test_matrices_that_are_packed_have_adapters_of_as_many_times_the_rank(tmp_pa
     theirs = load_file(tmp_path / "adapter_model.safetensors")
     product = theirs[f"base_model.model.{name}.lora_B.weight"] @ theirs[f"base_model.model.{name}.lora_A.weight"]
     a, b = (ours[f"links.llm_0.self_attention.linear_qkv_adapter.{one}"] for one in "ab")
-    language, rows = TINY.language, []
-    group = [language.heads // language.kv_heads * language.head_dim, language.head_dim, language.head_dim]
-    for number, part in enumerate(b.split(group * language.kv_heads)):
+    attention, rows = TINY.language.attentions[0], []
+    width = attention.head_dim
+    group = [attention.heads // attention.kv_heads * width, width, width]
+    for number, part in enumerate(b.split(group * attention.kv_heads)):
         rows.append(part @ a.chunk(3)[number % 3])
     assert torch.allclose(product, torch.cat(rows), atol=1e-5)
     back = read_peft(tmp_path, PACKED, TINY)
@@ -139,7 +141,7 @@ def test_adapters_of_several_ranks_or_scales_are_refused(tmp_path: Path, changed
 
 def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
     written(tmp_path, LAYERS)
-    wider = replace(TINY, language=replace(TINY.language, ffn_hidden_size=2 * TINY.language.ffn_hidden_size))
+    wider = replace(TINY, language=altered(TINY.language, ffn_hidden_size=2 * TINY.language.usual.ffn_hidden_size))
     with pytest.raises(UserError, match=r"mlp\.gate_proj.*of another model"):
         read_peft(tmp_path, adapted_layers(wider, sources(wider, "internvl", "llama")), wider)
     few = {name: layer for name, layer in LAYERS.items() if "llm_0" not in name}

@@ -28,6 +28,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.sizes import Sizes
+from tests.languages import with_layers
 from tools import launch, profile_layers
 
 TINY = preset("tiny")
@@ -390,7 +391,7 @@ def test_a_profile_is_measured_again_for_another_config_of_one_name(tmp_path: Pa
     """A folder's config.json may change, and keep its folder."""
     arguments = asked_for(tmp_path)
     leave(tmp_path, arguments)
-    other = replace(TINY, language=replace(TINY.language, layers=TINY.language.layers + 1))
+    other = replace(TINY, language=with_layers(TINY.language, TINY.language.layers + 1))
     assert [is_known(arguments, model) for model in (TINY, replace(TINY, name="renamed"), other)] == [True, True, False]
 
 

@@ -29,6 +29,7 @@ from omnibal_ext.layout.state import stages_of
 from omnibal_ext.schedules.actions import Action, Schedule, check_packs
 from omnibal_ext.schedules.program import check_schedule
 from omnibal_ext.units import GIB
+from tests.languages import with_layers
 
 from .instances import random_problem, refuse_clocks
 from .proof import faster_layout
@@ -154,7 +155,7 @@ def test_a_plan_depends_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_110_layers_on_16_ranks_and_2_chunks_short_of_memory() -> None:
     model = preset("internvit-6b+yi-34b")
-    large = replace(model, name="large", language=replace(model.language, layers=61))
+    large = replace(model, name="large", language=with_layers(model.language, 61))
     profile = analytic_profile(large, "a100", {"tiles": 9, "tokens": 4096}, 1, 4)
     assert len(profile.chain) == 110
     problem = LayoutProblem(profile, 16, 64, 2, memory_bytes=40e9)

@@ -12,6 +12,7 @@ from megatron.vlm.arguments import TrainingInputs
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from tests.distributed import harness
+from tests.languages import altered
 
 RANKS, STD = 4, 0.02
 ALIKE_ON_ALL_RANKS = ("patch_embed", "newline")
@@ -145,7 +146,7 @@ def test_an_expert_starts_alike_wherever_it_lies(
 
 ODD = replace(
     harness.SMALL, vision=replace(harness.SMALL.vision, heads=5, hidden_size=80, normalization="RMSNorm", qk_norm=True),
-    language=replace(harness.SMALL.language, heads=6, kv_heads=3, head_size=16, qkv_bias=True, qk_norm=True),
+    language=altered(harness.SMALL.language, heads=6, kv_heads=3, head_dim=16, qkv_bias=True, qk_norm=True),
 )  # fmt: skip
 
 

@@ -16,11 +16,12 @@ from megatron.vlm.pipeline.stage import Stage
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
 from tests.distributed import harness
+from tests.languages import altered, with_layers
 from tests.media import seen, with_images
 from tests.unit.alone import megatron_alone
 
 # Every epsilon is another one, and not a default.
-LANGUAGE = replace(harness.SMALL.language, layers=2, norm_epsilon=2e-5, qkv_bias=True)
+LANGUAGE = altered(with_layers(harness.SMALL.language, 2), norm_epsilon=2e-5, qkv_bias=True)
 VISION = replace(harness.SMALL.vision, layers=2, norm_epsilon=3e-6)
 INTERNVL = Architecture("internvl", VISION, LANGUAGE)
 INTERNVL_6B = replace(
@@ -178,8 +179,9 @@ def test_a_model_in_half_precision_rotates_by_fp32_angles(args: Namespace, dtype
     batch = Microbatch((3000, 2), 2, 3002)
     angles = stage.language_viewer.rotaries[None].angles(batch)
     assert angles.dtype == torch.float32
-    half = LANGUAGE.head_dim // 2
-    speeds = torch.tensor([LANGUAGE.rope_theta ** (-i / half) for i in range(half)], dtype=torch.float64)
+    attention = LANGUAGE.attentions[0]
+    half = attention.head_dim // 2
+    speeds = torch.tensor([attention.rope.theta ** (-i / half) for i in range(half)], dtype=torch.float64)
     positions = torch.tensor([*range(3000), 0, 1], dtype=torch.float64)
     exact = torch.outer(positions, speeds).repeat(1, 2)[:, None, None]
     assert torch.allclose(angles.double(), exact, rtol=3e-7, atol=0)

@@ -19,6 +19,7 @@ from omnibal_ext.modalities.language.rope import RopeScaling
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.packs import PackList
 from omnibal_ext.sizes import Sizes
+from tests.languages import altered
 from tests.unit.packing.corpora import made_up_manifest
 
 TINY, LLAVA = preset("tiny"), preset("llava-1.6-mistral-7b")
@@ -174,7 +175,7 @@ def test_positions_end_where_the_model_or_its_folder_says(tmp_path: Path, monkey
     """Dynamic scaling that the run knows of is no limit."""
     limited, shorter = (replace(TINY, language=replace(TINY.language, max_positions=most)) for most in (100, 70))
     scaling = RopeScaling("dynamic", 2.0, original_positions=64)
-    dynamic = replace(TINY, language=replace(TINY.language, rope_scaling=scaling))
+    dynamic = replace(TINY, language=altered(TINY.language, scaling=scaling))
     assert longest_positions(TINY, None) is None
     for folder, model, longest in ((limited, TINY, 100), (limited, shorter, 70), (dynamic, dynamic, None),
                                    (dynamic, TINY, 64)):  # fmt: skip

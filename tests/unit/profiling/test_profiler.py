@@ -334,13 +334,12 @@ def test_a_split_backward_leaves_every_large_product_for_w(machine: str) -> None
     """By hand: what enters each linear layer, and the gradient of what leaves it."""
     small, number = harness.SMALL, 4  # bytes, fp32
     vision, language = small.vision, small.language
-    head, groups = language.hidden_size // language.heads, language.kv_heads
-    wide = language.hidden_size
+    wide, inner, attention = language.hidden_size, language.usual.ffn_hidden_size, language.attentions[0]
+    head, groups = attention.head_dim, attention.kv_heads
     widths = {  # (in, out) of query-key-value, projection, and the perceptron's two
         "vit": [(vision.hidden_size, 3 * vision.hidden_size), (vision.hidden_size, vision.hidden_size),
                 (vision.hidden_size, vision.ffn_hidden_size), (vision.ffn_hidden_size, vision.hidden_size)],
-        "llm": [(wide, wide + 2 * groups * head), (wide, wide), (wide, 2 * language.ffn_hidden_size),
-                (language.ffn_hidden_size, wide)],
+        "llm": [(wide, wide + 2 * groups * head), (wide, wide), (wide, 2 * inner), (inner, wide)],
         "head": [(wide, language.vocab_size)],
     }  # fmt: skip
     rows = {"vit": late_bytes.TILES * vision.tokens_per_tile, "llm": late_bytes.TOKENS, "head": late_bytes.TOKENS}
