@@ -6,6 +6,7 @@ from typing import Any
 from megatron.vlm import platform
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.layer import Attention
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.schedule import splits_backward
 
@@ -34,7 +35,8 @@ FIXED: dict[str, Any] = {
 
 def preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) -> dict[str, Any]:
     """Megatron's flags that follow from the model, the plan and how the ranks are used."""
-    language, attention = architecture.language, architecture.language.attentions[0]
+    language = architecture.language
+    attention = next(iter(language.attentions), Attention(1, 1, language.hidden_size))  # layers have their own
     ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
     return {
         # Megatron requires a multiple of its pipeline stages; the plan cuts the chain.

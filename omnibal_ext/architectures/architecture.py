@@ -218,10 +218,9 @@ class Architecture:
     @property
     def hash(self) -> str:
         """Hash of all that affects costs: models with the same hash can share a profile and a plan."""
-        sizes = hashed(self) | {"language": noted(self.language)}
-        sizes = {name: value for name, value in sizes.items() if name not in ("further", "prompt", "types")}
+        sizes = {name: value for name, value in hashed(self).items() if name not in ("further", "prompt", "types")}
         further = {one.modality.name: hashed(one) for one in self.further}
-        text = json.dumps(sizes | further, sort_keys=True)
+        text = json.dumps(sizes | further | {"language": noted(self.language)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def was_noted(self, name: str, noted: str) -> bool:
@@ -244,8 +243,8 @@ def differences(one: Architecture, other: Architecture) -> list[tuple[str, objec
 
 def _compared(model: Architecture) -> dict[str, Any]:
     """Fields by name, those of the towers as `vision.` and `language.`."""
-    values = asdict(model) | {one.modality.name: asdict(one) for one in model.further}
-    values["language"] = noted(model.language)
+    further = {one.modality.name: asdict(one) for one in model.further}
+    values = asdict(model) | further | {"language": noted(model.language)}
     if (values["language"]["rope_scaling"] or {}).get("kind") == "dynamic":
         values["language"]["rope_scaling"] = None
     towers = {part: values.pop(part) for part in ("vision", "language")}

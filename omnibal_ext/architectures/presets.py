@@ -15,7 +15,7 @@ from omnibal_ext.families.internvl import presets as internvl
 from omnibal_ext.families.llava import presets as llava
 from omnibal_ext.families.registry import FAMILIES
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture, Older
 from omnibal_ext.modalities.language.layer import Attention, Layer
 from omnibal_ext.modalities.language.rope import Rope
 from omnibal_ext.modalities.vision.architecture import VisionArchitecture
@@ -32,7 +32,9 @@ MODEL_FLAGS = ("--model", "--preset")
 TINY = Architecture(
     "tiny",
     VisionArchitecture(layers=4, hidden_size=64, heads=4, ffn_hidden_size=256, patch_size=8, image_size=32),
-    LanguageArchitecture((Layer(Attention(4, 2, 32, Rope(1e4)), 352),) * 3, hidden_size=128, vocab_size=512),
+    LanguageArchitecture(
+        (Layer(Attention(4, 2, 32, Rope(1e4)), 352),) * 3, hidden_size=128, vocab_size=512, older=Older()
+    ),
 )
 
 

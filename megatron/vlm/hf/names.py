@@ -124,8 +124,7 @@ def _of_experts(weight: Weight, architecture: Architecture) -> tuple[str, ...]:
 
 def _present_weights(table: Iterable[Weight], kind: str, link: Link) -> Iterator[Weight]:
     for weight in table:
-        of_kind = weight.kind == kind and (
-            link.layer is None or weight.of_layers is None or weight.of_layers(link.layer)
-        )
-        if of_kind and (not weight.when or attrgetter(weight.when)(link.layer or link.model)):
+        layer, of_layers = link.layer, weight.of_layers
+        is_here = weight.kind == kind and (layer is None or of_layers is None or of_layers(layer))
+        if is_here and (not weight.when or attrgetter(weight.when)(layer or link.model)):
             yield weight

@@ -59,6 +59,8 @@ class LanguageViewer(torch.nn.Module):
         super().__init__()
         language, self.dtype = architecture.language, dtype
         self.attentions = {attention.window: attention for attention in language.attentions}
+        views = {(a.window, a.rope, a.rotary_width, a.sees_images, a.sees_prefix) for a in language.attentions}
+        assert len(views) == len(self.attentions), "layers with one window turn alike, and see alike"
         self.linear, self.inputs = any(layer.linear for layer in language.each_layer), language.layer_inputs
         self.image_tokens, self.joined = architecture.image_tokens_per_tile, architecture.shuffle**2
         self.native = native = architecture.vision.native

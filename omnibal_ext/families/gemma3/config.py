@@ -58,18 +58,16 @@ def _language(section: Section) -> LanguageArchitecture:
     sizes = grouped_sizes(section)
     scale = section.take("query_pre_attn_scalar")
     rope, near_rope = _rotation(section)
-    pattern = section.take_if("sliding_window_pattern") or 6
-    kinds = kinds_of_layers(section, sizes.layers, lambda number: SLIDING if (number + 1) % pattern else FULL)
+    kinds = kinds_of_layers(section, sizes.layers, section.take_if("sliding_window_pattern") or 6)
     far = sizes.attention(
         rope=rope, qk_norm=True, query_scale=None if scale == sizes.head_dim else scale, sees_images=True
     )
     activation = section.choose("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"})
-    mixers = {FULL: far}
-    if SLIDING in kinds:
-        mixers[SLIDING] = replace(far, rope=near_rope, window=section.take("sliding_window"))
+    window = section.take("sliding_window") if SLIDING in kinds else None
+    mixers = {FULL: far, SLIDING: replace(far, rope=near_rope, window=window)}
     layers = [Layer(mixers[kind], sizes.ffn_hidden_size, activation=activation, branch_norms=True) for kind in kinds]
     section.refuse_unread()
-    return sizes.model(layers, centred_norms=True, scaled_words=True, far_rope=None if FULL in kinds else rope)
+    return sizes.model(layers, centred_norms=True, scaled_words=True, older=replace(sizes.older, far_rope=rope))
 
 
 def _rotation(section: Section) -> tuple[Rope, Rope]:

@@ -21,7 +21,7 @@ from omnibal_ext.families.towers.llama import (
     tied,
 )
 from omnibal_ext.families.towers.native import native_sizes
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture, Older
 from omnibal_ext.modalities.language.experts import Experts
 from omnibal_ext.modalities.language.layer import Attention, Layer, LayerInputs
 from omnibal_ext.modalities.language.rope import Rope, RopeScaling
@@ -116,18 +116,13 @@ def read_language(section: Section, images_whole: bool = False) -> LanguageArchi
         FULL: replace(far, rope=far_rope, sees_images=near.sees_images and images_whole),
     }
     layer = Layer(
-        near,
-        sizes.ffn_hidden_size,
-        experts,
-        section.choose("hidden_activation", ACTIVATIONS),
-        branch_norms=True,
-        layer_scalar=True,
-        layer_inputs=_layer_inputs(section, sizes.vocab_size),
-    )
+        near, sizes.ffn_hidden_size, experts, section.choose("hidden_activation", ACTIVATIONS), branch_norms=True,
+        layer_scalar=True, layer_inputs=_layer_inputs(section, sizes.vocab_size),
+    )  # fmt: skip
     layers = _layers(section, layer, mixers, kinds)
     cap = section.take_if("final_logit_softcapping")
     section.refuse_unread()
-    return sizes.model(layers, head_said=True, scaled_words=True, logit_cap=cap)
+    return sizes.model(layers, scaled_words=True, logit_cap=cap, older=Older(head_said=True))
 
 
 def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
@@ -149,21 +144,19 @@ def _layers(section: Section, usual: Layer, mixers: dict[str, Attention], kinds:
     """The layers. The last ones may use the keys and values of an earlier layer, the last before all of them of their
     own type, with or without a window. Raises UserError if there is none."""
     widens = section.take_if("use_double_wide_mlp") or False
-    own = len(kinds) - (section.take_if("num_kv_shared_layers", integer(0, 2**16)) or 0)
-    layers = [replace(usual, mixer=mixers[kind]) for kind in kinds[: max(0, own)]]
-    if own == len(kinds):
-        return layers
-    last = {kind: number for number, kind in enumerate(kinds[: max(0, own)])}
+    taking = section.take_if("num_kv_shared_layers", integer(0, 2**16)) or 0
+    own = kinds[: max(0, len(kinds) - taking)]
+    last = {kind: number for number, kind in enumerate(own)}
     if len(last) < len(mixers):
         raise UserError(
-            f"{section.where}.num_kv_shared_layers is {len(kinds) - own} of {len(kinds)}; supported: numbers that "
-            "leave a layer of each of layer_types before them"
+            f"{section.where}.num_kv_shared_layers is {taking} of {len(kinds)}; supported: numbers that leave "
+            "a layer of each of layer_types before them"
         )
-    usual = replace(usual, ffn_hidden_size=usual.ffn_hidden_size * (1 + widens))
-    readers = {
-        kind: replace(usual, mixer=replace(mixers[kind], reads_keys=True), keys_from=last[kind]) for kind in last
-    }
-    return layers + [readers[kind] for kind in kinds[own:]]
+    wide = replace(usual, ffn_hidden_size=usual.ffn_hidden_size * (1 + widens))
+    others = (
+        replace(wide, mixer=replace(mixers[kind], reads_keys=True), keys_from=last[kind]) for kind in kinds[len(own) :]
+    )
+    return [*(replace(usual, mixer=mixers[kind]) for kind in own), *others]
 
 
 def _experts(section: Section) -> Experts | None:
@@ -180,7 +173,7 @@ def _experts(section: Section) -> Experts | None:
 
 def _kinds(section: Section, layers: int) -> list[str]:
     """Which layers have a sliding window; never the last one, whatever config.json says."""
-    kinds = kinds_of_layers(section, layers, lambda number: SLIDING if (number + 1) % PATTERN else FULL)
+    kinds = kinds_of_layers(section, layers, PATTERN)
     if SLIDING not in kinds[:-1]:
         raise UserError(f"{section.where}.layer_types has no {SLIDING!r} before the last layer; at least one is needed")
     return [*kinds[:-1], FULL]
@@ -194,8 +187,8 @@ def _with_far_heads(section: Section, near: Attention, far: list[int]) -> Attent
     groups = section.take_if("num_global_key_value_heads")
     by_layer = section.take_if("per_layer_config", OWN)
     if by_layer is None:
-        groups = groups if alike and groups else near.kv_heads
-        return replace(near, kv_heads=groups, head_dim=width, keys_are_values=alike)
+        heads = groups if alike and groups else near.kv_heads
+        return replace(near, kv_heads=heads, head_dim=width, keys_are_values=alike)
     named = {name.lstrip("0") or "0": fields for name, fields in by_layer.items()}  # "05" of sixty
     own = [named.get(str(number), {}) for number in far]
     if set(named) - {str(number) for number in far} or any(one != own[0] for one in own):

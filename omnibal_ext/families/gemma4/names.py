@@ -27,8 +27,7 @@ def language_weights() -> Iterator[Weight]:
     yield Weight("llm", qkv, (queries,), of_layers=lambda layer: not _has_keys(layer))
     yield Weight("llm", "scalar", (f"{LAYER}.layer_scalar",))
     yield from only(lambda layer: layer.experts, _mixture())
-    for weight in _layer_input():
-        yield replace(weight, when="layer_inputs")
+    yield from only(lambda layer: layer.layer_inputs, _layer_input())
     norm = "language_model.model.per_layer_projection_norm.weight"
     yield Weight("word_embed", "inputs_norm", (norm,), when="language.layer_inputs")
 

@@ -106,21 +106,19 @@ def read_dense(section: Section, head_size: int | None, qkv_bias: bool) -> Langu
         section.must(head_dim=sizes.head_dim)
     layer = Layer(_attention(section, sizes, 1.0, qkv_bias), sizes.ffn_hidden_size, branch_norms=True)
     section.refuse_unread()
-    return sizes.model((layer,) * sizes.layers)
+    return sizes.model((layer,) * sizes.layers, older=sizes.older)
 
 
 def _mixture(section: Section) -> LanguageArchitecture:
     sizes = language_sizes(section, section.take_if("head_dim"), mixture=True)
-    experts = _experts(section)
-    attention = _attention(section, sizes, 0.5, section.take("attention_bias"))
+    experts, layers = _experts(section), sizes.layers
     dense, width = section.take("first_k_dense_replace"), section.take("intermediate_size")
-    if dense >= sizes.layers:
-        raise UserError(
-            f"{section.where}.first_k_dense_replace is {dense}; supported: fewer than the {sizes.layers} layers"
-        )
+    if dense >= layers:
+        raise UserError(f"{section.where}.first_k_dense_replace is {dense}; supported: fewer than the {layers} layers")
+    attention = _attention(section, sizes, 0.5, section.take("attention_bias"))
     section.refuse_unread()
     first, others = Layer(attention, width), Layer(attention, sizes.ffn_hidden_size, experts)
-    return sizes.model((first,) * dense + (others,) * (sizes.layers - dense))
+    return sizes.model((first,) * dense + (others,) * (layers - dense), older=sizes.older)
 
 
 def _attention(section: Section, sizes: Sizes, share: float, qkv_bias: bool) -> Attention:

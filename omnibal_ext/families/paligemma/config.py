@@ -61,19 +61,16 @@ def _language(section: Section, second: bool) -> LanguageArchitecture:
         activation = section.choose("hidden_act", ACTIVATION | MEANT)
         layers, cap = [Layer(attention, sizes.ffn_hidden_size, activation=activation)] * sizes.layers, None
     section.refuse_unread()
-    return sizes.model(layers, centred_norms=True, scaled_words=True, logit_cap=cap)
+    return sizes.model(layers, centred_norms=True, scaled_words=True, logit_cap=cap, older=sizes.older)
 
 
 def _of_the_second(section: Section, sizes: Sizes, usual: Attention) -> list[Layer]:
     """Gemma 2's layers."""
     scale = section.take("query_pre_attn_scalar")
-    kinds = kinds_of_layers(section, sizes.layers, lambda number: (SLIDING, FULL)[number % 2])
+    kinds = kinds_of_layers(section, sizes.layers, 2)
     window = section.take("sliding_window") if SLIDING in kinds else None
-    far = replace(
-        usual,
-        query_scale=None if scale == sizes.head_dim else scale,
-        score_cap=section.take_if("attn_logit_softcapping"),
-    )
+    query_scale, cap = None if scale == sizes.head_dim else scale, section.take_if("attn_logit_softcapping")
+    far = replace(usual, query_scale=query_scale, score_cap=cap)
     mixers = {FULL: far, SLIDING: replace(far, window=window)}
     activation = section.choose("hidden_activation", ACTIVATION)
     return [Layer(mixers[kind], sizes.ffn_hidden_size, activation=activation, branch_norms=True) for kind in kinds]

@@ -27,14 +27,13 @@ def read_linear_language(section: Section) -> LanguageArchitecture:
     rotated = _rotated(section, rope, sizes.head_dim)
     rotation = partial_rotation(section, rope, base, rotated, sizes.head_dim, ROTATION)
     experts = _experts(section) if is_mixture else None
-    interval = section.take_if("full_attention_interval") or 4
-    kinds = kinds_of_layers(section, sizes.layers, lambda number: LINEAR if (number + 1) % interval else FULL, LINEAR)
+    kinds = kinds_of_layers(section, sizes.layers, section.take_if("full_attention_interval") or 4, LINEAR)
     if FULL not in kinds:
         raise UserError(f"{section.where}.layer_types has no {FULL!r}; supported: at least one")
     attention, linear = sizes.attention(rope=rotation, qk_norm=True, output_gate=True), _linear(section)
     section.refuse_unread()
     layers = (Layer(attention if kind == FULL else linear, sizes.ffn_hidden_size, experts) for kind in kinds)
-    return sizes.model(layers, centred_norms=True)
+    return sizes.model(layers, centred_norms=True, older=sizes.older)
 
 
 def _rotated(section: Section, rope: dict[str, Any], head_size: int) -> int:

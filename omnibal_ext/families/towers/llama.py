@@ -1,6 +1,6 @@
 """Reads language models with Llama's layers; what cannot be honoured exactly is refused by name."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from omnibal_ext.families.towers.rotation import (
     rotation_fields,
     with_query_scale,
 )
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture, Older
 from omnibal_ext.modalities.language.experts import Experts
 from omnibal_ext.modalities.language.layer import Attention, Layer
 from omnibal_ext.modalities.language.rope import Rope
@@ -59,8 +59,7 @@ class Sizes:
     ffn_hidden_size: int
     vocab_size: int
     norm_epsilon: float
-    head_said: bool
-    """A head's width is said, and another than hidden size / heads."""
+    older: Older
 
     def attention(self, **more: Any) -> Attention:
         """Attention with these heads."""
@@ -68,8 +67,7 @@ class Sizes:
 
     def model(self, layers: Iterable[Layer], **more: Any) -> LanguageArchitecture:
         """A model of these layers."""
-        sizes = {"head_said": self.head_said, "norm_epsilon": self.norm_epsilon} | more
-        return LanguageArchitecture(tuple(layers), self.hidden_size, self.vocab_size, **sizes)
+        return LanguageArchitecture(tuple(layers), self.hidden_size, self.vocab_size, self.norm_epsilon, **more)
 
 
 def language_sizes(section: Section, head_size: int | None, mixture: bool = False) -> Sizes:
@@ -90,7 +88,7 @@ def language_sizes(section: Section, head_size: int | None, mixture: bool = Fals
         ffn_hidden_size=section.take("moe_intermediate_size" if mixture else "intermediate_size"),
         vocab_size=section.take("vocab_size"),
         norm_epsilon=section.take("rms_norm_eps"),
-        head_said=head_size is not None and head_size * heads != hidden_size,
+        older=Older(head_said=head_size is not None and head_size * heads != hidden_size),
     )
 
 
@@ -110,10 +108,11 @@ def check_groups(section: Section, heads: int, kv_heads: int, head_size: int) ->
         )
 
 
-def kinds_of_layers(section: Section, layers: int, usual: Callable[[int], str], other: str = SLIDING) -> list[str]:
-    """`FULL` or `other` of each layer, as `usual` has it by number where config.json does not say. Raises UserError for
-    others, and for more or fewer than there are layers."""
-    kinds = section.take_if("layer_types", listing(text)) or [usual(number) for number in range(layers)]
+def kinds_of_layers(section: Section, layers: int, every: int, other: str = SLIDING) -> list[str]:
+    """`FULL` or `other` of each layer; where config.json does not say, `every` so many layers one is `FULL`. Raises
+    UserError for others, and for more or fewer than there are layers."""
+    usual = [other if number % every else FULL for number in range(1, layers + 1)]
+    kinds = section.take_if("layer_types", listing(text)) or usual
     if len(kinds) != layers or set(kinds) - {other, FULL}:
         raise UserError(
             f"{section.where}.layer_types are {shown(kinds)}; supported: {other!r} or {FULL!r} for each layer"
@@ -149,7 +148,8 @@ def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
     attention = sizes.attention(rope=rotation, qkv_bias=code.qkv_bias, qk_norm=code.qk_norm)
     experts = _experts(section, code.renormalised) if code.experts else None
     section.refuse_unread()
-    return sizes.model((Layer(attention, sizes.ffn_hidden_size, experts),) * sizes.layers, max_positions=window)
+    layers = (Layer(attention, sizes.ffn_hidden_size, experts),) * sizes.layers
+    return sizes.model(layers, max_positions=window, older=sizes.older)
 
 
 def _slides(section: Section, always: bool) -> bool:

@@ -10,6 +10,17 @@ from omnibal_ext.modalities.language.rope import Rope
 
 
 @dataclass(frozen=True)
+class Older:
+    """What hashes have of a model besides its layers, in the names that they had before it was a list of them
+    (`noted`)."""
+
+    head_said: bool = False
+    """A head's width has its name, whether or not it is hidden size / heads."""
+    far_rope: Rope | None = None
+    """RoPE that layers without a window would have, in a model that has none."""
+
+
+@dataclass(frozen=True)
 class LanguageArchitecture:
     """A decoder-only language model: a word embedding, layers one by one, an RMSNorm and a head."""
 
@@ -26,10 +37,8 @@ class LanguageArchitecture:
     """Longer samples are refused: the model has a sliding window of this size in all layers, unsupported here."""
     logit_cap: float | None = field(default=None, metadata=LATER)
     """Logits x become cap tanh(x / cap)."""
-    head_said: bool = False
-    """config.json says a head's width. Only hashes ask (`noted`): they have it where it was said."""
-    far_rope: Rope | None = None
-    """RoPE of layers without a window, in a model without such layers. Only hashes ask: they have it all the same."""
+    older: Older | None = None
+    """Of families that are older than lists of layers; None: hashes have the list."""
 
     @property
     def layers(self) -> int:

@@ -1,40 +1,42 @@
-"""A language model by the names that hashes have: those of fields that a model had before it was a list of layers.
+"""A language model as hashes have it.
 
-Datasets, profiles and plans note these hashes, so that names and values stay: what layers share is named once, and what
-some have of their own by the numbers of these layers.
+Datasets, profiles and plans note hashes. Those of models of older families have the names and values that were fields
+before a model was a list of layers: what its layers share once, what some have of their own with their numbers.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from omnibal_ext.modalities.fields import hashed
-from omnibal_ext.modalities.language.architecture import LanguageArchitecture
+from omnibal_ext.modalities.language.architecture import LanguageArchitecture, Older
 from omnibal_ext.modalities.language.layer import Attention, Layer
 
-APART = {
-    "each_layer", "head_said", "far_rope", "mixer", "ffn_hidden_size", "experts", "keys_from", "kv_heads", "head_dim",
-    "rope", "window", "keys_are_values", "reads_keys", "sees_images", "images_whole", "sees_prefix",
+OTHERS = {
+    "each_layer", "older", "mixer", "keys_from", "head_dim", "rope", "window", "keys_are_values", "reads_keys",
+    "sees_images", "images_whole", "sees_prefix",
 }  # fmt: skip
-"""Fields that hashes have by other names, or that layers may have of their own."""
+"""Fields that hashes of older families have by other names."""
 
 
 def noted(language: LanguageArchitecture) -> dict[str, Any]:
     """Return what hashes have of a language model; fields that came later only where they are not the default."""
+    if language.older is None or not language.attentions:  # none: a few layers of a model
+        return hashed(language) | {"each_layer": [hashed(layer) for layer in language.each_layer]}
+    return _in_older_names(language, language.older)
+
+
+def _in_older_names(language: LanguageArchitecture, older: Older) -> dict[str, Any]:
     layers, usual, attentions = language.each_layer, language.usual, language.attentions
-    near = [one for one in attentions if one.window]
-    far = [one for one in attentions if not one.window]
+    near, far = ([one for one in attentions if bool(one.window) == slides] for slides in (True, False))
     first = (near or far)[0]
-    rope = far[0].rope if far else language.far_rope or first.rope
-    says_head = language.head_said or first.head_dim != language.hidden_size // first.heads
+    rope = far[0].rope if far else older.far_rope or first.rope
+    says_head = older.head_said or first.head_dim != language.hidden_size // first.heads
+    dense = [one.ffn_hidden_size for one in layers if not one.experts]
+    linear = [number for number, one in enumerate(layers) if one.linear]
     found = {
-        **_shared(language),
-        **_shared(usual),
-        **_shared(first),
+        **{name: value for part in (language, usual, first) for name, value in hashed(part).items()},
         "layers": len(layers),
-        "kv_heads": first.kv_heads,
         "head_size": first.head_dim if says_head else None,
-        "ffn_hidden_size": usual.ffn_hidden_size,
         "rope_theta": rope.theta,
         "rope_scaling": hashed(rope.scaling),
         "rotary_sections": rope.sections,
@@ -42,24 +44,18 @@ def noted(language: LanguageArchitecture) -> dict[str, Any]:
         "rotated": rope.rotated,
         "sliding": _sliding(layers, near[0]) if near else None,
         "image_attention": any(one.sees_images for one in attentions),
-        "experts": _experts(layers, usual),
-        "linear": _linear(layers),
+        "linear": hashed(layers[linear[0]].linear) | {"layers": linear} if linear else None,
     }
+    if usual.experts and dense:
+        found["experts"] |= {"dense_layers": len(dense), "dense_width": dense[0]}
     if first.sees_prefix:
         found["prefix_attention"] = True
     if far and first.value_norm:  # Gemma 4, also where both kinds of layers have the same heads
-        names = {"kv_heads": "kv_heads", "head_size": "head_dim", "keys_are_values": "keys_are_values"}
-        found["far"] = {name: getattr(far[0], field) for name, field in names.items()}
-    if taking := [one for one in layers if one.keys_from is not None]:
-        widens = taking[0].ffn_hidden_size != usual.ffn_hidden_size
-        found["shared_keys"] = {"layers": len(taking), "widens": widens}
-    if _differ_otherwise(layers, attentions):
-        found["each_layer"] = [hashed(layer) for layer in layers]
-    return found
-
-
-def _shared(part: LanguageArchitecture | Layer | Attention) -> dict[str, Any]:
-    return {name: value for name, value in hashed(part).items() if name not in APART}
+        heads = {"kv_heads": far[0].kv_heads, "head_size": far[0].head_dim}
+        found["far"] = heads | {"keys_are_values": far[0].keys_are_values}
+    if taking := [one.ffn_hidden_size for one in layers if one.keys_from is not None]:
+        found["shared_keys"] = {"layers": len(taking), "widens": taking[0] != usual.ffn_hidden_size}
+    return {name: value for name, value in found.items() if name not in OTHERS}
 
 
 def _sliding(layers: Sequence[Layer], near: Attention) -> dict[str, Any]:
@@ -68,26 +64,3 @@ def _sliding(layers: Sequence[Layer], near: Attention) -> dict[str, Any]:
     if near.value_norm:  # Gemma 4, also where images are not seen in both directions
         found["images_whole" if near.images_whole else "images_here_alone"] = True
     return found
-
-
-def _experts(layers: Sequence[Layer], usual: Layer) -> dict[str, Any] | None:
-    if usual.experts is None:
-        return None
-    dense = [one for one in layers if not one.experts]
-    said = {"dense_layers": len(dense), "dense_width": dense[0].ffn_hidden_size} if dense else {}
-    return hashed(usual.experts) | said
-
-
-def _linear(layers: Sequence[Layer]) -> dict[str, Any] | None:
-    numbers = [number for number, one in enumerate(layers) if one.linear]
-    return hashed(layers[numbers[0]].linear) | {"layers": numbers} if numbers else None
-
-
-def _differ_otherwise(layers: Sequence[Layer], attentions: Sequence[Attention]) -> bool:
-    """Whether these names do not tell all layers: some of one kind differ, or what is named once is not the same."""
-    kinds = {
-        (one.attention and one.attention.window is None, one.keys_from is None, one.experts is None) for one in layers
-    }
-    each = {repr(replace(one, keys_from=None)) for one in layers}
-    shared = ({repr(_shared(one)) for one in parts} for parts in (layers, attentions))
-    return len(each) > len(kinds) or any(len(parts) > 1 for parts in shared)

@@ -37,7 +37,7 @@ def may_see(query: int, key: int, images: list[range], window: int | None) -> bo
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_prompt_is_seen_in_both_directions_and_its_answer_in_one(window: int | None) -> None:
     """As the model's authors say it: whatever the window, which an answer looks back over; padding has no prompt."""
-    language = altered(altered(PALIGEMMA.language, window=None), only=(0,), window=window or 99)
+    language = altered(altered(PALIGEMMA.language, window=None, theta=1e3), only=(0,), window=window or 99)
     batch = pack((6, 9, 1, 4), (0, 6), (4, 8, 1))
     view = LanguageViewer(replace(PALIGEMMA, language=language), torch.float32)(batch)
     for length, prefix, mask in zip(batch.lengths, (4, 8, 1, 0), near(view).masks, strict=True):
@@ -60,7 +60,7 @@ def near(view: LanguageView) -> Segments:
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_no_token_sees_another_sample(window: int | None) -> None:
-    language = altered(altered(GEMMA.language, window=None), only=(1,), window=window or 99)
+    language = altered(altered(GEMMA.language, window=None, theta=1e3, scaling=None), only=(1,), window=window or 99)
     view = LanguageViewer(replace(GEMMA, language=language), torch.float32)(pack(LENGTHS, STARTS))
     begin, segments = 0, near(view)
     for length, mask in zip(LENGTHS, segments.masks, strict=True):

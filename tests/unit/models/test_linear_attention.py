@@ -2,6 +2,7 @@
 
 import math
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -14,11 +15,15 @@ from torch import Tensor
 from benchmarks import gpu_probes
 from megatron.vlm import platform
 from megatron.vlm.arguments import TrainingInputs
+from megatron.vlm.defaults import preset_defaults
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.linear import convolution, delta_rule
 from megatron.vlm.models.linear.delta_rule import CHUNK, Chunks
 from megatron.vlm.models.linear.gated_delta_net import GatedDeltaNet, Runs
+from omnibal_ext.architectures.presets import PRESETS
+from omnibal_ext.plan import single_stage_plan
 from tests.distributed import harness
+from tests.languages import with_layers
 from tests.unit.alone import megatron_alone
 
 LENGTHS = (1, 63, 64, 2, 65, 200, 7)
@@ -159,3 +164,14 @@ def mixer_of(small: TrainingInputs) -> GatedDeltaNet:
     found = chain.build(chain.kinds.index("llm")).self_attention
     assert isinstance(found, GatedDeltaNet)
     return found
+
+
+def test_a_model_may_have_no_other_layers(small: TrainingInputs) -> None:
+    """Megatron's flags ask for heads of softmax attention; and a hash has no names of such heads."""
+    model = replace(harness.LINEAR, language=with_layers(harness.LINEAR.language, 1))
+    flags = preset_defaults(model, single_stage_plan(model.chain), small.args)
+    chain = harness.build_chain(Namespace(**vars(small.args) | flags), model)
+    found = harness.reference(chain, harness.sample_packs("short", model="linear"))
+    assert found.gradients["llm_0.self_attention.a_log"].abs().sum() > 0
+    three, four = (with_layers(PRESETS["qwen3.5-9b"].language, count) for count in (3, 4))
+    assert replace(model, language=three).hash != replace(model, language=four).hash
