@@ -19,9 +19,11 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
-from omnibal_ext.layout.workload import PackedCorpus, Workload, pack_corpus
+from omnibal_ext.layout.workload import PackedCorpus, Workload, pack_corpus, packed_once
 from omnibal_ext.modalities.modality import Budgets
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering.metrics import lower_bound_packs
+from omnibal_ext.packing.ordering.order_packs import MANY
 from omnibal_ext.packing.packers.budgets import further_budgets_for
 from omnibal_ext.sizes import Sizes
 
@@ -125,15 +127,17 @@ def sweep(
     `global_batch` counts samples of an iteration over all data-parallel ranks; `seconds` limits each joint search;
     `further`: budgets of mel frames and the like in all settings, where `sizes` have some; by default as tokens bring.
     """
+    make = packed_once()
 
     @cache
-    def packed(vit: int, llm: int, data_parallel: int, microbatches: int) -> PackedCorpus:
-        asked = PackOptions(packing, vit, llm, further_budgets_for(sizes, llm, further), microbatches, data_parallel)
-        return pack_corpus(sizes, asked)
+    def packed(vit: int, llm: int, data_parallel: int, microbatches: int, effort: float = 1.0) -> PackedCorpus:
+        budgets, shape = further_budgets_for(sizes, llm, further), (microbatches, data_parallel)
+        return pack_corpus(sizes, PackOptions(packing, vit, llm, budgets, *shape, seconds=effort), make)
 
     @cache
     def samples_per_pack(vit: int, llm: int) -> float:
-        return float(packed(vit, llm, 1, 8).samples.mean())
+        twins = lower_bound_packs(sizes, {"tiles": vit, "tokens": llm}) >= 2 * MANY
+        return float(packed(vit, llm, 1, 8, 1.0 if twins else 0.0).samples.mean())  # else effort changes none
 
     outcomes = []
     for point in points:

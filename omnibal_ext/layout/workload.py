@@ -1,11 +1,15 @@
 """The packs a layout is judged on: some iterations of the stream that training will run."""
 
+import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Ints
 from omnibal_ext.costs.profile import PackSizes, Profile
@@ -15,6 +19,7 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.pack_epoch import Pack, pack, pack_epoch
 from omnibal_ext.packing.packs import PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 
@@ -95,15 +100,32 @@ class PackedCorpus:
         return Workload(packs, needed, self.vit_budget, self.llm_budget)
 
 
-def pack_corpus(sizes: Sizes, options: PackOptions) -> PackedCorpus:
+def pack_corpus(sizes: Sizes, options: PackOptions, make: Pack = pack) -> PackedCorpus:
     """Pack a corpus as training would. Raises UserError as packing does."""
     with tempfile.TemporaryDirectory() as folder:
-        index, _ = build_index(sizes, Path(folder) / "index", options)
+        index, _ = build_index(sizes, Path(folder) / "index", options, packer=partial(pack_epoch, make=make))
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
         needed = pack_loads(PackList(np.asarray(index.pack_offsets), np.asarray(index.sample_ids)), sizes)
         order, counts = stream.iterations(0, stream.iterations_per_epoch), np.diff(index.pack_offsets)
         budgets, further = (index.vit_budget, index.llm_budget), further_columns(index.load_names)
         return PackedCorpus(np.array(index.loads), needed, counts, order, *budgets, further)
+
+
+def packed_once() -> Pack:
+    """Return `pack` with a memory: what ranks and microbatches do not change is made once, the same to the bit."""
+    known: dict[tuple[str, bytes], PackList] = {}
+
+    def make(sizes: Sizes, options: PackOptions, seed: int) -> PackList:
+        kept = options  # of a device group packs are for the ranks of an iteration
+        if options.method != "device_group":
+            kept = replace(options, micro_batches=1, data_parallel_size=1, seconds=0.0)
+        columns: list[NDArray[Any]] = [sizes.tiles, sizes.tokens, *sizes.more.values()]
+        key = str((kept, seed)), hashlib.sha256(b"".join(column.tobytes() for column in columns)).digest()
+        if key not in known:
+            known[key] = pack(sizes, options, seed)
+        return known[key]
+
+    return make
 
 
 def packs_of_loads(

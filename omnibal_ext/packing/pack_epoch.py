@@ -25,6 +25,9 @@ from omnibal_ext.packing.twins import distributed, twins_of
 from omnibal_ext.packing.wide_epoch import narrow_iterations, pack_wide
 from omnibal_ext.sizes import Sizes
 
+Pack = Callable[[Sizes, PackOptions, int], PackList]
+"""(sizes of samples that fit the budgets, options, seed) -> their packs."""
+
 
 class Epoch(NamedTuple):
     """The packs of an epoch in running order; `groups` counts the iterations of each sub-epoch."""
@@ -37,8 +40,24 @@ class Epoch(NamedTuple):
     slots: Ints | None = None
 
 
-def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, epoch: int) -> Epoch:
-    """Pack one epoch and order its packs by iteration.
+def pack(sizes: Sizes, options: PackOptions, seed: int) -> PackList:
+    """Pack samples that all fit the budgets, by the method of `options`."""
+    packers: dict[str, Callable[[], PackList]] = {
+        "balanced": lambda: pack_balanced(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=seed),
+        "isf": lambda: pack_isf(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=seed),
+        "random": lambda: pack_random(sizes, options.samples_per_pack, seed),
+        "length_group": lambda: pack_length_group(sizes, options.samples_per_pack, seed),
+        "device_group": lambda: pack_device_group(
+            sizes, options.samples_per_pack, options.data_parallel_size, options.micro_batches, seed
+        ),
+    }
+    return packers[options.method]()
+
+
+def pack_epoch(
+    corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, epoch: int, make: Pack = pack
+) -> Epoch:
+    """Pack one epoch by `make`, and order its packs by iteration.
 
     1. Take the samples of each sub-epoch; those with `reasons` above 0 are left out or get packs of their own.
     2. Pack each exchange group of each sub-epoch separately.
@@ -60,9 +79,9 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     ordered_packs, groups, leftover = [], [], PackList.concatenate([])
     for samples in parts:
         if options.method == "balanced":
-            part = _pack_twins(corpus, samples, reasons, options, costs, seed, leftover)
+            part = _pack_twins(corpus, samples, reasons, options, costs, seed, leftover, make)
         else:
-            part, _ = _pack_sub_epoch(corpus, samples, reasons, options, seed)
+            part, _ = _pack_sub_epoch(corpus, samples, reasons, options, seed, make)
             part = part.reordered(baseline_order(len(part), options, seed))
         groups.append(len(part) // options.global_batch)
         complete = groups[-1] * options.global_batch
@@ -87,6 +106,7 @@ def _pack_twins(
     costs: PackCosts,
     seed: int,
     others: PackList,
+    make: Pack,
 ) -> PackList:
     """Pack and order the samples of a sub-epoch: one of each set of twins for all of them, then what is left."""
 
@@ -98,12 +118,12 @@ def _pack_twins(
     count = 1 if alone else lower_bound_packs(sizes, options.all_budgets) // MANY
     twins, rest = twins_of(corpus, samples, count, seed)
     if twins.size == 0:
-        return ordered(*_pack_sub_epoch(corpus, samples, reasons, options, seed))
-    first = ordered(*_pack_sub_epoch(corpus, twins[0], reasons, options, seed))
+        return ordered(*_pack_sub_epoch(corpus, samples, reasons, options, seed, make))
+    first = ordered(*_pack_sub_epoch(corpus, twins[0], reasons, options, seed, make))
     complete = max(0, len(first) // options.global_batch - 1) * options.global_batch  # some packs more to mix with
     copies = distributed(first, twins)
     left = np.sort(np.concatenate([rest, *(copy.between(complete, len(first)).sample_ids for copy in copies)]))
-    last = ordered(*_pack_sub_epoch(corpus, left, reasons, options, seed))
+    last = ordered(*_pack_sub_epoch(corpus, left, reasons, options, seed, make))
     packs = PackList.concatenate([*(copy.between(0, complete) for copy in copies), last])
     whole = len(packs) // options.global_batch * options.global_batch
     groups = np.random.default_rng((seed, 6)).permutation(np.arange(whole).reshape(-1, options.global_batch))
@@ -127,23 +147,8 @@ def _pack_wide(corpus: Corpus, parts: list[Ints], options: PackOptions, costs: P
     return Epoch(packs, pack_loads(packs, corpus.sizes), groups, widths, np.concatenate(slots))
 
 
-def pack(sizes: Sizes, options: PackOptions, seed: int | None = None) -> PackList:
-    """Pack samples that all fit the budgets, by the method of `options`."""
-    seed = options.seed if seed is None else seed
-    packers: dict[str, Callable[[], PackList]] = {
-        "balanced": lambda: pack_balanced(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=seed),
-        "isf": lambda: pack_isf(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=seed),
-        "random": lambda: pack_random(sizes, options.samples_per_pack, seed),
-        "length_group": lambda: pack_length_group(sizes, options.samples_per_pack, seed),
-        "device_group": lambda: pack_device_group(
-            sizes, options.samples_per_pack, options.data_parallel_size, options.micro_batches, seed
-        ),
-    }
-    return packers[options.method]()
-
-
 def _pack_sub_epoch(
-    corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options: PackOptions, seed: int
+    corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options: PackOptions, seed: int, make: Pack
 ) -> tuple[PackList, Ints]:
     """Pack samples; oversize ones get packs of their own. Return the packs and the exchange group of each, [P]."""
     oversize = samples[reasons[samples] > 0] if reasons.any() else samples[:0]
@@ -152,7 +157,7 @@ def _pack_sub_epoch(
     parts = []
     for group in _exchange_groups(corpus, samples):
         sizes = corpus.sizes if len(group) == len(corpus.sizes) else corpus.sizes.take(group)  # none twice
-        packs = pack(sizes, options, seed)
+        packs = make(sizes, options, seed)
         parts.append(PackList(packs.pack_offsets, group[packs.sample_ids]))
     if len(oversize):
         parts.append(PackList(np.arange(len(oversize) + 1), oversize))

@@ -1,6 +1,7 @@
 """The sweep uses all GPUs and ranks by samples a second, on packs of an index in the order training runs them."""
 
 from dataclasses import replace
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -11,10 +12,14 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.layout import sweep as sweep_module
+from omnibal_ext.layout import workload
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.layout.sweep import Setting, _noise, judge_setting, settings, sweep
 from omnibal_ext.layout.workload import pack_corpus, packs_of_index, packs_of_loads
+from omnibal_ext.packing import pack_epoch
+from omnibal_ext.packing import twins as twins_module
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -82,6 +87,44 @@ def test_the_budget_of_mel_frames_follows_each_budget_of_tokens_unless_given() -
             tried[given, outcome.setting.llm_budget] = int(outcome.judged.packs.of("frames").max())
     assert tried[None, 6000] <= usual[6000] < tried[None, 12000] <= usual[12000]
     assert tried[frames.max(), 12000] <= frames.max() < tried[None, 12000]
+
+
+@pytest.mark.parametrize(("method", "made"), [("balanced", 2), ("isf", 2), ("random", 2), ("device_group", 8)])
+@pytest.mark.parametrize("twins", [False, True])
+def test_packs_made_once_are_those_made_anew(
+    monkeypatch: pytest.MonkeyPatch, method: str, made: int, twins: bool
+) -> None:
+    """For all ranks and microbatches; of a device group, packs are for its ranks. Two budgets are two packings."""
+    if twins:
+        monkeypatch.setattr(pack_epoch, "MANY", 60)
+        monkeypatch.setattr(twins_module, "LONGER", 0.5)
+    random, calls = np.random.default_rng(0), []
+    tiles = random.choice([0, 1, 3, 7], 2_000)
+    sizes = Sizes.from_arrays(tiles, 256 * tiles + random.integers(10, 800, 2_000))
+    monkeypatch.setattr(workload, "pack", lambda *asked: calls.append(asked) or pack_epoch.pack(*asked))
+    make = workload.packed_once()
+    for llm, ranks, microbatches in product((4096, 3000), (1, 4), (1, 6)):
+        options = PackOptions(method, 9, llm, micro_batches=microbatches, data_parallel_size=ranks, seconds=0.01)
+        shared, alone = pack_corpus(sizes, options, make), pack_corpus(sizes, options)
+        for name in ("loads", "needed", "samples", "iterations"):
+            assert np.array_equal(getattr(shared, name), getattr(alone, name)), name
+    assert len(calls) == made if not twins or method != "balanced" else len(calls) < 16
+
+
+@pytest.mark.parametrize("many", [1 << 16, 60])
+def test_microbatches_are_those_of_packs_in_their_order(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    """As many as hold the samples, also where packs beyond `MANY` are those of twins."""
+    for module in (pack_epoch, sweep_module):
+        monkeypatch.setattr(module, "MANY", many)
+    monkeypatch.setattr(twins_module, "LONGER", 0.5)
+    random = np.random.default_rng(0)
+    tiles = random.choice([0, 1, 3, 7], 2_000)
+    sizes = Sizes.from_arrays(tiles, 256 * tiles + random.integers(10, 800, 2_000))
+    a_pack = pack_corpus(sizes, PackOptions("balanced", 9, 4096, micro_batches=8)).samples.mean()
+    for batch in (20, 85, 190):
+        (outcome,) = sweep([Setting(1, 2, 2, 1, "1f1b", 9, 4096)], sizes, batch, 1e12, _profile, "parameters")
+        assert outcome.problem is not None, outcome.reason
+        assert outcome.problem.microbatches == max(1, round(batch / a_pack / 2))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,6 +1,7 @@
 """Packs beyond `MANY` are mixed as well as fewer: each has the same effort, or the packs of its twin."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_effort_a_pack_has_a_floor_whatever_their_number(monkeypatch: pytest.Mon
     steps = counted(monkeypatch, order_packs, "equalize_packs", 7)
     corpus = Corpus.of(words_and_images(300 * times))
     made, _ = pack_epoch._pack_sub_epoch(
-        corpus, np.arange(len(corpus.sizes)), np.zeros(len(corpus.sizes), np.int8), OPTIONS, 0
+        corpus, np.arange(len(corpus.sizes)), np.zeros(len(corpus.sizes), np.int8), OPTIONS, 0, pack_epoch.pack
     )
     order_packs.order_packs(corpus, made, OPTIONS, pack_epoch.PackCosts.of_model(), 0)
     assert len(made) > 50
@@ -98,9 +99,12 @@ def test_packs_of_twins_hold_all_samples_within_budgets_and_are_as_few(
     monkeypatch.setattr(pack_epoch, "MANY", 700)
     monkeypatch.setattr(twins_module, "LONGER", 0.02)
     packed: list[int] = []
-    was = pack_epoch.pack
-    monkeypatch.setattr(pack_epoch, "pack", lambda sizes, *rest: packed.append(len(sizes)) or was(sizes, *rest))
-    index, after = build_index(corpus, tmp_path / "twins", OPTIONS)
+
+    def noted(sizes: Sizes, options: PackOptions, seed: int) -> pack_epoch.PackList:
+        packed.append(len(sizes))
+        return pack_epoch.pack(sizes, options, seed)
+
+    index, after = build_index(corpus, tmp_path / "twins", OPTIONS, packer=partial(pack_epoch.pack_epoch, make=noted))
     packs = pack_epoch.PackList(np.asarray(index.pack_offsets), np.asarray(index.sample_ids))
     assert_packed(packs, corpus.sizes, OPTIONS.vit_budget, OPTIONS.llm_budget)
     assert sum(packed) < len(corpus.sizes) / 3  # one of four twins, and few others
