@@ -299,11 +299,17 @@ class LayoutProblem:
     def _case_seconds(self, held: Ints, again: Ints, edges: Sequence[int]) -> Floats:
         """float64 [cases]: simulated seconds of every iteration on every data-parallel rank."""
         t, program = self.tables, self.program
-        backward = np.tensordot(held, t.backward, 1) + np.tensordot(again, t.recompute, 1)
-        weight = np.tensordot(held, t.weight, 1)
-        if program.split_backward:
+        work = np.zeros((3, len(held), *t.forward.shape[1:]))
+        forward, backward, weight = work.reshape(3, len(held), -1)
+        layers = held.astype(np.float64)
+        np.dot(layers, t.forward.reshape(len(t.forward), -1), out=forward)
+        np.dot(layers, t.backward.reshape(len(t.backward), -1), out=backward)
+        if again.any():
+            backward += again @ t.recompute.reshape(len(t.recompute), -1)
+        if program.split_backward:  # else there is no W
+            np.dot(layers, t.weight.reshape(len(t.weight), -1), out=weight)
             backward -= weight
-        work = np.stack([np.tensordot(held, t.forward, 1), backward, weight]) + self.profile.action_seconds
+        work += self.profile.action_seconds
         seconds = Seconds(work, self.transfers[np.array(edges[1:]) - 1], self.host_seconds(held, again))
         step = self.placement.by_rank(held @ t.step) + self.profile.iteration_seconds
         if self.beside:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibal_ext.schedules.actions import Action, Beside, Schedule
+from omnibal_ext.schedules.clock import SIDE_BY_SIDE, Seconds, last_ends, play
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.program import compile_schedule
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, one_f_one_b, placement_of
@@ -50,6 +51,19 @@ def test_zero_bubble_waits_only_for_the_pipe_to_fill(name: str, p: int, extra: i
     seconds = simulate(program, costs).step_seconds
     least = 3 * m * v + (p - 1)
     assert seconds == pytest.approx(least) if v == 1 or name == "zb_h2" else least <= seconds + 1e-9 <= least + p
+
+
+@pytest.mark.parametrize("cases", [1, SIDE_BY_SIDE, SIDE_BY_SIDE + 1, 3 * SIDE_BY_SIDE - 1])
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zb_v"])
+def test_cases_side_by_side_end_when_each_does_alone(name: str, cases: int) -> None:
+    """To the bit, whether ranks or their hosts are slow."""
+    random, placement = np.random.default_rng(cases), placement_of(name, 3, 2)
+    rows = compile_schedule(build_schedule(name, 3, 7, 2), 7, placement).rows
+    work, transfers = random.uniform(0, 2, (3, 6, cases, 7)), random.uniform(0, 2, (6, cases, 7))
+    for hosts in (0.0, 1.5):
+        taken = Seconds(work, transfers, random.uniform(0, hosts, (3, 6)))
+        alone = np.stack([play(rows, taken, case)[2] for case in range(cases)])
+        assert np.array_equal(last_ends(rows, taken), alone)
 
 
 def _follows_the_definition(schedule: Schedule, placement: Placement, m: int, seed: int) -> None:
