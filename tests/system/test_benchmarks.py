@@ -41,6 +41,10 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
         r"over the paper's method: \S+ at 128 packs",
     ),
     "partition.py": (("--launches", 1, "--rounds", 1, "--models", 1), r"joint against the best other method: \S+x .*"),
+    "peer_balancing.py": (
+        ("--samples", 600, "--ranks", 4, "--corpora", "single tiles"),
+        r"samples a second over packs as they come, median: LoongForge's levelling \S+%, ours \S+%",
+    ),
     "peer_waiting.py": (
         ("--samples", 400, "--ranks", 2, "--corpora", "single tiles"),
         r"waiting at 2 ranks, the best of the others over ours, median: \S+x",
