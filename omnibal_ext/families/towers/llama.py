@@ -170,7 +170,7 @@ def _experts(section: Section, always: bool) -> Experts:
     if section.get("mlp_only_layers"):
         section.must(mlp_only_layers=[])
     saved = section.take_if("num_local_experts")  # by transformers 5; models are published with the other name
-    count = section.take_if("num_experts") or saved
+    count = section.take_if("num_experts") or saved or section.take("num_experts")
     if always:
         section.must(norm_topk_prob=True)
     renormalised = always or section.take("norm_topk_prob")
