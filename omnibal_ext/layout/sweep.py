@@ -21,6 +21,7 @@ from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
 from omnibal_ext.layout.workload import PackedCorpus, Workload, pack_corpus, packed_once
 from omnibal_ext.modalities.modality import Budgets
+from omnibal_ext.packing.costs import PackCosts, are_patches
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.metrics import lower_bound_packs
 from omnibal_ext.packing.ordering.order_packs import MANY
@@ -126,13 +127,18 @@ def sweep(
 
     `global_batch` counts samples of an iteration over all data-parallel ranks; `seconds` limits each joint search;
     `further`: budgets of mel frames and the like in all settings, where `sizes` have some; by default as tokens bring.
+    Packs of patches are balanced by the profile of the first setting, as a tile of the model by default is no patch.
     """
-    make = packed_once()
+    points, costs, make = list(points), None, packed_once()
+    if points and are_patches(sizes):
+        one = points[0]
+        shape = one.tensor_model_parallel_size, one.data_parallel_size, one.expert_model_parallel_size
+        costs = PackCosts.of_profile(profile_source(one.vit_budget, one.llm_budget, *shape))
 
     @cache
     def packed(vit: int, llm: int, data_parallel: int, microbatches: int, effort: float = 1.0) -> PackedCorpus:
-        budgets, shape = further_budgets_for(sizes, llm, further), (microbatches, data_parallel)
-        return pack_corpus(sizes, PackOptions(packing, vit, llm, budgets, *shape, seconds=effort), make)
+        budgets, counts = further_budgets_for(sizes, llm, further), (microbatches, data_parallel)
+        return pack_corpus(sizes, PackOptions(packing, vit, llm, budgets, *counts, seconds=effort), make, costs)
 
     @cache
     def samples_per_pack(vit: int, llm: int) -> float:

@@ -16,6 +16,7 @@ from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.modality import FURTHER, MODALITIES, Size
 from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
@@ -100,10 +101,11 @@ class PackedCorpus:
         return Workload(packs, needed, self.vit_budget, self.llm_budget)
 
 
-def pack_corpus(sizes: Sizes, options: PackOptions, make: Pack = pack) -> PackedCorpus:
-    """Pack a corpus as training would. Raises UserError as packing does."""
+def pack_corpus(sizes: Sizes, options: PackOptions, make: Pack = pack, costs: PackCosts | None = None) -> PackedCorpus:
+    """Pack a corpus as training would, `costs` as in `build_index`. Raises UserError as packing does."""
     with tempfile.TemporaryDirectory() as folder:
-        index, _ = build_index(sizes, Path(folder) / "index", options, packer=partial(pack_epoch, make=make))
+        path, packer = Path(folder) / "index", partial(pack_epoch, make=make)
+        index, _ = build_index(sizes, path, options, costs=costs, packer=packer)
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
         needed = pack_loads(PackList(np.asarray(index.pack_offsets), np.asarray(index.sample_ids)), sizes)
         order, counts = stream.iterations(0, stream.iterations_per_epoch), np.diff(index.pack_offsets)

@@ -151,11 +151,10 @@ def are_patches(sizes: Sizes) -> bool:
     return int(sizes.tiles.max(initial=0)) > MOST_TILES
 
 
-def refuse_unpriced(sizes: Sizes, budgets: Budgets) -> None:
+def refuse_unpriced(sizes: Sizes, budgets: Budgets, remedy: str = "name yours with --model, or give --costs") -> None:
     """Raise UserError where tiles can only be patches, and the model by default would price each as a tile."""
     if are_patches(sizes) and not any(budgets.get(one.size) for one in FURTHER if one.priced_by):
         raise UserError(
             f"sample {int(sizes.tiles.argmax())} has {sizes.tiles.max()} tiles, more than {MOST_TILES}: these can only "
-            "be patches, a thousand times cheaper than tiles of the model by default; name yours with --model, or give "
-            "--costs"
+            f"be patches, a thousand times cheaper than tiles of the model by default; {remedy}"
         )

@@ -50,8 +50,8 @@ def pack(
         costs: packs become equal in its seconds, in every part of the model: `PackCosts.of_model("qwen3-vl-8b")`, or
             seconds per tile, per token and per squared token of your own,
             `PackCosts({"vision": {"tiles": 2e-3}, "language": {"tokens": 1e-5, "attention": 2e-10}})`. Where one rank
-            runs all of the model give one part with all of them. None: equal in tiles and in tokens, which
-            for patches is seldom equal in seconds.
+            runs all of the model give one part with all of them. None: equal in tiles and in tokens, each as a
+            share of its own mean, so that patches are as good as tiles: no size has a price that could be wrong.
         beyond: of a sample beyond a budget: "error" refuses it, "drop" leaves it out and prints a line, "alone" gives
             it a pack of its own.
         seconds: effort for making packs equal, a number of steps given in nominal seconds; 0 leaves packs as they are.

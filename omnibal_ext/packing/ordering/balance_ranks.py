@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.packing.random_bits import below
 
 SWAPS_A_SECOND = 4_000_000  # swaps tried per nominal second
 LEAST_SWAPS = 64  # per pack, whatever `effort`
+PLACES = 32  # among packs by cost, around which those of a last iteration may be
 OPENED = 8  # groups placed for the first epochs; each epoch opens another one
 
 
@@ -36,14 +38,16 @@ def stored_order(iterations: Ints) -> Ints:
 
 
 def split_leftover(
-    seconds: Floats, count: int, avoid: NDArray[np.bool_] | None = None, *, alike: bool = False
+    seconds: Floats, count: int, avoid: NDArray[np.bool_] | None = None, *, ranks: int = 0, limit: float = 0.0
 ) -> tuple[Ints, Ints]:
     """Choose `count` packs evenly over the range of costs, cheapest first; return them and the others.
 
     Args:
         seconds: of each pack, [P, parts].
         avoid: packs to take only if the others do not suffice, [P].
-        alike: choose those nearest to the median, for an iteration of one pack a rank, in which nothing compensates.
+        ranks: of an iteration of one pack a rank, in which nothing compensates: choose packs that cost the same. 0: of
+            several packs a rank.
+        limit: fraction of time that these may wait.
     """
     by_cost = np.argsort(seconds.sum(axis=1), kind="stable")
     free = np.ones(len(by_cost), np.bool_) if avoid is None else ~avoid[by_cost]
@@ -51,11 +55,29 @@ def split_leftover(
         free[:] = True
     candidates = np.flatnonzero(free)
     chosen = np.zeros(len(by_cost), np.bool_)
-    if alike:
-        far = np.abs(seconds - np.median(seconds, axis=0)).sum(axis=1)[by_cost[candidates]]
-        candidates = candidates[np.argsort(far, kind="stable")[:count]]
+    if ranks:
+        candidates = candidates[_alike(seconds[by_cost[candidates]], ranks, limit)[:count]]
     chosen[candidates[np.arange(count) * len(candidates) // max(1, count)]] = True
     return by_cost[chosen], by_cost[~chosen]
+
+
+def _alike(seconds: Floats, ranks: int, limit: float) -> Ints:
+    """Return the packs [P, parts] by their distance from the median, or from where `ranks` of them wait within `limit`.
+
+    Where those near the median wait for longer, it is the place, of `PLACES`, at which they wait least.
+    """
+
+    def nearest(middle: Floats) -> Ints:
+        return np.argsort(np.abs(seconds - middle).sum(axis=1), kind="stable")
+
+    def waits(order: Ints) -> float:
+        return wait(seconds[None, order[:ranks]])
+
+    order = nearest(np.median(seconds, axis=0))
+    if waits(order) > limit:
+        places = np.linspace(0, len(seconds) - 1, PLACES).astype(np.int64)
+        order = min(map(nearest, seconds[places]), key=waits)
+    return order
 
 
 def place_opened(seconds: Floats, batch: int, opened: Ints) -> Ints:

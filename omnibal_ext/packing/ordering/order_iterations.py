@@ -6,12 +6,17 @@
 Loops count steps, not seconds of a clock: a seed gives the same order on any machine.
 """
 
+from itertools import product
+
 import numpy as np
 
 from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.packing.ordering.swap_packs import swap_packs
 
 SPENT = 0.95  # of the allowed wait, as that of incomplete iterations is only estimated
+BANDS = 2, 4, 8, 16, 32, 64, 128  # of a part's seconds, in which ranks are sorted by those of the other parts
+MUCH_LESS = 0.9  # of what ranks wait for, sorted by all seconds
 
 
 def order_iterations(
@@ -42,7 +47,7 @@ def order_iterations(
     """
     limit *= SPENT
     rank_seconds, rank_features = seconds[ranks].sum(axis=1), features[ranks].sum(axis=1)
-    order = np.argsort(rank_seconds.sum(axis=1), kind="stable").reshape(-1, data_parallel_size, 1)
+    order = _alike_in_a_row(rank_seconds, data_parallel_size, limit)
     slots = ranks[swap_packs(rank_seconds, rank_features, order, limit, seed, effort)[:, :, 0]]
     if ranks.shape[1] > 1:
         slots = swap_packs(seconds, features, slots, limit, seed, effort)
@@ -50,3 +55,25 @@ def order_iterations(
     slots = generator.permuted(generator.permutation(slots), axis=2)
     shuffled = generator.random(slots.shape[:2]).argsort(axis=1)
     return np.take_along_axis(slots, shuffled[:, :, None], axis=1)
+
+
+def _alike_in_a_row(seconds: Floats, data_parallel_size: int, limit: float) -> Ints:
+    """Return ranks sorted so that those of each iteration cost the same: [I, D, 1].
+
+    By the sum of their seconds [R, parts]; where these are of several parts and wait for more than `limit`, by bands of
+    one part's seconds, and by the others' up one band and down the next, if that waits for `MUCH_LESS`.
+    """
+
+    def waits(order: Ints) -> float:
+        return wait(seconds[order.reshape(-1, data_parallel_size)])
+
+    total = seconds.sum(axis=1)
+    best = np.argsort(total, kind="stable")
+    most = waits(best)
+    if most > limit:
+        for part, bands in product(range(seconds.shape[1]), BANDS):
+            own = seconds[:, part]
+            band = np.unique((own - own.min()) * bands // (np.ptp(own) or 1.0), return_inverse=True)[1]  # none is empty
+            snake = np.lexsort(((total - own) * np.where(band % 2, -1, 1), band))
+            best = snake if waits(snake) < min(waits(best), MUCH_LESS * most) else best
+    return best.reshape(-1, data_parallel_size, 1)

@@ -65,7 +65,8 @@ def order_packs(
     loads = pack_loads(packs, sizes)
     seconds = seconds_of(loads)
     count, avoid = len(packs) % options.global_batch, _repeats_sample_of(packs, others)
-    leftover, running = split_leftover(seconds, count, avoid, alike=options.micro_batches == 1)
+    of_one_pack = options.data_parallel_size if options.micro_batches == 1 else 0
+    leftover, running = split_leftover(seconds, count, avoid, ranks=of_one_pack, limit=options.wait)
     if len(running) == 0:
         return packs.reordered(leftover)
     chunks = _chunks(running, options.global_batch, seed)

@@ -39,7 +39,7 @@ def swap_packs(seconds: Floats, features: Floats, slots: Ints, limit: float, see
     Args:
         seconds: [P, parts].
         features: [P, F], of mean 0.
-        slots: pack numbers, [I, D, M]; not changed.
+        slots: pack numbers, [I, D, M]; not changed. With one pack a rank, neighbours cost about the same.
         limit: fraction of time spent waiting.
         effort: number of steps, given in nominal seconds.
 
@@ -51,7 +51,7 @@ def swap_packs(seconds: Floats, features: Floats, slots: Ints, limit: float, see
     if iterations < 2 or features.shape[1] == 0 or steps < LEAST_SWAPS * slots.size or not seconds.any():
         return slots
     pack_at, slot_of = slots.ravel().copy(), np.full(len(seconds), -1, np.int64)
-    order = pack_at[np.argsort(seconds[pack_at].sum(axis=1), kind="stable")]
+    order = pack_at.copy() if micro_batches == 1 else pack_at[np.argsort(seconds[pack_at].sum(axis=1), kind="stable")]
     slot_of[pack_at] = np.arange(slots.size)
     costs = seconds * (iterations * ranks / seconds[order].sum())
     state = _iterations_of(costs, features, slots)

@@ -58,6 +58,19 @@ def test_leftover_packs_are_taken_at_even_steps_of_cost() -> None:
     assert 1 in split_leftover(seconds, 6, held)[0]  # the others do not suffice
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_leftover_packs_of_one_a_rank_cost_the_same_where_the_median_is_between_two_costs(seed: int) -> None:
+    """Near the median two dense costs are a step apart: packs of one of them are left, and as many more there are."""
+    generator = np.random.default_rng(seed)
+    seconds = np.concatenate([generator.normal(1.0, 1e-4, (60, 1)), np.full((7, 1), 1.2), np.full((60, 1), 1.4)])
+    aside, others = split_leftover(seconds, 7, ranks=40, limit=0.003)
+    assert sorted([*aside.tolist(), *others.tolist()]) == list(range(127))
+    near = np.sort(np.abs(seconds[others, 0] - np.median(seconds[aside, 0])))[:33]
+    assert near.max() < 0.01
+    at_median, _ = split_leftover(seconds, 7, ranks=40, limit=0.5)  # who may wait is left what is most usual
+    assert (seconds[at_median, 0] == 1.2).all()
+
+
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_ranks_wait_no_longer_where_packs_are_ordered_in_chunks(
     micro_batches: int, monkeypatch: pytest.MonkeyPatch

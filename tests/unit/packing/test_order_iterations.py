@@ -221,3 +221,17 @@ def test_of_many_sources_the_largest_in_an_epoch_are_spread() -> None:
     assert {3, 7} <= set(largest)
     numbers = corpus.source_numbers().reshape(30, 4)
     assert found.has.T.tolist() == [(numbers == n).any(axis=1).tolist() for n in sorted(largest)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ranks", [16, 64])
+def test_ranks_of_parts_that_go_against_each_other_meet_their_like(ranks: int, seed: int) -> None:
+    """Five numbers of tiles, and tokens of any number: a sum says little of either part, and neither may wait."""
+    generator = np.random.default_rng(seed)
+    seconds = np.stack([generator.integers(22, 27, 40 * ranks) / 40, generator.uniform(0.4, 0.45, 40 * ranks)], axis=1)
+    by_sum = np.argsort(seconds.sum(axis=1)).reshape(-1, ranks)
+    every = np.arange(len(seconds))[:, None]
+    slots = order_iterations(seconds, generator.normal(size=(len(seconds), 2)), every, ranks, 0.003, seed)
+    assert np.array_equal(np.sort(slots.ravel()), np.arange(len(seconds)))
+    assert wait(seconds[by_sum]) > 0.02
+    assert wait(rank_loads(slots, seconds)) < 0.006
