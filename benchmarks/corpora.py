@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.sizes import Sizes
 
 
@@ -134,4 +135,77 @@ UNTUNED: dict[str, tuple[Callable[[int], Sizes], tuple[int, int]]] = {
     "two points": (two_points, (16, 5120)),
     "patches": (patches, (32_768, 16_384)),
     "native resolution": (native, (32_768, 16_384)),
+}
+
+
+def wide_lognormal(samples: int) -> Sizes:
+    """Native resolution: patches over four orders of magnitude, words as widely."""
+    generator = np.random.default_rng(11)
+    return _with_words(generator, _patches(generator, 7.0, 1.0, samples), 5.3, 1.1, 8192)
+
+
+def mostly_words(samples: int) -> Sizes:
+    """Nine of ten are words alone."""
+    generator = np.random.default_rng(11)
+    pictured = generator.random(samples) >= 0.9
+    return _with_words(generator, pictured * _patches(generator, 7.2, 0.8, samples), 6.0, 1.2, 16_000)
+
+
+def rare_pictures(samples: int) -> Sizes:
+    """One of a hundred has a picture, of a whole budget."""
+    generator = np.random.default_rng(11)
+    return _with_words(generator, np.where(generator.random(samples) < 0.01, 16_384, 0), 6.0, 1.0, 16_000)
+
+
+def instructions(samples: int) -> Sizes:
+    """Words alone, one image, pages, and several images, as instruction data have."""
+    generator = np.random.default_rng(11)
+    kind, few = generator.choice(4, samples, p=[0.22, 0.55, 0.13, 0.10]), generator.choice([1, 3, 5, 7], samples)
+    tiles = np.choose(kind, [0 * few, few, generator.integers(7, 13, samples), generator.integers(2, 9, samples)])
+    return Sizes.from_arrays(
+        tiles, np.minimum(256 * tiles + generator.lognormal(5.4, 0.9, samples).astype(int) + 8, 8192)
+    )
+
+
+def tiles_or_words(samples: int) -> Sizes:
+    """Many tiles have few words, many words have no tiles."""
+    generator = np.random.default_rng(11)
+    share = generator.random(samples)
+    words = np.maximum(16, ((1 - share) ** 2 * 7000).astype(int) + generator.integers(0, 64, samples))
+    return Sizes.from_arrays((share * 24).astype(int), words)
+
+
+def zipf_lengths(samples: int) -> Sizes:
+    """The longest fill a pack, most are tiny."""
+    tokens = np.minimum(np.random.default_rng(11).zipf(1.5, samples) * 20 + 10, 16_384)
+    return Sizes.from_arrays(np.where(tokens > 400, np.minimum(tokens // 300, 26), 0), tokens)
+
+
+def over_a_half(samples: int) -> Sizes:
+    """Most need more than a half of a pack, and few fit beside."""
+    generator = np.random.default_rng(11)
+    long, short = generator.integers(8200, 9000, samples), generator.integers(64, 3000, samples)
+    return Sizes.from_arrays(np.zeros(samples, np.int64), np.where(generator.random(samples) < 0.6, long, short))
+
+
+def _patches(generator: np.random.Generator, mean: float, deviation: float, samples: int) -> Ints:
+    return np.minimum(generator.lognormal(mean, deviation, samples).astype(np.int64) // 4 * 4 + 4, 16_384)
+
+
+def _with_words(generator: np.random.Generator, patches: Ints, mean: float, deviation: float, most: int) -> Sizes:
+    words = generator.lognormal(mean, deviation, len(patches)).astype(np.int64) + 8
+    return Sizes.from_arrays(patches, np.minimum(patches // 4 + words, most))
+
+
+# Corpora that are hard to order; those whose tiles are patches also name a model
+HARD: dict[str, tuple[Callable[[int], Sizes], tuple[int, int], str | None]] = {
+    "native resolution": (native, (32_768, 16_384), "qwen3-vl-8b"),
+    "wide lognormal": (wide_lognormal, (32_768, 16_384), "qwen3-vl-8b"),
+    "mostly words": (mostly_words, (8192, 16_384), "qwen3-vl-8b"),
+    "rare pictures": (rare_pictures, (16_384, 16_384), "qwen3-vl-8b"),
+    "instructions": (instructions, (26, 8192), None),
+    "tiles or words": (tiles_or_words, (26, 8192), None),
+    "Zipf lengths": (zipf_lengths, (26, 16_384), None),
+    "over a half": (over_a_half, (0, 16_384), None),
+    "two points": (two_points, (16, 5120), None),
 }

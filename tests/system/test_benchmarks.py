@@ -57,6 +57,7 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     "rebalance.py": (("--draws", 2, "--shapes", 2), r"seconds of steps, ours over as read: 0\.\d+"),
     "schedule.py": (("--rounds", 1), r"ours / megatron-core: \S+, losses equal"),
     "simulator.py": (("--rounds", 1), r"median error of the step: \S+; rank order \w+"),
+    "spread_bound.py": (("--corpus", "two points", *SMALL), r".*two points.*"),
     "timeline.py": (("--output", "PICTURE"), r"after / before samples per second: \S+x"),
     "wide_packing.py": (
         ("--corpus", "films", "--samples", 3000, "--micro-batches", 4),

@@ -27,11 +27,13 @@ from omnibal_ext.packing.ordering.spread import (
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, PackList, pack_loads
 from omnibal_ext.packing.shard_loads import tokens_cut
 
-HELPS = "more --micro-batches help most, then larger packs or a larger --wait (docs/packing-limits.md)"
+HELPS = "more --micro-batches help most, then a larger --wait, or packs that hold more samples (docs/packing-limits.md)"
+BOUND = "packs that cost much set the wait: more --micro-batches help most, a larger --wait hardly mixes more"
 EFFORT_HELPS = "a larger --seconds, up to {:.2g}, helps first, as samples and packs then change places more often; "
 MOST_SAMPLES = 200_000  # samples used to estimate the spread of a random order
 RANDOM = 1.1  # spread of iterations, relative to a random order of samples, above which it is reported
 MISSING = 0.01  # fraction of iterations without a kind, minus that of a random order, above which it is reported
+BOUNDED = 2.0  # ratio of waiting to the allowed fraction above which more of it hardly mixed what was tried
 TOO_LONG = 1.02  # ratio of waiting to the allowed fraction above which it is reported
 
 
@@ -87,6 +89,8 @@ class Summary:
     samples: the largest of these ratios."""
     spread_sources: float
     """The same for numbers of samples by source, and of text-only ones."""
+    spread_most: str
+    """The size or source of the largest of all these ratios."""
     kinds_missing: float
     """Fraction of iterations without any sample of one kind (text-only, with images, a source): that missing most."""
     kinds_missing_random: float
@@ -122,7 +126,7 @@ def shortfalls(summary: Summary, options: PackOptions) -> list[str]:
     if max(summary.spread_sizes, summary.spread_sources) > RANDOM:
         found.append(
             f"iterations differ {summary.spread_sizes:.2f} times as much in sizes and {summary.spread_sources:.2f} in "
-            "sources as in a random order of samples"
+            f"sources as in a random order of samples, most in {summary.spread_most}"
         )
     if summary.kinds_missing > summary.kinds_missing_random + MISSING:
         found.append(
@@ -130,7 +134,8 @@ def shortfalls(summary: Summary, options: PackOptions) -> list[str]:
             f"(in a random order {summary.kinds_missing_random:.1%})"
         )
     enough = MOST_STEPS * min(summary.packs, MANY) / STEPS_A_SECOND  # seconds after which more change next to nothing
-    helps = HELPS if options.seconds >= enough else EFFORT_HELPS.format(enough) + HELPS
+    helps = BOUND if options.micro_batches == 1 and summary.wait > BOUNDED * options.wait else HELPS
+    helps = helps if options.seconds >= enough else EFFORT_HELPS.format(enough) + helps
     return [*found, helps] if found else []
 
 
@@ -213,6 +218,7 @@ def _spreads(index: PackedIndex, corpus: Corpus, packs: PackList, iterations: In
     return {
         "spread_sizes": float(by_samples[:sizes].max()),
         "spread_sources": float(by_samples[sizes:].max(initial=0.0)),
+        "spread_most": [*index.load_names, *features.names][int(by_samples.argmax())],
         "kinds_missing": float(missing[worst]) if len(missing) else 0.0,
         "kinds_missing_random": float(expected[worst]) if len(missing) else 0.0,
     }

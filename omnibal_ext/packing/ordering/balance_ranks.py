@@ -45,8 +45,7 @@ def split_leftover(
     Args:
         seconds: of each pack, [P, parts].
         avoid: packs to take only if the others do not suffice, [P].
-        ranks: of an iteration of one pack a rank, in which nothing compensates: choose packs that cost the same. 0: of
-            several packs a rank.
+        ranks: of an iteration of one pack a rank, in which nothing compensates: choose packs that cost the same.
         limit: fraction of time that these may wait.
     """
     by_cost = np.argsort(seconds.sum(axis=1), kind="stable")

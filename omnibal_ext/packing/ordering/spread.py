@@ -21,6 +21,7 @@ class Features:
     """[P, F]"""
     sizes: int
     """Number of features that are sizes (the first ones); the others count text-only samples and sources."""
+    names: list[str]  # of the features after the loads of packs
     has: NDArray[np.bool_]
     """[P, kinds]; whether a pack has a sample of a kind that every iteration should have: text-only, with images, each
     source."""
@@ -52,14 +53,16 @@ def pack_features(corpus: Corpus, packs: PackList, loads: Ints) -> Features:
     def a_pack(values: NDArray[np.generic]) -> Floats:
         return np.add.reduceat(values[packs.sample_ids], starts, dtype=np.float64)
 
-    columns = [loads.astype(np.float64)]
+    columns, names = [loads.astype(np.float64)], list[str]()
     if corpus.supervised is not None:
         columns.append(a_pack(corpus.supervised)[:, None])
+        names.append("supervised tokens")
     text, has = a_pack(corpus.sizes.tiles == 0), []
     sizes, samples = sum(column.shape[1] for column in columns), counts.sum()
     if 0 < text.sum() < samples:
         columns.append((text - text.sum() / samples * counts)[:, None])
         has += [text > 0, text < counts]
+        names.append("text-only samples")
     numbers = corpus.source_numbers()
     largest = np.argsort([-source.samples * source.weight for source in corpus.sources], kind="stable")[:MOST_SOURCES]
     sources = sorted(largest.tolist()) if len(corpus.sources) > 1 else []
@@ -67,8 +70,9 @@ def pack_features(corpus: Corpus, packs: PackList, loads: Ints) -> Features:
         of_source = a_pack(numbers == source)
         columns.append((of_source - of_source.sum() / samples * counts)[:, None])
         has.append(of_source > 0)
+        names.append(corpus.sources[source].name)
     held = np.stack(has, axis=1) if has else np.zeros((len(packs), 0), np.bool_)
-    return Features(np.concatenate(columns, axis=1), sizes, held)
+    return Features(np.concatenate(columns, axis=1), sizes, names, held)
 
 
 def random_spread(values: Floats, drawn: float, count: int) -> Floats:

@@ -194,7 +194,7 @@ def test_dear_iterations_come_among_cheap_ones(seed: int, micro: int) -> None:
 def test_a_kind_that_is_in_few_packs_is_in_every_iteration(seed: int) -> None:
     """One pack of eight has it; the pack's sums do not tell."""
     has = np.random.default_rng(seed).permutation(1600) % 8 == 0
-    features = Features(np.zeros((1600, 1)), 1, has[:, None])
+    features = Features(np.zeros((1600, 1)), 1, [], has[:, None])
     order = order_of(np.ones((1600, 1)), features.scaled(features.deviations()), 8, 1, seed)
     assert has[order].reshape(-1, 8).any(axis=1).mean() > 0.95
 

@@ -24,13 +24,15 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.histograms import distributions, waste_by_kind
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.packing.index.summary import HELPS, MISSING, RANDOM, TOO_LONG, Summary, shortfalls
+from omnibal_ext.packing.index.summary import BOUND, HELPS, MISSING, RANDOM, TOO_LONG, Summary, shortfalls
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering.spread import pack_features
 from omnibal_ext.packing.pack_epoch import pack_epoch
+from omnibal_ext.packing.packs import PackList, pack_loads
 from omnibal_ext.sizes import Sizes
 
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4, "pack": 1.0}})
-ELSEWHERE = ("spread_sizes", "spread_sources", "kinds_missing", "kinds_missing_random", "further")
+ELSEWHERE = ("spread_sizes", "spread_sources", "spread_most", "kinds_missing", "kinds_missing_random", "further")
 """test_order_iterations.py, test_mel_frames.py."""
 
 
@@ -178,7 +180,7 @@ OPTIONS = PackOptions(vit_budget=8, llm_budget=4096, data_parallel_size=8, wait=
 FINE = replace(
     Summary(**{field.name: 0 for field in fields(Summary) if field.name != "further"}),  # type: ignore[arg-type]
     iterations=20, wait=TOO_LONG * 0.004, spread_sizes=RANDOM, spread_sources=RANDOM, kinds_missing=0.3 + MISSING,
-    kinds_missing_random=0.3,
+    kinds_missing_random=0.3, spread_most="attention",
 )  # fmt: skip
 
 
@@ -186,7 +188,7 @@ FINE = replace(
     ("beyond", "words"),
     [
         ({"wait": 0.00409, "wait_last": 0.0123}, "ranks wait for 0.0041 of the time, more than --wait 0.004 .* 0.0123"),
-        ({"spread_sizes": 1.11}, "1.11 times as much in sizes and 1.10 in sources"),
+        ({"spread_sizes": 1.11}, "1.11 times as much in sizes and 1.10 in sources .*, most in attention"),
         ({"spread_sources": 1.12}, "1.10 times as much in sizes and 1.12 in sources"),
         ({"kinds_missing": 0.32}, r"32.0% of iterations .* \(in a random order 30.0%\)"),
     ],
@@ -199,3 +201,26 @@ def test_what_an_index_falls_short_of_is_said_beyond_a_limit(beyond: dict[str, f
     assert re.search(words, said)
     assert shortfalls(replace(FINE, **beyond), replace(OPTIONS, method="isf")) == []
     assert shortfalls(replace(FINE, **beyond, iterations=1), OPTIONS) == []
+
+
+def test_advice_names_a_larger_wait_only_where_that_helps() -> None:
+    """With one microbatch dear packs bound the wait; with several the last iteration may."""
+    far = replace(FINE, wait=0.0081)
+    assert shortfalls(far, OPTIONS)[-1] == BOUND
+    assert shortfalls(replace(far, wait=0.0079), OPTIONS)[-1] == HELPS
+    assert shortfalls(far, replace(OPTIONS, micro_batches=4))[-1] == HELPS
+
+
+def test_what_differs_most_is_named(tmp_path: Path) -> None:
+    """Packs of one cost hold equally many tokens: text-only samples, or the source of long ones, are apart."""
+    tiles = np.repeat([0, 4], 400)
+    sizes = Sizes.from_arrays(tiles, np.where(tiles > 0, 900, 100))
+    _, summary = build_index(sizes, tmp_path / "one", replace(OPTIONS, wait=1e-6))
+    assert summary.spread_most in ("tiles", "tokens", "attention", "text-only samples")
+    corpus = Corpus(
+        Sizes.from_arrays(tiles // 4, np.full(800, 100)), (CorpusSource("few", 400), CorpusSource("b", 400))
+    )
+    packs = PackList(np.arange(0, 801, 10), np.arange(800))
+    features = pack_features(corpus, packs, pack_loads(packs, corpus.sizes))
+    assert features.names == ["text-only samples", "few", "b"]
+    assert len(features.names) + 3 == features.values.shape[1]
