@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.corpora import UNTUNED
 from benchmarks.packing import BUDGETS, load
+from benchmarks.packing_grid import costs_of
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.build import build_index
@@ -55,7 +56,10 @@ def compare(name: str, samples: int, micro_batches: int, folder: Path) -> list[t
     sizes, budgets = corpus_of(name, samples)
     options = PackOptions("balanced", *budgets, data_parallel_size=RANKS, micro_batches=micro_batches)
     more = replace(options, data_parallel_size=2 * RANKS, micro_batches=micro_batches // 2)
-    index, anew = (build_index(sizes, folder / f"{one.data_parallel_size}", one)[0] for one in (options, more))
+    costs = costs_of(name, "internvl-chat-1.5")
+    index, anew = (
+        build_index(sizes, folder / f"{one.data_parallel_size}", one, costs=costs)[0] for one in (options, more)
+    )
     ranks, others = (
         RankLayout(each.data_parallel_size, each.micro_batches, each.last_iteration) for each in (options, more)
     )
