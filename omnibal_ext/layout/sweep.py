@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
@@ -129,34 +130,44 @@ def sweep(
     `further`: budgets of mel frames and the like in all settings, where `sizes` have some; by default as tokens bring.
     Packs of patches are balanced by the profile of the first setting, as a tile of the model by default is no patch.
     """
-    points, costs, make = list(points), None, packed_once()
-    if points and are_patches(sizes):
-        one = points[0]
-        shape = one.tensor_model_parallel_size, one.data_parallel_size, one.expert_model_parallel_size
-        costs = PackCosts.of_profile(profile_source(one.vit_budget, one.llm_budget, *shape))
+    points, make = list(points), packed_once()
+    costs = _costs_of_patches(points, profile_source) if are_patches(sizes) else None
+
+    def options_of(vit: int, llm: int, microbatches: int, data_parallel: int) -> PackOptions:
+        return PackOptions(packing, vit, llm, further_budgets_for(sizes, llm, further), microbatches, data_parallel)
 
     @cache
-    def packed(vit: int, llm: int, data_parallel: int, microbatches: int, effort: float = 1.0) -> PackedCorpus:
-        budgets, counts = further_budgets_for(sizes, llm, further), (microbatches, data_parallel)
-        return pack_corpus(sizes, PackOptions(packing, vit, llm, budgets, *counts, seconds=effort), make, costs)
+    def packed(*asked: int) -> PackedCorpus:
+        return pack_corpus(sizes, options_of(*asked), make, costs)
 
     @cache
     def samples_per_pack(vit: int, llm: int) -> float:
-        twins = lower_bound_packs(sizes, {"tiles": vit, "tokens": llm}) >= 2 * MANY
-        return float(packed(vit, llm, 1, 8, 1.0 if twins else 0.0).samples.mean())  # else effort changes none
+        options = options_of(vit, llm, 8, 1)
+        if lower_bound_packs(sizes, options.all_budgets) < 2 * MANY:  # of more, twins are packed
+            options = replace(options, seconds=0.0)  # effort changes no number of packs
+        return float(pack_corpus(sizes, options, make, costs).samples.mean())
 
     outcomes = []
     for point in points:
         try:
             vit, llm, d = point.vit_budget, point.llm_budget, point.data_parallel_size
             microbatches = max(1, round(global_batch / samples_per_pack(vit, llm) / d))
-            corpus = packed(vit, llm, d, microbatches)
+            corpus = packed(vit, llm, microbatches, d)
             tensor, experts = point.tensor_model_parallel_size, point.expert_model_parallel_size
             profile = profile_source(corpus.vit_budget, corpus.llm_budget, tensor, d, experts)
             outcomes.append(judge_setting(point, profile, corpus, memory_bytes, method, seconds))
         except UserError as error:
             outcomes.append(Outcome(point, reason=str(error)))
     return sorted(outcomes, key=lambda outcome: -outcome.samples_per_second)
+
+
+def _costs_of_patches(points: Sequence[Setting], profile_source: ProfileSource) -> PackCosts | None:
+    """Return the costs of the first setting that has a profile; None if none has."""
+    for one in points:
+        shape = one.tensor_model_parallel_size, one.data_parallel_size, one.expert_model_parallel_size
+        with suppress(UserError):
+            return PackCosts.of_profile(profile_source(one.vit_budget, one.llm_budget, *shape))
+    return None
 
 
 def judge_setting(
