@@ -1,5 +1,7 @@
 """Sizes of samples: ViT tiles, LLM tokens, and any further named sizes."""
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.records import checksums_of, sha256_of
 from omnibal_ext.files.writing import replacing
+from omnibal_ext.large_arrays import PIECE, in_pieces, release, rows_of, scratch
 from omnibal_ext.modalities.modality import FURTHER_SIZES, LANGUAGE, MODALITIES, VISION
-from omnibal_ext.reading.arrays import array_names, read_arrays
+from omnibal_ext.reading.arrays import array_names, map_array, read_arrays
 from omnibal_ext.reading.checks import anything, listing, mapping, record, shown, text
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.files import open_plain
@@ -20,9 +24,11 @@ JSON_NAMES = {LANGUAGE.size: "token_num"} | {
     one.size: one.budget.replace("budget", "num") for one in MODALITIES if one is not LANGUAGE
 }
 """Fields of sizes in a JSON list, where they are not as in an .npz."""
-REMEDY = "give a sizes file: a JSON list, or an .npz"
+REMEDY = "give a sizes file, a JSON list or an .npz, or a folder of .npy files"
 MOST_ROWS, MOST_JSON = 2**30, 2**31
 """Limits of a JSON list; an .npz may be larger."""
+MAPPED = 1 << 23
+"""Samples of a folder of .npy files above which its arrays can stay on disk."""
 CORPUS_SETS = mapping(record({}, {"token_lengths": text}))
 """Schema of a file that names the sizes files of its sets, as the script of OmniBal's authors reads."""
 
@@ -32,7 +38,8 @@ class Sizes:
     """The sizes of every sample of a corpus; sample i is row i of all arrays.
 
     `tokens` includes image tokens. A text-only sample has 0 tiles. At native resolution, tiles are patches. `more` are
-    further sizes by name, such as audio frames or sums of squared image lengths.
+    further sizes by name, such as audio frames or sums of squared image lengths. Arrays that stay on disk are of any
+    type of integers.
     """
 
     tiles: NDArray[np.int32]  # [N]
@@ -48,9 +55,18 @@ class Sizes:
         return columns[size] if size in columns else np.zeros(len(self), np.int64)
 
     def take(self, samples: NDArray[np.int64]) -> "Sizes":
-        """Return the sizes of `samples`, in that order; a sample may be repeated."""
-        more = {name: values[samples] for name, values in self.more.items()}
-        return Sizes(self.tiles[samples], self.tokens[samples], more)
+        """Return the sizes of `samples` in memory, in that order; a sample may be repeated."""
+        more = {name: rows_of(values, samples).astype(np.int64, copy=False) for name, values in self.more.items()}
+        tiles, tokens = rows_of(self.tiles, samples), rows_of(self.tokens, samples)
+        return Sizes(tiles.astype(np.int32, copy=False), tokens.astype(np.int64, copy=False), more)
+
+    def total(self, size: str) -> int:
+        """Return the units of all samples of a size."""
+        return sum(int(values.sum(dtype=np.int64)) for (values,) in in_pieces(self.of(size)))
+
+    def most(self, size: str) -> int:
+        """Return the most units of a sample of a size; 0 without samples."""
+        return max((int(values.max()) for (values,) in in_pieces(self.of(size))), default=0)
 
     def without_unused(self) -> "Sizes":
         """Return the same without the further sizes of modalities that no sample has any of, such as mel frames."""
@@ -64,55 +80,39 @@ class Sizes:
         Raises:
             UserError: naming `origin` and the first row at fault.
         """
-        tiles, tokens = np.asarray(tiles), np.asarray(tokens)
-        if tiles.ndim != 1 or tiles.shape != tokens.shape:
-            raise UserError(f"{origin}: tiles {tiles.shape} and tokens {tokens.shape} must be two lists of one length")
-        further = {name: np.asarray(values) for name, values in more.items()}
-        for name, values, least in (
-            ("tiles", tiles, 0),
-            ("tokens", tokens, 1),
-            *((n, v, 0) for n, v in further.items()),
-        ):
-            if values.shape != tokens.shape:
-                raise UserError(f"{origin}: {name} {values.shape} must be a list as long as tokens {tokens.shape}")
-            if len(values) and not np.issubdtype(values.dtype, np.integer):
-                raise UserError(f"{origin}: {name} must be whole numbers, found {values.dtype}")
-            bits = 48 if name in further else 32  # sums of squares are larger; sums over all samples must fit 64 bits
-            wrong = np.flatnonzero((values < least) | (values >= 2 ** (bits - 1)))
-            if len(wrong):
-                row = int(wrong[0])
-                raise UserError(
-                    f"{origin}: row {row}: {name} is {values[row]}, must be {least} or more and fit {bits} bits"
-                )
-        columns = {name: values.astype(np.int64) for name, values in further.items()}
-        return cls(tiles.astype(np.int32), tokens.astype(np.int64), columns)
+        columns = {"tiles": tiles, "tokens": tokens, **more}
+        tiles, tokens, *further = _checked({name: np.asarray(values) for name, values in columns.items()}, origin)
+        more = {name: values.astype(np.int64) for name, values in zip(more, further, strict=True)}
+        return cls(tiles.astype(np.int32), tokens.astype(np.int64), more)
 
     @classmethod
-    def load(cls, paths: Sequence[str | Path] | str | Path, more: Sequence[str] = ()) -> "Sizes":
-        """Read `.json` or `.npz` files of sizes as one corpus, numbered from 0 in the order of `paths`.
+    def load(cls, paths: Sequence[str | Path] | str | Path, more: Sequence[str] = (), on_disk: bool = False) -> "Sizes":
+        """Read files of sizes as one corpus, numbered from 0 in the order of `paths`.
 
-        A JSON file is a list of `{"vit_num": tiles, "token_num": tokens, ...}`, an `.npz` holds `tiles` and `tokens`;
-        `more` names further fields or arrays. `FURTHER_SIZES` among them are 0 where a file has none.
+        A JSON file is a list of `{"vit_num": tiles, "token_num": tokens, ...}`, an `.npz` holds `tiles` and `tokens`,
+        a folder `tiles.npy` and `tokens.npy`, of any type of integers; `more` names further fields or arrays.
+        `FURTHER_SIZES` among them are 0 where a file has none.
+
+        Args:
+            on_disk: leave folders of more than `MAPPED` samples on disk.
 
         Raises:
             UserError: naming the file, and the row where a row is at fault.
         """
         if isinstance(paths, str | Path):
             paths = [paths]
-        return cls.concatenate([_load_one(Path(path), more) for path in paths])
+        return cls.concatenate([_load_one(Path(path), more, on_disk) for path in paths])
 
     @classmethod
     def concatenate(cls, corpora: Sequence["Sizes"]) -> "Sizes":
         """Concatenate the sizes of several corpora."""
         if len(corpora) == 1:
             return corpora[0]
+        more = corpora[0].more if corpora else ()
         return cls(
-            np.concatenate([each.tiles for each in corpora]) if corpora else np.zeros(0, np.int32),
-            np.concatenate([each.tokens for each in corpora]) if corpora else np.zeros(0, np.int64),
-            {
-                name: np.concatenate([each.more[name] for each in corpora])
-                for name in (corpora[0].more if corpora else ())
-            },
+            _joined([each.tiles for each in corpora], np.int32),
+            _joined([each.tokens for each in corpora], np.int64),
+            {name: _joined([each.more[name] for each in corpora], np.int64) for name in more},
         )
 
     def save(self, path: str | Path, **columns: NDArray[Any]) -> None:
@@ -150,17 +150,22 @@ def _is_object(path: Path) -> bool:
 def load_columns(
     path: str | Path, names: Sequence[str], absent: Collection[str] = ()
 ) -> list[list[Any] | NDArray[Any]]:
-    """Read columns of a sizes file, a value per sample: arrays of an `.npz`, or fields of a JSON list's rows; those of
-    `absent` are 0 where there are none.
+    """Read columns of a sizes file, a value per sample: arrays of an `.npz` or of a folder, which stay on disk, or
+    fields of a JSON list's rows; those of `absent` are 0 where there are none.
 
     Raises:
         UserError: naming the file, and the row where a row is at fault.
     """
     path = Path(path)
-    if path.suffix == ".npz":
+    if path.suffix == ".npz" or path.is_dir():
         there = [name for name in names if name not in absent or name in column_names(path)]
-        found = dict(zip(there, read_arrays(path, there, REMEDY), strict=True))
-        return [found[name] if name in found else np.zeros(len(found[there[0]]), np.int64) for name in names]
+        if path.is_dir():
+            arrays = [map_array(path / f"{name}.npy", REMEDY) for name in there]
+        else:
+            arrays = read_arrays(path, there, REMEDY)
+        found = dict(zip(there, arrays, strict=True))
+        none = np.broadcast_to(np.int64(0), len(found[there[0]]))
+        return [found.get(name, none) for name in names]
     rows = read_json(path, listing(anything, most=MOST_ROWS), REMEDY, MOST_JSON)
     try:
         return [[row.get(name, 0) if name in absent else row[name] for row in rows] for name in names]
@@ -172,12 +177,57 @@ def load_columns(
 
 
 def column_names(path: str | Path) -> tuple[str, ...]:
-    """Return the names of an `.npz` file's arrays. Raises UserError naming the file."""
+    """Return the names of an `.npz` file's arrays, or of a folder's. Raises UserError naming the file."""
+    if Path(path).is_dir():
+        return tuple(sorted(file.stem for file in Path(path).glob("*.npy")))
     return array_names(path, REMEDY)
 
 
-def _load_one(path: Path, more: Sequence[str]) -> Sizes:
-    own = {} if path.suffix == ".npz" else JSON_NAMES
+def sizes_hash(path: Path) -> str:
+    """Return the SHA-256 of a sizes file; of a folder that of the names and hashes of its arrays."""
+    if not path.is_dir():
+        return sha256_of(path)
+    hashes = checksums_of(path, [f"{name}.npy" for name in column_names(path)])
+    return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+
+
+def _joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    """Concatenate arrays; if one is on disk, there."""
+    if not any(isinstance(part, np.memmap) for part in parts):
+        return np.concatenate(parts) if parts else np.zeros(0, dtype)
+    whole, first = scratch((sum(map(len, parts)),), np.result_type(*parts), None), 0
+    for part in parts:
+        for (values,) in in_pieces(part):
+            whole[first : first + len(values)] = values
+            first += len(values)
+            release(whole)
+    return whole
+
+
+def _checked(columns: Mapping[str, NDArray[Any]], origin: str) -> list[NDArray[Any]]:
+    """Return the columns, tiles and tokens first. Raises UserError unless they are integers, equally many, in range."""
+    tiles, tokens = columns["tiles"], columns["tokens"]
+    if tiles.ndim != 1 or tiles.shape != tokens.shape:
+        raise UserError(f"{origin}: tiles {tiles.shape} and tokens {tokens.shape} must be two lists of one length")
+    for column, (name, values) in enumerate(columns.items()):
+        if values.shape != tokens.shape:
+            raise UserError(f"{origin}: {name} {values.shape} must be a list as long as tokens {tokens.shape}")
+        if len(values) and not np.issubdtype(values.dtype, np.integer):
+            raise UserError(f"{origin}: {name} must be whole numbers, found {values.dtype}")
+        least = int(column == 1)  # tokens
+        bits = 48 if column > 1 else 32  # sums of squares are larger; sums over all samples must fit 64 bits
+        for number, (piece,) in enumerate(in_pieces(values)):
+            wrong = np.flatnonzero((piece < least) | (piece >= 2 ** (bits - 1)))
+            if len(wrong):
+                raise UserError(
+                    f"{origin}: row {number * PIECE + int(wrong[0])}: {name} is {piece[wrong[0]]}, must be {least} or "
+                    f"more and fit {bits} bits"
+                )
+    return list(columns.values())
+
+
+def _load_one(path: Path, more: Sequence[str], on_disk: bool) -> Sizes:
+    own = {} if path.suffix == ".npz" or path.is_dir() else JSON_NAMES
     names = [own.get(name, name) for name in ("tiles", "tokens", *more)]
     columns = load_columns(path, names, [own.get(name, name) for name in FURTHER_SIZES])
     for name, column in zip(names, columns, strict=True):
@@ -188,4 +238,8 @@ def _load_one(path: Path, more: Sequence[str]) -> Sizes:
         if odd is not None:
             raise UserError(f"{path}: row {odd}: {name} must be whole numbers, found {shown(column[odd])}")
     tiles, tokens, *further = columns
+    if on_disk and path.is_dir() and len(tokens) > MAPPED:
+        arrays = {name: np.asanyarray(column) for name, column in zip(("tiles", "tokens", *more), columns, strict=True)}
+        tiles, tokens, *mapped = _checked(arrays, str(path))
+        return Sizes(tiles, tokens, dict(zip(more, mapped, strict=True)))
     return Sizes.from_arrays(tiles, tokens, str(path), **dict(zip(more, further, strict=True)))

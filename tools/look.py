@@ -48,7 +48,7 @@ def is_sizes(path: Path) -> bool:
         with path.open("rb") as file:
             head = file.read(2**12)
         return b'"token_num"' in head or b'"token_lengths"' in head
-    return path.suffix == ".npz"
+    return path.suffix == ".npz" or (path / "tokens.npy").is_file()
 
 
 NUMBERS = (
@@ -85,8 +85,8 @@ def _parser() -> ToolParser:
     )
     parser.add_argument(
         "input", nargs="+", type=Path,
-        help="sizes (.npz of tiles and tokens, or a .json list), a dataset folder of omnibal preprocess, or with "
-        "--model conversations: JSONL, JSON lists, tables, tars (docs/data.md)",
+        help="sizes (.npz or folder of .npy of tiles and tokens, or a .json list), a dataset folder of omnibal "
+        "preprocess, or with --model conversations: JSONL, JSON lists, tables, tars (docs/data.md)",
     )  # fmt: skip
     add = parser.add_argument_group("conversations").add_argument
     add(*MODEL_FLAGS, help="a Hugging Face folder (no weights needed) or a preset; counts its costs too")
@@ -133,7 +133,7 @@ def read_input(arguments: argparse.Namespace) -> Input:
     paths: list[Path] = arguments.input
     names = [str(path) for path in paths]
     if all(is_sizes(path) for path in paths):
-        return Input(Corpus.load(sizes_files(paths), FURTHER_SIZES), ["--sizes", *names])
+        return Input(Corpus.load(sizes_files(paths), FURTHER_SIZES).in_memory(), ["--sizes", *names])
     if len(paths) == 1 and (paths[0] / "sizes.npz").exists():
         return Input(Corpus.of_dataset(paths[0], FURTHER_SIZES), ["--data", *names])
     for path in paths:
@@ -141,8 +141,8 @@ def read_input(arguments: argparse.Namespace) -> Input:
     if not arguments.model or any(map(is_sizes, paths)):
         wrong = next(path for path in paths if not is_sizes(path))
         raise UserError(
-            f"{wrong}: is no file of sizes (.npz of tiles and tokens, or a JSON list of vit_num and token_num); "
-            "conversations are read with --model FOLDER, a Hugging Face folder, and apart from sizes"
+            f"{wrong}: has no sizes (.npz, or a folder of .npy, of tiles and tokens, or a JSON list of vit_num and "
+            "token_num); conversations are read with --model FOLDER, a Hugging Face folder, and apart from sizes"
         )
     corpus, rejected = _measured(arguments)
     if arguments.save_sizes:

@@ -329,7 +329,7 @@ def _parser() -> ToolParser:
     add("--sweep", action="store_true", help="rank settings by predicted samples a second, plan the best")
     add("--gpus", type=int, help="how many there are")
     add("--global-batch-samples", type=int, help="samples of an iteration, over all ranks")
-    add("--sizes", nargs="+", help="sizes of the samples (.json or .npz)")
+    add("--sizes", nargs="+", help="sizes of the samples (.json, .npz or a folder of .npy)")
     add("--analytic", choices=tuple(DEVICES), help="price any setting on this device, without --profile")
     add(*MODEL_FLAGS, help="preset to price with --analytic")
     add("--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic; a sweep without them tries those that fit")

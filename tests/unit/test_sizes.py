@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from omnibal_ext import large_arrays
+from omnibal_ext import sizes as sizes_module
 from omnibal_ext.errors import UserError
-from omnibal_ext.sizes import Sizes, load_columns
+from omnibal_ext.sizes import Sizes, load_columns, sizes_hash
 
 
 def test_json_and_npz_are_one_corpus_in_the_order_given(tmp_path: Path) -> None:
@@ -61,3 +63,66 @@ def test_an_npz_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "y.npz").write_bytes(b"PK not a zip")
     with pytest.raises(UserError, match=r"y\.npz"):
         Sizes.load(tmp_path / "y.npz")
+
+
+def test_a_folder_of_arrays_is_read_as_an_npz_of_the_same(tmp_path: Path) -> None:
+    columns = {"tiles": np.array([0, 3], np.int8), "tokens": np.array([20, 900], np.uint16), "language": ["de", "fr"]}
+    np.savez(tmp_path / "a.npz", **columns)
+    (tmp_path / "a").mkdir()
+    for name, values in columns.items():
+        np.save(tmp_path / "a" / f"{name}.npy", values)
+    one, other = Sizes.load(tmp_path / "a", ("frames",)), Sizes.load(tmp_path / "a.npz", ("frames",))
+    for size in ("tiles", "tokens", "frames"):
+        assert one.of(size).dtype == other.of(size).dtype
+        assert one.of(size).tolist() == other.of(size).tolist()
+    assert load_columns(tmp_path / "a", ["language"])[0].tolist() == ["de", "fr"]
+    hashed = sizes_hash(tmp_path / "a")
+    np.save(tmp_path / "a/tiles.npy", np.array([0, 2], np.int8))
+    assert sizes_hash(tmp_path / "a") != hashed
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("tokens", [5, 0, 7], r"row 1: tokens is 0, must be 1 or more"), ("tiles", [0, 1, -2], r"row 2: tiles is -2"),
+        ("tiles", [0, 1], r"tiles \(2,\) and tokens \(3,\)"), ("tokens", [5.0, 6.0, 7.0], "whole numbers"),
+        ("frames", [1, 2], r"frames \(2,\) must be a list as long"), ("frames", [0, 0, 1 << 50], "row 2: frames"),
+        ("tokens", [[5], [6], [7]], "one length"), ("tiles", ["0", "1", "2"], "whole numbers"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_folder_names_it_and_the_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, values: list[object], message: str, on_disk: bool
+) -> None:
+    monkeypatch.setattr(sizes_module, "MAPPED", 1)
+    monkeypatch.setattr(large_arrays, "PIECE", 2)
+    monkeypatch.setattr(sizes_module, "PIECE", 2)
+    for column, ours in {"tiles": [0, 1, 2], "tokens": [5, 6, 7], "frames": [0, 0, 0], name: values}.items():
+        np.save(tmp_path / f"{column}.npy", np.array(ours))
+    with pytest.raises(UserError, match=message) as error:
+        Sizes.load(tmp_path, ("frames",), on_disk)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_a_damaged_array_of_a_folder_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.array([5, 6]))
+    (tmp_path / "tiles.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(UserError, match=r"tiles\.npy: is no \.npy file, or damaged"):
+        Sizes.load(tmp_path)
+
+
+def test_folders_and_files_are_one_corpus_which_stays_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An array in memory among those on disk goes there, too."""
+    monkeypatch.setattr(sizes_module, "MAPPED", 1)
+    monkeypatch.setattr(large_arrays, "PIECE", 2)
+    Sizes.from_arrays([7], [70_000]).save(tmp_path / "b.npz")
+    (tmp_path / "a").mkdir()
+    np.save(tmp_path / "a/tiles.npy", np.array([0, 3, 1], np.uint8))
+    np.save(tmp_path / "a/tokens.npy", np.array([20, 900, 40], np.int16))
+    sizes = Sizes.load([tmp_path / "a", tmp_path / "b.npz"], on_disk=True)
+    assert isinstance(sizes.tokens, np.memmap)
+    assert (sizes.tiles.tolist(), sizes.tokens.tolist()) == ([0, 3, 1, 7], [20, 900, 40, 70_000])
+    assert (sizes.total("tokens"), sizes.most("tokens"), sizes.most("tiles")) == (70_960, 70_000, 7)
+    taken = sizes.take(np.array([3, 0, 3]))
+    assert (taken.tokens.dtype, taken.tokens.tolist()) == (np.int64, [70_000, 20, 70_000])
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b.npz"}

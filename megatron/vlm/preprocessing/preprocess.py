@@ -95,7 +95,7 @@ def measure(
     samples = iter([len(part["lines"]) for part, _ in parts])
     sources = (CorpusSource(str(file.path), sum(islice(samples, len(file.parts))), file.weight) for file in files)
     sizes = take_sizes(columns)
-    return Corpus(sizes, tuple(sources), **columns), rejects
+    return Corpus(sizes, tuple(sources), lines=columns["lines"], supervised=columns["supervised"]), rejects
 
 
 def check_images(data: ChatDataset, workers: int = 1) -> None:

@@ -16,6 +16,7 @@ OWN_TEXT = {
     *(f"json.loads({text})" for text in (
         "text", "json.dumps(run)", "json.dumps(record)", "json.dumps(asked)", "json.dumps(self.identity)",
     )),
+    "np.memmap(file, dtype, 'r+', shape=shape)",  # a file of ours without a name
     "json.loads(content, object_pairs_hook=_each_once)",  # of a meta file, which was decoded with all limits before
     "[json.loads(line) for line in self.rejected.tobytes().splitlines()]",
 }  # fmt: skip
