@@ -18,10 +18,10 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.balance_ranks import assign_zigzag
-from omnibal_ext.packing.ordering.metrics import dist_ratio, rank_loads
+from omnibal_ext.packing.ordering.metrics import dist_ratios, rank_loads
 from omnibal_ext.packing.pack_epoch import Epoch
 from omnibal_ext.packing.packers.isf import pack_isf
-from omnibal_ext.packing.packs import ATTENTION, PackList, pack_loads
+from omnibal_ext.packing.packs import ATTENTION, LoadedPacks, PackList, pack_loads
 from omnibal_ext.packing.widths import sample_widths
 from omnibal_ext.sizes import Sizes
 
@@ -38,7 +38,7 @@ def hierarchical_epoch(
     packs = PackList(packs.pack_offsets, samples[packs.sample_ids])
     loads = pack_loads(packs, corpus.sizes)
     slots = hierarchical_iterations(loads, widths, options.data_parallel_size, options.micro_batches, seed)
-    return Epoch(packs, loads, [len(slots)], widths, slots)
+    return Epoch([LoadedPacks(packs, loads)], [len(slots)], widths, slots)
 
 
 def naive_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, epoch: int) -> Epoch:
@@ -50,7 +50,8 @@ def naive_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions,
     batch = teams * options.micro_batches
     order = np.append(np.random.default_rng((seed, 1)).permutation(len(packs)), np.full(-len(packs) % batch, -1))
     slots = np.repeat(assign_zigzag(order.reshape(-1, batch), teams), width, axis=1)
-    return Epoch(packs, pack_loads(packs, corpus.sizes), [len(slots)], np.full(len(packs), width), slots)
+    loaded = LoadedPacks(packs, pack_loads(packs, corpus.sizes))
+    return Epoch([loaded], [len(slots)], np.full(len(packs), width), slots)
 
 
 def pack_hierarchical(
@@ -151,4 +152,4 @@ def balance_ratio(iterations: Ints, loads: Ints, widths: Ints) -> float:
     """
     full = (iterations >= 0).all(axis=(1, 2))
     counted = iterations[full] if full.any() else iterations
-    return dist_ratio(rank_loads(counted, loads / widths))
+    return float(dist_ratios(rank_loads(counted, loads / widths)).mean())

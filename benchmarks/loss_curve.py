@@ -39,7 +39,7 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.packs import TILES, PackList
+from omnibal_ext.packing.packs import TILES, LoadedPacks, PackList
 from omnibal_ext.run_metrics import evaluations, training_intervals
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,7 +81,8 @@ def pack(corpus: Corpus, like: PackedIndex, folder: Path, order: str, seed: int)
     packs = PackList(np.array(found.pack_offsets), np.array(found.sample_ids))
     chosen = alike(loads, batch, seed) if order == "alike" else np.random.default_rng(seed).permutation(len(packs))
     manifest = {name: value for name, value in found.manifest.items() if name not in ("checksums", "sha256")}
-    return write_index(folder, packs.reordered(chosen), loads[chosen], manifest, (), over=True)
+    made = LoadedPacks(packs.reordered(chosen), loads[chosen])
+    return write_index(folder, [made], lambda: (manifest, None), (), over=True)
 
 
 def run(tool: str, *words: object) -> None:

@@ -31,7 +31,7 @@ from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import WAIT, PackOptions
 from omnibal_ext.packing.ordering.balance_ranks import assign_zigzag
-from omnibal_ext.packing.ordering.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
+from omnibal_ext.packing.ordering.metrics import dist_ratios, lower_bound_packs, rank_loads, wait
 from omnibal_ext.packing.ordering.order_packs import order_packs
 from omnibal_ext.packing.ordering.spread import (
     Features,
@@ -116,7 +116,7 @@ def measured(
         float(by_packs[:sizes].max()),
         float(by_packs[sizes:].max(initial=0)),
         max(0.0, float((missing_kinds(groups, features.has) - random.missing).max(initial=0))),
-        *(dist_ratio(rank_loads(iterations, loads[:, column])) for column in (TILES, TOKENS)),
+        *(dist_ratios(rank_loads(iterations, loads[:, column])).mean() for column in (TILES, TOKENS)),
     )
 
 

@@ -141,7 +141,7 @@ def read_input(arguments: argparse.Namespace) -> Input:
     if not arguments.model or any(map(is_sizes, paths)):
         wrong = next(path for path in paths if not is_sizes(path))
         raise UserError(
-            f"{wrong}: has no sizes (.npz, or a folder of .npy, of tiles and tokens, or a JSON list of vit_num and "
+            f"{wrong}: is no file of sizes (.npz or folder of .npy of tiles and tokens, or a JSON list of vit_num and "
             "token_num); conversations are read with --model FOLDER, a Hugging Face folder, and apart from sizes"
         )
     corpus, rejected = _measured(arguments)

@@ -31,7 +31,7 @@ from omnibal_ext.packing.widths import NODE_RANKS, read_widths, widths_for
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import report
-from omnibal_ext.sizes import load_columns, sizes_files
+from omnibal_ext.sizes import load_columns, sizes_files, sizes_hash
 
 SHOWN_TRIALS = 3
 SHOWN = (
@@ -99,7 +99,12 @@ def _parser() -> ToolParser:
     corpus = parser.add_argument_group("corpus")
     add = corpus.add_mutually_exclusive_group(required=True).add_argument
     add("--data", metavar="FOLDER", help="a dataset folder of omnibal preprocess")
-    add("--sizes", nargs="+", metavar="FILE", help="sizes files, .json or .npz; several are one corpus")
+    add(
+        "--sizes",
+        nargs="+",
+        metavar="FILE",
+        help="sizes files, .json, .npz or a folder of .npy; several are one corpus",
+    )
     corpus.add_argument("--weights", nargs="+", type=float, help="times an epoch sees each input file")
     corpus.add_argument("--held-out", type=float, metavar="SHARE", help="leave these samples out, drawn by --seed")
     corpus.add_argument("--held-out-of", metavar="INDEX", help="pack those that this index left out, each once")
@@ -191,7 +196,7 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     if held_out:
         corpus = held_out.of(corpus)
     built_from: dict[str, Any] = {
-        "sizes": {noted_path(Path(arguments.output_dir).parent, path): sha256_of(path) for path in paths},
+        "sizes": {noted_path(Path(arguments.output_dir).parent, path): sizes_hash(path) for path in paths},
         "group_by": "source" if arguments.separate_sources else arguments.group_by,
     }
     if held_out:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
-from omnibal_ext.modalities.modality import FURTHER
+from omnibal_ext.large_arrays import pieces
+from omnibal_ext.modalities.modality import FURTHER, LANGUAGE, VISION
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts, refuse_unpriced
 from omnibal_ext.packing.index.packed_index import PackedIndex, WidePackArrays, refuse_other, write_index
 from omnibal_ext.packing.index.summary import Summary, reject_names, summarise
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.pack_epoch import Epoch, pack_epoch
-from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, PackList
+from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, LoadedPacks
 from omnibal_ext.packing.shard_loads import shard_loads
 from omnibal_ext.packing.widths import sample_widths
 from omnibal_ext.sizes import Sizes
@@ -76,17 +78,19 @@ def _build_index(
     spent: Callable[[], tuple[float, float]],
 ) -> tuple[PackedIndex, Summary]:
     corpus = Corpus.of(corpus) if isinstance(corpus, Sizes) else corpus
+    corpus = replace(corpus, scratch=Path(output_dir).resolve().parent)
     if costs is None and options.method == "balanced":
         refuse_unpriced(corpus.sizes, options.all_budgets, 'give costs=PackCosts.of_model("qwen3-vl-8b"), or of yours')
     costs = costs or PackCosts.asked_for(None, None, None, options.all_budgets)
     costs = costs.for_corpus(corpus.sizes)
     options = options if options.epochs else replace(options, epochs=corpus.epochs_to_see_all())
-    kept = np.ones(len(corpus.sizes), np.bool_) if corpus.kept is None else corpus.kept
     options = _without_needless_widths(corpus.sizes, options)
-    reasons = reject_reasons(corpus.sizes, options) * kept
-    rejected = reasons > 0 if options.oversize == "reject" else np.zeros(len(reasons), np.bool_)
-    if rejected.sum() == kept.sum():
-        raise UserError(f"none of {kept.sum()} samples fits {options.held}: raise the budgets")
+    reasons = reject_reasons(corpus.sizes, options)
+    count = len(reasons) if corpus.kept is None else int(np.count_nonzero(corpus.kept))
+    reasons = reasons if corpus.kept is None else reasons * corpus.kept
+    left_out = reasons if options.oversize == "reject" else np.zeros_like(reasons)
+    if (rejected := int(np.count_nonzero(left_out))) == count:
+        raise UserError(f"none of {count} samples fits {options.held}: raise the budgets")
     asked = {**asdict(options), "costs": costs.to_record(), "built_from": dict(built_from or {})}
     asked |= {"sample_vit_budget": options.vit_budget, "sample_llm_budget": options.llm_budget}
     del asked["vit_budget"], asked["llm_budget"]  # the manifest has those of the packs, set below
@@ -96,29 +100,38 @@ def _build_index(
     if not (options.wide and options.narrow_first):
         del asked["narrow_first"]
     refuse_other(Path(output_dir), asked)
-    epochs = [packer(corpus, reasons, options, costs, epoch) for epoch in range(options.epochs or 1)]
-    packs = PackList.concatenate([epoch.packs for epoch in epochs])
-    loads = np.concatenate([epoch.loads for epoch in epochs])
-    longest = loads.max(axis=0)
-    slots = [epoch.slots.size for epoch in epochs if epoch.slots is not None]
-    roomy = options.pad or options.oversize == "alone"  # packs may exceed the requested budgets
-    manifest = {
-        **asked,
-        "vit_budget": int(longest[TILES]) if roomy else options.vit_budget,
-        "llm_budget": int(longest[TOKENS]) if roomy else options.llm_budget,
-        "global_batch": options.global_batch,
-        "pad": options.pad,
-        "one_sum": options.one_sum,
-        "loads": [*LOADS, *corpus.sizes.more],
-        "epoch_packs": [len(epoch.packs) for epoch in epochs],
-        **({"epoch_seats": slots} if slots else {}),
-        "epoch_parts": [epoch.groups for epoch in epochs],
-        "rejected": int(rejected.sum()),
-        "sources": [asdict(source) for source in corpus.sources],
-    }
-    rejects = _rejects(corpus, reasons * rejected, options)
-    index = write_index(output_dir, packs, loads, manifest, rejects, wide=_wide_arrays(epochs, corpus))
-    return index, summarise(index, corpus, reasons * rejected, spent())
+    epochs, epoch_packs, longest = list[Epoch](), list[int](), np.zeros(len(LOADS) + len(corpus.sizes.more), np.int64)
+
+    def made() -> Iterator[LoadedPacks]:
+        for number in range(options.epochs or 1):
+            epochs.append(packer(corpus, reasons, options, costs, number))
+            epoch_packs.append(0)
+            for piece in epochs[-1].pieces:
+                np.maximum(longest, piece.loads.max(axis=0, initial=0), out=longest)
+                epoch_packs[-1] += len(piece.packs)
+                yield piece
+
+    def described() -> tuple[dict[str, Any], WidePackArrays | None]:
+        slots = [epoch.slots.size for epoch in epochs if epoch.slots is not None]
+        roomy = options.pad or options.oversize == "alone"  # packs may exceed the requested budgets
+        manifest = {
+            **asked,
+            "vit_budget": int(longest[TILES]) if roomy else options.vit_budget,
+            "llm_budget": int(longest[TOKENS]) if roomy else options.llm_budget,
+            "global_batch": options.global_batch,
+            "pad": options.pad,
+            "one_sum": options.one_sum,
+            "loads": [*LOADS, *corpus.sizes.more],
+            "epoch_packs": epoch_packs,
+            **({"epoch_seats": slots} if slots else {}),
+            "epoch_parts": [epoch.groups for epoch in epochs],
+            "rejected": rejected,
+            "sources": [asdict(source) for source in corpus.sources],
+        }
+        return manifest, _wide_arrays(epochs, corpus)
+
+    index = write_index(output_dir, made(), described, _rejects(corpus, left_out, options))
+    return index, summarise(index, corpus, left_out, spent())
 
 
 def _without_needless_widths(sizes: Sizes, options: PackOptions) -> PackOptions:
@@ -144,7 +157,12 @@ def _wide_arrays(epochs: list[Epoch], corpus: Corpus) -> WidePackArrays | None:
 
 def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
     """Return for each sample 0, or why it cannot be packed (a key of `reject_names`): int8 [N]."""
-    reasons, ranks = np.zeros(len(sizes), np.int8), options.widths[-1]
+    ranks = options.widths[-1]
+    further = {name: budget for name, budget in options.budgets.items() if budget}
+    limits = {VISION.size: options.vit_budget, LANGUAGE.size: options.llm_budget, **further}
+    if all(sizes.most(name) <= ranks * budget for name, budget in limits.items()):
+        return np.broadcast_to(np.int8(0), len(sizes))  # which takes no memory
+    reasons = np.zeros(len(sizes), np.int8)
     for number, (name, budget) in enumerate(options.budgets.items(), 3):
         if budget:
             reasons[sizes.more[name] > ranks * budget] = number
@@ -158,7 +176,8 @@ def _rejects(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions) ->
     names, ranks = reject_names(options.budgets), options.widths[-1]
     further = [(one, options.budgets[one.size]) for one in FURTHER if options.budgets.get(one.size)]
     together = f" on {ranks} ranks" if options.wide else ""
-    for sample in np.flatnonzero(reasons).tolist():
+    left_out = (piece.start + np.flatnonzero(reasons[piece]) for piece in pieces(len(reasons)))
+    for sample in chain.from_iterable(numbers.tolist() for numbers in left_out):
         tiles, tokens = int(corpus.sizes.tiles[sample]), int(corpus.sizes.tokens[sample])
         yield {
             "sample": sample,

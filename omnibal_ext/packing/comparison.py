@@ -23,7 +23,7 @@ from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering import metrics
 from omnibal_ext.packing.pack_epoch import Epoch, pack_epoch
 from omnibal_ext.packing.packers.first_fit import pack_first_fit
-from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, PackList, pack_loads
+from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, LoadedPacks, PackList, pack_loads
 from omnibal_ext.reading.checks import Check, integer, listing
 from omnibal_ext.reading.document import read_lines
 from omnibal_ext.sizes import Sizes
@@ -103,7 +103,7 @@ def pack_by_tokens(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptio
     packs = pack_first_fit(corpus.sizes.tokens[samples, None], np.array([options.llm_budget]), seed)
     order = np.random.default_rng((seed, 1)).permutation(len(packs))
     packs = PackList(packs.pack_offsets, samples[packs.sample_ids]).reordered(order)
-    return Epoch(packs, pack_loads(packs, corpus.sizes), [len(packs) // options.global_batch])
+    return Epoch([LoadedPacks(packs, pack_loads(packs, corpus.sizes))], [len(packs) // options.global_batch])
 
 
 def measure(corpus: Corpus, way: Way, ranks: Sequence[int], costs: PackCosts) -> Batching:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_without_manifest
+from omnibal_ext.large_arrays import rows_of
 from omnibal_ext.reading.checks import finite, integer, listing, mapping, record, text
 from omnibal_ext.reading.document import read_json, sealed_by
 from omnibal_ext.sizes import Sizes, column_names
@@ -51,6 +52,8 @@ class Corpus:
     """[N]; tokens of each sample that count in the loss; None: unknown."""
     kept: NDArray[np.bool_] | None = None
     """[N]; whether to pack each sample; the others are held out. None: all."""
+    scratch: Path | None = None
+    """Folder for what is too large for memory; None: the system's for temporary files."""
 
     def __post_init__(self) -> None:
         """Raises UserError if sizes, sources and groups do not match."""
@@ -64,8 +67,8 @@ class Corpus:
 
     @classmethod
     def load(cls, paths: Sequence[str | Path], more: Sequence[str] = ()) -> "Corpus":
-        """Read sizes files as the sources of one corpus; `more` names further sizes."""
-        files = [Sizes.load(path, more) for path in paths]
+        """Read sizes files as the sources of one corpus; `more` names further sizes. Large folders stay on disk."""
+        files = [Sizes.load(path, more, on_disk=True) for path in paths]
         sources = (CorpusSource(str(path), len(sizes)) for path, sizes in zip(paths, files, strict=True))
         return cls(Sizes.concatenate(files), tuple(sources))
 
@@ -112,6 +115,24 @@ class Corpus:
         numbers: dict[str, int] = {}
         return replace(self, groups=np.array([numbers.setdefault(str(value), len(numbers)) for value in values]))
 
+    def take(self, samples: Ints) -> "Corpus":
+        """Return the corpus of some samples, which ascend, in memory; without groups and lines."""
+        ends = np.searchsorted(samples, np.cumsum([source.samples for source in self.sources]))
+        counts = np.diff(ends, prepend=0).tolist()
+        sources = tuple(replace(source, samples=n) for source, n in zip(self.sources, counts, strict=True))
+        supervised = None if self.supervised is None else rows_of(self.supervised, samples)
+        return Corpus(self.sizes.take(samples), sources, supervised=supervised)
+
+    def in_memory(self) -> "Corpus":
+        """Return the corpus with no array on disk."""
+        on_disk = isinstance(self.sizes.tokens, np.memmap)
+        return replace(self, sizes=self.sizes.take(np.arange(len(self.sizes)))) if on_disk else self
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an epoch has every sample once."""
+        return all(source.weight == 1.0 for source in self.sources)
+
     def source_numbers(self) -> Ints:
         """Return the source of each sample, [N]."""
         return np.repeat(np.arange(len(self.sources)), [source.samples for source in self.sources])
@@ -146,7 +167,7 @@ class Corpus:
             most_sub_epochs: 1 or more.
         """
         sub_epochs = min(most_sub_epochs, max(math.ceil(source.weight) for source in self.sources))
-        if sub_epochs == 1 and all(source.weight == 1.0 for source in self.sources):
+        if sub_epochs == 1 and self.is_plain:
             return [np.flatnonzero(packed)]
         taken, first = [], 0
         for number, source in enumerate(self.sources):

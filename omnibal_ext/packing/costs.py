@@ -148,7 +148,8 @@ class PackCosts:
 
 def are_patches(sizes: Sizes) -> bool:
     """Whether a sample has more tiles than images are cut into."""
-    return int(sizes.tiles.max(initial=0)) > MOST_TILES
+    most = sizes.most(VISION.size)
+    return most > MOST_TILES
 
 
 def refuse_unpriced(sizes: Sizes, budgets: Budgets, remedy: str = "name yours with --model, or give --costs") -> None:

@@ -1,6 +1,6 @@
 """Pack one epoch of a corpus and order its packs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -8,36 +8,51 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.arrays import Ints
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.epoch_order import opened_groups
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.ordering.balance_ranks import balance_iterations, place_opened, stored_order
-from omnibal_ext.packing.ordering.metrics import lower_bound_packs
+from omnibal_ext.packing.ordering.balance_ranks import OPENED, balance_iterations, place_opened, stored_order
+from omnibal_ext.packing.ordering.metrics import fewest_packs, lower_bound_packs
 from omnibal_ext.packing.ordering.order_packs import MANY, order_packs
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.packers.isf import pack_isf
-from omnibal_ext.packing.packs import LOADS, PackList, pack_loads
-from omnibal_ext.packing.twins import distributed, twins_of
+from omnibal_ext.packing.packs import LOADS, LoadedPacks, PackList, pack_loads
+from omnibal_ext.packing.twins import Twins, count_types, random_parts
 from omnibal_ext.packing.wide_epoch import narrow_iterations, pack_wide
 from omnibal_ext.sizes import Sizes
 
 Pack = Callable[[Sizes, PackOptions, int], PackList]
 """(sizes of samples that fit the budgets, options, seed) -> their packs."""
+AT_ONCE = 1 << 23
+"""Samples that are packed together; more are divided, so that memory has a bound."""
+ITERATIONS = 8
+"""Iterations, at least, that are packed for twins: the last of each copy are packed anew."""
 
 
 class Epoch(NamedTuple):
-    """The packs of an epoch in running order; `groups` counts the iterations of each sub-epoch."""
+    """The packs of an epoch in running order."""
 
-    packs: PackList
-    loads: Ints
+    pieces: Iterable[LoadedPacks]
+    """Lists of packs that follow each other; those of a large corpus are made as they are read, once."""
     groups: list[int]
+    """Iterations of each sub-epoch, when all pieces are read."""
     widths: Ints | None = None
     """[P]; with `slots` [I, D, M] only if packs may be wide; each sub-epoch then fills complete iterations."""
     slots: Ints | None = None
+
+    @property
+    def packs(self) -> PackList:
+        """All packs of an epoch that is in memory."""
+        return PackList.concatenate([piece.packs for piece in self.pieces])
+
+    @property
+    def loads(self) -> Ints:
+        """The loads of `packs`."""
+        return np.concatenate([piece.loads for piece in self.pieces])
 
 
 def pack(sizes: Sizes, options: PackOptions, seed: int) -> PackList:
@@ -62,72 +77,151 @@ def pack_epoch(
     1. Take the samples of each sub-epoch; those with `reasons` above 0 are left out or get packs of their own.
     2. Pack each exchange group of each sub-epoch separately.
     3. Equalize and order the packs of each sub-epoch; all leftover packs come last. Where it has many times `MANY`
-       packs, do 2 and 3 for the longest of as many twins, and deal the other samples out alike.
+       packs, do 2 and 3 for the longest of as many twins, and deal the other samples out alike. More than `AT_ONCE`
+       samples without twins are random sub-epochs.
 
     Raises:
         UserError: the weights leave no sample.
     """
-    seed = options.seed + epoch
-    packed = reasons == 0 if options.oversize == "reject" else np.ones(len(reasons), np.bool_)
+    packed: NDArray[np.bool_] = np.broadcast_to(np.True_, len(reasons))
+    if options.oversize == "reject" and reasons.any():
+        packed = reasons == 0
     packed = packed if corpus.kept is None else packed & corpus.kept
-    most_sub_epochs = max(1, int(corpus.sizes.tokens.sum()) // (options.llm_budget * options.global_batch))
-    parts = [samples for samples in corpus.epoch_samples(epoch, options.seed, packed, most_sub_epochs) if len(samples)]
+    work = _Work(corpus, reasons, options, costs, options.seed + epoch, make)
+    may_divide = work.may_divide
+    if corpus.is_plain and may_divide:
+        if twins := work.twins_of(packed):
+            return _epoch(work, [twins], epoch)
+        if (count := -(-int(np.count_nonzero(packed)) // AT_ONCE)) > 1:
+            return _epoch(work, random_parts(packed, count, work.seed), epoch)
+    work = work._replace(corpus=corpus.in_memory())
+    most_sub_epochs = max(1, corpus.sizes.total("tokens") // (options.llm_budget * options.global_batch))
+    parts = [each for each in corpus.epoch_samples(epoch, options.seed, packed, most_sub_epochs) if len(each)]
     if not parts:
         raise UserError(f"epoch {epoch} has no samples: raise --weights, or pack more input files")
     if options.wide:
-        return _pack_wide(corpus, parts, replace(options, narrow_first=0) if epoch else options, costs, seed)
-    ordered_packs, groups, leftover = [], [], PackList.concatenate([])
-    for samples in parts:
-        if options.method == "balanced":
-            part = _pack_twins(corpus, samples, reasons, options, costs, seed, leftover, make)
+        options = replace(options, narrow_first=0) if epoch else options
+        return _pack_wide(work.corpus, parts, options, costs, work.seed)
+    if corpus.is_plain or not may_divide:
+        return _epoch(work, parts, epoch)
+    times = (np.bincount(part, minlength=len(packed)) for part in parts)
+    twins_of = [work.twins_of(each > 0) if each.max() == 1 else None for each in times]
+    return _epoch(work, [twins or part for twins, part in zip(twins_of, parts, strict=True)], epoch)
+
+
+def _epoch(work: "_Work", parts: Iterable[Twins | Ints], epoch: int) -> Epoch:
+    """Pack and order sub-epochs, given as twins or as numbers of samples; large ones as they are read."""
+    groups: list[int] = []
+    pieces = _pieces(work, parts, groups, epoch)
+    if len(work.corpus.sizes) <= AT_ONCE:
+        return Epoch([LoadedPacks.concatenate(list(pieces))], groups)
+    return Epoch(pieces, groups)
+
+
+def _pieces(work: "_Work", parts: Iterable[Twins | Ints], groups: list[int], epoch: int) -> Iterator[LoadedPacks]:
+    """Yield the packs of sub-epochs, then all leftover packs; add the iterations of each sub-epoch to `groups`."""
+    batch, balanced, leftover = work.options.global_batch, work.options.method == "balanced", work.none
+    for part in parts:
+        made, count, left = work.of_twins(part, leftover) if isinstance(part, Twins) else work.whole(part, leftover)
+        groups.append(count)
+        leftover = LoadedPacks.concatenate([leftover, left])
+        opened = np.zeros(0, np.int64)
+        if balanced and work.options.micro_batches == 1 and isinstance(parts, list) and len(parts) == 1 and count > 1:
+            opened = opened_groups(work.options.seed, epoch, count)[:OPENED]
+        first = 0
+        for piece in made:
+            here = opened[(opened >= first) & (opened < first + len(piece.packs) // batch)] - first
+            first += len(piece.packs) // batch
+            if len(here):  # these groups shall cost what the leftover packs do
+                order = place_opened(work.seconds(LoadedPacks.concatenate([piece, leftover])), batch, here)
+                piece = piece.reordered(order[: len(piece.packs)])  # noqa: PLW2901
+            yield piece
+    if balanced:  # over ranks, iterations that leftover packs fill completely
+        complete = np.arange(len(leftover.packs) // batch * batch).reshape(-1, batch)
+        iterations = balance_iterations(work.seconds(leftover), complete, work.options.data_parallel_size)
+        order = stored_order(iterations).ravel()
+        leftover = leftover.reordered(np.append(order, np.arange(len(order), len(leftover.packs))))
+    yield leftover
+
+
+class _Work(NamedTuple):
+    """What sub-epochs are packed with; they are packs in the order of iterations, their number, and the other packs."""
+
+    corpus: Corpus
+    reasons: NDArray[np.int8]
+    options: PackOptions
+    costs: PackCosts
+    seed: int
+    make: Pack
+
+    @property
+    def none(self) -> LoadedPacks:
+        """No packs."""
+        nothing = PackList.concatenate([])
+        return LoadedPacks(nothing, pack_loads(nothing, self.corpus.sizes))
+
+    def seconds(self, packs: LoadedPacks) -> Floats:
+        return self.costs.waited_for(packs.loads, (*LOADS, *self.corpus.sizes.more), self.options.one_sum)
+
+    @property
+    def may_divide(self) -> bool:
+        """Whether samples are many, and any may share packs."""
+        sizes, options = self.corpus.sizes, self.options
+        alone = options.oversize == "alone" and bool(self.reasons.any())
+        if options.method != "balanced" or options.wide or alone or self.corpus.groups is not None:
+            return False
+        return len(sizes) > AT_ONCE or lower_bound_packs(sizes, options.all_budgets) >= 2 * MANY
+
+    def twins_of(self, packed: NDArray[np.bool_]) -> Twins | None:
+        """Return twins of which a copy fills about `MANY` packs, and has no more samples than are packed at once."""
+        types = count_types(self.corpus, packed)
+        if types is None:
+            return None
+        bound = fewest_packs(types.totals(), self.options.all_budgets)
+        count = max(bound // MANY, -(-int(types.counts.sum()) // AT_ONCE))
+        count = min(count, bound // (ITERATIONS * self.options.global_batch))
+        twins = Twins(self.corpus, packed, types, count, self.seed) if count > 1 else None
+        return twins if twins is not None and twins.are_alike else None
+
+    def whole(self, samples: Ints, others: LoadedPacks) -> tuple[Iterable[LoadedPacks], int, LoadedPacks]:
+        """Pack and order samples, which ascend."""
+        if len(self.corpus.sizes) > AT_ONCE and self.corpus.is_plain and self.may_divide:
+            ordered = self.taken(samples, others)
         else:
-            part, _ = _pack_sub_epoch(corpus, samples, reasons, options, seed, make)
-            part = part.reordered(baseline_order(len(part), options, seed))
-        groups.append(len(part) // options.global_batch)
-        complete = groups[-1] * options.global_batch
-        ordered_packs.append(part.between(0, complete))
-        leftover = PackList.concatenate([leftover, part.between(complete, len(part))])
-    if options.method == "balanced":
-        leftover = _balance_leftover(leftover, corpus.sizes, options, costs)
-    packs = PackList.concatenate([*ordered_packs, leftover])
-    loads = pack_loads(packs, corpus.sizes, options.pad)
-    if options.method == "balanced" and options.micro_batches == 1 and len(groups) == 1 and groups[0] > 1:
-        seconds = costs.waited_for(loads, (*LOADS, *corpus.sizes.more), options.one_sum)
-        order = place_opened(seconds, options.global_batch, opened_groups(options.seed, epoch, groups[0]))
-        packs, loads = packs.reordered(order), loads[order]
-    return Epoch(packs, loads, groups)
+            packs, exchange_groups = _pack_sub_epoch(self, samples)
+            if self.options.method == "balanced":
+                arguments = self.options, self.costs, self.seed, exchange_groups, others.packs
+                packs = order_packs(self.corpus, packs, *arguments)
+            else:
+                packs = packs.reordered(baseline_order(len(packs), self.options, self.seed))
+            ordered = LoadedPacks(packs, pack_loads(packs, self.corpus.sizes, self.options.pad))
+        complete = len(ordered.packs) // self.options.global_batch * self.options.global_batch
+        return [ordered[:complete]], complete // self.options.global_batch, ordered[complete:]
 
+    def of_twins(self, twins: Twins, others: LoadedPacks) -> tuple[Iterable[LoadedPacks], int, LoadedPacks]:
+        """Pack and order the longest of twins for all copies, and what is left, whose iterations go between theirs."""
+        batch, made = self.options.global_batch, self.make(twins.head.sizes, self.options, self.seed)
+        first = order_packs(twins.head, made, self.options, self.costs, self.seed)
+        complete = max(0, len(first) // batch - 1)  # some packs more to mix with
+        last = self.taken(twins.deal(first.between(0, complete * batch)), others)
+        whole = len(last.packs) // batch
+        ends = (np.arange(twins.count + 1) * whole // twins.count * batch).tolist()
 
-def _pack_twins(
-    corpus: Corpus,
-    samples: Ints,
-    reasons: NDArray[np.int8],
-    options: PackOptions,
-    costs: PackCosts,
-    seed: int,
-    others: PackList,
-    make: Pack,
-) -> PackList:
-    """Pack and order the samples of a sub-epoch: one of each set of twins for all of them, then what is left."""
+        def copies() -> Iterator[LoadedPacks]:
+            for copy in range(twins.count):
+                piece = LoadedPacks.concatenate([twins.copy(copy), last[ends[copy] : ends[copy + 1]]])
+                iterations = np.arange(len(piece.packs)).reshape(-1, batch)
+                yield piece.reordered(np.random.default_rng((self.seed, 6, copy)).permutation(iterations).ravel())
 
-    def ordered(packs: PackList, groups: Ints | None = None) -> PackList:
-        return order_packs(corpus, packs, options, costs, seed, groups, others)
+        return copies(), twins.count * complete + whole, last[whole * batch :]
 
-    alone = reasons.any() or not (samples[1:] > samples[:-1]).all()  # packs of their own, or copies
-    sizes = corpus.sizes if len(samples) == len(corpus.sizes) else corpus.sizes.take(samples)
-    count = 1 if alone else lower_bound_packs(sizes, options.all_budgets) // MANY
-    twins, rest = twins_of(corpus, samples, count, seed)
-    if twins.size == 0:
-        return ordered(*_pack_sub_epoch(corpus, samples, reasons, options, seed, make))
-    first = ordered(*_pack_sub_epoch(corpus, twins[0], reasons, options, seed, make))
-    complete = max(0, len(first) // options.global_batch - 1) * options.global_batch  # some packs more to mix with
-    copies = distributed(first, twins)
-    left = np.sort(np.concatenate([rest, *(copy.between(complete, len(first)).sample_ids for copy in copies)]))
-    last = ordered(*_pack_sub_epoch(corpus, left, reasons, options, seed, make))
-    packs = PackList.concatenate([*(copy.between(0, complete) for copy in copies), last])
-    whole = len(packs) // options.global_batch * options.global_batch
-    groups = np.random.default_rng((seed, 6)).permutation(np.arange(whole).reshape(-1, options.global_batch))
-    return packs.reordered(np.concatenate([groups.ravel(), np.arange(whole, len(packs))]))
+    def taken(self, samples: Ints, others: LoadedPacks) -> LoadedPacks:
+        """Pack and order samples, which ascend, by a corpus of these alone."""
+        own, local = self.corpus.take(samples), np.searchsorted(samples, others.packs.sample_ids)
+        local[samples[np.minimum(local, len(samples) - 1)] != others.packs.sample_ids] = -1
+        others_here, made = PackList(others.packs.pack_offsets, local), self.make(own.sizes, self.options, self.seed)
+        packs = order_packs(own, made, self.options, self.costs, self.seed, None, others_here)
+        return LoadedPacks(PackList(packs.pack_offsets, samples[packs.sample_ids]), pack_loads(packs, own.sizes))
 
 
 def _pack_wide(corpus: Corpus, parts: list[Ints], options: PackOptions, costs: PackCosts, seed: int) -> Epoch:
@@ -144,20 +238,19 @@ def _pack_wide(corpus: Corpus, parts: list[Ints], options: PackOptions, costs: P
     groups = [len(part.slots) for part in scheduled]
     if options.narrow_first:  # later epochs shuffle them among the others
         groups[:2] = [sum(groups[:2])]
-    return Epoch(packs, pack_loads(packs, corpus.sizes), groups, widths, np.concatenate(slots))
+    return Epoch([LoadedPacks(packs, pack_loads(packs, corpus.sizes))], groups, widths, np.concatenate(slots))
 
 
-def _pack_sub_epoch(
-    corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options: PackOptions, seed: int, make: Pack
-) -> tuple[PackList, Ints]:
+def _pack_sub_epoch(work: _Work, samples: Ints) -> tuple[PackList, Ints]:
     """Pack samples; oversize ones get packs of their own. Return the packs and the exchange group of each, [P]."""
+    corpus, reasons = work.corpus, work.reasons
     oversize = samples[reasons[samples] > 0] if reasons.any() else samples[:0]
     if len(oversize):
         samples = samples[reasons[samples] == 0]
     parts = []
     for group in _exchange_groups(corpus, samples):
         sizes = corpus.sizes if len(group) == len(corpus.sizes) else corpus.sizes.take(group)  # none twice
-        packs = make(sizes, options, seed)
+        packs = work.make(sizes, work.options, work.seed)
         parts.append(PackList(packs.pack_offsets, group[packs.sample_ids]))
     if len(oversize):
         parts.append(PackList(np.arange(len(oversize) + 1), oversize))
@@ -176,14 +269,6 @@ def _exchange_groups(corpus: Corpus, samples: Ints) -> Iterator[Ints]:
     order = np.argsort(keys, kind="stable")
     borders = np.flatnonzero(np.diff(keys[order])) + 1
     yield from np.split(samples[order], borders)
-
-
-def _balance_leftover(packs: PackList, sizes: Sizes, options: PackOptions, costs: PackCosts) -> PackList:
-    """Reorder leftover packs so that iterations which they fill completely are balanced over ranks."""
-    complete = np.arange(len(packs) // options.global_batch * options.global_batch).reshape(-1, options.global_batch)
-    seconds = costs.waited_for(pack_loads(packs, sizes), (*LOADS, *sizes.more), options.one_sum)
-    order = stored_order(balance_iterations(seconds, complete, options.data_parallel_size)).ravel()
-    return packs.reordered(np.concatenate([order, np.arange(len(order), len(packs))]))
 
 
 def baseline_order(packs: int, options: PackOptions, seed: int) -> Ints:

@@ -34,7 +34,7 @@ class PackList:
 
     def reordered(self, order: NDArray[np.int64]) -> "PackList":
         """Return the packs in another order: new pack i is old pack `order[i]`."""
-        counts = self.counts[order]
+        counts = self.pack_offsets[order + 1] - self.pack_offsets[order]
         offsets = offsets_of(counts)
         # Position j of new pack i reads old position start(order[i]) + j.
         shift = np.repeat(self.pack_offsets[order] - offsets[:-1], counts)
@@ -65,6 +65,27 @@ class PackList:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedPacks:
+    """Packs and their loads."""
+
+    packs: PackList
+    loads: NDArray[np.int64]  # [P, K]
+
+    def __getitem__(self, rows: slice) -> "LoadedPacks":
+        first, end, _ = rows.indices(len(self.packs))
+        return LoadedPacks(self.packs.between(first, end), self.loads[first:end])
+
+    def reordered(self, order: NDArray[np.int64]) -> "LoadedPacks":
+        """Return the packs in another order: new pack i is old pack `order[i]`."""
+        return LoadedPacks(self.packs.reordered(order), self.loads[order])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["LoadedPacks"]) -> "LoadedPacks":
+        """Concatenate one or more lists of packs."""
+        return cls(PackList.concatenate([each.packs for each in parts]), np.concatenate([each.loads for each in parts]))
+
+
 def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return [0, c0, c0+c1, ...]."""
     offsets = np.zeros(len(counts) + 1, np.int64)
@@ -86,7 +107,7 @@ def pack_loads(packs: PackList, sizes: Sizes, pad: bool = False) -> NDArray[np.i
     loads = np.zeros((len(packs), len(LOADS) + len(sizes.more)), np.int64)
     if len(packs) == 0:
         return loads
-    starts, tokens = packs.pack_offsets[:-1], sizes.tokens[packs.sample_ids]
+    starts, tokens = packs.pack_offsets[:-1], sizes.tokens[packs.sample_ids].astype(np.int64, copy=False)
     np.add.reduceat(sizes.tiles[packs.sample_ids], starts, dtype=np.int64, out=loads[:, TILES])
     for column, values in enumerate(sizes.more.values(), len(LOADS)):
         np.add.reduceat(values[packs.sample_ids], starts, out=loads[:, column])

@@ -51,7 +51,7 @@ class EpochOrder:
         if complete_iterations:
             lengths = -(-lengths // global_batch) * global_batch
         self._starts = np.cumsum([0, *lengths])
-        self._order = lru_cache(maxsize=2)(self._epoch)
+        self._arranged = lru_cache(maxsize=2)(self._arrange)
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any], last_iteration: str) -> "EpochOrder":
@@ -86,7 +86,7 @@ class EpochOrder:
         while position < end:
             epoch = self.epoch_at(position)
             start = self.start_of(epoch)
-            found.append(self._order(epoch)[position - start : end - start])
+            found.append(self._packs(epoch, position - start, end - start))
             position += len(found[-1])
         return np.concatenate(found)
 
@@ -115,8 +115,16 @@ class EpochOrder:
         result: NDArray[np.bool_] = aligned & (np.diff(iterations, axis=1) == 1).all(axis=1)
         return result
 
-    def _epoch(self, epoch: int) -> Ints:
-        """Return the packs of one epoch in order, groups kept together.
+    def _packs(self, epoch: int, first: int, end: int) -> Ints:
+        """Return the packs at positions `first` to `end` - 1 of an epoch, or to its last."""
+        (head, order, tail), batch = self._arranged(epoch), self.global_batch
+        within = np.arange(*np.clip((first - len(head), end - len(head)), 0, len(order) * batch))
+        groups = self.ends[epoch % (len(self.ends) - 1)] + order[within // batch] * batch + within % batch
+        behind = len(head) + len(order) * batch
+        return np.concatenate([head[first:end], groups, tail[max(0, first - behind) : max(0, end - behind)]])
+
+    def _arrange(self, epoch: int) -> tuple[Ints, Ints, Ints]:
+        """Return an epoch's first packs, the order of its groups, numbered within it, and its last packs.
 
         1. From the second pass over the stored epochs on, shuffle the groups of each sub-epoch; the stored order is
            random already.
@@ -124,12 +132,11 @@ class EpochOrder:
         3. The rest of that group and the leftover packs come last.
         """
         batch, (cycle, section) = self.global_batch, divmod(epoch, len(self.ends) - 1)
-        stored = np.arange(self.ends[section], self.ends[section + 1])
-        complete, missing = len(stored) // batch, -self.start_of(epoch) % batch
+        start, end = int(self.ends[section]), int(self.ends[section + 1])
+        complete, missing = (end - start) // batch, -self.start_of(epoch) % batch
+        order, rest = np.arange(complete), np.arange(start + complete * batch, end)
         if complete < 2 and not self._complete:
-            return stored  # in a fixed order, so that no pack repeats too soon
-        groups, rest = stored[: complete * batch].reshape(complete, batch), stored[complete * batch :]
-        order = np.arange(complete)
+            return order[:0], order, rest  # in a fixed order, so that no pack repeats too soon
         if cycle:
             parts = np.split(order, np.cumsum(self.sub_epochs[section]))
             generator = np.random.default_rng((self._seed, epoch))
@@ -137,11 +144,11 @@ class EpochOrder:
         if self._complete:
             rest = np.append(rest, np.full(-len(rest) % batch, EMPTY_PACK))
         if missing == 0:
-            return np.concatenate([groups[order].ravel(), rest])
+            return order[:0], order, rest
         # The next epoch of the same packs splits another group.
-        opened = opened_groups(self._seed, section, complete)[cycle % complete]
-        closed = groups[order[order != opened]].ravel()
-        return np.concatenate([groups[opened][:missing], closed, groups[opened][missing:], rest])
+        opened = int(opened_groups(self._seed, section, complete)[cycle % complete])
+        split = start + opened * batch + np.arange(batch)
+        return split[:missing], order[order != opened], np.concatenate([split[missing:], rest])
 
 
 def opened_groups(seed: int, section: int, complete: int) -> Ints:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.large_arrays import in_pieces
 from omnibal_ext.modalities.modality import FURTHER
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -56,5 +57,8 @@ def waste_by_kind(summary: Summary) -> list[tuple[str, float]]:
 def bar_line(values: NDArray[Any]) -> str:
     """Draw a histogram of integers, from minimum to maximum, as a line of block characters."""
     low, high = int(values.min()), int(values.max())
-    heights = np.bincount((values.astype(np.int64) - low) * LINE_BINS // (high - low + 1), minlength=LINE_BINS)
+    heights = np.zeros(LINE_BINS, np.int64)
+    for (piece,) in in_pieces(values):
+        bins = (piece.astype(np.int64) - low) * LINE_BINS // (high - low + 1)
+        heights += np.bincount(bins, minlength=LINE_BINS)
     return "".join(BLOCKS[-(-int(height) * (len(BLOCKS) - 1) // int(heights.max()))] for height in heights)

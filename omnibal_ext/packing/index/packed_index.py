@@ -16,7 +16,7 @@ Version 1 has three loads, and epochs of one sub-epoch; from version 3 on the ma
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +28,11 @@ from omnibal_ext.files.folders import TAKE_ANOTHER, building, refuse_without_man
 from omnibal_ext.files.records import checksums_of, verify_checksums, write_record
 from omnibal_ext.files.writing import replacing
 from omnibal_ext.identity import content_of, differences
+from omnibal_ext.large_arrays import growing_array, in_pieces
 from omnibal_ext.modalities.modality import MODALITIES, Budgets
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.manifest import VERSION, WIDE, check_manifest
-from omnibal_ext.packing.packs import LOADS, PackList
+from omnibal_ext.packing.packs import LOADS, LoadedPacks
 from omnibal_ext.packing.shard_loads import EXCHANGED
 from omnibal_ext.reading.arrays import map_array
 from omnibal_ext.reading.document import read_json, sealed
@@ -60,14 +61,16 @@ class PackedIndex:
         costs = manifest.get("costs")
         self.costs = PackCosts.from_record(costs) if costs else PackCosts.of_model()
         ends = self.pack_offsets[[0, -1]].tolist()
-        if ends != [0, manifest["samples"]] or (self.pack_offsets[1:] <= self.pack_offsets[:-1]).any():
+        follow = in_pieces(self.pack_offsets[:-1], self.pack_offsets[1:])
+        if ends != [0, manifest["samples"]] or not all((first < end).all() for first, end in follow):
             raise UserError(
                 f"{folder / 'pack_offsets.npy'}: packs do not follow each other to the last sample; {REMEDY}"
             )
         self.wide = _wide_arrays(folder, manifest, self.loads.shape) if "epoch_seats" in manifest else None
         for name, loads in (("pack_loads", self.loads), ("share_loads", self.wide and self.wide.share_loads)):
-            if loads is not None and loads.size and loads.min() < 0:
-                raise UserError(f"{folder / name}.npy: a load is {loads.min()}, below 0; {REMEDY}")
+            least = 0 if loads is None else min((int(each.min()) for (each,) in in_pieces(loads)), default=0)
+            if least < 0:
+                raise UserError(f"{folder / name}.npy: a load is {least}, below 0; {REMEDY}")
 
     @classmethod
     def open(cls, folder: str | Path) -> "PackedIndex":
@@ -158,8 +161,10 @@ class PackedIndex:
 
     def check_samples(self, count: int) -> None:
         """Raise UserError if a pack names a sample beyond the `count` of the dataset."""
-        if len(self.sample_ids) and not 0 <= self.sample_ids.min() <= self.sample_ids.max() < count:
-            odd = self.sample_ids.min() if self.sample_ids.min() < 0 else self.sample_ids.max()
+        ends = [(int(each.min()), int(each.max())) for (each,) in in_pieces(self.sample_ids)]
+        least, most = min((first for first, _ in ends), default=0), max((last for _, last in ends), default=0)
+        if ends and not 0 <= least <= most < count:
+            odd = least if least < 0 else most
             raise UserError(f"{self.folder / 'sample_ids.npy'}: names sample {odd} of {count}; {REMEDY}")
 
     def check(self, expected: Mapping[str, Any]) -> None:
@@ -180,16 +185,16 @@ class PackedIndex:
 
 def write_index(
     folder: str | Path,
-    packs: PackList,
-    loads: NDArray[np.int64],
-    manifest: Mapping[str, Any],
+    pieces: Iterable[LoadedPacks],
+    described: Callable[[], tuple[Mapping[str, Any], WidePackArrays | None]],
     rejected: Iterable[Mapping[str, Any]],
     over: bool = False,
-    wide: WidePackArrays | None = None,
 ) -> PackedIndex:
     """Write an index and move it to `folder` atomically; return it open.
 
-    `packs` are in order of dispatch; `manifest` has all other fields (seed, budgets, hashes...).
+    Args:
+        pieces: packs in order of dispatch; a piece at a time is in memory.
+        described: called behind them, returns all other fields of the manifest (seed, budgets, hashes...), and arrays.
 
     Raises:
         UserError: `folder` has other files, or an index with other fields (with `over` that is replaced).
@@ -198,19 +203,25 @@ def write_index(
     if folder.exists() and any(folder.iterdir()) and not (folder / "pack_offsets.npy").exists():
         raise UserError(f"{folder}: exists and is no packed index; {TAKE_ANOTHER}")
     with building(folder) as new:
-        arrays = {"pack_offsets": packs.pack_offsets, "sample_ids": packs.sample_ids, "pack_loads": loads}
-        arrays |= wide._asdict() if wide else {}
-        for name, array in arrays.items():
-            with replacing(new / f"{name}.npy") as file:
-                np.save(file, array.astype(np.int64, copy=False), allow_pickle=False)
+        packs = samples = 0
+        with (
+            growing_array(new / "pack_offsets.npy") as add_ends,
+            growing_array(new / "sample_ids.npy") as add_samples,
+            growing_array(new / "pack_loads.npy") as add_loads,
+        ):
+            add_ends(np.zeros(1, np.int64))
+            for piece in pieces:
+                add_ends(piece.packs.pack_offsets[1:] + samples)
+                add_samples(piece.packs.sample_ids)
+                add_loads(piece.loads)
+                packs, samples = packs + len(piece.packs), samples + len(piece.packs.sample_ids)
+        manifest, wide = described()
+        for name, rows in (wide._asdict() if wide else {}).items():
+            with growing_array(new / f"{name}.npy") as add:
+                add(rows)
         with replacing(new / "rejected.jsonl") as file:
             file.writelines(json.dumps(line).encode() + b"\n" for line in rejected)
-        written = {
-            "version": WIDE if wide else VERSION,
-            "packs": len(packs),
-            "samples": len(packs.sample_ids),
-            **manifest,
-        }
+        written = {"version": WIDE if wide else VERSION, "packs": packs, "samples": samples, **manifest}
         written["checksums"] = checksums_of(new, sorted(path.name for path in new.iterdir()))
         if not over:
             refuse_other(folder, written)

@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Floats, Ints
+from omnibal_ext.large_arrays import PIECE, in_pieces, pieces, release
 from omnibal_ext.modalities.modality import FURTHER, FURTHER_SIZES, Modality
 from omnibal_ext.packing.corpus import Corpus
-from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
+from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering import metrics
 from omnibal_ext.packing.ordering.equalize_packs import MOST_STEPS, STEPS_A_SECOND
 from omnibal_ext.packing.ordering.order_packs import MANY
 from omnibal_ext.packing.ordering.spread import (
-    Features,
     iteration_spread,
     missing_kinds,
     pack_features,
@@ -31,6 +31,7 @@ HELPS = "more --micro-batches help most, then a larger --wait, or packs that hol
 BOUND = "packs that cost much set the wait: more --micro-batches help most, a larger --wait hardly mixes more"
 EFFORT_HELPS = "a larger --seconds, up to {:.2g}, helps first, as samples and packs then change places more often; "
 MOST_SAMPLES = 200_000  # samples used to estimate the spread of a random order
+MOST_PACKS, RUNS = 1 << 18, 64  # packs used to measure the spread of iterations, and in how many places of many packs
 RANDOM = 1.1  # spread of iterations, relative to a random order of samples, above which it is reported
 MISSING = 0.01  # fraction of iterations without a kind, minus that of a random order, above which it is reported
 BOUNDED = 2.0  # ratio of waiting to the allowed fraction above which more of it hardly mixed what was tried
@@ -153,67 +154,95 @@ def summarise(
     """
     count = int(index.manifest["epoch_packs"][0])
     packs = PackList(index.pack_offsets[: count + 1], index.sample_ids[: index.pack_offsets[count]])
-    loads, of_ranks = np.asarray(index.loads), np.asarray(index.rank_loads)
-    widths = np.ones(count, np.int64) if index.wide is None else np.asarray(index.wide.pack_widths[:count])
-    packed = corpus.sizes.take(packs.sample_ids)
-    iterations = epoch_iterations(
-        PackStream(index, index.manifest["data_parallel_size"], index.manifest["micro_batches"])
-    )
-    spreads = _spreads(index, corpus, packs, iterations)
-    seconds_of_ranks = metrics.rank_loads(iterations, index.seconds(np.arange(index.num_packs)))
-    ranks = [metrics.rank_loads(iterations, of_ranks[:, load]) for load in (TILES, TOKENS, ATTENTION)]
-    longest = loads[:count].max(axis=0)
+    widths = None if index.wide is None else np.asarray(index.wide.pack_widths[:count])
+    stream = PackStream(index, index.manifest["data_parallel_size"], index.manifest["micro_batches"])
+    iterations, seats = stream.iterations_per_epoch, count if widths is None else int(widths.sum())
+    fullest, mean, ratios = _measured(index, stream)
+    longest = np.max([each.max(axis=0) for (each,) in in_pieces(index.loads[:count])], axis=0)
+    names, sources = reject_names(index.manifest["budgets"]), _source_counts(corpus, packs.sample_ids, reasons)
+    units = {size: sum(source[size] for source in sources) for size in index.budgets}
+    left_out = np.sum([np.bincount(each, minlength=len(names) + 1) for (each,) in in_pieces(reasons)], axis=0)
+    in_wide = exchanged = 0.0
+    if widths is not None:
+        tokens = np.asarray(index.loads[:count, TOKENS])
+        in_wide = float(tokens[widths > 1].sum() / tokens.sum())
+        exchanged = float(tokens_cut(packs, corpus.sizes, widths).sum() / tokens.sum())
     further = dict[Modality, FurtherSize]()
     for one in (one for one in FURTHER if one.size in index.budgets):
         column = index.load_names.index(one.size)
-        ratio = metrics.dist_ratio(metrics.rank_loads(iterations, of_ranks[:, column]))
-        further[one] = FurtherSize(index.budgets[one.size], ratio, int(longest[column]))
-    names = reject_names(index.manifest["budgets"])
+        further[one] = FurtherSize(index.budgets[one.size], float(ratios[:, column].mean()), int(longest[column]))
     return Summary(
         packs=count,
-        samples=len(packed),
-        rejected=int(np.count_nonzero(reasons)),
-        lower_bound_packs=metrics.lower_bound_packs(packed, index.budgets),
+        samples=len(packs.sample_ids),
+        rejected=int(left_out[1:].sum()),
+        lower_bound_packs=metrics.fewest_packs(units, index.budgets),
         vit_budget=index.vit_budget,
         llm_budget=index.llm_budget,
         pad_ratio=metrics.pad_ratio(packs, corpus.sizes, index.pad),
-        dist_ratio_vit=metrics.dist_ratio(ranks[TILES]),
-        dist_ratio_llm=metrics.dist_ratio(ranks[TOKENS]),
-        dist_ratio_attention=metrics.dist_ratio(ranks[ATTENTION]),
-        iterations=len(iterations),
-        filled_packs=iterations.size - int(widths.sum()),
-        seats=int(widths.sum()),
-        tokens_in_wide_packs=float(loads[:count, TOKENS][widths > 1].sum() / loads[:count, TOKENS].sum()),
-        tokens_exchanged=float(tokens_cut(packs, corpus.sizes, widths).sum() / loads[:count, TOKENS].sum()),
-        tokens_per_rank=float(packed.tokens.sum() / (len(iterations) * iterations.shape[1])),
-        samples_per_pack=len(packed) / count,
+        dist_ratio_vit=float(ratios[:, TILES].mean()),
+        dist_ratio_llm=float(ratios[:, TOKENS].mean()),
+        dist_ratio_attention=float(ratios[:, ATTENTION].mean()),
+        iterations=iterations,
+        filled_packs=iterations * index.global_batch - seats,
+        seats=seats,
+        tokens_in_wide_packs=in_wide,
+        tokens_exchanged=exchanged,
+        tokens_per_rank=units["tokens"] / (iterations * int(index.manifest["data_parallel_size"])),
+        samples_per_pack=len(packs.sample_ids) / count,
         longest_tiles=int(longest[TILES]),
         longest_tokens=int(longest[TOKENS]),
-        wait=metrics.wait(seconds_of_ranks),
-        wait_last=metrics.wait(seconds_of_ranks[-1:]),
-        **spreads,
+        wait=metrics.wait_of(fullest, mean),
+        wait_last=metrics.wait_of(fullest[-1:], mean[-1:]),
+        **_spreads(index, corpus, packs, stream),
         seconds=spent[0],
         samples_per_second=len(index.sample_ids) / spent[0],
         compile_seconds=spent[1],
-        rejected_by_reason={reason: int(np.sum(reasons == key)) for key, reason in names.items() if key in reasons},
-        sources=_source_counts(corpus, packs.sample_ids, reasons),
+        rejected_by_reason={reason: int(left_out[key]) for key, reason in names.items() if left_out[key]},
+        sources=sources,
         further=further,
     )
 
 
-def _spreads(index: PackedIndex, corpus: Corpus, packs: PackList, iterations: Ints) -> dict[str, Any]:
-    """Return the fields `spread_*` and `kinds_*`, from complete iterations."""
-    count, samples = len(packs), len(packs.sample_ids)
-    complete = _complete_iterations(index, iterations, count)
-    features = pack_features(corpus, packs, np.asarray(index.loads[:count]))
-    sampled = packs.sample_ids[:: -(-samples // MOST_SAMPLES)]
-    each = _features(corpus, PackList(np.arange(len(sampled) + 1), sampled), index)
-    batch = index.global_batch if index.wide is None else count / len(iterations)
+def _measured(index: PackedIndex, stream: PackStream) -> tuple[Floats, Floats, Floats]:
+    """Return seconds of each iteration's fullest and mean rank, [I, parts], and its `dist_ratios`, [I, K]."""
+    found, step = [], -(-PIECE // index.global_batch)
+    for first in range(0, stream.iterations_per_epoch, step):
+        packs = stream.iterations(first, min(first + step, stream.iterations_per_epoch))
+        numbers = np.where(packs >= 0, np.arange(packs.size).reshape(packs.shape), EMPTY_PACK)
+        seconds = metrics.rank_loads(numbers, index.seconds(packs.ravel()))
+        loads = metrics.rank_loads(numbers, np.asarray(index.rank_loads[packs.ravel()]))
+        found.append((seconds.max(axis=1), seconds.mean(axis=1), metrics.dist_ratios(loads)))
+        release(index.loads)
+    fullest, mean, ratios = (np.concatenate(each) for each in zip(*found, strict=True))
+    return fullest, mean, ratios
+
+
+def _spreads(index: PackedIndex, corpus: Corpus, packs: PackList, stream: PackStream) -> dict[str, Any]:
+    """Return the fields `spread_*` and `kinds_*`, from complete iterations; of more than `MOST_PACKS` from some."""
+    count, samples, total = len(packs), len(packs.sample_ids), stream.iterations_per_epoch
+    runs, batch = [(0, total)], index.global_batch if index.wide is None else count / total
+    if in_part := count > MOST_PACKS and index.wide is None:
+        each = -(-total * MOST_PACKS // (count * RUNS))
+        runs = [(first, first + each) for first in np.linspace(0, total - each, RUNS).astype(int).tolist()]
+    iterations = np.concatenate([stream.iterations(first, end) for first, end in runs])
+    complete, loads = _complete_iterations(index, iterations, count), index.loads[:count]
+    if in_part:
+        numbers = np.unique(complete)
+        packs, loads, complete = packs.reordered(numbers), loads[numbers], np.searchsorted(numbers, complete)
+        held = np.unique(packs.sample_ids)
+        corpus, packs = corpus.take(held), PackList(packs.pack_offsets, np.searchsorted(held, packs.sample_ids))
+    features = pack_features(corpus, packs, np.asarray(loads))
+    sampled = packs.sample_ids[:: -(-len(packs.sample_ids) // MOST_SAMPLES)]
+    alone = PackList(np.arange(len(sampled) + 1), sampled)
+    of_samples = pack_features(corpus, alone, pack_loads(alone, corpus.sizes, index.pad))
     drawn = samples / count * batch
     spread = _spread_of(index, complete, features.values)
-    by_samples = relative_to(spread, random_spread(each.values, drawn, samples))
+    by_samples = relative_to(spread, random_spread(of_samples.values, drawn, samples))
     sizes = features.sizes
-    missing, expected = missing_kinds(complete, _of_seats(index, features.has)), (1 - each.has.mean(axis=0)) ** drawn
+    missing, expected = (
+        missing_kinds(complete, _of_seats(index, features.has)),
+        (1 - of_samples.has.mean(axis=0)) ** drawn,
+    )
     worst = int(np.argmax(missing - expected)) if len(missing) else -1
     return {
         "spread_sizes": float(by_samples[:sizes].max()),
@@ -248,29 +277,21 @@ def _of_seats(index: PackedIndex, values: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([each, np.zeros_like(each[:1])])
 
 
-def _features(corpus: Corpus, packs: PackList, index: PackedIndex) -> Features:
-    return pack_features(corpus, packs, pack_loads(packs, corpus.sizes, index.pad))
-
-
 def _source_counts(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8]) -> list[dict[str, Any]]:
     """Return for each source its samples, those packed in an epoch, and those left out."""
-    times = np.bincount(samples, minlength=len(corpus.sizes))
-    counts, first = [], 0
-    further = {size: corpus.sizes.more[size] for size in FURTHER_SIZES if size in corpus.sizes.more}
+    times = None if corpus.is_plain else np.bincount(samples, minlength=len(corpus.sizes))
+    sizes = ("tiles", "tokens", *(one for one in FURTHER_SIZES if one in corpus.sizes.more))
+    names, counts, first = ("text_only", "rejected", "packed", *sizes), list[dict[str, Any]](), 0
     for source in corpus.sources:
-        of_source = slice(first, first + source.samples)
-        counts.append(
-            {
-                "source": source.name,
-                "weight": source.weight,
-                "samples": source.samples,
-                "text_only": int(np.count_nonzero(corpus.sizes.tiles[of_source] == 0)),
-                "rejected": int(np.count_nonzero(reasons[of_source])),
-                "packed": int(times[of_source].sum()),
-                "tiles": int(times[of_source] @ corpus.sizes.tiles[of_source]),
-                "tokens": int(times[of_source] @ corpus.sizes.tokens[of_source]),
-                **{size: int(times[of_source] @ units[of_source]) for size, units in further.items()},
-            }
-        )
+        sums = np.zeros(len(names), np.int64)
+        for piece in pieces(source.samples):
+            rows = slice(first + piece.start, first + piece.stop)
+            packed = (reasons[rows] == 0) & (corpus.kept is None or corpus.kept[rows]) if times is None else times[rows]
+            columns = [corpus.sizes.of(name)[rows] for name in sizes]
+            found = (np.count_nonzero(columns[0] == 0), np.count_nonzero(reasons[rows]), packed.sum())
+            sums += [*found, *(packed.astype(np.int64) @ units for units in columns)]
+            release(corpus.sizes.tiles, corpus.sizes.tokens)
+        named = dict(zip(names, sums.tolist(), strict=True))
+        counts.append({"source": source.name, "weight": source.weight, "samples": source.samples, **named})
         first += source.samples
     return counts

@@ -1,11 +1,12 @@
 """Quality of a packing: padding, balance across ranks, packs above the lower bound (OmniBal, section 3.1)."""
 
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.modalities.modality import LANGUAGE, VISION, Budgets, Size
+from omnibal_ext.modalities.modality import Budgets, Size
 from omnibal_ext.packing.packs import PackList
 from omnibal_ext.sizes import Sizes
 
@@ -14,8 +15,12 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 def lower_bound_packs(sizes: Sizes, budgets: Budgets) -> int:
     """Return ceil(max(all units of a size / its budget)): no packing has fewer packs."""
-    all_of: dict[Size, NDArray[Any]] = {VISION.size: sizes.tiles, LANGUAGE.size: sizes.tokens, **sizes.more}
-    return max(-(-int(all_of[size].sum(dtype=np.int64)) // budget) for size, budget in budgets.items() if budget)
+    return fewest_packs({size: sizes.total(size) for size, budget in budgets.items() if budget}, budgets)
+
+
+def fewest_packs(units: Mapping[Size, int], budgets: Budgets) -> int:
+    """Return the same of all samples' units, by size."""
+    return max(-(-units[size] // budget) for size, budget in budgets.items() if budget)
 
 
 def pad_ratio(packs: PackList, sizes: Sizes, pad: bool) -> float:
@@ -37,18 +42,21 @@ def rank_loads(iterations: NDArray[np.int64], loads: NDArray[Number]) -> NDArray
     return total
 
 
-def dist_ratio(loads: NDArray[Number]) -> float:
-    """Return the mean over iterations of sum_i (T_max - T_i) / (T_max * N) for loads [I, N] of N ranks.
+def dist_ratios(loads: NDArray[Number]) -> NDArray[np.float64]:
+    """Return sum_i (T_max - T_i) / (T_max * N) of each iteration, [I, ...], for loads [I, N, ...] of N ranks.
 
     0 for an iteration without work. (The paper's Figure 2 omits the N; its script has it.)
     """
-    if loads.size == 0:
-        return 0.0
     most = loads.max(axis=1)
-    return float(np.where(most > 0, 1.0 - loads.mean(axis=1) / np.where(most > 0, most, 1), 0.0).mean())
+    return np.where(most > 0, 1.0 - loads.mean(axis=1) / np.where(most > 0, most, 1), 0.0)
 
 
 def wait(seconds: NDArray[np.float64]) -> float:
     """Return the fraction of device time spent waiting, seconds [I, D, parts]; each part waits for its fullest rank."""
-    busy = float(seconds.max(axis=1).sum())
-    return 1.0 - float(seconds.mean(axis=1).sum()) / busy if busy > 0 else 0.0
+    return wait_of(seconds.max(axis=1), seconds.mean(axis=1))
+
+
+def wait_of(fullest: NDArray[np.float64], mean: NDArray[np.float64]) -> float:
+    """Return the same for the seconds of the fullest and of the mean rank of each part, [I, parts]."""
+    busy = float(fullest.sum())
+    return 1.0 - float(mean.sum()) / busy if busy > 0 else 0.0

@@ -58,7 +58,7 @@ def choose_budgets(
     Raises:
         UserError: the longest sample exceeds `max_llm_budget`.
     """
-    most_tokens = int(sizes.tokens.max())
+    most_tokens = sizes.most("tokens")
     if max_llm_budget is not None and most_tokens > max_llm_budget:
         raise UserError(
             f"the longest sample has {most_tokens} tokens, --max-llm-budget is {max_llm_budget}: raise it, or give "
@@ -99,8 +99,8 @@ def _in_steps(tokens: float) -> int:
 def _pairs(
     sizes: Sizes, vit_budget: int | None, llm_budget: int | None, max_llm_budget: int | None, samples_per_pack: float
 ) -> list[tuple[int, int]]:
-    most_tiles, most_tokens = int(sizes.tiles.max()), int(sizes.tokens.max())
-    mean_tiles, mean_tokens = float(sizes.tiles.mean()), float(sizes.tokens.mean())
+    most_tiles, most_tokens = sizes.most("tiles"), sizes.most("tokens")
+    mean_tiles, mean_tokens = sizes.total("tiles") / len(sizes), sizes.total("tokens") / len(sizes)
     limit = llm_budget or max_llm_budget
     if vit_budget is not None:
         vits = [vit_budget]

@@ -18,7 +18,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.index.sampler import PackBatchSampler
 from omnibal_ext.packing.options import LAST_ITERATION, PackOptions
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
-from omnibal_ext.packing.packs import PackList, offsets_of
+from omnibal_ext.packing.packs import LoadedPacks, PackList, offsets_of
 from tests.unit.packing.corpora import REPOSITORY, drawn, made_up_manifest
 
 
@@ -28,7 +28,8 @@ def index_of(
     count = sum(epoch_packs)
     packs = PackList(offsets_of(np.ones(count, np.int64)), np.arange(count))
     manifest = made_up_manifest(global_batch=global_batch, last_iteration=last_iteration, epoch_packs=epoch_packs)
-    return write_index(folder, packs, np.ones((count, 3), np.int64), manifest, [], over=True)
+    made = LoadedPacks(packs, np.ones((count, 3), np.int64))
+    return write_index(folder, [made], lambda: (manifest, None), [], over=True)
 
 
 @pytest.mark.parametrize(("ranks", "limit"), [(2, 0.2), (4, 0.2), (8, 1.0)])
@@ -67,7 +68,8 @@ def test_empty_packs_take_no_time_when_an_epoch_s_end_is_assigned(tmp_path: Path
     loads = np.stack([np.zeros(9, np.int64), tokens, tokens**2], axis=1)
     manifest = made_up_manifest(global_batch=6, last_iteration="empty", epoch_packs=[9])
     packs = PackList(offsets_of(np.ones(9, np.int64)), np.arange(9))
-    stream = PackStream(write_index(tmp_path / "index", packs, loads, manifest, []), 2, 3)
+    index = write_index(tmp_path / "index", [LoadedPacks(packs, loads)], lambda: (manifest, None), [])
+    stream = PackStream(index, 2, 3)
     last = stream.iteration(stream.iterations_per_epoch - 1)
     assert np.count_nonzero(last == EMPTY_PACK) == 3
     ran = [sorted(int(tokens[pack]) for pack in rank if pack != EMPTY_PACK) for rank in last]

@@ -123,7 +123,7 @@ def test_packs_that_come_out_otherwise_are_not_written_over_either(index: Packed
     """From the same request, by another version of the packer; nor is an index that cannot be read."""
     epoch = pack_epoch(CORPUS, np.zeros(8, np.int8), replace(OPTIONS, epochs=1), index.costs, 0)
     with pytest.raises(UserError, match=r"holds an index made otherwise \((packs|checksums|samples)"):
-        write_index(index.folder, epoch.packs, epoch.loads, index.manifest, [])
+        write_index(index.folder, epoch.pieces, lambda: (index.manifest, None), [])
     index.verify()
     (index.folder / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match="choose another folder: --output-dir, or --run-dir"):

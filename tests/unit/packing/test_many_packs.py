@@ -16,7 +16,8 @@ from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.index.summary import shortfalls
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering import order_iterations, order_packs
-from omnibal_ext.packing.twins import twins_of
+from omnibal_ext.packing.packs import PackList, pack_loads
+from omnibal_ext.packing.twins import Twins, count_types
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import assert_packed
 
@@ -63,19 +64,38 @@ def test_effort_a_pack_has_a_floor_whatever_their_number(monkeypatch: pytest.Mon
         assert min(seconds / packs for seconds, packs in calls) >= 0.5 / 50
 
 
+def twins_of(corpus: Corpus, packed: Any, count: int) -> Twins:
+    types = count_types(corpus, packed)
+    assert types is not None
+    return Twins(corpus, packed, types, count, 0)
+
+
 def test_twins_differ_in_few_tokens_alone_and_each_sample_is_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the longest's packs, here of one sample each, is not dealt."""
     monkeypatch.setattr(twins_module, "LONGER", 0.02)
     sizes = words_and_images(20_000)
-    corpus = Corpus(sizes, (CorpusSource("a", 12_000), CorpusSource("b", 8_000)))
-    samples = np.flatnonzero(np.arange(20_000) % 7)
-    twins, others = twins_of(corpus, samples, 6, 0)
-    assert np.array_equal(np.sort(np.concatenate([twins.ravel(), others])), samples)
-    assert len(others) < 6 * 8
-    assert (np.diff(twins[0]) > 0).all()
-    assert (sizes.tiles[twins] == sizes.tiles[twins[0]]).all()
-    assert ((twins < 12_000) == (twins[0] < 12_000)).all()
-    assert (sizes.tokens[twins] <= sizes.tokens[twins[0]]).all()
-    assert sizes.tokens[twins[0]].sum() * 6 <= 1.02 * sizes.tokens[twins].sum()
+    corpus = Corpus(sizes, (CorpusSource("a", 12_000), CorpusSource("b", 8_000)), supervised=sizes.tokens // 2)
+    packed = np.arange(20_000) % 7 > 0
+    twins = twins_of(corpus, packed, 6)
+    head, numbers = twins.head, np.arange(len(twins.head.sizes))
+    assert twins.are_alike
+    assert 0 < packed.sum() - 6 * len(numbers) < 6 * 8
+    kept = np.random.default_rng(0).permutation(numbers)[: len(numbers) // 3 * 2]
+    left = twins.deal(PackList(np.arange(len(kept) + 1), kept))
+    copies = [twins.copy(copy) for copy in range(6)]
+    dealt = np.stack([copy.packs.sample_ids for copy in copies])
+    assert np.array_equal(np.sort(np.append(dealt, left)), np.flatnonzero(packed))
+    assert (np.diff(left) > 0).all()
+    assert (sizes.tiles[dealt] == head.sizes.tiles[kept]).all()
+    assert ((dealt >= 12_000) == head.source_numbers()[kept]).all()
+    assert (sizes.tokens[dealt] <= head.sizes.tokens[kept]).all()
+    assert head.sizes.tokens[kept].sum() * 6 <= 1.02 * sizes.tokens[dealt].sum()
+    assert head.supervised is not None
+    assert np.abs(head.supervised - head.sizes.tokens / 2).max() <= 1
+    for copy in copies:
+        assert np.array_equal(copy.loads, pack_loads(copy.packs, sizes))
+    for copy in dealt:  # a fair sample of the corpus
+        assert abs(copy.mean() - np.flatnonzero(packed).mean()) < 400
 
 
 @pytest.mark.parametrize("case", ["further sizes", "groups", "few samples"])
@@ -86,9 +106,11 @@ def test_samples_that_differ_have_no_twins(monkeypatch: pytest.MonkeyPatch, case
         sizes = Sizes(sizes.tiles, sizes.tokens, {"frames": sizes.tokens})
     corpus = Corpus.of(sizes)
     corpus = corpus.grouped(sizes.tiles) if case == "groups" else corpus
-    twins, others = twins_of(corpus, np.arange(len(sizes)), 6, 0)
-    assert twins.size == 0
-    assert np.array_equal(others, np.arange(len(sizes)))
+    packed = np.ones(len(sizes), np.bool_)
+    if case == "few samples":
+        assert not twins_of(corpus, packed, 6).are_alike
+    else:
+        assert count_types(corpus, packed) is None
 
 
 def test_packs_of_twins_hold_all_samples_within_budgets_and_are_as_few(

@@ -17,7 +17,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.modalities.language.rope import RopeScaling
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
-from omnibal_ext.packing.packs import PackList
+from omnibal_ext.packing.packs import LoadedPacks, PackList
 from omnibal_ext.sizes import Sizes
 from tests.languages import altered
 from tests.unit.packing.corpora import made_up_manifest
@@ -160,7 +160,8 @@ def index_of(folder: Path, tokens: list[int], packed: list[int]) -> tuple[Packed
     packs = PackList(np.array([0, len(packed)]), np.array(packed))
     loads = np.zeros((1, 3), dtype=np.int64)
     manifest = made_up_manifest(global_batch=1, epoch_packs=[1])
-    return write_index(folder, packs, loads, manifest, []), Sizes.from_arrays([0] * len(tokens), tokens)
+    index = write_index(folder, [LoadedPacks(packs, loads)], lambda: (manifest, None), [])
+    return index, Sizes.from_arrays([0] * len(tokens), tokens)
 
 
 def test_only_samples_in_the_packs_count_against_the_positions(tmp_path: Path) -> None:
