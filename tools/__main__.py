@@ -30,6 +30,7 @@ COMMANDS = {
     "plan": Command("plan_layout.py", "where to cut a model, what to recompute, which schedule to run"),
     "launch": Command("launch.py", "all of these where they are missing, and then the training"),
     "report": Command("report.py", "a plan or runs as a page, and as a trace"),
+    "prove": Command("prove_packs.py", "are packs isolated: any collator's against their samples alone"),
     "convert": Command("convert_checkpoint.py", "weights from Hugging Face's folders and back"),
 }
 

@@ -22,7 +22,7 @@ FLOORS = [
     ),
     ("megatron.vlm.models", "megatron.vlm.data", "megatron.vlm.families", "megatron.vlm.checkpoint"),
     ("megatron.vlm.pipeline", "megatron.vlm.preprocessing"),
-    ("megatron.vlm.single", "megatron.vlm.hf"),
+    ("megatron.vlm.single", "megatron.vlm.hf", "megatron.vlm.prove"),
     ("megatron.vlm.profiling",),
     ("megatron.vlm.monitoring", "megatron.vlm.weights"),
     ("megatron.vlm.preflight",),

@@ -1,0 +1,172 @@
+"""What is wrong with a pack, from values: tokens, labels, positions, images and sounds, the loss; none runs a model."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+IGNORED = -100
+SHORTEST = 3
+"""Tokens by which a part of a sample is known; fewer may stand between samples by chance."""
+Ids = NDArray[np.int64]
+
+
+class Finding(NamedTuple):
+    """A fault of a pack, in words."""
+
+    check: str
+    says: str
+    samples: tuple[int, ...] = ()
+
+
+class Piece(NamedTuple):
+    """Tokens of a sample, from its token `offset` on, and where they stand in a batch."""
+
+    sample: int
+    offset: int
+    row: int
+    columns: Ids
+
+    @property
+    def own(self) -> slice:
+        """Which of the sample's tokens these are."""
+        return slice(self.offset, self.offset + len(self.columns))
+
+
+def find_pieces(ids: Tensor, real: Tensor, samples: Sequence[Ids]) -> list[Piece]:
+    """Where the samples' tokens stand in a batch `ids` [B, T], of which those of `real` (bool [B, T]) are no padding.
+    Other tokens are of no sample."""
+    found: list[Piece] = []
+    for row in range(len(ids)):
+        columns = np.flatnonzero(real[row].numpy())
+        tokens, at = ids[row].numpy()[columns], 0
+        while at < len(tokens):
+            sample, offset, count = _longest(tokens[at:], samples, {piece.sample for piece in found})
+            if count >= min(SHORTEST, len(samples[sample])):
+                found.append(Piece(sample, offset, row, columns[at : at + count]))
+            at += max(count, 1)
+    return found
+
+
+def _longest(tokens: Ids, samples: Sequence[Ids], used: set[int]) -> tuple[int, int, int]:
+    """The sample, its token and the count of those with which `tokens` begin: whole samples first, new ones first."""
+    starts = ((number, int(at)) for number, own in enumerate(samples) for at in np.flatnonzero(own == tokens[0]))
+    tried = [(_alike(tokens, samples[number][at:]), number, at) for number, at in starts]
+    is_whole = [at == 0 and count == len(samples[number]) for count, number, at in tried]
+    ranked = ((whole, count, at == 0, number not in used, -number, -at) for whole, (count, number, at) in
+              zip(is_whole, tried, strict=True))  # fmt: skip
+    _, count, _, _, number, at = max(ranked, default=(False, 0, True, True, 0, 0))
+    return -number, -at, count
+
+
+def _alike(tokens: Ids, others: Ids) -> int:
+    count = min(len(tokens), len(others))
+    unlike = np.flatnonzero(tokens[:count] != others[:count])
+    return int(unlike[0]) if len(unlike) else count
+
+
+def judge_tokens(pieces: Sequence[Piece], lengths: Sequence[int]) -> Iterable[Finding]:
+    """Samples, of so many tokens each, that are lost, cut or doubled."""
+    for number, length in enumerate(lengths):
+        times = np.zeros(length, int)
+        for piece in pieces:
+            times[piece.own] += piece.sample == number
+        for chosen, says in ((times == 0, "lacks"), (times > 1, "has more than once")):
+            if chosen.any():
+                first, last = np.flatnonzero(chosen)[[0, -1]]
+                where = "all tokens" if chosen.all() else f"tokens {first} to {last} of {length}"
+                yield Finding("tokens", f"sample {number} {says} {where}", (number,))
+
+
+def judge_labels(pieces: Sequence[Piece], labels: Tensor, wanted: Sequence[Ids]) -> Iterable[Finding]:
+    """Labels of a batch [B, T], each at its own token, that are lost, of no sample, or across a border."""
+    values = labels.numpy()
+    elsewhere = values != IGNORED
+    for piece in pieces:
+        given, own = values[piece.row, piece.columns], wanted[piece.sample][piece.own]
+        elsewhere[piece.row, piece.columns] = False
+        if piece.columns[0] > 0 and given[0] != IGNORED:
+            says = f"sample {piece.sample}: one at its first token, across a border"
+            yield Finding("labels", says, (piece.sample,))
+        unlike = 1 + np.flatnonzero(given[1:] != own[1:])
+        if len(unlike):
+            lost = int((given[unlike] == IGNORED).sum())
+            says = f"sample {piece.sample}: {lost} lost, {len(unlike) - lost} others, from its token"
+            yield Finding("labels", f"{says} {piece.offset + unlike[0]} on", (piece.sample,))
+    if elsewhere.any():
+        yield Finding("labels", f"{elsewhere.sum()} at tokens of no sample")
+
+
+def judge_positions(pieces: Sequence[Piece], given: Tensor, wanted: Sequence[Tensor]) -> Iterable[Finding]:
+    """Positions [axes, B, T] that a model was given, against its own of each sample [axes, T]; all of a sample may be
+    shifted alike, as rotations read differences alone."""
+    for piece in pieces:
+        places, own = given[:, piece.row, piece.columns], wanted[piece.sample][:, piece.own]
+        if _are_shifted(places, own):
+            continue
+        count = places.shape[1]
+        others = [number for number, other in enumerate(wanted) if _are_shifted(places, other[:, :count])]
+        if _are_shifted(places, torch.arange(count)[None]):
+            says = "count words, the model counts time, row and column"
+        else:
+            says = f"are those of sample {others[0]}" if others else "are not the model's own"
+        yield Finding("positions", f"those of sample {piece.sample} {says}", (piece.sample,))
+
+
+def _are_shifted(places: Tensor, own: Tensor) -> bool:
+    if places.shape[1] != own.shape[1]:
+        return False
+    difference = places.float() - own.float()
+    return bool((difference == difference[0, 0]).all())
+
+
+def rows_of(field: Tensor) -> Tensor:
+    """A field of images or sounds with a row for each: of [images, tiles, ...] for each tile."""
+    return field.flatten(0, 1) if field.dim() == 5 else field
+
+
+def find_rows(rows: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[int]:
+    """Which of the samples' rows each of a batch's is: that of its place if they are equal; -1: none. A batch's may be
+    filled up to the largest."""
+    known = {(row.shape, row.numpy().tobytes()): place for place, row in reversed([*enumerate(wanted)])}
+    shapes, found = {row.shape for row in wanted}, []
+    for place, row in enumerate(rows):
+        if place < len(wanted) and torch.equal(_cropped(row, wanted[place].shape), wanted[place]):
+            found.append(place)
+        else:
+            keys = ((shape, _cropped(row, shape).numpy().tobytes()) for shape in shapes)
+            found.append(next((known[key] for key in keys if key in known), -1))
+    return found
+
+
+def _cropped(row: Tensor, shape: Sequence[int]) -> Tensor:
+    return row[tuple(slice(side) for side in shape)].contiguous() if row.dim() == len(shape) else row
+
+
+def judge_rows(field: str, found: Sequence[int], owners: Sequence[int]) -> Iterable[Finding]:
+    """Images and sounds lost, doubled, or where others belong. `owners`: the sample of each row that is wanted."""
+    wrong = [(owners[place], owners[row] if row >= 0 else -1) for place, row in enumerate(found[: len(owners)])
+             if row != place]  # fmt: skip
+    for own, there in dict.fromkeys(wrong):
+        whose = f"other rows of sample {there}" if there >= 0 else "rows of no sample"
+        yield Finding("media", f"{field}: {whose} stand where sample {own}'s belong", (own,))
+    for sample in sorted(set(owners)):
+        there, rows = sum(owners[row] == sample for row in found if row >= 0), owners.count(sample)
+        if there != rows:
+            yield Finding("media", f"{field}: {there} rows of sample {sample}, which has {rows}", (sample,))
+
+
+def judge_loss(
+    loss: float, summed: float, count: int, divisors: Mapping[str, float], tolerance: float
+) -> tuple[float, list[Finding]]:
+    """By which factor a loss is the mean over supervised tokens, `summed` over `count`; and, where that is not 1, by
+    what it is divided: one of `divisors`."""
+    factor = loss * count / summed if summed else 1.0
+    if abs(factor - 1) <= tolerance:
+        return 1.0, []
+    named = (name for name, value in divisors.items() if value and abs(summed / value / loss - 1) <= tolerance)
+    says = f"not {count} supervised tokens, but {next(named, f'{count / factor:.4g}')}"
+    return factor, [Finding("normaliser", says)]
