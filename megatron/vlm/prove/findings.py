@@ -37,14 +37,13 @@ class Piece(NamedTuple):
 
 
 def find_pieces(ids: Tensor, real: Tensor, samples: Sequence[Ids]) -> list[Piece]:
-    """Where the samples' tokens stand in a batch `ids` [B, T], of which those of `real` (bool [B, T]) are no padding.
-    Other tokens are of no sample."""
+    """Where the samples' tokens stand in a batch [B, T], of which `real` (bool) are no padding; others are no one's."""
     found: list[Piece] = []
     for row in range(len(ids)):
-        columns = np.flatnonzero(real[row].numpy())
-        tokens, at = ids[row].numpy()[columns], 0
-        while at < len(tokens):
-            sample, offset, count = _longest(tokens[at:], samples, {piece.sample for piece in found})
+        columns, at = np.flatnonzero(real[row].numpy()), 0
+        while at < len(columns):
+            ahead = ids[row].numpy()[columns[at:]]
+            sample, offset, count = _longest(ahead, samples, {piece.sample for piece in found})
             if count >= min(SHORTEST, len(samples[sample])):
                 found.append(Piece(sample, offset, row, columns[at : at + count]))
             at += max(count, 1)
@@ -53,19 +52,14 @@ def find_pieces(ids: Tensor, real: Tensor, samples: Sequence[Ids]) -> list[Piece
 
 def _longest(tokens: Ids, samples: Sequence[Ids], used: set[int]) -> tuple[int, int, int]:
     """The sample, its token and the count of those with which `tokens` begin: whole samples first, new ones first."""
-    starts = ((number, int(at)) for number, own in enumerate(samples) for at in np.flatnonzero(own == tokens[0]))
-    tried = [(_alike(tokens, samples[number][at:]), number, at) for number, at in starts]
-    is_whole = [at == 0 and count == len(samples[number]) for count, number, at in tried]
-    ranked = ((whole, count, at == 0, number not in used, -number, -at) for whole, (count, number, at) in
-              zip(is_whole, tried, strict=True))  # fmt: skip
-    _, count, _, _, number, at = max(ranked, default=(False, 0, True, True, 0, 0))
+    ranked = [(False, 0, True, True, 0, 0)]
+    for number, own in enumerate(samples):
+        for at in np.flatnonzero(own == tokens[0]).tolist():
+            most = min(len(tokens), len(own) - at)
+            count = int(np.append(tokens[:most] != own[at : at + most], True).argmax())
+            ranked.append((count == len(own), count, at == 0, number not in used, -number, -at))
+    _, count, _, _, number, at = max(ranked)
     return -number, -at, count
-
-
-def _alike(tokens: Ids, others: Ids) -> int:
-    count = min(len(tokens), len(others))
-    unlike = np.flatnonzero(tokens[:count] != others[:count])
-    return int(unlike[0]) if len(unlike) else count
 
 
 def judge_tokens(pieces: Sequence[Piece], lengths: Sequence[int]) -> Iterable[Finding]:
@@ -82,20 +76,18 @@ def judge_tokens(pieces: Sequence[Piece], lengths: Sequence[int]) -> Iterable[Fi
 
 
 def judge_labels(pieces: Sequence[Piece], labels: Tensor, wanted: Sequence[Ids]) -> Iterable[Finding]:
-    """Labels of a batch [B, T], each at its own token, that are lost, of no sample, or across a border."""
+    """Labels of a batch [B, T], each at its own token, that are lost, others, of no sample, or across a border."""
     values = labels.numpy()
     elsewhere = values != IGNORED
     for piece in pieces:
-        given, own = values[piece.row, piece.columns], wanted[piece.sample][piece.own]
+        mine, given, own = (piece.sample,), values[piece.row, piece.columns], wanted[piece.sample][piece.own]
         elsewhere[piece.row, piece.columns] = False
         if piece.columns[0] > 0 and given[0] != IGNORED:
-            says = f"sample {piece.sample}: one at its first token, across a border"
-            yield Finding("labels", says, (piece.sample,))
-        unlike = 1 + np.flatnonzero(given[1:] != own[1:])
-        if len(unlike):
-            lost = int((given[unlike] == IGNORED).sum())
-            says = f"sample {piece.sample}: {lost} lost, {len(unlike) - lost} others, from its token"
-            yield Finding("labels", f"{says} {piece.offset + unlike[0]} on", (piece.sample,))
+            yield Finding("labels", f"sample {piece.sample}: one at its first token, across a border", mine)
+        if len(unlike := 1 + np.flatnonzero(given[1:] != own[1:])):
+            lost, first = int((given[unlike] == IGNORED).sum()), piece.offset + unlike[0]
+            says = f"sample {piece.sample}: {lost} lost, {len(unlike) - lost} others, from its token {first} on"
+            yield Finding("labels", says, mine)
     if elsewhere.any():
         yield Finding("labels", f"{elsewhere.sum()} at tokens of no sample")
 
@@ -104,23 +96,21 @@ def judge_positions(pieces: Sequence[Piece], given: Tensor, wanted: Sequence[Ten
     """Positions [axes, B, T] that a model was given, against its own of each sample [axes, T]; all of a sample may be
     shifted alike, as rotations read differences alone."""
     for piece in pieces:
-        places, own = given[:, piece.row, piece.columns], wanted[piece.sample][:, piece.own]
-        if _are_shifted(places, own):
+        places = given[:, piece.row, piece.columns]
+        if _are_shifted(places, wanted[piece.sample][:, piece.own]):
             continue
-        count = places.shape[1]
+        says, count = "are not the model's own", places.shape[1]
         others = [number for number, other in enumerate(wanted) if _are_shifted(places, other[:, :count])]
         if _are_shifted(places, torch.arange(count)[None]):
             says = "count words, the model counts time, row and column"
-        else:
-            says = f"are those of sample {others[0]}" if others else "are not the model's own"
+        elif others:
+            says = f"are those of sample {others[0]}"
         yield Finding("positions", f"those of sample {piece.sample} {says}", (piece.sample,))
 
 
 def _are_shifted(places: Tensor, own: Tensor) -> bool:
-    if places.shape[1] != own.shape[1]:
-        return False
-    difference = places.float() - own.float()
-    return bool((difference == difference[0, 0]).all())
+    apart = places.float() - own.float() if places.shape[1] == own.shape[1] else torch.arange(2.0)[None]
+    return bool((apart == apart[0, 0]).all())
 
 
 def rows_of(field: Tensor) -> Tensor:
@@ -148,20 +138,20 @@ def _cropped(row: Tensor, shape: Sequence[int]) -> Tensor:
 
 def judge_rows(field: str, found: Sequence[int], owners: Sequence[int]) -> Iterable[Finding]:
     """Images and sounds lost, doubled, or where others belong. `owners`: the sample of each row that is wanted."""
-    wrong = [(owners[place], owners[row] if row >= 0 else -1) for place, row in enumerate(found[: len(owners)])
-             if row != place]  # fmt: skip
+    given = [owners[row] if row >= 0 else -1 for row in found]
+    wrong = [
+        (own, there) for place, (own, there) in enumerate(zip(owners, given, strict=False)) if found[place] != place
+    ]
     for own, there in dict.fromkeys(wrong):
         whose = f"other rows of sample {there}" if there >= 0 else "rows of no sample"
         yield Finding("media", f"{field}: {whose} stand where sample {own}'s belong", (own,))
     for sample in sorted(set(owners)):
-        there, rows = sum(owners[row] == sample for row in found if row >= 0), owners.count(sample)
-        if there != rows:
+        if (there := given.count(sample)) != (rows := owners.count(sample)):
             yield Finding("media", f"{field}: {there} rows of sample {sample}, which has {rows}", (sample,))
 
 
-def judge_loss(
-    loss: float, summed: float, count: int, divisors: Mapping[str, float], tolerance: float
-) -> tuple[float, list[Finding]]:
+def judge_loss(loss: float, summed: float, count: int, divisors: Mapping[str, float], tolerance: float
+               ) -> tuple[float, list[Finding]]:  # fmt: skip
     """By which factor a loss is the mean over supervised tokens, `summed` over `count`; and, where that is not 1, by
     what it is divided: one of `divisors`."""
     factor = loss * count / summed if summed else 1.0
