@@ -1,6 +1,7 @@
 """Packs against their samples alone: what a model makes of both, under one kernel of attention after another."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -44,17 +45,24 @@ def prove(
     for kernel in kernels:
         try:
             with attention(model, kernel):
-                batch = _tried(lambda: dict(collator([dict(one) for one in features])), "the collator fails")
-                for found in _under(kernel, model, features, batch, proof):
+                for found in _under(kernel, model, features, _joined(collator, samples), proof):
                     proof.findings.setdefault(found, []).append(kernel)
         except UserError as error:
             proof.not_run[kernel] = str(error)
     return proof
 
 
+def _joined(collator: Callable[[list[Any]], Batch], samples: Sequence[Batch]) -> dict[str, Any]:
+    batch = _tried(lambda: dict(collator(deepcopy([dict(one) for one in samples]))), "the collator fails")
+    if not isinstance(ids := batch.get("input_ids"), Tensor) or ids.dim() != 2:
+        raise UserError(f"the collator's batch has {', '.join(batch)}: it needs input_ids [rows, tokens]")
+    return batch
+
+
 def _tensors(sample: Batch) -> dict[str, Tensor]:
     """A sample's fields as its model's processor makes them, those along tokens [T]."""
-    found = {key: torch.as_tensor(value) for key, value in sample.items() if value is not None}
+    given = {key: value for key, value in sample.items() if value is not None}
+    found = _tried(lambda: {key: torch.as_tensor(value) for key, value in given.items()}, "a sample's fields")
     if not {"input_ids", "labels"} <= found.keys():
         raise UserError(f"a sample has {', '.join(found)}: it needs input_ids, and labels with -100 where none is")
     return found | {key: found[key].reshape(-1) for key in ALONG_TOKENS if key in found}
@@ -170,7 +178,7 @@ def _influence(
     words = dict(zip(ids, [*ids[1:], *ids[:1]], strict=True))
     sees: list[list[int]] = [[] for _ in samples]
     for other in range(len(samples)):
-        changed = {key: batch[key].clone() for key in ("input_ids", *rows) if key in batch}
+        changed = {key: batch[key].contiguous().clone() for key in ("input_ids", *rows) if key in batch}
         for piece in pieces:
             if piece.sample == other:
                 part = changed["input_ids"][piece.row, piece.columns]

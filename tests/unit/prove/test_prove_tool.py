@@ -30,6 +30,13 @@ empty = []
 def joined(features, config):
     batch = collate(features, config)
     return batch | {{"attention_mask": torch.ones_like(batch["input_ids"])}}
+sources = [{{**one, "source": "coco"}} for one in samples]
+def embedded(features):
+    return {{"inputs_embeds": features[0]["input_ids"]}}
+def in_place(features, config):
+    for one in features:
+        one["labels"][-2:] = -100
+    return collate(features, config)
 def failing(features):
     raise KeyError("input_embeds")
 """
@@ -80,6 +87,11 @@ def test_json_has_what_the_table_has(folder: Path, monkeypatch: Any, capsys: Any
     assert pack["differences"]["sdpa"].keys() == {"logits", "loss", "gradients"}
 
 
+def test_a_collator_that_writes_into_its_samples_is_seen(folder: Path, monkeypatch: Any, capsys: Any) -> None:
+    assert exit_code(folder, monkeypatch, "--collator", "proved_samples:in_place", "--kernels", "sdpa") == 1
+    assert "labels: sample 1: 2 lost, 0 others, from its token 5 on" in capsys.readouterr().out
+
+
 def test_the_page_shows_what_is_printed(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     page = (ROOT / "docs" / "prove.md").read_text()
     module, printed = (re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("python", "text"))
@@ -103,6 +115,8 @@ def unwrapped(lines: list[str]) -> list[str]:
         (["--trainer", "trl"], "trl.trainer.sft_trainer.*pip install trl"),
         (["--collator", "proved_samples:nothing"], "proved_samples:nothing: .*give MODULE:FUNCTION"),
         (["--collator", "proved_samples:failing"], "no kernel could be run: the collator fails: KeyError: 'input_emb"),
+        (["--collator", "proved_samples:embedded"], "the collator's batch has inputs_embeds: it needs input_ids"),
+        (["--samples", "proved_samples:sources", "--trainer", "omnibal"], "a sample's fields: .*str"),
         (["--samples", "proved_samples:without_labels", "--trainer", "omnibal"], "a sample has input_ids: it needs"),
         (["--samples", "proved_samples:empty", "--trainer", "omnibal"], "proved_samples:empty: is empty"),
         (["--trainer", "omnibal", "--kernels", "sdpa,flush"], "--kernels flush: must be of eager, sdpa, flash"),
