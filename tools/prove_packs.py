@@ -86,10 +86,11 @@ def _cell(proofs: Sequence[Proof], check: str, kernel: str) -> str:
     wrong = sum(
         any(one.check == check and kernel in under for one, under in proof.findings.items()) for proof in proofs
     )
-    apart = [proof.differences[kernel] for proof in proofs if kernel in proof.differences]
-    if wrong or not apart:
+    ran = [proof for proof in proofs if not {kernel, f"{check} under {kernel}"} & proof.not_run.keys()]
+    if wrong or not ran:
         return f"{wrong} differ" if wrong else "not run"
-    return f"{max(one.get(check, 0.0) for one in apart):.0e}" if check in apart[0] else "equal"
+    apart = [one.differences[kernel][check] for one in ran if check in one.differences.get(kernel, ())]
+    return f"{max(apart):.0e}" if apart else "equal"
 
 
 def _parser() -> ToolParser:

@@ -27,7 +27,8 @@ CHECKS = ("runs", "tokens", "labels", "media", "positions", "isolation", "logits
 
 @dataclass
 class Proof:
-    """What was found of one pack: faults, each with its kernels; kernels not run, and why; by kernel the others
+    """What was found of one pack: faults, each with its kernels; kernels, or
+    checks under one, that were not run, and why; by kernel the others
     that each sample sees, and how far logits, loss and gradients are from the samples'."""
 
     findings: dict[Finding, list[str]] = field(default_factory=dict)
@@ -56,7 +57,7 @@ def _joined(collator: Callable[[list[Any]], Batch], samples: Sequence[Batch]) ->
     batch = _tried(lambda: dict(collator(deepcopy([dict(one) for one in samples]))), "the collator fails")
     if not isinstance(ids := batch.get("input_ids"), Tensor) or ids.dim() != 2:
         raise UserError(f"the collator's batch has {', '.join(batch)}: it needs input_ids [rows, tokens]")
-    return batch
+    return {key: value for key, value in batch.items() if value is not None}
 
 
 def _tensors(sample: Batch) -> dict[str, Tensor]:
@@ -78,26 +79,31 @@ def _under(kernel: str, model: Any, samples: list[dict[str, Tensor]], batch: dic
     rows = _rows(samples, batch, pieces)
     alone = _tried(lambda: [run(model, _alone(one)) for one in samples], "the model fails on a sample alone")
     yield from judge.judge_tokens(pieces, [len(one["input_ids"]) for one in samples])
-    if {"labels", "shift_labels"} & batch.keys():
-        yield from judge.judge_labels(pieces, labels_of(batch), [one["labels"].numpy() for one in samples])
+    yield from judge.judge_labels(pieces, labels_of(batch), [one["labels"].numpy() for one in samples])
     for key, (found, owners) in rows.items():
         yield from judge.judge_rows(key, found, owners)
     try:
         whole = _tried(lambda: run(model, batch), "the model fails on the pack")
     except UserError as error:
         yield Finding("runs", str(error))
+        _skip(proof, kernel, CHECKS[4:], "the model fails on a pack")
         return
     places = [one.positions[:, 0] for one in alone if one.positions is not None]
     if whole.positions is not None and len(places) == len(alone):
         yield from judge.judge_positions(pieces, whole.positions, places)
+    else:
+        _skip(proof, kernel, ["positions"], "the language model has no rotation by positions")
     noted = proof.differences.setdefault(kernel, {"logits": 0.0})
     for piece in pieces:
         own = alone[piece.sample].logits[0, piece.own]
         apart = float((whole.logits[piece.row, piece.columns] - own).abs().max() / own.abs().max())
         noted["logits"] = max(noted["logits"], apart)
-        if apart > LOGITS:
+        if not apart <= LOGITS:  # NaN is not
             yield Finding("logits", f"sample {piece.sample} has others than alone", (piece.sample,))
-    yield from _loss(model, batch, whole, alone, noted)
+    if whole.loss is not None and whole.supervised and any(one.supervised for one in alone):
+        yield from _loss(model, batch, whole, alone, noted)
+    else:
+        _skip(proof, kernel, CHECKS[7:], "the pack has no labels")
     proof.sees[kernel] = _influence(model, samples, batch, pieces, rows, whole)
     for number, others in enumerate(proof.sees[kernel]):
         if others:
@@ -105,6 +111,10 @@ def _under(kernel: str, model: Any, samples: list[dict[str, Tensor]], batch: dic
             yield Finding(
                 "isolation", f"sample {number} sees sample{'s' * (len(others) > 1)} {named}", (number, *others)
             )
+
+
+def _skip(proof: Proof, kernel: str, checks: Sequence[str], why: str) -> None:
+    proof.not_run |= {f"{check} under {kernel}": why for check in checks}
 
 
 def _tried(work: Callable[[], Value], what: str) -> Value:
@@ -141,10 +151,8 @@ def _rows(samples: Sequence[Mapping[str, Tensor]], batch: Batch, pieces: Sequenc
 
 def _loss(model: Any, batch: Batch, whole: Ran, alone: Sequence[Ran], noted: dict[str, float]) -> Iterable[Finding]:
     """The model's own loss, by what it is divided, and its gradients."""
-    total, sums = sum(one.supervised for one in alone), torch.stack([one.summed for one in alone])
-    if whole.loss is None or not (total and whole.supervised):
-        return
-    mean = sums.sum() / total
+    assert whole.loss is not None
+    mean = torch.stack([one.summed for one in alone]).sum() / sum(one.supervised for one in alone)
     mean.backward()
     wanted, labels, summed = gradients(model), labels_of(batch), whole.summed.item()
     of_samples = sum(one.summed.item() / max(one.supervised, 1) for one in alone) / len(alone)
@@ -155,16 +163,16 @@ def _loss(model: Any, batch: Batch, whole: Ran, alone: Sequence[Ran], noted: dic
     factor, found = judge.judge_loss(whole.loss.item(), summed, whole.supervised, divisors, LOSS)
     yield from found
     noted["loss"] = abs(whole.loss.item() / factor / mean.item() - 1)
-    if noted["loss"] > LOSS:
+    if not noted["loss"] <= LOSS:
         yield Finding("loss", "not the mean over the samples' supervised tokens")
     whole.loss.backward()
     most = {name: float(one.abs().max()) for name, one in wanted.items()}
     least = max(1e-2 * max(most.values()), 1e-30)
     apart = {name: float((one / factor - wanted[name]).abs().max()) / max(least, most[name])
              for name, one in gradients(model).items()}  # fmt: skip
-    worst = max(apart, key=lambda name: apart[name])
+    worst = max(apart, key=lambda name: (apart[name] != apart[name], apart[name]))
     noted["gradients"] = apart[worst]
-    if apart[worst] > GRADIENTS:
+    if not apart[worst] <= GRADIENTS:
         yield Finding("gradients", f"not the samples', most of {worst}")
 
 

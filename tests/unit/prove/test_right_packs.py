@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from megatron.vlm.prove.isolation import prove
 from megatron.vlm.prove.models import ready
@@ -67,3 +68,22 @@ def test_boundaries_that_reach_the_encoder_are_found_where_a_kernel_reads_them(l
     assert {kernel for kernels in proof.findings.values() for kernel in kernels} == {"flash"}
     assert [{*others} for others in proof.sees["eager"]] == [set()] * 4
     assert any(proof.sees["flash"])
+
+
+def test_what_was_not_compared_is_not_called_equal(llava: Any) -> None:
+    """A pack without labels has no loss, one that the model fails on has no logits."""
+    unlabelled = prove(llava, samples_of("llava"), lambda rows: collate(rows) | {"labels": None}, ["sdpa"])
+    assert unlabelled.not_run.keys() == {"normaliser under sdpa", "loss under sdpa", "gradients under sdpa"}
+    assert {one.check for one in unlabelled.findings} == {"labels"}
+    failing = prove(llava, samples_of("llava"), lambda rows: collate(rows) | {"pixel_values": torch.ones(2)}, ["sdpa"])
+    assert "sdpa" not in failing.sees
+    assert {"isolation under sdpa", "logits under sdpa"} <= failing.not_run.keys()
+
+
+def test_logits_that_are_no_numbers_are_other_logits(llava: Any) -> None:
+    def broken(rows: list[Any]) -> Any:
+        batch = collate(rows)
+        return batch | {"pixel_values": batch["pixel_values"] * float("nan")}
+
+    found = {one.check for one in prove(llava, samples_of("llava"), broken, ["sdpa"]).findings}
+    assert {"logits", "loss", "gradients"} & found
