@@ -27,9 +27,8 @@ CHECKS = ("runs", "tokens", "labels", "media", "positions", "isolation", "logits
 
 @dataclass
 class Proof:
-    """What was found of one pack: faults, each with its kernels; kernels, or
-    checks under one, that were not run, and why; by kernel the others
-    that each sample sees, and how far logits, loss and gradients are from the samples'."""
+    """What was found of one pack: faults, each with its kernels; kernels, or checks under one, that were not run, and
+    why; by kernel the others that each sample sees, and how far logits, loss and gradients are from the samples'."""
 
     findings: dict[Finding, list[str]] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
@@ -104,7 +103,8 @@ def _under(kernel: str, model: Any, samples: list[dict[str, Tensor]], batch: dic
         yield from _loss(model, batch, whole, alone, noted)
     else:
         _skip(proof, kernel, CHECKS[7:], "the pack has no labels")
-    proof.sees[kernel] = _influence(model, samples, batch, pieces, rows, whole)
+    seen = _tried(lambda: _influence(model, samples, batch, pieces, rows, whole), "the model fails on other words")
+    proof.sees[kernel] = seen
     for number, others in enumerate(proof.sees[kernel]):
         if others:
             named = ", ".join(map(str, others))

@@ -43,14 +43,14 @@ def load(folder: Path, seed: int) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         kind = getattr(transformers, config.architectures[0])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder}: no config.json of a model that transformers has: {error}") from error
     with torch.device("meta"):
         is_large = sum(weight.numel() for weight in kind(config).parameters()) > WHOLE
     if not is_large and any(folder.glob("*.safetensors")):
-        return ready(kind.from_pretrained(folder))
+        return ready(kind.from_pretrained(folder, local_files_only=True))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return ready(kind(first_layers(config) if is_large else config))
