@@ -54,9 +54,7 @@ def test_effort_a_pack_has_a_floor_whatever_their_number(monkeypatch: pytest.Mon
     swaps = counted(monkeypatch, order_iterations, "swap_packs", 5)
     steps = counted(monkeypatch, order_packs, "equalize_packs", 7)
     corpus = Corpus.of(words_and_images(300 * times))
-    made, _ = pack_epoch._pack_sub_epoch(
-        corpus, np.arange(len(corpus.sizes)), np.zeros(len(corpus.sizes), np.int8), OPTIONS, 0, pack_epoch.pack
-    )
+    made = pack_epoch.pack(corpus.sizes, OPTIONS, 0)
     order_packs.order_packs(corpus, made, OPTIONS, pack_epoch.PackCosts.of_model(), 0)
     assert len(made) > 50
     assert sum(packs for _, packs in swaps) > 0.9 * len(made)
